@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-LabelKind = Literal["single", "multi", "value", "map", "depth", "normals", "boxes", "mask", "none"]
+LabelKind = Literal["single", "multi", "value", "map", "depth", "normals", "boxes", "mask", "signal", "none"]
 """One class per sample, any number of classes per sample, numbers to predict (regression), a class, a depth or a
-surface normal for every pixel, boxes of objects, a mask of the foreground, or unlabelled."""
+surface normal for every pixel, boxes of objects, a mask of the foreground, a signal computed from the image,
+or unlabelled."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,9 @@ LABELS: Mapping[LabelKind, LabelFacts] = {
     "boxes": LabelFacts(text="boxes of objects", metric="corloc", classes=False, dtype="int8", pixels=True),
     "mask": LabelFacts(
         text="a mask of the foreground", metric="saliency_max_f", classes=False, dtype="int8", pixels=True
+    ),
+    "signal": LabelFacts(
+        text="signals computed from the images", metric="signal_correlation", classes=False, dtype="int8", pixels=True
     ),
     "none": LabelFacts(text="no labels", metric="", classes=False, dtype="int8"),
 }

@@ -5,6 +5,7 @@ reaches from 0 to 1, so the box of a whole image is 0, 0, width, height. Label m
 through a palette or as a picture, never turned. They belong to the upright image, too.
 """
 
+import dataclasses
 import errno
 import re
 from collections.abc import Sequence
@@ -208,6 +209,16 @@ def open_boxes_as_data(spec: str) -> dict[str, Source]:
         total = sum(map(len, found.values()))
         raise DataError(f"none of the {total:,} images of {spec} has an object", "Give images with boxes.")
     return sources
+
+
+def open_signals(spec: str) -> dict[str, Source]:
+    """Open images for signals that are computed from them; labels are left out. See `open_data`."""
+    return {
+        split: dataclasses.replace(
+            found, labels=Labels("signal", ("signal",), np.zeros((len(found), 0), dtype=np.int8)), queries=None
+        )
+        for split, found in open_data(spec).items()
+    }
 
 
 def open_masks_as_data(spec: str) -> dict[str, Source]:

@@ -25,7 +25,7 @@ class Labels:
         kind: 'single': one class per sample; 'multi': any number of classes; 'value': C numbers to predict
             (regression); 'map': a class for every pixel, in `Source.maps`; 'depth' and 'normals': numbers for every
             pixel, in `Source.pixel_values`; 'boxes': objects, in `Source.objects`; 'mask': a foreground, in
-            `Source.maps`; 'none': unlabelled.
+            `Source.maps`; 'signal': computed from the image; 'none': unlabelled.
         classes: the C class names, for 'value' the names of the numbers; the column or number of a class is its
             position here.
         values: single: int64 (N,), positions in `classes`; multi: int8 (N, C), 1 present, 0 absent, -1 ignore;

@@ -8,7 +8,7 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.grids import last_map, resolve_grids
 from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.data.decode.transforms import output_size
-from sslbench.data.open import DEFAULT_OBJECTS, open_boxes_as_data, open_maps_as_data, open_masks_as_data
+from sslbench.data.open import DEFAULT_OBJECTS, open_boxes_as_data, open_maps_as_data, open_masks_as_data, open_signals
 from sslbench.data.source import Source
 from sslbench.errors import UsageError
 from sslbench.evaluation.request import Task, sample_kind
@@ -35,6 +35,7 @@ class DenseData:
 DATA: Mapping[LabelKind, DenseData] = {
     "map": DenseData(open_maps_as_data, DEFAULT_OBJECTS, "kwcoco's toy shapes"),
     "mask": DenseData(open_masks_as_data, DEFAULT_OBJECTS, "kwcoco's toy shapes"),
+    "signal": DenseData(open_signals, DEFAULT_OBJECTS, "kwcoco's toy shapes"),
     "boxes": DenseData(open_boxes_as_data, DEFAULT_OBJECTS, "kwcoco's toy shapes"),
 }
 """Data by kind of labels; protocols on other kinds take `open_data`."""

@@ -1,4 +1,4 @@
-"""Floor rows at the bottom of a board: chance, majority class, those of single protocols, pixels, untrained networks."""
+"""Floor rows at the bottom of a board: chance, majority class, those of single protocols, pixels, untrained nets."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

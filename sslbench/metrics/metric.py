@@ -46,6 +46,7 @@ Input = Literal[
     "tracks",
     "discoveries",
     "saliency",
+    "signals",
 ]
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.labels import LABELS, LabelKind
 from sslbench.metrics import calibration, classification, geolocation, ranking, regression
-from sslbench.metrics.dense import depth, discovery, normals, segmentation
+from sslbench.metrics.dense import depth, discovery, normals, segmentation, signals
 from sslbench.metrics.intervals import Statistic, Units, Values, biases, ends, mean_errors, on_halves, standard_errors
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import Metric
@@ -43,13 +43,13 @@ def summarise(
     """Return all metrics of one evaluation with their 95 % intervals.
 
     Args:
-        kind: 'single', 'multi', 'value', 'map', 'depth', 'normals', 'boxes' or 'mask'.
+        kind: 'single', 'multi', 'value', 'map', 'depth', 'normals', 'boxes', 'mask' or 'signal'.
         classes: names of the C classes or numbers.
         values: single: (N,) true classes; multi: (N, C), 1 present, 0 absent, -1 ignore; value: (N, C) numbers.
         scores: (N, C), higher means more likely; a class without a classifier has NaN. Value: the predictions.
             Map: (N, 3 * C) pixels of intersection, prediction and label of each class, see `class_areas`. Depth and
             normals: (N, R) sums over pixels, see `depth.COLUMNS` and `normals.COLUMNS`. Boxes and mask: (N, 3) and
-            (N, 257), see `discovery.columns`.
+            (N, 257), see `discovery.columns`. Signal: (N, 3), see `signals.COLUMNS`.
         seed: seed of the half-samples.
         resamples: number of half-samples.
         probabilities: conversion of the scores to probabilities; None where there is none, and then there is no
@@ -73,7 +73,7 @@ def summarise(
     if kind == "value":
         each = map(float, regression.r2_each(values, scores))
         return found, LABELS[kind].metric, dict(zip(classes, each, strict=True))
-    if kind in ("depth", "normals", "boxes", "mask"):
+    if kind in ("depth", "normals", "boxes", "mask", "signal"):
         return found, LABELS[kind].metric, {}
     if kind == "map":
         each = map(float, segmentation.iou(_areas(scores).sum(axis=0)))
@@ -95,7 +95,7 @@ def headline(kind: LabelKind, values: npt.NDArray[np.integer], scores: npt.NDArr
     """
     if kind == "value":
         return regression.r2(values, scores)
-    if kind in ("depth", "normals", "boxes", "mask"):
+    if kind in ("depth", "normals", "boxes", "mask", "signal"):
         units = Units.of(len(scores), None)
         found = next(each for each in measures(kind, values, scores, units) if LABELS[kind].metric in each.names)
         return float(found.statistic(np.ones((1, len(scores))))[0, found.names.index(LABELS[kind].metric)])
@@ -131,6 +131,8 @@ def measures(
         return discovery.discovery_measures(scores.astype(np.float64))
     if kind == "mask":
         return discovery.saliency_measures(scores.astype(np.float64))
+    if kind == "signal":
+        return signals.signal_measures(scores.astype(np.float64))
     if kind == "single":
         return _single(values.astype(np.int64), scores, units, probabilities)
     threshold = 0.5 if probabilities == "scores" else 0.0

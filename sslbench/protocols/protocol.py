@@ -32,6 +32,8 @@ MAPS: frozenset[LabelKind] = frozenset({"map"})
 """Label kinds of a protocol on images with a class for every pixel."""
 BOXES: frozenset[LabelKind] = frozenset({"boxes"})
 """Label kinds of a protocol on images with boxes of objects."""
+SIGNALS: frozenset[LabelKind] = frozenset({"signal"})
+"""Label kinds of a protocol on signals that are computed from any images."""
 FOREGROUND: frozenset[LabelKind] = frozenset({"mask"})
 """Label kinds of a protocol on images with a mask of the foreground."""
 ANY_LABELS: frozenset[LabelKind] = frozenset({"single", "multi", "value", "none"})

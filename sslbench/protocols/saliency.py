@@ -1,6 +1,6 @@
 """Salient regions without labels: the object that TokenCut, LOST or DINO-seg finds, against masks of the foreground.
 
-Wang et al., CVPR 2022 (TokenCut), section 4.3, without its bilateral solver: images are resized to the nearest multiple
+Wang et al., CVPR 2022 (TokenCut), section 4, without its bilateral solver: images are resized to the nearest multiple
 of the patch by Lanczos, the region is brought to the size of the mask by nearest neighbours. Scores of ECSSD, DUTS and
 DUT-OMRON: the maximal F (beta squared 0.3; the mean over images at the best of 255 thresholds), IoU and pixel accuracy,
 means over images. A region is 0 or 1, so its F is the same at every threshold below 1.

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from sslbench import config
 from sslbench.errors import ResultError, UsageError
-from sslbench.metrics.dense import depth, discovery, normals
+from sslbench.metrics.dense import depth, discovery, normals, signals
 from sslbench.metrics.sample_means import SampleMeans
 from sslbench.paths import files_below
 from sslbench.results import SCHEMA, Neighbours, Result, plain
@@ -134,6 +134,8 @@ def _columns(result: Result) -> tuple[str, ...]:
     classes = result.data.test.classes
     if result.data.labels in ("boxes", "mask"):
         return discovery.columns(result.data.labels)
+    if result.data.labels == "signal":
+        return signals.COLUMNS
     if result.data.labels in ("depth", "normals"):
         return depth.COLUMNS if result.data.labels == "depth" else normals.COLUMNS
     if result.data.labels != "map":

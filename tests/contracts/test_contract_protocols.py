@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from sample_maps import map_sample
+from sample_places import bright_objects
 from scipy.stats import binom
 from torch import nn
 
@@ -20,6 +21,7 @@ from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.features.extract import ExtractSettings
+from sslbench.labels import LABELS
 from sslbench.names import list_names
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import OnFeatures, OnImages, OnObjects, OnSets, find
@@ -29,6 +31,8 @@ from sslbench.runtime.seeds import seeded
 ALL = {name: find(name) for name in list_names("protocol")}
 ON_SAMPLES = [name for name, protocol in ALL.items() if not isinstance(protocol.kind, OnObjects)]
 ON_IMAGES = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnImages)]
+CLASSES_ON_IMAGES = [name for name in ON_IMAGES if "single" in ALL[name].kind.label_kinds]
+OBJECTS_ON_IMAGES = [name for name in ON_IMAGES if ALL[name].kind.label_kinds & {"boxes", "mask"}]
 ON_SETS = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnSets)]
 PROTOCOLS = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnFeatures)]
 OF_PLACES = [name for name in ON_SAMPLES if ALL[name].kind.label_kinds == {"value"}]
@@ -57,6 +61,8 @@ def sample(n, seed, kind="single", classes=4):
 
 def train_sample(name, kind="single"):
     """Enough samples of labels that the protocol takes: a cell of the globe needs fifty."""
+    if name in OBJECTS_ON_IMAGES:
+        return bright_objects(8, 1, kind=min(ALL[name].kind.label_kinds))
     if name in OF_MAPS:
         return map_sample(80, 1)
     return sample(240, 1, "value") if name in OF_PLACES else sample(80, 1, kind)
@@ -235,7 +241,7 @@ def run_on_images(name, folder, kind="single", train=None, test=None):
     return outcomes[rows[0]]
 
 
-@pytest.mark.parametrize("name", ON_IMAGES)
+@pytest.mark.parametrize("name", CLASSES_ON_IMAGES)
 @pytest.mark.parametrize("kind", ["single", "multi"])
 def test_an_outcome_on_images_is_complete_and_good(name, kind, tmp_path):
     outcome = run_on_images(name, tmp_path, kind)
@@ -247,7 +253,7 @@ def test_an_outcome_on_images_is_complete_and_good(name, kind, tmp_path):
     assert all(note.endswith(".") for note in outcome.notes)
 
 
-@pytest.mark.parametrize("name", ON_IMAGES)
+@pytest.mark.parametrize("name", CLASSES_ON_IMAGES)
 def test_on_images_the_same_input_gives_the_same_and_test_labels_decide_nothing(name, tmp_path):
     test = pictures(40, 2)
     shuffled = np.random.default_rng(0).permutation(test.labels.values)
@@ -257,7 +263,7 @@ def test_on_images_the_same_input_gives_the_same_and_test_labels_decide_nothing(
     assert first.selected == second.selected
 
 
-@pytest.mark.parametrize("name", ON_IMAGES)
+@pytest.mark.parametrize("name", CLASSES_ON_IMAGES)
 def test_on_images_labels_without_meaning_are_predicted_at_chance(name, tmp_path):
     """Test labels are drawn apart from all else: a correct protocol fails once in a million runs, whatever its seed."""
     generator = np.random.default_rng(0)
@@ -267,6 +273,31 @@ def test_on_images_labels_without_meaning_are_predicted_at_chance(name, tmp_path
     train, test = dataclasses.replace(train, labels=mixed), dataclasses.replace(test, labels=drawn)
     outcome = run_on_images(name, tmp_path, train=train, test=test)
     assert (outcome.scores.argmax(axis=1) == drawn.values).sum() <= binom.isf(1e-6, 40, 0.25)
+
+
+def run_on_objects(name, source, folder):
+    """Outcome of the features of a small network, in which objects differ from the background."""
+    backbone, protocol = small_network(), ALL[name]
+    layers = resolve_layers(backbone, ["0"])
+    rows = protocol.kind.rows(backbone, layers, source, protocol.settings(), seed=0)
+    engine = ExtractSettings(torch.device("cpu"), workers=0)
+    options = {"seed": 0, "engine": engine, "folder": folder}
+    outcomes = protocol.kind.run(backbone, layers, source, source, protocol.settings(), **options)
+    assert tuple(outcomes) == rows
+    return outcomes[rows[0]]
+
+
+@pytest.mark.parametrize("name", OBJECTS_ON_IMAGES)
+def test_an_outcome_on_objects_is_complete_good_and_always_the_same(name, tmp_path):
+    source = train_sample(name)
+    outcome, again = (run_on_objects(name, source, tmp_path) for _ in range(2))
+    assert outcome.headline == LABELS[source.labels.kind].metric and len(outcome.scores) == 8
+    assert np.array_equal(outcome.scores, again.scores) and outcome.picture == again.picture
+    assert repr(outcome.metrics) == repr(again.metrics)
+    value, low, high = outcome.metrics[outcome.headline]
+    assert 0.8 < value <= 1 and low <= value + 1e-9 and value - 1e-9 <= high
+    assert value > outcome.floors["whole image"][outcome.headline]
+    assert all(note.endswith(".") for note in outcome.notes) and not ALL[name].kind.trains
 
 
 def run_on_sets(name, train=None, test=None):

@@ -27,6 +27,7 @@ from sslbench.metrics.dense import (
     normals,
     panoptic,
     segmentation,
+    signals,
     video,
 )
 from sslbench.metrics.detection import Detections, Truth, coco_ap, masks, voc_ap
@@ -303,6 +304,17 @@ def values_of_saliency(_, quality, seed):
     return {name: value for each in values for name, value in each.items()}
 
 
+def values_of_signals(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    targets = generator.random((10, 6, 7))
+    noise = generator.random((10, 6, 7))
+    rows = np.stack(
+        [signals.signal_row(quality * t + (1 - quality) * n, t) for t, n in zip(targets, noise, strict=True)]
+    )
+    (measure,) = signals.signal_measures(rows)
+    return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
+
+
 BEYOND = (
     "silhouette",
     "AR1",
@@ -339,6 +351,7 @@ INPUTS = {
     ("tracks", ""): values_of_tracks,
     ("discoveries", ""): values_of_discoveries,
     ("saliency", ""): values_of_saliency,
+    ("signals", ""): values_of_signals,
 }
 
 

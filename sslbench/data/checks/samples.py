@@ -167,5 +167,5 @@ _LABEL_CHECKS = {
     "single": _single_classes,
     "multi": _multi_classes,
     "value": _numbers,
-    **dict.fromkeys(("map", "depth", "normals", "boxes", "mask"), _nothing),
+    **dict.fromkeys(("map", "depth", "normals", "boxes", "mask", "signal"), _nothing),
 }

@@ -49,7 +49,7 @@ class BinaryMasks:
                 f"{self.name}: {path} has values up to {largest}, so it is no mask of a foreground",
                 "Masks have the values 0 and 1, or 0 and 255. Name the classes of label maps in classes.txt.",
             )
-        return LabelMap((values > (0 if largest <= 1 else _HALF)).astype(np.int32))
+        return LabelMap((values > (0 if largest <= 1 else _HALF)).astype(np.int32), None)
 
     def select(self, indices: npt.NDArray[np.int64]) -> "BinaryMasks":
         """Return the masks at `indices`, in that order."""
@@ -75,7 +75,7 @@ class ForegroundOfClasses:
     def read_map(self, index: int, *, size: tuple[int, int] | None = None) -> LabelMap:
         """Return the mask of an image, 1 for foreground; see `PixelLabels`."""
         semantic = self.maps.read_map(index, size=size).semantic
-        return LabelMap(np.where(semantic == IGNORED, IGNORED, semantic != self.background).astype(np.int32))
+        return LabelMap(np.where(semantic == IGNORED, IGNORED, semantic != self.background).astype(np.int32), None)
 
     def select(self, indices: npt.NDArray[np.int64]) -> "ForegroundOfClasses":
         """Return the masks at `indices`, in that order."""
