@@ -8,6 +8,8 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.grids import last_map, resolve_grids
 from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.data.decode.transforms import output_size
+from sslbench.data.depth.location import open_depth, open_normals
+from sslbench.data.depth.motorcycle import MOTORCYCLE
 from sslbench.data.open import DEFAULT_OBJECTS, open_boxes_as_data, open_maps_as_data, open_masks_as_data, open_signals
 from sslbench.data.source import Source
 from sslbench.errors import UsageError
@@ -37,6 +39,8 @@ DATA: Mapping[LabelKind, DenseData] = {
     "mask": DenseData(open_masks_as_data, DEFAULT_OBJECTS, "kwcoco's toy shapes"),
     "signal": DenseData(open_signals, DEFAULT_OBJECTS, "kwcoco's toy shapes"),
     "boxes": DenseData(open_boxes_as_data, DEFAULT_OBJECTS, "kwcoco's toy shapes"),
+    "depth": DenseData(open_depth, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
+    "normals": DenseData(open_normals, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
 }
 """Data by kind of labels; protocols on other kinds take `open_data`."""
 

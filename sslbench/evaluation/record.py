@@ -185,11 +185,11 @@ def recorded(
         headline=outcome.headline,
         metrics=percent_metrics(outcome, len(test)),
         per_class={name: percent(value) for name, value in outcome.per_class.items()},
-        train=percent(outcome.train),
+        train=as_recorded(outcome.headline, outcome.train, outcome.absolute),
         probabilities=outcome.probabilities,
         selected=plain(outcome.selected),
         variants={
-            name: {metric: percent(value) for metric, value in values.items()}
+            name: {metric: as_recorded(metric, value, outcome.absolute) for metric, value in values.items()}
             for name, values in outcome.variants.items()
         },
         converged=outcome.converged,

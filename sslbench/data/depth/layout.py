@@ -185,7 +185,7 @@ def _rows(path: Path) -> list[Mapping[str, Any]]:
         if path.suffix.lower() in (".csv", ".tsv"):
             return list(csv.DictReader(text.splitlines(), delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
         if path.suffix.lower() == ".jsonl":
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+            rows: Any = [json.loads(line) for line in text.splitlines() if line.strip()]
         else:
             content = json.loads(text)
             rows = content.get("images") if isinstance(content, dict) else content
@@ -217,11 +217,11 @@ def list_pairs(path: Path, quantity: Quantity, images: str | None, values: str |
             f"{path}, line {wrong[0]} is no pair: expected an image, its {quantity} file and perhaps the focal length"
         )
     pairs = [(line[0].lstrip("/"), line[1].lstrip("/")) for line in lines]
-    roots = [
+    image_root, value_root = (
         _root(path, [one[side] for one in pairs if one[side] != _NONE], given)
         for side, given in enumerate((images, values))
-    ]
-    return listed_pairs(str(path), pairs, *roots, quantity)
+    )
+    return listed_pairs(str(path), pairs, image_root, value_root, quantity)
 
 
 def _root(path: Path, files: list[str], given: str | None) -> Path:

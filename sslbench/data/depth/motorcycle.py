@@ -56,7 +56,7 @@ class ValueArrays:
 
     def read_values(self, index: int, *, size: tuple[int, int] | None = None) -> npt.NDArray[np.float32]:
         """Return the values of an image; see `PixelValues`."""
-        return self.values[index]
+        return np.asarray(self.values[index])
 
     def select(self, indices: npt.NDArray[np.int64]) -> "ValueArrays":
         """Return the values at `indices`, in that order."""
@@ -114,9 +114,8 @@ def _tiles(
         for top in range(0, image.shape[0] - height + 1, height)
         for left in range(0, image.shape[1] - width + 1, width)
     ]
-    pictures, targets = (
-        np.stack([whole[top : top + height, left : left + width] for top, left in places]) for whole in (image, values)
-    )
+    pictures = np.stack([image[top : top + height, left : left + width] for top, left in places])
+    targets = np.stack([values[top : top + height, left : left + width] for top, left in places])
     ids = tuple(f"row{top:03d}-column{left:03d}" for top, left in places)
     labels = Labels(quantity, (), np.zeros((len(ids), 0), dtype=np.int8))
     return Source(name, ids, labels, Arrays(pictures, name), notes, pixel_values=ValueArrays(targets, name))

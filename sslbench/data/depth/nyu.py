@@ -31,7 +31,7 @@ def recognises(path: Path) -> bool:
 def _file(path: str) -> Any:
     """Return the open file; a worker process opens its own."""
     try:
-        import h5py
+        import h5py  # type: ignore[import-untyped]
     except ImportError as error:
         raise UsageError(f"{path} needs h5py", "pip install h5py") from error
     try:
