@@ -180,7 +180,7 @@ def _mask(masks: PixelLabels, index: int, size: tuple[int, int]) -> npt.NDArray[
     try:
         return np.asarray(masks.read_map(index, size=size).semantic, dtype=np.int32)
     except UnreadableImage as error:
-        raise DataError(f"saliency: the mask {error.path} cannot be read: {error.reason}") from error
+        raise DataError(f"saliency: {error.path}: {error.reason}") from error
 
 
 def _pixels(found: DiscoveredObject | None, cell: tuple[float, float], size: tuple[int, int]) -> Mask:

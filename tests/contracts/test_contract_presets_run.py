@@ -71,7 +71,7 @@ def test_a_preset_on_objects_runs_on_the_architecture_that_it_was_published_for(
     preset = load_preset(name)
     assert not preset.preprocessing
     task = make_task(preset.protocol, SHORTER[preset.protocol], preset=preset)
-    request = Request(weights="random", data="kwcoco:shapes8-32", tasks=(task,), backbone=preset.published_for)
+    request = Request(weights="random", data="kwcoco:shapes8-128", tasks=(task,), backbone=preset.published_for)
     prepared = prepare(request, RUN, backbone=untrained(preset.published_for))
     (result,) = evaluate(prepared, store=tmp_path / "store", out=tmp_path / "out", command="")
     assert result.layer in ("blocks.11@key", "blocks.11@attention") and result.data.test.n == 8
