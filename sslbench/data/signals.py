@@ -40,9 +40,8 @@ def signal_of(image: npt.NDArray[np.uint8], signal: Signal, sigma: float) -> npt
     grey = image.astype(np.float64) @ np.array(_LUMA) / 255
     xx, xy, yy = structure_tensor(grey, sigma)
     centre, radius = (xx + yy) / 2, np.hypot((xx - yy) / 2, xy)
-    if signal == "edges":
-        return np.log1p(100 * np.sqrt(centre + radius)).astype(np.float32)
-    return np.log1p(10_000 * np.maximum(centre - radius, 0)).astype(np.float32)
+    strength = 100 * np.sqrt(centre + radius) if signal == "edges" else 10_000 * np.maximum(centre - radius, 0)
+    return np.asarray(np.log1p(strength), dtype=np.float32)
 
 
 def structure_tensor(grey: FloatArray, sigma: float) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -61,7 +60,8 @@ def structure_tensor(grey: FloatArray, sigma: float) -> tuple[FloatArray, FloatA
     from scipy import ndimage
 
     x, y = (ndimage.sobel(grey, axis=axis, mode="nearest") / 8 for axis in (1, 0))
-    return tuple(  # type: ignore[return-value]
-        ndimage.gaussian_filter(product, sigma, mode="nearest", truncate=_TRUNCATED)
+    xx, xy, yy = (
+        np.asarray(ndimage.gaussian_filter(product, sigma, mode="nearest", truncate=_TRUNCATED), dtype=np.float64)
         for product in (x * x, x * y, y * y)
     )
+    return xx, xy, yy

@@ -95,8 +95,8 @@ def _cells(target: Target, grid: tuple[int, int]) -> tuple[npt.NDArray[np.floati
     rows, columns = (np.arange(n) * cells // n for n, cells in zip(values.shape, grid, strict=True))
     place = (rows[:, None] * grid[1] + columns)[known]
     cells = grid[0] * grid[1]
-    sums = np.bincount(place, weights=values[known], minlength=cells).reshape(1, *grid)
-    return sums, np.bincount(place, minlength=cells).reshape(grid).astype(np.float64)
+    sums: FloatArray = np.bincount(place, weights=values[known], minlength=cells).astype(np.float64)
+    return sums.reshape(1, *grid), np.bincount(place, minlength=cells).reshape(grid).astype(np.float64)
 
 
 def _check_totals(sums: FloatArray) -> None:
