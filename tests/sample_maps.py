@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from sslbench.data.label_map import LabelMap
 from sslbench.data.images import Arrays
+from sslbench.data.label_map import LabelMap
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError
 from sslbench.features.array import Features
