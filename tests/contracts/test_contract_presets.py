@@ -48,6 +48,13 @@ SHIPPED = {
     "retrieval/vissl_rmac",
     "robustness/imagenet_c",
     "saliency/tokencut",
+    "segmentation/dinov2",
+    "segmentation/dinov2_ms",
+    "segmentation/dinov3",
+    "segmentation/mae",
+    "segmentation/quick",
+    "segmentation_knn/hummingbird",
+    "segmentation_knn/stego",
     "svm/voc07",
 }
 PRESETS = list_names("preset")

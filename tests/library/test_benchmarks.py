@@ -33,13 +33,16 @@ FILES = {
     "retrieval": 12,
     "robustness": 12,
     "saliency": 3,
+    "segmentation": 3,
+    "segmentation_knn": 3,
     "svm": 4,
 }
 """Folder of benchmarks -> how many there are: one that is lost in packaging or renamed by mistake is noticed."""
 DATA_SETS = 51
 SUITES = "digits imagenet small transfer vissl vtab1k vtab_natural vtab_specialized vtab_structured".split()
 PUBLISHED = {
-    "dinov2.csv": 16,
+    "dinov2.csv": 20,
+    "dinov3.csv": 8,
     "discovery.csv": 33,
     "lightly.csv": 28,
     "mmpretrain.csv": 14,
@@ -179,7 +182,9 @@ def test_a_mistyped_suite_is_answered_with_the_nearest():
 
 def kind_of(benchmark):
     """The kind of labels whose leading metric is published for a benchmark."""
-    return {"discovery": "boxes", "saliency": "mask"}.get(benchmark.partition("/")[0], "single")
+    return {"discovery": "boxes", "saliency": "mask", "segmentation": "map", "segmentation_knn": "map"}.get(
+        benchmark.partition("/")[0], "single"
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(OF_OBJECTS[1:])])
