@@ -405,8 +405,9 @@ def _floor_backbones(prepared: Prepared) -> floors.FloorBackbones:
         return floors.FloorBackbones({}, {})
     found = floors.floor_backbones(prepared.backbone, is_floor=prepared.request.weights == "random")
     if dense_kind(prepared.request.tasks) is not None and "pixels" in found.found:
-        others = {name: backbone for name, backbone in found.found.items() if name != "pixels"}
-        return floors.FloorBackbones(others, found.missing | {"pixels": "8 x 8 pixels are no grid of patches"})
+        grids = [layer.grid for layer in prepared.layers if layer.grid is not None]
+        pixels = floors.pixel_grid(prepared.backbone, max(grids, key=lambda grid: grid[0] * grid[1]))
+        return floors.FloorBackbones(found.found | {"pixels": pixels}, found.missing)
     return found
 
 

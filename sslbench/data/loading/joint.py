@@ -66,6 +66,7 @@ class JointView:
         rotation: images are rotated by up to so many degrees, half of them; what comes into view is unknown.
         colours: 'photometric': SSD's brightness, contrast, saturation and hue, each on half of the images; 'gamma':
             gamma 0.9 to 1.1, brightness 0.75 to 1.25 and colours 0.9 to 1.1 on half of the images (Lee et al., BTS).
+        interpolation: filter of the images' resize.
         region: left, top, right and bottom of the part of the image that is used; None: all.
         fill: value of padding, per channel, 0 to 255.
     """
@@ -77,6 +78,7 @@ class JointView:
     flip: float = 0.5
     rotation: float = 0.0
     colours: Colours = "none"
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
     region: tuple[int, int, int, int] | None = None
     fill: tuple[float, ...] = (0.0, 0.0, 0.0)
 
@@ -306,10 +308,10 @@ def augmented(
 def _resized(image: Tensor, target: Tensor, view: JointView, factor: float) -> tuple[Tensor, Tensor]:
     height, width = int(image.shape[1]), int(image.shape[2])
     scale = factor * (1 if view.short_side is None else view.short_side / min(height, width))
-    size = [max(1, round(height * scale)), max(1, round(width * scale))]
-    if size == [height, width]:
+    size = (max(1, round(height * scale)), max(1, round(width * scale)))
+    if size == (height, width):
         return image, target
-    resized = functional.resize(image, size, interpolation=InterpolationMode.BILINEAR, antialias=True)
+    resized = resize_and_crop(image, Preprocessing(resize=size, crop=None, interpolation=view.interpolation))
     return resized, torch.nn.functional.interpolate(target[None], size, mode="nearest-exact")[0]
 
 

@@ -21,6 +21,7 @@ from sslbench.data.wording import counted
 from sslbench.distributed.collectives import world_size
 from sslbench.errors import UsageError
 from sslbench.features.extract import ExtractSettings
+from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.heads import (
     PIXELS,
     DenseHead,
@@ -89,8 +90,8 @@ def check_settings(settings: HeadSettings, *, protocol: str) -> None:
         need(getattr(settings, name) >= 1, f"{name} should be at least 1, not {getattr(settings, name)}")
     need(settings.batch_size > 1, "batch_size should be at least 2: BatchNorm needs it")
     need(0 <= settings.warmup_steps < settings.steps, f"warmup_steps={settings.warmup_steps} should be below steps")
-    for name in ("max_epochs", "power"):
-        need(positive(getattr(settings, name)), f"{name} should be above 0, not {getattr(settings, name)}")
+    need(positive(settings.power), f"power should be above 0, not {settings.power}")
+    need(settings.max_epochs is None or positive(settings.max_epochs), "max_epochs should be above 0")
     need(settings.power == 1 or settings.schedule == "poly", f"power has no effect with schedule={settings.schedule}")
     need(settings.weight_decay >= 0, f"weight_decay should be 0 or more, not {settings.weight_decay}")
     need(settings.clip_norm is None or positive(settings.clip_norm), "clip_norm should be above 0")
@@ -184,7 +185,7 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
     data = JointBatches(
         fit,
         task.read,
-        _view(view, settings, sizes, own.mean),
+        _view(view, settings, sizes, own),
         batch_size=settings.batch_size,
         seed=seed,
         mirrored=task.mirrored,
@@ -330,7 +331,7 @@ def _make_heads(
     return [head.to(encode.device) for head in heads]
 
 
-def _view(view: JointView, settings: HeadSettings, sizes: Sizes, mean: Sequence[float]) -> JointView:
+def _view(view: JointView, settings: HeadSettings, sizes: Sizes, own: Preprocessing) -> JointView:
     return dataclasses.replace(
         view,
         crop=sizes.crop,
@@ -339,7 +340,8 @@ def _view(view: JointView, settings: HeadSettings, sizes: Sizes, mean: Sequence[
         flip=settings.flip,
         rotation=settings.rotation,
         colours=settings.colours,
-        fill=tuple(255 * value for value in mean),
+        interpolation=own.interpolation,
+        fill=tuple(255 * value for value in own.mean),
     )
 
 

@@ -39,9 +39,7 @@ class Inference:
         """Return the transform of whole images at the largest scale, from which the others are made."""
         side = self.sizes.short_side
         resize = None if side is None else round(side * max(self.scales))
-        return dataclasses.replace(
-            own, resize=resize, resized_side="shorter", crop=None, squash=None, scales=(1.0,), interpolation="bilinear"
-        )
+        return dataclasses.replace(own, resize=resize, resized_side="shorter", crop=None, squash=None, scales=(1.0,))
 
 
 def outputs_of(

@@ -30,7 +30,9 @@ class HeadSettings:
     betas: tuple[float, float] = setting((0.9, 0.999), "decay rates of AdamW's averages")
     clip_norm: float | None = setting(None, "largest norm of a head's gradient; null: any")
     steps: int = setting(40_000, "updates, at most", unit="updates")
-    max_epochs: float = setting(100, "epochs, at most; small data get fewer updates, with a shorter warm-up")
+    max_epochs: float | None = setting(
+        50, "epochs, at most: small data get fewer updates, with a shorter warm-up; null: any number", unit="epochs"
+    )
     batch_size: int = setting(16, "crops per update", unit="crops")
     warmup_steps: int = setting(1500, "updates of linear warm-up, of `steps`", unit="updates")
     schedule: Literal["poly", "cosine", "constant"] = setting("poly", "schedule of lr: poly, cosine or constant")

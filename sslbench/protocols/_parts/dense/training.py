@@ -64,10 +64,11 @@ def number_of_updates(settings: HeadSettings, images: int) -> tuple[int, int]:
     """Return the updates of a training, and those of its warm-up: fewer for few images.
 
     >>> number_of_updates(HeadSettings(), 20_210), number_of_updates(HeadSettings(), 160)
-    ((40000, 1500), (1000, 38))
+    ((40000, 1500), (500, 19))
     """
-    most = max(1, round(settings.max_epochs * images / settings.batch_size))
-    updates = min(settings.steps, most)
+    updates = settings.steps
+    if settings.max_epochs is not None:
+        updates = min(updates, max(1, round(settings.max_epochs * images / settings.batch_size)))
     return updates, round(settings.warmup_steps * updates / settings.steps)
 
 
