@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.containers.hdf5 import open_hdf5
 from sslbench.data.depth.values import DepthOptions, metres
 from sslbench.data.images import digest
 from sslbench.data.source import Labels, Source
-from sslbench.errors import DataError, UsageError
+from sslbench.errors import DataError
 
 SPLITS = "splits.mat"
 _RANGES = DepthOptions(min_depth=0.001, max_depth=10.0)
@@ -30,14 +31,7 @@ def recognises(path: Path) -> bool:
 @functools.lru_cache(maxsize=2)
 def _file(path: str) -> Any:
     """Return the open file; a worker process opens its own."""
-    try:
-        import h5py  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise UsageError(f"{path} needs h5py", "pip install h5py") from error
-    try:
-        found = h5py.File(path, "r")
-    except OSError as error:
-        raise DataError(f"{path} is no complete MATLAB 7.3 file ({error})") from error
+    found = open_hdf5(Path(path))
     if missing := [name for name in ("images", "depths") if name not in found]:
         raise DataError(f"{path} has no '{missing[0]}'; expected nyu_depth_v2_labeled.mat")
     return found
@@ -116,8 +110,7 @@ def open_labelled(path: Path, options: DepthOptions) -> dict[str, Source]:
     """Return the images of the file by split, or all of them, grouped by scene.
 
     Raises:
-        UsageError: h5py is not installed.
-        DataError: the file is another one, or damaged.
+        DataError: the file is another one or damaged, or h5py is not installed.
     """
     file = _file(str(path))
     number = len(file["depths"])
