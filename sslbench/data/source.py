@@ -23,11 +23,12 @@ class Labels:
 
     Attributes:
         kind: 'single': one class per sample; 'multi': any number of classes; 'value': C numbers to predict
-            (regression); 'map': a class for every pixel, in `Source.maps`; 'none': unlabelled.
+            (regression); 'map': a class for every pixel, in `Source.maps`; 'points', 'homography', 'tracks': pairs of
+            images or videos, in `Source.tuples`; 'none': unlabelled.
         classes: the C class names, for 'value' the names of the numbers; the column or number of a class is its
             position here.
         values: single: int64 (N,), positions in `classes`; multi: int8 (N, C), 1 present, 0 absent, -1 ignore;
-            value: float64 (N, C), finite; map and none: int8 (N, 0).
+            value: float64 (N, C), finite; points: as for single; map, homography, tracks and none: int8 (N, 0).
     """
 
     kind: LabelKind
@@ -52,11 +53,11 @@ class Labels:
     def text(self, index: int) -> str:
         """Return a sample's label as written to a CSV: the class name, or names joined by ';' ('?NAME' = ignore).
 
-        Numbers are joined by ';' too. Label maps have no such text.
+        Numbers are joined by ';' too. Label maps, homographies and tracks have no such text.
         """
-        if self.kind == "map":
+        if self.kind in ("map", "homography", "tracks"):
             return ""
-        if self.kind == "single":
+        if self.kind in ("single", "points"):
             return self.classes[int(self.values[index])]
         if self.kind == "value":
             return ";".join(repr(float(value)) for value in self.values[index])
@@ -120,6 +121,27 @@ class PixelLabels(Protocol):
         ...
 
 
+class ImageTuples(Protocol):
+    """All images of N samples that are pairs of images or videos, and their annotations (must be picklable)."""
+
+    @property
+    def images(self) -> Images:
+        """Images of all samples, each of them once."""
+        ...
+
+    def rows(self, index: int) -> tuple[int, ...]:
+        """Return the positions in `images` of the images of a sample."""
+        ...
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "ImageTuples":
+        """Return the samples at `indices`, in that order."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return a hash of the images and their annotations, 32 hex digits."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
     """N samples in order of their id.
@@ -138,6 +160,7 @@ class Source:
             relative to the others; empty: every image equally often.
         queries: of a retrieval data set: queries among the samples, and their answers; None: labels tell the answers.
         maps: of images with a class for every pixel: their label maps.
+        tuples: of pairs of images and videos: all of their images; `images` are the first ones. None: one image each.
     """
 
     name: str
@@ -150,6 +173,7 @@ class Source:
     weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
     queries: Queries | None = None
     maps: PixelLabels | None = None
+    tuples: ImageTuples | None = None
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.labels) == len(self.images):
@@ -174,8 +198,17 @@ class Source:
         images, labels = self.images.select(chosen), self.labels.select(chosen)
         attributes = {key: tuple(column[i] for i in chosen) for key, column in self.attributes.items()}
         maps = None if self.maps is None else self.maps.select(chosen)
-        further = attributes, self.grouped_by, self.weights, self.queries, maps
+        tuples = None if self.tuples is None else self.tuples.select(chosen)
+        further = attributes, self.grouped_by, self.weights, self.queries, maps, tuples
         return Source(name or self.name, ids, labels, images, self.notes, *further)
+
+    def every_image(self) -> "Source":
+        """Return all images, unlabelled, of samples that are pairs of images or videos; otherwise the source itself."""
+        if self.tuples is None:
+            return self
+        images = self.tuples.images
+        ids = tuple(f"{i:08d} {images.path(i)}" for i in range(len(images)))
+        return Source(self.name, ids, Labels("none", (), np.zeros((len(ids), 0), dtype=np.int8)), images)
 
     def images_fingerprint(self) -> str:
         """Return a hash of all that features depend on: ids and image contents; 32 hex digits."""
@@ -188,7 +221,7 @@ class Source:
         return digest.hexdigest()[:32]
 
     def fingerprint(self) -> str:
-        """Return a hash of ids, image contents, labels, class names, groups, queries and maps, for keys of scores.
+        """Return a hash of ids, image contents, labels, class names, groups, queries, maps and tuples, for scores.
 
         32 hex digits.
         """
@@ -201,4 +234,6 @@ class Source:
             digest.update(("queries" + self.queries.digest()).encode())
         if self.maps is not None:
             digest.update(("maps" + self.maps.fingerprint()).encode())
+        if self.tuples is not None:
+            digest.update(("tuples" + self.tuples.fingerprint()).encode())
         return digest.hexdigest()[:32]

@@ -8,7 +8,7 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.grids import last_map, resolve_grids
 from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.data.decode.transforms import output_size
-from sslbench.data.open import DEFAULT_OBJECTS, open_maps_as_data
+from sslbench.data.open import DEFAULT_OBJECTS, open_maps_as_data, open_pairs, open_videos
 from sslbench.data.source import Source
 from sslbench.errors import UsageError
 from sslbench.evaluation.request import Task, sample_kind
@@ -34,6 +34,8 @@ class DenseData:
 
 DATA: Mapping[LabelKind, DenseData] = {
     "map": DenseData(open_maps_as_data, DEFAULT_OBJECTS, "kwcoco's toy shapes"),
+    "points": DenseData(open_pairs, "homography:pictures", "scikit-image's pictures under homographies"),
+    "tracks": DenseData(open_videos, "kwcoco:vidshapes4-frames6-128", "kwcoco's toy videos"),
 }
 """Data by kind of labels; protocols on other kinds take `open_data`."""
 
@@ -56,7 +58,7 @@ def dense_kind(tasks: Sequence[Task]) -> LabelKind | None:
 
 
 def _kind_of(task: Task) -> LabelKind | None:
-    return next((kind for kind in sample_kind(task.protocol).label_kinds if kind in DATA), None)
+    return next((kind for kind in DATA if kind in sample_kind(task.protocol).label_kinds), None)
 
 
 def dense_layers(backbone: Backbone, tasks: Sequence[Task], specs: Sequence[str]) -> tuple[Layer, ...]:

@@ -223,9 +223,12 @@ def recorded(
 
 def _guessing(outcome: Outcome, train: Features, test: Features) -> dict[str, dict[str, float | None]]:
     """Return the floors that need no backbone: those that the protocol states, or those of guessing classes."""
-    if outcome.chance is None:
-        return floors.guessing(train.labels, test.labels)
-    return {"chance": {name: as_recorded(name, value, outcome.absolute) for name, value in outcome.chance.items()}}
+    own = {"chance": outcome.chance} if outcome.chance is not None else {}
+    stated = {
+        floor: {name: as_recorded(name, value, outcome.absolute) for name, value in values.items()}
+        for floor, values in {**own, **outcome.floors}.items()
+    }
+    return stated if outcome.chance is not None else {**floors.guessing(train.labels, test.labels), **stated}
 
 
 def _places(outcome: Outcome, test: Features) -> npt.NDArray[np.uint16] | None:

@@ -1,7 +1,7 @@
 """All metrics of an evaluation with their intervals: one function for every kind of labels."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,11 +10,18 @@ import numpy.typing as npt
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.labels import LABELS, LabelKind
 from sslbench.metrics import calibration, classification, geolocation, ranking, regression
-from sslbench.metrics.dense import segmentation
+from sslbench.metrics.dense import correspondence, segmentation, video
 from sslbench.metrics.intervals import Statistic, Units, Values, biases, ends, mean_errors, on_halves, standard_errors
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import Metric
 from sslbench.metrics.one_vs_rest import OneVsRest
+
+TUPLE_COLUMNS: Mapping[LabelKind, tuple[str, ...]] = {
+    "points": correspondence.POINT_COLUMNS,
+    "homography": correspondence.MATCH_COLUMNS,
+    "tracks": video.TRACK_COLUMNS,
+}
+"""Columns of the scores of samples that are pairs of images or videos: counts and sums, from which metrics follow."""
 
 Probabilities = Literal["softmax", "scores"]
 """Conversion of scores to probabilities: by softmax (logits), or none (shares that sum to 1)."""
@@ -43,11 +50,12 @@ def summarise(
     """Return all metrics of one evaluation with their 95 % intervals.
 
     Args:
-        kind: 'single', 'multi', 'value' or 'map'.
+        kind: kind of the labels, but 'none'.
         classes: names of the C classes or numbers.
         values: single: (N,) true classes; multi: (N, C), 1 present, 0 absent, -1 ignore; value: (N, C) numbers.
         scores: (N, C), higher means more likely; a class without a classifier has NaN. Value: the predictions.
-            Map: (N, 3 * C) pixels of intersection, prediction and label of each class, see `class_areas`.
+            Map: (N, 3 * C) pixels of intersection, prediction and label of each class, see `class_areas`. Pairs and
+            videos: the columns of `TUPLE_COLUMNS`.
         seed: seed of the half-samples.
         resamples: number of half-samples.
         probabilities: conversion of the scores to probabilities; None where there is none, and then there is no
@@ -74,6 +82,8 @@ def summarise(
     if kind == "map":
         each = map(float, segmentation.iou(_areas(scores).sum(axis=0)))
         return found, LABELS[kind].metric, dict(zip(classes, each, strict=True))
+    if kind in TUPLE_COLUMNS:
+        return found, LABELS[kind].metric, {}
     if kind == "single":
         own = classification.per_class_recall(values.astype(np.int64), np.argmax(scores, axis=1), len(classes))
         return found, LABELS[kind].metric, dict(zip(classes, map(float, own), strict=True))
@@ -113,6 +123,12 @@ def measures(
         ]
     if kind == "map":
         return segmentation.segmentation_measures(_areas(scores), units)
+    if kind == "points":
+        return correspondence.pck_measures(correspondence.PairHits.of_rows(scores, values), units)
+    if kind == "homography":
+        return [correspondence.recall_measure(scores)]
+    if kind == "tracks":
+        return [video.measure_of_videos(scores)]
     if kind == "single":
         return _single(values.astype(np.int64), scores, units, probabilities)
     threshold = 0.5 if probabilities == "scores" else 0.0

@@ -200,19 +200,21 @@ class OnFeatures(Generic[S]):
 
 @dataclasses.dataclass(frozen=True)
 class OnImages(Generic[S]):
-    """Protocol that trains on images, with the backbone in it.
+    """Protocol that takes images in place of features, with the backbone in it.
 
     Attributes:
         check: as for `OnFeatures`.
         rows: checks backbone, layers and settings; names of the results, for instance one per layer.
         run: from images to the outcome of each row.
         label_kinds: as for `OnFeatures`.
+        trains: it trains. Otherwise it takes the test part alone, and the untrained backbone beside it by default.
     """
 
     check: "Callable[[S, Labels], None]"
     rows: RowNames[S]
     run: RunOnImages[S]
     label_kinds: frozenset[LabelKind] = CLASSES
+    trains: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
