@@ -4,10 +4,24 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-LabelKind = Literal["single", "multi", "value", "map", "depth", "normals", "boxes", "mask", "signal", "none"]
-"""One class per sample, any number of classes per sample, numbers to predict (regression), a class, a depth or a
-surface normal for every pixel, boxes of objects, a mask of the foreground, a signal computed from the image,
-or unlabelled."""
+LabelKind = Literal[
+    "single",
+    "multi",
+    "value",
+    "map",
+    "depth",
+    "normals",
+    "mask",
+    "signal",
+    "boxes",
+    "points",
+    "homography",
+    "tracks",
+    "none",
+]
+"""One class per sample, any number of classes per sample, numbers to predict (regression); for every pixel a class, a
+depth, a surface normal, foreground or not, or a signal computed from the image; boxes of objects; corresponding points
+in pairs of images, pairs of images under homographies, masks of objects in videos; unlabelled."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,5 +59,12 @@ LABELS: Mapping[LabelKind, LabelFacts] = {
     "signal": LabelFacts(
         text="signals computed from the images", metric="signal_correlation", classes=False, dtype="int8", pixels=True
     ),
+    "points": LabelFacts(
+        text="pairs of images with corresponding points", metric="pck_per_image@0.1", classes=False, dtype="int64"
+    ),
+    "homography": LabelFacts(
+        text="pairs of images under a homography", metric="match_recall@5px", classes=False, dtype="int8"
+    ),
+    "tracks": LabelFacts(text="videos with masks of objects", metric="jf_mean", classes=False, dtype="int8"),
     "none": LabelFacts(text="no labels", metric="", classes=False, dtype="int8"),
 }

@@ -24,6 +24,7 @@ from sslbench.data.format import (
     SampleReader,
     SampleRequest,
     SourceFormat,
+    TupleReader,
     all_formats,
     builtin_format,
     readable_formats,
@@ -47,6 +48,12 @@ _LABEL_MAP_LAYOUTS = (
     "SegmentationClass/, COCO panoptic (.json with segments_info), and manifests with masks; "
     "PLACE?images=photos&maps=gt names other folders."
 )
+
+_PAIRS = (
+    "Supported: SPair-71k, PF-Pascal, TSS and HPatches; homography:PLACE makes pairs of any images, "
+    "homography:pictures of those of scikit-image."
+)
+_VIDEOS = "Supported: DAVIS 2017, and manifests (.json) of videos with masks and track ids, such as kwcoco:vidshapes4."
 
 
 def open_data(
@@ -242,6 +249,46 @@ def open_masks_as_data(spec: str) -> dict[str, Source]:
             return binary_masks(location.text, options)
         break
     return foreground_of(open_label_maps(spec))
+
+
+def open_pairs(spec: str) -> dict[str, Source]:
+    """Open pairs of images with corresponding points, or under a homography; the format is recognised.
+
+    Args:
+        spec: SPair-71k, PF-Pascal, TSS or HPatches, or 'homography:PLACE' for pairs made of any images.
+
+    Raises:
+        UsageError: the location does not exist, or has no such pairs.
+        DataError: it is damaged; the message names the file.
+    """
+    return _open_tuples(spec, [found.pairs for found in all_formats()], "pairs of images", _PAIRS)
+
+
+def open_videos(spec: str) -> dict[str, Source]:
+    """Open videos with masks of objects; the format is recognised.
+
+    Args:
+        spec: DAVIS 2017, or a COCO or kwcoco manifest of videos with masks and track ids.
+
+    Raises:
+        UsageError: the location does not exist, or has no such videos.
+        DataError: it is damaged; the message names the file.
+    """
+    return _open_tuples(spec, [found.videos for found in all_formats()], "videos with masks", _VIDEOS)
+
+
+def _open_tuples(spec: str, readers: Sequence[TupleReader | None], wanted: str, remedy: str) -> dict[str, Source]:
+    location = locate(spec)
+    if location.options:
+        raise UsageError(f"{spec}: {wanted} take no option '?{next(iter(location.options))}='")
+    for reader in readers:
+        if reader is not None and reader.recognises(location.text):
+            try:
+                return dict(reader.open(location.text))
+            except OSError as error:
+                raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
+    open_data(location.text)  # raises if the location does not exist or is damaged
+    raise UsageError(f"{location.text} has no {wanted}", remedy)
 
 
 def _notes_of_maps(found: LabelMapSource) -> tuple[str, ...]:

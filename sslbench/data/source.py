@@ -25,11 +25,12 @@ class Labels:
         kind: 'single': one class per sample; 'multi': any number of classes; 'value': C numbers to predict
             (regression); 'map': a class for every pixel, in `Source.maps`; 'depth' and 'normals': numbers for every
             pixel, in `Source.pixel_values`; 'boxes': objects, in `Source.objects`; 'mask': a foreground, in
-            `Source.maps`; 'signal': computed from the image; 'none': unlabelled.
+            `Source.maps`; 'signal': computed from the image; 'points', 'homography' and 'tracks':
+            pairs of images or videos, in `Source.tuples`; 'none': unlabelled.
         classes: the C class names, for 'value' the names of the numbers; the column or number of a class is its
             position here.
         values: single: int64 (N,), positions in `classes`; multi: int8 (N, C), 1 present, 0 absent, -1 ignore;
-            value: float64 (N, C), finite; map, depth, normals, boxes, mask and none: int8 (N, 0).
+            value: float64 (N, C), finite; points: as for single; all others: int8 (N, 0).
     """
 
     kind: LabelKind
@@ -54,11 +55,11 @@ class Labels:
     def text(self, index: int) -> str:
         """Return a sample's label as written to a CSV: the class name, or names joined by ';' ('?NAME' = ignore).
 
-        Numbers are joined by ';' too. Labels of pixels and boxes have no such text.
+        Numbers are joined by ';' too. Labels of pixels, boxes, homographies and tracks have no such text.
         """
-        if LABELS[self.kind].pixels:
+        if LABELS[self.kind].pixels or self.kind in ("homography", "tracks"):
             return ""
-        if self.kind == "single":
+        if self.kind in ("single", "points"):
             return self.classes[int(self.values[index])]
         if self.kind == "value":
             return ";".join(repr(float(value)) for value in self.values[index])
@@ -171,6 +172,27 @@ class ObjectLabels(Protocol):
         ...
 
 
+class ImageTuples(Protocol):
+    """All images of N samples that are pairs of images or videos, and their annotations (must be picklable)."""
+
+    @property
+    def images(self) -> Images:
+        """Images of all samples, each of them once."""
+        ...
+
+    def rows(self, index: int) -> tuple[int, ...]:
+        """Return the positions in `images` of the images of a sample."""
+        ...
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "ImageTuples":
+        """Return the samples at `indices`, in that order."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return a hash of the images and their annotations, 32 hex digits."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
     """N samples in order of their id.
@@ -191,6 +213,7 @@ class Source:
         maps: of images with a class for every pixel: their label maps.
         pixel_values: of images with depth (K = 1, in metres as a rule) or surface normals (K = 3) for every pixel.
         objects: of images with boxes: their objects.
+        tuples: of pairs of images and videos: all of their images; `images` are the first ones. None: one image each.
     """
 
     name: str
@@ -205,6 +228,7 @@ class Source:
     maps: PixelLabels | None = None
     pixel_values: PixelValues | None = None
     objects: ObjectLabels | None = None
+    tuples: ImageTuples | None = None
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.labels) == len(self.images):
@@ -231,8 +255,17 @@ class Source:
         maps = None if self.maps is None else self.maps.select(chosen)
         values = None if self.pixel_values is None else self.pixel_values.select(chosen)
         objects = None if self.objects is None else self.objects.select(chosen)
-        further = attributes, self.grouped_by, self.weights, self.queries, maps, values, objects
+        tuples = None if self.tuples is None else self.tuples.select(chosen)
+        further = attributes, self.grouped_by, self.weights, self.queries, maps, values, objects, tuples
         return Source(name or self.name, ids, labels, images, self.notes, *further)
+
+    def every_image(self) -> "Source":
+        """Return all images, unlabelled, of samples that are pairs of images or videos; otherwise the source itself."""
+        if self.tuples is None:
+            return self
+        images = self.tuples.images
+        ids = tuple(f"{i:08d} {images.path(i)}" for i in range(len(images)))
+        return Source(self.name, ids, Labels("none", (), np.zeros((len(ids), 0), dtype=np.int8)), images)
 
     def images_fingerprint(self) -> str:
         """Return a hash of all that features depend on: ids and image contents; 32 hex digits."""
@@ -262,4 +295,6 @@ class Source:
             digest.update(("pixel values" + self.pixel_values.fingerprint()).encode())
         if self.objects is not None:
             digest.update(("objects" + self.objects.fingerprint()).encode())
+        if self.tuples is not None:
+            digest.update(("tuples" + self.tuples.fingerprint()).encode())
         return digest.hexdigest()[:32]

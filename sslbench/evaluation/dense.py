@@ -10,7 +10,15 @@ from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.data.decode.transforms import output_size
 from sslbench.data.depth.location import open_depth, open_normals
 from sslbench.data.depth.motorcycle import MOTORCYCLE
-from sslbench.data.open import DEFAULT_OBJECTS, open_boxes_as_data, open_maps_as_data, open_masks_as_data, open_signals
+from sslbench.data.open import (
+    DEFAULT_OBJECTS,
+    open_boxes_as_data,
+    open_maps_as_data,
+    open_masks_as_data,
+    open_pairs,
+    open_signals,
+    open_videos,
+)
 from sslbench.data.source import Source
 from sslbench.errors import UsageError
 from sslbench.evaluation.request import Task, sample_kind
@@ -41,6 +49,8 @@ DATA: Mapping[LabelKind, DenseData] = {
     "boxes": DenseData(open_boxes_as_data, DEFAULT_OBJECTS, "kwcoco's toy shapes"),
     "depth": DenseData(open_depth, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
     "normals": DenseData(open_normals, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
+    "points": DenseData(open_pairs, "homography:pictures", "scikit-image's pictures under homographies"),
+    "tracks": DenseData(open_videos, "kwcoco:vidshapes4-frames6-128", "kwcoco's toy videos"),
 }
 """Data by kind of labels; protocols on other kinds take `open_data`."""
 
@@ -63,7 +73,7 @@ def dense_kind(tasks: Sequence[Task]) -> LabelKind | None:
 
 
 def _kind_of(task: Task) -> LabelKind | None:
-    return next((kind for kind in sample_kind(task.protocol).label_kinds if kind in DATA), None)
+    return next((kind for kind in DATA if kind in sample_kind(task.protocol).label_kinds), None)
 
 
 def dense_layers(backbone: Backbone, tasks: Sequence[Task], specs: Sequence[str]) -> tuple[Layer, ...]:

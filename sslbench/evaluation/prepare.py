@@ -21,6 +21,8 @@ from sslbench.data.open import refuse_label_maps
 from sslbench.data.source import Labels, Source
 from sslbench.data.splits import (
     TrainTest,
+    choose_test,
+    choose_train,
     label_problems,
     limit,
     match_classes,
@@ -161,7 +163,8 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
     if own_classes and not all(only_part(task) for task in request.tasks):
         train, test = unite_classes(data.train, data.test)
         data = dataclasses.replace(data, train=train, test=test)
-    findings = tuple(samples.check(data.train, data.test, labels=labels and not own_classes))
+    copies = data.train is not data.test
+    findings = tuple(samples.check(data.train, data.test, labels=labels and not own_classes, copies=copies))
     samples.raise_on_errors(findings)
     if not own_classes and (labels or data.train.labels.labelled):
         train, test = match_classes(data.train, data.test, subset=request.test_classes == "subset")
@@ -171,6 +174,8 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
         layers, data = resolve_layers(backbone, (classifier.layer,)), labelled_by(data, classifier)
     if data.whole is not None and all(only_part(task) for task in request.tasks):
         log.info(f"{len(data.whole)} samples, not split")
+    elif data.train is data.test:
+        log.info(f"{len(data.test)} test samples, {data.how}")
     else:
         log.info(f"{len(data.train)} train and {len(data.test)} test samples, {data.how}")
     for finding in findings:
@@ -347,6 +352,9 @@ def open_train_test(request: Request, run: RunSettings) -> TrainTest:
         return data
     if request.limit >= max(len(data.train), len(data.test)):
         return data
+    if data.train is data.test:
+        scored = limit(data.test, request.limit, run.seed)
+        return TrainTest(scored, scored, f"{data.how}; limited to {len(scored)} samples")
     train, test = (limit(part, request.limit, run.seed) for part in (data.train, data.test))
     description = f"{data.how}; limited to {len(train)} train and {len(test)} test samples"
     return dataclasses.replace(data, train=train, test=test, how=description, whole=None)
@@ -361,6 +369,12 @@ def _dense_data(kind: LabelKind, request: Request, run: RunSettings) -> TrainTes
     named = [flag for flag in ("image_column", "label_column", "groups", "value_columns") if getattr(request, flag)]
     if named:
         raise UsageError(f"{request.data} has {LABELS[kind].text} and no columns, so {named[0]} has no effect")
+    parts = {only_part(task) for task in request.tasks}
+    if len(parts) == 1 and (part := parts.pop()) is not None:
+        place = request.data if part == "train" else request.test_data or request.data
+        choose = choose_train if part == "train" else choose_test
+        scored = choose(place, DATA[kind].open(place))
+        return TrainTest(scored, scored, f"{scored.name} alone")
     return train_test_of(
         DATA[kind].open, request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction
     )

@@ -1,7 +1,7 @@
 """All metrics of an evaluation with their intervals: one function for every kind of labels."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,11 +10,23 @@ import numpy.typing as npt
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.labels import LABELS, LabelKind
 from sslbench.metrics import calibration, classification, geolocation, ranking, regression
-from sslbench.metrics.dense import depth, discovery, normals, segmentation, signals
+from sslbench.metrics.dense import correspondence, depth, discovery, normals, segmentation, signals, video
 from sslbench.metrics.intervals import Statistic, Units, Values, biases, ends, mean_errors, on_halves, standard_errors
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import Metric
 from sslbench.metrics.one_vs_rest import OneVsRest
+
+ROW_COLUMNS: Mapping[LabelKind, tuple[str, ...]] = {
+    "depth": depth.COLUMNS,
+    "normals": normals.COLUMNS,
+    "boxes": discovery.columns("boxes"),
+    "mask": discovery.columns("mask"),
+    "signal": signals.COLUMNS,
+    "points": correspondence.POINT_COLUMNS,
+    "homography": correspondence.MATCH_COLUMNS,
+    "tracks": video.TRACK_COLUMNS,
+}
+"""Columns of the scores of samples without classes: counts, sums and errors, from which metrics follow."""
 
 Probabilities = Literal["softmax", "scores"]
 """Conversion of scores to probabilities: by softmax (logits), or none (shares that sum to 1)."""
@@ -43,13 +55,12 @@ def summarise(
     """Return all metrics of one evaluation with their 95 % intervals.
 
     Args:
-        kind: 'single', 'multi', 'value', 'map', 'depth', 'normals', 'boxes', 'mask' or 'signal'.
+        kind: kind of the labels, but 'none'.
         classes: names of the C classes or numbers.
         values: single: (N,) true classes; multi: (N, C), 1 present, 0 absent, -1 ignore; value: (N, C) numbers.
         scores: (N, C), higher means more likely; a class without a classifier has NaN. Value: the predictions.
-            Map: (N, 3 * C) pixels of intersection, prediction and label of each class, see `class_areas`. Depth and
-            normals: (N, R) sums over pixels, see `depth.COLUMNS` and `normals.COLUMNS`. Boxes and mask: (N, 3) and
-            (N, 257), see `discovery.columns`. Signal: (N, 3), see `signals.COLUMNS`.
+            Map: (N, 3 * C) pixels of intersection, prediction and label of each class, see `class_areas`. Other
+            places in images, pairs and videos: the columns of `ROW_COLUMNS`.
         seed: seed of the half-samples.
         resamples: number of half-samples.
         probabilities: conversion of the scores to probabilities; None where there is none, and then there is no
@@ -73,11 +84,11 @@ def summarise(
     if kind == "value":
         each = map(float, regression.r2_each(values, scores))
         return found, LABELS[kind].metric, dict(zip(classes, each, strict=True))
-    if kind in ("depth", "normals", "boxes", "mask", "signal"):
-        return found, LABELS[kind].metric, {}
     if kind == "map":
         each = map(float, segmentation.iou(_areas(scores).sum(axis=0)))
         return found, LABELS[kind].metric, dict(zip(classes, each, strict=True))
+    if kind in ROW_COLUMNS:
+        return found, LABELS[kind].metric, {}
     if kind == "single":
         own = classification.per_class_recall(values.astype(np.int64), np.argmax(scores, axis=1), len(classes))
         return found, LABELS[kind].metric, dict(zip(classes, map(float, own), strict=True))
@@ -95,7 +106,7 @@ def headline(kind: LabelKind, values: npt.NDArray[np.integer], scores: npt.NDArr
     """
     if kind == "value":
         return regression.r2(values, scores)
-    if kind in ("depth", "normals", "boxes", "mask", "signal"):
+    if kind in ROW_COLUMNS:
         units = Units.of(len(scores), None)
         found = next(each for each in measures(kind, values, scores, units) if LABELS[kind].metric in each.names)
         return float(found.statistic(np.ones((1, len(scores))))[0, found.names.index(LABELS[kind].metric)])
@@ -133,6 +144,12 @@ def measures(
         return discovery.saliency_measures(scores.astype(np.float64))
     if kind == "signal":
         return signals.signal_measures(scores.astype(np.float64))
+    if kind == "points":
+        return correspondence.pck_measures(correspondence.PairHits.of_rows(scores, values), units)
+    if kind == "homography":
+        return [correspondence.recall_measure(scores)]
+    if kind == "tracks":
+        return [video.measure_of_videos(scores)]
     if kind == "single":
         return _single(values.astype(np.int64), scores, units, probabilities)
     threshold = 0.5 if probabilities == "scores" else 0.0

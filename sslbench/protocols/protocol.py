@@ -211,7 +211,7 @@ class OnFeatures(Generic[S]):
 
 @dataclasses.dataclass(frozen=True)
 class OnImages(Generic[S]):
-    """Protocol on images, with the backbone in it.
+    """Protocol that takes images in place of features, with the backbone in it.
 
     Attributes:
         check: as for `OnFeatures`.

@@ -122,7 +122,13 @@ class Matches:
 
 
 def ratio_matches(
-    source: FloatArray, target: FloatArray, *, ratio: float = 0.9, most: int = 1000, max_memory: float = 0.5
+    source: FloatArray,
+    target: FloatArray,
+    *,
+    ratio: float | None = 0.9,
+    most: int | None = 1000,
+    mutual: bool = False,
+    max_memory: float = 0.5,
 ) -> Matches:
     """Return the nearest target cell of each source cell, if it is clearly nearer than the second (Lowe 2004).
 
@@ -132,8 +138,9 @@ def ratio_matches(
         source: (N, D) features, one row per cell.
         target: (M, D), likewise.
         ratio: a match is kept if its distance is below this share of the distance to the second nearest; 1 keeps all
-            that are nearer.
-        most: number of matches kept, those of smallest distance.
+            that are nearer, None all.
+        most: number of matches kept, those of smallest distance; None for all.
+        mutual: keep a match only if the source cell is also the nearest one of the target cell.
         max_memory: working memory in GB.
 
     >>> corners = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
@@ -147,6 +154,10 @@ def ratio_matches(
     similarity, cells = nearest(unit[1], unit[0], k, metric="l2", max_memory=max_memory)
     distances = np.sqrt(np.maximum(-similarity, 0))
     second = distances[:, 1] if k > 1 else np.full(len(distances), np.inf)
-    kept = np.flatnonzero(distances[:, 0] < ratio * second)
+    kept = np.arange(len(distances)) if ratio is None else np.flatnonzero(distances[:, 0] < ratio * second)
+    if mutual and len(kept):
+        wanted, place = np.unique(cells[kept, 0], return_inverse=True)
+        _, back = nearest(unit[0], unit[1][wanted], 1, metric="l2", max_memory=max_memory)
+        kept = kept[back[place, 0] == kept]
     kept = kept[np.argsort(distances[kept, 0], kind="stable")][:most]
     return Matches(kept, cells[kept, 0], distances[kept, 0])

@@ -182,9 +182,9 @@ def test_a_mistyped_suite_is_answered_with_the_nearest():
 
 def kind_of(benchmark):
     """The kind of labels whose leading metric is published for a benchmark."""
-    return {"discovery": "boxes", "saliency": "mask", "segmentation": "map", "segmentation_knn": "map"}.get(
-        benchmark.partition("/")[0], "single"
-    )
+    kinds = {"discovery": "boxes", "saliency": "mask", "segmentation": "map", "segmentation_knn": "map"}
+    kinds |= {"depth": "depth", "normals": "normals"}
+    return kinds.get(benchmark.partition("/")[0], "single")
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(OF_OBJECTS[1:])])

@@ -159,7 +159,7 @@ def _numbers(train: Source, test: Source) -> list[Finding]:
 
 
 def _nothing(train: Source, test: Source) -> list[Finding]:
-    """Return nothing: `sslbench check-data` reads all maps and boxes, protocols theirs before they train."""
+    """Return nothing: `sslbench check-data` reads all maps and boxes, pairs and videos are checked on opening."""
     return []
 
 
@@ -167,5 +167,5 @@ _LABEL_CHECKS = {
     "single": _single_classes,
     "multi": _multi_classes,
     "value": _numbers,
-    **dict.fromkeys(("map", "depth", "normals", "boxes", "mask", "signal"), _nothing),
+    **dict.fromkeys(("map", "depth", "normals", "boxes", "mask", "signal", "points", "homography", "tracks"), _nothing),
 }

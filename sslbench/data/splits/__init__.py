@@ -242,6 +242,8 @@ def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple
     problems = label_problems(train, test)
     if problems:
         raise DataError("\n".join(problems))
+    if train is test:
+        return train, test
     notes = [note for note in (absent_from_test(train, test), not_listed(train, test)) if note is not None]
     if LABELS[train.labels.kind].pixels:
         return train, test
@@ -320,6 +322,8 @@ def label_problems(train: Source, test: Source) -> list[str]:
         return [f"{' and '.join(unlabelled)} {verb} no labels: {remedy}"]
     if train.labels.kind != test.labels.kind:
         return [f"{train.name} is {train.labels.kind}-label, but {test.name} is {test.labels.kind}-label"]
+    if train is test:
+        return []
     if LABELS[train.labels.kind].pixels:
         same = train.labels.classes == test.labels.classes
         both = [f"{part.name} has {some(part.labels.classes, 5)}" for part in (train, test)]

@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.metrics.dense.pooling import mean_over_classes, means, pooled, quotient
-from sslbench.metrics.intervals import Units
+from sslbench.metrics.intervals import Units, Values, ends
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import RATE, Metric
 
 ALPHAS = (0.01, 0.05, 0.1, 0.15)
 """Thresholds of PCK, as shares of the longer side of the target's box."""
-PIXELS = (1, 2, 5, 10)
+PIXELS = (1, 3, 5, 10)
 """Thresholds of the errors of matches in pixels."""
 
 PCK_PER_IMAGE = tuple(
@@ -50,6 +50,12 @@ PCK_PER_CLASS = tuple(
     )
     for alpha in ALPHAS
 )
+SWAPPED = dataclasses.replace(
+    PCK_PER_IMAGE[0],
+    name="swapped@0.1",
+    title="Share of keypoints that are missed and matched to within 0.1 of the box of another keypoint",
+    direction=-1,
+)
 MATCH_RECALL = tuple(
     dataclasses.replace(
         PCK_PER_IMAGE[0],
@@ -67,6 +73,11 @@ MATCH_AUC = tuple(
     )
     for pixels in PIXELS
 )
+
+POINT_COLUMNS = (*(f"found@{alpha}" for alpha in ALPHAS), "swapped@0.1", "points")
+"""Columns of the scores of a pair of images: numbers of keypoints."""
+MATCH_COLUMNS = (*(f"within {pixels} px" for pixels in PIXELS), "matches")
+"""Columns of the scores of a pair of images under a homography: numbers of matches."""
 
 
 def hits(
@@ -99,14 +110,23 @@ class PairHits:
     """Number of keypoints found per pair of images, from which every average of PCK follows.
 
     Attributes:
-        found: (N, A) keypoints of each pair found at each threshold.
+        found: (N, A) keypoints of each pair found at each threshold; expected numbers for a random answer.
         points: (N,) scored keypoints of each pair; pairs without any are left out of all averages.
         classes: (N,) class of each pair, from 0 on.
+        swapped: (N,) keypoints of each pair that are missed and matched to another one; None where not counted.
     """
 
-    found: IntArray
+    found: IntArray | FloatArray
     points: IntArray
     classes: IntArray
+    swapped: IntArray | FloatArray | None = None
+
+    @classmethod
+    def of_rows(cls, rows: npt.NDArray[np.floating], classes: npt.NDArray[np.integer]) -> "PairHits":
+        """Return the hits in rows (N, A + 2) with the columns `POINT_COLUMNS`, and the class of each pair (N,)."""
+        each = rows.astype(np.float64)
+        swapped = None if np.isnan(each[:, -2]).any() else each[:, -2]
+        return cls(each[:, : len(ALPHAS)], each[:, -1].astype(np.int64), classes.astype(np.int64), swapped)
 
     def per_image(self, weights: FloatArray) -> FloatArray:
         """Return PCK as the mean over pairs, (R, A).
@@ -158,11 +178,86 @@ def pck_measures(pairs: PairHits, units: Units) -> list[Measure]:
     """
     classes = range(int(pairs.classes.max(initial=-1)) + 1)
     numbers = (units.having(np.flatnonzero((pairs.classes == c) & (pairs.points > 0))) for c in classes)
-    return [
+    measures = [
         Measure(PCK_PER_IMAGE, pairs.per_image),
         Measure(PCK_PER_POINT, pairs.per_point),
         Measure(PCK_PER_CLASS, pairs.per_class, class_units=tuple(number for number in numbers if number)),
     ]
+    if pairs.swapped is None:
+        return measures
+    swapped = dataclasses.replace(pairs, found=pairs.swapped[:, None], swapped=None)
+    return [*measures, Measure((SWAPPED,), swapped.per_point)]
+
+
+def dyadic_errors(influence: FloatArray, images: IntArray) -> FloatArray:
+    """Return the standard errors (M,) of means over pairs of images, where pairs that share an image are dependent.
+
+    The variance is the sum of the products of the influences of all pairs of pairs that share an image (Fafchamps and
+    Gubert 2007; Aronow, Samii and Assenova 2015), at least that of independent pairs, with the factor n / (n - 1) for n
+    images.
+
+    Args:
+        influence: (N, M) influence of each pair on the mean: for a mean of values, (value - mean) / N.
+        images: (N, 2) numbers of the two images of each pair; the order does not matter.
+
+    >>> apart = dyadic_errors(np.array([[0.1], [-0.1]]), np.array([[0, 1], [2, 3]]))
+    >>> shared = dyadic_errors(np.array([[0.1], [0.1], [-0.2]]), np.array([[0, 1], [0, 2], [3, 4]]))
+    >>> apart.round(3).tolist(), shared.round(3).tolist()
+    ([0.163], [0.316])
+    """
+    numbers = np.unique(images)
+    dyads, place = np.unique(np.sort(np.searchsorted(numbers, images), axis=1), axis=0, return_inverse=True)
+    of_dyads = np.zeros((len(dyads), influence.shape[1]))
+    np.add.at(of_dyads, place.ravel(), influence)
+    of_images = np.zeros((len(numbers), influence.shape[1]))
+    for column in (0, 1):
+        np.add.at(of_images, dyads[:, column], of_dyads)
+    independent = (of_dyads**2).sum(axis=0)
+    variance = np.maximum((of_images**2).sum(axis=0) - independent, independent)
+    return np.asarray(np.sqrt(variance * len(numbers) / max(1, len(numbers) - 1)))
+
+
+def pck_with_intervals(pairs: PairHits, images: IntArray) -> Values:
+    """Return PCK per image, point and class and the swapped keypoints with 95 % intervals: name -> value, low, high.
+
+    Pairs that share an image are dependent, see `dyadic_errors`; the units of the interval are the images.
+
+    Args:
+        pairs: hits at the thresholds `ALPHAS`.
+        images: (N, 2) numbers of the source and the target image of each pair.
+
+    >>> pairs = PairHits(np.tile([1, 2, 3, 4], (50, 1)), np.full(50, 8), np.zeros(50, int), np.ones(50))
+    >>> found = pck_with_intervals(pairs, np.arange(100).reshape(50, 2))
+    >>> [round(value, 3) for value in found["pck_per_image@0.1"]]
+    [0.375, 0.286, 0.474]
+    """
+    scored = pairs.points > 0
+    points = pairs.points[scored].astype(np.float64)[:, None]
+    found, classes = np.asarray(pairs.found, dtype=np.float64)[scored], pairs.classes[scored]
+    swapped = np.zeros((len(points), 1)) if pairs.swapped is None else np.asarray(pairs.swapped)[scored, None]
+    share, number = found / points, np.bincount(classes, minlength=1)
+    by_class = np.stack([share[classes == c].mean(axis=0) for c in np.flatnonzero(number)])
+    own = by_class[np.searchsorted(np.flatnonzero(number), classes)]
+    each = np.column_stack([found, swapped])
+    ratio = each.sum(axis=0) / points.sum()
+    pooled_influence = (each - ratio * points) / points.sum()
+    values = np.concatenate([share.mean(axis=0), ratio[:-1], by_class.mean(axis=0), ratio[-1:]])
+    influence = np.column_stack(
+        [
+            (share - share.mean(axis=0)) / len(share),
+            pooled_influence[:, :-1],
+            (share - own) / (number[classes][:, None] * len(by_class)),
+            pooled_influence[:, -1:],
+        ]
+    )
+    errors = dyadic_errors(influence, images[scored])
+    size = len(np.unique(images[scored]))
+    metrics = (*PCK_PER_IMAGE, *PCK_PER_POINT, *PCK_PER_CLASS, SWAPPED)
+    return {
+        metric.name: (value, *ends(value, error, size=size))
+        for metric, value, error in zip(metrics, values.tolist(), errors.tolist(), strict=True)
+        if metric is not SWAPPED or pairs.swapped is not None
+    }
 
 
 def geometry_aware(parts: IntArray, visible: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -255,6 +350,16 @@ class MatchErrors:
                 flat = np.r_[x[:last], limit], np.r_[y[:last], y[last - 1]]
                 found[row, column] = np.trapezoid(flat[1], flat[0]) / limit
         return found
+
+
+def recall_measure(rows: npt.NDArray[np.floating]) -> Measure:
+    """Return the recall of matches as a function of the weights of the pairs.
+
+    Args:
+        rows: (N, L + 1), columns `MATCH_COLUMNS`.
+    """
+    each = rows.astype(np.float64)
+    return Measure(MATCH_RECALL, lambda weights: _shares(pooled(each[:, :-1], weights), pooled(each[:, -1:], weights)))
 
 
 def match_measure(errors: MatchErrors) -> Measure:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
-from sslbench.metrics.dense.pooling import means
+from sslbench.metrics.dense.pooling import means, quotient
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import CORRELATION, RATE, Metric
 
@@ -47,6 +47,8 @@ F_DECAY = dataclasses.replace(
 JF_MEAN = dataclasses.replace(J_MEAN, name="jf_mean", title="J&F: mean of region similarity and boundary measure")
 TRACKING = (JF_MEAN, J_MEAN, J_RECALL, J_DECAY, F_MEAN, F_RECALL, F_DECAY)
 """Metrics of one object, in the order of the columns of `object_values`."""
+TRACK_COLUMNS = ("objects", *(f"sum of {metric.name}" for metric in TRACKING))
+"""Columns of the scores of a video: number of objects, and sums over them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +161,23 @@ def unsupervised(
     return VideoScores(*of_pairs[:, objects, chosen]), chosen.astype(np.int64) + 1
 
 
+def frame_scores(truth: Ids, found: Ids, number: int, *, boundary: float = BOUNDARY) -> FloatArray:
+    """Return J and F (2, K) of the objects in one frame; concatenated over frames they are those of `semi_supervised`.
+
+    Args:
+        truth: (H, W) object ids, 0 for background; ids above K count as background.
+        found: (H, W) predicted object ids.
+        number: K, objects of the first frame.
+        boundary: see `boundary_measure`.
+
+    >>> mask = np.array([[0, 1, 1], [0, 2, 2]])
+    >>> frame_scores(mask, mask, 2).tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
+    pairs = [(k, k) for k in range(number)]
+    return _of_frame(_masks(truth, number), _masks(found, number), pairs, _radius(truth.shape, boundary))
+
+
 def object_values(scores: VideoScores) -> FloatArray:
     """Return the values (K, 7) of the metrics `TRACKING` for each object of a video; NaN without a scored frame.
 
@@ -178,6 +197,20 @@ def tracking_measure(values: FloatArray) -> Measure:
         values: (K, 7) values of the objects of all videos, see `object_values`.
     """
     return Measure(TRACKING, lambda weights: means(values, weights))
+
+
+def measure_of_videos(rows: npt.NDArray[np.floating]) -> Measure:
+    """Return the metrics `TRACKING` as means over objects, as a function of the weights of the videos.
+
+    Args:
+        rows: (N, 8), columns `TRACK_COLUMNS`.
+
+    >>> rows = np.array([[1.0] + [0.5] * 7, [3.0] + [2.7] * 7])
+    >>> measure_of_videos(rows).statistic(np.ones((1, 2))).round(3).tolist()[0][:2]
+    [0.8, 0.8]
+    """
+    each = rows.astype(np.float64)
+    return Measure(TRACKING, lambda weights: quotient(weights @ each[:, 1:], weights @ np.tile(each[:, :1], 7)))
 
 
 def _statistics(values: FloatArray) -> FloatArray:
