@@ -18,7 +18,6 @@ Time: a map of 30 x 40 patches takes 20 ms by LOST and 0.2 s by TokenCut, beside
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -27,7 +26,6 @@ from sslbench.arrays import FloatArray
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.dense import DenseEncoder
 from sslbench.backbones.layers import Layer
-from sslbench.config import setting
 from sslbench.data.groups import source_groups
 from sslbench.data.source import Labels, Source
 from sslbench.distributed.collectives import rank
@@ -38,10 +36,8 @@ from sslbench.metrics.dense.discovery import discovery_measures, discovery_row
 from sslbench.metrics.summary import summarise
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.objects import (
-    Features,
-    Method,
-    Search,
     SearchedMap,
+    SearchSettings,
     centred_box,
     check_search,
     searched_maps,
@@ -50,35 +46,14 @@ from sslbench.protocols._parts.own_sizes import mapped_images
 from sslbench.protocols._parts.pictures import FOUND, TRUE, chosen_by_score, sheet, with_boxes
 from sslbench.protocols.protocol import BOXES, OnImages, Protocol
 from sslbench.results import Outcome
-from sslbench.solvers.discovery import DiscoveredObject, Mask, Ties
+from sslbench.solvers.discovery import DiscoveredObject, Mask
 
 Box = tuple[float, float, float, float]
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(SearchSettings):
     """Settings of object discovery."""
-
-    method: Method = setting("tokencut", "tokencut, lost or dino_seg")
-    features: Features = setting(
-        "auto", "key, query or value of the layer's attention, or token: its output; auto: keys where there are any"
-    )
-    longest_side: int = setting(0, "larger images are reduced to this longer side; 0: none is", unit="pixels")
-    part: Literal["train", "test"] = setting("test", "part of the data that is scored, where it has parts")
-    k: int = setting(100, "lost: number of patches of lowest degree that the seed is expanded by")
-    ties: Ties = setting(
-        "first", "lost: order of patches of equal degree: first, or torch, the unstable order of the authors' code"
-    )
-    threshold: float = setting(0.2, "tokencut: cosine above which two patches are joined")
-    epsilon: float = setting(1e-5, "tokencut: weight of all other pairs of patches")
-    weighted: bool = setting(False, "tokencut: weigh joined pairs by their cosine instead of 1")
-    head: int = setting(4, "dino_seg: head of the attention, counted from 0")
-    mass: float = setting(0.6, "dino_seg: share of the attention that the region's patches hold")
-
-    def search(self) -> Search:
-        """Return the settings of the search for an object."""
-        names = [field.name for field in dataclasses.fields(Search)]
-        return Search(**{name: vars(self)[name] for name in names})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +81,7 @@ def check(settings: Settings, train: Labels) -> None:
             f"discovery: needs boxes of objects, and these samples have {LABELS[train.kind].text}",
             "Give a COCO or kwcoco manifest, or a Pascal VOC tree with Annotations/.",
         )
-    check_search(settings.search(), settings.features, settings.longest_side, "discovery")
+    check_search(settings, "discovery")
 
 
 def rows(
@@ -117,7 +92,7 @@ def rows(
     Raises:
         UsageError: a layer has no keys or no attention.
     """
-    return tuple(each.name for each in searched_maps(backbone, layers, settings.search(), settings.features))
+    return tuple(each.name for each in searched_maps(backbone, layers, settings))
 
 
 def run(  # noqa: PLR0913  the signature of every protocol on images
@@ -155,8 +130,7 @@ def run(  # noqa: PLR0913  the signature of every protocol on images
         return {}
     if test.objects is None:
         raise DataError("discovery needs images with boxes")
-    search = settings.search()
-    searched = searched_maps(backbone, layers, search, settings.features)
+    searched = searched_maps(backbone, layers, settings)
     inputs = {each.name: each for row in searched for each in row.inputs}
     encoder = DenseEncoder(backbone, tuple(inputs.values()), device=engine.device, precision=engine.precision)
     scored = {row.name: _Scored(len(test)) for row in searched}
@@ -173,8 +147,8 @@ def run(  # noqa: PLR0913  the signature of every protocol on images
         masks = test.objects.bitmaps_of(image.index, *image.size)
         truth = Truth(test.objects.boxes_of(image.index).astype(np.float64), masks)
         for row in searched:
-            found, grid = row.object_of(image, search)
-            of_pixels = row.object_in_pixels(image, search)
+            found, grid = row.object_of(image, settings)
+            of_pixels = row.object_in_pixels(image, settings)
             each = scored[row.name]
             each.add("", image.index, found, image.cell(grid), image.size, truth)
             if not row.heads:

@@ -12,7 +12,6 @@ centred box of half the image's area.
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +34,7 @@ from sslbench.metrics.dense.discovery import columns, saliency_measures, salienc
 from sslbench.metrics.summary import summarise
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.objects import (
-    Features,
-    Method,
-    Search,
+    SearchSettings,
     centred_box,
     check_search,
     searched_maps,
@@ -46,34 +43,14 @@ from sslbench.protocols._parts.own_sizes import Fit, mapped_images
 from sslbench.protocols._parts.pictures import FOUND, TRUE, chosen_by_score, sheet, with_mask
 from sslbench.protocols.protocol import FOREGROUND, OnImages, Protocol
 from sslbench.results import Outcome
-from sslbench.solvers.discovery import DiscoveredObject, Mask, Ties
+from sslbench.solvers.discovery import DiscoveredObject, Mask
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(SearchSettings):
     """Settings of unsupervised saliency."""
 
-    method: Method = setting("tokencut", "tokencut, lost or dino_seg")
-    features: Features = setting(
-        "auto", "key, query or value of the layer's attention, or token: its output; auto: keys where there are any"
-    )
     fit: Fit = setting("resize", "resize images to the nearest multiple of the patch, or pad them to the next one")
-    longest_side: int = setting(0, "larger images are reduced to this longer side; 0: none is", unit="pixels")
-    part: Literal["train", "test"] = setting("test", "part of the data that is scored, where it has parts")
-    k: int = setting(100, "lost: number of patches of lowest degree that the seed is expanded by")
-    ties: Ties = setting(
-        "first", "lost: order of patches of equal degree: first, or torch, the unstable order of the authors' code"
-    )
-    threshold: float = setting(0.2, "tokencut: cosine above which two patches are joined")
-    epsilon: float = setting(1e-5, "tokencut: weight of all other pairs of patches")
-    weighted: bool = setting(False, "tokencut: weigh joined pairs by their cosine instead of 1")
-    head: int = setting(4, "dino_seg: head of the attention, counted from 0")
-    mass: float = setting(0.6, "dino_seg: share of the attention that the region's patches hold")
-
-    def search(self) -> Search:
-        """Return the settings of the search for an object."""
-        names = [field.name for field in dataclasses.fields(Search)]
-        return Search(**{name: vars(self)[name] for name in names})
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -88,7 +65,7 @@ def check(settings: Settings, train: Labels) -> None:
             f"saliency: needs masks of the foreground, and these samples have {LABELS[train.kind].text}",
             "Give a folder of images and one of masks with the values 0 and 255.",
         )
-    check_search(settings.search(), settings.features, settings.longest_side, "saliency")
+    check_search(settings, "saliency")
 
 
 def rows(
@@ -99,7 +76,7 @@ def rows(
     Raises:
         UsageError: a layer has no keys or no attention.
     """
-    return tuple(each.name for each in searched_maps(backbone, layers, settings.search(), settings.features))
+    return tuple(each.name for each in searched_maps(backbone, layers, settings))
 
 
 def run(  # noqa: PLR0913  the signature of every protocol on images
@@ -137,8 +114,7 @@ def run(  # noqa: PLR0913  the signature of every protocol on images
         return {}
     if test.maps is None:
         raise DataError("saliency needs images with masks of the foreground")
-    search = settings.search()
-    searched = searched_maps(backbone, layers, search, settings.features)
+    searched = searched_maps(backbone, layers, settings)
     inputs = {each.name: each for row in searched for each in row.inputs}
     encoder = DenseEncoder(backbone, tuple(inputs.values()), device=engine.device, precision=engine.precision)
     width = len(columns("mask"))
@@ -158,12 +134,12 @@ def run(  # noqa: PLR0913  the signature of every protocol on images
         truth = _mask(test.maps, image.index, image.size)
         empty += not (truth == 1).any()
         for row in searched:
-            found, grid = row.object_of(image, search)
+            found, grid = row.object_of(image, settings)
             cell = image.cell(grid)
             masks = {"": _pixels(found, cell, image.size), "whole image": np.ones(image.size, np.bool_)}
             masks["centred box"] = _filled(centred_box(image.size), image.size)
             if not row.heads:
-                masks["pixels"] = _pixels(row.object_in_pixels(image, search), cell, image.size)
+                masks["pixels"] = _pixels(row.object_in_pixels(image, settings), cell, image.size)
             for name, mask in masks.items():
                 own = values[row.name].setdefault(name, np.full((len(test), width), np.nan))
                 known = truth != IGNORED

@@ -18,7 +18,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.extract import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import discovery, saliency
-from sslbench.protocols._parts.objects import Search, searched_maps
+from sslbench.protocols._parts.objects import searched_maps
 from sslbench.protocols._parts.own_sizes import _sizes
 from sslbench.runtime.seeds import seeded
 
@@ -178,10 +178,10 @@ def test_several_layers_and_other_parts_of_the_attention_are_rows_of_their_own()
         ("dino_seg", "auto"): ["blocks.0@attention", "blocks.1@attention"],
     }
     for (method, features), wanted in names.items():
-        found = searched_maps(backbone, layers, Search(method=method, head=0), features)
+        found = searched_maps(backbone, layers, discovery.Settings(method=method, features=features, head=0))
         assert [each.name for each in found] == wanted
     last = resolve_layers(backbone, ["norm"])
-    assert [each.name for each in searched_maps(backbone, last, Search(), "auto")] == ["blocks.1@key"]
+    assert [each.name for each in searched_maps(backbone, last, discovery.Settings())] == ["blocks.1@key"]
 
 
 @pytest.mark.parametrize(

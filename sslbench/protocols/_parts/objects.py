@@ -13,6 +13,7 @@ from sslbench.arrays import FloatArray
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.dense import DenseInput, layer_inputs
 from sslbench.backbones.layers import Layer, resolve_layers
+from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.protocols._parts.own_sizes import MappedImage, attention_block
 from sslbench.solvers.discovery import DiscoveredObject, Ties, dino_seg, lost, token_cut
@@ -22,28 +23,24 @@ Features = Literal["auto", "key", "query", "value", "token"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Search:
-    """Settings of the search for an object; see `solvers.discovery`.
+class SearchSettings:
+    """Settings of the search for an object; a protocol's `Settings` extends them. See `solvers.discovery`."""
 
-    Attributes:
-        method: name of the method.
-        k: of LOST.
-        ties: of LOST.
-        threshold: of TokenCut.
-        epsilon: of TokenCut.
-        weighted: of TokenCut.
-        head: of the attention that DINO-seg takes.
-        mass: of DINO-seg.
-    """
-
-    method: Method = "tokencut"
-    k: int = 100
-    ties: Ties = "first"
-    threshold: float = 0.2
-    epsilon: float = 1e-5
-    weighted: bool = False
-    head: int = 4
-    mass: float = 0.6
+    method: Method = setting("tokencut", "tokencut, lost or dino_seg")
+    features: Features = setting(
+        "auto", "key, query or value of the layer's attention, or token: its output; auto: keys where there are any"
+    )
+    longest_side: int = setting(0, "larger images are reduced to this longer side; 0: none is", unit="pixels")
+    part: Literal["train", "test"] = setting("test", "part of the data that is scored, where it has parts")
+    k: int = setting(100, "lost: number of patches of lowest degree that the seed is expanded by")
+    ties: Ties = setting(
+        "first", "lost: order of patches of equal degree: first, or torch, the unstable order of the authors' code"
+    )
+    threshold: float = setting(0.2, "tokencut: cosine above which two patches are joined")
+    epsilon: float = setting(1e-5, "tokencut: weight of all other pairs of patches")
+    weighted: bool = setting(False, "tokencut: weigh joined pairs by their cosine instead of 1")
+    head: int = setting(4, "dino_seg: head of the attention, counted from 0")
+    mass: float = setting(0.6, "dino_seg: share of the attention that the region's patches hold")
 
     def in_features(self, features: FloatArray, grid: tuple[int, int]) -> DiscoveredObject:
         """Return the object in features (P, C) of patches, by LOST or TokenCut."""
@@ -67,7 +64,7 @@ class SearchedMap:
     inputs: tuple[DenseInput, ...]
     heads: int = 0
 
-    def object_of(self, image: MappedImage, search: Search) -> tuple[DiscoveredObject | None, tuple[int, int]]:
+    def object_of(self, image: MappedImage, search: SearchSettings) -> tuple[DiscoveredObject | None, tuple[int, int]]:
         """Return the object of an image, None if there is none, and rows and columns of the map."""
         found = image.maps[self.inputs[0].name]
         grid = int(found.shape[1]), int(found.shape[2])
@@ -77,7 +74,7 @@ class SearchedMap:
         features = found.flatten(1).T.double().numpy()
         return search.in_features(features if self.inputs[0].facet != "token" else standardised(features), grid), grid
 
-    def object_in_pixels(self, image: MappedImage, search: Search) -> DiscoveredObject | None:
+    def object_in_pixels(self, image: MappedImage, search: SearchSettings) -> DiscoveredObject | None:
         """Return the object that LOST or TokenCut finds in the mean colours of the same cells; None for DINO-seg."""
         if self.heads:
             return None
@@ -86,25 +83,24 @@ class SearchedMap:
         return search.in_features(colours - colours.mean(axis=0), (int(height), int(width)))
 
 
-def searched_maps(
-    backbone: Backbone, layers: Sequence[Layer], search: Search, features: Features
-) -> tuple[SearchedMap, ...]:
+def searched_maps(backbone: Backbone, layers: Sequence[Layer], settings: SearchSettings) -> tuple[SearchedMap, ...]:
     """Return a map per layer.
 
     Args:
         backbone: any.
         layers: of it.
-        search: its method decides between features and attention.
-        features: 'auto': keys of the last block with attention up to the layer, or else the layer's own map.
+        settings: method and features; 'auto' takes keys of the last block with attention up to the layer, where there
+            is one, and else the layer's own map.
 
     Raises:
         UsageError: a layer has no keys or no attention of the kind that is needed.
     """
+    features = settings.features
     found: dict[str, SearchedMap] = {}
     for layer in layers:
         block = attention_block(backbone, layer)
-        if search.method == "dino_seg":
-            each = _attention_map(backbone, layer, block, search.head)
+        if settings.method == "dino_seg":
+            each = _attention_map(backbone, layer, block, settings.head)
         elif features == "token" or (features == "auto" and block is None):
             (own,) = layer_inputs(backbone, [layer])
             each = SearchedMap(own.name, (own,))
@@ -187,32 +183,32 @@ def centred_box(size: tuple[int, int]) -> tuple[float, float, float, float]:
     return margin * width, margin * height, (1 - margin) * width, (1 - margin) * height
 
 
-def check_search(search: Search, features: Features, longest_side: int, protocol: str) -> None:
+def check_search(settings: SearchSettings, protocol: str) -> None:
     """Refuse settings that cannot work, or that the method does not use.
 
     Raises:
         UsageError: a number is out of its range, or belongs to another method.
     """
-    if search.method == "dino_seg" and features != "auto":
+    if settings.method == "dino_seg" and settings.features != "auto":
         raise UsageError(f"{protocol}: dino_seg takes the attention, so features has no effect on it")
-    if longest_side < 0:
-        raise UsageError(f"{protocol}: longest_side must not be negative, not {longest_side}")
+    if settings.longest_side < 0:
+        raise UsageError(f"{protocol}: longest_side must not be negative, not {settings.longest_side}")
     own = {
         "lost": ("k", "ties"),
         "tokencut": ("threshold", "epsilon", "weighted"),
         "dino_seg": ("head", "mass"),
     }
-    values, defaults = vars(search), vars(Search())
+    values, defaults = vars(settings), vars(SearchSettings())
     for method, names in own.items():
         for name in names:
-            if method != search.method and values[name] != defaults[name]:
+            if method != settings.method and values[name] != defaults[name]:
                 raise UsageError(
-                    f"{protocol}: {name} has no effect on method={search.method}", f"Give method={method}."
+                    f"{protocol}: {name} has no effect on method={settings.method}", f"Give method={method}."
                 )
-    if search.k < 1 or search.head < 0:
-        raise UsageError(f"{protocol}: k must be at least 1 and head at least 0, not {search.k} and {search.head}")
-    if not -1 <= search.threshold < 1 or not search.epsilon > 0 or not 0 < search.mass <= 1:
+    if settings.k < 1 or settings.head < 0:
+        raise UsageError(f"{protocol}: k must be at least 1 and head at least 0, not {settings.k} and {settings.head}")
+    if not -1 <= settings.threshold < 1 or not settings.epsilon > 0 or not 0 < settings.mass <= 1:
         raise UsageError(
             f"{protocol}: threshold must be a cosine, epsilon positive and mass a share, not "
-            f"{search.threshold:g}, {search.epsilon:g} and {search.mass:g}"
+            f"{settings.threshold:g}, {settings.epsilon:g} and {settings.mass:g}"
         )
