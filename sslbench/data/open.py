@@ -129,13 +129,13 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
     """
     location = locate(spec)
     if location.options:
-        raise UsageError(f"{spec}: detection does not support the option '?{next(iter(location.options))}='")
+        raise UsageError(f"{spec}: data with boxes take no option '?{next(iter(location.options))}='")
     for found in all_formats():
         if found.objects is not None and found.objects.recognises(location.text):
             return dict(found.objects.open(location.text))
     open_data(location.text)  # raises if the location does not exist or is damaged
     raise UsageError(
-        f"{location.text} holds images without boxes, which detection needs",
+        f"{location.text} holds images without boxes",
         "Give a COCO or kwcoco manifest (.json), a Pascal VOC tree with Annotations/, or kwcoco:shapes8.",
     )
 
