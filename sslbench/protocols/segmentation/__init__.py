@@ -100,7 +100,7 @@ def run(  # noqa: PLR0913  the signature of every protocol on images
         layers,
         train,
         test,
-        task(len(train.labels.classes), settings),
+        task(train, settings),
         settings,
         JointView(crop=settings.crop, most_of_one=settings.most_of_one_class),
         seed=seed,
