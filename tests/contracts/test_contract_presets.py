@@ -10,6 +10,12 @@ from sslbench.protocols import find
 from sslbench.protocols._parts.presets import full_settings
 
 SHIPPED = {
+    "depth/dinov2_kitti_lin4",
+    "depth/dinov2_nyu_dpt",
+    "depth/dinov2_nyu_lin1",
+    "depth/dinov2_nyu_lin4",
+    "depth/dinov3_nyu",
+    "depth/probe3d_dpt",
     "finetune/beit",
     "finetune/dino",
     "finetune/mae",
@@ -39,6 +45,7 @@ SHIPPED = {
     "low_shot/vissl_places",
     "low_shot/vissl_voc07",
     "lsr/big_vision",
+    "normals/probe3d_dpt",
     "retrieval/dino_copydays",
     "retrieval/dinov2_roxford",
     "retrieval/gem",
