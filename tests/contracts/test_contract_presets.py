@@ -10,6 +10,15 @@ from sslbench.protocols import find
 from sslbench.protocols._parts.presets import full_settings
 
 SHIPPED = {
+    "discovery/dino_seg",
+    "discovery/lost",
+    "discovery/tokencut",
+    "depth/dinov2_kitti_lin4",
+    "depth/dinov2_nyu_dpt",
+    "depth/dinov2_nyu_lin1",
+    "depth/dinov2_nyu_lin4",
+    "depth/dinov3_nyu",
+    "depth/probe3d_dpt",
     "finetune/beit",
     "finetune/dino",
     "finetune/mae",
@@ -39,11 +48,20 @@ SHIPPED = {
     "low_shot/vissl_places",
     "low_shot/vissl_voc07",
     "lsr/big_vision",
+    "normals/probe3d_dpt",
     "retrieval/dino_copydays",
     "retrieval/dinov2_roxford",
     "retrieval/gem",
     "retrieval/vissl_rmac",
     "robustness/imagenet_c",
+    "saliency/tokencut",
+    "segmentation/dinov2",
+    "segmentation/dinov2_ms",
+    "segmentation/dinov3",
+    "segmentation/mae",
+    "segmentation/quick",
+    "segmentation_knn/hummingbird",
+    "segmentation_knn/stego",
     "svm/voc07",
 }
 PRESETS = list_names("preset")
