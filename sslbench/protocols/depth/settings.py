@@ -5,10 +5,10 @@ from typing import Literal
 
 from sslbench.config import setting
 from sslbench.data.loading.joint import Colours
+from sslbench.protocols._parts.dense.pixel_values import RawBlocks
 from sslbench.protocols._parts.dense.settings import HeadSettings
 from sslbench.solvers.dense.heads import Normalisation, Spacing
 
-RawBlocks = Literal["none", "last", "last4", "spread4"]
 Scored = Literal["all", "nyu", "garg", "eigen", "garg_kitti", "eigen_kitti"]
 Align = Literal["none", "median", "affine"]
 
