@@ -219,7 +219,9 @@ def _score_features(
     if this_process().rank != 0:
         return []
     note_skipped(out, (prepared.data.train, prepared.data.test), [dataclasses.asdict(u) for u in encoded.unreadable])
-    suspected = overlaps.find(prepared, encoded, floor_features["pixels"][1] if "pixels" in floor_features else None)
+    # Colours of a coarse grid do not tell images apart; those of 8 x 8 pixels do.
+    with_pixels = "pixels" in floor_features and dense_kind(tasks) is None
+    suspected = overlaps.find(prepared, encoded, floor_features["pixels"][1] if with_pixels else None)
     results = []
     for layer in prepared.layers:
         for task in tasks:

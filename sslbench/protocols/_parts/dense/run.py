@@ -18,7 +18,7 @@ from sslbench.data.groups import source_groups
 from sslbench.data.loading.joint import JointBatches, JointView
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
-from sslbench.distributed.collectives import world_size
+from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.features.extract import ExtractSettings
 from sslbench.preprocessing import Preprocessing
@@ -120,10 +120,8 @@ def checked_rows(
     Raises:
         UsageError: backbone, layers, settings, data or the number of processes do not fit.
     """
-    if world_size() > 1:
-        raise UsageError(
-            f"{protocol} trains its heads in one process, and {world_size()} were started", "Start one process."
-        )
+    if (world := this_process().world) > 1:
+        raise UsageError(f"{protocol} trains its heads in one process, and {world} were started", "Start one process.")
     if backbone.preprocessing.channels not in (1, 3) and settings.colours != "none":
         raise UsageError(
             f"{protocol}: colours={settings.colours} is for RGB images, and the backbone takes "
