@@ -195,7 +195,7 @@ def test_settings_that_are_not_possible_are_refused(settings, message):
 def test_other_labels_and_other_layers_are_refused(backbone):
     with pytest.raises(DataError, match=r"depth needs a depth for every pixel.*surface normal"):
         depth.check(depth.Settings(), value_pictures("normals", 2, 0).labels)
-    with pytest.raises(UsageError, match="raw_blocks=last, blocks and --layers exclude each other"):
+    with pytest.raises(UsageError, match="blocks need a vision transformer"):
         depth.rows(
             backbone,
             resolve_layers(backbone, ["0"]),
