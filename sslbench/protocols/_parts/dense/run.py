@@ -103,7 +103,11 @@ def check_settings(settings: HeadSettings, *, protocol: str) -> None:
     low, high = settings.resize_range
     need(0 < low <= high, f"resize_range should ascend from above 0, not {[low, high]}")
     need(bool(settings.scales) and all(map(positive, settings.scales)), f"scales: {list(settings.scales)}")
-    sizes = [("size", (settings.size or 1,)), ("crop", settings.crop), ("stride", settings.stride)]
+    sizes = [
+        ("size", (1 if settings.size is None else settings.size,)),
+        ("crop", settings.crop),
+        ("stride", settings.stride),
+    ]
     for name, values in [*sizes, ("window", settings.window or (1, 1))]:
         need(min(values) >= 1, f"{name} should be at least 1 pixel, not {list(values)}")
     if settings.window is not None:
