@@ -6,7 +6,7 @@ from typing import Literal
 
 LabelKind = Literal["single", "multi", "value", "map", "points", "homography", "tracks", "none"]
 """One class per sample, any number of classes per sample, numbers to predict (regression), a class for every pixel,
-corresponding points in pairs of images, pairs of images under homographies, masks of objects in videos, or unlabelled."""
+corresponding points in pairs of images, pairs of images under homographies, masks of objects in videos, or none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

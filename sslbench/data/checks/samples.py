@@ -159,7 +159,7 @@ def _numbers(train: Source, test: Source) -> list[Finding]:
 
 
 def _no_findings(train: Source, test: Source) -> list[Finding]:
-    """Return nothing: `sslbench check-data --label-maps` reads all maps, and pairs and videos are checked on opening."""
+    """Return nothing: `sslbench check-data --label-maps` reads all maps; pairs and videos are checked on opening."""
     return []
 
 

@@ -6,6 +6,7 @@ each split; without it, all files of PairAnnotation/ are read.
 
 import json
 from pathlib import Path
+
 import numpy as np
 
 from sslbench.arrays import FloatArray

@@ -23,7 +23,7 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.images import unreadable_images
 
 Shape = Literal["aspect", "square", "pad"]
-"""Shape of the network's input: that of the image, a square that the image is squashed to, or one with black borders."""
+"""Shape of the network's input: that of the image, a square that the image is squashed to, or one with borders."""
 PIXELS = "pixels"
 """Beginning of the names of maps of pixels."""
 _SIDE = 8

@@ -1,7 +1,7 @@
 """Cells of pairs of images under a homography, matched by features."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch

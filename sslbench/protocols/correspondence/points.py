@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from sslbench.arrays import FloatArray, IntArray, Matrix
+from sslbench.arrays import FloatArray
 from sslbench.backbones.dense import DenseEncoder
 from sslbench.data.image_pairs import ImagePairs, PointPair
 from sslbench.data.source import Source
