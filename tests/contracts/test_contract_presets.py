@@ -10,6 +10,9 @@ from sslbench.protocols import find
 from sslbench.protocols._parts.presets import full_settings
 
 SHIPPED = {
+    "correspondence/dino_spair",
+    "correspondence/dinov2_spair",
+    "correspondence/visbench_homography",
     "finetune/beit",
     "finetune/dino",
     "finetune/mae",
@@ -45,6 +48,9 @@ SHIPPED = {
     "retrieval/vissl_rmac",
     "robustness/imagenet_c",
     "svm/voc07",
+    "tracking/crw",
+    "tracking/dino",
+    "tracking/dinov3",
 }
 PRESETS = list_names("preset")
 
