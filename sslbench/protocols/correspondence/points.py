@@ -149,11 +149,12 @@ class _PointMatcher:
             self.swapped[name][number] = _swapped(predicted, pair)
         for name in set(self.floor_of.values()):
             grid = (int(maps[name].shape[1]), int(maps[name].shape[2]))
-            distance = np.linalg.norm(pair.target_points[:, None] - fitted.centres(grid), axis=2)
-            free = self.free[name]
-            for column, alpha in enumerate(ALPHAS):
-                free["chance"][number, column] = (distance <= alpha * pair.side).mean(axis=1).sum()
-                free["ceiling"][number, column] = (distance.min(axis=1) <= alpha * pair.side).sum()
+            free, centres = self.free[name], fitted.centres(grid)
+            limits = np.array(ALPHAS) * pair.side
+            for point in pair.target_points:
+                within = np.linalg.norm(centres - point, axis=1)[:, None] <= limits
+                free["chance"][number] += within.mean(axis=0)
+                free["ceiling"][number] += within.any(axis=0)
             same = place * np.array(fitted.original[::-1]) - 0.5
             free["position only"][number] = hits(same, pair.target_points, pair.side).sum(axis=0)
 
