@@ -10,7 +10,7 @@ from sslbench.features.array import Features
 from sslbench.labels import LABELS
 from sslbench.metrics import groups as group_metrics
 from sslbench.metrics.per_class import per_class
-from sslbench.metrics.summary import headline
+from sslbench.metrics.summary import TUPLE_COLUMNS, headline
 from sslbench.results import GroupValue, MetricValue, Result, as_recorded, percent, records
 
 log = logging.getLogger("sslbench")
@@ -65,7 +65,9 @@ def with_details(result: Result, scores: records.Scores, groups: Mapping[str, tu
         groups: column -> the group of each test sample; columns that the record has already are left as they are.
     """
     kind = result.data.labels
-    if not LABELS[kind].metric or scores.scores.shape[1] != len(scores.classes) or not scores.classes:
+    if not LABELS[kind].metric or kind in TUPLE_COLUMNS:
+        return _without_groups(result, groups)
+    if scores.scores.shape[1] != len(scores.classes) or not scores.classes:
         return _without_groups(result, groups)
     if not result.per_class_metrics and kind != "value":
         threshold = 0.5 if result.probabilities == "scores" else 0.0
