@@ -371,8 +371,8 @@ def _dense_data(kind: LabelKind, request: Request, run: RunSettings) -> TrainTes
     if all(only_part(task) == "test" for task in request.tasks):
         place = request.test_data or request.data
         if request.test_data and request.data not in (request.test_data, DATA[kind].default):
-            named = " and ".join(task.protocol for task in request.tasks)
-            raise UsageError(f"--data has no effect beside --test-data: {named} trains nothing", "Leave it out.")
+            name = request.tasks[0].protocol
+            raise UsageError(f"--data has no effect beside --test-data: {name} trains nothing", "Leave it out.")
         scored = choose_test(place, DATA[kind].open(place))
         return TrainTest(scored, scored, f"{scored.name} alone")
     return train_test_of(

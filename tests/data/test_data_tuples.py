@@ -129,13 +129,13 @@ def test_frames_without_a_mask_are_listed(tmp_path):
 
 
 def test_manifests_need_track_ids(tmp_path):
-    source = open_videos("kwcoco:vidshapes2-frames3-32")["all"]
+    source = open_videos("kwcoco:vidshapes2-frames3-128")["all"]
     assert source.labels.kind == "tracks" and len(source) == 2 and len(source.tuples.rows(0)) == 3
     from sslbench.data.objects import toy
 
-    content = json.loads(toy.manifest("kwcoco:vidshapes2-frames3-32").read_text())
+    content = json.loads(toy.manifest("kwcoco:vidshapes2-frames3-128").read_text())
     del content["annotations"][0]["track_id"]
-    file = toy.manifest("kwcoco:vidshapes2-frames3-32").parent / "without.kwcoco.json"
+    file = toy.manifest("kwcoco:vidshapes2-frames3-128").parent / "without.kwcoco.json"
     file.write_text(json.dumps(content))
     with pytest.raises(DataError, match="1 annotations have no track_id"):
         open_videos(str(file))

@@ -99,7 +99,8 @@ class _PointMatcher:
             lambda: {name: np.zeros((len(pairs), len(ALPHAS))) for name in ("chance", "position only", "ceiling")}
         )
         self.floor_of: dict[str, str] = {}
-        self._as_source, self._as_target = defaultdict(list[int]), defaultdict(set[int])
+        self._as_source: dict[int, list[int]] = defaultdict(list)
+        self._as_target: dict[int, set[int]] = defaultdict(set)
         for number, pair in enumerate(pairs):
             self._as_source[pair.source].append(number)
             self._as_target[pair.target].add(number)
