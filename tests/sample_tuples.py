@@ -17,8 +17,8 @@ def texture(rng, side=32):
     return np.kron(rng.integers(0, 255, (side // 4, side // 4, 3)), np.ones((4, 4, 1), int)).astype(np.uint8)
 
 
-def shifted_pairs(n=3, seed=0, *, shift=(8, 4), side=32, points=5):
-    """Pairs of a texture and the same moved by whole cells, with the points of both."""
+def shifted_pairs(n=3, seed=0, *, shift=(8, 4), side=32, points=5, centred=False):
+    """Pairs of a texture and the same moved, with points of both, anywhere or at the centres of cells of 4 pixels."""
     rng = np.random.default_rng(seed)
     images, pairs, ids = [], [], []
     for i in range(n):
@@ -26,6 +26,7 @@ def shifted_pairs(n=3, seed=0, *, shift=(8, 4), side=32, points=5):
         (dx, dy) = shift
         images += [large[dy : dy + side, dx : dx + side], large[:side, :side]]
         own = rng.integers(0, side - max(shift), (points, 2)).astype(float)
+        own = own // 4 * 4 + 1.5 if centred else own
         pairs.append(PointPair(2 * i, 2 * i + 1, own, own + shift, float(side)))
         ids.append(f"pair{i}")
     classes = [("cat", "dog")[i % 2] for i in range(n)]
@@ -55,7 +56,7 @@ class ArrayIds:
         return str(self.ids.sum())
 
 
-def moving_squares(n=2, frames=5, seed=0, side=32, step=4):
+def moving_squares(n=2, frames=5, seed=0, side=32, step=4, start=0):
     """Videos of one square per video, of a texture of its own, that moves to the right on black."""
     rng = np.random.default_rng(seed)
     images = np.zeros((n * frames, side, side, 3), np.uint8)
@@ -63,7 +64,7 @@ def moving_squares(n=2, frames=5, seed=0, side=32, step=4):
     for video in range(n):
         own = np.maximum(texture(rng, 12), 60)
         for t in range(frames):
-            left = step * t
+            left = start + step * t
             images[video * frames + t, 8:20, left : left + 12] = own
             ids[video * frames + t, 8:20, left : left + 12] = 1
     videos = {f"video{v}": range(v * frames, (v + 1) * frames) for v in range(n)}
