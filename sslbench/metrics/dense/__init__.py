@@ -21,6 +21,7 @@ from sslbench.metrics.dense.correspondence import (
     PCK_PER_CLASS,
     PCK_PER_IMAGE,
     PCK_PER_POINT,
+    SWAPPED,
 )
 from sslbench.metrics.dense.depth import DEPTH
 from sslbench.metrics.dense.discovery import DISCOVERY, SALIENCY
@@ -44,5 +45,6 @@ __all__ = [
     "PCK_PER_POINT",
     "SALIENCY",
     "SEGMENTATION",
+    "SWAPPED",
     "TRACKING",
 ]
