@@ -87,8 +87,6 @@ NOT_BUILT_YET = (
     *("01_losses/dinov2_*", "01_losses/ibot_*", "01_losses/nce_*", "01_losses/vissl_deepclusterv2_*"),
     *(f"01_losses/lightly_{name}_*" for name in ("dcl", "dclw", "koleo", "msn", "nnclr", "tico")),
     *(f"01_losses/solo_{name}_*" for name in ("nnclr", "ressl", "supcon_like")),
-    # Reading of SPair's annotations with probe3d's rounding to integers: not a function of arrays.
-    "15_correspondence_pck/spair_annotation_to_keypoints*",
 )
 
 # Shipped beside this file, so that forgetting to copy them cannot pass for success.
