@@ -158,6 +158,21 @@ def patch_memory(train: Features, most: int, seed: int) -> PatchMemory:
 
 def _areas(memory: PatchMemory, test: Features, settings: Settings, device: str) -> Iterator[IntArray]:
     """Yield the areas (3, C) of each test image, see `metrics.dense.segmentation`."""
+    for predicted, label in predicted_maps(memory, test, settings, device):
+        yield segmentation.class_areas(predicted, label, memory.labels.shape[1], ignore=(IGNORED,))
+
+
+def predicted_maps(
+    memory: PatchMemory, test: Features, settings: Settings, device: str = "cpu"
+) -> Iterator[tuple[IntArray, IntArray]]:
+    """Yield the predicted class of every pixel of each test image, and its label map, both (H, W).
+
+    Args:
+        memory: from `patch_memory`.
+        test: features (N, h * w * D) of grids, and label maps.
+        settings: see `Settings`.
+        device: where torch searches.
+    """
     maps, grid = _parts(test)
     cells, n_classes = grid[0] * grid[1], memory.labels.shape[1]
     engine = Engine("faiss") if device == "cpu" else Engine("torch", device)
@@ -175,15 +190,14 @@ def _areas(memory: PatchMemory, test: Features, settings: Settings, device: str)
         for i in range(len(block)):
             part = slice(i * cells, (i + 1) * cells)
             found = weighted_labels(similarity[part], rows[part], memory.labels, settings.temperature)
-            yield _score(found.reshape(*grid, n_classes), maps, start + i)
+            label = maps.read_map(start + i).semantic
+            yield _largest(found.reshape(*grid, n_classes), label), label
 
 
-def _score(scores: Matrix, maps: PixelLabels, index: int) -> IntArray:
-    """Return the areas (3, C) of the classes of highest score (h, w, C) at the size of an image's label map."""
-    label = maps.read_map(index).semantic
+def _largest(scores: Matrix, label: IntArray) -> IntArray:
+    """Return the classes of highest score (h, w, C) at the size of a label map (H, W)."""
     height, width = label.shape
-    predicted = upsampled_classes(torch.from_numpy(np.moveaxis(scores, 2, 0).copy()), (height, width)).numpy()
-    return segmentation.class_areas(predicted, label, scores.shape[2], ignore=(IGNORED,))
+    return upsampled_classes(torch.from_numpy(np.moveaxis(scores, 2, 0).copy()), (height, width)).numpy()
 
 
 def _parts(features: Features) -> tuple[PixelLabels, tuple[int, int]]:
@@ -207,8 +221,12 @@ def _of_position(memory: PatchMemory, test: Features) -> dict[str, float]:
     """Return the metrics of predicting at each place the class that is most frequent there in train."""
     maps, grid = _parts(test)
     scores = (memory.places / np.maximum(memory.places.sum(axis=1, keepdims=True), 1e-12)).astype(np.float32)
-    total = sum(_score(scores.reshape(*grid, -1), maps, index) for index in range(len(test)))
-    return _named(np.asarray(total))
+    total = np.zeros((3, scores.shape[1]), dtype=np.int64)
+    for index in range(len(test)):
+        label = maps.read_map(index).semantic
+        predicted = _largest(scores.reshape(*grid, -1), label)
+        total += segmentation.class_areas(predicted, label, scores.shape[1], ignore=(IGNORED,))
+    return _named(total)
 
 
 def _named(areas: IntArray) -> dict[str, float]:

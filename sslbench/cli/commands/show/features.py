@@ -1,0 +1,2 @@
+USED: set[str] = set()
+REASONS: dict[str, str] = {}
