@@ -69,7 +69,18 @@ HEAVY_OR_OPTIONAL = {
     *("torch", "torchvision", "timm", "sklearn", "scipy", "pandas", "faiss", "kwcoco", "kwimage", "delayed_image"),
     *("matplotlib", "hydra", "omegaconf", "cv2", "PIL", "jinja2", "rich", "yaml", "platformdirs", "pyarrow", "joblib"),
     *("faster_coco_eval", "tifffile", "huggingface_hub", "array_record", "fsspec", "threadpoolctl", "wandb"),
-    *("submitit", "umap", "detectron2", "h5py", "tensorboard", "zstandard", "fcntl", "onnx", "onnxscript", "onnxruntime"),
+    *(
+        "submitit",
+        "umap",
+        "detectron2",
+        "h5py",
+        "tensorboard",
+        "zstandard",
+        "fcntl",
+        "onnx",
+        "onnxscript",
+        "onnxruntime",
+    ),
 }
 
 

@@ -22,7 +22,7 @@ import torch
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.config import setting
-from sslbench.data.label_map import IGNORED
+from sslbench.data.label_map import IGNORED, Grid
 from sslbench.data.source import Labels, PixelLabels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
@@ -164,7 +164,7 @@ def _areas(memory: PatchMemory, test: Features, settings: Settings, device: str)
 
 def predicted_maps(
     memory: PatchMemory, test: Features, settings: Settings, device: str = "cpu"
-) -> Iterator[tuple[IntArray, IntArray]]:
+) -> Iterator[tuple[IntArray, Grid]]:
     """Yield the predicted class of every pixel of each test image, and its label map, both (H, W).
 
     Args:
@@ -194,7 +194,7 @@ def predicted_maps(
             yield _largest(found.reshape(*grid, n_classes), label), label
 
 
-def _largest(scores: Matrix, label: IntArray) -> IntArray:
+def _largest(scores: Matrix, label: Grid) -> IntArray:
     """Return the classes of highest score (h, w, C) at the size of a label map (H, W)."""
     height, width = label.shape
     return upsampled_classes(torch.from_numpy(np.moveaxis(scores, 2, 0).copy()), (height, width)).numpy()

@@ -68,7 +68,7 @@ def of_class_token(weights: Tensor, size: tuple[int, int]) -> Tensor:
         raise BackboneError(
             f"the attention is of {weights.shape[-1]} tokens, which are not {cells} patches and a class"
         )
-    return weights[:, :, 0, -cells:].unflatten(-1, size)
+    return weights[:, :, 0, -cells:].reshape(*weights.shape[:2], *size)
 
 
 def _blocks(backbone: Backbone) -> list[str]:

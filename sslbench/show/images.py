@@ -289,8 +289,8 @@ def _attention(images: Sequence[EncodedImage], block: str) -> Section:
         ]
         rows.append((image.id, [Panel(image.picture), *panels]))
     text = (
-        f"Attention of the class token in {block} to the patches, each map from 0 (black) to its largest weight (yellow). "
-        "Percentages are the share of the attention on patches; the rest is on the class token and registers."
+        f"Attention of the class token in {block} to the patches, each map from 0 (black) to its largest weight "
+        "(yellow). Percentages are the share of the attention on patches; the rest is on the class token and registers."
     )
     return Section(f"attention {block}", text, rows, 128)
 
@@ -339,7 +339,7 @@ def _nearest(
 
 def _answers(images: Sequence[EncodedImage], layers: Sequence[Layer]) -> dict[str, Any]:
     """Return the images of the page, and the nearest patches of evenly spaced points in each."""
-    found = []
+    found, sides = [], []
     for layer in layers:
         patches = [unit_patches(image.maps[layer.text]) for image in images]
         grids: list[Mapping[str, Any]] = []
@@ -349,6 +349,7 @@ def _answers(images: Sequence[EncodedImage], layers: Sequence[Layer]) -> dict[st
             answer = nearest_patches(patches[own][points], patches)
             thousandths = np.round(1000 * answer.similarity).astype(int).tolist()
             rows = [list(pair) for pair in zip(answer.patch.tolist(), thousandths, strict=True)]
+            sides += list(size)
             grids.append({"size": [h, w], "points": list(size), "found": rows})
         found.append({"name": layer.text, "grids": grids})
     pictures = []
@@ -356,7 +357,5 @@ def _answers(images: Sequence[EncodedImage], layers: Sequence[Layer]) -> dict[st
         small = fitted(Panel(image.picture), _SIDE)
         source = image.picture if max(image.picture.size) < 2 * _SIDE else fitted(Panel(image.picture), 2 * _SIDE)
         pictures.append({"name": image.id, "src": jpeg_url(source), "width": small.width, "height": small.height})
-    least = [min(grid["points"]) for layer in found for grid in layer["grids"]]
-    most = [max(grid["points"]) for layer in found for grid in layer["grids"]]
-    text = f"Computed in advance for a grid of {min(least)} to {max(most)} points a side in each image."
+    text = f"Computed in advance for a grid of {min(sides)} to {max(sides)} points a side in each image."
     return {"layers": found, "images": pictures, "text": text}

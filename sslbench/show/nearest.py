@@ -27,7 +27,7 @@ class NearestPatches:
 def unit_patches(grid: Matrix) -> Matrix:
     """Return the patches of an image (h, w, C) as rows (h * w, C) of length 1, float32; zeros stay zeros."""
     rows = np.asarray(grid, dtype=np.float32).reshape(-1, grid.shape[2])
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12))
 
 
 def nearest_patches(queries: Matrix, images: Sequence[Matrix]) -> NearestPatches:

@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
@@ -84,7 +85,7 @@ def class_colours(n: int) -> ByteArray:
     return colours
 
 
-def labelled(classes: Matrix, colours: ByteArray) -> Image.Image:
+def labelled(classes: npt.NDArray[np.integer], colours: ByteArray) -> Image.Image:
     """Return a map of class numbers (H, W) in their colours; numbers that are no class are grey."""
     table = np.concatenate([colours, np.array([_UNLABELLED], dtype=np.uint8)])
     known = (classes >= 0) & (classes < len(colours))

@@ -155,7 +155,7 @@ def show_predictions(
                 frame = None if same is None else RIGHT if same else WRONG
                 panels.append(dataclasses.replace(of_train(in_train[neighbour]), caption=text, frame=frame))
             lines.append((scores.ids[row], panels))
-        text = f"{_META[labels.kind]} Beside each image its nearest training images by {settings.metric}, the nearest first."
+        text = f"{_ORDERS[labels.kind]} Beside each image its nearest training images by {settings.metric}."
         sections.append(Section(group.title, text, lines, _SIDE))
     return sections
 
@@ -177,7 +177,7 @@ def _share_a_class(labels: Labels, row: int, train: Labels, neighbour: int) -> b
     if labels.kind == "value":
         return None
     if labels.kind == "single":
-        return labels.classes[labels.values[row]] == train.classes[train.values[neighbour]]
+        return bool(labels.classes[labels.values[row]] == train.classes[train.values[neighbour]])
     return bool(((labels.values[row] == 1) & (train.values[neighbour] == 1)).any())
 
 
@@ -195,10 +195,10 @@ def _section(
         caption = f"{scores.ids[row]}\n{said.text}"
         panels.append(dataclasses.replace(draw(row), caption=caption, frame=_frame(said)))
     lines: Sequence[tuple[str, Sequence[Panel]]] = [("", panels[i : i + 6]) for i in range(0, len(panels), 6)]
-    return Section(group.title, _META[labels.kind], lines, _SIDE)
+    return Section(group.title, _ORDERS[labels.kind], lines, _SIDE)
 
 
-_META = {
+_ORDERS = {
     "single": "Ordered by the score of the true class less the largest of the others.",
     "multi": "Ordered by the average precision of the labels of an image.",
     "value": "Ordered by the mean absolute error, in standard deviations of the labels.",

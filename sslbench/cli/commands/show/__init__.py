@@ -1,12 +1,16 @@
 """`sslbench show`: pictures of features and predictions, and printed definitions."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo
 from sslbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from sslbench.show.scatter import Projection
 
 _IMAGES = {"points", "views", "foreground"}
 _SCATTER = {"features_path", "labels_path", "projection"}
@@ -45,7 +49,7 @@ def command(
     points: tuple[str, ...],
     views: str | None,
     foreground: bool,
-    projection: str | None,
+    projection: "Projection | None",
     features_path: Path | None,
     labels_path: Path | None,
     weights: options.WeightsFlags,
