@@ -1,12 +1,12 @@
 """Best, median and worst test images of a record of detection, with predicted and true boxes."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import numpy as np
 
 from sslbench.arrays import BoolArray, FloatArray
-from sslbench.data.decode.handlers import Reading
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.splits.objects import split_objects
 from sslbench.detection.batches import read
@@ -76,17 +76,11 @@ def _test_part(result: Result, typed: DataAsTyped, test_fraction: float) -> Obje
                 "Give their location with --data and --test-data.",
             ) from error
         if part.fingerprint() == result.data.test.fingerprint:
-            return _read_by(part, reading(result))
+            return dataclasses.replace(part, reading=reading(result))
     raise ResultError(
-        f"{part.name} is not the data of {result.file}: images or objects have changed, or it is another set",
+        f"{typed.data or train} is not the data of {result.file}: images or objects have changed, or it is another set",
         f"Give its data with --data and --test-data. The record was made by: {result.command}",
     )
-
-
-def _read_by(source: ObjectSource, reading: Reading) -> ObjectSource:
-    import dataclasses
-
-    return dataclasses.replace(source, reading=reading)
 
 
 def read_predictions(path: Path, source: ObjectSource) -> Detections:
