@@ -4,8 +4,9 @@ import dataclasses
 
 import numpy as np
 
+from sslbench.data.images import Arrays
 from sslbench.data.label_map import LabelMap
-from sslbench.data.source import Labels
+from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError
 from sslbench.features.array import Features
 
@@ -46,3 +47,17 @@ def map_sample(n, seed, classes=4, *, grid=(2, 3), side=8, noise=1.0):
         grid=grid,
         maps=ArrayMaps(maps),
     )
+
+
+COLOURS = np.array([[250, 10, 10], [10, 250, 10], [10, 10, 250], [250, 250, 250]])
+
+
+def map_pictures(n, seed, *, grid=(2, 3), side=8):
+    """Pictures with a cell of side x side pixels of each colour, whose class is that colour, and their label maps."""
+    rng = np.random.default_rng(seed)
+    cells = rng.integers(0, 4, (n, *grid))
+    maps = np.kron(cells, np.ones((1, side, side), dtype=int))
+    pixels = (COLOURS[maps] + rng.integers(-10, 6, (*maps.shape, 3))).astype(np.uint8)
+    ids = tuple(f"{seed}-{i:04d}" for i in range(n))
+    images = Arrays(pixels, f"pictures {seed}")
+    return Source(f"pictures {seed}", ids, labels_of_maps(n, 4), images, maps=ArrayMaps(maps))

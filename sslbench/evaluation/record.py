@@ -225,7 +225,10 @@ def _guessing(outcome: Outcome, train: Features, test: Features) -> dict[str, di
     """Return the floors that need no backbone: those that the protocol states, or those of guessing classes."""
     if outcome.chance is None:
         return floors.guessing(train.labels, test.labels)
-    return {"chance": {name: as_recorded(name, value, outcome.absolute) for name, value in outcome.chance.items()}}
+    return {
+        floor: {name: as_recorded(name, value, outcome.absolute) for name, value in values.items()}
+        for floor, values in {"chance": outcome.chance, **outcome.floors}.items()
+    }
 
 
 def _places(outcome: Outcome, test: Features) -> npt.NDArray[np.uint16] | None:
@@ -288,7 +291,8 @@ def finish(
     ):
         log.warning(warning)
         notes.append(warning)
-    result = dataclasses.replace(result, floors=floors_, missing_floors=dict(missing), notes=tuple(notes))
+    lacking = {name: reason for name, reason in missing.items() if name not in floors_}
+    result = dataclasses.replace(result, floors=floors_, missing_floors=lacking, notes=tuple(notes))
     return floors.write(result, scores, out)
 
 

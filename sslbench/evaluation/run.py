@@ -221,7 +221,9 @@ def _score_features(
     if this_process().rank != 0:
         return []
     note_skipped(out, (prepared.data.train, prepared.data.test), [dataclasses.asdict(u) for u in encoded.unreadable])
-    suspected = overlaps.find(prepared, encoded, floor_features["pixels"][1] if "pixels" in floor_features else None)
+    # Colours of a coarse grid do not tell images apart; those of 8 x 8 pixels do.
+    with_pixels = "pixels" in floor_features and dense_kind(tasks) is None
+    suspected = overlaps.find(prepared, encoded, floor_features["pixels"][1] if with_pixels else None)
     results = []
     for layer in prepared.layers:
         for task in tasks:
@@ -416,8 +418,9 @@ def _floor_backbones(prepared: Prepared) -> floors.FloorBackbones:
         return floors.FloorBackbones({}, {})
     found = floors.floor_backbones(prepared.backbone, is_floor=prepared.request.weights == "random")
     if dense_kind(prepared.request.tasks) is not None and "pixels" in found.found:
-        others = {name: backbone for name, backbone in found.found.items() if name != "pixels"}
-        return floors.FloorBackbones(others, found.missing | {"pixels": "8 x 8 pixels are no grid of patches"})
+        grids = [layer.grid for layer in prepared.layers if layer.grid is not None]
+        pixels = floors.pixel_grid(prepared.backbone, max(grids, key=lambda grid: grid[0] * grid[1]))
+        return floors.FloorBackbones(found.found | {"pixels": pixels}, found.missing)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Floor rows at the bottom of a board: chance, majority class, raw pixels and untrained backbones."""
+"""Floor rows at the bottom of a board: chance, majority class, position, raw pixels and untrained backbones."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,8 @@ from sslbench.leaderboard.model import Cell, Column, Row
 from sslbench.metrics.catalog import find
 from sslbench.results import MetricValue, Result
 
-_ORDER = ("chance", "majority", "pixels", "untrained")
+_WITHOUT_IMAGES = ("chance", "majority", "position only")
+_ORDER = (*_WITHOUT_IMAGES, "pixels", "untrained")
 _FloorValues = dict[int, dict[str, float]]  # position of the column -> metric -> value
 
 
@@ -47,7 +48,7 @@ def floor_rows(
 
 def _kind(name: str, backbone: str) -> tuple[str, str]:
     """Return the floor and, for an untrained one, the backbone."""
-    if name in ("chance", "majority"):
+    if name in _WITHOUT_IMAGES:
         return name, ""
     return ("pixels", "") if name.partition(":")[0] == "pixels" else ("untrained", backbone)
 

@@ -6,8 +6,8 @@ its k nearest, weighted by softmax(cosine / temperature); the shares are brought
 bilinear interpolation, and the largest one is the class of the pixel.
 
 Differences from the authors' and later code: the search is exact; scores are at the size of the label map, not of the
-resized image; ignored pixels are in neither memory nor score; classes are not matched to predictions afterwards, which
-`mIoU` does not need and which can only raise it.
+resized image; ignored pixels are in neither memory nor score. Their scores are those after a one-to-one assignment of
+the predicted classes, which can only raise them: `matching=iou` adds these as `matched_mIoU` and `matched_aAcc`.
 
 Memory: that of the patches, 10^6 x 768 numbers in float32 are 3.1 GB, with their labels of 150 classes 0.6 GB. Time:
 the search, 2 * patches * memory * D operations; the 1,449 images of Pascal VOC with 32 x 32 patches against 10^6 take
@@ -16,6 +16,7 @@ the search, 2 * patches * memory * D operations; the 1,449 images of Pascal VOC 
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import torch
@@ -27,8 +28,9 @@ from sslbench.data.source import Labels, PixelLabels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.labels import LABELS
-from sslbench.metrics.dense import segmentation
-from sslbench.metrics.summary import summarise
+from sslbench.metrics.dense import matching, segmentation
+from sslbench.metrics.intervals import Units, Values
+from sslbench.metrics.summary import summarise, with_intervals
 from sslbench.protocols._parts.selection import check_finite
 from sslbench.protocols.protocol import MAPS, OnFeatures, Protocol
 from sslbench.results import Outcome
@@ -38,6 +40,7 @@ from sslbench.solvers.upsampling import upsampled_classes
 
 _QUERIES = 1 << 16
 """Patches searched at a time."""
+_RESAMPLES = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +52,11 @@ class Settings:
     memory: int = setting(
         1_000_000,
         "largest number of training patches; of more, each image keeps equally many, those of its rare classes first",
+    )
+    matching: Literal["none", "iou", "pixels"] = setting(
+        "none",
+        "scores after a one-to-one assignment of predicted classes, beside the others: iou as in Hummingbird's code, "
+        "pixels as in STEGO's",
     )
     max_memory: float = setting(1.0, "working memory of the search", unit="GB", changes_result=False)
 
@@ -109,12 +117,17 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     check_finite(train, "train")
     check_finite(test, "test")
     memory = patch_memory(train, settings.memory, seed)
-    areas = np.stack(list(_areas(memory, test, settings, device)))
     classes = train.labels.classes
+    areas, tables = np.zeros((len(test), 3, len(classes)), np.int64), list[IntArray]()
+    for index, table in enumerate(_tables(memory, test, settings, device)):
+        areas[index] = _areas_of(table)
+        tables += [] if settings.matching == "none" else [table.astype(np.int32)]
     rows = areas.reshape(len(areas), -1).astype(np.float32)
     metrics, headline, per_class = summarise("map", classes, test.labels.values, rows, seed=seed, groups=test.groups)
     labelled = areas[:, 2].sum(axis=0)
     position = _of_position(memory, test)
+    if settings.matching != "none":
+        metrics |= _matched(np.stack(tables), settings.matching, test, seed)
     notes = [f"The memory has {len(memory.x):,} patches of {len(train):,} images"]
     notes[0] += f", {memory.left_out:,} were left out." if memory.left_out else "."
     if absent := [name for name, n in zip(classes, labelled, strict=True) if not n]:
@@ -124,8 +137,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         headline=headline,
         scores=rows,
         per_class=per_class,
-        variants={"position only": position},
         chance=_majority(memory.pixels, labelled),
+        floors={"position only": position},
         notes=tuple(notes),
     )
 
@@ -156,10 +169,22 @@ def patch_memory(train: Features, most: int, seed: int) -> PatchMemory:
     return PatchMemory(np.concatenate(kept), np.concatenate(labels), pixels, places, left_out)
 
 
-def _areas(memory: PatchMemory, test: Features, settings: Settings, device: str) -> Iterator[IntArray]:
-    """Yield the areas (3, C) of each test image, see `metrics.dense.segmentation`."""
+def _matched(tables: IntArray, by: Literal["iou", "pixels"], test: Features, seed: int) -> Values:
+    """Return the metrics after the assignment that is best for all images together, from tables (N, C, C)."""
+    assigned = matching.one_to_one(tables.sum(axis=0, dtype=np.int64), by)
+    measure = matching.matched_measure(matching.assigned_areas(tables, assigned))
+    return with_intervals(measure, Units.of(len(tables), test.groups), seed, _RESAMPLES)
+
+
+def _areas_of(table: IntArray) -> IntArray:
+    """Return the areas (3, C) of a table (C, C) of labels and predictions."""
+    return np.stack([table.diagonal(), table.sum(axis=0), table.sum(axis=1)])
+
+
+def _tables(memory: PatchMemory, test: Features, settings: Settings, device: str) -> Iterator[IntArray]:
+    """Yield the pixels of each pair of label and prediction (C, C) of each test image."""
     for predicted, label in predicted_maps(memory, test, settings, device):
-        yield segmentation.class_areas(predicted, label, memory.labels.shape[1], ignore=(IGNORED,))
+        yield segmentation.confusion_matrix(predicted, label, memory.labels.shape[1], ignore=(IGNORED,))
 
 
 def predicted_maps(
@@ -221,12 +246,12 @@ def _of_position(memory: PatchMemory, test: Features) -> dict[str, float]:
     """Return the metrics of predicting at each place the class that is most frequent there in train."""
     maps, grid = _parts(test)
     scores = (memory.places / np.maximum(memory.places.sum(axis=1, keepdims=True), 1e-12)).astype(np.float32)
-    total = np.zeros((3, scores.shape[1]), dtype=np.int64)
+    total = np.zeros((scores.shape[1],) * 2, dtype=np.int64)
     for index in range(len(test)):
         label = maps.read_map(index).semantic
         predicted = _largest(scores.reshape(*grid, -1), label)
-        total += segmentation.class_areas(predicted, label, scores.shape[1], ignore=(IGNORED,))
-    return _named(total)
+        total += segmentation.confusion_matrix(predicted, label, scores.shape[1], ignore=(IGNORED,))
+    return _named(_areas_of(total))
 
 
 def _named(areas: IntArray) -> dict[str, float]:

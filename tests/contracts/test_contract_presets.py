@@ -44,6 +44,13 @@ SHIPPED = {
     "retrieval/gem",
     "retrieval/vissl_rmac",
     "robustness/imagenet_c",
+    "segmentation/dinov2",
+    "segmentation/dinov2_ms",
+    "segmentation/dinov3",
+    "segmentation/mae",
+    "segmentation/quick",
+    "segmentation_knn/hummingbird",
+    "segmentation_knn/stego",
     "svm/voc07",
 }
 PRESETS = list_names("preset")

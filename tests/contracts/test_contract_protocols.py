@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sample_maps import map_sample
+from sample_maps import ArrayMaps, map_pictures, map_sample
 from scipy.stats import binom
 from torch import nn
 
@@ -33,6 +33,8 @@ ON_SETS = [name for name, protocol in ALL.items() if isinstance(protocol.kind, O
 PROTOCOLS = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnFeatures)]
 OF_PLACES = [name for name in ON_SAMPLES if ALL[name].kind.label_kinds == {"value"}]
 OF_MAPS = [name for name in ON_SAMPLES if ALL[name].kind.label_kinds == {"map"}]
+SMALLER = {"segmentation": {"steps": 60, "warmup_steps": 5}}
+"""Settings of protocols whose defaults take long."""
 CITIES = np.array([[48.86, 2.35], [-33.87, 151.21], [40.71, -74.01], [-1.29, 36.82]])
 
 
@@ -114,7 +116,7 @@ def test_an_outcome_of_places_is_complete_and_good_on_separated_cities(name):
     assert set(outcome.chance) <= set(outcome.metrics) and outcome.chance["accuracy@200km"] == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize("name", OF_MAPS)
+@pytest.mark.parametrize("name", [name for name in OF_MAPS if name in PROTOCOLS])
 def test_an_outcome_of_maps_is_complete_and_good_on_separated_classes(name):
     outcome = run(name)
     assert outcome.headline == "mIoU" and 0.7 < outcome.metrics["mIoU"][0] <= 1
@@ -215,17 +217,22 @@ def small_network():
     return from_module("small", module, plain)
 
 
+def pictures_for(name, n, seed, kind="single"):
+    """Pictures with the labels that a protocol takes."""
+    return map_pictures(n, seed) if name in OF_MAPS else pictures(n, seed, kind)
+
+
 def run_on_images(name, folder, kind="single", train=None, test=None):
     protocol, backbone = ALL[name], small_network()
-    settings = dataclasses.replace(protocol.settings(), batch_size=16)
-    layers = resolve_layers(backbone, ())
-    train = pictures(80, 1, kind) if train is None else train
+    settings = dataclasses.replace(protocol.settings(), batch_size=16, **SMALLER.get(name, {}))
+    layers = resolve_layers(backbone, ["2"] if name in OF_MAPS else ())
+    train = pictures_for(name, 80, 1, kind) if train is None else train
     rows = protocol.kind.rows(backbone, layers, train, settings, seed=0)
     outcomes = protocol.kind.run(
         backbone,
         layers,
         train,
-        pictures(40, 2, kind) if test is None else test,
+        pictures_for(name, 40, 2, kind) if test is None else test,
         settings,
         seed=0,
         engine=ExtractSettings(torch.device("cpu"), workers=0),
@@ -235,7 +242,20 @@ def run_on_images(name, folder, kind="single", train=None, test=None):
     return outcomes[rows[0]]
 
 
-@pytest.mark.parametrize("name", ON_IMAGES)
+@pytest.mark.parametrize("name", [name for name in ON_IMAGES if name in OF_MAPS])
+def test_an_outcome_on_images_of_maps_is_complete_and_good(name, tmp_path):
+    outcome = run_on_images(name, tmp_path)
+    assert outcome.headline == "mIoU" and 0.7 < outcome.metrics["mIoU"][0] <= 1
+    assert outcome.scores.shape == (40, 3 * 4) and set(outcome.per_class) == {f"class {c}" for c in range(4)}
+    for floor in (outcome.chance, outcome.floors["position only"], outcome.floors["pixels"]):
+        assert set(floor) == set(outcome.metrics)
+    assert outcome.chance["mIoU"] < 0.1
+    for value, low, high in outcome.metrics.values():
+        assert low <= value + 1e-9 and value - 1e-9 <= high
+    assert all(note.endswith(".") for note in outcome.notes)
+
+
+@pytest.mark.parametrize("name", [name for name in ON_IMAGES if name not in OF_MAPS])
 @pytest.mark.parametrize("kind", ["single", "multi"])
 def test_an_outcome_on_images_is_complete_and_good(name, kind, tmp_path):
     outcome = run_on_images(name, tmp_path, kind)
@@ -249,7 +269,12 @@ def test_an_outcome_on_images_is_complete_and_good(name, kind, tmp_path):
 
 @pytest.mark.parametrize("name", ON_IMAGES)
 def test_on_images_the_same_input_gives_the_same_and_test_labels_decide_nothing(name, tmp_path):
-    test = pictures(40, 2)
+    test = pictures_for(name, 40, 2)
+    if test.maps is not None:
+        first, second = run_on_images(name, tmp_path / "a"), run_on_images(name, tmp_path / "b", test=turned(test))
+        predicted = [outcome.scores.reshape(40, 3, 4)[:, 1] for outcome in (first, second)]
+        assert np.array_equal(*predicted) and first.selected == second.selected
+        return
     shuffled = np.random.default_rng(0).permutation(test.labels.values)
     other = dataclasses.replace(test, labels=dataclasses.replace(test.labels, values=shuffled))
     first, second = run_on_images(name, tmp_path / "a"), run_on_images(name, tmp_path / "b", test=other)
@@ -257,7 +282,12 @@ def test_on_images_the_same_input_gives_the_same_and_test_labels_decide_nothing(
     assert first.selected == second.selected
 
 
-@pytest.mark.parametrize("name", ON_IMAGES)
+def turned(source):
+    """The same images with the label maps upside down."""
+    return dataclasses.replace(source, maps=ArrayMaps(source.maps.maps[:, ::-1].copy()))
+
+
+@pytest.mark.parametrize("name", [name for name in ON_IMAGES if name not in OF_MAPS])
 def test_on_images_labels_without_meaning_are_predicted_at_chance(name, tmp_path):
     """Test labels are drawn apart from all else: a correct protocol fails once in a million runs, whatever its seed."""
     generator = np.random.default_rng(0)

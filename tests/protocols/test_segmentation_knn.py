@@ -91,8 +91,19 @@ def test_position_and_majority_are_floors():
     maps = np.kron(top, np.ones((8, 8), dtype=int))
     of = [dataclasses.replace(part, maps=ArrayMaps(np.stack([maps] * len(part)))) for part in (train, test)]
     found = run(*of, Settings(), seed=0)
-    assert found.variants["position only"]["mIoU"] == 1.0
+    assert found.floors["position only"]["mIoU"] == 1.0
     assert found.chance["mIoU"] == pytest.approx(0.25), "half of the pixels, of two classes with pixels"
+
+
+def test_matching_only_adds_metrics_and_can_only_raise_them():
+    train, test = map_sample(12, 0, noise=3.0), map_sample(9, 1, noise=3.0)
+    swapped = dataclasses.replace(train, maps=ArrayMaps(np.array([1, 0, 2, 3])[train.maps.maps]))
+    plain, right = run(swapped, test, Settings(), seed=0), run(train, test, Settings(), seed=0)
+    for by in ("iou", "pixels"):
+        found = run(swapped, test, Settings(matching=by), seed=0)
+        assert {name: found.metrics[name] for name in plain.metrics} == plain.metrics
+        assert found.metrics["matched_mIoU"][0] == pytest.approx(right.metrics["mIoU"][0])
+        assert found.metrics["matched_mIoU"][0] > plain.metrics["mIoU"][0] + 0.1
 
 
 def test_what_cannot_be_used_is_one_message():

@@ -109,7 +109,7 @@ def test_blocks_of_layers_and_networks_without_attention():
     assert attention_blocks(vit, resolve_layers(vit, ["last", "blocks.0"])) == ("blocks.0", "blocks.1")
     resnet = load_backbone("random", backbone="resnet18w0.125", seed=0)
     assert not has_attention(resnet)
-    with pytest.raises(BackboneError, match="resnet18w0.125 is no vision transformer"):
+    with pytest.raises(BackboneError, match=r"resnet18w0\.125 is no vision transformer"):
         attention_blocks(resnet, ())
 
 

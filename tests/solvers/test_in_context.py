@@ -79,3 +79,14 @@ def test_classes_of_blocks_are_those_at_once(size, min_max, monkeypatch):
                 own.copy_((own - own.min()) / (own.max() - own.min()))
     monkeypatch.setattr("sslbench.solvers.upsampling._BLOCK", 2 * size[0] * size[1])
     assert (upsampled_classes(scores, size, min_max=min_max) == large.argmax(dim=0)).all()
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 7), (6, 1), (5, 8)])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_classes_that_cannot_win_are_left_out_without_a_difference(grid, sparse):
+    generator = torch.Generator().manual_seed(grid[0])
+    for _ in range(20):
+        scores = torch.rand((40, *grid), generator=generator)
+        scores = torch.where(scores > 0.9, scores, 0.0) if sparse else scores
+        large = torch.nn.functional.interpolate(scores[None], (31, 43), mode="bilinear", align_corners=False)[0]
+        assert (upsampled_classes(scores, (31, 43)) == large.argmax(dim=0)).all()

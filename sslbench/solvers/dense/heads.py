@@ -122,3 +122,100 @@ def depth_from_bins(logits: Tensor, bins: Tensor, *, normalisation: Normalisatio
 def regressed_depth(outputs: Tensor, low: float, high: float, *, bounded: bool) -> Tensor:
     """Return the depth of a head with one output: sigmoid times `high` if bounded, else relu plus `low`."""
     return torch.sigmoid(outputs) * high if bounded else torch.relu(outputs) + low
+
+
+class ConvHead(nn.Module):
+    """Two convolutions of 3 x 3 with batch normalisation and ReLU, then a linear classifier of grid cells.
+
+    It is the head of fully convolutional networks (Long et al., CVPR 2015) as MMSegmentation has it.
+    """
+
+    def __init__(
+        self, channels: int, outputs: int, *, width: int = 256, normalised: bool = True, dropout: float = 0.0
+    ) -> None:
+        """Initialise the head from torch's default generator.
+
+        Args:
+            channels: of the features.
+            outputs: classes, or bins of depth.
+            width: channels between the convolutions.
+            normalised: with batch normalisation of the features.
+            dropout: share of channels dropped before the classifier in training.
+        """
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels) if normalised else nn.Identity()
+        self.convolutions = nn.Sequential(_convolution(channels, width), _convolution(width, width))
+        self.classifier = LinearHead(width, outputs, normalised=False, dropout=dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits (N, outputs, h, w) of features (N, channels, h, w)."""
+        logits: Tensor = self.classifier(self.convolutions(self.norm(x)))
+        return logits
+
+
+class DPTHead(nn.Module):
+    """Head of dense prediction transformers: several layers at several scales, fused from the coarsest to the finest.
+
+    Ranftl et al., "Vision transformers for dense prediction", ICCV 2021, section 3. Maps of one size, as those of a
+    transformer, are brought to 4, 2, 1 and 1/2 times it; maps of a convolutional network keep their sizes. Differences:
+    maps are enlarged by interpolation, not by transposed convolutions; the class token is joined to the patches or not
+    used; the logits have the size of the finest map.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        outputs: int,
+        *,
+        width: int = 256,
+        normalised: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        """Initialise the head from torch's default generator.
+
+        Args:
+            channels: of each map, from the first layer to the last.
+            outputs: classes, or bins of depth.
+            width: channels of the fusion.
+            normalised: with batch normalisation of the maps.
+            dropout: share of channels dropped before the classifier in training.
+        """
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm2d(each) if normalised else nn.Identity() for each in channels)
+        self.projections = nn.ModuleList(nn.Conv2d(each, width, 3, padding=1, bias=False) for each in channels)
+        self.skips = nn.ModuleList(_Residual(width) for _ in channels)
+        self.fusions = nn.ModuleList(_Residual(width) for _ in channels)
+        self.joins = nn.ModuleList(nn.Conv2d(width, width, 1) for _ in channels)
+        self.last = _convolution(width, width)
+        self.classifier = LinearHead(width, outputs, normalised=False, dropout=dropout)
+
+    def forward(self, *maps: Tensor) -> Tensor:
+        """Return the logits (N, outputs, h', w') of maps (N, channels, h, w), from the first layer to the last."""
+        sizes = [(int(x.shape[2]), int(x.shape[3])) for x in maps]
+        if len(maps) > 1 and len(set(sizes)) == 1:
+            factors = [2.0 ** (len(maps) // 2 - i) for i in range(len(maps))]
+            sizes = [(max(1, round(h * f)), max(1, round(w * f))) for (h, w), f in zip(sizes, factors, strict=True)]
+        fused: Tensor | None = None
+        for i in reversed(range(len(maps))):
+            x = self.projections[i](resized(self.norms[i](maps[i]), sizes[i]))
+            fused = x if fused is None else resized(fused, sizes[i]) + self.skips[i](x)
+            fused = self.joins[i](self.fusions[i](fused))
+        logits: Tensor = self.classifier(self.last(fused))
+        return logits
+
+
+class _Residual(nn.Module):
+    """Residual unit of RefineNet: two times ReLU and a convolution of 3 x 3."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x plus its change, of the same shape."""
+        change: Tensor = self.second(torch.relu(self.first(torch.relu(x))))
+        return x + change
+
+
+def _convolution(channels: int, width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())

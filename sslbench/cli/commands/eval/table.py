@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _SHOWN = 10  # groups of a column
 _SEVERITY = re.compile(r"corruption_error\(\w+,\d\)")
 
+_FLOORS = ("untrained", "pixels", "position only", "majority", "chance")
+
 
 def print_results(results: list[Result], out: Path) -> None:
     """Print one row per result: the headline metric with its interval, the selection, and the floors."""
@@ -24,7 +26,8 @@ def print_results(results: list[Result], out: Path) -> None:
 
     table = Table(box=None, pad_edge=False)
     names = ["weights", "layer", "protocol", "metric", "value", "95 % interval", "train"]
-    floors = [name for name in ("untrained", "pixels", "majority", "chance") if any(name in r.floors for r in results)]
+    found = dict.fromkeys(name for r in results for name in r.floors)
+    floors = [name for name in _FLOORS if name in found]
     for name in names + floors + ["selected"]:
         table.add_column(name, justify="right" if name in ("value", "train", *floors) else "left", overflow="fold")
     for result in results:
