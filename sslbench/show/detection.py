@@ -17,13 +17,13 @@ from sslbench.metrics.detection import masks as rle
 from sslbench.results import Result, records
 from sslbench.show.page import Section
 from sslbench.show.pictures import Panel
-from sslbench.show.record import DataAsTyped, choose, location, reading
+from sslbench.show.record import AsTyped, choose, locations, reading
 
 _SCORE, _OVERLAP = 0.5, 0.5
 _SIDE = 640  # of both pictures together
 
 
-def show_detection(result: Result, typed: DataAsTyped, test_fraction: float, each: int) -> list[Section]:
+def show_detection(result: Result, typed: AsTyped, test_fraction: float, each: int) -> list[Section]:
     """Return the best, median and worst test images with true (left) and predicted boxes (right).
 
     Args:
@@ -61,24 +61,21 @@ def _predictions_path(result: Result) -> Path:
     return result.file.with_name(result.file.stem + records.PREDICTIONS)
 
 
-def _test_part(result: Result, typed: DataAsTyped, test_fraction: float) -> ObjectSource:
-    train, test = (location(part.name) for part in (result.data.train, result.data.test))
-    test_data = typed.test_data
-    if typed.data is None and test_data is None and test != train:
-        test_data = test
+def _test_part(result: Result, typed: AsTyped, test_fraction: float) -> ObjectSource:
+    data, test_data = locations(result, typed)
     total = max(1, result.data.train.n + result.data.test.n)
     for fraction in dict.fromkeys((test_fraction, result.data.test.n / total)):
         try:
-            part = split_objects(typed.data or train, test_data, seed=result.seed, test_fraction=fraction).test
+            part = split_objects(data, test_data, seed=result.seed, test_fraction=fraction).test
         except (DataError, UsageError) as error:
             raise type(error)(
                 f"the data of {result.file} cannot be used: {error.message}",
                 "Give their location with --data and --test-data.",
             ) from error
         if part.fingerprint() == result.data.test.fingerprint:
-            return dataclasses.replace(part, reading=reading(result))
+            return dataclasses.replace(part, reading=reading(result, typed))
     raise ResultError(
-        f"{typed.data or train} is not the data of {result.file}: images or objects have changed, or it is another set",
+        f"{data} is not the data of {result.file}: images or objects have changed, or it is another set",
         f"Give its data with --data and --test-data. The record was made by: {result.command}",
     )
 

@@ -19,7 +19,7 @@ from sslbench.results import Result, records
 from sslbench.runtime.progress import Progress
 from sslbench.show.page import Section
 from sslbench.show.pictures import RIGHT, WRONG, Panel
-from sslbench.show.record import ChosenImages, DataAsTyped, choose, reading, reopen, rows_of
+from sslbench.show.record import AsTyped, ChosenImages, choose, reading, reopen, rows_of
 from sslbench.solvers.neighbours import Scope, nearest
 
 _NEIGHBOURS = 7
@@ -103,7 +103,7 @@ def _score(result: Result, values: FloatArray, column: int) -> str:
 def show_predictions(
     result: Result,
     scores: records.Scores,
-    typed: DataAsTyped,
+    typed: AsTyped,
     run: RunSettings,
     each: int,
     *,
@@ -129,7 +129,7 @@ def show_predictions(
     test, rows = prepared.data.test, rows_of(prepared.data.test, scores.ids)
     labels = Labels(result.data.labels, scores.classes, scores.labels)
     groups = choose(quality(labels.kind, labels.values, scores.scores), each)
-    draw = _pictures(result, test)
+    draw = _pictures(result, typed, test)
     if not knn:
         return [_section(result, labels, scores, group, lambda row: draw(rows[row])) for group in groups]
     settings: KnnSettings = prepared.request.tasks[0].settings
@@ -141,7 +141,7 @@ def show_predictions(
     queries = np.array([at[scores.ids[row]] for row in chosen], dtype=np.int64)
     similarity, neighbours = _neighbours(train, found, queries, settings)
     place = {row: i for i, row in enumerate(chosen.tolist())}
-    of_train = _pictures(result, prepared.data.train)
+    of_train = _pictures(result, typed, prepared.data.train)
     in_train = rows_of(prepared.data.train, train.ids)
     sections = []
     for group in groups:
@@ -205,7 +205,7 @@ _ORDERS = {
 }
 
 
-def _pictures(result: Result, source: Source) -> Callable[[int], Panel]:
+def _pictures(result: Result, typed: AsTyped, source: Source) -> Callable[[int], Panel]:
     """Return a function from a position in a source to its picture.
 
     Raises:
@@ -213,7 +213,7 @@ def _pictures(result: Result, source: Source) -> Callable[[int], Panel]:
     """
 
     def draw(row: int) -> Panel:
-        found = thumbnails(source, {"": [row]}, reading=reading(result), side=2 * _SIDE)[""]
+        found = thumbnails(source, {"": [row]}, reading=reading(result, typed), side=2 * _SIDE)[""]
         if not found:
             raise DataError(f"{source.images.path(row)} cannot be read")
         return Panel(found[0].picture)

@@ -17,29 +17,34 @@ from sslbench.data.splits import TrainTest
 from sslbench.errors import DataError, ResultError, SslbenchError, UsageError
 from sslbench.evaluation.prepare import Prepared, one_part, only_part, prepare
 from sslbench.evaluation.request import Request, RunSettings, make_task
+from sslbench.names import from_file, refuse_location
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.protocols import OnSets
 from sslbench.protocols import find as find_protocol
 from sslbench.results import Result, records
 
-_NOT_SETTINGS = {"origin", "decoder", "max_pixels"}
-
 
 @dataclasses.dataclass(frozen=True)
-class DataAsTyped:
-    """Location of the data of a record, where it is not the one that the record names.
+class AsTyped:
+    """Words of the user in place of those of a record; code that a record names is not run unless they name it too.
 
     Attributes:
-        data: see `Request`.
-        test_data: likewise.
-        image_column: likewise.
-        label_column: likewise.
+        data: location of the data, where it is not the one in the record.
+        test_data: see `Request`.
+        image_column: see `Request`.
+        label_column: see `Request`.
+        backbone: see `Request`.
+        protocol: name of the protocol.
+        decoder: see `Preprocessing`.
     """
 
     data: str | None = None
     test_data: str | None = None
     image_column: str | None = None
     label_column: str | None = None
+    backbone: str | None = None
+    protocol: str | None = None
+    decoder: tuple[str, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +110,21 @@ def location(name: str) -> str:
     return re.sub(r" \([^()]*\)$", "", re.sub(r", \d+ of \d+$", "", name))
 
 
-def reopen(result: Result, typed: DataAsTyped, run: RunSettings, *, with_weights: bool) -> Prepared:
+def locations(result: Result, typed: AsTyped) -> tuple[str, str | None]:
+    """Return the location of the data of a record, and that of the test part where it is another.
+
+    Raises:
+        UsageError: the record names a module as its source.
+    """
+    if typed.data is not None or typed.test_data is not None:
+        return typed.data or location(result.data.train.name), typed.test_data
+    train, test = (location(part.name) for part in (result.data.train, result.data.test))
+    for name in (train, test):
+        refuse_location(name, f"{result.file}: data")
+    return train, None if test == train else test
+
+
+def reopen(result: Result, typed: AsTyped, run: RunSettings, *, with_weights: bool) -> Prepared:
     """Return the evaluation of a record, its data checked against the record's fingerprints.
 
     Args:
@@ -119,16 +138,16 @@ def reopen(result: Result, typed: DataAsTyped, run: RunSettings, *, with_weights
     """
     if result.weights.format == "features":
         raise ResultError(f"{result.file} is of features made elsewhere, so there are no images to show")
-    if isinstance(find_protocol(result.protocol.name).kind, OnSets):
+    protocol = typed.protocol or from_file(
+        result.protocol.name, f"{result.file}: protocol.name", f"sslbench show {{}} {result.file}"
+    )
+    if isinstance(find_protocol(protocol).kind, OnSets):
         raise ResultError(
             f"{result.file}: {result.protocol.name} scores several sets of images, which show cannot draw"
         )
     run = _run_of(result, run)
-    train, test = (location(part.name) for part in (result.data.train, result.data.test))
-    data, test_data = typed.data or train, typed.test_data
-    if typed.data is None and test_data is None and test != train:
-        test_data = test
-    task = make_task(result.protocol.name, result.protocol.settings)
+    data, test_data = locations(result, typed)
+    task = make_task(protocol, result.protocol.settings)
     most = max(result.data.train.n, result.data.test.n)
     request = Request(
         data=data,
@@ -137,7 +156,7 @@ def reopen(result: Result, typed: DataAsTyped, run: RunSettings, *, with_weights
         label_column=typed.label_column,
         tasks=(task,),
         limit=most,
-        **(_network(result) if with_weights else {"weights": "pixels"}),
+        **(_network(result, typed) if with_weights else {"weights": "pixels"}),
     )
     if " of " in result.data.test.name or " of " in result.data.train.name:
         fractions = [run.test_fraction]
@@ -184,7 +203,7 @@ def _difference(result: Result, data: TrainTest) -> SslbenchError | None:
     return None
 
 
-def _network(result: Result) -> dict[str, Any]:
+def _network(result: Result, typed: AsTyped) -> dict[str, Any]:
     """Return the fields of a `Request` for the weights, layer and preprocessing of a record.
 
     Raises:
@@ -193,15 +212,18 @@ def _network(result: Result) -> dict[str, Any]:
     used = result.weights
     if used.path is None and not used.untrained and used.format != "pixels":
         raise ResultError(f"{result.file}: its network was in memory, so its predictions cannot be computed again")
-    values = {key: value for key, value in result.preprocessing.items() if key not in _NOT_SETTINGS | {"space"}}
+    values = {key: value for key, value in result.preprocessing.items() if key not in ("origin", "space")}
+    values["decoder"] = reading(result, typed).decoder
+    named = re.sub(r",img_size=\d+$", "", used.backbone)
+    backbone = typed.backbone or from_file(named, f"{result.file}: weights.backbone", "--backbone {}")
     layer = re.sub(r":grid\(\d+,\d+\)", "", result.layer)
     return {
         "weights": used.path or ("random" if used.untrained else used.backbone),
-        "backbone": re.sub(r",img_size=\d+$", "", used.backbone) if used.path or used.untrained else None,
+        "backbone": backbone if used.path or used.untrained else None,
         "format": used.format if used.path else None,
         "allow_partial": used.partial,
         "layers": tuple(split_layers(layer)),
-        "preprocessing": {key: value for key, value in values.items() if value is not None or key != "squash"},
+        "preprocessing": values,
     }
 
 
@@ -209,13 +231,17 @@ def _run_of(result: Result, run: RunSettings) -> RunSettings:
     """Return the settings of a run with those of a record in their place."""
     hints = typing.get_type_hints(RunSettings)
     own = {name: convert(getattr(result, name), hints[name], name) for name in ("precision", "feature_dtype", "seed")}
-    return dataclasses.replace(run, **own, floors=False, overlaps=False)
+    skip: dict[str, Any] = {"on_error": "skip"} if result.data.unreadable else {}
+    # The decoder is among the values of the preprocessing.
+    return dataclasses.replace(run, **own, **skip, decoder=("reference",), floors=False, overlaps=False)
 
 
-def reading(result: Result) -> Reading:
-    """Return how the images of a record were decoded."""
+def reading(result: Result, typed: AsTyped) -> Reading:
+    """Return the settings of the decoding of a record; code that it names runs only if the user names it."""
     values: Mapping[str, Any] = result.preprocessing
-    return Reading(tuple(values.get("decoder", ())), int(values.get("max_pixels", MAX_PIXELS)))
+    recorded = [name.partition("@")[0] for name in values.get("decoder", ("reference",))]
+    decoder = typed.decoder or from_file(recorded, f"{result.file}: preprocessing.decoder", "--decoder {}")
+    return Reading(tuple(decoder), int(values.get("max_pixels", MAX_PIXELS)))
 
 
 def rows_of(source: Source, ids: Sequence[str]) -> list[int]:

@@ -12,7 +12,7 @@ from sslbench.show.folder import open_folder
 from sslbench.show.page import Section, page
 from sslbench.show.pictures import PanelRow, sheet
 from sslbench.show.predictions import show_predictions
-from sslbench.show.record import DataAsTyped, scores_of
+from sslbench.show.record import AsTyped, scores_of
 from sslbench.show.segmentation import show_segmentation
 
 
@@ -21,19 +21,18 @@ class RecordPictures:
     """Choice of pictures of a record.
 
     Attributes:
-        data: location of its data.
+        typed: words of the user, in place of those of the record.
         each: number of images per group: best, median, worst.
         store: folder of the feature store.
     """
 
-    data: DataAsTyped
+    typed: AsTyped
     each: int
     store: Path
 
 
 def show_record(
     path: Path,
-    protocol: str | None,
     chosen: RecordPictures,
     run: RunSettings,
     out: Path,
@@ -45,7 +44,6 @@ def show_record(
 
     Args:
         path: of the record.
-        protocol: named by the user, which must be the record's; None: any.
         chosen: of the record.
         run: device, workers and decoding.
         out: new, empty or earlier folder of `sslbench show`.
@@ -59,6 +57,7 @@ def show_record(
         SslbenchError: the record cannot be read, has nothing to show, or its data or weights are gone or changed.
     """
     result = records.read(path)
+    protocol = chosen.typed.protocol
     if protocol is not None and protocol != result.protocol.name:
         raise UsageError(f"{path} is a record of {result.protocol.name}, not of {protocol}")
     sections = _sections(result, chosen, run, progress)
@@ -93,10 +92,10 @@ def show_record(
 def _sections(result: Result, chosen: RecordPictures, run: RunSettings, progress: Progress | None) -> list[Section]:
     name = result.protocol.name
     if name == "detection":
-        return show_detection(result, chosen.data, run.test_fraction, chosen.each)
+        return show_detection(result, chosen.typed, run.test_fraction, chosen.each)
     scores = scores_of(result)
     if name == "segmentation-knn":
-        return show_segmentation(result, scores, chosen.data, run, chosen.each, store=chosen.store, progress=progress)
+        return show_segmentation(result, scores, chosen.typed, run, chosen.each, store=chosen.store, progress=progress)
     if result.data.labels not in ("single", "multi", "value"):
         raise ResultError(f"{result.file}: predictions of {name} are not stored, and show cannot compute them")
-    return show_predictions(result, scores, chosen.data, run, chosen.each, store=chosen.store, progress=progress)
+    return show_predictions(result, scores, chosen.typed, run, chosen.each, store=chosen.store, progress=progress)

@@ -17,7 +17,7 @@ from sslbench.results import Result, records
 from sslbench.runtime.progress import Progress
 from sslbench.show.page import Section
 from sslbench.show.pictures import Panel, class_colours, labelled
-from sslbench.show.record import DataAsTyped, choose, reading, reopen, rows_of
+from sslbench.show.record import AsTyped, choose, reading, reopen, rows_of
 
 _SIDE = 224
 
@@ -35,7 +35,7 @@ def image_quality(areas: np.ndarray) -> FloatArray:
 def show_segmentation(
     result: Result,
     scores: records.Scores,
-    typed: DataAsTyped,
+    typed: AsTyped,
     run: RunSettings,
     each: int,
     *,
@@ -82,7 +82,7 @@ def show_segmentation(
                 f"{result.file}: the map of {scores.ids[row]} computed now is not the one of the record",
                 "The network, a library or the protocol has changed: run the evaluation again.",
             )
-        thumbnail = thumbnails(source, {"": [rows[row]]}, reading=reading(result), side=2 * _SIDE)[""]
+        thumbnail = thumbnails(source, {"": [rows[row]]}, reading=reading(result, typed), side=2 * _SIDE)[""]
         if not thumbnail:
             raise DataError(f"{source.images.path(rows[row])} cannot be read")
         seen |= set(np.unique(predicted).tolist()) | set(np.unique(label).tolist())

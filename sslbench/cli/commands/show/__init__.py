@@ -7,6 +7,7 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo
+from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,13 +72,15 @@ def command(
     from sslbench.cli.commands.show import features, images, record
     from sslbench.cli.commands.show.definitions import print_definition
 
+    if this_process().world > 1:
+        raise UsageError("show runs in one process", "Start it without torchrun or srun.")
     names = {str(parameter.name) for parameter in ctx.command.params}
     if words == ("features",):
         options.refuse(ctx, used=names - _IMAGES, what="show features")
         files = features.draw(ctx, out, projection, features_path, labels_path, weights, data, preprocessing, run)
     elif words and words[-1].endswith(".json"):
         options.refuse(ctx, used=record.USED, what="a record", reasons=record.REASONS)
-        files = record.draw(ctx, words, out, data, run)
+        files = record.draw(ctx, words, out, weights, data, run)
     elif words:
         options.refuse(ctx, used={"words"}, what=f"show {words[0]}, which prints a definition")
         if len(words) > 1:
