@@ -247,7 +247,7 @@ def show_scatter(
     folder = open_folder(out)
     title = f"{TITLES[projection]} of {points.name}"
     for layer, place in places.items():
-        folder.write_sheet(f"scatter {layer}", _plot(place, colours, f"{title}, {layer}, {len(place)} samples"))
+        folder.write_sheet(f"scatter {layer}", _plot(place, colours, f"{title}, {layer}"))
         if small:
             folder.write_sheet(f"thumbnails {layer}", _thumbnail_map(place, small, colours))
     text = f"{title}, {len(points.ids):,} samples. In t-SNE and UMAP distances between far groups mean nothing."
