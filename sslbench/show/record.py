@@ -184,7 +184,7 @@ def _prepared(result: Result, request: Request, run: RunSettings) -> Prepared:
     except (DataError, UsageError) as error:
         raise type(error)(
             f"the data or weights of {result.file} cannot be used: {error.message}",
-            "Give the location of the data with --data and --test-data, and the columns of a table.",
+            " ".join(filter(None, (error.remedy, "Data in another place: --data, --test-data, --label-col."))),
         ) from error
     part = only_part(prepared.request.tasks[0])
     return prepared if part is None else dataclasses.replace(prepared, data=one_part(prepared.data, part))

@@ -85,7 +85,7 @@ def test_attention_is_softmax_of_queries_and_keys(size):
         "vit_tiny_patch16_224", embed_dim=48, depth=2, num_heads=3, num_classes=0, img_size=size
     ).eval()
     # Resampled positions of the encoder: the second implementation gets the same.
-    encoder = DenseEncoder(backbone, [attention_input("blocks.1")])
+    encoder = DenseEncoder(unfused(backbone), [attention_input("blocks.1")])
     encoder._for_size(size)
     net.load_state_dict({**backbone.module.state_dict(), "pos_embed": encoder._module.pos_embed})
     seen = []
