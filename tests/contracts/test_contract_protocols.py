@@ -33,7 +33,7 @@ from sslbench.runtime.seeds import seeded
 
 ALL = {name: find(name) for name in list_names("protocol")}
 ON_SAMPLES = [name for name, protocol in ALL.items() if not isinstance(protocol.kind, OnObjects)]
-OF_TUPLES = [name for name, p in ALL.items() if p.kind.label_kinds & {"points", "homography", "tracks"}]
+OF_TUPLES = [name for name in ON_SAMPLES if ALL[name].kind.label_kinds & {"points", "homography", "tracks"}]
 ON_IMAGES = [name for name, p in ALL.items() if isinstance(p.kind, OnImages) and name not in OF_TUPLES]
 CLASSES_ON_IMAGES = [name for name in ON_IMAGES if "single" in ALL[name].kind.label_kinds]
 OBJECTS_ON_IMAGES = [name for name in ON_IMAGES if ALL[name].kind.label_kinds & {"boxes", "mask"}]
