@@ -30,7 +30,7 @@ class BinaryMasks:
 
     Attributes:
         name: of the source, for messages.
-        images: whose masks they are.
+        images: the images of the masks.
         maps: of the same length.
     """
 
