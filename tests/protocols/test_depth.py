@@ -34,7 +34,7 @@ def backbone():
 
 def run(kind, backbone, folder, train=None, test=None, **settings):
     protocol = PROTOCOLS[kind]
-    found = protocol.run(
+    found = protocol.PROTOCOL.kind.run(
         backbone,
         resolve_layers(backbone, ["1"]),
         value_pictures(kind, 24, 1) if train is None else train,
@@ -189,14 +189,14 @@ def test_depths_that_cannot_be_used_are_one_message_before_training(train, setti
 )
 def test_settings_that_are_not_possible_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
-        depth.check(depth.Settings(**settings), value_pictures("depth", 2, 0).labels)
+        depth.PROTOCOL.kind.check(depth.Settings(**settings), value_pictures("depth", 2, 0).labels)
 
 
 def test_other_labels_and_other_layers_are_refused(backbone):
     with pytest.raises(DataError, match=r"depth needs a depth for every pixel.*surface normal"):
-        depth.check(depth.Settings(), value_pictures("normals", 2, 0).labels)
+        depth.PROTOCOL.kind.check(depth.Settings(), value_pictures("normals", 2, 0).labels)
     with pytest.raises(UsageError, match="blocks need a vision transformer"):
-        depth.rows(
+        depth.PROTOCOL.kind.rows(
             backbone,
             resolve_layers(backbone, ["0"]),
             value_pictures("depth", 4, 0),

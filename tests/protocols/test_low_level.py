@@ -120,9 +120,9 @@ def run(folder, train, test, **settings):
     backbone = derivatives()
     chosen = low_level.Settings(**{**SMALL, **settings})
     layers = resolve_layers(backbone, ["2"])
-    names = low_level.rows(backbone, layers, train, chosen, seed=0)
+    names = low_level.PROTOCOL.kind.rows(backbone, layers, train, chosen, seed=0)
     engine = ExtractSettings(torch.device("cpu"), workers=0)
-    found = low_level.run(backbone, layers, train, test, chosen, seed=0, engine=engine, folder=folder)
+    found = low_level.PROTOCOL.kind.run(backbone, layers, train, test, chosen, seed=0, engine=engine, folder=folder)
     assert tuple(found) == names == ("2",)
     return found["2"]
 
@@ -150,9 +150,9 @@ def test_images_of_one_colour_and_impossible_settings_are_one_message(tmp_path):
         run(tmp_path, flat, flat, lr=(0.05,))
     for change, message in (({"sigma": 0}, "sigma"), ({"lr": ()}, "lr")):
         with pytest.raises(UsageError, match=message):
-            low_level.check(low_level.Settings(**change), flat.labels)
+            low_level.PROTOCOL.kind.check(low_level.Settings(**change), flat.labels)
     with pytest.raises(DataError, match="one class each"):
-        low_level.check(low_level.Settings(), Labels("single", ("a",), np.zeros(3, np.int64)))
+        low_level.PROTOCOL.kind.check(low_level.Settings(), Labels("single", ("a",), np.zeros(3, np.int64)))
 
 
 def test_any_images_serve():

@@ -37,7 +37,7 @@ def backbone():
 
 
 def run(backbone, folder, settings=QUICK, train=None, test=None, workers=0, layer="1"):
-    return segmentation.run(
+    return segmentation.PROTOCOL.kind.run(
         backbone,
         resolve_layers(backbone, [layer]),
         map_pictures(30, 1) if train is None else train,
@@ -251,4 +251,4 @@ def test_what_cannot_be_used_is_listed_before_training(backbone, tmp_path):
 )
 def test_settings_that_are_not_possible_are_refused(change):
     with pytest.raises(UsageError, match=next(iter(change)).split("_")[0]):
-        segmentation.check(dataclasses.replace(Settings(), **change), map_pictures(4, 0).labels)
+        segmentation.PROTOCOL.kind.check(dataclasses.replace(Settings(), **change), map_pictures(4, 0).labels)

@@ -9,22 +9,16 @@ to the size of the true depth; padding to whole patches is cut off exactly; loga
 learning rate is chosen on a held-out part of train; images without depth are left out of all means and listed.
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import functools
 
-from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.layers import Layer
 from sslbench.data.loading.joint import JointView
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
-from sslbench.features.extract import ExtractSettings
 from sslbench.labels import LABELS
-from sslbench.protocols._parts.dense import check_settings, checked_rows, train_and_score
-from sslbench.protocols._parts.dense.pixel_values import raw_layers
+from sslbench.protocols._parts.dense import Plan, trained_heads
 from sslbench.protocols.depth.scores import check_region, limits_of, median_rows, outcome, range_of, task
 from sslbench.protocols.depth.settings import Settings
-from sslbench.protocols.protocol import OnImages, Protocol
-from sslbench.results import Outcome
+from sslbench.protocols.protocol import Protocol
 
 NAME = "depth"
 
@@ -36,7 +30,6 @@ def check(settings: Settings, train: Labels) -> None:
         UsageError: settings that are not possible.
         DataError: labels that are no depths.
     """
-    check_settings(settings, protocol=NAME)
     low, high = settings.min_depth, settings.max_depth
     for name, wrong, need in (
         ("bins", settings.bins < 2, "at least 2"),
@@ -58,76 +51,27 @@ def check(settings: Settings, train: Labels) -> None:
         )
 
 
-def rows(
-    backbone: Backbone, layers: Sequence[Layer], train: Source, settings: Settings, *, seed: int
-) -> tuple[str, ...]:
-    """Refuse backbone, layers and settings that do not fit, before any image is decoded; return the rows of results.
+def plan(train: Source, test: Source, settings: Settings, *, seed: int) -> Plan:
+    """Return the parts of a run that are depth's own.
 
     Raises:
-        UsageError: blocks do not fit the backbone or the layers, or train is too small for a choice.
+        DataError: depths of train that cannot be metres, none between the limits, or a region beyond the images.
     """
-    layers = raw_layers(backbone, layers, settings.raw_blocks, settings, NAME)
-    return checked_rows(backbone, layers, train, settings, protocol=NAME, seed=seed)
-
-
-def run(  # noqa: PLR0913  the signature of every protocol on images
-    backbone: Backbone,
-    layers: Sequence[Layer],
-    train: Source,
-    test: Source,
-    settings: Settings,
-    *,
-    seed: int,
-    engine: ExtractSettings,
-    folder: Path,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> dict[str, Outcome]:
-    """Train heads on train, choose one per row on a held-out part of it, predict the depth of the test images.
-
-    Args:
-        backbone: stays as it is.
-        layers: a row of results each, unless `blocks` or `raw_blocks` is set.
-        train: images with depth.
-        test: the same.
-        settings: see `Settings`.
-        seed: of the held-out part, the order, the augmentation, the first weights and the intervals.
-        engine: device, precision and workers.
-        folder: for checkpoints: the same call continues from the newest one there.
-        progress: called with what, images done and images in all.
-
-    Returns:
-        Row (see `rows`) -> outcome; a row of which every head diverged is left out.
-
-    Raises:
-        DataError: images or depths cannot be used; all of them are listed before training.
-        NotFiniteError: every head diverged.
-        StoppedError: a signal came; everything is saved.
-    """
-    check(settings, train.labels)
     check_region(train, settings.train_region)
     known = range_of(train, seed)
     limits = limits_of(settings, known)
     of_depth = task(settings, limits)
-    found = train_and_score(
-        backbone,
-        raw_layers(backbone, layers, settings.raw_blocks, settings, NAME),
-        train,
-        test,
+    median = functools.cache(lambda: None if known is None else median_rows(test, known.median, of_depth))
+    return Plan(
         of_depth,
-        settings,
         JointView(crop=settings.crop, region=settings.train_region),
-        seed=seed,
-        engine=engine,
-        folder=folder,
-        progress=progress,
+        lambda row: outcome(row, test, settings, limits, median(), seed=seed),
     )
-    median = None if known is None else median_rows(test, known.median, of_depth)
-    return {name: outcome(row, test, settings, limits, median, seed=seed) for name, row in found.items()}
 
 
 PROTOCOL = Protocol(
     version=1,
     summary="depth from single images: heads trained on frozen features of patches.",
     settings=Settings,
-    kind=OnImages(check, rows, run, label_kinds=frozenset({"depth"})),
+    kind=trained_heads(NAME, check, plan, label_kinds=frozenset({"depth"})),
 )

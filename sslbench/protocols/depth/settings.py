@@ -5,7 +5,6 @@ from typing import Literal
 
 from sslbench.config import setting
 from sslbench.data.loading.joint import Colours
-from sslbench.protocols._parts.dense.pixel_values import RawBlocks
 from sslbench.protocols._parts.dense.settings import HeadSettings
 from sslbench.solvers.dense.heads import Normalisation, Spacing
 
@@ -37,11 +36,6 @@ class Settings(HeadSettings):
         None, "height and width of the sliding window in scoring; null: the whole image", unit="pixels"
     )
     flip_test: bool = setting(True, "average depths with those of the mirrored image")
-    raw_blocks: RawBlocks = setting(
-        "none",
-        "vision transformers, instead of --layers: outputs of blocks before the last norm: the last, the last4, or "
-        "spread4 over the depth ([2, 5, 8, 11] of 12)",
-    )
     min_depth: float | None = setting(
         None, "smallest depth of bins and of scored pixels; null: bins from the smallest of train, all scored", unit="m"
     )

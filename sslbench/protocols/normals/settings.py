@@ -5,7 +5,6 @@ from typing import Literal
 
 from sslbench.config import setting
 from sslbench.data.loading.joint import Colours
-from sslbench.protocols._parts.dense.pixel_values import RawBlocks
 from sslbench.protocols._parts.dense.settings import HeadSettings
 
 
@@ -26,11 +25,6 @@ class Settings(HeadSettings):
     )
     window: tuple[int, int] | None = setting(
         None, "height and width of the sliding window in scoring; null: the whole image", unit="pixels"
-    )
-    raw_blocks: RawBlocks = setting(
-        "none",
-        "vision transformers, instead of --layers: outputs of blocks before the last norm: the last, the last4, or "
-        "spread4 over the depth ([2, 5, 8, 11] of 12)",
     )
     uncertainty: bool = setting(
         True,

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.dense import DenseEncoder, DenseInput, block_inputs, layer_inputs
+from sslbench.backbones.dense import DenseEncoder, DenseInput, block_inputs, layer_inputs, number_of_blocks
 from sslbench.backbones.grids import last_map
-from sslbench.backbones.layers import Layer
+from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.errors import UsageError
 from sslbench.protocols._parts.dense.settings import HeadSettings
 from sslbench.runtime.seeds import seeded
-from sslbench.solvers.dense.heads import ConvHead, DPTHead, LinearHead
+from sslbench.solvers.dense.heads import ConvHead, DPTHead, Layers, LinearHead, layer_indices
 from sslbench.solvers.dense.windows import resized
 
 PIXELS = "pixels"
@@ -48,16 +48,18 @@ def head_inputs(
         UsageError: blocks and layers exclude each other, or the backbone lacks them.
         BackboneError: it has no map.
     """
-    if not settings.blocks:
+    if not settings.blocks and settings.raw_blocks == "none":
         found = layer_inputs(backbone, layers, cls=settings.cls)
-    elif [layer.text for layer in layers] != [last_map(backbone)]:
+    elif (settings.blocks and settings.raw_blocks != "none") or not _are_default(backbone, layers):
         raise UsageError(
-            f"{protocol}: blocks={list(settings.blocks)} and the layers "
-            f"{', '.join(layer.text for layer in layers)} exclude each other",
-            "Give --layers or blocks=..., not both.",
+            f"{protocol}: the layers {', '.join(layer.text for layer in layers)}, blocks={list(settings.blocks)} and "
+            f"raw_blocks={settings.raw_blocks} exclude each other",
+            "Give one of --layers, blocks= and raw_blocks=.",
         )
-    else:
+    elif settings.raw_blocks == "none":
         found = block_inputs(backbone, settings.blocks, cls=settings.cls)
+    else:
+        found = layer_inputs(backbone, _raw_layers(backbone, settings.raw_blocks, protocol), cls=settings.cls)
     if settings.head != "dpt":
         return tuple(HeadInput(each.name, (each.name,)) for each in found), found
     maps: dict[str, DenseInput] = {}
@@ -70,6 +72,29 @@ def head_inputs(
             parts.append(name)
         inputs.append(HeadInput(each.name, tuple(parts)))
     return tuple(inputs), tuple(maps.values())
+
+
+def _are_default(backbone: Backbone, layers: Sequence[Layer]) -> bool:
+    """Return whether no layer was named.
+
+    Raises:
+        UsageError: the backbone has no blocks.
+    """
+    number_of_blocks(backbone)
+    return [layer.text for layer in layers] == [last_map(backbone)]
+
+
+def _raw_layers(backbone: Backbone, raw: Layers, protocol: str) -> tuple[Layer, ...]:
+    """Return the outputs of blocks, joined.
+
+    Raises:
+        UsageError: the backbone has too few blocks.
+    """
+    total = number_of_blocks(backbone)
+    if total < 4 and raw != "last":
+        raise UsageError(f"{protocol}: raw_blocks={raw} needs four blocks, {backbone.name} has {total}")
+    names = [f"blocks.{i}" for i in layer_indices(total, raw)]
+    return resolve_layers(backbone, names if len(names) == 1 else [f"concat({','.join(names)})"])
 
 
 class DenseHead(nn.Module):

@@ -1,28 +1,20 @@
-"""Depth and normals of pixels as targets of dense heads: reading, layers, metrics without intervals, notes."""
+"""Depth and normals of pixels as targets of dense heads: reading, metrics without intervals, notes."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
-from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.dense import number_of_blocks
-from sslbench.backbones.grids import last_map
-from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.data.groups import source_groups
 from sslbench.data.loading.joint import Target
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
-from sslbench.errors import DataError, UsageError
+from sslbench.errors import DataError
 from sslbench.labels import LabelKind
 from sslbench.metrics.intervals import Units, Values
 from sslbench.metrics.summary import measures, summarise
-from sslbench.protocols._parts.dense.settings import HeadSettings
-from sslbench.solvers.dense.heads import layer_indices
-
-RawBlocks = Literal["none", "last", "last4", "spread4"]
 
 
 def read_pixel_values(source: Source, index: int, size: tuple[int, int] | None = None) -> Target:
@@ -36,25 +28,6 @@ def read_pixel_values(source: Source, index: int, size: tuple[int, int] | None =
         raise DataError(f"{source.name} has no values of pixels")
     values = source.pixel_values.read_values(index, size=size)
     return np.ascontiguousarray(np.moveaxis(values, 2, 0))
-
-
-def raw_layers(
-    backbone: Backbone, given: Sequence[Layer], raw: RawBlocks, settings: HeadSettings, protocol: str
-) -> tuple[Layer, ...]:
-    """Return the layers of heads: those given, or raw outputs of blocks joined.
-
-    Raises:
-        UsageError: the backbone has no blocks, or layers were named as well.
-    """
-    if raw == "none":
-        return tuple(given)
-    total = number_of_blocks(backbone)
-    if settings.blocks or [layer.text for layer in given] != [last_map(backbone)]:
-        raise UsageError(f"{protocol}: raw_blocks={raw}, blocks and --layers exclude each other", "Give one of them.")
-    if total < 4 and raw != "last":
-        raise UsageError(f"{protocol}: raw_blocks={raw} needs four blocks, {backbone.name} has {total}")
-    names = [f"blocks.{i}" for i in layer_indices(total, raw)]
-    return resolve_layers(backbone, names if len(names) == 1 else [f"concat({','.join(names)})"])
 
 
 def metrics_of(kind: LabelKind, rows: npt.NDArray[np.floating], test: Source, seed: int) -> tuple[Values, str]:

@@ -67,55 +67,6 @@ class DenseRow:
     notes: tuple[str, ...]
 
 
-def check_settings(settings: HeadSettings, *, protocol: str) -> None:
-    """Refuse settings that are not possible, whatever the data and the backbone.
-
-    Raises:
-        UsageError: they are.
-    """
-
-    def need(right: bool, message: str) -> None:
-        if not right:
-            raise UsageError(f"{protocol}: {message}")
-
-    def positive(value: float) -> bool:
-        return math.isfinite(value) and value > 0
-
-    need(bool(settings.lr) and all(map(positive, settings.lr)), f"lr should be above 0, not {list(settings.lr)}")
-    for name in ("lr", "blocks", "scales"):
-        values = getattr(settings, name)
-        need(len(set(values)) == len(values), f"{name} holds a value twice: {list(values)}")
-    need(all(n >= 1 for n in settings.blocks), f"blocks should be 1 or more, not {list(settings.blocks)}")
-    for name in ("steps", "batch_size", "upsample"):
-        need(getattr(settings, name) >= 1, f"{name} should be at least 1, not {getattr(settings, name)}")
-    need(settings.batch_size > 1, "batch_size should be at least 2: BatchNorm needs it")
-    need(0 <= settings.warmup_steps < settings.steps, f"warmup_steps={settings.warmup_steps} should be below steps")
-    need(positive(settings.power), f"power should be above 0, not {settings.power}")
-    need(settings.max_epochs is None or positive(settings.max_epochs), "max_epochs should be above 0")
-    need(settings.power == 1 or settings.schedule == "poly", f"power has no effect with schedule={settings.schedule}")
-    need(settings.weight_decay >= 0, f"weight_decay should be 0 or more, not {settings.weight_decay}")
-    need(settings.clip_norm is None or positive(settings.clip_norm), "clip_norm should be above 0")
-    for name in ("dropout", "flip"):
-        need(0 <= getattr(settings, name) <= 1, f"{name} should lie between 0 and 1, not {getattr(settings, name)}")
-    need(settings.dropout < 1, "dropout should be below 1")
-    need(0 < settings.holdout < 1, f"holdout should lie between 0 and 1, not {settings.holdout}")
-    need(0 <= settings.rotation <= 180, f"rotation should lie between 0 and 180, not {settings.rotation}")
-    low, high = settings.resize_range
-    need(0 < low <= high, f"resize_range should ascend from above 0, not {[low, high]}")
-    need(bool(settings.scales) and all(map(positive, settings.scales)), f"scales: {list(settings.scales)}")
-    sizes = [
-        ("size", (1 if settings.size is None else settings.size,)),
-        ("crop", settings.crop),
-        ("stride", settings.stride),
-    ]
-    for name, values in [*sizes, ("window", settings.window or (1, 1))]:
-        need(min(values) >= 1, f"{name} should be at least 1 pixel, not {list(values)}")
-    if settings.window is not None:
-        fits = all(step <= side for step, side in zip(settings.stride, settings.window, strict=True))
-        need(fits, f"stride={list(settings.stride)} would leave gaps between windows of {list(settings.window)}")
-    need(not (settings.enlarge and settings.size is None), "enlarge has no effect without size")
-
-
 def checked_rows(
     backbone: Backbone, layers: Sequence[Layer], train_part: Source, settings: HeadSettings, *, protocol: str, seed: int
 ) -> tuple[str, ...]:
@@ -177,72 +128,37 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
     fit, held_out = _split(train_part, settings, seed)
     surveyed = _survey(train_part, test, task, backbone, engine, progress)
     inputs, maps = head_inputs(backbone, layers, settings, protocol=task.name)
-    own = backbone.preprocessing
     encoder = DenseEncoder(backbone, maps, device=engine.device, precision=engine.precision)
-    encode = MapEncoder(encoder, own.channels, pixels=True)
+    encode = MapEncoder(encoder, backbone.preprocessing.channels, pixels=True)
     sizes = fitted_sizes(settings, encode.multiple, surveyed.short_side)
+    run = _Run(backbone, encode, task, settings, sizes, seed, engine, progress)
     heads = _make_heads(inputs, encode, task, settings, seed)
-    updates, warmup = number_of_updates(settings, len(fit))
-    log.info(f"{len(heads)} heads on {backbone.name}, {updates} updates of {settings.batch_size} crops")
-    data = JointBatches(
-        fit,
-        task.read,
-        _view(view, settings, sizes, own),
-        batch_size=settings.batch_size,
-        seed=seed,
-        mirrored=task.mirrored,
-        workers=engine.workers,
-        reading=Reading(own.decoder, own.max_pixels, engine.start_method),
-        channels=own.channels,
-    )
-    plan = Training(
-        updates,
-        warmup,
-        own,
-        folder,
-        seed,
-        lambda: unreadable_images(fit, own, engine),
-        stage_progress(progress, f"{backbone.name}: training heads on {train_part.name}"),
-    )
-    alive = train(heads, encode, data, task, settings, plan)
-    if not any(alive[head.number] for head in heads if head.input in inputs):
+    alive = run.train(heads, fit, view, folder)
+    living = [head for head, lives in zip(heads, alive, strict=True) if lives]
+    if not any(head.input in inputs for head in living):
         raise NotFiniteError(
             f"{task.name}: every head diverged", "Give lower learning rates (lr=[0.0001,0.0003]), or norm=true."
         )
-    scorer = _Scorer(encode, task, backbone, engine, progress)
-    living = [head for head, lives in zip(heads, alive, strict=True) if lives]
-    plain = Inference(sizes)
     values: dict[int, float] = {}
     if held_out is not None:
-        found, _ = scorer.score(living, held_out, plain, "selecting heads on")
+        found, _ = run.score(living, held_out, "selecting heads on")
         values = {number: task.value(rows) for number, rows in found.items()}
-    chosen = {
-        row: _best([head for head in living if head.input.row == row], values)
-        for row in dict.fromkeys(head.input.row for head in living)
-    }
-    final = Inference(sizes, settings.scales, settings.flip_test)
+    best = _best(living, values)
+    chosen = list(best.values())
     fixed = {"constant": surveyed.constant, "position only": surveyed.by_position}
-    on_test, floors = scorer.score(list(chosen.values()), test, final, "scoring", fixed)
-    sample = _sample(fit, min(len(test), _TRAIN_IMAGES), seed)
-    on_train, _ = scorer.score(list(chosen.values()), sample, plain, "scoring a part of")
-    if PIXELS in chosen:
-        floors[PIXELS] = on_test[chosen[PIXELS].number]
-    epochs = updates * settings.batch_size / len(fit)
-    used = (
-        f"Trained for {updates:,} updates of {settings.batch_size} crops ({epochs:.3g} epochs of {len(fit):,} images)"
-    )
-    used += f"; {len(held_out):,} further train images chose the head." if held_out is not None else "."
-    notes = [used, sizes.text]
-    if surveyed.unknown:
-        notes.append(f"{counted(len(surveyed.unknown), 'training image')} without a counted pixel.")
+    final = Inference(sizes, settings.scales, settings.flip_test)
+    on_test, floors = run.score(chosen, test, "scoring", final, fixed)
+    if PIXELS in best:
+        floors[PIXELS] = on_test[best[PIXELS].number]
+    on_train, _ = run.score(chosen, _sample(fit, min(len(test), _TRAIN_IMAGES), seed), "scoring a part of")
+    notes = (_training_note(settings, fit, held_out), sizes.text, *_unknown_note(surveyed))
     rows = {}
-    for each in inputs:
-        if each.row not in chosen:
-            log.warning(f"{each.row}: every head diverged; try lower learning rates")
+    for row in dict.fromkeys(each.row for each in inputs):
+        if row not in best:
+            log.warning(f"{row}: every head diverged; try lower learning rates")
             continue
-        head = chosen[each.row]
-        others = [other for other in heads if other.input.row == each.row]
-        rows[each.row] = DenseRow(
+        head, others = best[row], [other for other in heads if other.input.row == row]
+        rows[row] = DenseRow(
             on_test[head.number],
             floors,
             task.value(on_train[head.number]),
@@ -252,28 +168,55 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
     return rows
 
 
-class _Scorer:
-    """Parts that all scorings of a run share."""
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """Parts that the training and the scorings of a run share."""
 
-    def __init__(
-        self,
-        encode: MapEncoder,
-        task: DenseTask,
-        backbone: Backbone,
-        engine: ExtractSettings,
-        progress: Progress | None,
-    ) -> None:
-        self.encode, self.task, self.backbone, self.engine, self.progress = encode, task, backbone, engine, progress
+    backbone: Backbone
+    encode: MapEncoder
+    task: DenseTask
+    settings: HeadSettings
+    sizes: Sizes
+    seed: int
+    engine: ExtractSettings
+    progress: Progress | None
+
+    def train(self, heads: Sequence[DenseHead], fit: Source, view: JointView, folder: Path) -> list[bool]:
+        """Train the heads in place; return a mask of those that did not diverge."""
+        settings, own = self.settings, self.backbone.preprocessing
+        updates, warmup = number_of_updates(settings, len(fit))
+        log.info(f"{len(heads)} heads on {self.backbone.name}, {updates} updates of {settings.batch_size} crops")
+        data = JointBatches(
+            fit,
+            self.task.read,
+            _view(view, settings, self.sizes, own),
+            batch_size=settings.batch_size,
+            seed=self.seed,
+            mirrored=self.task.mirrored,
+            workers=self.engine.workers,
+            reading=Reading(own.decoder, own.max_pixels, self.engine.start_method),
+            channels=own.channels,
+        )
+        plan = Training(
+            updates,
+            warmup,
+            own,
+            folder,
+            self.seed,
+            lambda: unreadable_images(fit, own, self.engine),
+            stage_progress(self.progress, f"{self.backbone.name}: training heads on {fit.name}"),
+        )
+        return train(heads, self.encode, data, self.task, settings, plan)
 
     def score(
         self,
         heads: Sequence[DenseHead],
         source: Source,
-        inference: Inference,
         title: str,
+        inference: Inference | None = None,
         fixed: dict[str, FloatArray] | None = None,
     ) -> tuple[dict[int, FloatArray], dict[str, FloatArray]]:
-        """Return the rows of heads and of fixed outputs."""
+        """Return the rows of heads and of fixed outputs, by default from one view of each image."""
         own = self.backbone.preprocessing
         return score(
             heads,
@@ -281,7 +224,7 @@ class _Scorer:
             source,
             self.task,
             own,
-            inference,
+            inference or Inference(self.sizes),
             self.engine,
             fixed=fixed,
             unreadable=lambda: unreadable_images(source, own, self.engine),
@@ -347,11 +290,13 @@ def _view(view: JointView, settings: HeadSettings, sizes: Sizes, own: Preprocess
     )
 
 
-def _best(heads: Sequence[DenseHead], values: dict[int, float]) -> DenseHead:
-    """Return the head with the best value, of equal ones the first."""
-    best = heads[0]
-    for head in heads[1:]:
-        best = head if is_better(values[head.number], values[best.number]) else best
+def _best(living: Sequence[DenseHead], values: dict[int, float]) -> dict[str, DenseHead]:
+    """Return the head of each row with the best value; the first of equal ones, or where no value is known."""
+    best: dict[str, DenseHead] = {}
+    for head in living:
+        other = best.setdefault(head.input.row, head)
+        if values and is_better(values[head.number], values[other.number]):
+            best[head.input.row] = head
     return best
 
 
@@ -361,6 +306,19 @@ def _selected(
     tried = {other.text: values.get(other.number, math.nan) for other in others}
     on = f"held-out {percent(settings.holdout)} of train"
     return {"lr": head.lr, "on": on, "score": values[head.number], "seed": seed, "tried": tried}
+
+
+def _training_note(settings: HeadSettings, fit: Source, held_out: Source | None) -> str:
+    updates, _ = number_of_updates(settings, len(fit))
+    epochs = f"{updates * settings.batch_size / len(fit):.3g} epochs of {len(fit):,} images"
+    used = f"Trained for {updates:,} updates of {settings.batch_size} crops ({epochs})"
+    return used + ("." if held_out is None else f"; {len(held_out):,} further train images chose the head.")
+
+
+def _unknown_note(surveyed: Survey) -> tuple[str, ...]:
+    if not surveyed.unknown:
+        return ()
+    return (f"{counted(len(surveyed.unknown), 'training image')} without a counted pixel.",)
 
 
 def _notes(head: DenseHead, others: Sequence[DenseHead], alive: Sequence[bool], settings: HeadSettings) -> list[str]:

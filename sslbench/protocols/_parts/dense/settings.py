@@ -1,12 +1,15 @@
 """Settings that all protocols with trained dense heads share; a protocol's `Settings` extends them."""
 
 import dataclasses
+import math
 from typing import Literal
 
 from sslbench.config import setting
 from sslbench.data.loading.joint import Colours
+from sslbench.errors import UsageError
 
 HeadName = Literal["linear", "conv", "dpt"]
+RawBlocks = Literal["none", "last", "last4", "spread4"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +21,11 @@ class HeadSettings:
         (),
         "vision transformers, instead of --layers: join the patches of the last n blocks after the last norm; each n "
         "has a row of its own",
+    )
+    raw_blocks: RawBlocks = setting(
+        "none",
+        "vision transformers, instead of --layers: outputs of blocks before the last norm: the last, the last4, or "
+        "spread4 over the depth ([2, 5, 8, 11] of 12)",
     )
     cls: bool = setting(False, "join the class token of each layer to its patches")
     upsample: int = setting(1, "factor by which the maps are enlarged before the head")
@@ -55,3 +63,52 @@ class HeadSettings:
     scales: tuple[float, ...] = setting((1.0,), "factors of the size over which scores are averaged")
     flip_test: bool = setting(False, "average scores with those of the mirrored image")
     holdout: float = setting(0.1, "share of train held out to select a head, if there are several")
+
+
+def check_settings(settings: HeadSettings, *, protocol: str) -> None:
+    """Refuse settings that are not possible, whatever the data and the backbone.
+
+    Raises:
+        UsageError: they are.
+    """
+
+    def need(right: bool, message: str) -> None:
+        if not right:
+            raise UsageError(f"{protocol}: {message}")
+
+    def positive(value: float) -> bool:
+        return math.isfinite(value) and value > 0
+
+    need(bool(settings.lr) and all(map(positive, settings.lr)), f"lr should be above 0, not {list(settings.lr)}")
+    for name in ("lr", "blocks", "scales"):
+        values = getattr(settings, name)
+        need(len(set(values)) == len(values), f"{name} holds a value twice: {list(values)}")
+    need(all(n >= 1 for n in settings.blocks), f"blocks should be 1 or more, not {list(settings.blocks)}")
+    for name in ("steps", "batch_size", "upsample"):
+        need(getattr(settings, name) >= 1, f"{name} should be at least 1, not {getattr(settings, name)}")
+    need(settings.batch_size > 1, "batch_size should be at least 2: BatchNorm needs it")
+    need(0 <= settings.warmup_steps < settings.steps, f"warmup_steps={settings.warmup_steps} should be below steps")
+    need(positive(settings.power), f"power should be above 0, not {settings.power}")
+    need(settings.max_epochs is None or positive(settings.max_epochs), "max_epochs should be above 0")
+    need(settings.power == 1 or settings.schedule == "poly", f"power has no effect with schedule={settings.schedule}")
+    need(settings.weight_decay >= 0, f"weight_decay should be 0 or more, not {settings.weight_decay}")
+    need(settings.clip_norm is None or positive(settings.clip_norm), "clip_norm should be above 0")
+    for name in ("dropout", "flip"):
+        need(0 <= getattr(settings, name) <= 1, f"{name} should lie between 0 and 1, not {getattr(settings, name)}")
+    need(settings.dropout < 1, "dropout should be below 1")
+    need(0 < settings.holdout < 1, f"holdout should lie between 0 and 1, not {settings.holdout}")
+    need(0 <= settings.rotation <= 180, f"rotation should lie between 0 and 180, not {settings.rotation}")
+    low, high = settings.resize_range
+    need(0 < low <= high, f"resize_range should ascend from above 0, not {[low, high]}")
+    need(bool(settings.scales) and all(map(positive, settings.scales)), f"scales: {list(settings.scales)}")
+    sizes = [
+        ("size", (1 if settings.size is None else settings.size,)),
+        ("crop", settings.crop),
+        ("stride", settings.stride),
+    ]
+    for name, values in [*sizes, ("window", settings.window or (1, 1))]:
+        need(min(values) >= 1, f"{name} should be at least 1 pixel, not {list(values)}")
+    if settings.window is not None:
+        fits = all(step <= side for step, side in zip(settings.stride, settings.window, strict=True))
+        need(fits, f"stride={list(settings.stride)} would leave gaps between windows of {list(settings.window)}")
+    need(not (settings.enlarge and settings.size is None), "enlarge has no effect without size")

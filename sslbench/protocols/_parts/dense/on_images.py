@@ -1,0 +1,97 @@
+"""Protocols that train dense heads: their functions on images, made of the parts that are a protocol's own."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.layers import Layer
+from sslbench.data.loading.joint import JointView
+from sslbench.data.source import Labels, Source
+from sslbench.features.extract import ExtractSettings
+from sslbench.labels import LabelKind
+from sslbench.protocols._parts.dense.run import DenseRow, checked_rows, train_and_score
+from sslbench.protocols._parts.dense.settings import HeadSettings, check_settings
+from sslbench.protocols._parts.dense.task import DenseTask
+from sslbench.protocols.protocol import OnImages
+from sslbench.results import Outcome
+
+S = TypeVar("S", bound=HeadSettings)
+S_contra = TypeVar("S_contra", bound=HeadSettings, contravariant=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Parts of a run that are a protocol's own.
+
+    Attributes:
+        task: targets, loss and scores.
+        view: augmentation of the task; sizes, flip, rotation, colours and fill come from the settings.
+        outcome: metrics with intervals of the scores of a row.
+    """
+
+    task: DenseTask
+    view: JointView
+    outcome: Callable[[DenseRow], Outcome]
+
+
+class MakePlan(Protocol[S_contra]):
+    """Signature of the function that makes a plan."""
+
+    def __call__(self, train: Source, test: Source, settings: S_contra, *, seed: int) -> Plan:
+        """Return the plan for data; raise a DataError for targets of train that cannot be used."""
+
+
+def trained_heads(
+    name: str, check: Callable[[S, Labels], None], plan: MakePlan[S], *, label_kinds: frozenset[LabelKind]
+) -> OnImages[S]:
+    """Return the functions of a protocol that trains heads on frozen maps.
+
+    Args:
+        name: of the protocol, for messages.
+        check: raises a UsageError or DataError for settings of its own, or labels, that cannot work.
+        plan: parts of a run, from train, test, settings and the seed of intervals.
+        label_kinds: see `OnImages`.
+    """
+
+    def check_all(settings: S, train: Labels) -> None:
+        """Refuse settings and labels that cannot work, before anything else is opened."""
+        check_settings(settings, protocol=name)
+        check(settings, train)
+
+    def rows(backbone: Backbone, layers: Sequence[Layer], train: Source, settings: S, *, seed: int) -> tuple[str, ...]:
+        """Refuse what does not go together before any image is decoded; return the rows of results."""
+        return checked_rows(backbone, layers, train, settings, protocol=name, seed=seed)
+
+    def run(  # noqa: PLR0913  the signature of every protocol on images
+        backbone: Backbone,
+        layers: Sequence[Layer],
+        train: Source,
+        test: Source,
+        settings: S,
+        *,
+        seed: int,
+        engine: ExtractSettings,
+        folder: Path,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> dict[str, Outcome]:
+        """Train heads on train, choose one per row on a held-out part of it, score test; see `train_and_score`."""
+        check_all(settings, train.labels)
+        own = plan(train, test, settings, seed=seed)
+        found = train_and_score(
+            backbone,
+            layers,
+            train,
+            test,
+            own.task,
+            settings,
+            own.view,
+            seed=seed,
+            engine=engine,
+            folder=folder,
+            progress=progress,
+        )
+        return {name: own.outcome(row) for name, row in found.items()}
+
+    return OnImages(check_all, rows, run, label_kinds=label_kinds)
