@@ -16,21 +16,15 @@ Time: a map of 30 x 40 patches takes 20 ms by LOST and 0.2 s by TokenCut, beside
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 import numpy as np
 from PIL import Image
 
 from sslbench.arrays import FloatArray
-from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.dense import DenseEncoder
-from sslbench.backbones.layers import Layer
 from sslbench.data.groups import source_groups
 from sslbench.data.source import Labels, Source
-from sslbench.distributed.collectives import rank
 from sslbench.errors import DataError
-from sslbench.features.extract import ExtractSettings
 from sslbench.labels import LABELS
 from sslbench.metrics.dense.discovery import discovery_measures, discovery_row
 from sslbench.metrics.summary import summarise
@@ -40,11 +34,13 @@ from sslbench.protocols._parts.objects import (
     SearchSettings,
     centred_box,
     check_search,
+    maps_of_rows,
     searched_maps,
 )
 from sslbench.protocols._parts.own_sizes import mapped_images
 from sslbench.protocols._parts.pictures import FOUND, TRUE, chosen_by_score, sheet, with_boxes
-from sslbench.protocols.protocol import BOXES, OnImages, Protocol
+from sslbench.protocols._parts.untrained import MapRun, without_training
+from sslbench.protocols.protocol import BOXES, Protocol
 from sslbench.results import Outcome
 from sslbench.solvers.discovery import DiscoveredObject, Mask
 
@@ -84,66 +80,19 @@ def check(settings: Settings, train: Labels) -> None:
     check_search(settings, "discovery")
 
 
-def rows(
-    backbone: Backbone, layers: Sequence[Layer], train: Source, settings: Settings, *, seed: int
-) -> tuple[str, ...]:
-    """Return the names of the results, one per layer: 'blocks.11@key'.
-
-    Raises:
-        UsageError: a layer has no keys or no attention.
-    """
-    return tuple(each.name for each in searched_maps(backbone, layers, settings))
-
-
-def run(  # noqa: PLR0913  the signature of every protocol on images
-    backbone: Backbone,
-    layers: Sequence[Layer],
-    train: Source,
-    test: Source,
-    settings: Settings,
-    *,
-    seed: int,
-    engine: ExtractSettings,
-    folder: Path,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> dict[str, Outcome]:
-    """Search one object in every image and score it; the first process of several does so.
-
-    Args:
-        backbone: is not touched.
-        layers: a row of results each.
-        train: is not used.
-        test: images with boxes, each with an object.
-        settings: see `Settings`.
-        seed: of the intervals.
-        engine: device, precision, workers.
-        folder: is not used.
-        progress: called with what, images done and images in all.
-
-    Returns:
-        Row (see `rows`) -> outcome.
+def score(run: MapRun[Settings]) -> dict[str, Outcome]:
+    """Search one object in every image and score it.
 
     Raises:
         DataError: an image cannot be read, has another size than its boxes, or a map that is too large.
     """
-    if rank() != 0:
-        return {}
+    test, settings = run.test, run.settings
     if test.objects is None:
         raise DataError("discovery needs images with boxes")
-    searched = searched_maps(backbone, layers, settings)
-    inputs = {each.name: each for row in searched for each in row.inputs}
-    encoder = DenseEncoder(backbone, tuple(inputs.values()), device=engine.device, precision=engine.precision)
+    searched = searched_maps(run.backbone, run.layers, settings)
     scored = {row.name: _Scored(len(test)) for row in searched}
-    for image in mapped_images(
-        test,
-        encoder,
-        backbone.preprocessing,
-        engine,
-        fit="pad",
-        longest_side=settings.longest_side,
-        title=f"searching objects by {settings.method}",
-        progress=progress,
-    ):
+    title = f"searching objects by {settings.method}"
+    for image in mapped_images(run, fit="pad", longest_side=settings.longest_side, title=title):
         masks = test.objects.bitmaps_of(image.index, *image.size)
         truth = Truth(test.objects.boxes_of(image.index).astype(np.float64), masks)
         for row in searched:
@@ -156,7 +105,7 @@ def run(  # noqa: PLR0913  the signature of every protocol on images
             whole = (0.0, 0.0, float(image.size[1]), float(image.size[0]))
             each.add_box("whole image", image.index, whole, image.size, truth)
             each.add_box("centred box", image.index, centred_box(image.size), image.size, truth)
-    return {row.name: _outcome(scored[row.name], row, test, settings, seed, backbone.preprocessing) for row in searched}
+    return {row.name: _outcome(scored[row.name], row, test, settings, run.seed, run.preprocessing) for row in searched}
 
 
 class _Scored:
@@ -242,5 +191,5 @@ PROTOCOL = Protocol(
     version=1,
     summary="discovery of one object per image, without training: LOST, TokenCut or DINO-seg.",
     settings=Settings,
-    kind=OnImages(check, rows, run, label_kinds=BOXES, trains=False, part=lambda settings: settings.part),
+    kind=without_training(check, maps_of_rows, score, label_kinds=BOXES, part=lambda settings: settings.part),
 )

@@ -10,25 +10,19 @@ centred box of half the image's area.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
 from sslbench.arrays import FloatArray
-from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.dense import DenseEncoder
-from sslbench.backbones.layers import Layer
 from sslbench.config import setting
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.groups import source_groups
 from sslbench.data.label_map import IGNORED
 from sslbench.data.source import Labels, PixelLabels, Source
-from sslbench.distributed.collectives import rank
 from sslbench.errors import DataError
-from sslbench.features.extract import ExtractSettings
 from sslbench.labels import LABELS
 from sslbench.metrics.dense.discovery import columns, saliency_measures, saliency_values
 from sslbench.metrics.summary import summarise
@@ -37,11 +31,13 @@ from sslbench.protocols._parts.objects import (
     SearchSettings,
     centred_box,
     check_search,
+    maps_of_rows,
     searched_maps,
 )
 from sslbench.protocols._parts.own_sizes import Fit, mapped_images
 from sslbench.protocols._parts.pictures import FOUND, TRUE, chosen_by_score, sheet, with_mask
-from sslbench.protocols.protocol import FOREGROUND, OnImages, Protocol
+from sslbench.protocols._parts.untrained import MapRun, without_training
+from sslbench.protocols.protocol import FOREGROUND, Protocol
 from sslbench.results import Outcome
 from sslbench.solvers.discovery import DiscoveredObject, Mask
 
@@ -68,69 +64,22 @@ def check(settings: Settings, train: Labels) -> None:
     check_search(settings, "saliency")
 
 
-def rows(
-    backbone: Backbone, layers: Sequence[Layer], train: Source, settings: Settings, *, seed: int
-) -> tuple[str, ...]:
-    """Return the names of the results, one per layer: 'blocks.11@key'.
-
-    Raises:
-        UsageError: a layer has no keys or no attention.
-    """
-    return tuple(each.name for each in searched_maps(backbone, layers, settings))
-
-
-def run(  # noqa: PLR0913  the signature of every protocol on images
-    backbone: Backbone,
-    layers: Sequence[Layer],
-    train: Source,
-    test: Source,
-    settings: Settings,
-    *,
-    seed: int,
-    engine: ExtractSettings,
-    folder: Path,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> dict[str, Outcome]:
-    """Find the salient region of every image and score it; the first process of several does so.
-
-    Args:
-        backbone: is not touched.
-        layers: a row of results each.
-        train: is not used.
-        test: images with masks of the foreground.
-        settings: see `Settings`.
-        seed: of the intervals.
-        engine: device, precision, workers.
-        folder: is not used.
-        progress: called with what, images done and images in all.
-
-    Returns:
-        Row (see `rows`) -> outcome.
+def score(run: MapRun[Settings]) -> dict[str, Outcome]:
+    """Find the salient region of every image and score it.
 
     Raises:
         DataError: an image or a mask cannot be read, their sizes differ, or a map is too large.
     """
-    if rank() != 0:
-        return {}
+    test, settings = run.test, run.settings
     if test.maps is None:
         raise DataError("saliency needs images with masks of the foreground")
-    searched = searched_maps(backbone, layers, settings)
-    inputs = {each.name: each for row in searched for each in row.inputs}
-    encoder = DenseEncoder(backbone, tuple(inputs.values()), device=engine.device, precision=engine.precision)
+    searched = searched_maps(run.backbone, run.layers, settings)
     width = len(columns("mask"))
     values: dict[str, dict[str, FloatArray]] = {row.name: {} for row in searched}
     regions: dict[str, dict[int, npt.NDArray[np.uint8]]] = {row.name: {} for row in searched}
     empty = 0
-    for image in mapped_images(
-        test,
-        encoder,
-        backbone.preprocessing,
-        engine,
-        fit=settings.fit,
-        longest_side=settings.longest_side,
-        title=f"searching salient regions by {settings.method}",
-        progress=progress,
-    ):
+    title = f"searching salient regions by {settings.method}"
+    for image in mapped_images(run, fit=settings.fit, longest_side=settings.longest_side, title=title):
         truth = _mask(test.maps, image.index, image.size)
         empty += not (truth == 1).any()
         for row in searched:
@@ -147,7 +96,7 @@ def run(  # noqa: PLR0913  the signature of every protocol on images
             regions[row.name][image.index] = np.packbits(masks[""])
     notes = (f"{empty:,} of {len(test):,} masks have no foreground; any region is wrong there.",) if empty else ()
     return {
-        row.name: _outcome(values[row.name], regions[row.name], test, test.maps, seed, backbone.preprocessing, notes)
+        row.name: _outcome(values[row.name], regions[row.name], test, test.maps, run.seed, run.preprocessing, notes)
         for row in searched
     }
 
@@ -222,5 +171,5 @@ PROTOCOL = Protocol(
     version=1,
     summary="salient regions without training: the object of TokenCut, LOST or DINO-seg against masks.",
     settings=Settings,
-    kind=OnImages(check, rows, run, label_kinds=FOREGROUND, trains=False, part=lambda settings: settings.part),
+    kind=without_training(check, maps_of_rows, score, label_kinds=FOREGROUND, part=lambda settings: settings.part),
 )

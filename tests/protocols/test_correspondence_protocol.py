@@ -15,7 +15,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.extract import ExtractSettings
 from sslbench.metrics.dense.correspondence import ALPHAS, PIXELS, dyadic_errors
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols.correspondence import check, row_names, run
+from sslbench.protocols.correspondence import PROTOCOL, check
 from sslbench.protocols.correspondence.settings import Settings
 from sslbench.runtime.seeds import seeded
 
@@ -34,7 +34,9 @@ def correspond(test, **changes):
     backbone = cells_network()
     settings = dataclasses.replace(Settings(size=32), **changes)
     engine = ExtractSettings(torch.device("cpu"), workers=1)
-    found = run(backbone, resolve_layers(backbone, ("0",)), test, test, settings, seed=0, engine=engine, folder=None)
+    found = PROTOCOL.kind.run(
+        backbone, resolve_layers(backbone, ("0",)), test, test, settings, seed=0, engine=engine, folder=None
+    )
     return found["0"]
 
 
@@ -180,4 +182,4 @@ def test_settings_without_effect_and_other_data_are_refused():
 def test_layers_with_a_pool_are_refused():
     backbone = cells_network()
     with pytest.raises(UsageError, match="not pooled"):
-        row_names(backbone, resolve_layers(backbone, ("0:avg",)), shifted_pairs(), Settings(), seed=0)
+        PROTOCOL.kind.rows(backbone, resolve_layers(backbone, ("0:avg",)), shifted_pairs(), Settings(), seed=0)

@@ -48,8 +48,8 @@ def run(module, backbone, layers, source, folder, **settings):
     module.check(chosen, source.labels)
     layers = resolve_layers(backbone, layers)
     engine = ExtractSettings(torch.device("cpu"), workers=0)
-    rows = module.rows(backbone, layers, source, chosen, seed=0)
-    found = module.run(backbone, layers, source, source, chosen, seed=0, engine=engine, folder=folder)
+    rows = module.PROTOCOL.kind.rows(backbone, layers, source, chosen, seed=0)
+    found = module.PROTOCOL.kind.run(backbone, layers, source, source, chosen, seed=0, engine=engine, folder=folder)
     assert tuple(found) == rows
     return found[rows[0]]
 
@@ -208,7 +208,7 @@ def test_attention_that_is_not_there_is_refused_before_any_image(module):
     for backbone, head, message in ((colours(), 0, "has none"), (small_vit(), 4, "heads 0 to 3")):
         layers = resolve_layers(backbone, ["0"] if head == 0 else ["blocks.1"])
         with pytest.raises(UsageError, match=message):
-            module.rows(backbone, layers, source, module.Settings(method="dino_seg", head=head), seed=0)
+            module.PROTOCOL.kind.rows(backbone, layers, source, module.Settings(method="dino_seg", head=head), seed=0)
 
 
 @pytest.mark.parametrize(("module", "word"), [(discovery, "boxes of objects"), (saliency, "masks of the foreground")])

@@ -14,7 +14,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.extract import ExtractSettings
 from sslbench.metrics.dense.video import TRACKING, object_values, semi_supervised
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols.tracking import check, run
+from sslbench.protocols.tracking import PROTOCOL, check
 from sslbench.protocols.tracking.settings import Settings
 from sslbench.runtime.seeds import seeded
 from sslbench.solvers.in_context import class_counts, shares
@@ -34,7 +34,7 @@ def network():
 def track(test, settings=SMALL):
     backbone = network()
     layers, engine = resolve_layers(backbone, ("0",)), ExtractSettings(torch.device("cpu"), workers=1)
-    return run(backbone, layers, test, test, settings, seed=0, engine=engine, folder=None)["0"]
+    return PROTOCOL.kind.run(backbone, layers, test, test, settings, seed=0, engine=engine, folder=None)["0"]
 
 
 @pytest.mark.parametrize("scaled", [False, True])

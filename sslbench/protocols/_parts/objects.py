@@ -113,6 +113,13 @@ def searched_maps(backbone: Backbone, layers: Sequence[Layer], settings: SearchS
     return tuple(found.values())
 
 
+def maps_of_rows(
+    backbone: Backbone, layers: Sequence[Layer], settings: SearchSettings
+) -> dict[str, tuple[DenseInput, ...]]:
+    """Return the rows of results, 'blocks.11@key', with the maps of each; see `searched_maps`."""
+    return {each.name: each.inputs for each in searched_maps(backbone, layers, settings)}
+
+
 def _attention_map(backbone: Backbone, layer: Layer, block: str | None, head: int) -> SearchedMap:
     """Return the attention of the class token in a block.
 

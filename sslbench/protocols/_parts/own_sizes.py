@@ -1,8 +1,8 @@
 """Maps of features of images at their own sizes, for tasks without training."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -10,15 +10,12 @@ import torch.nn.functional as F  # noqa: N812  torch's customary name
 from torch import Tensor
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.dense import DenseEncoder
 from sslbench.backbones.layers import Layer
 from sslbench.data.decode.transforms import normalise, resize_and_crop, resized
 from sslbench.data.loading import loader
-from sslbench.data.source import Source
 from sslbench.errors import DataError
-from sslbench.features.extract import ExtractSettings
-from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.images import unreadable_images
+from sslbench.protocols._parts.untrained import MapRun
 
 Fit = Literal["pad", "resize"]
 """Size that is a multiple of the patch: by zeros at the right and lower side, or the nearest one by Lanczos."""
@@ -54,32 +51,19 @@ class MappedImage:
         return down, across
 
 
-def mapped_images(
-    source: Source,
-    encoder: DenseEncoder,
-    preprocessing: Preprocessing,
-    engine: ExtractSettings,
-    *,
-    fit: Fit,
-    longest_side: int = 0,
-    title: str,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> Iterator[MappedImage]:
-    """Yield the maps of every image, in any order, in memory for a few images.
+def mapped_images(run: MapRun[Any], *, fit: Fit, longest_side: int, title: str) -> Iterator[MappedImage]:
+    """Yield the maps of every test image, in any order, in memory for a few images.
 
     Args:
-        source: of the images.
-        encoder: of the maps.
-        preprocessing: decoder, mean and std are used.
-        engine: workers.
+        run: images, encoder, workers and progress; of the preprocessing decoder, mean and std are used.
         fit: see `Fit`.
         longest_side: larger images are reduced to this longer side; 0: none is.
         title: for progress.
-        progress: called with title, images done and images in all.
 
     Raises:
         DataError: images that cannot be read, or maps of more than `MOST_CELLS` cells.
     """
+    source, encoder, preprocessing, engine = run.test, run.encoder, run.preprocessing, run.engine
     whole = dataclasses.replace(preprocessing, resize=None, crop=None, squash=None)
     rows, done = np.arange(len(source)), 0
     for batch in loader.batches(
@@ -116,8 +100,8 @@ def mapped_images(
         for i, index in enumerate(batch.indices.tolist()):
             yield MappedImage(index, size, scale, encoded[i], {name: found[i] for name, found in maps.items()})
         done += len(batch.indices)
-        if progress is not None:
-            progress(title, done, len(source))
+        if run.progress is not None:
+            run.progress(title, done, len(source))
 
 
 def _sizes(

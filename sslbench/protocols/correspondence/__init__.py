@@ -17,24 +17,16 @@ place as in the source image, and the ceiling: the cell nearest to the true plac
 Time: two forward passes per image at most, and one product of K x D with D x cells per pair.
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-
-from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.dense import DenseEncoder, layer_inputs
-from sslbench.backbones.layers import Layer
 from sslbench.data.image_pairs import ImagePairs
-from sslbench.data.source import Labels, Source
-from sslbench.distributed.collectives import rank
+from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
-from sslbench.features.extract import ExtractSettings
 from sslbench.labels import LABELS
+from sslbench.protocols._parts.untrained import MapRun, maps_of_layers, without_training
 from sslbench.protocols.correspondence.homographies import match_homographies
 from sslbench.protocols.correspondence.points import match_points
 from sslbench.protocols.correspondence.settings import Settings
-from sslbench.protocols.protocol import OnImages, Protocol
+from sslbench.protocols.protocol import Protocol
 from sslbench.results import Outcome
-from sslbench.runtime.progress import stage_progress
 
 _OF_SOFT = ("temperature", "radius")
 _OF_POINTS = ("matcher",)
@@ -70,65 +62,21 @@ def check(settings: Settings, labels: Labels) -> None:
             raise UsageError(f"correspondence: {name} has no effect {where}", "Leave it out.")
 
 
-def row_names(
-    backbone: Backbone, layers: Sequence[Layer], train: Source, settings: Settings, *, seed: int
-) -> tuple[str, ...]:
-    """Return the names of the results, one per layer, before any image is decoded.
-
-    Raises:
-        UsageError: a layer has a pool, or the facet is none of its parts.
-    """
-    return tuple(each.name for each in layer_inputs(backbone, layers, facet=settings.facet))
-
-
-def run(  # noqa: PLR0913  the signature of every protocol on images
-    backbone: Backbone,
-    layers: Sequence[Layer],
-    train: Source,
-    test: Source,
-    settings: Settings,
-    *,
-    seed: int,
-    engine: ExtractSettings,
-    folder: Path,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> dict[str, Outcome]:
-    """Match the pairs of the test part; with several processes the first one does.
-
-    Args:
-        backbone: stays as it is.
-        layers: a row of results each.
-        train: not used.
-        test: pairs of images.
-        settings: see `Settings`.
-        seed: of the half-samples of intervals; nothing else is drawn.
-        engine: device, precision, threads that decode.
-        folder: not used.
-        progress: called with what, images done and images in all.
-
-    Returns:
-        Name of a layer -> outcome; empty on processes other than the first.
+def score(run: MapRun[Settings]) -> dict[str, Outcome]:
+    """Match the pairs of the test part.
 
     Raises:
         DataError: the data are no pairs, or images cannot be read.
     """
-    check(settings, test.labels)
-    if not isinstance(test.tuples, ImagePairs):
-        raise DataError(f"{test.name} has no pairs of images")
-    if rank() != 0:
-        return {}
-    inputs = layer_inputs(backbone, layers, facet=settings.facet)
-    encoder = DenseEncoder(backbone, inputs, device=engine.device, precision=engine.precision)
-    report = stage_progress(progress, f"{backbone.name} on {test.name}")
-    match = match_points if test.labels.kind == "points" else match_homographies
-    return match(
-        encoder, backbone.preprocessing, test, test.tuples, settings, seed=seed, engine=engine, progress=report
-    )
+    if not isinstance(run.test.tuples, ImagePairs):
+        raise DataError(f"{run.test.name} has no pairs of images")
+    match = match_points if run.test.labels.kind == "points" else match_homographies
+    return match(run, run.test.tuples)
 
 
 PROTOCOL = Protocol(
     version=1,
     summary="Correspondence of keypoints, or of cells under homographies, without training.",
     settings=Settings,
-    kind=OnImages(check, row_names, run, label_kinds=frozenset({"points", "homography"}), trains=False),
+    kind=without_training(check, maps_of_layers, score, label_kinds=frozenset({"points", "homography"})),
 )

@@ -2,23 +2,20 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
 
 from sslbench.arrays import FloatArray, IntArray
-from sslbench.backbones.dense import DenseEncoder
 from sslbench.data.groups import source_groups
 from sslbench.data.image_pairs import HomographyPair, ImagePairs
 from sslbench.data.source import Source
 from sslbench.data.warped import in_pixels
-from sslbench.features.extract import ExtractSettings
 from sslbench.labels import LABELS
 from sslbench.metrics.dense.correspondence import PIXELS, MatchErrors, apply_homography, match_measure
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import with_intervals
-from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense_images import (
     Fitted,
     fit,
@@ -27,6 +24,7 @@ from sslbench.protocols._parts.dense_images import (
     pictures,
     pixel_floors,
 )
+from sslbench.protocols._parts.untrained import MapRun
 from sslbench.protocols.correspondence.settings import Settings
 from sslbench.results import Outcome
 from sslbench.solvers.correspondence import ratio_matches
@@ -35,30 +33,21 @@ _RESAMPLES = 1000
 _FREE = ("position only", "ceiling")
 
 
-def match_homographies(
-    encoder: DenseEncoder,
-    preprocessing: Preprocessing,
-    test: Source,
-    pairs: ImagePairs,
-    settings: Settings,
-    *,
-    seed: int,
-    engine: ExtractSettings,
-    progress: Callable[[int, int], None] | None,
-) -> dict[str, Outcome]:
-    """Return the outcome of each input of the encoder; arguments as for `correspondence.run`."""
+def match_homographies(run: MapRun[Settings], pairs: ImagePairs) -> dict[str, Outcome]:
+    """Return the outcome of each input of the encoder."""
+    encoder, preprocessing, settings, report = run.encoder, run.preprocessing, run.settings, run.report
     number_of, errors = _by_source(pairs), _Errors()
     rows = [row for source, numbers in number_of.items() for row in (source, *(pairs.pairs[i].target for i in numbers))]
     floor_of: dict[str, str] = {}
 
     def encoded() -> Iterator[tuple[Fitted, dict[str, torch.Tensor]]]:
-        for done, (_, picture) in enumerate(pictures(test, rows, preprocessing, engine), start=1):
+        for done, (_, picture) in enumerate(pictures(run.test, rows, preprocessing, run.engine), start=1):
             size = (int(picture.shape[1]), int(picture.shape[2]))
             fitted = fit(size, settings.size, settings.shape, encoder.multiple)
             maps = maps_and_pixels(encoder, network_input(picture, fitted, preprocessing).to(encoder.device))
             yield fitted, {name: value[0] for name, value in maps.items()}
-            if progress is not None:
-                progress(done, len(rows))
+            if report is not None:
+                report(done, len(rows))
 
     images = encoded()
     for numbers in number_of.values():
@@ -71,7 +60,7 @@ def match_homographies(
                 _match(number, pair, source, next(images), settings, errors, set(floor_of.values()))
     for _ in images:
         raise RuntimeError("images were left over")
-    return {each.name: _outcome(each.name, floor_of[each.name], errors, test, seed) for each in encoder.inputs}
+    return {each.name: _outcome(each.name, floor_of[each.name], errors, run.test, run.seed) for each in encoder.inputs}
 
 
 def _by_source(pairs: ImagePairs) -> dict[int, list[int]]:

@@ -2,16 +2,14 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
 from sslbench.arrays import FloatArray
-from sslbench.backbones.dense import DenseEncoder
 from sslbench.data.image_pairs import ImagePairs, PointPair
 from sslbench.data.source import Source
-from sslbench.features.extract import ExtractSettings
 from sslbench.labels import LABELS
 from sslbench.metrics.dense.correspondence import (
     ALPHAS,
@@ -24,7 +22,6 @@ from sslbench.metrics.dense.correspondence import (
     swaps,
 )
 from sslbench.metrics.intervals import Values
-from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense_images import (
     Fitted,
     fit,
@@ -33,6 +30,7 @@ from sslbench.protocols._parts.dense_images import (
     pictures,
     pixel_floors,
 )
+from sslbench.protocols._parts.untrained import MapRun
 from sslbench.protocols.correspondence.settings import Settings
 from sslbench.results import Outcome
 from sslbench.solvers.correspondence import nearest_cells, sample, similarity_maps, soft_argmax
@@ -43,25 +41,16 @@ _ALPHA = ALPHAS.index(0.1)
 _BYTES = 1e9
 
 
-def match_points(
-    encoder: DenseEncoder,
-    preprocessing: Preprocessing,
-    test: Source,
-    pairs: ImagePairs,
-    settings: Settings,
-    *,
-    seed: int,
-    engine: ExtractSettings,
-    progress: Callable[[int, int], None] | None,
-) -> dict[str, Outcome]:
-    """Return the outcome of each input of the encoder; arguments as for `correspondence.run`."""
+def match_points(run: MapRun[Settings], pairs: ImagePairs) -> dict[str, Outcome]:
+    """Return the outcome of each input of the encoder."""
+    encoder, preprocessing, settings, report = run.encoder, run.preprocessing, run.settings, run.report
     points = [pair for pair in pairs.pairs if isinstance(pair, PointPair)]
     matcher = _PointMatcher(points, settings)
     images = sorted({row for pair in points for row in (pair.source, pair.target)}, key=_first_use(points).__getitem__)
     todo, done = images, 0
     while todo:
         again = []
-        for row, picture in pictures(test, todo, preprocessing, engine):
+        for row, picture in pictures(run.test, todo, preprocessing, run.engine):
             fitted = fit(
                 (int(picture.shape[1]), int(picture.shape[2])), settings.size, settings.shape, encoder.multiple
             )
@@ -69,10 +58,10 @@ def match_points(
             if not matcher.take(row, fitted, {name: value[0] for name, value in maps.items()}):
                 again.append(row)
             done += 1
-            if progress is not None:
-                progress(done, len(images) + len(again))
+            if report is not None:
+                report(done, len(images) + len(again))
         todo = again
-    return {each.name: _outcome(each.name, matcher, test) for each in encoder.inputs}
+    return {each.name: _outcome(each.name, matcher, run.test) for each in encoder.inputs}
 
 
 def _first_use(pairs: Sequence[PointPair]) -> dict[int, int]:

@@ -3,20 +3,19 @@
 import dataclasses
 from typing import Literal
 
-from sslbench.backbones.dense import Facet
 from sslbench.config import setting
 from sslbench.protocols._parts.dense_images import Shape
+from sslbench.protocols._parts.untrained import FacetSettings
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(FacetSettings):
     """Settings of the search for corresponding points."""
 
     size: int = setting(448, "longer side of the network's input, rounded to a multiple of the patch", unit="pixels")
     shape: Shape = setting(
         "aspect", "shape of the input: that of the image; square: squashed to one; pad: a square with black borders"
     )
-    facet: Facet = setting("token", "output of the block, or the query, key or value of its attention")
     matcher: Literal["nearest", "soft"] = setting(
         "nearest", "place of a keypoint: the centre of the most similar cell, or a mean weighted by softmax around it"
     )

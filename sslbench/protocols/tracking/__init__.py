@@ -16,29 +16,23 @@ Memory: features of 1 + `previous` frames, whatever the length of the video. Tim
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
 from sslbench.arrays import FloatArray
-from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.dense import DenseEncoder, layer_inputs
-from sslbench.backbones.layers import Layer
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Labels
 from sslbench.data.tracks import Ids, Videos
-from sslbench.distributed.collectives import rank
 from sslbench.errors import DataError, UsageError
-from sslbench.features.extract import ExtractSettings
 from sslbench.labels import LABELS
 from sslbench.metrics.dense.video import TRACKING, VideoScores, frame_scores, measure_of_videos, object_values
 from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts.dense_images import Fitted, maps_and_pixels, network_input, pictures, pixel_floors
-from sslbench.protocols.protocol import OnImages, Protocol
+from sslbench.protocols._parts.untrained import MapRun, maps_of_layers, without_training
+from sslbench.protocols.protocol import Protocol
 from sslbench.protocols.tracking.settings import Settings
 from sslbench.results import Outcome
-from sslbench.runtime.progress import stage_progress
 from sslbench.solvers.in_context import class_counts, shares
 from sslbench.solvers.propagation import frame_size, propagate_video, sampled_labels
 from sslbench.solvers.upsampling import upsampled_classes
@@ -69,62 +63,20 @@ def check(settings: Settings, labels: Labels) -> None:
         raise UsageError("tracking: without a radius there is no window", "Leave window and window_on_first out.")
 
 
-def row_names(
-    backbone: Backbone, layers: Sequence[Layer], train: Source, settings: Settings, *, seed: int
-) -> tuple[str, ...]:
-    """Return the names of the results, one per layer, before any frame is decoded.
-
-    Raises:
-        UsageError: a layer has a pool, or the facet is none of its parts.
-    """
-    return tuple(each.name for each in layer_inputs(backbone, layers, facet=settings.facet))
-
-
-def run(  # noqa: PLR0913  the signature of every protocol on images
-    backbone: Backbone,
-    layers: Sequence[Layer],
-    train: Source,
-    test: Source,
-    settings: Settings,
-    *,
-    seed: int,
-    engine: ExtractSettings,
-    folder: Path,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> dict[str, Outcome]:
-    """Track the objects of the videos of the test part; with several processes the first one does.
-
-    Args:
-        backbone: stays as it is.
-        layers: a row of results each, from one pass over the frames.
-        train: not used.
-        test: videos with masks.
-        settings: see `Settings`.
-        seed: of the half-samples of intervals; nothing else is drawn.
-        engine: device, precision, frames per forward pass, threads that decode.
-        folder: not used.
-        progress: called with what, frames done and frames in all.
-
-    Returns:
-        Name of a layer -> outcome; empty on processes other than the first.
+def score(run: MapRun[Settings]) -> dict[str, Outcome]:
+    """Track the objects of the videos of the test part.
 
     Raises:
         DataError: the data are no videos, frames cannot be read, or a mask is not of the size of its frame.
     """
-    check(settings, test.labels)
-    if not isinstance(test.tuples, Videos):
-        raise DataError(f"{test.name} has no videos")
-    if rank() != 0:
-        return {}
-    inputs = layer_inputs(backbone, layers, facet=settings.facet)
-    encoder = DenseEncoder(backbone, inputs, device=engine.device, precision=engine.precision)
-    report = stage_progress(progress, f"{backbone.name} on {test.name}")
-    total = sum(len(rows) for rows in test.tuples.frames)
+    if not isinstance(run.test.tuples, Videos):
+        raise DataError(f"{run.test.name} has no videos")
+    total, report = sum(len(rows) for rows in run.test.tuples.frames), run.report
     values: dict[str, list[FloatArray]] = {}
     floor_of: dict[str, str] = {}
     done = 0
-    for number in range(len(test)):
-        tracker = _VideoTracker(encoder, backbone, test, number, settings, engine)
+    for number in range(len(run.test)):
+        tracker = _VideoTracker(run, run.test.tuples, number)
         for _ in tracker.frames():
             done += 1
             if report is not None:
@@ -132,25 +84,16 @@ def run(  # noqa: PLR0913  the signature of every protocol on images
         floor_of = floor_of or tracker.floor_of
         for name, of_objects in tracker.values().items():
             values.setdefault(name, []).append(of_objects)
-    return {each.name: _outcome(values, each.name, floor_of[each.name], test, seed) for each in inputs}
+    return {each.name: _outcome(values, each.name, floor_of[each.name], run) for each in run.encoder.inputs}
 
 
 class _VideoTracker:
     """Propagation of the first masks of a video by every map, and its scores."""
 
-    def __init__(
-        self,
-        encoder: DenseEncoder,
-        backbone: Backbone,
-        test: Source,
-        number: int,
-        settings: Settings,
-        engine: ExtractSettings,
-    ) -> None:
-        if not isinstance(test.tuples, Videos):
-            raise DataError(f"{test.name} has no videos")
-        self.encoder, self.backbone, self.test, self.settings, self.engine = encoder, backbone, test, settings, engine
-        self.masks, self.rows = test.tuples.masks, test.tuples.rows(number)
+    def __init__(self, run: MapRun[Settings], videos: Videos, number: int) -> None:
+        self.run, self.encoder, self.settings = run, run.encoder, run.settings
+        self.every = run.test.every_image()
+        self.masks, self.rows = videos.masks, videos.rows(number)
         self.first = self.masks.read_ids(self.rows[0])
         self.number = int(self.first.max())
         self.floor_of: dict[str, str] = {}
@@ -187,7 +130,7 @@ class _VideoTracker:
     def _truth(self, position: int) -> Ids:
         truth = self.masks.read_ids(self.rows[position])
         if truth.shape != self.first.shape:
-            name = self.test.every_image().images.path(self.rows[position])
+            name = self.every.images.path(self.rows[position])
             raise DataError(
                 f"{name}: its mask is {truth.shape[1]} x {truth.shape[0]} pixels, that of the first frame "
                 f"{self.first.shape[1]} x {self.first.shape[0]}"
@@ -210,18 +153,18 @@ class _VideoTracker:
         """Yield the maps (D, h, w) of each frame; a few frames are encoded together."""
         fitted: Fitted | None = None
         batch: list[torch.Tensor] = []
-        together = min(_TOGETHER, self.engine.batch_size)
-        preprocessing = self.backbone.preprocessing
-        for done, (row, picture) in enumerate(pictures(self.test, self.rows, preprocessing, self.engine), start=1):
+        together, preprocessing = min(_TOGETHER, self.run.engine.batch_size), self.run.preprocessing
+        frames = pictures(self.run.test, self.rows, preprocessing, self.run.engine)
+        for done, (row, picture) in enumerate(frames, start=1):
             size = (int(picture.shape[1]), int(picture.shape[2]))
             if fitted is None:
                 fitted = frame_fit(size, self.settings, self.encoder.multiple)
-            name = self.test.every_image().images.path(row) if size != fitted.original else ""
             if size != fitted.original:
-                raise DataError(f"{name} is {size[1]} x {size[0]} pixels, the first frame {_text(fitted.original)}")
+                name = self.every.images.path(row)
+                raise DataError(f"{name} is {_text(size)} pixels, the first frame {_text(fitted.original)}")
             if size != self.first.shape and done == 1:
                 raise DataError(
-                    f"{self.test.every_image().images.path(row)} is {_text(size)} pixels, its mask "
+                    f"{self.every.images.path(row)} is {_text(size)} pixels, its mask "
                     f"{_text((self.first.shape[0], self.first.shape[1]))}"
                 )
             batch.append(network_input(picture, fitted, preprocessing))
@@ -271,9 +214,9 @@ def _cell_labels(ids: Ids, grid: tuple[int, int], number: int, settings: Setting
     return torch.from_numpy(np.moveaxis(each.reshape(*grid, number + 1), 2, 0).copy())
 
 
-def _outcome(values: dict[str, list[FloatArray]], name: str, floor: str, test: Source, seed: int) -> Outcome:
-    rows = _rows(values[name])
-    metrics, headline, _ = summarise("tracks", (), test.labels.values, rows, seed=seed)
+def _outcome(values: dict[str, list[FloatArray]], name: str, floor: str, run: MapRun[Settings]) -> Outcome:
+    test, rows = run.test, _rows(values[name])
+    metrics, headline, _ = summarise("tracks", (), test.labels.values, rows, seed=run.seed)
     objects = int(rows[:, 0].sum())
     return Outcome(
         metrics=metrics,
@@ -303,5 +246,5 @@ PROTOCOL = Protocol(
     version=1,
     summary="Video object segmentation by propagation of the first masks, without training.",
     settings=Settings,
-    kind=OnImages(check, row_names, run, label_kinds=frozenset({"tracks"}), trains=False),
+    kind=without_training(check, maps_of_layers, score, label_kinds=frozenset({"tracks"})),
 )

@@ -3,13 +3,13 @@
 import dataclasses
 from typing import Literal
 
-from sslbench.backbones.dense import Facet
 from sslbench.config import setting
+from sslbench.protocols._parts.untrained import FacetSettings
 from sslbench.solvers.propagation import DINO, Propagation
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(FacetSettings):
     """Settings of the propagation of masks."""
 
     short: int = setting(
@@ -18,7 +18,6 @@ class Settings:
         unit="pixels",
     )
     multiple: int = setting(0, "with short: the longer side is rounded down to a multiple of this; 0: of the patch")
-    facet: Facet = setting("token", "output of the block, or the query, key or value of its attention")
     first: Literal["shares", "centres"] = setting(
         "shares", "labels of the cells of the first frame: share of each object, or the object at the cell's centre"
     )

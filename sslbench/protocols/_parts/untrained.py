@@ -1,0 +1,126 @@
+"""Protocols that score the maps of a frozen network and train nothing: their functions on images, from their own parts.
+
+The first process of several does all the work.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.dense import DenseEncoder, DenseInput, Facet, layer_inputs
+from sslbench.backbones.layers import Layer
+from sslbench.config import setting
+from sslbench.data.source import Labels, Source
+from sslbench.distributed.collectives import rank
+from sslbench.features.extract import ExtractSettings
+from sslbench.labels import LabelKind
+from sslbench.preprocessing import Preprocessing
+from sslbench.protocols.protocol import OnImages, Part, test_part
+from sslbench.results import Outcome
+from sslbench.runtime.progress import Progress, StageProgress, stage_progress
+
+S = TypeVar("S")
+MapsOfRows = Callable[[Backbone, Sequence[Layer], S], Mapping[str, tuple[DenseInput, ...]]]
+"""Function from backbone, layers and settings to the row of each result and the maps that it needs; no image is read.
+
+It raises a UsageError for layers without such a map."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FacetSettings:
+    """Choice among the vectors of a block of a vision transformer; a protocol's `Settings` extends it."""
+
+    facet: Facet = setting("token", "output of the block, or the query, key or value of its attention")
+
+
+@dataclasses.dataclass(frozen=True)
+class MapRun(Generic[S]):
+    """Network and images of a run.
+
+    Attributes:
+        backbone: frozen.
+        layers: of it.
+        encoder: of the maps of all rows.
+        test: images.
+        settings: of the protocol.
+        seed: of the intervals.
+        engine: device, precision, workers.
+        progress: called with what, images done and images in all.
+    """
+
+    backbone: Backbone
+    layers: Sequence[Layer]
+    encoder: DenseEncoder
+    test: Source
+    settings: S
+    seed: int
+    engine: ExtractSettings
+    progress: Progress | None
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """Preprocessing of the network."""
+        return self.backbone.preprocessing
+
+    @property
+    def report(self) -> StageProgress | None:
+        """Progress of the only stage."""
+        return stage_progress(self.progress, f"{self.backbone.name} on {self.test.name}")
+
+
+def maps_of_layers(
+    backbone: Backbone, layers: Sequence[Layer], settings: FacetSettings
+) -> dict[str, tuple[DenseInput, ...]]:
+    """Return a row of results per layer with its map.
+
+    Raises:
+        UsageError: a layer has a pool, or the facet is none of its parts.
+    """
+    return {each.name: (each,) for each in layer_inputs(backbone, layers, facet=settings.facet)}
+
+
+def without_training(
+    check: Callable[[S, Labels], None],
+    maps: MapsOfRows[S],
+    score: Callable[[MapRun[S]], dict[str, Outcome]],
+    *,
+    label_kinds: frozenset[LabelKind],
+    part: Callable[[S], Part] = test_part,
+) -> OnImages[S]:
+    """Return the functions of a protocol on maps that trains nothing.
+
+    Args:
+        check: raises a UsageError or DataError for settings and labels that cannot work.
+        maps: rows of results with their maps.
+        score: outcome of each row; it raises a DataError for images that cannot be used.
+        label_kinds: see `OnImages`.
+        part: see `OnImages`.
+    """
+
+    def rows(backbone: Backbone, layers: Sequence[Layer], train: Source, settings: S, *, seed: int) -> tuple[str, ...]:
+        """Return the names of the results, before any image is decoded."""
+        return tuple(maps(backbone, layers, settings))
+
+    def run(  # noqa: PLR0913  the signature of every protocol on images
+        backbone: Backbone,
+        layers: Sequence[Layer],
+        train: Source,
+        test: Source,
+        settings: S,
+        *,
+        seed: int,
+        engine: ExtractSettings,
+        folder: Path,
+        progress: Progress | None = None,
+    ) -> dict[str, Outcome]:
+        """Score the test part; train, folder and the other processes are not used."""
+        check(settings, test.labels)
+        if rank() != 0:
+            return {}
+        inputs = {each.name: each for row in maps(backbone, layers, settings).values() for each in row}
+        encoder = DenseEncoder(backbone, tuple(inputs.values()), device=engine.device, precision=engine.precision)
+        return score(MapRun(backbone, layers, encoder, test, settings, seed, engine, progress))
+
+    return OnImages(check, rows, run, label_kinds=label_kinds, trains=False, part=part)
