@@ -86,6 +86,10 @@ def dense_layers(backbone: Backbone, tasks: Sequence[Task], specs: Sequence[str]
     return resolve_grids(backbone, specs, output_size(backbone.preprocessing))
 
 
+SIZES = ("resize", "squash", "crop", "resized_side", "scales")
+"""Values of a preprocessing that have no effect where the settings of a protocol say the sizes of images."""
+
+
 def takes_own_sizes(tasks: Sequence[Task]) -> bool:
     """Return whether protocols on places in images resize and crop by themselves.
 

@@ -33,7 +33,7 @@ from sslbench.data.splits import (
 )
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
-from sslbench.evaluation.dense import DATA, dense_kind, dense_layers, takes_own_sizes, whole_image
+from sslbench.evaluation.dense import DATA, SIZES, dense_kind, dense_layers, takes_own_sizes, whole_image
 from sslbench.evaluation.file_classifier import labelled_by, load_file_classifier
 from sslbench.evaluation.groups import check_groups
 from sslbench.evaluation.request import Request, RunSettings, Task, sample_kind
@@ -119,7 +119,7 @@ class Prepared:
     Attributes:
         loaded: the backbone as it was loaded, for the next request with the same weights.
         backbone: the same with the preprocessing that this request asks for.
-        preprocessing_origins: where each value of it comes from.
+        preprocessing_origins: where each value of it that has an effect comes from.
         findings: warnings and notes about the data.
         sets: for each task of the request the further sets of images that it scores, by name.
         classifier: the one in the weights file, whose classes the data then have; None: protocols train their own.
@@ -403,7 +403,7 @@ def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple
         values = whole_image(backbone.preprocessing, request.tasks, values)
     backbone, origins = with_preprocessing(backbone, values)
     if takes_own_sizes(request.tasks):
-        return backbone, origins
+        return backbone, {name: origin for name, origin in origins.items() if name not in SIZES}
     return built_for(backbone, output_size(backbone.preprocessing)), origins
 
 

@@ -326,7 +326,8 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
     used = DataUsed(
         train=parts[0], test=parts[1], how=data.how, labels=data.train.labels.kind, unreadable=encoded.unreadable
     )
-    preprocessing = backbone.preprocessing.record()
+    effective = {"origin", *prepared.preprocessing_origins}
+    preprocessing = {name: value for name, value in backbone.preprocessing.record().items() if name in effective}
     timings = {"extract": round(encoded.seconds, 3), "images decoded": float(encoded.decoded)}
     columns = {name: [text or UNNAMED for text in data.test.attributes[name]] for name in request.groups}
     return Subject(

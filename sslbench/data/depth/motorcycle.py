@@ -78,7 +78,10 @@ def open_tiles(spec: str, quantity: Quantity) -> dict[str, Source]:
     if spec != MOTORCYCLE:
         raise UsageError(f"there is no data set '{spec}' with {quantity}", did_you_mean(spec, [MOTORCYCLE]))
     image, inverse = _scene()
-    notes = ["One scene cut into tiles, an example: scores are not comparable with those of a benchmark."]
+    notes = [
+        "One scene cut into tiles, an example: scores are not comparable with those of a benchmark, and intervals are "
+        "too narrow, as tiles beside each other are alike."
+    ]
     if quantity == "depth":
         values = (1 / inverse)[..., None].astype(np.float32)
     else:
