@@ -114,6 +114,7 @@ class DenseEncoder:
         multiple: rows and columns of images must be multiples of this: the side of a patch, 1 for convolutions.
         device: of the forward pass.
         widths: name of an input -> C.
+        strides: name of an input -> rows of pixels for each row of its map.
     """
 
     def __init__(
@@ -152,7 +153,9 @@ class DenseEncoder:
         if isinstance(self._module, VisionTransformer) and isinstance(self._module.patch_embed, PatchEmbed):
             self._free_size(self._module)
         self._sized: dict[tuple[int, int], nn.Module] = {}
-        self.widths = {name: int(x.shape[1]) for name, x in self(probe).items()}
+        probed = self(probe)
+        self.widths = {name: int(x.shape[1]) for name, x in probed.items()}
+        self.strides = {name: max(1, round(side / x.shape[2])) for name, x in probed.items()}
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         """Return {name of an input: (B, C, h, w) float32} on `device`, without gradient.

@@ -6,17 +6,15 @@ import io
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from sslbench.arrays import ByteArray, Matrix
+from sslbench.arrays import Matrix
 
 _PAPER, _INK, _FAINT = (255, 255, 255), (35, 40, 48), (190, 196, 204)
 _GAP, _FONT, _LINE = 8, 12, 15
 _FRAME = 3
 RIGHT, WRONG, MARK = (20, 150, 60), (215, 40, 40), (255, 230, 0)
-_UNLABELLED = (128, 128, 128)
 Colour = tuple[int, int, int]
 
 
@@ -61,35 +59,6 @@ def heat(values: Matrix, low: float, high: float) -> Image.Image:
 
     scaled = np.clip((values - low) / max(high - low, 1e-12), 0, 1)
     return Image.fromarray(np.round(255 * colormaps["inferno"](scaled)[..., :3]).astype(np.uint8))
-
-
-def class_colours(n: int) -> ByteArray:
-    """Return n colours, uint8 (n, 3), neighbouring numbers far apart, with grey left for pixels without a label.
-
-    Those of Pascal VOC's colour map (Everingham et al. 2010, VOCdevkit `VOClabelcolormap`): the bits of the number
-    are spread over the three channels, so that up to 256 differ; later ones repeat. Grey (128, 128, 128), VOC's
-    number 7, becomes (255, 170, 100).
-
-    Examples:
-        >>> class_colours(3).tolist()
-        [[0, 0, 0], [128, 0, 0], [0, 128, 0]]
-    """
-    colours = np.zeros((n, 3), dtype=np.uint8)
-    for number in range(n):
-        rest = number % 256
-        for bit in range(7, -1, -1):
-            for channel in range(3):
-                colours[number, channel] |= ((rest >> channel) & 1) << bit
-            rest >>= 3
-    colours[(colours == _UNLABELLED).all(axis=1)] = (255, 170, 100)
-    return colours
-
-
-def labelled(classes: npt.NDArray[np.integer], colours: ByteArray) -> Image.Image:
-    """Return a map of class numbers (H, W) in their colours; numbers that are no class are grey."""
-    table = np.concatenate([colours, np.array([_UNLABELLED], dtype=np.uint8)])
-    known = (classes >= 0) & (classes < len(colours))
-    return Image.fromarray(table[np.where(known, classes, len(colours)).astype(np.int64)])
 
 
 def blend(picture: Image.Image, over: Image.Image, opacity: float) -> Image.Image:

@@ -3,6 +3,8 @@
 import dataclasses
 from pathlib import Path
 
+from PIL import Image
+
 from sslbench.errors import ResultError, UsageError
 from sslbench.evaluation.request import RunSettings
 from sslbench.results import Result, records
@@ -10,7 +12,7 @@ from sslbench.runtime.progress import Progress
 from sslbench.show.detection import show_detection
 from sslbench.show.folder import open_folder
 from sslbench.show.page import Section, page
-from sslbench.show.pictures import PanelRow, sheet
+from sslbench.show.pictures import Panel, PanelRow, sheet
 from sslbench.show.predictions import show_predictions
 from sslbench.show.record import AsTyped, scores_of
 from sslbench.show.segmentation import show_segmentation
@@ -97,5 +99,26 @@ def _sections(result: Result, chosen: RecordPictures, run: RunSettings, progress
     if name == "segmentation-knn":
         return show_segmentation(result, scores, chosen.typed, run, chosen.each, store=chosen.store, progress=progress)
     if result.data.labels not in ("single", "multi", "value"):
-        raise ResultError(f"{result.file}: predictions of {name} are not stored, and show cannot compute them")
+        return [_stored_picture(result)]
     return show_predictions(result, scores, chosen.typed, run, chosen.each, store=chosen.store, progress=progress)
+
+
+def _stored_picture(result: Result) -> Section:
+    """Return the picture beside a record, which the evaluation drew.
+
+    Raises:
+        ResultError: there is none, or it cannot be read.
+    """
+    path = records.picture_path(result)
+    if path is None or not path.is_file():
+        raise ResultError(
+            f"{result.file}: predictions of {result.protocol.name} are not stored, and no picture lies beside it",
+            "The evaluation draws best, median and worst images: run it again.",
+        )
+    try:
+        with Image.open(path) as file:
+            picture = file.convert("RGB")
+    except (OSError, ValueError) as error:
+        raise ResultError(f"{path} is no picture: {error}") from error
+    text = "Images with the best, median and worst scores as the evaluation drew them."
+    return Section("best, median and worst images", text, [("", [Panel(picture)])], max(picture.size))

@@ -8,6 +8,7 @@ from PIL import Image
 
 from sslbench.arrays import ByteArray, FloatArray
 from sslbench.data.checks.sheets import thumbnails
+from sslbench.data.maps.colours import class_colours, labelled
 from sslbench.errors import DataError, ResultError
 from sslbench.evaluation.request import RunSettings
 from sslbench.evaluation.run import encode_parts
@@ -16,7 +17,7 @@ from sslbench.protocols import segmentation_knn
 from sslbench.results import Result, records
 from sslbench.runtime.progress import Progress
 from sslbench.show.page import Section
-from sslbench.show.pictures import Panel, class_colours, labelled
+from sslbench.show.pictures import Panel
 from sslbench.show.record import AsTyped, choose, reading, reopen, rows_of
 
 _SIDE = 224

@@ -16,7 +16,7 @@ SHORT = ("size=32", "crop=[32,32]", "window=null", "steps=20", "warmup_steps=2",
         (("segmentation", "--data", "kwcoco:shapes16-64", *SHORT), "mIoU"),
     ],
 )
-def test_the_plan_and_the_record_hold_only_what_has_an_effect(words, value, world, sslbench):
+def test_plan_record_and_picture(words, value, world, sslbench):
     code, plan, err = sslbench("eval", *words, *NET, "--dry-run")
     assert code == 0, err
     of_images = plan.partition("preprocessing\n")[2].partition("layers\n")[0]
@@ -25,13 +25,20 @@ def test_the_plan_and_the_record_hold_only_what_has_an_effect(words, value, worl
 
     code, out, err = sslbench("eval", *words, *NET)
     assert code == 0, err
-    from sslbench.results.records import read_tree
+    from sslbench.results import records as stored
 
-    (record,) = [each for each in read_tree(Path("results")) if each.weights.name == "w.pth"]
+    (record,) = [each for each in stored.read_tree(Path("results")) if each.weights.name == "w.pth"]
     assert record.metrics[value].low <= record.metrics[value].value <= record.metrics[value].high
     assert {"mean", "std", "origin"} <= set(record.preprocessing)
     assert not {"resize", "crop", "squash", "resized_side", "scales"} & set(record.preprocessing)
     assert "pixels" in record.floors and value in out
+
+    assert stored.picture_path(record).is_file() == (words[0] != "correspondence")
+    code, _, err = sslbench("show", record.file, "--out", "seen")
+    if words[0] == "correspondence":
+        assert code == 1 and "no picture lies beside it" in err
+    else:
+        assert code == 0 and Path("seen/index.html").is_file() and len(list(Path("seen").glob("*.png"))) == 1
 
     code, _, err = sslbench("eval", *words, *NET, "--resize", "48")
     assert code == 2 and "--resize has no effect" in err

@@ -54,7 +54,7 @@ def heads_of(backbone, settings=QUICK, outputs=4):
     inputs, maps = head_inputs(backbone, layers, settings, protocol="segmentation")
     encode = MapEncoder(DenseEncoder(backbone, maps), 3, pixels=True)
     inputs = (*inputs, HeadInput("pixels", ("pixels",) * max(len(each.parts) for each in inputs)))
-    heads = make_heads(inputs, encode.widths, outputs, settings, seed=0)
+    heads = make_heads(inputs, encode, outputs, settings, seed=0)
     for head in heads:
         head.eval()
     return heads, encode
@@ -252,3 +252,15 @@ def test_what_cannot_be_used_is_listed_before_training(backbone, tmp_path):
 def test_settings_that_are_not_possible_are_refused(change):
     with pytest.raises(UsageError, match=next(iter(change)).split("_")[0]):
         segmentation.PROTOCOL.kind.check(dataclasses.replace(Settings(), **change), map_pictures(4, 0).labels)
+
+
+def test_maps_are_enlarged_to_cells_of_three_pixels_at_most(backbone):
+    settings = dataclasses.replace(QUICK, upsample=4)
+    layers = resolve_layers(backbone, ["1"])  # of stride 2
+    inputs, maps = head_inputs(backbone, layers, settings, protocol="segmentation")
+    encode = MapEncoder(DenseEncoder(backbone, maps), 3, pixels=True)
+    assert encode.strides == {"1": 2, "pixels": 2}
+    for stride, factor in ((2, 1), (8, 2), (14, 4), (16, 4), (32, 4)):
+        encode.strides["1"] = stride
+        (head,) = make_heads(inputs, encode, 4, dataclasses.replace(settings, lr=(0.1,)), seed=0)
+        assert head(encode(torch.zeros(1, 3, 16, 16))).shape[2:] == (8 * factor, 8 * factor)

@@ -60,7 +60,7 @@ def own_seconds(batches, folder):
     backbone, settings = build("resnet18", seed=0), Settings(lr=(1e-3,))
     inputs, maps = head_inputs(backbone, resolve_layers(backbone, ["res5"]), settings, protocol="segmentation")
     encode = MapEncoder(DenseEncoder(backbone, maps), 3, pixels=False)
-    heads = make_heads(inputs, encode.widths, CLASSES, settings, seed=0)
+    heads = make_heads(inputs, encode, CLASSES, settings, seed=0)
     plan = Training(UPDATES, 0, Preprocessing(), folder, 0, lambda: DataError("unreadable"))
     task = DenseTask(
         *("segmentation", CLASSES, None, functools.partial(_loss, "scored"), None, None, None)  # only the loss is used

@@ -100,3 +100,9 @@ def with_mask(picture: Image.Image, mask: npt.NDArray[np.bool_], colour: tuple[i
     small = Image.fromarray(mask).resize(picture.size, Image.Resampling.NEAREST)
     tinted = Image.blend(picture, Image.new("RGB", picture.size, colour), 0.5)
     return Image.composite(tinted, picture, small)
+
+
+def grey(values: npt.NDArray[np.floating], low: float, high: float) -> Image.Image:
+    """Return numbers (H, W) as a picture, black at `low` and white at `high`; NaN is black."""
+    shares = np.nan_to_num((values - low) / max(high - low, 1e-12)).clip(0, 1)
+    return Image.fromarray((255 * shares).round().astype(np.uint8)).convert("RGB")

@@ -9,6 +9,7 @@ import functools
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 from torch import Tensor
 
 from sslbench.arrays import BoolArray, FloatArray
@@ -30,6 +31,7 @@ from sslbench.protocols._parts.dense.pixel_values import (
     values_of,
     without_values,
 )
+from sslbench.protocols._parts.pictures import grey
 from sslbench.protocols.depth.settings import Scored, Settings
 from sslbench.results import Outcome
 from sslbench.solvers.dense.heads import depth_bins, depth_from_bins
@@ -146,6 +148,8 @@ def task(settings: Settings, limits: Limits) -> DenseTask:
         row=functools.partial(_row, limits, settings),
         value=_value,
         cells=cell_sums,
+        drawn=_drawn,
+        caption=lambda value: f"RMSE {-value:.2f} m",
         activated=functools.partial(depth_from_bins, bins=bins, normalisation=settings.shares),
     )
 
@@ -202,6 +206,13 @@ def _row(limits: Limits, settings: Settings, output: Tensor, target: Target) -> 
     return depth.depth_row(found, target[0], valid, low=low, high=high, alignment=alignment)
 
 
+def _drawn(output: Tensor, target: Target) -> tuple[Image.Image, Image.Image]:
+    """Return the true and the predicted depth, black at the smallest true depth and white at the largest."""
+    found = resized(output[None].float(), (target.shape[1], target.shape[2]))[0].cpu().numpy()
+    low, high = float(np.nanmin(target)), float(np.nanmax(target))
+    return grey(target[0], low, high), grey(found[0], low, high)
+
+
 def _value(rows: FloatArray) -> float:
     """Return the root mean square error, negative so that more is better."""
     return -headline("depth", np.zeros((len(rows), 0), dtype=np.int8), rows)
@@ -249,6 +260,7 @@ def outcome(
             "and the median of train, for each metric.",
             *(f"Metrics in brackets are after alignment to the true depth of each image: {how}." for how in aligned),
         ),
+        picture=row.picture,
     )
 
 

@@ -16,7 +16,7 @@ Align = Literal["none", "median", "affine"]
 class Settings(HeadSettings):
     """Settings of depth by trained heads."""
 
-    upsample: int = setting(4, "factor by which the maps are enlarged before the head")
+    upsample: int = setting(4, "factor by which the maps are enlarged before the head, to cells of 3 pixels at least")
     lr: tuple[float, ...] = setting(
         (1e-4, 3e-4, 1e-3), "learning rates; a head is trained with each and the best is selected"
     )

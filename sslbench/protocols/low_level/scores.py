@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 from torch import Tensor, nn
 
 from sslbench.arrays import FloatArray
@@ -18,6 +19,7 @@ from sslbench.errors import DataError
 from sslbench.metrics.dense.signals import signal_measures, signal_row
 from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts.dense import DenseRow, DenseTask
+from sslbench.protocols._parts.pictures import grey
 from sslbench.protocols.low_level.settings import Settings
 from sslbench.results import Outcome
 from sslbench.solvers.dense.windows import resized
@@ -33,6 +35,8 @@ def task(settings: Settings) -> DenseTask:
         row=_row,
         value=_mean_correlation,
         cells=_cells,
+        drawn=_drawn,
+        caption=lambda value: f"correlation {value:.2f}",
         check_totals=_check_totals,
     )
 
@@ -65,6 +69,7 @@ def outcome(row: DenseRow, test: Source, *, seed: int) -> Outcome:
         chance=floors.pop("constant"),
         floors=floors,
         notes=row.notes,
+        picture=row.picture,
     )
 
 
@@ -82,6 +87,13 @@ def _loss(outputs: Tensor, targets: Tensor, update: int) -> Tensor:
 def _row(output: Tensor, target: Target) -> FloatArray:
     size = int(target.shape[1]), int(target.shape[2])
     return signal_row(resized(output[None], size)[0, 0].float().cpu().numpy(), target[0])
+
+
+def _drawn(output: Tensor, target: Target) -> tuple[Image.Image, Image.Image]:
+    """Return the signal and the predicted one, white at the largest value of the signal."""
+    found = resized(output[None].float(), (target.shape[1], target.shape[2]))[0].cpu().numpy()
+    high = float(np.nanmax(target))
+    return grey(target[0], 0.0, high), grey(found[0], 0.0, high)
 
 
 def _mean_correlation(rows: FloatArray) -> float:

@@ -7,6 +7,7 @@ histogram `metrics.dense.normals.COLUMNS`.
 import functools
 
 import numpy as np
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
@@ -42,6 +43,8 @@ def task(settings: Settings) -> DenseTask:
         row=_row,
         value=_value,
         cells=cell_sums,
+        drawn=_drawn,
+        caption=lambda value: f"{-value:.0f} degrees",
         averaged=_unit,
         mirrored=mirrored,
     )
@@ -80,6 +83,17 @@ def _row(output: Tensor, target: Target) -> FloatArray:
     return normals.normals_row(normals.angular_errors(found, target, valid))
 
 
+def _drawn(output: Tensor, target: Target) -> tuple[Image.Image, Image.Image]:
+    """Return the true and the predicted normals, x, y and z from -1 to 1 as red, green and blue; unknown is black."""
+    found = functional.normalize(resized(output[None, :3].float(), (target.shape[1], target.shape[2])), dim=1)
+    return _coloured(target), _coloured(found[0].cpu().numpy())
+
+
+def _coloured(normals: Target) -> Image.Image:
+    rgb = np.nan_to_num(127.5 * (normals + 1))
+    return Image.fromarray(np.moveaxis(rgb.clip(0, 255).round().astype(np.uint8), 0, 2).copy())
+
+
 def _value(rows: FloatArray) -> float:
     """Return the mean angle of all pixels, negative so that more is better."""
     return -headline("normals", np.zeros((len(rows), 0), dtype=np.int8), rows)
@@ -105,4 +119,5 @@ def outcome(row: DenseRow, test: Source, *, seed: int) -> Outcome:
             "Metrics are of all pixels together, those called (images) are means over images; chance is the mean "
             "normal of train.",
         ),
+        picture=row.picture,
     )

@@ -12,7 +12,7 @@ from sslbench.protocols._parts.dense.settings import HeadSettings
 class Settings(HeadSettings):
     """Settings of surface normals by trained heads."""
 
-    upsample: int = setting(4, "factor by which the maps are enlarged before the head")
+    upsample: int = setting(4, "factor by which the maps are enlarged before the head, to cells of 3 pixels at least")
     weight_decay: float = setting(1e-2, "weight decay of AdamW")
     steps: int = setting(38_400, "updates, at most", unit="updates")
     warmup_steps: int = setting(5_760, "updates of linear warm-up, of `steps`", unit="updates")

@@ -9,12 +9,14 @@ import functools
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 from torch import Tensor
 
 from sslbench.arrays import BoolArray, FloatArray
 from sslbench.data.groups import source_groups
 from sslbench.data.label_map import IGNORED
 from sslbench.data.loading.joint import Target
+from sslbench.data.maps.colours import class_colours, labelled
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense import boundary, panoptic, segmentation
@@ -46,6 +48,8 @@ def task(train: Source, settings: Settings) -> DenseTask:
         row=functools.partial(_row, settings.boundary, things),
         value=functools.partial(_mean_iou, n_classes),
         cells=functools.partial(_cells, n_classes),
+        drawn=_drawn,
+        caption=lambda iou: f"IoU {100 * iou:.0f} %",
         averaged=functools.partial(torch.softmax, dim=1),
         check_totals=_check_totals,
     )
@@ -125,6 +129,7 @@ def outcome(row: DenseRow, test: Source, settings: Settings, *, seed: int) -> Ou
         chance=floors.pop("constant"),
         floors=floors,
         notes=tuple(notes),
+        picture=row.picture,
     )
 
 
@@ -160,6 +165,14 @@ def _row(tolerance: float, things: BoolArray | None, output: Tensor, target: Tar
         true = panoptic.segments_of(label, target[1].astype(np.int64), things)
         found.append(panoptic.panoptic_counts(own, true, n_classes).ravel())
     return np.concatenate(found).astype(np.float64)
+
+
+def _drawn(output: Tensor, target: Target) -> tuple[Image.Image, Image.Image]:
+    """Return the classes of the pixels and the predicted ones in colours; pixels that do not count are grey."""
+    label = _label(target)
+    predicted = upsampled_classes(output, (label.shape[0], label.shape[1])).cpu().numpy()
+    colours = class_colours(len(output))
+    return labelled(label, colours), labelled(predicted, colours)
 
 
 def _regions(predicted: npt.NDArray[np.integer], things: BoolArray) -> npt.NDArray[np.int64]:

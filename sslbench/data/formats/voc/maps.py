@@ -9,7 +9,6 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from sslbench.data.containers.names import check_some
 from sslbench.data.decode.picture import UnreadableImage
@@ -25,6 +24,7 @@ from sslbench.data.formats.voc.tree import (
 from sslbench.data.images import Files
 from sslbench.data.label_map import Grid
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, colour, with_ignored
+from sslbench.data.maps.colours import voc_palette
 from sslbench.data.maps.files import MapPixels, ValueMaps, load
 from sslbench.data.maps.layout import Pairs, by_key, source_of, walk
 from sslbench.data.maps.types import Coding, LabelMapSource, distinct
@@ -146,14 +146,3 @@ def _numbers(objects: MapPixels) -> Grid:
 def _maps(root: Path, files: Files, coding: Coding) -> ValueMaps:
     there = all((root / _OBJECT / path).is_file() for path in files.paths)
     return ValueMaps(files, coding.colours, Files(files.paths, str(root / _OBJECT)) if there else None, _numbers)
-
-
-def voc_palette() -> npt.NDArray[np.uint8]:
-    """Return VOC's palette, (256, 3): the bits of an index are dealt to red, green and blue, highest first."""
-    palette = np.zeros((256, 3), dtype=np.uint8)
-    for index in range(256):
-        for bit in range(8):
-            for channel in range(3):
-                if index >> (3 * bit + channel) & 1:
-                    palette[index, channel] |= 1 << (7 - bit)
-    return palette

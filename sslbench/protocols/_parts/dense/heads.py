@@ -22,6 +22,8 @@ from sslbench.solvers.dense.windows import resized
 PIXELS = "pixels"
 """Name of the colours as an input of heads."""
 
+_FINEST = 3
+"""Side of the smallest cells that maps are enlarged to, in pixels: a fourth of DINOv2's patches of 14 is 3.5."""
 Maps = Mapping[str, Tensor]
 """Name of a map -> (B, C, h, w)."""
 
@@ -101,7 +103,7 @@ class DenseHead(nn.Module):
     """Head of one input with its learning rate."""
 
     def __init__(
-        self, number: int, input: HeadInput, lr: float, widths: Mapping[str, int], outputs: int, settings: HeadSettings
+        self, number: int, input: HeadInput, lr: float, encode: "MapEncoder", outputs: int, settings: HeadSettings
     ) -> None:
         """Initialise from torch's default generator.
 
@@ -109,13 +111,14 @@ class DenseHead(nn.Module):
             number: place among the heads of a run.
             input: maps that it reads.
             lr: learning rate.
-            widths: name of a map -> channels.
+            encode: gives the maps.
             outputs: channels of the result.
             settings: kind of head, norm, dropout, upsample.
         """
         super().__init__()
-        self.number, self.input, self.lr, self._upsample = number, input, lr, settings.upsample
-        channels = [widths[name] for name in input.parts]
+        self.number, self.input, self.lr = number, input, lr
+        self._upsample = min(settings.upsample, max(1, encode.strides[input.parts[0]] // _FINEST))
+        channels = [encode.widths[name] for name in input.parts]
         options: dict[str, Any] = {"normalised": settings.norm, "dropout": settings.dropout}
         if settings.head == "dpt":
             self.head: nn.Module = DPTHead(channels, outputs, **options)
@@ -139,7 +142,7 @@ class DenseHead(nn.Module):
 
 def make_heads(
     inputs: Sequence[HeadInput],
-    widths: Mapping[str, int],
+    encode: "MapEncoder",
     outputs: int,
     settings: HeadSettings,
     *,
@@ -150,7 +153,7 @@ def make_heads(
     for input in inputs:
         for lr in settings.lr:
             with seeded(seed):
-                heads.append(DenseHead(len(heads), input, lr, widths, outputs, settings))
+                heads.append(DenseHead(len(heads), input, lr, encode, outputs, settings))
     return heads
 
 
@@ -160,11 +163,13 @@ class MapEncoder:
     Attributes:
         encoder: the backbone.
         widths: name of a map -> channels.
+        strides: name of a map -> rows of pixels for each of its rows.
     """
 
     def __init__(self, encoder: DenseEncoder, channels: int, *, pixels: bool) -> None:
         self.encoder, self._pixels = encoder, pixels
         self.widths = dict(encoder.widths) | ({PIXELS: channels} if pixels else {})
+        self.strides = {PIXELS: next(iter(encoder.strides.values())), **encoder.strides}
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         """Return the maps of normalised images whose sides are multiples of the patch."""

@@ -3,11 +3,14 @@
 import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
 
 from sslbench.arrays import FloatArray
 from sslbench.backbones.backbone import Backbone
@@ -15,7 +18,7 @@ from sslbench.backbones.dense import DenseEncoder
 from sslbench.backbones.layers import Layer
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.groups import source_groups
-from sslbench.data.loading.joint import JointBatches, JointView
+from sslbench.data.loading.joint import JointBatches, JointView, Target
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.distributed import this_process
@@ -32,12 +35,13 @@ from sslbench.protocols._parts.dense.heads import (
     head_inputs,
     make_heads,
 )
-from sslbench.protocols._parts.dense.scoring import Inference, score
+from sslbench.protocols._parts.dense.scoring import Inference, outputs
 from sslbench.protocols._parts.dense.settings import HeadSettings
 from sslbench.protocols._parts.dense.survey import Survey, survey
 from sslbench.protocols._parts.dense.task import DenseTask
 from sslbench.protocols._parts.dense.training import Training, number_of_updates, train
 from sslbench.protocols._parts.images import unreadable_images
+from sslbench.protocols._parts.pictures import chosen_by_score, sheet
 from sslbench.protocols._parts.selection import holdout_rows, is_better, no_holdout, percent
 from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.train.loop import NotFiniteError
@@ -46,6 +50,8 @@ log = logging.getLogger("sslbench")
 
 _TRAIN_IMAGES = 200
 """Training images at most that the chosen heads are scored on, to see whether they fit."""
+_SHOWN = 3
+"""Images in each group of the picture."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +64,7 @@ class DenseRow:
         train: leading metric on training images.
         selected: chosen settings, as records hold them.
         notes: one sentence each.
+        picture: PNG of the best, median and worst test images with truth and prediction.
     """
 
     rows: FloatArray
@@ -65,6 +72,7 @@ class DenseRow:
     train: float
     selected: dict[str, Any]
     notes: tuple[str, ...]
+    picture: bytes = b""
 
 
 def checked_rows(
@@ -164,6 +172,7 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
             task.value(on_train[head.number]),
             _selected(head, others, values, settings, seed) if held_out is not None else {},
             (*notes, *_notes(head, others, alive, settings)),
+            run.picture(head, on_test[head.number], test, final),
         )
     return rows
 
@@ -208,28 +217,72 @@ class _Run:
         )
         return train(heads, self.encode, data, self.task, settings, plan)
 
+    def outputs(
+        self, heads: Sequence[DenseHead], source: Source, inference: Inference
+    ) -> Iterator[tuple[Target, Iterator[Tensor]]]:
+        """Yield the target of every image and the output of each head."""
+        own = self.backbone.preprocessing
+        return outputs(
+            heads,
+            self.encode,
+            source,
+            self.task,
+            own,
+            inference,
+            self.engine,
+            unreadable=lambda: unreadable_images(source, own, self.engine),
+        )
+
     def score(
         self,
         heads: Sequence[DenseHead],
         source: Source,
         title: str,
         inference: Inference | None = None,
-        fixed: dict[str, FloatArray] | None = None,
+        fixed: Mapping[str, FloatArray] | None = None,
     ) -> tuple[dict[int, FloatArray], dict[str, FloatArray]]:
-        """Return the rows of heads and of fixed outputs, by default from one view of each image."""
-        own = self.backbone.preprocessing
-        return score(
-            heads,
-            self.encode,
-            source,
-            self.task,
-            own,
-            inference or Inference(self.sizes),
-            self.engine,
-            fixed=fixed,
-            unreadable=lambda: unreadable_images(source, own, self.engine),
-            progress=stage_progress(self.progress, f"{self.backbone.name}: {title} {source.name}"),
-        )
+        """Return the rows (N, R) of heads by number, and of outputs that are the same for every image by name.
+
+        The inference is that of one view of each image by default.
+        """
+        report = stage_progress(self.progress, f"{self.backbone.name}: {title} {source.name}")
+        constant = {name: torch.from_numpy(np.asarray(x, dtype=np.float32)) for name, x in (fixed or {}).items()}
+        rows: dict[int, list[FloatArray]] = {head.number: [] for head in heads}
+        of_fixed: dict[str, list[FloatArray]] = {name: [] for name in constant}
+        found = self.outputs(heads, source, inference or Inference(self.sizes))
+        with torch.inference_mode():
+            for done, (target, each) in enumerate(found, start=1):
+                for head, output in zip(heads, each, strict=True):
+                    rows[head.number].append(self.task.row(output, target))
+                for name, output in constant.items():
+                    of_fixed[name].append(self.task.row(output, target))
+                if report is not None:
+                    report(done, len(source))
+        return {n: np.stack(each) for n, each in rows.items()}, {n: np.stack(each) for n, each in of_fixed.items()}
+
+    def picture(self, head: DenseHead, rows: FloatArray, test: Source, inference: Inference) -> bytes:
+        """Return a sheet of the best, median and worst test images, each with its truth and its prediction."""
+        values = np.array([self.task.value(row[None]) for row in rows])
+        known = np.flatnonzero(np.isfinite(values))
+        if not len(known):
+            return b""
+        chosen = {name: known[at].tolist() for name, at in chosen_by_score(values[known], _SHOWN).items()}
+        shown = sorted(index for group in chosen.values() for index in group)
+        drawn = {}
+        with torch.inference_mode():
+            found = self.outputs([head], test.select(np.array(shown)), inference)
+            for index, (target, each) in zip(shown, found, strict=True):
+                drawn[index] = self.task.drawn(next(each), target)
+
+        def draw(picture: Image.Image, index: int, factor: float) -> Image.Image:
+            paper = Image.new("RGB", (3 * picture.width, picture.height))
+            for place, part in enumerate((picture, *drawn[index])):
+                small = part.resize(picture.size, Image.Resampling.NEAREST)
+                paper.paste(small, (place * picture.width, 0))
+            return paper
+
+        captions = {index: self.task.caption(float(values[index])) for index in shown}
+        return sheet(test, chosen, captions, draw, self.backbone.preprocessing)
 
 
 def _survey(
@@ -272,7 +325,7 @@ def _make_heads(
     """Return the heads of all rows, and those on the colours."""
     parts = max(len(each.parts) for each in inputs)
     pixels = HeadInput(PIXELS, (PIXELS,) * parts)
-    heads = make_heads((*inputs, pixels), encode.widths, task.outputs, settings, seed=seed)
+    heads = make_heads((*inputs, pixels), encode, task.outputs, settings, seed=seed)
     return [head.to(encode.device) for head in heads]
 
 

@@ -1,14 +1,12 @@
 """Scores of trained heads: whole images one by one, in sliding windows, at several scales, with their mirror images."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional
 
-from sslbench.arrays import FloatArray
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading.joint import Target, WholeImage, whole_images
 from sslbench.data.source import Source
@@ -17,7 +15,6 @@ from sslbench.features.extract import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.heads import DenseHead, MapEncoder, Sizes
 from sslbench.protocols._parts.dense.task import DenseTask
-from sslbench.runtime.progress import StageProgress
 from sslbench.solvers.dense.windows import centre_padded, resized, sliding_logits, window_starts
 
 
@@ -146,7 +143,7 @@ def _assembled(
     return sliding_logits(forward, image, window=window, stride=stride)
 
 
-def score(  # noqa: PLR0913  heads, data and how it runs
+def outputs(
     heads: Sequence[DenseHead],
     encode: MapEncoder,
     source: Source,
@@ -155,11 +152,9 @@ def score(  # noqa: PLR0913  heads, data and how it runs
     inference: Inference,
     engine: ExtractSettings,
     *,
-    fixed: Mapping[str, FloatArray] | None = None,
     unreadable: Callable[[], DataError],
-    progress: StageProgress | None = None,
-) -> tuple[dict[int, FloatArray], dict[str, FloatArray]]:
-    """Score every image once; memory is that of one image.
+) -> Iterator[tuple[Target, Iterator[Tensor]]]:
+    """Yield the target of every image and the output (K, h, w) of each head; memory is that of one image.
 
     Args:
         heads: trained.
@@ -169,38 +164,22 @@ def score(  # noqa: PLR0913  heads, data and how it runs
         preprocessing: mean and std of the images.
         inference: sizes, scales and flips.
         engine: workers are used.
-        fixed: outputs (K, h, w) that are the same for every image, by name: floors.
         unreadable: makes the error about unreadable images.
-        progress: called with images done and images in all.
-
-    Returns:
-        Number of a head -> rows (N, R), and name of a fixed output -> rows.
 
     Raises:
         DataError: an image cannot be read.
     """
-    outputs = {name: torch.from_numpy(np.asarray(values, dtype=np.float32)) for name, values in (fixed or {}).items()}
-    rows: dict[int, list[FloatArray]] = {head.number: [] for head in heads}
-    of_fixed: dict[str, list[FloatArray]] = {name: [] for name in outputs}
     for head in heads:
         head.eval()
     transform = inference.preprocessing(preprocessing)
     stream: Iterator[WholeImage] = whole_images(
         source, task.read, transform, workers=engine.workers, start_method=engine.start_method
     )
-    with torch.inference_mode():
-        for done, whole in enumerate(stream, start=1):
-            if whole.unreadable:
-                raise unreadable()
-            image = normalise(whole.image.to(encode.device, non_blocking=True), preprocessing)
-            size = _size(whole.target)
-            for head, output in zip(heads, outputs_of(image, size, heads, encode, task, inference), strict=True):
-                rows[head.number].append(task.row(output, whole.target))
-            for name, output in outputs.items():
-                of_fixed[name].append(task.row(output, whole.target))
-            if progress is not None:
-                progress(done, len(source))
-    return {n: np.stack(each) for n, each in rows.items()}, {n: np.stack(each) for n, each in of_fixed.items()}
+    for whole in stream:
+        if whole.unreadable:
+            raise unreadable()
+        image = normalise(whole.image.to(encode.device, non_blocking=True), preprocessing)
+        yield whole.target, outputs_of(image, _size(whole.target), heads, encode, task, inference)
 
 
 def _size(target: Target) -> tuple[int, int]:

@@ -28,7 +28,7 @@ class HeadSettings:
         "spread4 over the depth ([2, 5, 8, 11] of 12)",
     )
     cls: bool = setting(False, "join the class token of each layer to its patches")
-    upsample: int = setting(1, "factor by which the maps are enlarged before the head")
+    upsample: int = setting(1, "factor by which the maps are enlarged before the head, to cells of 3 pixels at least")
     norm: bool = setting(True, "BatchNorm before the head")
     dropout: float = setting(0.0, "share of the channels dropped before the head in training")
     lr: tuple[float, ...] = setting(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 from torch import Tensor
 
 from sslbench.arrays import FloatArray
@@ -37,6 +38,8 @@ class DenseTask:
         check_totals: raises DataError where the sums (K,) of `cells` over all of train show that nothing can be learnt.
         activated: outputs (B, K, h, w) from a head's channels (B, outputs, h, w), before they are enlarged.
         averaged: quantity averaged over flips and scales, from outputs (B, K, H, W): probabilities of classes.
+        drawn: pictures of the truth and of an output (K, h, w), at the size of the target.
+        caption: text below the pictures of an image, from the `value` of its row.
         mirrored: correction of the values of a flipped map, targets and outputs alike: normals change the sign of x.
     """
 
@@ -47,6 +50,8 @@ class DenseTask:
     row: Callable[[Tensor, Target], FloatArray]
     value: Callable[[FloatArray], float]
     cells: Callable[[Target, tuple[int, int]], tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]]
+    drawn: Callable[[Tensor, Target], tuple[Image.Image, Image.Image]]
+    caption: Callable[[float], str]
     check_totals: Callable[[FloatArray], None] = _any_totals
     activated: Callable[[Tensor], Tensor] = unchanged
     averaged: Callable[[Tensor], Tensor] = unchanged
