@@ -74,7 +74,7 @@ def files_below(folder: Path, suffix: str) -> list[Path]:
 
 @contextlib.contextmanager
 def temporary_beside(path: Path, suffix: str = "") -> Iterator[Path]:
-    """Yield a new hidden file in the folder of `path`, to be renamed to it; one that is still there is removed at the end.
+    """Yield a new hidden file in the folder of `path`, to be renamed to it; otherwise it is removed at the end.
 
     Its writer holds a lock on it, which the operating system releases however the process ends. Files without this lock
     were left by writers that were killed: the next writer of `path` removes them.
