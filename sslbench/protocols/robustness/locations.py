@@ -1,7 +1,8 @@
 """Locations of further sets: as given, else below the folder of the benchmarks' data."""
 
-import os
 from pathlib import Path
+
+from sslbench import paths
 
 
 def located(location: str) -> str:
@@ -12,5 +13,5 @@ def located(location: str) -> str:
     """
     if not location or Path(location).is_absolute() or Path(location).exists():
         return location
-    inside = Path(os.environ.get("SSLBENCH_DATA") or "data").expanduser() / location
+    inside = paths.data_dir() / location
     return str(inside) if inside.exists() else location
