@@ -288,14 +288,6 @@ def test_augmentation_by_classes_is_refused_for_other_labels():
         finetune.check(QUICK, none)
 
 
-def test_one_class_is_refused_before_any_training():
-    one = Labels("single", ("cat", "dog"), np.ones(8, np.int64))
-    with pytest.raises(DataError, match="one class, 'dog'"):
-        finetune.check(QUICK, one)
-    with pytest.raises(DataError, match="both positive and negative"):
-        finetune.check(QUICK, Labels("multi", ("cat",), np.ones((8, 1), np.int8)))
-
-
 def refused(settings, backbone=None, layers=(), train=None):
     backbone = small() if backbone is None else backbone
     with pytest.raises((UsageError, DataError)) as caught:

@@ -422,13 +422,6 @@ def test_settings_that_cannot_work_are_refused(message):
         find("robustness").kind.check(settings, single_labels(["a", "b"] * 60))
 
 
-def test_one_class_is_refused_for_a_probe_and_scored_by_the_file():
-    check, one = find("robustness").kind.check, single_labels(["cat"] * 60)
-    with pytest.raises(DataError, match="all training samples belong to one class, 'cat'"):
-        check(make_task("robustness", {}).settings, one)
-    check(make_task("robustness", {"classifier": "file"}).settings, one)
-
-
 def test_images_that_cannot_be_corrupted_are_refused_before_any_is_decoded(network, data, tmp_path):
     tiny = dataclasses.replace(network, preprocessing=dataclasses.replace(SMALL, resize=(24, 24)))
     with pytest.raises(UsageError, match="corruptions need 32 pixels a side, and the backbone takes 24x24"):

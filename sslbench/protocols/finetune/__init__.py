@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.protocols.finetune.settings import Settings
-from sslbench.protocols.linear import usable_classes
 from sslbench.protocols.protocol import CLASSES, OnImages, Protocol
 from sslbench.results import Outcome
 
@@ -28,7 +27,7 @@ def check(settings: Settings, train: Labels) -> None:
 
     Raises:
         UsageError: a setting is impossible or has no effect.
-        DataError: the training samples have no labels, or one class only.
+        DataError: the training samples have no labels.
     """
     from sslbench.protocols.finetune.observers import make_observers
     from sslbench.protocols.finetune.plan import candidates, check_settings
@@ -40,8 +39,6 @@ def check(settings: Settings, train: Labels) -> None:
             "finetune: the train samples have no labels",
             "Give labelled data: a folder per class, a table with a label column, or a manifest with categories.",
         )
-    if train.kind != "value":
-        usable_classes(train)
 
 
 def check_images(

@@ -124,7 +124,7 @@ def train_probe(train: Features, settings: Settings, *, seed: int, on: Features 
     """
     from sslbench.solvers.logistic import fit, principal_axes
 
-    usable, notes = usable_classes(train.labels)
+    usable, notes = _usable_classes(train.labels)
     axes = principal_axes(train.x, standardise=settings.scale == "standard")
     x = axes.project(train.x)
     other = None if on is None else (axes.project(on.x), on.labels)
@@ -162,22 +162,13 @@ def _check_settings(settings: Settings) -> None:
         )
 
 
-def usable_classes(labels: Labels) -> tuple[IntArray, list[str]]:
-    """Return the classes that can be learned, and notes on the others.
-
-    They are present in train (single), or both present and absent (multi).
-
-    Raises:
-        DataError: there are fewer than two (single), or none (multi).
-    """
+def _usable_classes(labels: Labels) -> tuple[IntArray, list[str]]:
+    """Return the classes that can be learned: present in train (single), or both present and absent (multi)."""
     values = labels.values
     if labels.kind == "single":
         usable = np.unique(values).astype(np.int64)
         if len(usable) < 2:
-            raise DataError(
-                f"all training samples belong to one class, '{labels.classes[int(usable[0])]}'",
-                "Give images of two classes or more.",
-            )
+            raise DataError(f"all training samples belong to one class, '{labels.classes[int(usable[0])]}'")
     else:
         usable = np.flatnonzero((values > 0).any(axis=0) & (values == 0).any(axis=0))
         if not len(usable):
@@ -260,7 +251,7 @@ def _choose(
         on, fitted = f"held-out {percent(settings.holdout)} of train", parts[0]
         held_out, held_labels = x[parts[1]], labels.select(parts[1])
     inside = labels.select(fitted)
-    learned, _ = usable_classes(inside)
+    learned, _ = _usable_classes(inside)
     scored = _held_out_problem(held_out, held_labels, learned)
 
     def judge(model: "Fit") -> tuple[float, float]:
@@ -288,7 +279,7 @@ def _choose(
         notes.append(f"The selected c={best.c:g} is the {end} value tried; the best may lie beyond.")
     selected = {"c": best.c, "on": on, "score": best.score, "tried": len(tried), "seed": seed}
     selected["gap_while_choosing"] = max(point.fit.gap for point in tried)
-    same = len(learned) == len(usable_classes(labels)[0])
+    same = len(learned) == len(_usable_classes(labels)[0])
     return _Choice(best.c, selected, tuple(notes), best.fit if same else None)
 
 

@@ -37,7 +37,6 @@ from sslbench.metrics.summary import summarise
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.selection import check_features, check_finite
 from sslbench.protocols.linear import check as check_linear
-from sslbench.protocols.linear import usable_classes
 from sslbench.protocols.protocol import FileClassifier, ImageSet, OnSets, Protocol
 from sslbench.protocols.robustness.changes import (
     check_changes,
@@ -88,7 +87,7 @@ def check(settings: Settings, train: Labels) -> None:
 
     Raises:
         UsageError: settings that are not possible, or have no effect.
-        DataError: labels that are not one class per sample, or one class in all of train for a linear probe.
+        DataError: labels that are not one class per sample.
     """
     if train.kind != "single":
         raise DataError(
@@ -96,8 +95,6 @@ def check(settings: Settings, train: Labels) -> None:
             "Name the column of classes with --label-col.",
         )
     _check_classifier(settings)
-    if settings.classifier == "linear":
-        usable_classes(train)
     check_linear(linear_settings(settings), train)
     check_changes(settings)
     check_perturbations(settings)
