@@ -105,14 +105,20 @@ def test_images_without_a_positive_are_searched_but_no_queries():
 
 @pytest.mark.parametrize(
     ("labels", "groups", "refused"),
-    [("abc", None, True), ("aab", None, False), ("aab", ("x", "x", "y"), True), ("aab", ("x", "y", "y"), False)],
+    [
+        ("abc", None, "none of the 3"),
+        ("aaa", None, "all 3 test images have one label, 'a'"),
+        ("aab", None, ""),
+        ("aab", ("x", "x", "y"), "none of the 3"),
+        ("aab", ("x", "y", "y"), ""),
+    ],
 )
-def test_data_without_positives_are_refused_before_any_image_is_decoded(labels, groups, refused):
+def test_data_without_a_right_and_a_wrong_answer_are_refused_before_any_image_is_decoded(labels, groups, refused):
     images = Arrays(np.zeros((3, 8, 8, 3), np.uint8), "pictures")
     source = Source("pictures", ("1", "2", "3"), single_labels(list(labels)), images)
     if groups is not None:
         source = dataclasses.replace(source, attributes={"patient": groups}, grouped_by="patient")
-    expected = pytest.raises(DataError, match="none of the 3") if refused else contextlib.nullcontext()
+    expected = pytest.raises(DataError, match=refused) if refused else contextlib.nullcontext()
     with expected:
         retrieval.check_test(Settings(), source)
     retrieval.check_test(Settings(database="train"), source)

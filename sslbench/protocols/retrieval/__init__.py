@@ -94,11 +94,20 @@ def check_test(settings: Settings, test: Source) -> None:
 
     Raises:
         UsageError: see `check_queries`.
-        DataError: every test image is the only one of its label, and they query each other.
+        DataError: the test images query each other, and none has another one of its label, or all have one label.
     """
     check_queries(settings, test.queries)
-    by_label_in_test = test.queries is None and settings.database == "test" and test.labels.kind == "single"
-    if by_label_in_test and class_sizes(test.labels.values, source_groups(test)).max(initial=0) < 2:
+    labels = test.labels
+    if test.queries is not None or settings.database == "train" or labels.kind != "single":
+        return
+    sizes = class_sizes(labels.values, source_groups(test))
+    if len(sizes) == 1:
+        raise DataError(
+            f"retrieval: all {len(test):,} test images have one label, '{labels.classes[int(labels.values[0])]}', so "
+            "every ranking is right",
+            "Give images of several instances or classes.",
+        )
+    if sizes.max(initial=0) < 2:
         raise no_positives(len(test), NO_PAIR)
 
 
