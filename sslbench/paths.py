@@ -1,6 +1,9 @@
-"""Folders: data shipped with sslbench, the user's own, and the cache."""
+"""Folders: data shipped with sslbench, the user's own, and the cache; files in folders."""
 
+import contextlib
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -67,3 +70,64 @@ def files_below(folder: Path, suffix: str) -> list[Path]:
                 elif entry.name.endswith(suffix) and entry.is_file():
                     found.append(Path(entry.path))
     return sorted(found)
+
+
+@contextlib.contextmanager
+def temporary_beside(path: Path, suffix: str = "") -> Iterator[Path]:
+    """Yield a new hidden file in the folder of `path`, to be renamed to it; otherwise it is removed at the end.
+
+    Its writer holds a lock on it, which the operating system releases however the process ends. Files without this lock
+    were left by writers that were killed: the next writer of `path` removes them.
+
+    Args:
+        path: file that is to be written.
+        suffix: suffix of the temporary file, for libraries that choose the format by it.
+
+    Raises:
+        OSError: the folder is not writable.
+    """
+    _remove_leftovers(path, suffix)
+    handle, temporary = _new_locked(path, suffix)
+    try:
+        yield temporary
+    finally:
+        os.close(handle)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _new_locked(path: Path, suffix: str) -> tuple[int, Path]:
+    while True:
+        temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part{suffix}")
+        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        _lock(handle, wait=True)
+        if os.fstat(handle).st_nlink:
+            return handle, temporary
+        os.close(handle)  # another process took it for a leftover before it was locked
+
+
+def _remove_leftovers(path: Path, suffix: str) -> None:
+    name = re.compile(re.escape(f".{path.name}.") + "[0-9a-f]{8}" + re.escape(f".part{suffix}"))
+    with os.scandir(path.parent) as entries:
+        found = [entry.path for entry in entries if name.fullmatch(entry.name)]
+    for leftover in found:
+        with contextlib.suppress(OSError):  # removed meanwhile, or another user's
+            handle = os.open(leftover, os.O_RDWR)
+            try:
+                if _lock(handle, wait=False):
+                    os.unlink(leftover)  # noqa: PTH108 - under the lock
+            finally:
+                os.close(handle)
+
+
+def _lock(handle: int, *, wait: bool) -> bool:
+    """Return True if this process has the lock of a file now; False too where the system or file system has none."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True

@@ -130,7 +130,7 @@ def find_classifier(file: WeightsFile, backbone: Backbone, classes: Sequence[str
     if classes is None and not _is_classifier(backbone):
         raise WeightsError(
             f"{file.path}: its head of {count:,} outputs may be a projection head, not a classifier",
-            "If it is a classifier, name its classes: --classes FILE, one name per line.",
+            "If it is a classifier, name its classes, one per line: --classes FILE, for robustness class_names=FILE.",
         )
     names = tuple(classes) if classes is not None else tuple(map(str, range(count)))
     if len(names) != count:

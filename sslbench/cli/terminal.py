@@ -49,6 +49,8 @@ class ProgressLines:
         self.last = now
         rate = f", {done / (now - started):.0f} images/s" if now > started else ""
         echo(f"{title}: {done} of {total}{rate}", err=True)
+        if done >= total:  # the next job may have the same title: the untrained network is finetuned alike
+            del self.started[title]
 
 
 @contextmanager
@@ -93,19 +95,19 @@ class ProgressBars:
         """Report `done` of `total` images of one job."""
         from rich.progress import TaskID
 
-        if not self.tasks:
-            self.bars.start()
+        self.bars.start()  # without effect after the first time
         if title not in self.tasks:
             self.tasks[title] = (self.bars.add_task(title, total=total, text=""), time.monotonic())
         task, started = self.tasks[title]
         elapsed = time.monotonic() - started
         text = f"{done / elapsed:.0f} img/s" if elapsed > 0.5 else ""
         self.bars.update(TaskID(task), completed=done, text=text)
+        if done >= total:
+            del self.tasks[title]
 
     def close(self) -> None:
-        """Stop the bars and restore the terminal."""
-        if self.tasks:
-            self.bars.stop()
+        """Stop the bars, if there are any, and restore the terminal."""
+        self.bars.stop()
 
 
 QUIET = 10.0  # shortest time between two lines of a log file, in seconds

@@ -9,13 +9,13 @@ import dataclasses
 import logging
 import os
 import re
-import tempfile
 from pathlib import Path
 
 from sslbench import config
 from sslbench.data import strings
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, refuse_location
+from sslbench.paths import temporary_beside
 
 PROJECT_FILE = "sslbench-data.yaml"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -153,10 +153,11 @@ def _write(file: Path, known: dict[str, CatalogEntry]) -> None:
     content = {name: _plain(entry) for name, entry in sorted(known.items())}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as new:
-            new.write("# Names for data locations, see: sslbench data --help\n")
-            yaml.safe_dump(content, new, sort_keys=False, allow_unicode=True, width=200)
-        Path(new.name).replace(file)
+        with temporary_beside(file) as temporary:
+            with temporary.open("w", encoding="utf-8") as new:
+                new.write("# Names for data locations, see: sslbench data --help\n")
+                yaml.safe_dump(content, new, sort_keys=False, allow_unicode=True, width=200)
+            temporary.replace(file)
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
 

@@ -13,6 +13,7 @@ import torch
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.classifier import Classifier, find_classifier
+from sslbench.backbones.export import SUFFIXES
 from sslbench.backbones.load import load_file
 from sslbench.backbones.speed import prepare
 from sslbench.backbones.stems import parse_rule
@@ -75,8 +76,15 @@ def load_with_classifier(
     """
     if not Path(request.weights).exists() and (request.weights in ("random", "pixels") or ":" in request.weights):
         raise UsageError(f"'{request.weights}' has no classifier", "Give a weights file.")
+    if request.weights.endswith(SUFFIXES):
+        raise UsageError(
+            f"{request.weights} is a network for other programs, as sslbench export writes them",
+            "Give the weights file that it was exported from.",
+        )
     file, backbone = load_with_heads(request, run)
-    return backbone, find_classifier(file, backbone, classes)
+    classifier = find_classifier(file, backbone, classes)
+    log.info(f"{request.weights}: classifier of {len(classifier.info.classes):,} outputs on {classifier.layer.text}")
+    return backbone, classifier
 
 
 def load_with_heads(request: Request, run: RunSettings) -> tuple[files.WeightsFile, Backbone]:

@@ -7,7 +7,6 @@ import importlib.metadata
 import json
 import platform
 import re
-import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from sslbench import config
 from sslbench.errors import ResultError, UsageError
 from sslbench.metrics.sample_means import SampleMeans
 from sslbench.metrics.summary import ROW_COLUMNS
-from sslbench.paths import files_below
+from sslbench.paths import files_below, temporary_beside
 from sslbench.results import SCHEMA, Neighbours, Result, plain
 
 _SCORES = ".scores.npz"
@@ -214,18 +213,13 @@ def replace_file(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> 
         OSError: it cannot be written; nothing half-written is left.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{uuid.uuid4().hex}.part")
-    try:
-        with temporary.open("xb") as file:
+    with temporary_beside(path) as temporary:
+        with temporary.open("wb") as file:
             if callable(content):
                 content(file)
             else:
                 file.write(content)
         temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def read(path: Path) -> Result:

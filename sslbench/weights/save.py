@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sslbench.errors import SslbenchError, UsageError, WeightsError
+from sslbench.paths import temporary_beside
 
 FORMAT = "sslbench"
 CHECKPOINT_FORMAT = "sslbench checkpoint"
@@ -136,37 +136,27 @@ def new_file(path: Path) -> Iterator[Path]:
         UsageError: the folder is not writable.
         SslbenchError: the disk is full, or the file exceeds a quota or size limit.
     """
+    written = 0
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=f".part{path.suffix}")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
-    temporary = Path(name)
-    try:
-        os.close(handle)
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp gives it to the owner only
-        temporary.replace(path)
+        with temporary_beside(path, path.suffix) as temporary:
+            try:
+                yield temporary
+                with temporary.open("rb") as file:
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+            finally:
+                written = temporary.stat().st_size if temporary.exists() else 0
     except OSError as error:
         if error.errno not in _FULL:
             raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
         free = shutil.disk_usage(path.parent).free
         raise SslbenchError(
-            f"cannot write {path}: {error.strerror}, after {_size(temporary):,} bytes",
+            f"cannot write {path}: {error.strerror}, after {written:,} bytes",
             f"{free:,} bytes are free in {path.parent}: free some, or write elsewhere. Nothing incomplete is left.",
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _plain(value: Any, where: str) -> Any:

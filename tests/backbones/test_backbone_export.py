@@ -1,6 +1,7 @@
 """Exported networks compute what the network computes, for any number of images."""
 
 import json
+import zipfile
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ def test_a_program_of_torch_export_gives_the_layer_for_any_number_of_images(tmp_
     for n in (1, 4, 7):
         wanted = forward_layers(backbone.module, images(n, height), (tapped,))[tapped.text]
         torch.testing.assert_close(program(images(n, height)), wanted)
+    assert not any("part" in name for name in zipfile.ZipFile(report.path).namelist())  # of the temporary file
     assert report.difference < 1e-5 and report.output == "features" and report.width == wanted.shape[1]
     assert json.loads(facts["sslbench.json"])["layer"] == tapped.text
 

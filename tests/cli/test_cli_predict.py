@@ -32,6 +32,7 @@ BASE = ["predict", "--weights", "r18.pth", "--data", "sklearn:digits", "--csv", 
         (["--classes", "missing.txt"], "cannot read the class names in missing.txt"),
         (["--classes", "empty.txt"], "empty.txt: line 2 is empty"),
         (["--weights", "random", "--backbone", "resnet18"], "'random' has no classifier"),
+        (["--weights", "net.pt2"], "net.pt2 is a network for other programs"),
         (["--csv", "missing/out.csv"], "cannot write missing/out.csv"),
     ],
 )

@@ -1,5 +1,6 @@
 """Retrieval on features: metrics against a slow second implementation, chance, groups, ties, expansion, refusals."""
 
+import contextlib
 import dataclasses
 import itertools
 
@@ -9,9 +10,10 @@ from protocol_samples import features
 from sklearn.decomposition import PCA
 from sklearn.metrics import average_precision_score
 
+from sslbench.data.images import Arrays
 from sslbench.data.labels import single_labels
 from sslbench.data.queries import Answers, Queries
-from sslbench.data.source import Labels
+from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.retrieval import (
     LANDMARK,
@@ -99,6 +101,27 @@ def test_images_without_a_positive_are_searched_but_no_queries():
     with pytest.raises(DataError, match="none of the 3 test images has another image of its label"):
         alone = dataclasses.replace(test, labels=single_labels(["a", "b", "c"]))
         retrieval.run(alone, alone, Settings(), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "groups", "refused"),
+    [
+        ("abc", None, "none of the 3"),
+        ("aaa", None, "all 3 test images have one label, 'a'"),
+        ("aab", None, ""),
+        ("aab", ("x", "x", "y"), "none of the 3"),
+        ("aab", ("x", "y", "y"), ""),
+    ],
+)
+def test_data_without_a_right_and_a_wrong_answer_are_refused_before_any_image_is_decoded(labels, groups, refused):
+    images = Arrays(np.zeros((3, 8, 8, 3), np.uint8), "pictures")
+    source = Source("pictures", ("1", "2", "3"), single_labels(list(labels)), images)
+    if groups is not None:
+        source = dataclasses.replace(source, attributes={"patient": groups}, grouped_by="patient")
+    expected = pytest.raises(DataError, match=refused) if refused else contextlib.nullcontext()
+    with expected:
+        retrieval.check_test(Settings(), source)
+    retrieval.check_test(Settings(database="train"), source)
 
 
 @pytest.mark.parametrize(("r", "m"), [(1, 1), (1, 4), (2, 5), (3, 12), (4, 4), (2, 13)])

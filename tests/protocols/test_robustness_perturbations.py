@@ -120,7 +120,9 @@ def test_what_is_no_folder_of_videos_is_refused(world):
 
     refused(UsageError, "frame_step has no effect without videos", frame_step=2)
     refused(UsageError, "reference_flips has no effect without videos", reference_flips={"tilt": 0.1})
-    refused(UsageError, "is not a folder", perturbations=str(world / "nothing"))
+    refused(UsageError, "perturbations=.*nothing does not exist", perturbations=str(world / "nothing"))
+    (world / "file").write_text("")
+    refused(UsageError, "is not a folder", perturbations=str(world / "file"))
     refused(UsageError, "has no .mp4 files", perturbations=str(world / "photos"))
     given = str(world / "p")
     refused(

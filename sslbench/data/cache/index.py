@@ -5,7 +5,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -141,9 +140,9 @@ def _save(file: Path, valid_for: list[str], index: Index) -> None:
     body = json.dumps(known).encode() + b"\n" + index.numbers.astype("<i8").tobytes()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as new:
-            new.write(_MAGIC + _digest(body) + body)
-        Path(new.name).replace(file)  # whole or not at all, also when several processes write the same
+        with paths.temporary_beside(file) as new:  # whole or not at all, also when several processes write the same
+            new.write_bytes(_MAGIC + _digest(body) + body)
+            new.replace(file)
     except OSError as error:
         warn_once(
             f"the index of a container cannot be cached in {file.parent} ({error.strerror}): it is rebuilt every time"

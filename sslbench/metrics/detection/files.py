@@ -8,6 +8,7 @@ from typing import Any
 from sslbench.errors import ResultError
 from sslbench.metrics.detection.masks import text
 from sslbench.metrics.detection.matches import Detections, corner_and_size
+from sslbench.paths import temporary_beside
 
 
 def write_results(
@@ -37,11 +38,9 @@ def write_results(
     for row, mask in zip(rows, detections.masks or (), strict=False):
         row["segmentation"] = text(mask)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
     try:
-        temporary.write_text(json.dumps(rows, allow_nan=False), encoding="utf-8")
-        temporary.replace(path)
+        with temporary_beside(path) as temporary:
+            temporary.write_text(json.dumps(rows, allow_nan=False), encoding="utf-8")
+            temporary.replace(path)
     except OSError as error:
         raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)

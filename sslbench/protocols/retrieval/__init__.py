@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
+from sslbench.data.groups import source_groups
 from sslbench.data.queries import Queries
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
@@ -31,17 +32,19 @@ from sslbench.features.array import Features
 from sslbench.labels import LABELS
 from sslbench.metrics.intervals import Interval, Units, ends, mean_errors, on_halves, standard_errors
 from sslbench.metrics.retrieval import COPIES, GroundTruth, micro_values
-from sslbench.protocols._parts.selection import check_features, check_finite
+from sslbench.protocols._parts.selection import check_features, check_finite, class_sizes
 from sslbench.protocols.protocol import OnFeatures, Part, Protocol
 from sslbench.protocols.retrieval.descriptors import aggregate_regions, expand_queries, subtract_background, unit_length
 from sslbench.protocols.retrieval.search import positive_ranks
 from sslbench.protocols.retrieval.settings import Settings
 from sslbench.protocols.retrieval.tasks import (
+    NO_PAIR,
     MetricSet,
     RetrievalTask,
     Search,
     by_ground_truth,
     by_label,
+    no_positives,
     rows_by_number,
 )
 from sslbench.results import Neighbours, Outcome
@@ -87,12 +90,25 @@ def check(settings: Settings, train: Labels) -> None:
 
 
 def check_test(settings: Settings, test: Source) -> None:
-    """Refuse settings that contradict the queries of the test part, before any image is decoded.
+    """Refuse settings and labels of the test part that do not go together, before any image is decoded.
 
     Raises:
         UsageError: see `check_queries`.
+        DataError: the test images query each other, and none has another one of its label, or all have one label.
     """
     check_queries(settings, test.queries)
+    labels = test.labels
+    if test.queries is not None or settings.database == "train" or labels.kind != "single":
+        return
+    sizes = class_sizes(labels.values, source_groups(test))
+    if len(sizes) == 1:
+        raise DataError(
+            f"retrieval: all {len(test):,} test images have one label, '{labels.classes[int(labels.values[0])]}', so "
+            "every ranking is right",
+            "Give images of several instances or classes.",
+        )
+    if sizes.max(initial=0) < 2:
+        raise no_positives(len(test), NO_PAIR)
 
 
 def check_queries(settings: Settings, queries: Queries | None) -> None:

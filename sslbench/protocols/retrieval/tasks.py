@@ -69,16 +69,20 @@ class RetrievalTask:
         found = np.array([len(self.answers(i).positives) > 0 for i in range(len(self.rows))], dtype=bool)
         if not found.any():
             of_task = f" of {self.name}" if self.name else ""
-            nothing = (
-                "test images has another image of its label"
-                if self.metric_set is BY_LABEL
-                else f"queries{of_task} has a positive"
-            )
-            raise DataError(
-                f"retrieval: none of the {len(self.rows):,} {nothing} in the database",
-                "Give data with several images of an instance or class; images of one group do not find each other.",
-            )
+            by_label = self.metric_set is BY_LABEL
+            raise no_positives(len(self.rows), NO_PAIR if by_label else f"queries{of_task} has a positive")
         return np.flatnonzero(found)
+
+
+NO_PAIR = "test images has another image of its label"
+
+
+def no_positives(number: int, nothing: str) -> DataError:
+    """Return the error for data in which no query has a positive."""
+    return DataError(
+        f"retrieval: none of the {number:,} {nothing} in the database",
+        "Give data with several images of an instance or class; images of one group do not find each other.",
+    )
 
 
 @dataclasses.dataclass(frozen=True)

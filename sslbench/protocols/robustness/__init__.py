@@ -159,16 +159,16 @@ def open_sets(
     if settings.corrupted:
         for name in corruptions(settings):
             for severity in settings.severities:
-                source = open_corrupted(located(settings.corrupted), name, severity, test)
+                source = open_corrupted(located(settings.corrupted, "corrupted"), name, severity, test)
                 fitted = _resized_to_crop(preprocessing)
                 found[corruption_name(name, severity)] = ImageSet(source, fitted, source.fingerprint())
     for name, frames in open_perturbed(settings, limited).items():
         found[name] = ImageSet(frames, _resized_to_crop(preprocessing), frames.fingerprint())
     if settings.unknown:
-        unknown = limited(open_unknown(located(settings.unknown), train, settings.known))
+        unknown = limited(open_unknown(located(settings.unknown, "unknown"), train, settings.known))
         found[UNKNOWN] = ImageSet(unknown, preprocessing, unknown.fingerprint())
     for name, given in (settings.sets or {}).items():
-        location = located(given)
+        location = located(given, f"sets.{name}")
         if name == REAL:
             source = with_real_labels(test, location, train)
         elif name == OBJECTNET:

@@ -66,7 +66,7 @@ def open_perturbed(settings: Settings, limited: Callable[[Source], Source]) -> d
     """
     if not settings.perturbations:
         return {}
-    root = Path(located(settings.perturbations))
+    root = Path(located(settings.perturbations, "perturbations"))
     if not root.is_dir():
         raise UsageError(f"perturbations={root} is not a folder", _LAYOUT)
     found = {}
