@@ -288,7 +288,9 @@ def _file(picture: _Picture) -> Path:
     package, folder = picture.place
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
-        raise UsageError(f"drawn textures need the pictures of {package}, which is not installed")
+        raise UsageError(
+            f"drawn textures need the pictures of {package}, which is not installed", "pip install scikit-image"
+        )
     file = Path(found.submodule_search_locations[0]) / folder / picture.file
     if not file.is_file():
         raise DataError(f"drawn textures need {file}, which is missing")
