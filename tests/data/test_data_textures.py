@@ -117,8 +117,8 @@ def _accuracy(train, test, features):
 
 
 def _colours(image, mask):
-    """Return mean and standard deviation of the colours of an object."""
-    return np.concatenate([image[mask].mean(axis=0), image[mask].std(axis=0)])
+    """Return the mean colour of an object."""
+    return image[mask].mean(axis=0)
 
 
 def _filters(image, mask):
@@ -129,11 +129,14 @@ def _filters(image, mask):
     return np.log(np.array(energy) / np.sum(energy))
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_frequencies_tell_the_classes_apart_and_colours_do_not(seed):
-    train, test = textures.draw_images(72, test=False, seed=seed), textures.draw_images(48, test=True, seed=seed)
-    assert _accuracy(train, test, _filters) > 0.5
-    assert _accuracy(train, test, _colours) < 0.35  # one in six by chance
+def test_frequencies_tell_the_classes_apart_and_colours_do_not():
+    by_filters, by_colours = [], []
+    for seed in range(3):
+        train, test = textures.draw_images(72, test=False, seed=seed), textures.draw_images(48, test=True, seed=seed)
+        by_filters.append(_accuracy(train, test, _filters))
+        by_colours.append(_accuracy(train, test, _colours))
+    assert min(by_filters) > 0.5
+    assert np.mean(by_colours) < 0.3  # one in six by chance, of 144 objects
 
 
 @pytest.mark.parametrize(
