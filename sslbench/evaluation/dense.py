@@ -10,8 +10,8 @@ from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.data.decode.transforms import output_size
 from sslbench.data.depth.location import open_depth, open_normals
 from sslbench.data.depth.motorcycle import MOTORCYCLE
+from sslbench.data.formats.textures import IMAGES, VIDEOS
 from sslbench.data.open import (
-    DEFAULT_OBJECTS,
     open_boxes_as_data,
     open_maps_as_data,
     open_masks_as_data,
@@ -43,14 +43,14 @@ class DenseData:
 
 
 DATA: Mapping[LabelKind, DenseData] = {
-    "map": DenseData(open_maps_as_data, DEFAULT_OBJECTS, "kwcoco's toy shapes"),
-    "mask": DenseData(open_masks_as_data, DEFAULT_OBJECTS, "kwcoco's toy shapes"),
-    "signal": DenseData(open_signals, DEFAULT_OBJECTS, "kwcoco's toy shapes"),
-    "boxes": DenseData(open_boxes_as_data, DEFAULT_OBJECTS, "kwcoco's toy shapes"),
+    "map": DenseData(open_maps_as_data, IMAGES, "drawn textures"),
+    "mask": DenseData(open_masks_as_data, IMAGES, "drawn textures"),
+    "signal": DenseData(open_signals, IMAGES, "drawn textures"),
+    "boxes": DenseData(open_boxes_as_data, IMAGES, "drawn textures"),
     "depth": DenseData(open_depth, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
     "normals": DenseData(open_normals, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
     "points": DenseData(open_pairs, "homography:pictures", "scikit-image's pictures under homographies"),
-    "tracks": DenseData(open_videos, "kwcoco:vidshapes4-frames6-128", "kwcoco's toy videos"),
+    "tracks": DenseData(open_videos, VIDEOS, "videos of drawn textures"),
 }
 """Data by kind of labels; protocols on other kinds take `open_data`."""
 
