@@ -257,7 +257,7 @@ def _lit(generator: np.random.Generator, value: Texture, tint: FloatArray) -> np
     shade = 1 + strength * (np.cos(angle) * x + np.sin(angle) * y)
     grey = (generator.uniform(100, 150) + generator.uniform(45, 75) * value) * shade
     picture = grey[:, :, None] * tint + generator.normal(0, 3, (SIDE, SIDE, 3))
-    return np.clip(np.rint(picture), 0, 255).astype(np.uint8)
+    return np.asarray(np.clip(np.rint(picture), 0, 255), dtype=np.uint8)
 
 
 def _background(generator: np.random.Generator, test: bool) -> Texture:
@@ -275,13 +275,14 @@ def _surface(picture: _Picture, test: bool) -> Texture:
     half = grey.shape[1] // 2
     grey = grey[:, half:] if test else grey[:, :half]
     if picture.scale != 1:
-        grey = cv2.resize(grey, None, fx=picture.scale, fy=picture.scale, interpolation=cv2.INTER_AREA)
+        size = round(grey.shape[1] * picture.scale), round(grey.shape[0] * picture.scale)
+        grey = np.asarray(cv2.resize(grey, size, interpolation=cv2.INTER_AREA), dtype=np.float32)
     local = functools.partial(cv2.GaussianBlur, ksize=(0, 0), sigmaX=_LOCAL, borderType=cv2.BORDER_REFLECT)
     difference = grey - local(grey)
     value = difference / np.sqrt(local(difference**2) + _LEAST_CONTRAST**2)
     rank = np.empty(value.size, dtype=np.int64)
     rank[np.argsort(value, axis=None, kind="stable")] = np.arange(value.size)
-    return ((2 * rank + 1) / value.size - 1).reshape(value.shape).astype(np.float32)
+    return np.asarray((2 * rank + 1) / value.size - 1, dtype=np.float32).reshape(value.shape)
 
 
 def _file(picture: _Picture) -> Path:

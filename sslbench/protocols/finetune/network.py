@@ -20,6 +20,7 @@ from sslbench.backbones.layers import Layer, forward_layers
 from sslbench.data.source import Labels
 from sslbench.distributed.collectives import sum_, world_size
 from sslbench.errors import UsageError
+from sslbench.labels import LabelKind
 from sslbench.protocols.finetune.settings import Settings
 from sslbench.runtime.seeds import seeded
 from sslbench.train import method
@@ -43,7 +44,7 @@ class Targets:
         scale: (C,), standard deviation of the numbers; 1 for classes.
     """
 
-    kind: str
+    kind: LabelKind
     values: Tensor
     shift: Tensor
     scale: Tensor

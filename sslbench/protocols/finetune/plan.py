@@ -22,6 +22,7 @@ from sslbench.data.views.ops import make_view
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.features.extract import ExtractSettings
+from sslbench.labels import LabelKind
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts import few_shot
@@ -139,8 +140,14 @@ def _check(right: bool, message: str) -> None:
         raise UsageError(f"finetune: {message}")
 
 
-def optimizer_settings(settings: Settings, rates: Rates) -> OptimizerSettings:
+def optimizer_settings(settings: Settings, rates: Rates, kind: LabelKind = "single") -> OptimizerSettings:
     """Return the settings of the optimizer.
+
+    Args:
+        settings: of the protocol.
+        rates: learning rate and weight decay.
+        kind: of the labels. The squared error of numbers grows without bound where a head learns too fast, so there the
+            head learns as fast as the rest by default.
 
     Raises:
         UsageError: a value is out of range.
@@ -156,7 +163,7 @@ def optimizer_settings(settings: Settings, rates: Rates) -> OptimizerSettings:
         decay_norm=settings.decay_norm,
         decay_bias=settings.decay_bias,
         no_decay=settings.no_decay,
-        head_lr_factor=settings.head_lr_factor or HEAD_LR_FACTOR[settings.optimizer],
+        head_lr_factor=settings.head_lr_factor or (1.0 if kind == "value" else HEAD_LR_FACTOR[settings.optimizer]),
         layer_decay=settings.layer_decay,
     )
 

@@ -40,6 +40,8 @@ from sslbench.weights.save import new_file
 
 log = logging.getLogger("sslbench")
 
+_DIVERGED = -10.0
+"""R2 on training samples below which a training on numbers has diverged: the mean of train has 0."""
 Scores = npt.NDArray[np.float32]
 
 
@@ -101,6 +103,11 @@ class FinetuneRun:
         sample = _random_sample(source, len(self.test), seed)
         on_train = self._score(network, sample, "scoring a part of")
         train = headline(sample.labels.kind, sample.labels.values, on_train)
+        if source.labels.kind == "value" and train < _DIVERGED:
+            raise NotFiniteError(
+                f"finetune: the training diverged: its predictions of training samples have an R2 of {train:.3g}",
+                "Give a lower lr or head_lr_factor, or clip_norm=1.",
+            )
         return _Trial(network, source, scores, train, selected)
 
     def _choose(self, source: Source, seed: int, folder: Path) -> tuple[Rates, dict[str, Any]]:

@@ -27,7 +27,7 @@ class Settings:
         "linear", "scaling of lr, given for 256 images per update, with batch_size"
     )
     head_lr_factor: float | None = setting(
-        None, "learning rate of the head relative to lr; null: 10 for sgd, 1 for adamw"
+        None, "learning rate of the head relative to lr; null: 10 for sgd on classes, else 1"
     )
     layer_decay: float | None = setting(
         None, "learning rate of each block of the backbone (ResNet: stage) relative to the next; null: 1"

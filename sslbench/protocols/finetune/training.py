@@ -169,7 +169,7 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
     network = make_network(
         backbone, layer, targets, settings, setup, probe=prepared.probe, side=prepared.side, seed=seed
     )
-    options = optimizer_settings(settings, rates)
+    options = optimizer_settings(settings, rates, targets.kind)
     peak = scaled_lr(options, data.batch_size)
     plan = TrainingPlan(
         steps=prepared.updates,
