@@ -43,7 +43,7 @@ def joint_places(labels: torch.Tensor, cells: int) -> FloatArray:
         labels: (J, h, w), at least 0.
         cells: number of cells in the mean.
 
-    >>> joint_places(torch.tensor([[[0.2, 0.6, 0.1]], [[0.0, 0.0, 0.0]]]), 2).tolist()
+    >>> joint_places(torch.tensor([[[0.25, 0.75, 0.125]], [[0.0, 0.0, 0.0]]]), 2).tolist()
     [[0.75, 0.0], [nan, nan]]
     """
     flat = labels.flatten(1).double().cpu()

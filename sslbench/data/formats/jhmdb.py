@@ -74,7 +74,8 @@ def _split(name: str, root: Path, clips: list[str]) -> Source:
     lines = [f"  {len(v):,} of {len(clips):,} clips have {what}: {some(v, 5)}" for what, v in problems.items() if v]
     if lines:
         raise DataError(f"{name}:\n" + "\n".join(lines))
-    frames, videos, joints, sizes, cut = list[str](), dict[str, list[int]](), {}, {}, list[str]()
+    frames, videos, cut = list[str](), dict[str, list[int]](), list[str]()
+    joints, sizes = dict[str, FloatArray](), dict[str, tuple[int, int]]()
     for clip in clips:
         own = _joints(mats[clip])
         number = min(len(own), len(found[clip]))

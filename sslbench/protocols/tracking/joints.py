@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from sslbench.arrays import FloatArray
+from sslbench.arrays import BoolArray, FloatArray
 from sslbench.data.poses import Poses, inside
 from sslbench.metrics.dense.poses import joint_counts
 from sslbench.protocols._parts.dense_images import Fitted
@@ -46,7 +46,7 @@ def track_joints(run: MapRun[Settings], poses: Poses, number: int, done: FrameDo
 def _rows(
     predicted: Mapping[str, list[FloatArray]],
     joints: FloatArray,
-    given: "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]",
+    given: BoolArray,
     settings: Settings,
 ) -> dict[str, FloatArray]:
     found = {}

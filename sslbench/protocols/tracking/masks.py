@@ -1,6 +1,7 @@
 """Masks of objects (DAVIS) and of classes of parts (VIP): propagated, brought to the size of the frame, and scored."""
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from sslbench.arrays import FloatArray, IntArray
@@ -58,11 +59,10 @@ def track_parts(run: MapRun[Settings], videos: Videos, number: int, done: FrameD
     for position, (_, labels) in enumerate(propagated(run, rows, _first_labels(known, classes, run.settings))):
         grids = {name: (label.shape[1], label.shape[2]) for name, label in labels.items()}
         truth = _truth(run, videos, rows[position], first)
-        for name, found in {KEPT: known} | {
-            n: _classes(label, truth, run.settings) for n, label in labels.items()
-        }.items():
-            own = class_areas(found, truth, classes, ignore=(UNLABELLED,))
-            areas[name] = areas.get(name, 0) + own
+        found = {name: _classes(label, truth, run.settings) for name, label in labels.items()} | {KEPT: known}
+        for name, prediction in found.items():
+            own = class_areas(prediction, truth, classes, ignore=(UNLABELLED,))
+            areas[name] = areas[name] + own if name in areas else own
         done()
     return Tracked({name: own.ravel().astype(np.float64) for name, own in areas.items()}, grids)
 
@@ -96,7 +96,7 @@ def _first_labels(ids: Ids, channels: int, settings: Settings) -> FirstLabels:
     return labels
 
 
-def _cell_shares(ids: Ids, grid: tuple[int, int], channels: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
+def _cell_shares(ids: Ids, grid: tuple[int, int], channels: int) -> npt.NDArray[np.float32]:
     """Return the share of each number in each cell, (channels, h, w)."""
     rows = tuple(max(n, side) for n, side in zip(grid, ids.shape, strict=True))
     if rows != ids.shape:  # a grid finer than the mask: every cell needs a pixel
