@@ -232,7 +232,7 @@ def test_other_data_are_refused_with_what_is_supported(tmp_path):
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "a.png")
     with pytest.raises(UsageError, match=r"has no pairs of images\nSupported: SPair-71k.*homography:PLACE"):
         open_pairs(str(tmp_path))
-    with pytest.raises(UsageError, match=r"has no videos with masks\nSupported: DAVIS"):
+    with pytest.raises(UsageError, match=r"has no videos with masks or joints\nSupported: DAVIS"):
         open_videos(str(tmp_path))
     with pytest.raises(UsageError, match="does not exist"):
         open_pairs(str(tmp_path / "nothing"))
