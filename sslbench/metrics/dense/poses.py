@@ -47,8 +47,8 @@ def person_sizes(joints: FloatArray, counted: BoolArray) -> FloatArray:
     some = counted[..., None]
     high = np.where(some, joints, -np.inf).max(axis=1)
     low = np.where(some, joints, np.inf).min(axis=1)
-    extent = np.where(counted.any(axis=1)[:, None], high, 0) - np.where(counted.any(axis=1)[:, None], low, 0)
-    return np.asarray(SIZE * np.linalg.norm(extent, axis=1))
+    extent = np.where(some.any(axis=1), [high, low], 0.0)
+    return np.asarray(SIZE * np.linalg.norm(extent[0] - extent[1], axis=1))
 
 
 def joint_counts(predicted: FloatArray, joints: FloatArray, counted: BoolArray) -> IntArray:

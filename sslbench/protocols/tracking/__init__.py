@@ -160,7 +160,7 @@ def _notes(rows: npt.NDArray[np.float32], run: MapRun[Settings]) -> tuple[str, .
 
 PROTOCOL = Protocol(
     version=1,
-    summary="Tracking of objects, parts and joints in videos by propagation of the first labels, without training.",
+    summary="Tracking of objects, parts and joints by propagation of the first labels, without training.",
     settings=Settings,
     kind=without_training(check, maps_of_layers, score, label_kinds=VIDEOS),
 )
