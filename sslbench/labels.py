@@ -17,11 +17,14 @@ LabelKind = Literal[
     "points",
     "homography",
     "tracks",
+    "parts",
+    "poses",
     "none",
 ]
 """One class per sample, any number of classes per sample, numbers to predict (regression); for every pixel a class, a
 depth, a surface normal, foreground or not, or a signal computed from the image; boxes of objects; corresponding points
-in pairs of images, pairs of images under homographies, masks of objects in videos; unlabelled."""
+in pairs of images, pairs of images under homographies; in videos masks of objects, masks of classes of parts, joints of
+persons; unlabelled."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,5 +69,7 @@ LABELS: Mapping[LabelKind, LabelFacts] = {
         text="pairs of images under a homography", metric="match_recall@5px", classes=False, dtype="int8"
     ),
     "tracks": LabelFacts(text="videos with masks of objects", metric="jf_mean", classes=False, dtype="int8"),
+    "parts": LabelFacts(text="videos with masks of classes", metric="mIoU", classes=False, dtype="int8"),
+    "poses": LabelFacts(text="videos with joints of persons", metric="pose_pck@0.1", classes=False, dtype="int8"),
     "none": LabelFacts(text="no labels", metric="", classes=False, dtype="int8"),
 }

@@ -54,7 +54,10 @@ _PAIRS = (
     "Supported: SPair-71k, PF-Pascal, TSS and HPatches; homography:PLACE makes pairs of any images, "
     "homography:pictures of those of scikit-image."
 )
-_VIDEOS = "Supported: DAVIS 2017, and manifests (.json) of videos with masks and track ids, such as kwcoco:vidshapes4."
+_VIDEOS = (
+    "Supported: DAVIS 2017, VIP (the folder VIP_Fine), JHMDB, and manifests (.json) of videos with masks and track "
+    "ids, such as kwcoco:vidshapes4."
+)
 
 
 def open_data(
@@ -268,16 +271,16 @@ def open_pairs(spec: str) -> dict[str, Source]:
 
 
 def open_videos(spec: str) -> dict[str, Source]:
-    """Open videos with masks of objects; the format is recognised.
+    """Open videos with masks of objects or classes, or with joints of persons; the format is recognised.
 
     Args:
-        spec: DAVIS 2017, or a COCO or kwcoco manifest of videos with masks and track ids.
+        spec: DAVIS 2017, VIP, JHMDB, or a COCO or kwcoco manifest of videos with masks and track ids.
 
     Raises:
         UsageError: the location does not exist, or has no such videos.
         DataError: it is damaged; the message names the file.
     """
-    return _open_tuples(spec, [found.videos for found in all_formats()], "videos with masks", _VIDEOS)
+    return _open_tuples(spec, [found.videos for found in all_formats()], "videos with masks or joints", _VIDEOS)
 
 
 def _open_tuples(spec: str, readers: Sequence[TupleReader | None], wanted: str, remedy: str) -> dict[str, Source]:

@@ -25,8 +25,8 @@ class Labels:
         kind: 'single': one class per sample; 'multi': any number of classes; 'value': C numbers to predict
             (regression); 'map': a class for every pixel, in `Source.maps`; 'depth' and 'normals': numbers for every
             pixel, in `Source.pixel_values`; 'boxes': objects, in `Source.objects`; 'mask': a foreground, in
-            `Source.maps`; 'signal': computed from the image; 'points', 'homography' and 'tracks':
-            pairs of images or videos, in `Source.tuples`; 'none': unlabelled.
+            `Source.maps`; 'signal': computed from the image; 'points', 'homography', 'tracks', 'parts'
+            and 'poses': pairs of images or videos, in `Source.tuples`; 'none': unlabelled.
         classes: the C class names, for 'value' the names of the numbers; the column or number of a class is its
             position here.
         values: single: int64 (N,), positions in `classes`; multi: int8 (N, C), 1 present, 0 absent, -1 ignore;
@@ -55,9 +55,9 @@ class Labels:
     def text(self, index: int) -> str:
         """Return a sample's label as written to a CSV: the class name, or names joined by ';' ('?NAME' = ignore).
 
-        Numbers are joined by ';' too. Labels of pixels, boxes, homographies and tracks have no such text.
+        Numbers are joined by ';' too. Labels of pixels, boxes, homographies and videos have no such text.
         """
-        if LABELS[self.kind].pixels or self.kind in ("homography", "tracks"):
+        if LABELS[self.kind].pixels or self.kind in ("homography", "tracks", "parts", "poses"):
             return ""
         if self.kind in ("single", "points"):
             return self.classes[int(self.values[index])]

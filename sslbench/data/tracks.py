@@ -1,4 +1,4 @@
-"""Videos with masks of objects in every frame."""
+"""Videos with masks of objects, or of classes of parts, in every frame."""
 
 import dataclasses
 import hashlib
@@ -15,7 +15,9 @@ from sslbench.data.wording import some
 from sslbench.errors import DataError
 
 Ids = npt.NDArray[np.int32]
-"""(H, W) numbers of objects, 0 for background."""
+"""(H, W) numbers of objects or classes, 0 for background."""
+UNLABELLED = 255
+"""Number of pixels without a class, in masks of classes."""
 
 
 class ObjectIds(Protocol):
@@ -23,6 +25,8 @@ class ObjectIds(Protocol):
 
     def read_ids(self, row: int) -> Ids:
         """Return the objects of a frame; a number stands for the same object in all frames of a video.
+
+        In masks of classes a number stands for the same class in all videos.
 
         Raises:
             DataError: the masks cannot be read.
@@ -72,7 +76,13 @@ class Videos:
 
 
 def videos_source(
-    name: str, videos: Mapping[str, Sequence[int]], images: Images, masks: ObjectIds, notes: tuple[str, ...] = ()
+    name: str,
+    videos: Mapping[str, Sequence[int]],
+    images: Images,
+    masks: ObjectIds,
+    notes: tuple[str, ...] = (),
+    *,
+    classes: tuple[str, ...] = (),
 ) -> Source:
     """Return the source of videos, in order of their names; the first masks are read to check them.
 
@@ -82,28 +92,41 @@ def videos_source(
         images: all frames.
         masks: of the same frames.
         notes: of the source.
+        classes: names of the numbers of the masks, background first; () if these are numbers of objects.
 
     Raises:
-        DataError: there is no video; or videos have fewer than three frames, of which the middle ones are scored, or no
-            object in the first frame. All of them are listed.
+        DataError: there is no video; or videos have too few frames to score one (three, of classes two), or no object
+            or part in the first frame. All of them are listed.
     """
     if not videos:
         raise DataError(f"{name} has no video")
     ids = tuple(sorted(videos))
     frames = tuple(tuple(videos[video]) for video in ids)
-    short = [f"{video} ({len(rows)})" for video, rows in zip(ids, frames, strict=True) if len(rows) < 3]
+    least, few, thing = (
+        (2, "have fewer than two frames: the first one is given", "part")
+        if classes
+        else (
+            3,
+            "have fewer than three frames: the first one is given, and neither it nor the last one is scored",
+            "object",
+        )
+    )
+    short = [f"{video} ({len(rows)})" for video, rows in zip(ids, frames, strict=True) if len(rows) < least]
     empty = [
-        video for video, rows in zip(ids, frames, strict=True) if len(rows) >= 3 and not masks.read_ids(rows[0]).any()
+        video
+        for video, rows in zip(ids, frames, strict=True)
+        if len(rows) >= least and not _with_content(masks.read_ids(rows[0]), classes)
     ]
-    problems = {
-        "have fewer than three frames: the first one is given, and neither it nor the last one is scored": short,
-        "have no object in the first frame, so there is nothing to track": empty,
-    }
+    problems = {few: short, f"have no {thing} in the first frame, so there is nothing to track": empty}
     found = [
         f"{len(which):,} of {len(ids):,} videos {what}: {some(which, 5)}" for what, which in problems.items() if which
     ]
     if found:
         raise DataError(f"{name}:\n" + "\n".join(f"  {line}" for line in found), "Leave these videos out.")
     first = images.select(np.array([rows[0] for rows in frames], dtype=np.int64))
-    labels = dataclasses.replace(no_labels(len(ids)), kind="tracks")
+    labels = dataclasses.replace(no_labels(len(ids)), kind="parts" if classes else "tracks", classes=classes)
     return Source(name, ids, labels, first, notes, tuples=Videos(images, masks, frames))
+
+
+def _with_content(ids: Ids, classes: tuple[str, ...]) -> bool:
+    return bool((ids[ids != UNLABELLED] if classes else ids).any())

@@ -44,6 +44,7 @@ Input = Literal[
     "keypoints",
     "matches",
     "tracks",
+    "poses",
     "discoveries",
     "saliency",
     "signals",

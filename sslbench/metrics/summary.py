@@ -10,7 +10,7 @@ import numpy.typing as npt
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.labels import LABELS, LabelKind
 from sslbench.metrics import calibration, classification, geolocation, ranking, regression
-from sslbench.metrics.dense import correspondence, depth, discovery, normals, segmentation, signals, video
+from sslbench.metrics.dense import correspondence, depth, discovery, normals, poses, segmentation, signals, video
 from sslbench.metrics.intervals import Statistic, Units, Values, biases, ends, mean_errors, on_halves, standard_errors
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import Metric
@@ -27,6 +27,9 @@ ROW_COLUMNS: Mapping[LabelKind, tuple[str, ...]] = {
     "tracks": video.TRACK_COLUMNS,
 }
 """Columns of the scores of samples without classes: counts, sums and errors, from which metrics follow."""
+_AREAS = ("intersection", "prediction", "label")
+CLASS_COLUMNS: Mapping[LabelKind, tuple[str, ...]] = {"map": _AREAS, "parts": _AREAS, "poses": poses.COUNTS}
+"""Counts of each class, where the scores of samples are (N, K * C) for K counts and C classes (joints of poses)."""
 
 Probabilities = Literal["softmax", "scores"]
 """Conversion of scores to probabilities: by softmax (logits), or none (shares that sum to 1)."""
@@ -59,8 +62,8 @@ def summarise(
         classes: names of the C classes or numbers.
         values: single: (N,) true classes; multi: (N, C), 1 present, 0 absent, -1 ignore; value: (N, C) numbers.
         scores: (N, C), higher means more likely; a class without a classifier has NaN. Value: the predictions.
-            Map: (N, 3 * C) pixels of intersection, prediction and label of each class, see `class_areas`. Other
-            places in images, pairs and videos: the columns of `ROW_COLUMNS`.
+            Map, parts and poses: (N, 3 * C), the counts of each class in `CLASS_COLUMNS`. Other places in images,
+            pairs and videos: the columns of `ROW_COLUMNS`.
         seed: seed of the half-samples.
         resamples: number of half-samples.
         probabilities: conversion of the scores to probabilities; None where there is none, and then there is no
@@ -70,7 +73,7 @@ def summarise(
     Returns:
         Metric name -> (value, low, high), fractions but for `nll` (nats), `brier` (0 to 2), `mae` and `rmse` (units of
         the labels); the name of the leading metric; class name -> recall (single), interpolated average precision
-        (multi), R2 (value) or IoU (map), NaN where not computable.
+        (multi), R2 (value), IoU (map, parts) or PCK@0.1 (poses), NaN where not computable.
 
     >>> scores = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
     >>> metrics, leading, recall = summarise("single", ("cat", "dog"), np.array([0, 1, 1]), scores, seed=0)
@@ -84,8 +87,11 @@ def summarise(
     if kind == "value":
         each = map(float, regression.r2_each(values, scores))
         return found, LABELS[kind].metric, dict(zip(classes, each, strict=True))
-    if kind == "map":
-        each = map(float, segmentation.iou(_areas(scores).sum(axis=0)))
+    if kind in ("map", "parts"):
+        each = map(float, segmentation.iou(_counts(scores).sum(axis=0)))
+        return found, LABELS[kind].metric, dict(zip(classes, each, strict=True))
+    if kind == "poses":
+        each = map(float, poses.pck(_counts(scores).sum(axis=0))[:, 0])
         return found, LABELS[kind].metric, dict(zip(classes, each, strict=True))
     if kind in ROW_COLUMNS:
         return found, LABELS[kind].metric, {}
@@ -106,12 +112,12 @@ def headline(kind: LabelKind, values: npt.NDArray[np.integer], scores: npt.NDArr
     """
     if kind == "value":
         return regression.r2(values, scores)
-    if kind in ROW_COLUMNS:
+    if kind in ROW_COLUMNS or kind == "poses":
         units = Units.of(len(scores), None)
         found = next(each for each in measures(kind, values, scores, units) if LABELS[kind].metric in each.names)
         return float(found.statistic(np.ones((1, len(scores))))[0, found.names.index(LABELS[kind].metric)])
-    if kind == "map":
-        return float(segmentation.segmentation_values(_areas(scores).sum(axis=0))[0])
+    if kind in ("map", "parts"):
+        return float(segmentation.segmentation_values(_counts(scores).sum(axis=0))[0])
     if kind == "single":
         return classification.top_k_accuracy(values.astype(np.int64), scores)
     return ranking.mean_average_precision(values, scores)
@@ -132,8 +138,8 @@ def measures(
             Measure((regression.MAE, regression.RMSE), lambda weights: errors.statistic(weights)[:, 1:]),
             Measure((regression.SPEARMAN,), ranks.correlation),
         ]
-    if kind == "map":
-        return segmentation.segmentation_measures(_areas(scores), units)
+    if kind in ("map", "parts"):
+        return segmentation.segmentation_measures(_counts(scores), units)
     if kind == "depth":
         return depth.measures_of_rows(scores.astype(np.float64), units)
     if kind == "normals":
@@ -144,12 +150,8 @@ def measures(
         return discovery.saliency_measures(scores.astype(np.float64))
     if kind == "signal":
         return signals.signal_measures(scores.astype(np.float64))
-    if kind == "points":
-        return correspondence.pck_measures(correspondence.PairHits.of_rows(scores, values), units)
-    if kind == "homography":
-        return [correspondence.recall_measure(scores)]
-    if kind == "tracks":
-        return [video.measure_of_videos(scores)]
+    if kind in ("points", "homography", "tracks", "poses"):
+        return _of_tuples(kind, values, scores, units)
     if kind == "single":
         return _single(values.astype(np.int64), scores, units, probabilities)
     threshold = 0.5 if probabilities == "scores" else 0.0
@@ -164,8 +166,21 @@ def measures(
     ]
 
 
-def _areas(scores: npt.NDArray[np.floating]) -> IntArray:
-    """Return areas (N, 3, C) from rows (N, 3 * C) of scores."""
+def _of_tuples(
+    kind: LabelKind, values: npt.NDArray[np.integer], scores: npt.NDArray[np.floating], units: Units
+) -> list[Measure]:
+    """Return the metrics of pairs of images and of videos."""
+    if kind == "points":
+        return correspondence.pck_measures(correspondence.PairHits.of_rows(scores, values), units)
+    if kind == "homography":
+        return [correspondence.recall_measure(scores)]
+    if kind == "tracks":
+        return [video.measure_of_videos(scores)]
+    return [poses.pose_measure(_counts(scores), units)]
+
+
+def _counts(scores: npt.NDArray[np.floating]) -> IntArray:
+    """Return counts (N, 3, C) of each class from rows (N, 3 * C) of scores."""
     return np.asarray(scores.reshape(len(scores), 3, -1), dtype=np.int64)
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from sslbench import config
 from sslbench.errors import ResultError, UsageError
 from sslbench.metrics.sample_means import SampleMeans
-from sslbench.metrics.summary import ROW_COLUMNS
+from sslbench.metrics.summary import CLASS_COLUMNS, ROW_COLUMNS
 from sslbench.paths import files_below, temporary_beside
 from sslbench.results import SCHEMA, Neighbours, Result, plain
 
@@ -89,8 +89,8 @@ def write(  # noqa: PLR0913  the parts of a file of scores
     Args:
         result: the record.
         scores: (N, C), columns in the order of `result.data.test.classes`; (N, 0) where classes have no scores. Of
-            label maps (N, 3 * C): pixels of intersection, prediction and label of each class. Of other labels without
-            classes the columns of `summary.ROW_COLUMNS`.
+            label maps and videos (N, K * C): the K counts of each class in `summary.CLASS_COLUMNS`. Of other labels
+            without classes the columns of `summary.ROW_COLUMNS`.
         ids: ids of the N test samples.
         labels: int64 (N,), or int8 (N, C).
         folder: root of the results; created if missing.
@@ -131,8 +131,8 @@ def write(  # noqa: PLR0913  the parts of a file of scores
 def _columns(result: Result) -> tuple[str, ...]:
     """Return the names of the columns of scores."""
     classes = result.data.test.classes
-    if result.data.labels == "map":
-        return tuple(f"{area} {name}" for area in ("intersection", "prediction", "label") for name in classes)
+    if (counts := CLASS_COLUMNS.get(result.data.labels)) is not None:
+        return tuple(f"{count} {name}" for count in counts for name in classes)
     return ROW_COLUMNS.get(result.data.labels, classes)
 
 

@@ -66,6 +66,8 @@ SHIPPED = {
     "segmentation_knn/stego",
     "svm/voc07",
     "tracking/crw",
+    "tracking/crw_jhmdb",
+    "tracking/crw_vip",
     "tracking/dino",
     "tracking/dinov3",
 }

@@ -8,7 +8,7 @@ import functools
 import numpy as np
 import pytest
 from PIL import Image
-from sample_data import spair
+from sample_data import jhmdb, spair, vip
 
 from sslbench.backbones.load import load_backbone
 from sslbench.evaluation import Request, RunSettings, evaluate, make_task, prepare
@@ -118,6 +118,7 @@ def values(maps):
     return maps
 
 
+VIDEO = "kwcoco:vidshapes1-frames3-64"
 TRAIN_NOTHING = [name for name in SORTED if load_preset(name).protocol in ("correspondence", "tracking")]
 """Presets of protocols that train nothing, on pairs and videos."""
 PLAIN = [name for name in SORTED if not keeps_own_sizes(name) and name not in TRAIN_NOTHING]
@@ -127,7 +128,10 @@ PLAIN = [name for name in SORTED if not keeps_own_sizes(name) and name not in TR
 def test_a_preset_of_a_protocol_that_trains_nothing_runs_on_its_architecture(name, tmp_path):
     preset = load_preset(name)
     smaller = {"size": 112} if preset.protocol == "correspondence" else {"short": 64}
-    data = "kwcoco:vidshapes1-frames3-64"
+    smaller = {"side": 64} if "side" in preset.settings else smaller
+    data = {"crw_vip": vip.make, "crw_jhmdb": jhmdb.make}.get(name.rpartition("/")[2], lambda _: VIDEO)(
+        tmp_path / "data"
+    )
     if preset.protocol == "correspondence":
         data = "homography:" + str(tmp_path / "photos") if "homography" in name else spair.make(tmp_path / "spair")
     (tmp_path / "photos").mkdir()

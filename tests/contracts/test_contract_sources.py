@@ -77,7 +77,8 @@ def test_objects_and_label_maps_are_recognised_by_at_most_one_format(tmp_path, n
             assert source.fingerprint() == pickle.loads(pickle.dumps(source)).fingerprint()  # noqa: S301 - our own bytes
 
 
-TUPLES = [name for name in FORMATS if builtin_format(name).pairs or sample_module(name).LABELS == "tracks"]
+VIDEOS = ("tracks", "parts", "poses")
+TUPLES = [name for name in FORMATS if builtin_format(name).pairs or sample_module(name).LABELS in VIDEOS]
 
 
 @pytest.mark.parametrize("name", TUPLES)

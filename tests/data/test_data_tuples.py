@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
-from sample_data import davis, hpatches, pf_pascal, spair, tss
+from sample_data import davis, hpatches, jhmdb, pf_pascal, spair, tss, vip
+from scipy.io import savemat
 
 from sslbench.data.formats.tss import read_flow
 from sslbench.data.open import open_pairs, open_videos
@@ -128,6 +129,92 @@ def test_frames_without_a_mask_are_listed(tmp_path):
         open_videos(root)
 
 
+def test_vip_has_a_class_per_pixel_and_the_videos_of_its_lists(tmp_path):
+    sources = open_videos(vip.make(tmp_path))
+    assert list(sources) == ["val"] and sources["val"].ids == ("videos10", "videos9")
+    source = sources["val"]
+    assert source.labels.kind == "parts" and len(source.labels.classes) == 20
+    assert [source.labels.classes[c] for c in (0, 4, 19)] == ["background", "upper-clothes", "left-shoe"]
+    ids = source.tuples.masks.read_ids(1)
+    assert ids[0, 0] == 255 and ids[3, 1:6].tolist() == [4] * 5 and ids[4, 1] == 8
+    assert [source.tuples.images.path(row)[-9:] for row in source.tuples.rows(0)][-1] == "00075.jpg"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        ({"lists": ()}, r"there is no list of videos, lists/val_videos.txt\nGive the folder VIP_Fine"),
+        ({"frames": 1}, r"2 of 2 videos have fewer than two frames: the first one is given: videos10 \(1\)"),
+        ({"classes": (0, 0)}, "2 of 2 videos have no part in the first frame"),
+        ({"classes": (4, 20)}, r"has class 20; there are the classes 0 to 19, and 255"),
+        (
+            {"size": (6, 10)},
+            r"8 masks are not of the size of their frame: videos10/000000000000 \(20 x 12, mask 10 x 6\)",
+        ),
+    ],
+)
+def test_vip_that_cannot_be_scored_is_refused(tmp_path, make, message):
+    with pytest.raises(DataError, match=message):
+        open_videos(vip.make(tmp_path, **make))
+
+
+def test_videos_of_a_list_of_vip_that_are_missing_are_listed(tmp_path):
+    root = vip.make(tmp_path)
+    (tmp_path / "lists/val_videos.txt").write_text("videos9\nadhoc/videos11\n")
+    with pytest.raises(DataError, match=r"val_videos.txt: 1 of 2 videos are not in both .*: videos11"):
+        open_videos(root)
+
+
+def test_jhmdb_has_joints_counted_from_zero_and_the_first_split(tmp_path):
+    sources = open_videos(jhmdb.make(tmp_path))
+    assert sources["train"].ids == ("wave/a", "wave/b") and sources["test"].ids == ("wave/c", "wave/d")
+    source = sources["test"]
+    assert source.labels.kind == "poses" and source.labels.classes[:2] == ("neck", "belly") and not source.notes
+    joints = source.tuples.joints[0]
+    assert joints.shape == (4, 15, 2) and joints[2, 1].tolist() == [4, 3]
+    assert source.tuples.images.path(source.tuples.rows(1)[0]).endswith("wave/d/00001.png")
+
+
+def test_the_shorter_of_frames_and_joints_counts_and_is_said(tmp_path):
+    source = open_videos(jhmdb.make(tmp_path, frames=5, annotated=3))["test"]
+    assert [len(source.tuples.rows(i)) for i in range(2)] == [3, 3]
+    assert "2 clips have unequal numbers of frames and joints: wave/c (5 and 3)" in source.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        ({"lists": False}, r"there is no list of clips, splits/ACTION_test_split1.txt"),
+        ({"frames": 1}, "2 of 2 videos have fewer than two frames"),
+        ({"shift": 100.0}, "2 of 2 videos have fewer than two joints inside the first frame: wave/c, wave/d"),
+        ({"shift": np.nan}, "2 of 2 videos have joints whose positions are no finite numbers"),
+    ],
+)
+def test_jhmdb_that_cannot_be_scored_is_refused(tmp_path, make, message):
+    with pytest.raises(DataError, match=message):
+        open_videos(jhmdb.make(tmp_path, **make))
+
+
+def test_damaged_files_of_jhmdb_are_named(tmp_path):
+    root = jhmdb.make(tmp_path)
+    file = tmp_path / "joint_positions/wave/c/joint_positions.mat"
+    savemat(file, {"pos_img": np.ones((2, 14, 4))})
+    with pytest.raises(DataError, match=r"pos_img is \(2, 14, 4\), not \(2, 15, frames\)"):
+        open_videos(root)
+    savemat(file, {"scale": 1.0})
+    with pytest.raises(DataError, match="has no array pos_img"):
+        open_videos(root)
+    file.write_bytes(b"MATLAB 5.0" + bytes(200))
+    with pytest.raises(DataError, match="cannot be read"):
+        open_videos(root)
+    file.unlink()
+    with pytest.raises(DataError, match=r"1 of 2 clips have no joint_positions.mat: wave/c"):
+        open_videos(root)
+    (tmp_path / "splits/wave_test_split1.txt").write_text("a.avi\n")
+    with pytest.raises(DataError, match=r"line 1: .a\.avi. is not a clip with 1"):
+        open_videos(root)
+
+
 def test_manifests_need_track_ids(tmp_path):
     source = open_videos("kwcoco:vidshapes2-frames3-128")["all"]
     assert source.labels.kind == "tracks" and len(source) == 2 and len(source.tuples.rows(0)) == 3
@@ -145,7 +232,7 @@ def test_other_data_are_refused_with_what_is_supported(tmp_path):
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "a.png")
     with pytest.raises(UsageError, match=r"has no pairs of images\nSupported: SPair-71k.*homography:PLACE"):
         open_pairs(str(tmp_path))
-    with pytest.raises(UsageError, match=r"has no videos with masks\nSupported: DAVIS"):
+    with pytest.raises(UsageError, match=r"has no videos with masks or joints\nSupported: DAVIS"):
         open_videos(str(tmp_path))
     with pytest.raises(UsageError, match="does not exist"):
         open_pairs(str(tmp_path / "nothing"))

@@ -26,6 +26,7 @@ from sslbench.metrics.dense import (
     matching,
     normals,
     panoptic,
+    poses,
     segmentation,
     signals,
     video,
@@ -283,6 +284,15 @@ def values_of_tracks(_, quality, seed):
     return named(measure.metrics, measure.statistic(np.ones((1, 1)))[0])
 
 
+def values_of_poses(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    true = generator.random((20, 6, 15, 2)) * 100
+    predicted = np.where(generator.random((20, 6, 15, 1)) < quality, true, generator.random(true.shape) * 100)
+    counts = np.stack([poses.joint_counts(*both, np.ones((6, 15), bool)) for both in zip(predicted, true, strict=True)])
+    measure = poses.pose_measure(counts, Units.of(20, None))
+    return named(measure.metrics, measure.statistic(np.ones((1, 20)))[0])
+
+
 def values_of_discoveries(_, quality, seed):
     generator = np.random.default_rng(seed)
     mask = np.zeros((1, 30, 30), np.bool_)
@@ -351,6 +361,7 @@ INPUTS = {
     ("keypoints", ""): values_of_keypoints,
     ("matches", ""): values_of_matches,
     ("tracks", ""): values_of_tracks,
+    ("poses", ""): values_of_poses,
     ("discoveries", ""): values_of_discoveries,
     ("saliency", ""): values_of_saliency,
     ("signals", ""): values_of_signals,

@@ -5,11 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from sample_tuples import ArrayIds, moving_squares, shifted_pairs
+from sample_tuples import ArrayIds, moving_joints, moving_parts, moving_squares, shifted_pairs
 from torch import nn
 
 from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
+from sslbench.data.images import Arrays
 from sslbench.errors import DataError, UsageError
 from sslbench.features.extract import ExtractSettings
 from sslbench.metrics.dense.video import TRACKING, object_values, semi_supervised
@@ -92,3 +93,87 @@ def test_settings_without_effect_and_other_data_are_refused():
             check(dataclasses.replace(Settings(), **changes), labels)
     with pytest.raises(DataError, match="needs videos with masks"):
         check(Settings(), shifted_pairs().labels)
+
+
+EXACT = Settings(radius=0.0, window="square", topk=1, temperature=0.01, all_ties=False)
+"""With these, cells of a moving texture find themselves."""
+
+
+def slow_iou(videos):
+    """IoU of each class over all pixels of pairs of prediction and truth, pixel by pixel; 255 does not count."""
+    both, either = {}, {}
+    for found, truth in videos:
+        for a, b in zip(found.ravel().tolist(), truth.ravel().tolist(), strict=True):
+            if b == 255:
+                continue
+            both[b] = both.get(b, 0) + (a == b)
+            for each in {a, b}:
+                either[each] = either.get(each, 0) + 1
+    return {each: both.get(each, 0) / number for each, number in either.items()}
+
+
+@pytest.mark.parametrize("first", ["shares", "centres"])
+def test_moving_parts_have_the_exact_iou_of_all_pixels_of_all_videos(first):
+    test = moving_parts()
+    outcome = track(test, dataclasses.replace(EXACT, first=first))
+    ids = test.tuples.masks.ids
+    found = np.where(ids == 3, 1, np.where(ids == 255, 0, ids))  # the scarf is not in the first frame
+    wanted = slow_iou(zip(found, ids, strict=True))
+    assert outcome.headline == "mIoU" and wanted[2] == 1 and wanted[3] == 0 and wanted[1] < 1
+    assert outcome.per_class == pytest.approx(
+        dict(zip(test.labels.classes, (wanted[c] for c in range(4)), strict=True))
+    )
+    assert outcome.metrics["mIoU"][0] == pytest.approx(np.mean(list(wanted.values())))
+    kept = slow_iou((ids[4 * (i // 4)], truth) for i, truth in enumerate(ids))
+    assert outcome.chance["mIoU"] == pytest.approx(np.mean(list(kept.values()))) and kept[2] < 0.5
+    assert outcome.scores.shape == (2, 12) and "scarf" in outcome.per_class
+
+
+def test_a_class_that_never_occurs_is_left_out_of_the_mean_and_said():
+    classes = ("background", "hat", "hair", "scarf")
+    outcome, more = (track(moving_parts(classes=names), EXACT) for names in (classes, (*classes, "dress")))
+    assert more.metrics["mIoU"][0] == pytest.approx(outcome.metrics["mIoU"][0]) and np.isnan(more.per_class["dress"])
+    assert "1 classes are neither labelled nor predicted" in more.notes[-1]
+
+
+def test_moving_joints_are_found_exactly_and_those_outside_the_first_frame_do_not_count():
+    outcome = track(moving_joints(), EXACT)
+    assert outcome.headline == "pose_pck@0.1" and outcome.metrics["pose_pck@0.1"][0] == 1
+    assert outcome.scores.reshape(2, 3, 4)[:, -1].tolist() == [[3, 3, 3, 0]] * 2
+    assert np.isnan(outcome.per_class["wrist"]) and outcome.per_class["neck"] == 1
+    size = 0.6 * np.hypot(4, 20)  # joints kept at their first place are off by 4, 8 and 12 pixels
+    wanted = [sum(4 * t <= alpha * size for t in (1, 2, 3)) / 3 for alpha in (0.1, 0.2)]
+    assert [outcome.chance[f"pose_pck@{alpha}"] for alpha in (0.1, 0.2)] == wanted and wanted == [0, 0]
+
+
+def test_joints_whose_labels_vanish_are_misses_or_nothing():
+    """The second frame has the colour of one cell of the first, which no joint is near; the third is found again."""
+    test = moving_joints(frames=3)
+    pixels = test.tuples.images.array.copy()
+    for first in (0, 3):
+        pixels[first + 1] = pixels[first, -1, -1]
+    other = dataclasses.replace(test, tuples=dataclasses.replace(test.tuples, images=Arrays(pixels, "vanishing")))
+    missed, nothing = (track(other, dataclasses.replace(EXACT, lost=lost)) for lost in ("missed", "left out"))
+    counted = [each.scores.reshape(2, 3, 4)[:, -1].sum(axis=1).tolist() for each in (missed, nothing)]
+    assert counted == [[6, 6], [3, 3]]
+    assert [each.metrics["pose_pck@0.1"][0] for each in (missed, nothing)] == [0.5, 1.0]
+
+
+def test_frames_are_squashed_to_a_square():
+    usual = track(moving_parts(side=32), EXACT).scores
+    assert not np.array_equal(track(moving_parts(side=32), dataclasses.replace(EXACT, side=48)).scores, usual)
+
+
+def test_settings_of_other_labels_are_refused():
+    masks, joints = moving_parts().labels, moving_joints().labels
+    for changes, labels, message in (
+        ({"first": "centres"}, joints, "first=centres has no effect on videos with joints"),
+        ({"scaled": True}, joints, "scaled=True has no effect on videos with joints"),
+        ({"peak": 3}, masks, "peak=3 has no effect on videos with masks of classes"),
+        ({"lost": "left out"}, moving_squares().labels, "lost=left out has no effect on videos with masks of objects"),
+        ({"peak": 0}, joints, "peak must be at least 1"),
+        ({"side": 64, "short": 64}, masks, "short has no effect beside side"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            check(dataclasses.replace(Settings(), **changes), labels)
+    check(Settings(peak=3, lost="left out", side=320), joints)

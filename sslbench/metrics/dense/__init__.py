@@ -1,4 +1,4 @@
-"""Metrics of dense tasks: label maps, depth, normals, correspondence, video objects, discovery, saliency, signals.
+"""Metrics of dense tasks: label maps, depth, normals, correspondence, videos, discovery, saliency, signals.
 
 Each image is reduced to counts or sums, in one pass and independent of the others. The metrics are functions of these
 under any weights of the images, so that an interval over images resamples rows.
@@ -28,6 +28,7 @@ from sslbench.metrics.dense.discovery import DISCOVERY, SALIENCY
 from sslbench.metrics.dense.matching import MATCHED
 from sslbench.metrics.dense.normals import NORMALS
 from sslbench.metrics.dense.panoptic import PANOPTIC
+from sslbench.metrics.dense.poses import POSE_PCK
 from sslbench.metrics.dense.segmentation import SEGMENTATION
 from sslbench.metrics.dense.signals import SIGNALS
 from sslbench.metrics.dense.video import TRACKING
@@ -44,6 +45,7 @@ __all__ = [
     "PCK_PER_CLASS",
     "PCK_PER_IMAGE",
     "PCK_PER_POINT",
+    "POSE_PCK",
     "SALIENCY",
     "SEGMENTATION",
     "SIGNALS",

@@ -23,7 +23,7 @@ MIOU = Metric(
     unit="%",
     direction=1,
     bounds=RATE,
-    labels=("map",),
+    labels=("map", "parts"),
     needs="label_maps",
 )
 PIXEL_ACCURACY = dataclasses.replace(MIOU, name="aAcc", title="Pixel accuracy")

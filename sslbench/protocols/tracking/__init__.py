@@ -1,45 +1,49 @@
-"""Video object segmentation by propagation of the masks of the first frame, without training.
+"""Tracking of objects, parts and joints by propagation of the labels of the first frame, without training.
 
 Each cell of a frame takes the mean of the labels of the most similar cells of the first frame and of a few frames
-before (`solvers.propagation`; Jabri et al. 2020, Caron et al. 2021). Soft labels are brought to the size of the true
-masks by bilinear interpolation, and the object of the largest value is the prediction of the pixel.
+before (`solvers.propagation`; Jabri et al. 2020, Caron et al. 2021). The kind of the data decides the score:
 
-Scores are those of DAVIS 2017 (Pont-Tuset et al.): region similarity J and boundary measure F of every object, averaged
-over its frames without the first and the last one, and over all objects. Intervals resample videos. Objects are those
-of the first frame; later ones count as background.
+- Masks of objects (DAVIS 2017, Pont-Tuset et al.): region similarity J and boundary measure F of every object, averaged
+  over its frames without the first and the last one, and over all objects. Objects are those of the first frame; later
+  ones count as background.
+- Masks of classes of parts (VIP): IoU of each class over the pixels of all frames of all videos together, mean over the
+  classes that occur, background among them.
+- Joints (JHMDB): share of all frames but the first of each clip in which a joint is within 0.1 and 0.2 of the person's
+  size, mean over joints.
 
-Beside the score stand the first mask kept in every frame (as chance), the pixels of the cells, and the untrained
-network. Patches of 8 pixels score about 8 points more than patches of 16 of the same method: compare at one grid only.
+Soft labels of masks are brought to the size of the true masks by bilinear interpolation, and the object or class of the
+largest value is the prediction of the pixel. A joint lies at the weighted mean of its largest cells. Intervals resample
+videos.
+
+Beside the score stand the labels of the first frame kept in every frame (as chance), the pixels of the cells, and the
+untrained network. Patches of 8 pixels score about 8 points more than patches of 16 of the same method: compare at one
+grid only.
 
 Memory: features of 1 + `previous` frames, whatever the length of the video. Time: that of the matrix products, see
 `solvers.propagation`.
 """
 
-from collections import deque
-from collections.abc import Iterator, Sequence
-
 import numpy as np
-import torch
+import numpy.typing as npt
 
-from sslbench.arrays import FloatArray
+from sslbench.data.poses import Poses
 from sslbench.data.source import Labels
-from sslbench.data.tracks import Ids, Videos
+from sslbench.data.tracks import Videos
 from sslbench.errors import DataError, UsageError
-from sslbench.labels import LABELS
-from sslbench.metrics.dense.video import TRACKING, VideoScores, frame_scores, measure_of_videos, object_values
-from sslbench.metrics.summary import summarise
-from sslbench.protocols._parts.dense_images import Fitted, maps_and_pixels, network_input, pictures, pixel_floors
+from sslbench.labels import LABELS, LabelKind
+from sslbench.metrics.intervals import Units
+from sslbench.metrics.summary import measures, summarise
+from sslbench.protocols._parts.dense_images import pixel_floors
 from sslbench.protocols._parts.untrained import MapRun, maps_of_layers, without_training
 from sslbench.protocols.protocol import Protocol
+from sslbench.protocols.tracking.joints import track_joints
+from sslbench.protocols.tracking.masks import track_objects, track_parts
 from sslbench.protocols.tracking.settings import Settings
+from sslbench.protocols.tracking.tracked import KEPT, FrameDone, Tracked
 from sslbench.results import Outcome
-from sslbench.solvers.in_context import class_counts, shares
-from sslbench.solvers.propagation import frame_size, propagate_video, sampled_labels
-from sslbench.solvers.upsampling import upsampled_classes
 
-_KEPT = "first mask kept"
-_TOGETHER = 8
-"""Frames that are encoded together, at most."""
+VIDEOS: frozenset[LabelKind] = frozenset({"tracks", "parts", "poses"})
+_OF_MASKS, _OF_JOINTS = ("first", "scaled"), ("peak", "lost")
 
 
 def check(settings: Settings, labels: Labels) -> None:
@@ -47,204 +51,116 @@ def check(settings: Settings, labels: Labels) -> None:
 
     Raises:
         UsageError: a setting is out of its range, or has no effect.
-        DataError: the data are no videos with masks.
+        DataError: the data are no videos with masks or joints.
     """
-    if labels.kind != "tracks":
-        raise DataError(f"tracking needs videos with masks, and these samples have {LABELS[labels.kind].text}")
-    for name, least in (("short", 0), ("multiple", 0), ("previous", 0), ("topk", 1), ("radius", 0.0)):
+    if labels.kind not in VIDEOS:
+        raise DataError(
+            f"tracking needs videos with masks or joints, and these samples have {LABELS[labels.kind].text}"
+        )
+    least_of = {"short": 0, "side": 0, "multiple": 0, "previous": 0, "topk": 1, "peak": 1, "radius": 0.0}
+    for name, least in least_of.items():
         if getattr(settings, name) < least:
             raise UsageError(f"tracking: {name} must be at least {least}, not {getattr(settings, name)}")
     for name in ("temperature", "max_memory"):
         if not getattr(settings, name) > 0:
             raise UsageError(f"tracking: {name} must be positive, not {getattr(settings, name)}")
+    if settings.side and settings.short:
+        raise UsageError("tracking: short has no effect beside side", "Give one of the two.")
     if settings.multiple and not settings.short:
         raise UsageError("tracking: multiple has no effect on frames of their own size", "Give short= as well.")
     if not settings.radius and (settings.window != Settings().window or not settings.window_on_first):
         raise UsageError("tracking: without a radius there is no window", "Leave window and window_on_first out.")
+    for name in _OF_MASKS if labels.kind == "poses" else _OF_JOINTS:
+        if getattr(settings, name) != (usual := getattr(Settings(), name)):
+            raise UsageError(
+                f"tracking: {name}={getattr(settings, name)} has no effect on {LABELS[labels.kind].text}",
+                f"Leave it out, or give {name}={usual} beside a preset that has it.",
+            )
 
 
 def score(run: MapRun[Settings]) -> dict[str, Outcome]:
-    """Track the objects of the videos of the test part.
+    """Track the objects, parts or joints of the videos of the test part.
 
     Raises:
         DataError: the data are no videos, frames cannot be read, or a mask is not of the size of its frame.
     """
-    if not isinstance(run.test.tuples, Videos):
+    tuples, report = run.test.tuples, run.report
+    if not isinstance(tuples, Videos | Poses):
         raise DataError(f"{run.test.name} has no videos")
-    total, report = sum(len(rows) for rows in run.test.tuples.frames), run.report
-    values: dict[str, list[FloatArray]] = {}
-    floor_of: dict[str, str] = {}
-    done = 0
-    for number in range(len(run.test)):
-        tracker = _VideoTracker(run, run.test.tuples, number)
-        for _ in tracker.frames():
-            done += 1
-            if report is not None:
-                report(done, total)
-        floor_of = floor_of or tracker.floor_of
-        for name, of_objects in tracker.values().items():
-            values.setdefault(name, []).append(of_objects)
-    return {each.name: _outcome(values, each.name, floor_of[each.name], run) for each in run.encoder.inputs}
+    total, done = sum(len(rows) for rows in tuples.frames), 0
+
+    def frame_done() -> None:
+        nonlocal done
+        done += 1
+        if report is not None:
+            report(done, total)
+
+    found = [_tracked(run, tuples, number, frame_done) for number in range(len(run.test))]
+    floor_of = pixel_floors({each.name: found[0].grids[each.name] for each in run.encoder.inputs})
+    return {each.name: _outcome(found, each.name, floor_of[each.name], run) for each in run.encoder.inputs}
 
 
-class _VideoTracker:
-    """Propagation of the first masks of a video by every map, and its scores."""
-
-    def __init__(self, run: MapRun[Settings], videos: Videos, number: int) -> None:
-        self.run, self.encoder, self.settings = run, run.encoder, run.settings
-        self.every = run.test.every_image()
-        self.masks, self.rows = videos.masks, videos.rows(number)
-        self.first = self.masks.read_ids(self.rows[0])
-        self.number = int(self.first.max())
-        self.floor_of: dict[str, str] = {}
-        self._scores: dict[str, list[FloatArray]] = {}
-        self._queues: dict[str, deque[torch.Tensor]] = {}
-        self._labels: dict[str, Iterator[torch.Tensor]] = {}
-
-    def frames(self) -> Iterator[int]:
-        """Encode, propagate and score frame by frame; yield the position of each."""
-        for position, maps in enumerate(self._encoded()):
-            if not position:
-                self._start(maps)
-            scored = 0 < position < len(self.rows) - 1
-            truth = self._truth(position) if scored else self.first
-            if scored:
-                self._scores.setdefault(_KEPT, []).append(frame_scores(truth, self.first, self.number))
-            for name, value in maps.items():
-                self._queues[name].append(value)
-                label = next(self._labels[name])
-                if scored:
-                    found = upsampled_classes(label, (truth.shape[0], truth.shape[1]), min_max=self.settings.scaled)
-                    own = frame_scores(truth, found.cpu().numpy().astype(np.int32), self.number)
-                    self._scores.setdefault(name, []).append(own)
-            yield position
-
-    def values(self) -> dict[str, FloatArray]:
-        """Return name of a map, or of the first mask kept -> values (K, 7) of the objects."""
-        found = {}
-        for name, frames in self._scores.items():
-            each = np.stack(frames, axis=2)
-            found[name] = object_values(VideoScores(each[0], each[1]))
-        return found
-
-    def _truth(self, position: int) -> Ids:
-        truth = self.masks.read_ids(self.rows[position])
-        if truth.shape != self.first.shape:
-            name = self.every.images.path(self.rows[position])
-            raise DataError(
-                f"{name}: its mask is {truth.shape[1]} x {truth.shape[0]} pixels, that of the first frame "
-                f"{self.first.shape[1]} x {self.first.shape[0]}"
-            )
-        return truth
-
-    def _start(self, maps: dict[str, torch.Tensor]) -> None:
-        """Set up the propagation by each map from the masks of the first frame."""
-        grids = {name: (int(value.shape[1]), int(value.shape[2])) for name, value in maps.items()}
-        self.floor_of = pixel_floors({each.name: grids[each.name] for each in self.encoder.inputs})
-        for name, value in maps.items():
-            queue: deque[torch.Tensor] = deque()
-            first = _cell_labels(self.first, grids[name], self.number, self.settings).to(value.device)
-            self._queues[name] = queue
-            self._labels[name] = propagate_video(
-                _taken(queue), first, self.settings.propagation(), max_memory=self.settings.max_memory
-            )
-
-    def _encoded(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Yield the maps (D, h, w) of each frame; a few frames are encoded together."""
-        fitted: Fitted | None = None
-        batch: list[torch.Tensor] = []
-        together, preprocessing = min(_TOGETHER, self.run.engine.batch_size), self.run.preprocessing
-        frames = pictures(self.run.test, self.rows, preprocessing, self.run.engine)
-        for done, (row, picture) in enumerate(frames, start=1):
-            size = (int(picture.shape[1]), int(picture.shape[2]))
-            if fitted is None:
-                fitted = frame_fit(size, self.settings, self.encoder.multiple)
-            if size != fitted.original:
-                name = self.every.images.path(row)
-                raise DataError(f"{name} is {_text(size)} pixels, the first frame {_text(fitted.original)}")
-            if size != self.first.shape and done == 1:
-                raise DataError(
-                    f"{self.every.images.path(row)} is {_text(size)} pixels, its mask "
-                    f"{_text((self.first.shape[0], self.first.shape[1]))}"
-                )
-            batch.append(network_input(picture, fitted, preprocessing))
-            if len(batch) == together or done == len(self.rows):
-                maps = maps_and_pixels(self.encoder, torch.cat(batch).to(self.encoder.device))
-                for i in range(len(batch)):
-                    yield {name: value[i] for name, value in maps.items()}
-                batch = []
+def _tracked(run: MapRun[Settings], tuples: Videos | Poses, number: int, frame_done: FrameDone) -> Tracked:
+    if isinstance(tuples, Poses):
+        return track_joints(run, tuples, number, frame_done)
+    track = track_parts if run.test.labels.kind == "parts" else track_objects
+    return track(run, tuples, number, frame_done)
 
 
-def _text(size: tuple[int, int]) -> str:
-    return f"{size[1]} x {size[0]}"
-
-
-def _taken(queue: "deque[torch.Tensor]") -> Iterator[torch.Tensor]:
-    """Yield what is put into a queue; each item is there before it is asked for."""
-    while True:
-        yield queue.popleft()
-
-
-def frame_fit(original: tuple[int, int], settings: Settings, multiple: int) -> Fitted:
-    """Return the size to which the frames of a video are resized.
-
-    >>> frame_fit((480, 854), Settings(short=480, multiple=64), 16).canvas, frame_fit((480, 854), Settings(), 16).canvas
-    ((480, 832), (480, 848))
-    """
-    if settings.short and settings.multiple:
-        wanted = frame_size(*original, short=settings.short, multiple=settings.multiple)
-    elif settings.short:
-        scale = settings.short / min(original)
-        wanted = round(original[0] * scale), round(original[1] * scale)
-    else:
-        wanted = original
-    height, width = (max(multiple, round(side / multiple) * multiple) for side in wanted)
-    return Fitted(original, (height, width), (0, 0), (height, width))
-
-
-def _cell_labels(ids: Ids, grid: tuple[int, int], number: int, settings: Settings) -> torch.Tensor:
-    """Return the soft labels (number + 1, h, w) of the cells of the first frame."""
-    if settings.first == "centres":
-        return torch.from_numpy(sampled_labels(ids, grid, number))
-    rows = tuple(max(n, side) for n, side in zip(grid, ids.shape, strict=True))
-    if rows != ids.shape:  # a grid finer than the mask: every cell needs a pixel
-        at = [np.arange(n) * side // n for n, side in zip(rows, ids.shape, strict=True)]
-        ids = ids[np.ix_(*at)]
-    each = shares(class_counts(ids, grid, number + 1, ignore=()))
-    return torch.from_numpy(np.moveaxis(each.reshape(*grid, number + 1), 2, 0).copy())
-
-
-def _outcome(values: dict[str, list[FloatArray]], name: str, floor: str, run: MapRun[Settings]) -> Outcome:
-    test, rows = run.test, _rows(values[name])
-    metrics, headline, _ = summarise("tracks", (), test.labels.values, rows, seed=run.seed)
-    objects = int(rows[:, 0].sum())
+def _outcome(found: list[Tracked], name: str, floor: str, run: MapRun[Settings]) -> Outcome:
+    labels = run.test.labels
+    rows = {key: np.stack([video.rows[key] for video in found]).astype(np.float32) for key in (name, floor, KEPT)}
+    metrics, headline, per_class = summarise(labels.kind, labels.classes, labels.values, rows[name], seed=run.seed)
     return Outcome(
         metrics=metrics,
         headline=headline,
-        scores=rows,
-        per_class={},
-        chance=_named(_rows(values[_KEPT])),
-        floors={"pixels": _named(_rows(values[floor]))},
-        notes=(
-            f"{objects:,} objects of {len(test):,} videos; chance keeps the masks of the first frame.",
-            "The first and the last frame are not scored.",
-        ),
+        scores=rows[name],
+        per_class=per_class,
+        chance=_values(labels, rows[KEPT]),
+        floors={"pixels": _values(labels, rows[floor])},
+        notes=_notes(rows[name], run),
     )
 
 
-def _rows(videos: Sequence[FloatArray]) -> "np.ndarray[tuple[int, int], np.dtype[np.float32]]":
-    """Return the scores (N, 8) of videos, see `TRACK_COLUMNS`."""
-    return np.stack([np.append(len(each), each.sum(axis=0)) for each in videos]).astype(np.float32)
+def _values(labels: Labels, rows: npt.NDArray[np.float32]) -> dict[str, float]:
+    """Return the metrics of rows of scores, without intervals."""
+    values: dict[str, float] = {}
+    for measure in measures(labels.kind, labels.values, rows, Units.of(len(rows), None)):
+        each = measure.statistic(np.ones((1, len(rows))))[0].tolist()
+        values |= dict(zip(measure.names, each, strict=True))
+    return values
 
 
-def _named(rows: "np.ndarray[tuple[int, int], np.dtype[np.float32]]") -> dict[str, float]:
-    values = measure_of_videos(rows).statistic(np.ones((1, len(rows))))[0].tolist()
-    return dict(zip((metric.name for metric in TRACKING), values, strict=True))
+def _notes(rows: npt.NDArray[np.float32], run: MapRun[Settings]) -> tuple[str, ...]:
+    test, videos = run.test, f"{len(run.test):,} videos"
+    if test.labels.kind == "tracks":
+        return (
+            f"{int(rows[:, 0].sum()):,} objects of {videos}; chance keeps the masks of the first frame.",
+            "The first and the last frame are not scored.",
+        )
+    counts = rows.reshape(len(rows), 3, -1).sum(axis=(0, 1), dtype=np.float64)
+    if test.labels.kind == "parts":
+        absent = int((counts == 0).sum())
+        return (
+            f"{videos}; chance keeps the classes of the first frame. All frames count, of the first one its labels on "
+            "the grid.",
+            *(
+                (f"{absent} classes are neither labelled nor predicted and are left out of the mean.",)
+                if absent
+                else ()
+            ),
+        )
+    never = sum(int(n) == 0 for n in rows.reshape(len(rows), 3, -1)[:, -1].sum(axis=0))
+    return (
+        f"{videos}; chance keeps the joints of the first frame, which is not scored.",
+        f"Joints whose labels vanish count as {'misses' if run.settings.lost == 'missed' else 'nothing'}.",
+        *((f"{never} joints are in no first frame and are left out of the mean.",) if never else ()),
+    )
 
 
 PROTOCOL = Protocol(
     version=1,
-    summary="Video object segmentation by propagation of the first masks, without training.",
+    summary="Tracking of objects, parts and joints by propagation of the first labels, without training.",
     settings=Settings,
-    kind=without_training(check, maps_of_layers, score, label_kinds=frozenset({"tracks"})),
+    kind=without_training(check, maps_of_layers, score, label_kinds=VIDEOS),
 )

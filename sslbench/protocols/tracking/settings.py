@@ -10,7 +10,7 @@ from sslbench.solvers.propagation import DINO, Propagation
 
 @dataclasses.dataclass(frozen=True)
 class Settings(FacetSettings):
-    """Settings of the propagation of masks."""
+    """Settings of the propagation of masks and joints."""
 
     short: int = setting(
         0,
@@ -18,11 +18,19 @@ class Settings(FacetSettings):
         unit="pixels",
     )
     multiple: int = setting(0, "with short: the longer side is rounded down to a multiple of this; 0: of the patch")
+    side: int = setting(
+        0, "side of the square to which frames are resized, whatever their shape; 0: shape kept", unit="pixels"
+    )
     first: Literal["shares", "centres"] = setting(
-        "shares", "labels of the cells of the first frame: share of each object, or the object at the cell's centre"
+        "shares",
+        "masks: labels of the cells of the first frame: share of each object, or the object at the cell's centre",
     )
     scaled: bool = setting(
-        False, "scale the map of every object to 0 to 1 before the largest one is taken, as DINO does"
+        False, "masks: scale the map of every object to 0 to 1 before the largest one is taken, as DINO does"
+    )
+    peak: int = setting(5, "joints: number of cells whose mean place, weighted by their labels, is the joint's")
+    lost: Literal["missed", "left out"] = setting(
+        "missed", "joints: what counts for a joint whose labels have vanished: a miss, or nothing, as the authors do"
     )
     previous: int = setting(
         DINO.previous, "number of frames before the current one that are searched, beside the first"

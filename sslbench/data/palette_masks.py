@@ -1,0 +1,99 @@
+"""Videos in folders of frames (.jpg) and of masks (.png of the same names, numbers in place of colours)."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from sslbench.arrays import IntArray
+from sslbench.data.images import Files
+from sslbench.data.objects.boxes import size_in_file
+from sslbench.data.regular import open_regular
+from sslbench.data.source import Source
+from sslbench.data.tracks import UNLABELLED, Ids, videos_source
+from sslbench.data.wording import some
+from sslbench.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PaletteMasks:
+    """Masks in palette or grey images, one per frame; see `tracks.ObjectIds`.
+
+    Attributes:
+        files: of the frames.
+        classes: number of classes, and pixels with 255 have none; 0 for masks of objects, where 255 is background.
+    """
+
+    files: Files
+    classes: int = 0
+
+    def read_ids(self, row: int) -> Ids:
+        """Return the objects or classes of a frame.
+
+        Raises:
+            DataError: the file cannot be read, has colours in place of numbers, or a number beyond the classes.
+        """
+        path = self.files.path(row)
+        try:
+            with open_regular(path) as file, Image.open(file) as image:
+                if image.mode not in ("P", "L"):
+                    raise DataError(f"{path} has colours (mode {image.mode}) where numbers should be")
+                ids = np.array(image, dtype=np.int32)
+        except (OSError, SyntaxError, ValueError) as error:
+            raise DataError(f"{path} cannot be read: {error}") from error
+        if not self.classes:
+            ids[ids == UNLABELLED] = 0
+        elif (beyond := ids[(ids >= self.classes) & (ids != UNLABELLED)]).size:
+            raise DataError(f"{path} has class {beyond.max()}; there are the classes 0 to {self.classes - 1}, and 255")
+        return ids
+
+    def select(self, indices: IntArray) -> "PaletteMasks":
+        """Return the masks at `indices`, in that order."""
+        return PaletteMasks(self.files.select(indices), self.classes)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the files."""
+        return self.files.digests().tobytes().hex()
+
+
+def frames_in(folder: Path, pattern: str) -> list[str]:
+    """Return the names of the frames of a video in order: numbers without leading zeros are sorted as numbers."""
+    return sorted((file.name for file in folder.glob(pattern)), key=lambda name: (len(name), name))
+
+
+def palette_videos(
+    name: str, photos: Path, annotations: Path, names: Sequence[str], *, classes: tuple[str, ...] = ()
+) -> Source:
+    """Return the videos PHOTOS/NAME/*.jpg with their masks ANNOTATIONS/NAME/*.png.
+
+    Args:
+        name: location as the user wrote it, with the split.
+        photos: folder of the videos' folders.
+        annotations: folder of the folders of masks.
+        names: of the videos.
+        classes: see `tracks.videos_source`.
+
+    Raises:
+        DataError: a frame has no mask or one of another size, or a video cannot be scored; all of them are listed.
+    """
+    frames, videos = list[str](), dict[str, list[int]]()
+    for video in names:
+        own = [f"{video}/{Path(file).stem}" for file in frames_in(photos / video, "*.jpg")]
+        videos[video] = list(range(len(frames), len(frames) + len(own)))
+        frames += own
+    missing = [frame for frame in frames if not (annotations / f"{frame}.png").is_file()]
+    if missing:
+        raise DataError(f"{name}: {len(missing):,} of {len(frames):,} frames have no mask: {some(missing, 5)}")
+    both = [(size_in_file(photos / f"{f}.jpg"), size_in_file(annotations / f"{f}.png")) for f in frames]
+    differ = [
+        f"{frame} ({own[1]} x {own[0]}, mask {mask[1]} x {mask[0]})"
+        for frame, (own, mask) in zip(frames, both, strict=True)
+        if own != mask and (0, 0) not in (own, mask)
+    ]
+    if differ:
+        raise DataError(f"{name}: {len(differ):,} masks are not of the size of their frame: {some(differ, 3)}")
+    images = Files(tuple(f"{frame}.jpg" for frame in frames), str(photos))
+    masks = PaletteMasks(Files(tuple(f"{frame}.png" for frame in frames), str(annotations)), len(classes))
+    return videos_source(name, videos, images, masks, classes=classes)
