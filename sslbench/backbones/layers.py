@@ -50,7 +50,18 @@ class Layer:
     @property
     def regions(self) -> int:
         """Number of regions of an image, each with a descriptor of its own, in one row of features; usually 1."""
+        if self.parts:
+            return self.parts[0].regions
         return 1 if self.pool is None else self.pool.regions
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """Rows and columns of the regions of the pool `grid`; None for other pools."""
+        if self.parts:
+            return self.parts[0].grid
+        if self.pool is None or self.pool.name != "grid":
+            return None
+        return int(self.pool.arguments[0]), int(self.pool.arguments[1])
 
 
 def single_layers(layers: Sequence[Layer]) -> list[Layer]:
@@ -200,11 +211,16 @@ def forward_layers(module: nn.Module, images: Tensor, layers: Sequence[Layer]) -
     for layer in taps:
         _check_once(layer, len(taken[layer.text]))
     return {
-        layer.text: torch.cat([taken[part.text][0] for part in layer.parts], dim=1)
+        layer.text: _joined([taken[part.text][0] for part in layer.parts], layer.regions)
         if layer.parts
         else taken[layer.text][0]
         for layer in layers
     }
+
+
+def _joined(parts: Sequence[Tensor], regions: int) -> Tensor:
+    """Return the features of several layers (B, R * C_i) one after the other within each region, (B, R * sum C_i)."""
+    return torch.cat([part.reshape(len(part), regions, -1) for part in parts], dim=2).flatten(1)
 
 
 def run(module: nn.Module, images: Tensor) -> None:
@@ -264,6 +280,17 @@ def _check_once(layer: Layer, times: int) -> None:
 
 
 def _pooled(root: nn.Module, layer: Layer, value: Any, images: Tensor) -> Tensor:
+    value, tokens = map_of(root, layer, value, images)
+    pooled = apply_pool(value, layer.pool, tokens, layer=layer.text)
+    return pooled if layer.head is None else _through_head(pooled, layer.head, layer.text)
+
+
+def map_of(root: nn.Module, layer: Layer, value: Any, images: Tensor) -> tuple[Tensor, Tokens]:
+    """Return a layer's value as (B, C, H, W), (B, N, C) or (B, D), and the layout of its tokens.
+
+    Raises:
+        BackboneError: it is no tensor with a row per image.
+    """
     if not isinstance(value, Tensor):
         raise BackboneError(
             f"layer '{layer.text}' gives a {type(value).__name__}, not a tensor",
@@ -276,8 +303,7 @@ def _pooled(root: nn.Module, layer: Layer, value: Any, images: Tensor) -> Tensor
         )
     if value.ndim == 4 and _channels_last(root, layer, value, images):
         value = value.permute(0, 3, 1, 2)
-    pooled = apply_pool(value, layer.pool, token_layout(root, layer.path, value), layer=layer.text)
-    return pooled if layer.head is None else _through_head(pooled, layer.head, layer.text)
+    return value, token_layout(root, layer.path, value)
 
 
 def _through_head(features: Tensor, head: nn.Sequential, name: str) -> Tensor:

@@ -29,8 +29,9 @@ _ARGUMENTS = {
     "rmac": (0, 1),
     "regions": (0, 1),
     "vissl": (0, 0),
+    "grid": (2, 2),
 }
-_MAP_POOLS = "avg, max, gem(p), rmac(levels), regions(levels), flatten, avg(kernel,stride), adaptive(h,w)"
+_MAP_POOLS = "avg, max, gem(p), rmac(levels), regions(levels), flatten, avg(kernel,stride), adaptive(h,w), grid(h,w)"
 GEM_POWER = 3.0  # Radenovic et al. 2018, initial value
 FILE_POWER = "file"
 """Argument of `gem` in place of a number: the power that was learnt with the network."""
@@ -57,7 +58,9 @@ class Pool:
 
     @property
     def regions(self) -> int:
-        """Number of regions, each with a descriptor of its own, in one vector; 1 for all pools but `regions`."""
+        """Number of regions, each with a descriptor of its own, in one vector; 1 for most pools."""
+        if self.name == "grid":
+            return int(self.arguments[0]) * int(self.arguments[1])
         return most_regions(int(self.arguments[0])) if self.name == "regions" else 1
 
     def __str__(self) -> str:
@@ -158,8 +161,9 @@ def _pool_map(x: Tensor, pool: Pool, layer: str) -> Tensor:
         "gem": lambda: _generalised_mean(x, (2, 3), pool.arguments[0]),
         "rmac": lambda: aggregated(x, sizes[0]),
         "regions": lambda: padded_regions(x, sizes[0]),
+        "grid": lambda: x.permute(0, 2, 3, 1),
     }
-    if pool.name not in ways:
+    if pool.name not in ways or (pool.name == "grid" and tuple(sizes) != tuple(x.shape[2:])):
         raise _no_fit(x, pool, layer, _MAP_POOLS)
     if pool.name == "avg" and sizes and (min(x.shape[2:]) + 2 * padding < kernel or 2 * padding > kernel):
         raise _no_fit(x, pool, layer, _MAP_POOLS + " with a kernel no larger than the map")
@@ -169,6 +173,9 @@ def _pool_map(x: Tensor, pool: Pool, layer: str) -> Tensor:
 def _pool_tokens(x: Tensor, pool: Pool, tokens: Tokens, layer: str) -> Tensor:
     patches = x[:, tokens.prefix :]
     fitting = ["mean", "max", "gem(p)", "flatten"] + (["cls", "cls+mean", "cls+gem(p)"] if tokens.has_class else [])
+    if pool.name == "grid" and pool.regions == patches.shape[1]:
+        return patches.flatten(1)
+    fitting.append("grid(h,w)")
     if pool.name not in {name.removesuffix("(p)") for name in fitting}:
         raise _no_fit(x, pool, layer, ", ".join(fitting))
     if pool.name == "cls":

@@ -169,7 +169,7 @@ class Encoder:
     def _at_one_scale(self, images: Tensor) -> dict[str, Tensor]:
         images = images.to(device=self.device, dtype=self.dtype, memory_format=torch.channels_last)
         pieces = torch.split(images, CPU_CHUNK) if self.device.type == "cpu" else (images,)
-        with torch.inference_mode(), _exact_float32(self.device):
+        with torch.inference_mode(), exact_float32(self.device):
             outputs = [forward_layers(self.module, piece, self.layers) for piece in pieces]
         if len(outputs) == 1:
             return outputs[0]
@@ -240,7 +240,7 @@ def _scaled(images: Tensor, scale: float) -> Tensor:
 
 
 @contextlib.contextmanager
-def _exact_float32(device: torch.device) -> Iterator[None]:
+def exact_float32(device: torch.device) -> Iterator[None]:
     """Disable TensorFloat-32: cuDNN's default changes features in the third digit."""
     if device.type != "cuda":
         yield

@@ -293,11 +293,11 @@ def gigabytes(text: str) -> float:
     return size
 
 
-def default_data() -> str:
+def default_data(data: str = "sklearn:digits", title: str = "the handwritten digits bundled with scikit-learn") -> str:
     """Return the data set used without --data, and tell the user."""
     if this_process().rank == 0:
-        echo("no --data: using the handwritten digits bundled with scikit-learn (sklearn:digits)", err=True)
-    return "sklearn:digits"
+        echo(f"no --data: using {title} ({data})", err=True)
+    return data
 
 
 def store_folder(folder: str | None) -> Path:

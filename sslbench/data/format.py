@@ -1,6 +1,7 @@
 """Interface of data formats: every module of `sslbench.data.formats` has one, `FORMAT`, and is found by its name.
 
-A format reads up to three faces of a place: samples (images with labels), objects (boxes and masks) and label maps.
+A format reads up to five faces of a place: samples (images with labels), objects (boxes and masks), label maps, pairs of
+images with corresponding points, and videos with masks.
 """
 
 import dataclasses
@@ -91,6 +92,19 @@ class LabelMapReader:
 
 
 @dataclasses.dataclass(frozen=True)
+class TupleReader:
+    """Reader of pairs of images, or of videos.
+
+    Attributes:
+        recognises: cheap test of a location.
+        open: split -> source, whose `tuples` are the pairs or videos.
+    """
+
+    recognises: Callable[[str], bool]
+    open: Callable[[str], Mapping[str, Source]]
+
+
+@dataclasses.dataclass(frozen=True)
 class SourceFormat:
     """Kind of data location.
 
@@ -99,6 +113,8 @@ class SourceFormat:
         samples: None: not readable as images with labels.
         objects: None: no boxes.
         maps: None: no label maps.
+        pairs: None: no pairs of images.
+        videos: None: no videos with masks.
         last_resort: asked after all others, for a format whose test also accepts theirs.
     """
 
@@ -106,6 +122,8 @@ class SourceFormat:
     samples: SampleReader[Any] | None = None
     objects: ObjectReader | None = None
     maps: LabelMapReader | None = None
+    pairs: TupleReader | None = None
+    videos: TupleReader | None = None
     last_resort: bool = False
 
     @property

@@ -8,6 +8,7 @@ from sslbench.arrays import BoolArray, IntArray
 from sslbench.data.labels import class_counts, present_classes
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import some
+from sslbench.labels import LABELS
 
 _ATTEMPTS = 10
 _CLOSE = 0.02
@@ -192,7 +193,7 @@ def torn_classes(source: Source, test: Source, *, grouped: bool) -> tuple[str, .
         test: its test part.
         grouped: whole groups were kept together.
     """
-    if source.labels.kind == "value":
+    if not LABELS[source.labels.kind].classes:
         return ()
     counts = class_counts(source.labels)
     if grouped:

@@ -5,12 +5,14 @@ reaches from 0 to 1, so the box of a whole image is 0, 0, width, height. Label m
 through a palette or as a picture, never turned. They belong to the upright image, too.
 """
 
+import dataclasses
 import errno
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from sslbench import config
@@ -22,16 +24,19 @@ from sslbench.data.format import (
     SampleReader,
     SampleRequest,
     SourceFormat,
+    TupleReader,
     all_formats,
     builtin_format,
     readable_formats,
     user_format,
 )
 from sslbench.data.location import PATTERN, SCHEME, locate
-from sslbench.data.maps.classes import LabelMapOptions
+from sslbench.data.maps.classes import LabelMapOptions, coding_beside
+from sslbench.data.maps.foreground import binary_masks, foreground_of
 from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.objects.types import ObjectSource
-from sslbench.data.source import Source
+from sslbench.data.source import Labels, Source
+from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean, list_names
 
@@ -43,6 +48,12 @@ _LABEL_MAP_LAYOUTS = (
     "SegmentationClass/, COCO panoptic (.json with segments_info), and manifests with masks; "
     "PLACE?images=photos&maps=gt names other folders."
 )
+
+_PAIRS = (
+    "Supported: SPair-71k, PF-Pascal, TSS and HPatches; homography:PLACE makes pairs of any images, "
+    "homography:pictures of those of scikit-image."
+)
+_VIDEOS = "Supported: DAVIS 2017, and manifests (.json) of videos with masks and track ids, such as kwcoco:vidshapes4."
 
 
 def open_data(
@@ -118,13 +129,13 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
     """
     location = locate(spec)
     if location.options:
-        raise UsageError(f"{spec}: detection does not support the option '?{next(iter(location.options))}='")
+        raise UsageError(f"{spec}: data with boxes take no option '?{next(iter(location.options))}='")
     for found in all_formats():
         if found.objects is not None and found.objects.recognises(location.text):
             return dict(found.objects.open(location.text))
     open_data(location.text)  # raises if the location does not exist or is damaged
     raise UsageError(
-        f"{location.text} holds images without boxes, which detection needs",
+        f"{location.text} holds images without boxes",
         "Give a COCO or kwcoco manifest (.json), a Pascal VOC tree with Annotations/, or kwcoco:shapes8.",
     )
 
@@ -154,6 +165,142 @@ def open_label_maps(spec: str) -> dict[str, LabelMapSource]:
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
     raise UsageError(f"{location.text} has no label maps", _LABEL_MAP_LAYOUTS)
+
+
+def open_maps_as_data(spec: str) -> dict[str, Source]:
+    """Open images with label maps as sources whose labels are classes of pixels; see `open_label_maps`."""
+    return {
+        split: Source(
+            found.name,
+            found.ids,
+            Labels("map", found.classes, np.zeros((len(found), 0), dtype=np.int8)),
+            found.images,
+            _notes_of_maps(found),
+            maps=found,
+        )
+        for split, found in open_label_maps(spec).items()
+    }
+
+
+def open_boxes_as_data(spec: str) -> dict[str, Source]:
+    """Open images with boxes as sources; images without an object are left out. See `open_objects`.
+
+    Regions with many objects (COCO's iscrowd) are no objects.
+
+    Raises:
+        DataError: no image has an object.
+    """
+    found = open_objects(spec)
+    sources: dict[str, Source] = {}
+    for split, part in found.items():
+        kept = [i for i in range(len(part)) if len(part.boxes_of(i))]
+        notes = list(part.notes)
+        if len(kept) < len(part):
+            notes.append(
+                f"{part.name}: {len(part) - len(kept):,} of {len(part):,} images have no object and are left out"
+            )
+        if kept:
+            part = part.select(kept)
+            labels = Labels("boxes", part.classes, np.zeros((len(part), 0), dtype=np.int8))
+            sources[split] = Source(
+                part.name,
+                part.ids,
+                labels,
+                part.images,
+                tuple(notes),
+                attributes=part.attributes,
+                grouped_by=part.grouped_by,
+                objects=part,
+            )
+    if not sources:
+        total = sum(map(len, found.values()))
+        raise DataError(f"none of the {total:,} images of {spec} has an object", "Give images with boxes.")
+    return sources
+
+
+def open_signals(spec: str) -> dict[str, Source]:
+    """Open images for signals that are computed from them; labels are left out. See `open_data`."""
+    return {
+        split: dataclasses.replace(
+            found, labels=Labels("signal", ("signal",), np.zeros((len(found), 0), dtype=np.int8)), queries=None
+        )
+        for split, found in open_data(spec).items()
+    }
+
+
+def open_masks_as_data(spec: str) -> dict[str, Source]:
+    """Open images with masks of the foreground as sources.
+
+    Args:
+        spec: a folder of images and one of binary masks (`ECSSD?images=images&maps=ground_truth_mask`), or label maps
+            with a class called background, of which everything else is foreground.
+
+    Raises:
+        UsageError: the location does not exist, or has no masks.
+        DataError: it is damaged, or has label maps without a background.
+    """
+    location = locate(spec)
+    options = config.build(LabelMapOptions, {**location.options}, f"the options of {location.text}")
+    folder = builtin_format("folder").maps
+    for reader in _label_map_readers():
+        if not reader.recognises(location.text, options):
+            continue
+        if reader is folder and coding_beside(Path(location.text), options) is None:
+            return binary_masks(location.text, options)
+        break
+    return foreground_of(open_label_maps(spec))
+
+
+def open_pairs(spec: str) -> dict[str, Source]:
+    """Open pairs of images with corresponding points, or under a homography; the format is recognised.
+
+    Args:
+        spec: SPair-71k, PF-Pascal, TSS or HPatches, or 'homography:PLACE' for pairs made of any images.
+
+    Raises:
+        UsageError: the location does not exist, or has no such pairs.
+        DataError: it is damaged; the message names the file.
+    """
+    return _open_tuples(spec, [found.pairs for found in all_formats()], "pairs of images", _PAIRS)
+
+
+def open_videos(spec: str) -> dict[str, Source]:
+    """Open videos with masks of objects; the format is recognised.
+
+    Args:
+        spec: DAVIS 2017, or a COCO or kwcoco manifest of videos with masks and track ids.
+
+    Raises:
+        UsageError: the location does not exist, or has no such videos.
+        DataError: it is damaged; the message names the file.
+    """
+    return _open_tuples(spec, [found.videos for found in all_formats()], "videos with masks", _VIDEOS)
+
+
+def _open_tuples(spec: str, readers: Sequence[TupleReader | None], wanted: str, remedy: str) -> dict[str, Source]:
+    location = locate(spec)
+    if location.options:
+        raise UsageError(f"{spec}: {wanted} take no option '?{next(iter(location.options))}='")
+    for reader in readers:
+        if reader is not None and reader.recognises(location.text):
+            try:
+                return dict(reader.open(location.text))
+            except OSError as error:
+                raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
+    open_data(location.text)  # raises if the location does not exist or is damaged
+    raise UsageError(f"{location.text} has no {wanted}", remedy)
+
+
+def _notes_of_maps(found: LabelMapSource) -> tuple[str, ...]:
+    left_out = [
+        f"{found.name}: {len(names):,} {what} left out: {some(names, 3)}"
+        for what, names in (
+            ("images without a map are", found.without_map),
+            ("maps without an image are", found.without_image),
+        )
+        if names
+    ]
+    return (*found.notes, *left_out)
 
 
 def are_label_maps(spec: str) -> bool:

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.label_map import LabelMap
 from sslbench.data.queries import Queries
 from sslbench.data.wording import printable
-from sslbench.labels import LabelKind
+from sslbench.labels import LABELS, LabelKind
 
 ORIGIN = "origin"
 """Attribute of a joined source: the name of the source that each sample is from."""
@@ -22,11 +23,14 @@ class Labels:
 
     Attributes:
         kind: 'single': one class per sample; 'multi': any number of classes; 'value': C numbers to predict
-            (regression); 'none': unlabelled.
+            (regression); 'map': a class for every pixel, in `Source.maps`; 'depth' and 'normals': numbers for every
+            pixel, in `Source.pixel_values`; 'boxes': objects, in `Source.objects`; 'mask': a foreground, in
+            `Source.maps`; 'signal': computed from the image; 'points', 'homography' and 'tracks':
+            pairs of images or videos, in `Source.tuples`; 'none': unlabelled.
         classes: the C class names, for 'value' the names of the numbers; the column or number of a class is its
             position here.
         values: single: int64 (N,), positions in `classes`; multi: int8 (N, C), 1 present, 0 absent, -1 ignore;
-            value: float64 (N, C), finite; none: int8 (N, 0).
+            value: float64 (N, C), finite; points: as for single; all others: int8 (N, 0).
     """
 
     kind: LabelKind
@@ -51,9 +55,11 @@ class Labels:
     def text(self, index: int) -> str:
         """Return a sample's label as written to a CSV: the class name, or names joined by ';' ('?NAME' = ignore).
 
-        Numbers are joined by ';' too.
+        Numbers are joined by ';' too. Labels of pixels, boxes, homographies and tracks have no such text.
         """
-        if self.kind == "single":
+        if LABELS[self.kind].pixels or self.kind in ("homography", "tracks"):
+            return ""
+        if self.kind in ("single", "points"):
             return self.classes[int(self.values[index])]
         if self.kind == "value":
             return ";".join(repr(float(value)) for value in self.values[index])
@@ -96,6 +102,97 @@ class Images(Protocol):
         ...
 
 
+class PixelLabels(Protocol):
+    """Label maps of N images, read one by one, from any process (an implementation must be picklable)."""
+
+    def read_map(self, index: int, *, size: tuple[int, int] | None = None) -> LabelMap:
+        """Return the map of an image whose upright height and width are `size`.
+
+        Raises:
+            UnreadableImage: there is no complete map.
+            DataError: it does not fit the image or the classes.
+        """
+        ...
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "PixelLabels":
+        """Return the maps at `indices`, in that order."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return a hash of the maps and their classes, 32 hex digits."""
+        ...
+
+
+class PixelValues(Protocol):
+    """Depth or surface normals of N images, read one by one, from any process (an implementation must be picklable)."""
+
+    def read_values(self, index: int, *, size: tuple[int, int] | None = None) -> npt.NDArray[np.float32]:
+        """Return float32 (H, W, K) of an image whose upright height and width are `size`; NaN where it is unknown.
+
+        Raises:
+            UnreadableImage: there are no complete values.
+            DataError: they do not fit the image, or are impossible.
+        """
+        ...
+
+    def path(self, index: int) -> str:
+        """Return the name of the values in messages."""
+        ...
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "PixelValues":
+        """Return the values at `indices`, in that order."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return a hash of the values, 32 hex digits."""
+        ...
+
+
+class ObjectLabels(Protocol):
+    """Objects of N images, in order; `data.objects.types.ObjectSource` has them."""
+
+    def boxes_of(self, index: int) -> npt.NDArray[np.float32]:
+        """Return the boxes of an image, (n, 4), in pixels of the upright image, without regions of many objects."""
+        ...
+
+    def bitmaps_of(self, index: int, height: int, width: int) -> npt.NDArray[np.bool_] | None:
+        """Return the masks of the same objects, (n, height, width); None if one of them has no mask.
+
+        Raises:
+            DataError: the image has another size than its objects were annotated in, or a mask is damaged.
+        """
+        ...
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "ObjectLabels":
+        """Return the objects of the images at `indices`, in that order."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return a hash of the objects, 32 hex digits."""
+        ...
+
+
+class ImageTuples(Protocol):
+    """All images of N samples that are pairs of images or videos, and their annotations (must be picklable)."""
+
+    @property
+    def images(self) -> Images:
+        """Images of all samples, each of them once."""
+        ...
+
+    def rows(self, index: int) -> tuple[int, ...]:
+        """Return the positions in `images` of the images of a sample."""
+        ...
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "ImageTuples":
+        """Return the samples at `indices`, in that order."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return a hash of the images and their annotations, 32 hex digits."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
     """N samples in order of their id.
@@ -113,6 +210,10 @@ class Source:
         weights: of a joined source (`joined.join`): name of each member -> its sampling frequency in pretraining,
             relative to the others; empty: every image equally often.
         queries: of a retrieval data set: queries among the samples, and their answers; None: labels tell the answers.
+        maps: of images with a class for every pixel: their label maps.
+        pixel_values: of images with depth (K = 1, in metres as a rule) or surface normals (K = 3) for every pixel.
+        objects: of images with boxes: their objects.
+        tuples: of pairs of images and videos: all of their images; `images` are the first ones. None: one image each.
     """
 
     name: str
@@ -124,6 +225,10 @@ class Source:
     grouped_by: str = ""
     weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
     queries: Queries | None = None
+    maps: PixelLabels | None = None
+    pixel_values: PixelValues | None = None
+    objects: ObjectLabels | None = None
+    tuples: ImageTuples | None = None
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.labels) == len(self.images):
@@ -147,8 +252,20 @@ class Source:
         ids = tuple(self.ids[i] for i in chosen)
         images, labels = self.images.select(chosen), self.labels.select(chosen)
         attributes = {key: tuple(column[i] for i in chosen) for key, column in self.attributes.items()}
-        further = attributes, self.grouped_by, self.weights, self.queries
+        maps = None if self.maps is None else self.maps.select(chosen)
+        values = None if self.pixel_values is None else self.pixel_values.select(chosen)
+        objects = None if self.objects is None else self.objects.select(chosen)
+        tuples = None if self.tuples is None else self.tuples.select(chosen)
+        further = attributes, self.grouped_by, self.weights, self.queries, maps, values, objects, tuples
         return Source(name or self.name, ids, labels, images, self.notes, *further)
+
+    def every_image(self) -> "Source":
+        """Return all images, unlabelled, of samples that are pairs of images or videos; otherwise the source itself."""
+        if self.tuples is None:
+            return self
+        images = self.tuples.images
+        ids = tuple(f"{i:08d} {images.path(i)}" for i in range(len(images)))
+        return Source(self.name, ids, Labels("none", (), np.zeros((len(ids), 0), dtype=np.int8)), images)
 
     def images_fingerprint(self) -> str:
         """Return a hash of all that features depend on: ids and image contents; 32 hex digits."""
@@ -161,7 +278,7 @@ class Source:
         return digest.hexdigest()[:32]
 
     def fingerprint(self) -> str:
-        """Return a hash of ids, image contents, labels, class names, groups and queries, for keys of scores.
+        """Return a hash of ids, image contents, labels of every kind, class names, groups and queries, for keys.
 
         32 hex digits.
         """
@@ -172,4 +289,12 @@ class Source:
             digest.update("\n".join(("groups", *self.attributes[self.grouped_by])).encode())
         if self.queries is not None:
             digest.update(("queries" + self.queries.digest()).encode())
+        if self.maps is not None:
+            digest.update(("maps" + self.maps.fingerprint()).encode())
+        if self.pixel_values is not None:
+            digest.update(("pixel values" + self.pixel_values.fingerprint()).encode())
+        if self.objects is not None:
+            digest.update(("objects" + self.objects.fingerprint()).encode())
+        if self.tuples is not None:
+            digest.update(("tuples" + self.tuples.fingerprint()).encode())
         return digest.hexdigest()[:32]

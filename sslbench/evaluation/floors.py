@@ -125,6 +125,22 @@ def _pixels_like(backbone: Backbone) -> Backbone:
     return dataclasses.replace(pixels, preprocessing=own)
 
 
+def pixel_grid(backbone: Backbone, grid: tuple[int, int]) -> Backbone:
+    """Return the colours of the same images in the cells of a grid, for protocols on grids of features."""
+    from torch import nn
+
+    pixels, (rows, columns) = _pixels_like(backbone), grid
+    own = dataclasses.replace(pixels.preprocessing, resize=grid, squash=None, crop=None)
+    centred = {"mean": (0.5,) * own.channels, "std": (0.25,) * own.channels, "origin": f"pixels:{rows}x{columns}"}
+    return dataclasses.replace(
+        pixels,
+        name=f"pixels:{rows}x{columns}",
+        module=nn.Identity(),
+        preprocessing=dataclasses.replace(own, **centred),
+        default_layer=f"pixels:grid({rows},{columns})",
+    )
+
+
 def cached(key: str, data: DataUsed) -> tuple[Result, records.Scores] | None:
     """Return a floor's result from an earlier evaluation; one that is damaged is passed over.
 

@@ -65,7 +65,8 @@ def with_details(result: Result, scores: records.Scores, groups: Mapping[str, tu
         groups: column -> the group of each test sample; columns that the record has already are left as they are.
     """
     kind = result.data.labels
-    if not LABELS[kind].metric or scores.scores.shape[1] != len(scores.classes) or not scores.classes:
+    of_classes = LABELS[kind].classes or kind == "value"
+    if not of_classes or scores.scores.shape[1] != len(scores.classes) or not scores.classes:
         return _without_groups(result, groups)
     if not result.per_class_metrics and kind != "value":
         threshold = 0.5 if result.probabilities == "scores" else 0.0

@@ -1,10 +1,10 @@
-"""Evaluation of protocols that train on images, from data to record."""
+"""Evaluation of protocols on images, from data to record."""
 
 import dataclasses
 import functools
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from sslbench.data.groups import source_groups
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import gather_objects, process_group, rank
+from sslbench.errors import DataError
 from sslbench.evaluation import floors
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.groups import with_details
-from sslbench.evaluation.prepare import Prepared
+from sslbench.evaluation.prepare import Prepared, one_part, only_part
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, recorded, weights_at
 from sslbench.evaluation.request import Task
 from sslbench.features.array import Features
@@ -56,11 +57,15 @@ def evaluate_on_images(
         SslbenchError: as the protocol.
     """
     check_shared(prepared.backbone)
-    images = _ImageEvaluation(prepared, out, command, progress)
+    images: dict[str | None, _ImageEvaluation] = {}  # of each part that tasks use
     results = []
     with process_group(prepared.run.torch_device()):
         for task in tasks:
-            results += images.measure(task)
+            part = only_part(task)
+            if part not in images:
+                used = prepared if part is None else dataclasses.replace(prepared, data=one_part(prepared.data, part))
+                images[part] = _ImageEvaluation(used, out, command, progress)
+            results += images[part].measure(task)
     return results
 
 
@@ -83,9 +88,12 @@ class _ImageEvaluation:
     def __init__(self, prepared: Prepared, out: Path, command: str, progress: Progress | None) -> None:
         self.prepared, self.out, self.command, self.progress = prepared, out, command, progress
         self.engine = prepared.run.extract_settings()
-        found = [self._readable(part) for part in (prepared.data.train, prepared.data.test)]
-        self.train, self.test = found[0][0], found[1][0]
-        self.unreadable = found[0][1] + found[1][1]
+        data = prepared.data
+        parts = (data.test,) if data.train is data.test else (data.train, data.test)
+        found = [self._readable(part) for part in parts]
+        self.train, self.test = found[0][0], found[-1][0]
+        self.unreadable = tuple(image for _, left_out in found for image in left_out)
+        self._pictures: dict[str, bytes] = {}
         self._names: dict[tuple[int, int], tuple[str, ...]] = {}  # checked once for each task and backbone
         self._known: dict[int, Subject] = {}  # keyed by the backbone's id(); both live as long as this object
 
@@ -102,6 +110,7 @@ class _ImageEvaluation:
             result = with_details(result, scores, self._described(self.prepared.backbone, row).groups)
             found = {"untrained": baseline[row]} if row in baseline else {}
             results.append(finish(result, scores, found, missing, self.out))
+            records.write_picture(results[-1], self._pictures.get(row, b""))
         if rank() == 0:
             shutil.rmtree(self._folder(task, self.prepared.backbone), ignore_errors=True)
         return results
@@ -128,8 +137,10 @@ class _ImageEvaluation:
             result, scores = recorded(
                 subject, task, outcome, train, test, seconds=meter.stage.seconds, stage=meter.stage
             )
-            if outcome.weights is not None and backbone is self.prepared.backbone:
-                result = self._with_weights(result, outcome.weights)
+            if backbone is self.prepared.backbone:
+                self._pictures[row] = outcome.picture
+                if outcome.weights is not None:
+                    result = self._with_weights(result, outcome.weights)
             rows[row] = result, scores
         return rows
 
@@ -156,7 +167,9 @@ class _ImageEvaluation:
         backbone, run = self.prepared.backbone, self.prepared.run
         if not run.floors or backbone.kind.pixels:
             return {}, {}
-        missing = {"pixels": f"{task.protocol} trains on views of images; its floor is the untrained backbone"}
+        trains = _kind(task).trains
+        views = f"{task.protocol} trains on views of images; its floor is the untrained backbone"
+        missing = {"pixels": views} if trains else {}
         if self.prepared.request.weights == "random":
             return {}, missing
         untrained = self.untrained
@@ -168,7 +181,7 @@ class _ImageEvaluation:
         # The first process decides for all: others may have a different cache, or see the entry that it just wrote.
         complete = gather_objects(all(each is not None for each in found.values()))[0]
         stored = {row: each for row, each in found.items() if each is not None}
-        if not complete and not run.baseline:
+        if not complete and trains and not run.baseline:
             return {}, missing | {"untrained": _NO_BASELINE}
         if not complete:
             stored = self._rows(task, untrained)
@@ -223,14 +236,24 @@ class _ImageEvaluation:
         title = f"looking for unreadable images in {source.name}"
         progress = self.progress
         report = None if progress is None else lambda done, total: progress(title, done, total)
-        rows, preprocessing = np.arange(len(source)), self.prepared.backbone.preprocessing
+        every = source.every_image()
+        rows, preprocessing = np.arange(len(every)), self.prepared.backbone.preprocessing
         reading = Reading(start_method=self.engine.start_method)
-        found = loader.scan(source, rows, self.engine.workers, report, preprocessing=preprocessing, reading=reading)
+        found = loader.scan(every, rows, self.engine.workers, report, preprocessing=preprocessing, reading=reading)
         if not found:
             return source, ()
-        log.warning(f"{source.name}: {len(found)} of {len(source)} images cannot be read and are left out")
-        readable = np.setdiff1d(np.arange(len(source)), [index for index, _, _ in found])
-        return source.select(readable), tuple(ExcludedImage(id=source.ids[i], path=p, reason=r) for i, p, r in found)
+        log.warning(f"{source.name}: {len(found)} of {len(every)} images cannot be read and are left out")
+        readable = _without(source, {index for index, _, _ in found})
+        if not len(readable):
+            raise DataError(f"{source.name}: no sample is left whose images can all be read")
+        return readable, tuple(ExcludedImage(id=every.ids[i], path=p, reason=r) for i, p, r in found)
+
+
+def _without(source: Source, unreadable: Set[int]) -> Source:
+    """Return the samples none of whose images are among these rows of `source.every_image()`."""
+    tuples = source.tuples
+    kept = [i for i in range(len(source)) if unreadable.isdisjoint((i,) if tuples is None else tuples.rows(i))]
+    return source.select(kept)
 
 
 def _without_columns(source: Source) -> Features:

@@ -142,7 +142,8 @@ def list_of(result: Result, out: Path) -> Path:
 def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[MetricValue | None, tuple[str, ...]]:
     """Return the headline metric, with its interval, of the samples that are not suspected."""
     kind = result.data.labels
-    if not LABELS[kind].metric or not scores.classes or scores.scores.shape[1] != len(scores.classes):
+    of_classes = LABELS[kind].classes or kind == "value"
+    if not of_classes or not scores.classes or scores.scores.shape[1] != len(scores.classes):
         return None, ()
     remaining = np.array([name not in out for name in scores.ids])
     labels, values = scores.labels[remaining], scores.scores[remaining]

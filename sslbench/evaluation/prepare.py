@@ -21,20 +21,24 @@ from sslbench.data.open import refuse_label_maps
 from sslbench.data.source import Labels, Source
 from sslbench.data.splits import (
     TrainTest,
+    choose_test,
+    choose_train,
     label_problems,
     limit,
     match_classes,
     name_numbered,
     train_test,
+    train_test_of,
     unite_classes,
 )
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
+from sslbench.evaluation.dense import DATA, dense_kind, dense_layers, takes_own_sizes, whole_image
 from sslbench.evaluation.file_classifier import labelled_by, load_file_classifier
 from sslbench.evaluation.groups import check_groups
 from sslbench.evaluation.request import Request, RunSettings, Task, sample_kind
 from sslbench.features.array import Features
-from sslbench.labels import LabelKind
+from sslbench.labels import LABELS, LabelKind
 from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import LARGEST_SIDE, Preprocessing
 from sslbench.protocols import FileClassifier, ImageSet, OnFeatures, OnImages, OnObjects, OnSets
@@ -59,6 +63,8 @@ def has_own_classes(tasks: Sequence[Task]) -> bool:
 def only_part(task: Task) -> str | None:
     """Return 'train' or 'test' where a protocol, with these settings, uses one part of the data only, else None."""
     kind = protocols.find(task.protocol).kind
+    if isinstance(kind, OnImages):
+        return None if kind.trains else kind.part(task.settings)
     return kind.part(task.settings) if isinstance(kind, OnFeatures | OnSets) else None
 
 
@@ -145,7 +151,7 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
     run.extract_settings()
     loaded = load(request, run) if backbone is None else backbone
     backbone, origins = for_request(loaded, request, run)
-    layers = resolve_layers(backbone, request.layers or (backbone.default_layer,))
+    layers = _layers(backbone, request)
     data = open_train_test(request, run)
     if request.test_classes == "numbers":
         data = dataclasses.replace(data, test=name_numbered(data.train, data.test))
@@ -157,7 +163,8 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
     if own_classes and not all(only_part(task) for task in request.tasks):
         train, test = unite_classes(data.train, data.test)
         data = dataclasses.replace(data, train=train, test=test)
-    findings = tuple(samples.check(data.train, data.test, labels=labels and not own_classes))
+    copies = data.train is not data.test
+    findings = tuple(samples.check(data.train, data.test, labels=labels and not own_classes, copies=copies))
     samples.raise_on_errors(findings)
     if not own_classes and (labels or data.train.labels.labelled):
         train, test = match_classes(data.train, data.test, subset=request.test_classes == "subset")
@@ -167,6 +174,8 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
         layers, data = resolve_layers(backbone, (classifier.layer,)), labelled_by(data, classifier)
     if data.whole is not None and all(only_part(task) for task in request.tasks):
         log.info(f"{len(data.whole)} samples, not split")
+    elif data.train is data.test:
+        log.info(f"{len(data.test)} test samples, {data.how}")
     else:
         log.info(f"{len(data.train)} train and {len(data.test)} test samples, {data.how}")
     for finding in findings:
@@ -325,24 +334,57 @@ def load(request: Request, run: RunSettings) -> Backbone:
 
 def open_train_test(request: Request, run: RunSettings) -> TrainTest:
     """Train and test part of the data, classes matched by name, limited if that was asked for."""
-    refuse_label_maps(request.data)
-    data = train_test(
-        request.data,
-        request.test_data,
-        seed=run.seed,
-        test_fraction=run.test_fraction,
-        image_column=request.image_column,
-        label_column=request.label_column,
-        attribute_columns=request.groups,
-        value_columns=request.value_columns,
-    )
+    if (kind := dense_kind(request.tasks)) is not None:
+        data = _dense_data(kind, request, run)
+    else:
+        refuse_label_maps(request.data)
+        data = train_test(
+            request.data,
+            request.test_data,
+            seed=run.seed,
+            test_fraction=run.test_fraction,
+            image_column=request.image_column,
+            label_column=request.label_column,
+            attribute_columns=request.groups,
+            value_columns=request.value_columns,
+        )
     if request.limit is None:
         return data
     if request.limit >= max(len(data.train), len(data.test)):
         return data
+    if data.train is data.test:
+        scored = limit(data.test, request.limit, run.seed)
+        return TrainTest(scored, scored, f"{data.how}; limited to {len(scored)} samples")
     train, test = (limit(part, request.limit, run.seed) for part in (data.train, data.test))
     description = f"{data.how}; limited to {len(train)} train and {len(test)} test samples"
     return dataclasses.replace(data, train=train, test=test, how=description, whole=None)
+
+
+def _dense_data(kind: LabelKind, request: Request, run: RunSettings) -> TrainTest:
+    """Return train and test images of a protocol on places in images, whose data have no columns.
+
+    Raises:
+        UsageError: a column was named.
+    """
+    named = [flag for flag in ("image_column", "label_column", "groups", "value_columns") if getattr(request, flag)]
+    if named:
+        raise UsageError(f"{request.data} has {LABELS[kind].text} and no columns, so {named[0]} has no effect")
+    parts = {only_part(task) for task in request.tasks}
+    if len(parts) == 1 and (part := parts.pop()) is not None:
+        place = request.data if part == "train" else request.test_data or request.data
+        choose = choose_train if part == "train" else choose_test
+        scored = choose(place, DATA[kind].open(place))
+        return TrainTest(scored, scored, f"{scored.name} alone")
+    return train_test_of(
+        DATA[kind].open, request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction
+    )
+
+
+def _layers(backbone: Backbone, request: Request) -> tuple[Layer, ...]:
+    """Return the layers of a request; of protocols on label maps, those with a map."""
+    if dense_kind(request.tasks) is not None:
+        return dense_layers(backbone, request.tasks, request.layers)
+    return resolve_layers(backbone, request.layers or (backbone.default_layer,))
 
 
 def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple[Backbone, dict[str, str]]:
@@ -353,7 +395,12 @@ def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple
     Raises:
         UsageError: see `with_preprocessing` and `sizes.built_for`.
     """
-    backbone, origins = with_preprocessing(backbone, {**request.preprocessing, **run.decoding()})
+    values = {**request.preprocessing, **run.decoding()}
+    if dense_kind(request.tasks) is not None:
+        values = whole_image(backbone.preprocessing, request.tasks, values)
+    backbone, origins = with_preprocessing(backbone, values)
+    if takes_own_sizes(request.tasks):
+        return backbone, origins
     return built_for(backbone, output_size(backbone.preprocessing)), origins
 
 

@@ -185,11 +185,11 @@ def recorded(
         headline=outcome.headline,
         metrics=percent_metrics(outcome, len(test)),
         per_class={name: percent(value) for name, value in outcome.per_class.items()},
-        train=percent(outcome.train),
+        train=as_recorded(outcome.headline, outcome.train, outcome.absolute),
         probabilities=outcome.probabilities,
         selected=plain(outcome.selected),
         variants={
-            name: {metric: percent(value) for metric, value in values.items()}
+            name: {metric: as_recorded(metric, value, outcome.absolute) for metric, value in values.items()}
             for name, values in outcome.variants.items()
         },
         converged=outcome.converged,
@@ -223,9 +223,13 @@ def recorded(
 
 def _guessing(outcome: Outcome, train: Features, test: Features) -> dict[str, dict[str, float | None]]:
     """Return the floors that need no backbone: those that the protocol states, or those of guessing classes."""
-    if outcome.chance is None:
+    own = dict(outcome.floors) if outcome.chance is None else {**outcome.floors, "chance": outcome.chance}
+    if not own:
         return floors.guessing(train.labels, test.labels)
-    return {"chance": {name: as_recorded(name, value, outcome.absolute) for name, value in outcome.chance.items()}}
+    return {
+        floor: {name: as_recorded(name, value, outcome.absolute) for name, value in values.items()}
+        for floor, values in own.items()
+    }
 
 
 def _places(outcome: Outcome, test: Features) -> npt.NDArray[np.uint16] | None:
@@ -288,7 +292,8 @@ def finish(
     ):
         log.warning(warning)
         notes.append(warning)
-    result = dataclasses.replace(result, floors=floors_, missing_floors=dict(missing), notes=tuple(notes))
+    lacking = {name: reason for name, reason in missing.items() if name not in floors_}
+    result = dataclasses.replace(result, floors=floors_, missing_floors=lacking, notes=tuple(notes))
     return floors.write(result, scores, out)
 
 

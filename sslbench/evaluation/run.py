@@ -22,6 +22,7 @@ from sslbench.errors import UsageError
 from sslbench.evaluation import floors, overlaps
 from sslbench.evaluation.corruption_curves import write_curves
 from sslbench.evaluation.costs import encoding_costs, measured
+from sslbench.evaluation.dense import dense_kind
 from sslbench.evaluation.groups import check_groups, groups_of_features, with_details
 from sslbench.evaluation.images import evaluate_on_images
 from sslbench.evaluation.neighbours import write_sheet
@@ -218,7 +219,9 @@ def _score_features(
     if this_process().rank != 0:
         return []
     note_skipped(out, (prepared.data.train, prepared.data.test), [dataclasses.asdict(u) for u in encoded.unreadable])
-    suspected = overlaps.find(prepared, encoded, floor_features["pixels"][1] if "pixels" in floor_features else None)
+    # Colours of a coarse grid do not tell images apart; those of 8 x 8 pixels do.
+    with_pixels = "pixels" in floor_features and dense_kind(tasks) is None
+    suspected = overlaps.find(prepared, encoded, floor_features["pixels"][1] if with_pixels else None)
     results = []
     for layer in prepared.layers:
         for task in tasks:
@@ -381,19 +384,33 @@ def _rows(features: Features, part: Source) -> Features:
     position = np.searchsorted(stored, ids)
     present = (position < len(stored)) & (stored[np.minimum(position, len(stored) - 1)] == ids)
     if present.all() and len(ids) == len(stored):
-        return dataclasses.replace(features, labels=part.labels, groups=source_groups(part), queries=part.queries)
+        groups = source_groups(part)
+        return dataclasses.replace(features, labels=part.labels, groups=groups, queries=part.queries, maps=part.maps)
     labelled = part.select(np.flatnonzero(present))
     rows = position[present]
     x = features.x if len(rows) == len(stored) else features.x[rows]
-    groups, queries = source_groups(labelled), labelled.queries
-    return Features(x, labelled.labels, labelled.ids, groups=groups, regions=features.regions, queries=queries)
+    return Features(
+        x,
+        labelled.labels,
+        labelled.ids,
+        groups=source_groups(labelled),
+        regions=features.regions,
+        grid=features.grid,
+        queries=labelled.queries,
+        maps=labelled.maps,
+    )
 
 
 def _floor_backbones(prepared: Prepared) -> floors.FloorBackbones:
     only_sets = all(is_on_sets(task) for task in prepared.request.tasks)
     if not prepared.run.floors or (only_sets and not prepared.run.baseline):
         return floors.FloorBackbones({}, {})
-    return floors.floor_backbones(prepared.backbone, is_floor=prepared.request.weights == "random")
+    found = floors.floor_backbones(prepared.backbone, is_floor=prepared.request.weights == "random")
+    if dense_kind(prepared.request.tasks) is not None and "pixels" in found.found:
+        grids = [layer.grid for layer in prepared.layers if layer.grid is not None]
+        pixels = floors.pixel_grid(prepared.backbone, max(grids, key=lambda grid: grid[0] * grid[1]))
+        return floors.FloorBackbones(found.found | {"pixels": pixels}, found.missing)
+    return found
 
 
 def _encode_floor(backbone: Backbone, prepared: Prepared, store: Path, progress: Progress | None) -> Encoded:

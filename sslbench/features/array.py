@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.queries import Queries
-from sslbench.data.source import Labels
+from sslbench.data.source import Labels, PixelLabels
 
 UNREADABLE_HEADER = (ValueError, OverflowError, EOFError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError)
 """Errors of numpy on a damaged .npy header, which it parses as a Python literal."""
@@ -26,7 +26,10 @@ class Features:
         groups: int64 (N,), group of each sample (a video, a patient, the image of a crop). Hold-outs and folds never
             separate a group, and intervals resample whole groups. None: no groups.
         queries: see `Source.queries`.
-        regions: number of regions of an image whose descriptors of equal length make up a row (pool `regions`).
+        regions: number of regions of an image whose descriptors of equal length make up a row (pools `regions` and
+            `grid`).
+        grid: rows and columns of the regions of the pool `grid`; None: others have no fixed place in the image.
+        maps: label maps of the images, see `Source.maps`.
 
     Examples:
         >>> from sslbench.data.labels import single_labels
@@ -43,6 +46,8 @@ class Features:
     groups: npt.NDArray[np.int64] | None = None
     regions: int = 1
     queries: Queries | None = None
+    grid: tuple[int, int] | None = None
+    maps: PixelLabels | None = None
 
     def __post_init__(self) -> None:
         if self.x.ndim != 2 or not len(self.x) == len(self.labels) == len(self.ids):
@@ -63,5 +68,6 @@ class Features:
         attributes = {name: tuple(column[i] for i in indices) for name, column in self.attributes.items()}
         groups = None if self.groups is None else self.groups[indices]
         ids = tuple(self.ids[i] for i in indices)
-        further = attributes, groups, self.regions, self.queries
+        maps = None if self.maps is None else self.maps.select(indices)
+        further = attributes, groups, self.regions, self.queries, self.grid, maps
         return Features(self.x[indices], self.labels.select(indices), ids, *further)

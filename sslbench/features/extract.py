@@ -8,6 +8,7 @@ import collections
 import contextlib
 import dataclasses
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -44,6 +45,8 @@ log = logging.getLogger("sslbench")
 
 MANY_UNREAD = 100
 """Number of hashed but unreadable images after which the disk or network is considered gone."""
+_MUCH = 10**9
+"""Bytes of features from which on their size is told before they are extracted."""
 FLUSH_SECONDS = 5.0  # maximum loss of work when a run is killed
 STALL_SECONDS = 600.0  # maximum wait for other processes without any progress
 
@@ -290,6 +293,7 @@ class ExtractionJob:
             return
         self.entry.folder.mkdir(parents=True, exist_ok=True)
         widths = self._widths()
+        self._check_space(sum(widths[layer.text] for layer in missing))
         for layer in missing:
             if rows_file(self.entry.layer_file(layer.text)).exists():
                 log.warning(
@@ -297,6 +301,24 @@ class ExtractionJob:
                 )
             shape = (len(self.source), widths[layer.text])
             create(self.entry.layer_file(layer.text), shape, np.dtype(self.settings.dtype))
+
+    def _check_space(self, width: int) -> None:
+        """Say how much disk space the new features take, if it is much, and refuse what does not fit.
+
+        Raises:
+            StoreError: the disk lacks room.
+        """
+        needed = len(self.source) * width * np.dtype(self.settings.dtype).itemsize
+        free = shutil.disk_usage(self.entry.folder).free
+        size = f"{self.source.name}: its features take {needed / 1e9:.1f} GB in {self.entry.folder}"
+        if needed > free:
+            raise StoreError(
+                f"{size}, where {free / 1e9:.1f} GB are free",
+                "Give --store on another disk, --feature-dtype float16, fewer --layers, a smaller --resize or --limit; "
+                "linear-online and segmentation store no features.",
+            )
+        if needed > _MUCH:
+            log.info(size)
 
     def _widths(self) -> dict[str, int]:
         """Return the number of features per image of each layer, found with one image of zeros."""
@@ -509,5 +531,13 @@ def _as_features(entry: store.StoreEntry, layer: Layer, source: Source, unreadab
     if left_out:
         readable = source.select([i for i, sample_id in enumerate(source.ids) if sample_id not in left_out])
     x = entry.read(layer.text)
-    groups, queries = source_groups(readable), readable.queries
-    return Features(x, readable.labels, readable.ids, groups=groups, regions=layer.regions, queries=queries)
+    return Features(
+        x,
+        readable.labels,
+        readable.ids,
+        groups=source_groups(readable),
+        regions=layer.regions,
+        grid=layer.grid,
+        queries=readable.queries,
+        maps=readable.maps,
+    )

@@ -1,4 +1,4 @@
-"""Floor rows at the bottom of a board: chance, majority class, raw pixels and untrained backbones."""
+"""Floor rows at the bottom of a board: chance, majority class, those of single protocols, pixels, untrained nets."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from sslbench.leaderboard.model import Cell, Column, Row
 from sslbench.metrics.catalog import find
 from sslbench.results import MetricValue, Result
 
-_ORDER = ("chance", "majority", "pixels", "untrained")
+_ORDER = ("chance", "majority", "", "pixels", "untrained")
 _FloorValues = dict[int, dict[str, float]]  # position of the column -> metric -> value
 
 
@@ -42,14 +42,20 @@ def floor_rows(
                     better = min if find(name).sign < 0 else max
                     cell[name] = better(value, cell.get(name, value))
     rows = [_row(kind, values, len(columns)) for kind, values in named.items() if any(values.values())]
-    return sorted([*measured, *rows], key=lambda row: (_ORDER.index(_kind(row.weights, "")[0]), row.label, row.layer))
+    return sorted([*measured, *rows], key=_place)
 
 
 def _kind(name: str, backbone: str) -> tuple[str, str]:
     """Return the floor and, for an untrained one, the backbone."""
-    if name in ("chance", "majority"):
-        return name, ""
-    return ("pixels", "") if name.partition(":")[0] == "pixels" else ("untrained", backbone)
+    if name.partition(":")[0] == "pixels":
+        return "pixels", ""
+    return ("untrained", backbone) if name.endswith("untrained") else (name, "")
+
+
+def _place(row: Row) -> tuple[int, str, str]:
+    """Return the place of a floor among the others: those that only some protocols state stand in the middle."""
+    floor = _kind(row.weights, "")[0]
+    return _ORDER.index(floor if floor in _ORDER else ""), row.label, row.layer
 
 
 def _row(kind: tuple[str, str], cells: _FloorValues, n_columns: int) -> Row:

@@ -9,6 +9,7 @@ from sslbench.metrics import (
     calibration,
     classification,
     clustering,
+    dense,
     geolocation,
     ranking,
     regression,
@@ -20,16 +21,19 @@ from sslbench.metrics import detection as objects
 from sslbench.metrics.metric import ANY, Metric
 
 FAMILIES = (
-    classification,
-    ranking,
-    calibration,
-    regression,
-    geolocation,
-    clustering,
-    spectrum,
-    retrieval,
-    robustness,
-    objects,
+    *(
+        classification,
+        ranking,
+        calibration,
+        regression,
+        geolocation,
+        clustering,
+        spectrum,
+        retrieval,
+        robustness,
+        objects,
+    ),
+    dense,
 )
 
 
@@ -55,7 +59,7 @@ def known(name: str) -> Metric | None:
     """
     if name in METRICS:
         return METRICS[name]
-    part = re.fullmatch(r"worst_group\(.*\)\.([\w@]+)|([\w@]+)\(.*\)", name)
+    part = re.fullmatch(r"worst_group\(.*\)\.([\w@.]+)|([\w@.]+)\(.*\)", name)
     whole = METRICS.get(part[1] or part[2]) if part else None
     return None if whole is None else dataclasses.replace(whole, name=name)
 
@@ -66,6 +70,8 @@ def find(name: str) -> Metric:
     >>> find("worst_group(site).top1").text
     '%, more is better'
     >>> find("mAP_trapezoid(medium)").text
+    '%, more is better'
+    >>> find("pck_per_image@0.1(cat)").text
     '%, more is better'
     >>> find("nll").direction
     -1

@@ -16,7 +16,8 @@ from sslbench.arrays import FloatArray, IntArray
 from sslbench.labels import LabelKind
 from sslbench.metrics.classification import TOP1, TOP5, places
 from sslbench.metrics.intervals import Interval, Units, on_halves, standard_errors, student
-from sslbench.metrics.summary import Measure, Probabilities, one_measure
+from sslbench.metrics.measure import Measure
+from sslbench.metrics.summary import Probabilities, one_measure
 
 TOP_K = {TOP1.name: 1, TOP5.name: 5}
 """Metrics that are means over the samples, whose differences need no half-samples: name -> k."""

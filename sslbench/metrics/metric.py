@@ -35,6 +35,18 @@ Input = Literal[
     "videos",
     "novelty",
     "confidence",
+    "label_maps",
+    "boundaries",
+    "segments",
+    "depth_maps",
+    "normals",
+    "matched_maps",
+    "keypoints",
+    "matches",
+    "tracks",
+    "discoveries",
+    "saliency",
+    "signals",
 ]
 
 

@@ -1,8 +1,7 @@
 """All metrics of an evaluation with their intervals: one function for every kind of labels."""
 
 import dataclasses
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -11,9 +10,23 @@ import numpy.typing as npt
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.labels import LABELS, LabelKind
 from sslbench.metrics import calibration, classification, geolocation, ranking, regression
+from sslbench.metrics.dense import correspondence, depth, discovery, normals, segmentation, signals, video
 from sslbench.metrics.intervals import Statistic, Units, Values, biases, ends, mean_errors, on_halves, standard_errors
+from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import Metric
 from sslbench.metrics.one_vs_rest import OneVsRest
+
+ROW_COLUMNS: Mapping[LabelKind, tuple[str, ...]] = {
+    "depth": depth.COLUMNS,
+    "normals": normals.COLUMNS,
+    "boxes": discovery.columns("boxes"),
+    "mask": discovery.columns("mask"),
+    "signal": signals.COLUMNS,
+    "points": correspondence.POINT_COLUMNS,
+    "homography": correspondence.MATCH_COLUMNS,
+    "tracks": video.TRACK_COLUMNS,
+}
+"""Columns of the scores of samples without classes: counts, sums and errors, from which metrics follow."""
 
 Probabilities = Literal["softmax", "scores"]
 """Conversion of scores to probabilities: by softmax (logits), or none (shares that sum to 1)."""
@@ -26,50 +39,6 @@ _RANKING: dict[Metric, ranking.RankingFunction] = {
 }
 _NORMAL = 1.959963984540054  # the 97.5 % point of the normal distribution
 _BLOCK = 20_000_000  # weights in memory at a time where each block costs a pass over N x N
-
-
-@dataclasses.dataclass(frozen=True)
-class Measure:
-    """Metrics that are computed together.
-
-    Attributes:
-        metrics: the M metrics.
-        statistic: function from weights (R, N) of the samples to values (R, M).
-        per_sample: (N, M) values per sample whose means the metrics are; None where they are no such means.
-        class_units: for metrics that are means over classes, the number of units that have each class; None where all
-            units count alike.
-        block: number of weights in memory at a time.
-        binary: True if the values of `per_sample` are 0 and 1.
-    """
-
-    metrics: tuple[Metric, ...]
-    statistic: Statistic
-    per_sample: FloatArray | None = None
-    class_units: tuple[int, ...] | None = None
-    block: int = 4_000_000
-    binary: bool = False
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the metrics."""
-        return tuple(metric.name for metric in self.metrics)
-
-    def size(self, units: Units) -> float:
-        """Return the effective number of units: for means over C classes, C times the harmonic mean of their units."""
-        if not self.class_units:
-            return units.number
-        return len(self.class_units) ** 2 / sum(1 / number for number in self.class_units)
-
-    @property
-    def missing_variance(self) -> float:
-        """Factor of the standard errors for classes with one unit, which show no variance; NaN if all have one.
-
-        The variance of a class is assumed to fall with the number of its units.
-        """
-        if not self.class_units:
-            return 1.0
-        seen = sum(1 / number for number in self.class_units if number > 1)
-        return math.sqrt(sum(1 / number for number in self.class_units) / seen) if seen else math.nan
 
 
 def summarise(
@@ -86,10 +55,12 @@ def summarise(
     """Return all metrics of one evaluation with their 95 % intervals.
 
     Args:
-        kind: 'single', 'multi' or 'value'.
+        kind: kind of the labels, but 'none'.
         classes: names of the C classes or numbers.
         values: single: (N,) true classes; multi: (N, C), 1 present, 0 absent, -1 ignore; value: (N, C) numbers.
         scores: (N, C), higher means more likely; a class without a classifier has NaN. Value: the predictions.
+            Map: (N, 3 * C) pixels of intersection, prediction and label of each class, see `class_areas`. Other
+            places in images, pairs and videos: the columns of `ROW_COLUMNS`.
         seed: seed of the half-samples.
         resamples: number of half-samples.
         probabilities: conversion of the scores to probabilities; None where there is none, and then there is no
@@ -99,7 +70,7 @@ def summarise(
     Returns:
         Metric name -> (value, low, high), fractions but for `nll` (nats), `brier` (0 to 2), `mae` and `rmse` (units of
         the labels); the name of the leading metric; class name -> recall (single), interpolated average precision
-        (multi) or R2 (value), NaN where not computable.
+        (multi), R2 (value) or IoU (map), NaN where not computable.
 
     >>> scores = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
     >>> metrics, leading, recall = summarise("single", ("cat", "dog"), np.array([0, 1, 1]), scores, seed=0)
@@ -113,6 +84,11 @@ def summarise(
     if kind == "value":
         each = map(float, regression.r2_each(values, scores))
         return found, LABELS[kind].metric, dict(zip(classes, each, strict=True))
+    if kind == "map":
+        each = map(float, segmentation.iou(_areas(scores).sum(axis=0)))
+        return found, LABELS[kind].metric, dict(zip(classes, each, strict=True))
+    if kind in ROW_COLUMNS:
+        return found, LABELS[kind].metric, {}
     if kind == "single":
         own = classification.per_class_recall(values.astype(np.int64), np.argmax(scores, axis=1), len(classes))
         return found, LABELS[kind].metric, dict(zip(classes, map(float, own), strict=True))
@@ -121,13 +97,21 @@ def summarise(
 
 
 def headline(kind: LabelKind, values: npt.NDArray[np.integer], scores: npt.NDArray[np.floating]) -> float:
-    """Return the leading metric alone: top-1 accuracy (single), mean average precision (multi) or R2 (value).
+    """Return the leading metric alone: top-1 accuracy, mean average precision (multi), R2 (value) or mIoU (map).
+
+    Of depth it is the root mean square error, of normals the mean angle, and less is better.
 
     >>> headline("value", np.array([[1.0], [2.0], [3.0]]), np.array([[1.0], [2.0], [2.0]]))
     0.5
     """
     if kind == "value":
         return regression.r2(values, scores)
+    if kind in ROW_COLUMNS:
+        units = Units.of(len(scores), None)
+        found = next(each for each in measures(kind, values, scores, units) if LABELS[kind].metric in each.names)
+        return float(found.statistic(np.ones((1, len(scores))))[0, found.names.index(LABELS[kind].metric)])
+    if kind == "map":
+        return float(segmentation.segmentation_values(_areas(scores).sum(axis=0))[0])
     if kind == "single":
         return classification.top_k_accuracy(values.astype(np.int64), scores)
     return ranking.mean_average_precision(values, scores)
@@ -148,6 +132,24 @@ def measures(
             Measure((regression.MAE, regression.RMSE), lambda weights: errors.statistic(weights)[:, 1:]),
             Measure((regression.SPEARMAN,), ranks.correlation),
         ]
+    if kind == "map":
+        return segmentation.segmentation_measures(_areas(scores), units)
+    if kind == "depth":
+        return depth.measures_of_rows(scores.astype(np.float64), units)
+    if kind == "normals":
+        return normals.measures_of_rows(scores.astype(np.float64), units)
+    if kind == "boxes":
+        return discovery.discovery_measures(scores.astype(np.float64))
+    if kind == "mask":
+        return discovery.saliency_measures(scores.astype(np.float64))
+    if kind == "signal":
+        return signals.signal_measures(scores.astype(np.float64))
+    if kind == "points":
+        return correspondence.pck_measures(correspondence.PairHits.of_rows(scores, values), units)
+    if kind == "homography":
+        return [correspondence.recall_measure(scores)]
+    if kind == "tracks":
+        return [video.measure_of_videos(scores)]
     if kind == "single":
         return _single(values.astype(np.int64), scores, units, probabilities)
     threshold = 0.5 if probabilities == "scores" else 0.0
@@ -160,6 +162,11 @@ def measures(
         Measure((classification.MICRO_F1,), lambda weights: counts.f1(weights)[:, :1]),
         Measure((classification.MACRO_F1,), lambda weights: counts.f1(weights)[:, 1:], class_units=class_units),
     ]
+
+
+def _areas(scores: npt.NDArray[np.floating]) -> IntArray:
+    """Return areas (N, 3, C) from rows (N, 3 * C) of scores."""
+    return np.asarray(scores.reshape(len(scores), 3, -1), dtype=np.int64)
 
 
 def place_measures(values: npt.ArrayLike, predicted: npt.ArrayLike) -> list[Measure]:

@@ -5,6 +5,7 @@ from typing import Any
 from sslbench import names
 from sslbench.errors import UsageError
 from sslbench.protocols.protocol import (
+    MAPS,
     FileClassifier,
     FileClassifierChoice,
     ImageSet,
@@ -16,6 +17,7 @@ from sslbench.protocols.protocol import (
 )
 
 __all__ = [
+    "MAPS",
     "FileClassifier",
     "FileClassifierChoice",
     "ImageSet",

@@ -28,6 +28,14 @@ Part = Literal["train", "test"]
 
 CLASSES: frozenset[LabelKind] = frozenset({"single", "multi"})
 """Label kinds of a protocol that predicts classes."""
+MAPS: frozenset[LabelKind] = frozenset({"map"})
+"""Label kinds of a protocol on images with a class for every pixel."""
+BOXES: frozenset[LabelKind] = frozenset({"boxes"})
+"""Label kinds of a protocol on images with boxes of objects."""
+SIGNALS: frozenset[LabelKind] = frozenset({"signal"})
+"""Label kinds of a protocol on signals that are computed from any images."""
+FOREGROUND: frozenset[LabelKind] = frozenset({"mask"})
+"""Label kinds of a protocol on images with a mask of the foreground."""
 ANY_LABELS: frozenset[LabelKind] = frozenset({"single", "multi", "value", "none"})
 """Label kinds of a protocol that needs no labels."""
 
@@ -161,6 +169,11 @@ def both_parts(settings: object) -> Part | None:
     return None
 
 
+def test_part(settings: object) -> Part:
+    """Return 'test', whatever the settings."""
+    return "test"
+
+
 def trains_own_classifier(settings: object) -> FileClassifierChoice | None:
     """Return None: the classifier of the weights file is not used, whatever the settings."""
     return None
@@ -198,19 +211,23 @@ class OnFeatures(Generic[S]):
 
 @dataclasses.dataclass(frozen=True)
 class OnImages(Generic[S]):
-    """Protocol that trains on images, with the backbone in it.
+    """Protocol that takes images in place of features, with the backbone in it.
 
     Attributes:
         check: as for `OnFeatures`.
         rows: checks backbone, layers and settings; names of the results, for instance one per layer.
         run: from images to the outcome of each row.
         label_kinds: as for `OnFeatures`.
+        trains: it trains. Otherwise it takes one part alone, and the untrained backbone beside it by default.
+        part: of a protocol that does not train, the part that it takes.
     """
 
     check: "Callable[[S, Labels], None]"
     rows: RowNames[S]
     run: RunOnImages[S]
     label_kinds: frozenset[LabelKind] = CLASSES
+    trains: bool = True
+    part: Callable[[S], Part] = test_part
 
 
 @dataclasses.dataclass(frozen=True)

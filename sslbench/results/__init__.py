@@ -343,6 +343,8 @@ class Outcome:
         neighbours: first images found by a few queries, for a sheet of pictures.
         chance: expected metrics of a random answer, of protocols that predict no classes; None: chance is that of
             guessing classes.
+        floors: further floors that the protocol computes, e.g. {'position only': {'mIoU': 0.1}}.
+        picture: PNG of some test images with prediction and truth, written beside the record; empty: none.
         means: metrics that are means over the test samples, with the outcomes of each sample; None where there are
             none beside those computed from `scores`.
     """
@@ -361,6 +363,8 @@ class Outcome:
     draws: tuple[npt.NDArray[np.float32], ...] = ()
     weights: NetworkWeights | None = None
     chance: Mapping[str, float] | None = None
+    floors: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    picture: bytes = b""
     neighbours: tuple[Neighbours, ...] = ()
     means: SampleMeans | None = None
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from sslbench import config
 from sslbench.errors import ResultError, UsageError
 from sslbench.metrics.sample_means import SampleMeans
+from sslbench.metrics.summary import ROW_COLUMNS
 from sslbench.paths import files_below
 from sslbench.results import SCHEMA, Neighbours, Result, plain
 
@@ -28,6 +29,8 @@ OVERLAPS = ".overlaps.csv"
 """Suffix of the list of suspected overlaps beside a record."""
 NEIGHBOURS = ".neighbours.jpg"
 """Suffix of the sheet of queries and their neighbours beside a record."""
+PICTURE = ".png"
+"""Suffix of the picture of some test images, with prediction and truth, beside a record."""
 WEIGHTS = ".weights.torch"
 """Suffix of the network that a protocol has trained, beside its record."""
 PREDICTIONS = ".predictions.json"
@@ -86,7 +89,9 @@ def write(  # noqa: PLR0913  the parts of a file of scores
 
     Args:
         result: the record.
-        scores: (N, C), columns in the order of `result.data.test.classes`; (N, 0) where classes have no scores.
+        scores: (N, C), columns in the order of `result.data.test.classes`; (N, 0) where classes have no scores. Of
+            label maps (N, 3 * C): pixels of intersection, prediction and label of each class. Of other labels without
+            classes the columns of `summary.ROW_COLUMNS`.
         ids: ids of the N test samples.
         labels: int64 (N,), or int8 (N, C).
         folder: root of the results; created if missing.
@@ -102,7 +107,7 @@ def write(  # noqa: PLR0913  the parts of a file of scores
         ValueError: the arrays do not fit each other.
         ResultError: the folder cannot be written.
     """
-    classes = result.data.test.classes if scores.shape[1] else ()
+    classes = _columns(result) if scores.shape[1] else ()
     if scores.shape != (len(ids), len(classes)) or len(labels) != len(ids):
         raise ValueError(f"scores {scores.shape}, {len(ids)} ids, {len(labels)} labels, {len(classes)} classes")
     if {draw.shape for draw in draws} - {scores.shape} or (groups is not None and groups.shape != (len(ids),)):
@@ -122,6 +127,14 @@ def write(  # noqa: PLR0913  the parts of a file of scores
         save(file, scores=scores.astype(np.float32, copy=False), labels=labels, **arrays)
 
     return _write(dataclasses.replace(result, scores_file=stem + _SCORES), folder, write_scores)
+
+
+def _columns(result: Result) -> tuple[str, ...]:
+    """Return the names of the columns of scores."""
+    classes = result.data.test.classes
+    if result.data.labels == "map":
+        return tuple(f"{area} {name}" for area in ("intersection", "prediction", "label") for name in classes)
+    return ROW_COLUMNS.get(result.data.labels, classes)
 
 
 def _packed(means: SampleMeans) -> dict[str, Any]:
@@ -174,7 +187,7 @@ def _write(result: Result, folder: Path, write_scores: Callable[[IO[bytes]], obj
         for other in target.glob(f"*-{result.id}.json"):
             if other != path:
                 other.unlink(missing_ok=True)
-                for suffix in (_SCORES, OVERLAPS, WEIGHTS, NEIGHBOURS):
+                for suffix in (_SCORES, OVERLAPS, WEIGHTS, NEIGHBOURS, PICTURE):
                     other.with_suffix(suffix).unlink(missing_ok=True)
     except OSError as error:
         raise ResultError(f"cannot write the result to {target}: {error.strerror or error}") from error
@@ -278,6 +291,26 @@ def read_tree(folder: Path) -> list[Result]:
 def neighbours_path(result: Result) -> Path | None:
     """Return the path of the sheet of neighbours of a record, which may not exist; None for a record not on disk."""
     return None if result.file is None else result.file.with_suffix(NEIGHBOURS)
+
+
+def picture_path(result: Result) -> Path | None:
+    """Return the path of the picture of a record, which may not exist; None for a record not on disk."""
+    return None if result.file is None else result.file.with_suffix(PICTURE)
+
+
+def write_picture(result: Result, picture: bytes) -> None:
+    """Write a PNG beside a record, unless it is empty.
+
+    Raises:
+        ResultError: it cannot be written.
+    """
+    path = picture_path(result)
+    if not picture or path is None:
+        return
+    try:
+        path.write_bytes(picture)
+    except OSError as error:
+        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def scores_path(result: Result) -> Path | None:

@@ -178,6 +178,19 @@ def scaled(schedule: Schedule, factor: float) -> Schedule:
     return lambda progress: schedule(progress) * factor
 
 
+def product(schedule: Schedule, factor: Schedule) -> Schedule:
+    """Return the product of two schedules.
+
+    The warm-up of MMSegmentation is a factor of a schedule that falls from the start; `build_with_warmup` has the
+    schedule begin after the warm-up.
+
+    >>> warmup = composite([linear(0.0, 1.0), constant(1.0)], [0.5, 0.5])
+    >>> [product(polynomial(1.0, 1.0), warmup)(where) for where in (0.0, 0.25, 0.5, 1.0)]
+    [0.0, 0.375, 0.5, 0.0]
+    """
+    return lambda progress: schedule(progress) * factor(progress)
+
+
 _KINDS: dict[str, Callable[..., Schedule]] = {
     function.__name__: function
     for function in (

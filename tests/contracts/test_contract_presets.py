@@ -10,6 +10,9 @@ from sslbench.protocols import find
 from sslbench.protocols._parts.presets import full_settings
 
 SHIPPED = {
+    "discovery/dino_seg",
+    "discovery/lost",
+    "discovery/tokencut",
     "finetune/beit",
     "finetune/dino",
     "finetune/mae",
@@ -44,6 +47,14 @@ SHIPPED = {
     "retrieval/gem",
     "retrieval/vissl_rmac",
     "robustness/imagenet_c",
+    "saliency/tokencut",
+    "segmentation/dinov2",
+    "segmentation/dinov2_ms",
+    "segmentation/dinov3",
+    "segmentation/mae",
+    "segmentation/quick",
+    "segmentation_knn/hummingbird",
+    "segmentation_knn/stego",
     "svm/voc07",
 }
 PRESETS = list_names("preset")

@@ -13,6 +13,7 @@ from sslbench.backbones.load import load_backbone
 from sslbench.evaluation import Request, RunSettings, evaluate, make_task, prepare
 from sslbench.library.presets import load_preset
 from sslbench.names import list_names
+from sslbench.protocols import find
 
 GEOMETRY = {"resize", "crop", "interpolation"}
 SHORTER = {
@@ -24,13 +25,23 @@ SHORTER = {
     "low-shot": {"k": [2], "draws": 2},
     "lsr": {"k": [2]},
     "robustness": {"corrupt": ["brightness"], "severities": [1]},
+    "segmentation": {
+        **{"steps": 1, "batch_size": 2, "warmup_steps": 0},
+        **{"size": 48, "crop": [48, 48], "window": [48, 48], "stride": [32, 32]},
+    },
+    "segmentation-knn": {},
     "svm": {},
+    "discovery": {"longest_side": 64},
+    "saliency": {"longest_side": 64},
     "retrieval": {"components": 0},
 }
 """Protocol -> settings for 16 images in place of thousands."""
 FEW = {"fractions": [0.5], "images": [8]}
 """Parts of train that 16 images allow."""
-SMALLER_IMAGES = {"1024": 128, "[320, 320]": [64, 64]}
+SMALLER_IMAGES = {"1024": 128, "[320, 320]": [64, 64], "[512, 512]": [64, 64]}
+OF_MAPS = {"segmentation", "segmentation-knn"}
+OWN_SIZES = {"segmentation"}
+"""Protocols whose settings say the sizes of images."""
 RUN = RunSettings(device="cpu", workers=0, batch_size=8, floors=False, overlaps=False)
 
 
@@ -58,25 +69,62 @@ def photos(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", list_names("preset"))
+def keeps_own_sizes(name):
+    """Whether images keep their own size, which the protocol's settings and not the preprocessing change."""
+    return bool(find(load_preset(name).protocol).kind.label_kinds & {"boxes", "mask"})
+
+
+@pytest.mark.parametrize("name", [name for name in SORTED if keeps_own_sizes(name)])
+def test_a_preset_on_objects_runs_on_the_architecture_that_it_was_published_for(name, tmp_path):
+    preset = load_preset(name)
+    assert not preset.preprocessing
+    task = make_task(preset.protocol, SHORTER[preset.protocol], preset=preset)
+    request = Request(weights="random", data="kwcoco:shapes8-128", tasks=(task,), backbone=preset.published_for)
+    prepared = prepare(request, RUN, backbone=untrained(preset.published_for))
+    (result,) = evaluate(prepared, store=tmp_path / "store", out=tmp_path / "out", command="")
+    assert result.layer in ("blocks.11@key", "blocks.11@attention") and result.data.test.n == 8
+
+
+@pytest.fixture(scope="module")
+def maps(tmp_path_factory):
+    """Images whose left half is class 0 and dark, with their label maps."""
+    folder, rng = tmp_path_factory.mktemp("maps"), np.random.default_rng(0)
+    label = np.repeat([[0] * 20 + [1] * 20], 30, axis=0).astype(np.uint8)
+    for split, n in (("train", 12), ("val", 3)):
+        for kind in ("images", "masks"):
+            (folder / kind / split).mkdir(parents=True)
+        for i in range(n):
+            pixels = rng.integers(0, 90, (30, 40, 3)) + 150 * label[..., None]
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / "images" / split / f"{i}.png")
+            Image.fromarray(label).save(folder / "masks" / split / f"{i}.png")
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in SORTED if not keeps_own_sizes(name)])
 def test_a_preset_fixes_all_of_the_geometry(name):
-    fixed = set(load_preset(name).preprocessing) - {"squash", "resized_side", "scales"}
-    assert fixed == GEOMETRY, "the backbone's own values would fill the gap, whatever they are"
+    preset = load_preset(name)
+    fixed = set(preset.preprocessing) - {"squash", "resized_side", "scales"}
+    wanted = GEOMETRY - {"resize", "crop"} if preset.protocol in OWN_SIZES else GEOMETRY
+    assert fixed == wanted, "the backbone's own values would fill the gap, whatever they are"
 
 
-@pytest.mark.parametrize("name", SORTED)
-def test_a_preset_runs_on_the_architecture_that_it_was_published_for(name, photos, tmp_path):
+@pytest.mark.parametrize("name", [name for name in SORTED if not keeps_own_sizes(name)])
+def test_a_preset_runs_on_the_architecture_that_it_was_published_for(name, photos, maps, tmp_path):
     preset = load_preset(name)
     shorter = SHORTER[preset.protocol] | {key: FEW[key] for key in FEW if key in preset.settings}
     small = {"k", "draws", "updates", "batch_size", "warmup_epochs", "components", "corrupt", "severities"}
+    small |= {"steps", "warmup_steps", "size", "crop", "window", "stride"}
     assert set(shorter) <= {*small, *FEW, "max_images", "min_images"}
     preprocessing = dict(preset.preprocessing)
     # Large images on small patches or three scales take minutes.
-    preprocessing["resize"] = SMALLER_IMAGES.get(str(preprocessing["resize"]), preprocessing["resize"])
+    if "resize" in preprocessing:
+        preprocessing["resize"] = SMALLER_IMAGES.get(str(preprocessing["resize"]), preprocessing["resize"])
+    data = photos / "places.csv" if preset.protocol == "geolocation" else photos
+    data = maps if preset.protocol in OF_MAPS else data
     task = make_task(preset.protocol, shorter, preset=preset)
     request = Request(
         weights="random",
-        data=str(photos / "places.csv" if preset.protocol == "geolocation" else photos),
+        data=str(data),
         value_columns=("lat", "lon") if preset.protocol == "geolocation" else (),
         tasks=(task,),
         backbone=preset.published_for,

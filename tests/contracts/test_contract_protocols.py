@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sample_maps import ArrayMaps, map_pictures, map_sample
+from sample_places import bright_objects
 from scipy.stats import binom
 from torch import nn
 
@@ -19,6 +21,7 @@ from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.features.extract import ExtractSettings
+from sslbench.labels import LABELS
 from sslbench.names import list_names
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import OnFeatures, OnImages, OnObjects, OnSets, find
@@ -28,9 +31,14 @@ from sslbench.runtime.seeds import seeded
 ALL = {name: find(name) for name in list_names("protocol")}
 ON_SAMPLES = [name for name, protocol in ALL.items() if not isinstance(protocol.kind, OnObjects)]
 ON_IMAGES = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnImages)]
+CLASSES_ON_IMAGES = [name for name in ON_IMAGES if "single" in ALL[name].kind.label_kinds]
+OBJECTS_ON_IMAGES = [name for name in ON_IMAGES if ALL[name].kind.label_kinds & {"boxes", "mask"}]
 ON_SETS = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnSets)]
 PROTOCOLS = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnFeatures)]
 OF_PLACES = [name for name in ON_SAMPLES if ALL[name].kind.label_kinds == {"value"}]
+OF_MAPS = [name for name in ON_SAMPLES if ALL[name].kind.label_kinds == {"map"}]
+SMALLER = {"segmentation": {"steps": 60, "warmup_steps": 5}}
+"""Settings of protocols whose defaults take long."""
 CITIES = np.array([[48.86, 2.35], [-33.87, 151.21], [40.71, -74.01], [-1.29, 36.82]])
 
 
@@ -55,10 +63,18 @@ def sample(n, seed, kind="single", classes=4):
 
 def train_sample(name, kind="single"):
     """Enough samples of labels that the protocol takes: a cell of the globe needs fifty."""
+    if name in OBJECTS_ON_IMAGES:
+        return bright_objects(8, 1, kind=min(ALL[name].kind.label_kinds))
+    if ALL[name].kind.label_kinds == {"signal"}:
+        return bright_objects(8, 1, kind="signal")
+    if name in OF_MAPS:
+        return map_sample(80, 1)
     return sample(240, 1, "value") if name in OF_PLACES else sample(80, 1, kind)
 
 
 def sample_of_test(name, kind="single"):
+    if name in OF_MAPS:
+        return map_sample(40, 2)
     return sample(40, 2, "value" if name in OF_PLACES else kind)
 
 
@@ -108,6 +124,14 @@ def test_an_outcome_of_places_is_complete_and_good_on_separated_cities(name):
     assert set(outcome.chance) <= set(outcome.metrics) and outcome.chance["accuracy@200km"] == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize("name", [name for name in OF_MAPS if name in PROTOCOLS])
+def test_an_outcome_of_maps_is_complete_and_good_on_separated_classes(name):
+    outcome = run(name)
+    assert outcome.headline == "mIoU" and 0.7 < outcome.metrics["mIoU"][0] <= 1
+    assert outcome.scores.shape == (40, 3 * 4) and set(outcome.per_class) == {f"class {c}" for c in range(4)}
+    assert outcome.chance["mIoU"] < 0.1 and set(outcome.chance) == set(outcome.metrics)
+
+
 @pytest.mark.parametrize("name", [name for name in PROTOCOLS if "multi" not in ALL[name].kind.label_kinds])
 def test_what_needs_one_label_per_sample_says_so_before_any_work(name):
     with pytest.raises(DataError, match="several"):
@@ -155,7 +179,8 @@ def test_test_labels_decide_nothing(name):
 def test_every_outcome_is_complete(name):
     outcome = run(name)
     assert outcome.headline in outcome.metrics and len(outcome.scores) == 40 and outcome.scores.dtype == np.float32
-    assert outcome.scores.shape[1] == 2 if name in OF_PLACES else outcome.scores.shape[1] in (0, 4)
+    columns = (2,) if name in OF_PLACES else (12,) if name in OF_MAPS else (0, 4)
+    assert outcome.scores.shape[1] in columns
     for value, low, high in outcome.metrics.values():
         assert np.isnan(value) or low - 1e-9 <= value <= high + 1e-9
     assert all(note.endswith(".") for note in outcome.notes)
@@ -200,17 +225,22 @@ def small_network():
     return from_module("small", module, plain)
 
 
+def pictures_for(name, n, seed, kind="single"):
+    """Pictures with the labels that a protocol takes."""
+    return map_pictures(n, seed) if name in OF_MAPS else pictures(n, seed, kind)
+
+
 def run_on_images(name, folder, kind="single", train=None, test=None):
     protocol, backbone = ALL[name], small_network()
-    settings = dataclasses.replace(protocol.settings(), batch_size=16)
-    layers = resolve_layers(backbone, ())
-    train = pictures(80, 1, kind) if train is None else train
+    settings = dataclasses.replace(protocol.settings(), batch_size=16, **SMALLER.get(name, {}))
+    layers = resolve_layers(backbone, ["2"] if name in OF_MAPS else ())
+    train = pictures_for(name, 80, 1, kind) if train is None else train
     rows = protocol.kind.rows(backbone, layers, train, settings, seed=0)
     outcomes = protocol.kind.run(
         backbone,
         layers,
         train,
-        pictures(40, 2, kind) if test is None else test,
+        pictures_for(name, 40, 2, kind) if test is None else test,
         settings,
         seed=0,
         engine=ExtractSettings(torch.device("cpu"), workers=0),
@@ -220,7 +250,20 @@ def run_on_images(name, folder, kind="single", train=None, test=None):
     return outcomes[rows[0]]
 
 
-@pytest.mark.parametrize("name", ON_IMAGES)
+@pytest.mark.parametrize("name", [name for name in ON_IMAGES if name in OF_MAPS])
+def test_an_outcome_on_images_of_maps_is_complete_and_good(name, tmp_path):
+    outcome = run_on_images(name, tmp_path)
+    assert outcome.headline == "mIoU" and 0.7 < outcome.metrics["mIoU"][0] <= 1
+    assert outcome.scores.shape == (40, 3 * 4) and set(outcome.per_class) == {f"class {c}" for c in range(4)}
+    for floor in (outcome.chance, outcome.floors["position only"], outcome.floors["pixels"]):
+        assert set(floor) == set(outcome.metrics)
+    assert outcome.chance["mIoU"] < 0.1
+    for value, low, high in outcome.metrics.values():
+        assert low <= value + 1e-9 and value - 1e-9 <= high
+    assert all(note.endswith(".") for note in outcome.notes)
+
+
+@pytest.mark.parametrize("name", CLASSES_ON_IMAGES)
 @pytest.mark.parametrize("kind", ["single", "multi"])
 def test_an_outcome_on_images_is_complete_and_good(name, kind, tmp_path):
     outcome = run_on_images(name, tmp_path, kind)
@@ -232,9 +275,14 @@ def test_an_outcome_on_images_is_complete_and_good(name, kind, tmp_path):
     assert all(note.endswith(".") for note in outcome.notes)
 
 
-@pytest.mark.parametrize("name", ON_IMAGES)
+@pytest.mark.parametrize("name", [*CLASSES_ON_IMAGES, *(name for name in ON_IMAGES if name in OF_MAPS)])
 def test_on_images_the_same_input_gives_the_same_and_test_labels_decide_nothing(name, tmp_path):
-    test = pictures(40, 2)
+    test = pictures_for(name, 40, 2)
+    if test.maps is not None:
+        first, second = run_on_images(name, tmp_path / "a"), run_on_images(name, tmp_path / "b", test=turned(test))
+        predicted = [outcome.scores.reshape(40, 3, 4)[:, 1] for outcome in (first, second)]
+        assert np.array_equal(*predicted) and first.selected == second.selected
+        return
     shuffled = np.random.default_rng(0).permutation(test.labels.values)
     other = dataclasses.replace(test, labels=dataclasses.replace(test.labels, values=shuffled))
     first, second = run_on_images(name, tmp_path / "a"), run_on_images(name, tmp_path / "b", test=other)
@@ -242,7 +290,12 @@ def test_on_images_the_same_input_gives_the_same_and_test_labels_decide_nothing(
     assert first.selected == second.selected
 
 
-@pytest.mark.parametrize("name", ON_IMAGES)
+def turned(source):
+    """The same images with the label maps upside down."""
+    return dataclasses.replace(source, maps=ArrayMaps(source.maps.maps[:, ::-1].copy()))
+
+
+@pytest.mark.parametrize("name", CLASSES_ON_IMAGES)
 def test_on_images_labels_without_meaning_are_predicted_at_chance(name, tmp_path):
     """Test labels are drawn apart from all else: a correct protocol fails once in a million runs, whatever its seed."""
     generator = np.random.default_rng(0)
@@ -252,6 +305,31 @@ def test_on_images_labels_without_meaning_are_predicted_at_chance(name, tmp_path
     train, test = dataclasses.replace(train, labels=mixed), dataclasses.replace(test, labels=drawn)
     outcome = run_on_images(name, tmp_path, train=train, test=test)
     assert (outcome.scores.argmax(axis=1) == drawn.values).sum() <= binom.isf(1e-6, 40, 0.25)
+
+
+def run_on_objects(name, source, folder):
+    """Outcome of the features of a small network, in which objects differ from the background."""
+    backbone, protocol = small_network(), ALL[name]
+    layers = resolve_layers(backbone, ["0"])
+    rows = protocol.kind.rows(backbone, layers, source, protocol.settings(), seed=0)
+    engine = ExtractSettings(torch.device("cpu"), workers=0)
+    options = {"seed": 0, "engine": engine, "folder": folder}
+    outcomes = protocol.kind.run(backbone, layers, source, source, protocol.settings(), **options)
+    assert tuple(outcomes) == rows
+    return outcomes[rows[0]]
+
+
+@pytest.mark.parametrize("name", OBJECTS_ON_IMAGES)
+def test_an_outcome_on_objects_is_complete_good_and_always_the_same(name, tmp_path):
+    source = train_sample(name)
+    outcome, again = (run_on_objects(name, source, tmp_path) for _ in range(2))
+    assert outcome.headline == LABELS[source.labels.kind].metric and len(outcome.scores) == 8
+    assert np.array_equal(outcome.scores, again.scores) and outcome.picture == again.picture
+    assert repr(outcome.metrics) == repr(again.metrics)
+    value, low, high = outcome.metrics[outcome.headline]
+    assert 0.8 < value <= 1 and low <= value + 1e-9 and value - 1e-9 <= high
+    assert value > outcome.floors["whole image"][outcome.headline]
+    assert all(note.endswith(".") for note in outcome.notes) and not ALL[name].kind.trains
 
 
 def run_on_sets(name, train=None, test=None):

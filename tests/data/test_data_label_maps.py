@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.label_map import IGNORED
 from sslbench.data.maps.files import decode_pixels
-from sslbench.data.maps.types import IGNORED, distinct
+from sslbench.data.maps.types import distinct
 from sslbench.data.open import are_label_maps, open_label_maps, refuse_label_maps
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import MAX_PIXELS

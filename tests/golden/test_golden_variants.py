@@ -192,3 +192,126 @@ def test_parameter_groups_of_another_network_and_heads(tmp_path):
     }
     recorded = {"param_groups/other": {"groups": groups, "optimizer": optimizer, "head_wd": 0.02}}
     run(write_topic(tmp_path, "11_models_params", {}, recorded))
+
+
+def test_label_maps_with_values_outside_the_classes_an_ignored_class_and_another_beta(tmp_path):
+    """The references drop what is outside from its area and keep the other one; NaN is replaced."""
+    random = np.random.default_rng(0)
+    labels, predictions = random.choice([0, 1, 2, 5, 8], (3, 9, 9)), random.integers(0, 7, (3, 9, 9))
+    counted, n = labels != 0, 6
+    both, predicted, labelled = (
+        np.array([((a == c) & (b == c) & counted).sum() for c in range(n)])
+        for a, b in ((labels, predictions), (predictions, predictions), (labels, labels))
+    )
+    union = predicted + labelled - both
+    with np.errstate(divide="ignore", invalid="ignore"):
+        iou, p, r = both / union, both / predicted, both / labelled
+        f = 5 * p * r / (4 * p + r)
+    expected = {f"area_{k}": v for k, v in
+                {"intersect": both, "union": union, "pred": predicted, "label": labelled}.items()}  # fmt: skip
+    expected |= {f"mmseg/{k}": np.nan_to_num(v, nan=0.5) for k, v in {"IoU": iou, "Fscore": f, "Recall": r}.items()}
+    expected |= {"mmseg_rounded/mFscore": round(100 * np.nan_to_num(f, nan=0.5).mean(), 2)}
+    given = {f"pred/{i}": x.astype(np.uint8) for i, x in enumerate(predictions)}
+    given |= {f"label/{i}": x.astype(np.uint8) for i, x in enumerate(labels)}
+    args = {"num_classes": n, "ignore_index": 0, "reduce_zero_label": False, "beta": 2, "nan_to_num": 0.5}
+    run(write_topic(tmp_path, "13_segmentation_metrics", {"iou_other": ({"args": args}, given, expected)}))
+
+
+def test_panoptic_quality_of_things_alone(tmp_path):
+    """panopticapi divides by 0 for stuff, and of two crowds of a class keeps the last."""
+    ids = np.zeros((4, 8), np.uint8)
+    ids[:, 2:4], ids[:, 4:6], ids[:, 6:] = 1, 2, 3
+    given = {"gt_ids/0": ids, "gt_id_values/0": np.array([0, 7, 8, 9]), "pred_ids/0": ids,
+             "pred_id_values/0": np.array([0, 4, 5, 6]), "pred_segments/0": np.array([[4, 2], [5, 2], [6, 2]]),
+             "gt_segments/0": np.array([[7, 2, 0], [8, 2, 1], [9, 2, 1]])}  # fmt: skip
+    value = {"pq": 1 / 1.5, "sq": 1.0, "rq": 1 / 1.5}
+    recorded = {"all": {**value, "n": 1}, "things": {**value, "n": 1}, "stuff": {"error": "ZeroDivisionError"}}
+    recorded["per_class"] = {"2": {**value, "tp": 1, "fp": 1, "fn": 0}}
+    meta = {"args": {"isthing": {"2": 1, "5": 0}}}
+    run(write_topic(tmp_path, "13_segmentation_metrics", {"pq_x": (meta, given, {})}, {"pq_x": recorded}))
+
+
+def test_depth_of_an_image_without_depth_and_of_one_with_a_negative_prediction(tmp_path):
+    target = np.array([[[1000, 2000, 4000]], [[0, 0, 0]]], np.uint16)
+    prediction = np.array([[[2.0, 2.0, 4.0]], [[1.0, 1.0, 1.0]]], np.float32)
+    rmse = math.sqrt(1 / 3)
+    expected = {"bts/rms": np.array([rmse, math.nan]), "toolbox/rmse": np.float64(rmse), "visbench/rmse": rmse / 2,
+                "probe3d/rmse/0": rmse, "probe3d/rmse/1": 0.0, "dinov3_FULL/silog": 50 * math.sqrt(2) / 3 * math.log(2),
+                "dinov3_FULL/a1": np.float64(2 / 3)}  # fmt: skip
+    args = {"depth_scale": 1000, "min_depth": 0.001, "max_depth": 10.0, "crop": "none"}
+    given = {f"gt_mm/{i}": x for i, x in enumerate(target)} | {f"pred_low/{i}": x for i, x in enumerate(prediction)}
+    negative = given | {"pred_low/0": np.array([[-1.0, 2.0, 4.0]], np.float32)}
+    clipped = {"bts/rms": np.array([math.sqrt((1 - 0.001) ** 2 / 3), math.nan]), "toolbox/a1": np.float64(1.0)}
+    cases = {"by_hand_holes": ({"args": args}, given, expected), "by_hand_minus": ({"args": args}, negative, clipped)}
+    run(write_topic(tmp_path, "14_depth_normals_metrics", cases))
+
+
+def test_normals_without_length(tmp_path):
+    truth = np.zeros((2, 3, 2, 2), np.float32)
+    truth[:, 2] = 1
+    found = truth.copy()
+    found[0, :, 0, 0], found[0, :, 0, 1] = 0, (0, 1, 0)
+    mask = np.ones((2, 1, 2, 2), bool)
+    mask[1] = False
+    expected = {"pooled/mean": 45.0, "pooled/median": 45.0, "pooled/a5": 50.0, "angular_loss": math.nan,
+                "angular_loss_uncertainty": math.nan, "probe3d_per_image/d1": np.array([0.5, 0.0])}  # fmt: skip
+    given = {"pred": found, "gt": truth, "mask": mask, "kappa": np.zeros((2, 1, 2, 2), np.float32)}
+    expected = {key: np.asarray(value) for key, value in expected.items()}
+    run(write_topic(tmp_path, "14_depth_normals_metrics", {"normals_x": ({"args": {}}, given, expected)}))
+
+
+def test_video_masks_with_void_pixels(tmp_path):
+    truth, found = np.random.default_rng(0).integers(0, 3, (2, 5, 12, 14)).astype(np.uint8)
+    void = np.zeros(truth.shape, bool)
+    void[:, :4] = True
+    expected = {}
+    for name, radius in (("J", None), ("F", 1)):
+        each = np.zeros((2, 5))
+        for k, t in np.ndindex(2, 5):
+            a, b = ((masks[t] == k + 1) & ~void[t] for masks in (truth, found))
+            each[k, t] = (a & b).sum() / (a | b).sum() if radius is None else f_of_boundaries(a, b)
+        recall, decay = (each > 0.5).mean(1), each[:, :2].mean(1) - each[:, 3:].mean(1)
+        expected |= {name: each, f"{name}_mean_recall_decay": np.stack([each.mean(1), recall, decay], axis=1)}
+    meta = {"args": {"objects": 2, "bound_th": 1, "void": True}}
+    run(
+        write_topic(
+            tmp_path, "16_video_segmentation", {"jf_void": (meta, {"gt": truth, "pred": found, "void": void}, expected)}
+        )
+    )
+
+
+def f_of_boundaries(a, b):
+    """The boundary measure with a tolerance of one pixel to the sides."""
+    lines = []
+    for mask in (a, b):
+        padded = np.pad(mask, ((0, 1), (0, 1)), mode="edge")
+        others = (padded[1:, :-1], padded[:-1, 1:], padded[1:, 1:])
+        line = np.any([mask != other for other in others], axis=0)
+        lines.append(line)
+    near = []
+    for line in lines:
+        wide = np.pad(line, 1)
+        near.append(wide[1:-1, 1:-1] | wide[:-2, 1:-1] | wide[2:, 1:-1] | wide[1:-1, :-2] | wide[1:-1, 2:])
+    precision, recall = (lines[1] & near[0]).sum() / lines[1].sum(), (lines[0] & near[1]).sum() / lines[0].sum()
+    return 2 * precision * recall / (precision + recall)
+
+
+def test_a_weighted_cut_on_another_grid(tmp_path):
+    random = np.random.default_rng(3)
+    mask = np.zeros((7, 9), bool)
+    mask[1:4, 2:6] = True
+    means = random.normal(size=(2, 6))
+    features = means[mask.ravel().astype(int)] + 0.05 * random.normal(size=(63, 6))
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    edges = np.where(unit @ unit.T > 0.3, unit @ unit.T, 1e-4)
+    degree = np.diag(edges.sum(1))
+    values, vectors = np.linalg.eig(np.linalg.inv(degree) @ (degree - edges))
+    vector = vectors[:, np.argsort(values.real)[1]].real
+    seed = np.abs(vector).argmax()
+    vector = vector * np.sign(vector[seed])
+    assert mask.ravel()[seed]
+    expected = {"box": np.array([16.0, 8, 48, 32]), "mask": mask.astype(np.uint8), "seed": seed,
+                "eigenvector": vector.reshape(7, 9), "components": mask.astype(np.uint16)}  # fmt: skip
+    args = {"dims": [7, 9], "patch": 8, "image_hw": [50, 70], "tau": 0.3, "eps": 1e-4, "weighted": True}
+    given = {"features": features.astype(np.float32)}
+    run(write_topic(tmp_path, "19_unsupervised_discovery", {"tokencut_weighted": ({"args": args}, given, expected)}))

@@ -11,6 +11,7 @@ from sslbench.config import build
 from sslbench.data.formats import sklearn, torchvision
 from sslbench.detection.recipe import load_recipe
 from sslbench.errors import UsageError
+from sslbench.labels import LABELS
 from sslbench.leaderboard.model import Published
 from sslbench.leaderboard.published import read_file
 from sslbench.library.benchmarks import data_of, load_benchmark, load_suite, source_text
@@ -21,6 +22,7 @@ from sslbench.protocols import find
 
 FILES = {
     "detection": 15,
+    "discovery": 3,
     "finetune": 27,
     "geolocation": 2,
     "knn": 44,
@@ -30,17 +32,31 @@ FILES = {
     "lsr": 6,
     "retrieval": 12,
     "robustness": 12,
+    "saliency": 3,
+    "segmentation": 3,
+    "segmentation_knn": 3,
     "svm": 4,
 }
 """Folder of benchmarks -> how many there are: one that is lost in packaging or renamed by mistake is noticed."""
 DATA_SETS = 51
 SUITES = "digits imagenet small transfer vissl vtab1k vtab_natural vtab_specialized vtab_structured".split()
-PUBLISHED = {"dinov2.csv": 16, "lightly.csv": 28, "mmpretrain.csv": 14, "solo_learn.csv": 3, "vissl.csv": 76}
+PUBLISHED = {
+    "dinov2.csv": 20,
+    "dinov3.csv": 8,
+    "discovery.csv": 33,
+    "lightly.csv": 28,
+    "mmpretrain.csv": 14,
+    "solo_learn.csv": 3,
+    "vissl.csv": 76,
+}
 NAMES = list_names("benchmark")
 
 
+OF_OBJECTS = ("detection", "discovery", "saliency")
+
+
 def on_features():
-    return [name for name in NAMES if not name.startswith("detection/")]
+    return [name for name in NAMES if not name.startswith(OF_OBJECTS)]
 
 
 def test_the_numbers_of_benchmarks_are_the_expected_ones():
@@ -164,13 +180,29 @@ def test_a_mistyped_suite_is_answered_with_the_nearest():
         load_suite("digit")
 
 
+def kind_of(benchmark):
+    """The kind of labels whose leading metric is published for a benchmark."""
+    kinds = {"discovery": "boxes", "saliency": "mask", "segmentation": "map", "segmentation_knn": "map"}
+    kinds |= {"depth": "depth", "normals": "normals"}
+    return kinds.get(benchmark.partition("/")[0], "single")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(OF_OBJECTS[1:])])
+def test_a_benchmark_of_objects_scores_one_part_and_says_where_its_data_are(name):
+    benchmark = load_benchmark(name)
+    assert list(benchmark.samples) == [benchmark.settings["part"]]
+    assert benchmark.folder and benchmark.page.startswith("http") and not benchmark.data
+    assert len(source_text(name)[1].splitlines()) <= 12
+
+
 def test_published_rows_belong_to_benchmarks_and_have_sources():
     folder = paths.builtin_dir("benchmarks") / "published"
     rows = {file.name: read_file(file) for file in sorted(folder.glob("*.csv"))}
     assert {name: len(found) for name, found in rows.items()} == PUBLISHED
     every = [row for found in rows.values() for row in found]
     for row in every:
-        assert row.benchmark in NAMES and 0 < row.value < 100 and row.metric == "top1"
+        assert row.benchmark in NAMES and 0 < row.value < 100
+        assert LABELS[kind_of(row.benchmark)].metric == row.metric or row.metric.startswith("saliency_")
         assert row.weights and row.backbone and row.protocol and " at " in row.source and row.where
     keys = [(r.benchmark, r.weights, r.backbone, r.metric, r.source) for r in every]
     assert len(set(keys)) == len(keys)

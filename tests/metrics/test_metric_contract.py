@@ -18,6 +18,18 @@ from sslbench.labels import LABELS
 from sslbench.metrics import catalog, retrieval, robustness, spectrum
 from sslbench.metrics.catalog import METRICS, find
 from sslbench.metrics.clustering import agreement_with_intervals, silhouette
+from sslbench.metrics.dense import (
+    boundary,
+    correspondence,
+    depth,
+    discovery,
+    matching,
+    normals,
+    panoptic,
+    segmentation,
+    signals,
+    video,
+)
 from sslbench.metrics.detection import Detections, Truth, coco_ap, masks, voc_ap
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.metric import ClassFrequencies
@@ -173,7 +185,147 @@ def values_of_novelty(_, quality, seed):
     return dict(zip(names, robustness.unknown_detection(known, unknown + 20 * quality**2), strict=True))
 
 
-BEYOND = ("silhouette", "AR1", "AR10", "mask_AR1", "error_increase", "relative_mce", "effective_robustness")
+def blocks(quality, seed):
+    """Label maps of 10 images, 4 classes in blocks, and predictions that are right for a share of the blocks."""
+    generator = np.random.default_rng(seed)
+    label, other = generator.integers(0, 4, (2, 10, 6, 6))
+    prediction = np.where(generator.random(label.shape) < quality, label, other)
+    return zip(*(np.kron(maps, np.ones((1, 8, 8), int)) for maps in (prediction, label)), strict=True)
+
+
+def named(metrics, values):
+    return dict(zip((metric.name for metric in metrics), values.tolist(), strict=True))
+
+
+def values_of_label_maps(_, quality, seed):
+    areas = sum(segmentation.class_areas(p, t, 4, ignore=()) for p, t in blocks(quality, seed))
+    return named(segmentation.SEGMENTATION, segmentation.segmentation_values(areas))
+
+
+def values_of_boundaries(_, quality, seed):
+    counts = [boundary.boundary_counts(p, t, 4, ignore=(), tolerance=1) for p, t in blocks(quality, seed)]
+    measure = boundary.boundary_measure(np.stack(counts), Units.of(10, None))
+    return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
+
+
+def values_of_segments(_, quality, seed):
+    things = np.arange(4) < 2
+    pairs = [[panoptic.segments_of(x, None, things) for x in pair] for pair in blocks(quality, seed)]
+    counts = np.stack([panoptic.panoptic_counts(*pair, 4) for pair in pairs])
+    measure = panoptic.panoptic_measure(counts, Units.of(10, None))
+    return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
+
+
+def values_of_depth_maps(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    target = generator.uniform(1, 9, (10, 12, 12))
+    prediction = target * np.exp(0.6 * (1 - quality) * generator.normal(size=target.shape))
+    sums = [depth.depth_sums(p, t, t > 0) for p, t in zip(prediction, target, strict=True)]
+    measure = depth.depth_measure(np.stack(sums), Units.of(10, None), "images")
+    return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
+
+
+def values_of_normals(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    target, noise = generator.normal(size=(2, 10, 3, 12, 12))
+    everywhere = np.ones((12, 12), bool)
+    angles = [
+        normals.angular_errors(quality * t + (1 - quality) * n, t, everywhere)
+        for t, n in zip(target, noise, strict=True)
+    ]
+    sums, histograms = (np.stack([of(each) for each in angles]) for of in (normals.angle_sums, normals.angle_histogram))
+    measure = normals.normal_measure(sums, histograms, Units.of(10, None), "pixels")
+    return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
+
+
+def values_of_matched_maps(_, quality, seed):
+    """Clusters that are the classes under other names, for a share of the pixels that is the quality."""
+    generator = np.random.default_rng(seed)
+    label = generator.integers(0, CLASSES, 4000)
+    cluster = np.where(generator.random(4000) < quality, (label + 1) % CLASSES, generator.integers(0, CLASSES, 4000))
+    table = np.bincount(label * CLASSES + cluster, minlength=CLASSES**2).reshape(CLASSES, CLASSES)
+    areas = matching.assigned_areas(table, matching.one_to_one(table, "pixels"))
+    measure = matching.matched_measure(areas[None])
+    return named(measure.metrics, measure.statistic(np.ones((1, 1)))[0])
+
+
+def values_of_keypoints(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    found = []
+    for _ in range(20):
+        target = generator.random((8, 2)) * 100
+        predicted = np.where(generator.random((8, 1)) < quality, target, generator.random((8, 2)) * 100)
+        found.append(correspondence.hits(predicted, target, 100.0).sum(axis=0))
+    pairs = correspondence.PairHits(np.array(found), np.full(20, 8), np.arange(20) % 3)
+    values = {}
+    for measure in correspondence.pck_measures(pairs, Units.of(20, None)):
+        values |= named(measure.metrics, measure.statistic(np.ones((1, 20)))[0])
+    return values
+
+
+def values_of_matches(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    far = generator.random(200) * 50
+    errors = correspondence.MatchErrors(np.where(generator.random(200) < quality, 1e-4, far), np.arange(200) % 5)
+    measure = correspondence.match_measure(errors)
+    return named(measure.metrics, measure.statistic(np.ones((1, 5)))[0])
+
+
+def values_of_tracks(_, quality, seed):
+    """A square that the tracker loses over the frames, the sooner, the lower quality is."""
+    truth = np.zeros((10, 40, 40), np.uint8)
+    truth[:, 10:30, 10:30] = 1
+    found = np.stack([np.roll(frame, round((1 - quality) * 3 * t), axis=1) for t, frame in enumerate(truth)])
+    scores = video.semi_supervised(truth, found, boundary=1)
+    measure = video.tracking_measure(video.object_values(scores))
+    return named(measure.metrics, measure.statistic(np.ones((1, 1)))[0])
+
+
+def values_of_discoveries(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    mask = np.zeros((1, 30, 30), np.bool_)
+    mask[0, 5:15, 5:15] = True
+    right = generator.random(40) < quality
+    located = [discovery.is_located([5, 5, 15, 15] if r else [12, 12, 22, 22], [[5, 5, 15, 15]]) for r in right]
+    ious = [discovery.mask_iou(mask[0] if r else np.roll(mask[0], 8, axis=1), mask) for r in right]
+    measures = discovery.discovery_measures(np.column_stack([located, ious, ious]))
+    found = [named(measure.metrics, measure.statistic(np.ones((1, 40)))[0]) for measure in measures]
+    return {name: value for each in found for name, value in each.items()}
+
+
+def values_of_saliency(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    truth = np.zeros((20, 20), np.bool_)
+    truth[5:12, 5:12] = True
+    maps = [quality * truth + (1 - quality) * generator.random(truth.shape) for _ in range(10)]
+    found = [discovery.saliency_values(each, truth) for each in maps]
+    measures = discovery.saliency_measures(np.stack([each.row for each in found]))
+    values = [named(measure.metrics, measure.statistic(np.ones((1, 10)))[0]) for measure in measures]
+    return {name: value for each in values for name, value in each.items()}
+
+
+def values_of_signals(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    targets = generator.random((10, 6, 7))
+    noise = generator.random((10, 6, 7))
+    rows = np.stack(
+        [signals.signal_row(quality * t + (1 - quality) * n, t) for t, n in zip(targets, noise, strict=True)]
+    )
+    (measure,) = signals.signal_measures(rows)
+    return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
+
+
+BEYOND = (
+    "silhouette",
+    "AR1",
+    "AR10",
+    "mask_AR1",
+    "error_increase",
+    "relative_mce",
+    "effective_robustness",
+    "j_decay",
+    "f_decay",
+)
 """Metrics whose bound perfect predictions of these inputs do not reach."""
 INPUTS = {
     ("scores", "single"): values_of_scores,
@@ -188,6 +340,18 @@ INPUTS = {
     ("novelty", ""): values_of_novelty,
     ("confidence", ""): values_of_confidence,
     ("boxes", ""): values_of_objects,
+    ("label_maps", ""): values_of_label_maps,
+    ("boundaries", ""): values_of_boundaries,
+    ("segments", ""): values_of_segments,
+    ("depth_maps", ""): values_of_depth_maps,
+    ("normals", ""): values_of_normals,
+    ("matched_maps", ""): values_of_matched_maps,
+    ("keypoints", ""): values_of_keypoints,
+    ("matches", ""): values_of_matches,
+    ("tracks", ""): values_of_tracks,
+    ("discoveries", ""): values_of_discoveries,
+    ("saliency", ""): values_of_saliency,
+    ("signals", ""): values_of_signals,
 }
 
 

@@ -40,20 +40,36 @@ def fit_positions(tensors: Mapping[str, Tensor], module: nn.Module) -> tuple[dic
         return changed, tuple(notes)
     side = grid_side(positions.shape[1], (prefix,))
     if side is not None and (side, side) != grid:
-        if _is_dino(module):
-            resized = _resampled_as_dino(positions.float(), side, grid, prefix)
-        else:
-            resized = resample_abs_pos_embed(
-                positions.float(),
-                new_size=list(grid),
-                old_size=[side, side],
-                num_prefix_tokens=prefix,
-                interpolation="bicubic",
-                antialias=True,
-            )
+        resized = resampled_positions(positions.float(), module, side, grid, prefix)
         changed["pos_embed"] = resized.to(positions.dtype)
         notes.append(f"position embeddings resized from {side}x{side} to {grid[0]}x{grid[1]} patches (bicubic)")
     return changed, tuple(notes)
+
+
+def resampled_positions(positions: Tensor, module: nn.Module, side: int, grid: tuple[int, int], prefix: int) -> Tensor:
+    """Return position embeddings of a square grid for another grid, as the authors of the network resample them.
+
+    Args:
+        positions: (1, prefix + side * side, D).
+        module: the network; DINO's and DINOv2's without registers have their own rule, see `fit_positions`.
+        side: rows and columns of the grid that the positions are for.
+        grid: rows and columns that are needed.
+        prefix: positions of class and register tokens, which stay as they are.
+
+    Returns:
+        (1, prefix + rows * columns, D).
+    """
+    if _is_dino(module):
+        return _resampled_as_dino(positions, side, grid, prefix)
+    resampled: Tensor = resample_abs_pos_embed(
+        positions,
+        new_size=list(grid),
+        old_size=[side, side],
+        num_prefix_tokens=prefix,
+        interpolation="bicubic",
+        antialias=True,
+    )
+    return resampled
 
 
 def _is_dino(module: nn.Module) -> bool:

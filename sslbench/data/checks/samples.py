@@ -158,4 +158,14 @@ def _numbers(train: Source, test: Source) -> list[Finding]:
     return findings
 
 
-_LABEL_CHECKS = {"single": _single_classes, "multi": _multi_classes, "value": _numbers}
+def _nothing(train: Source, test: Source) -> list[Finding]:
+    """Return nothing: `sslbench check-data` reads all maps and boxes, pairs and videos are checked on opening."""
+    return []
+
+
+_LABEL_CHECKS = {
+    "single": _single_classes,
+    "multi": _multi_classes,
+    "value": _numbers,
+    **dict.fromkeys(("map", "depth", "normals", "boxes", "mask", "signal", "points", "homography", "tracks"), _nothing),
+}

@@ -12,10 +12,11 @@ import numpy as np
 from sslbench.data.containers.names import split_name
 from sslbench.data.format import LabelMapReader, SourceFormat
 from sslbench.data.images import Files
+from sslbench.data.label_map import Grid
 from sslbench.data.maps.classes import LabelMapOptions, with_ignored
 from sslbench.data.maps.files import MapPixels, ValueMaps
 from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
-from sslbench.data.maps.types import Coding, Grid, LabelMapSource
+from sslbench.data.maps.types import Coding, LabelMapSource
 from sslbench.errors import DataError
 
 IDS = 34

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sslbench.data.format import LabelMapReader, ObjectReader, SampleReader, SourceFormat
+from sslbench.data.format import LabelMapReader, ObjectReader, SampleReader, SourceFormat, TupleReader
 from sslbench.data.formats import coco
 from sslbench.data.formats.coco import WHOLE_IMAGES, CocoOptions
 from sslbench.data.maps.classes import LabelMapOptions
@@ -44,6 +44,16 @@ def open_objects(spec: str) -> Mapping[str, ObjectSource]:
     return {"all": dataclasses.replace(source, name=spec, notes=())}
 
 
+def open_videos(spec: str) -> dict[str, Source]:
+    """Return the videos with the masks of their shapes.
+
+    Raises:
+        UsageError: the name is unknown, or the cache folder cannot be written.
+    """
+    (source,) = coco.open_videos(str(toy.manifest(spec))).values()
+    return {"all": dataclasses.replace(source, name=spec, notes=())}
+
+
 def _is_no_file(spec: str) -> bool:
     return recognises(spec) and not Path(spec).exists()
 
@@ -66,4 +76,5 @@ FORMAT = SourceFormat(
     ),
     ObjectReader(_is_no_file, open_objects),
     LabelMapReader(_recognises_maps, _open_maps),
+    videos=TupleReader(_is_no_file, open_videos),
 )

@@ -9,8 +9,9 @@ from torch.utils.data import Dataset
 
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.label_map import UNKNOWN, Grid
 from sslbench.data.maps.sizes import check_same_size, size_and_turn
-from sslbench.data.maps.types import UNKNOWN, Grid, LabelMapSource, distinct
+from sslbench.data.maps.types import LabelMapSource, distinct
 from sslbench.data.workers import run
 from sslbench.errors import SslbenchError
 

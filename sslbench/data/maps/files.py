@@ -16,7 +16,8 @@ from PIL import Image, UnidentifiedImageError
 from sslbench.data.decode.picture import UnreadableImage, check_size, declared_too_large
 from sslbench.data.decode.pillow import strict_and_silent
 from sslbench.data.images import DIGEST_BYTES, Files, digest
-from sslbench.data.maps.types import Grid, RawMap
+from sslbench.data.label_map import Grid
+from sslbench.data.maps.types import RawMap
 from sslbench.preprocessing import MAX_PIXELS
 
 _FORMATS = ("PNG", "TIFF", "GIF", "BMP", "PPM", "WEBP")

@@ -42,7 +42,7 @@ def recognises(root: Path) -> bool:
 def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
     """Return the label maps of a folder; see `sslbench.data.open.open_label_maps`."""
     root = Path(spec)
-    places = _asked_for(spec, root, options) or find_places(root)
+    places = named_places(spec, root, options) or find_places(root)
     return sources_of(spec, paired(places), coding_beside(root, options), options)
 
 
@@ -76,7 +76,12 @@ def find_places(root: Path) -> list[Place]:
     return places
 
 
-def _asked_for(spec: str, root: Path, options: LabelMapOptions) -> list[Place]:
+def named_places(spec: str, root: Path, options: LabelMapOptions) -> list[Place]:
+    """Return the folders of images and maps that the options name; empty if they name none.
+
+    Raises:
+        UsageError: a folder does not exist, or only that of the images is named.
+    """
     if options.images is None and options.maps is None:
         return []
     if options.maps is None:

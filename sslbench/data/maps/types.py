@@ -8,17 +8,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.label_map import IGNORED, UNKNOWN, Grid, LabelMap
 from sslbench.data.maps.sizes import check_same_size, size_and_turn
 from sslbench.data.source import Images
 from sslbench.data.wording import some
 from sslbench.errors import DataError
 from sslbench.preprocessing import MAX_PIXELS
-
-Grid = npt.NDArray[np.int32]
-"""(H, W)."""
-
-IGNORED, UNKNOWN = -1, -2
-"""Classes of ignored pixels, and of values that are no class."""
 
 _TABLE = 1 << 16
 
@@ -34,20 +29,6 @@ def distinct(values: Grid) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]
     lengths = np.diff(np.append(starts, flat.size))
     counts = np.bincount(place, weights=lengths, minlength=len(found)).astype(np.int64)
     return found, np.repeat(place, lengths).reshape(values.shape).astype(np.int64), counts
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class LabelMap:
-    """Label map of one image.
-
-    Attributes:
-        semantic: int32 (H, W), position in the source's classes; -1: the pixel does not count.
-        instances: int32 (H, W), 0: no instance, else a number that differs between the instances of the image; None if
-            nothing tells instances apart.
-    """
-
-    semantic: Grid
-    instances: Grid | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence, Sized
 
 import numpy as np
+import numpy.typing as npt
 
 from sslbench.arrays import IntArray
 from sslbench.data.decode.reading import DEFAULT, Reading
@@ -71,6 +72,28 @@ class ObjectSource:
     def _rows(self) -> ObjectRows | None:
         """Objects in files, for operations on whole columns; None if they are in memory."""
         return self.objects if isinstance(self.objects, ObjectRows) else None
+
+    def boxes_of(self, index: int) -> npt.NDArray[np.float32]:
+        """Return the boxes of an image, (n, 4); regions of many objects (COCO's iscrowd) are left out."""
+        found = self.objects[index]
+        return np.asarray(found.boxes[~found.crowd])
+
+    def bitmaps_of(self, index: int, height: int, width: int) -> npt.NDArray[np.bool_] | None:
+        """Return the masks of the same objects, (n, height, width); None if one of them has no mask.
+
+        Raises:
+            DataError: the image has another size than its objects were annotated in, or a mask is damaged.
+        """
+        self.check_size(index, height, width)
+        found = self.objects[index]
+        counted = np.flatnonzero(~found.crowd).tolist()
+        parts = [part for i in counted if found.masks is not None and (part := found.masks[i]) is not None]
+        if len(parts) < len(counted):
+            return None
+        try:
+            return np.stack([rle.decode(rle.to_rle(part, height, width)) for part in parts])
+        except ValueError as error:
+            raise DataError(f"{self.name}: {self.images.path(index)}: {error}") from error
 
     def select(self, indices: Sequence[int] | IntArray, name: str | None = None) -> "ObjectSource":
         """Return a source of the images at `indices`, which must ascend, as ids do."""

@@ -1,7 +1,7 @@
 """Train and test parts of data: their own splits, or a seeded stratified split."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -85,6 +85,22 @@ def train_test(
     return TrainTest(train, test, f"{train.name} against {test.name}")
 
 
+def train_test_of(
+    opener: Callable[[str], Mapping[str, Source]],
+    data: str,
+    test_data: str | None = None,
+    *,
+    seed: int = 0,
+    test_fraction: float = 0.2,
+) -> TrainTest:
+    """Open one location, or two, by a function from a location to its splits; see `train_test`."""
+    sources = opener(data)
+    if test_data is None:
+        return _from_one(data, sources, seed, test_fraction)
+    train, test = choose_train(data, sources), choose_test(test_data, opener(test_data))
+    return TrainTest(train, test, f"{train.name} against {test.name}")
+
+
 def choose_train(spec: str, sources: Mapping[str, S]) -> S:
     """Return the split to fit on, where another location has the test part: train, or all.
 
@@ -112,7 +128,7 @@ def _part(spec: str, sources: Mapping[str, S], wanted: tuple[str, ...]) -> S:
     raise UsageError(f"{spec} has the splits {', '.join(sources)}, but none called {' or '.join(wanted[:-1])}")
 
 
-def _from_one(spec: str, sources: dict[str, Source], seed: int, test_fraction: float) -> TrainTest:
+def _from_one(spec: str, sources: Mapping[str, Source], seed: int, test_fraction: float) -> TrainTest:
     if len(sources) == 1:
         return _seeded(next(iter(sources.values())), seed, test_fraction)
     train = sources.get("train")
@@ -226,7 +242,11 @@ def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple
     problems = label_problems(train, test)
     if problems:
         raise DataError("\n".join(problems))
+    if train is test:
+        return train, test
     notes = [note for note in (absent_from_test(train, test), not_listed(train, test)) if note is not None]
+    if LABELS[train.labels.kind].pixels:
+        return train, test
     if train.labels.kind == "value":
         order = [test.labels.classes.index(name) for name in train.labels.classes]
         numbers_of_test = Labels("value", train.labels.classes, test.labels.values[:, order])
@@ -302,6 +322,12 @@ def label_problems(train: Source, test: Source) -> list[str]:
         return [f"{' and '.join(unlabelled)} {verb} no labels: {remedy}"]
     if train.labels.kind != test.labels.kind:
         return [f"{train.name} is {train.labels.kind}-label, but {test.name} is {test.labels.kind}-label"]
+    if train is test:
+        return []
+    if LABELS[train.labels.kind].pixels:
+        same = train.labels.classes == test.labels.classes
+        both = [f"{part.name} has {some(part.labels.classes, 5)}" for part in (train, test)]
+        return [] if same else [f"the classes of the maps differ: {'; '.join(both)}"]
     if train.labels.kind == "value":
         same = sorted(train.labels.classes) == sorted(test.labels.classes)
         both = [f"{part.name} has {', '.join(part.labels.classes)}" for part in (train, test)]
@@ -327,7 +353,7 @@ def nearest_class(name: str, classes: Iterable[str]) -> str:
 
 def absent_from_test(train: Source, test: Source) -> str | None:
     """Return a sentence that names the classes with samples in train but not in test; None without any."""
-    if train.labels.kind == "value":
+    if not LABELS[train.labels.kind].classes:
         return None
     there = set(_present(test))
     absent = [name for name in _present(train) if name not in there]

@@ -250,7 +250,7 @@ class FinetuneRun:
     def _weights(self, trial: _Trial) -> NetworkWeights | None:
         """Return the finetuned network for a weights file; None for a module in memory, which has no name to load."""
         backbone, labels = trial.network.backbone, self.test.labels
-        if backbone.kind.in_memory or labels.kind == "none":
+        if backbone.kind.in_memory or labels.kind not in ("single", "multi", "value"):
             return None
         info = ClassifierInfo(self.layer.text, self.settings.norm, labels.kind, labels.classes)
         metadata = {

@@ -45,7 +45,10 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> 
     run = dataclasses.asdict(prepared.run)
     section("run", [(key, show_value(value), run_origins[key]) for key, value in run.items()])
     if all(is_on_images(task) for task in request.tasks):
-        section("features", [(part.name, "none: heads are trained on images", "") for part in (data.train, data.test)])
+        section(
+            "features",
+            [(part.name, "none: the protocol reads the images itself", "") for part in (data.train, data.test)],
+        )
         return
     rows = []
     used = {only_part(task) for task in request.tasks}

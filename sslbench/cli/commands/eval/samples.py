@@ -214,6 +214,7 @@ def _requests(
     from sslbench.backbones.layers import split_layers
     from sslbench.cli.commands.eval.presets import grouped, layers_and_preprocessing, mark_changes
     from sslbench.evaluation import make_task
+    from sslbench.evaluation.dense import DATA, dense_kind
     from sslbench.library.benchmarks import data_of
 
     if not weights:
@@ -240,8 +241,6 @@ def _requests(
         data, common["test_data"] = chosen.data.data, chosen.data.test_data
         if benchmark is not None:
             data, common["test_data"] = data_of(benchmark, data, chosen.data.test_data)
-        elif data is None:
-            data = options.default_data()
         common["test_classes"] = chosen.test_classes or (benchmark.test_classes if benchmark else "same")
         tasks = []
         for run in runs:
@@ -250,6 +249,11 @@ def _requests(
             of_images = layers_and_preprocessing(run, layers, preprocessing, benchmark)
             task = make_task(run.protocol, routed.protocols[run.protocol], benchmark, run.preset)
             tasks.append((mark_changes(task, *of_images), of_images))
+        kind = dense_kind([task for task, _ in tasks])
+        if data is None:
+            data = (
+                options.default_data() if kind is None else options.default_data(DATA[kind].default, DATA[kind].title)
+            )
         if chosen.data.test_data:
             _refuse_unscored_test("--test-data", [task for task, _ in tasks])
         requests += grouped(common, data, tasks)

@@ -24,7 +24,8 @@ def print_results(results: list[Result], out: Path) -> None:
 
     table = Table(box=None, pad_edge=False)
     names = ["weights", "layer", "protocol", "metric", "value", "95 % interval", "train"]
-    floors = [name for name in ("untrained", "pixels", "majority", "chance") if any(name in r.floors for r in results)]
+    stated = dict.fromkeys(name for result in results for name in result.floors)
+    floors = [name for name in dict.fromkeys(("untrained", "pixels", "majority", *stated)) if name in stated]
     for name in names + floors + ["selected"]:
         table.add_column(name, justify="right" if name in ("value", "train", *floors) else "left", overflow="fold")
     for result in results:

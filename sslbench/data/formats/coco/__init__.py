@@ -10,7 +10,7 @@ from sslbench.config import setting
 from sslbench.data.containers.names import by_split, check_files, image_id, split_name
 from sslbench.data.containers.sniff import is_json_table
 from sslbench.data.containers.view import viewed
-from sslbench.data.format import LabelMapReader, ObjectReader, SampleReader, SourceFormat
+from sslbench.data.format import LabelMapReader, ObjectReader, SampleReader, SourceFormat, TupleReader
 from sslbench.data.formats.coco import masks, panoptic
 from sslbench.data.formats.coco.asset_images import AssetImages
 from sslbench.data.formats.coco.assets import images_of
@@ -26,6 +26,7 @@ from sslbench.data.formats.coco.columns import (
 )
 from sslbench.data.formats.coco.labels import by_supercategory, exported_as, labels_as_exported, labels_of
 from sslbench.data.formats.coco.objects import object_sources
+from sslbench.data.formats.coco.tracks import has_tracks, video_sources
 from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.types import LabelMapSource
@@ -185,6 +186,17 @@ def _objects(spec: str, columns: Columns, rows: Rows, channels: str = "") -> dic
     return object_sources(spec, columns, rows, ids, images, splits, notes)
 
 
+def open_videos(spec: str) -> dict[str, Source]:
+    """Return the videos of a manifest with the masks of their objects, followed by their `track_id`.
+
+    Raises:
+        DataError: as for `open_objects`; or a frame has no video, an annotation no track id, or a video fewer than
+            three frames or no object in the first one.
+    """
+    columns, rows = read_rows(spec)
+    return video_sources(_objects(spec, columns, rows), rows)
+
+
 def _own_ids(ids: list[str], splits: list[str] | None) -> list[str] | None:
     """Return the ids that `sslbench data to-kwcoco` wrote, if every image has one and no split has one twice."""
     once = len(set(zip(splits, ids, strict=True) if splits else ids)) == len(ids)
@@ -238,4 +250,5 @@ FORMAT = SourceFormat(
     ),
     ObjectReader(_recognises_objects, open_objects),
     LabelMapReader(_recognises_maps, open_maps, panoptic.recognises),
+    videos=TupleReader(lambda spec: _recognises_objects(spec) and has_tracks(Path(spec)), open_videos),
 )

@@ -23,10 +23,11 @@ from sslbench.data.formats.voc.tree import (
     read_stems,
 )
 from sslbench.data.images import Files
+from sslbench.data.label_map import Grid
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, colour, with_ignored
 from sslbench.data.maps.files import MapPixels, ValueMaps, load
 from sslbench.data.maps.layout import Pairs, by_key, source_of, walk
-from sslbench.data.maps.types import Coding, Grid, LabelMapSource, distinct
+from sslbench.data.maps.types import Coding, LabelMapSource, distinct
 from sslbench.data.wording import printable, some
 from sslbench.errors import DataError
 from sslbench.preprocessing import MAX_PIXELS

@@ -1,0 +1,268 @@
+"""Images and their files of depth or normals: folders with equal names, lists of pairs, and tables."""
+
+import csv
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from sslbench.data.containers.members import in_clutter, is_image
+from sslbench.data.containers.names import split_name
+from sslbench.data.depth.files import SUFFIXES
+from sslbench.data.depth.values import Quantity
+from sslbench.data.images import Files
+from sslbench.data.maps.layout import by_key, in_order, pair
+from sslbench.data.wording import printable, some
+from sslbench.errors import DataError, UsageError
+from sslbench.names import did_you_mean
+
+_IMAGES = ("images", "image", "imgs", "rgb", "img", "photos")
+_VALUES: Mapping[Quantity, tuple[str, ...]] = {
+    "depth": ("depth", "depths", "depth_maps", "depth_gt"),
+    "normals": ("normals", "normal", "surface_normals"),
+}
+_ENDINGS: Mapping[Quantity, tuple[str, ...]] = {
+    "depth": ("", "_depth", "-depth", ".depth"),
+    "normals": ("", "_normal", "_normals", "-normal", ".normal"),
+}
+_IMAGE_COLUMNS = ("image", "image_path", "rgb", "path", "file", "file_name")
+_VALUE_COLUMNS: Mapping[Quantity, tuple[str, ...]] = {
+    "depth": ("depth", "depth_path", "depth_file"),
+    "normals": ("normals", "normal", "normals_path", "normal_path"),
+}
+_TABLES = (".csv", ".tsv", ".jsonl", ".json")
+_BESIDE = ("", "sync", "train", "official_splits/test", "test", "input", "gt_depth", "raw", "data")
+"""Folders beside a list in which its paths may begin: BTS keeps NYUv2 in sync/ and official_splits/test/."""
+_NONE = "None"
+"""Depth file of a line of KITTI's lists whose image has none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ValuePairs:
+    """Images and their files of values.
+
+    Attributes:
+        ids: paths of the images, ascending.
+        images: one file per id.
+        values: one file per id.
+        notes: remarks on what was left out.
+    """
+
+    ids: tuple[str, ...]
+    images: Files
+    values: Files
+    notes: tuple[str, ...] = ()
+
+
+def is_pair_folder(root: Path, quantity: Quantity) -> bool:
+    """Return whether a folder, or its folders of splits, have one of images and one of depth or normals."""
+    try:
+        return root.is_dir() and bool(_places(root, quantity, None, None))
+    except OSError:
+        return False
+
+
+def folder_pairs(root: Path, quantity: Quantity, images: str | None, values: str | None) -> dict[str, ValuePairs]:
+    """Return the pairs of a folder by split.
+
+    Args:
+        root: has images/ and depth/ (or normals/), or train/ and test/ with these.
+        quantity: which.
+        images: name of the folder of images; None: recognised.
+        values: name of the other.
+
+    Raises:
+        UsageError: there are no such folders.
+        DataError: no image has a file of the same name.
+    """
+    places = _places(root, quantity, images, values)
+    if not places:
+        raise UsageError(
+            f"{root} has no folders images/ and {quantity}/",
+            f"Name them: {root}?images=photos&{quantity}=gt; or give a list or a table of the pairs.",
+        )
+    return in_order({split: _paired(first, second, quantity) for split, (first, second) in places.items()})
+
+
+def _places(root: Path, quantity: Quantity, images: str | None, values: str | None) -> dict[str, tuple[Path, Path]]:
+    """Return split -> the folders of images and of values."""
+
+    def inside(folder: Path) -> tuple[Path, Path] | None:
+        names = {entry.name.lower(): entry.name for entry in os.scandir(folder) if entry.is_dir()}
+        first = images or next((names[name] for name in _IMAGES if name in names), None)
+        second = values or next((names[name] for name in _VALUES[quantity] if name in names), None)
+        found = (folder / (first or ""), folder / (second or ""))
+        return found if first and second and all(each.is_dir() for each in found) else None
+
+    whole = inside(root)
+    if whole is not None:
+        return _divided(whole) or {"all": whole}
+    found = {}
+    for name in sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not in_clutter(entry.name)):
+        split, place = split_name(name), inside(root / name)
+        if split is not None and place is not None:
+            found[split] = place
+    return found
+
+
+def _divided(whole: tuple[Path, Path]) -> dict[str, tuple[Path, Path]]:
+    """Return images/train/ and depth/train/ and so on; {} where the folders have no splits."""
+    splits: list[dict[str, Path]] = []
+    for folder in whole:
+        inner = [entry.name for entry in os.scandir(folder) if entry.is_dir() and not in_clutter(entry.name)]
+        names = {split: folder / name for name in inner if (split := split_name(name)) is not None}
+        splits.append(names if len(names) == len(inner) else {})
+    return {split: (splits[0][split], splits[1][split]) for split in splits[0] if split in splits[1]}
+
+
+def _paired(images: Path, values: Path, quantity: Quantity) -> ValuePairs:
+    keys = by_key(images, _walk(images, is_image))
+    files = _walk(values, lambda name: PurePosixPath(name).suffix.lower() in SUFFIXES)
+    candidates = [by_key(values, files, ending) for ending in _ENDINGS[quantity]]
+    best = max(candidates, key=lambda found: len(keys.keys() & found.keys()))
+    if not keys.keys() & best.keys():
+        raise DataError(
+            f"no image in {images} has a {quantity} file of the same name in {values}",
+            f"Images: {some(list(keys.values())) or 'none'}; {quantity} files: {some(files) or 'none'}.",
+        )
+    found = pair(keys, best, images, values)
+    left = (
+        (f"images without a {quantity} file", found.without_map),
+        (f"{quantity} files without an image", found.without_image),
+    )
+    notes = tuple(f"{len(names):,} {what} are left out: {some(names, 3)}" for what, names in left if names)
+    return ValuePairs(found.ids, found.images, found.maps, notes)
+
+
+def _walk(folder: Path, wanted: Callable[[str], bool]) -> list[str]:
+    found = []
+    for top, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not in_clutter(name))
+        inner = os.path.relpath(top, folder)
+        prefix = "" if inner == "." else f"{inner}/"
+        found += [f"{prefix}{name}" for name in names if not in_clutter(name) and wanted(name)]
+    return sorted(found)
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a file has the suffix of a table."""
+    return path.suffix.lower() in _TABLES and path.is_file()
+
+
+def table_pairs(path: Path, quantity: Quantity) -> dict[str, ValuePairs]:
+    """Return the pairs that a table (.csv, .tsv, .jsonl) or a manifest (.json with images) lists, by split.
+
+    Columns: image, depth or normals, and perhaps split. Paths are relative to the table's folder.
+
+    Raises:
+        DataError: it is damaged, or an image is listed twice.
+        UsageError: there are no such columns.
+    """
+    rows = _rows(path)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    image = next((name for name in _IMAGE_COLUMNS if name in columns), None)
+    values = next((name for name in _VALUE_COLUMNS[quantity] if name in columns), None)
+    if image is None or values is None:
+        wanted = "image" if image is None else quantity
+        raise UsageError(
+            f"{path} has no column '{wanted}' among: {some(columns, 8) or 'none'}", did_you_mean(wanted, columns)
+        )
+    splits: dict[str, list[tuple[str, str]]] = {}
+    for row in rows:
+        split = str(row.get("split") or "all")
+        listed = (str(row.get(image) or ""), str(row.get(values) or ""))
+        splits.setdefault(split_name(split) or split, []).append(listed)
+    return in_order(
+        {split: listed_pairs(str(path), found, path.parent, path.parent, quantity) for split, found in splits.items()}
+    )
+
+
+def _rows(path: Path) -> list[Mapping[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        if path.suffix.lower() in (".csv", ".tsv"):
+            return list(csv.DictReader(text.splitlines(), delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
+        if path.suffix.lower() == ".jsonl":
+            rows: Any = [json.loads(line) for line in text.splitlines() if line.strip()]
+        else:
+            content = json.loads(text)
+            rows = content.get("images") if isinstance(content, dict) else content
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{path} should be a list of records, or a manifest with a list of images")
+    return rows
+
+
+def list_pairs(path: Path, quantity: Quantity, images: str | None, values: str | None) -> ValuePairs:
+    """Return the pairs of a list: a line has an image, its depth file and perhaps the focal length, as BTS has them.
+
+    Args:
+        path: of the list.
+        quantity: which.
+        images: folder where the paths of images begin, relative to the list; None: found beside it.
+        values: folder where the other paths begin.
+
+    Raises:
+        DataError: a line is no pair, a file does not exist, or an image is listed twice.
+    """
+    try:
+        lines = [line.split() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+    if wrong := [number for number, line in enumerate(lines, 1) if len(line) not in (2, 3)]:
+        raise DataError(
+            f"{path}, line {wrong[0]} is no pair: expected an image, its {quantity} file and perhaps the focal length"
+        )
+    pairs = [(line[0].lstrip("/"), line[1].lstrip("/")) for line in lines]
+    image_root, value_root = (
+        _root(path, [one[side] for one in pairs if one[side] != _NONE], given)
+        for side, given in enumerate((images, values))
+    )
+    return listed_pairs(str(path), pairs, image_root, value_root, quantity)
+
+
+def _root(path: Path, files: list[str], given: str | None) -> Path:
+    if given is not None:
+        return path.parent / given
+    first = files[0] if files else ""
+    found = next((folder for folder in _BESIDE if (path.parent / folder / first).is_file()), None)
+    if found is None:
+        raise DataError(
+            f"{path} lists {first}, which is in none of the folders beside it",
+            f"Name the folders: {path}?images=FOLDER&depth=FOLDER, relative to the list.",
+        )
+    return path.parent / found
+
+
+def listed_pairs(
+    where: str, pairs: list[tuple[str, str]], image_root: Path, value_root: Path, quantity: Quantity
+) -> ValuePairs:
+    """Return pairs of paths as they are listed, in order of the images; images without a file are left out.
+
+    Raises:
+        DataError: an image is listed twice, no image has a file, or a file does not exist.
+    """
+    known = {image: values for image, values in pairs if image and values and values != _NONE}
+    images = [image for image, _ in pairs]
+    if len(set(images)) < len(images):
+        twice = next(image for image in images if images.count(image) > 1)
+        raise DataError(f"{where} lists {printable(twice)} twice")
+    if not known:
+        raise DataError(f"{where} lists no image with {quantity}")
+    for root, files in ((image_root, list(known)), (value_root, list(known.values()))):
+        if absent := [file for file in files if not (root / file).is_file()]:
+            some_files = f"{some(absent, 3)} in {root}"
+            raise DataError(f"{where}: {len(absent):,} of {len(files):,} files do not exist: {some_files}")
+    notes: tuple[str, ...] = ()
+    if without := [printable(image) for image in images if image not in known]:
+        notes = (f"{len(without):,} images of {where} without {quantity} are left out: {some(without, 3)}",)
+    chosen = sorted(known, key=printable)
+    return ValuePairs(
+        tuple(map(printable, chosen)),
+        Files(tuple(chosen), str(image_root)),
+        Files(tuple(known[image] for image in chosen), str(value_root)),
+        notes,
+    )

@@ -1,0 +1,166 @@
+"""Depth in metres and unit normals of every pixel, from the numbers that files hold."""
+
+import dataclasses
+import hashlib
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.config import setting
+from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.depth.files import decode_values
+from sslbench.data.images import Files
+from sslbench.errors import DataError, UsageError
+
+Quantity = Literal["depth", "normals"]
+
+_LEAST_LENGTH = 0.5
+"""Length of a stored normal below which it is unknown: (0, 0, 0), or the grey of pictures of normals."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthOptions:
+    """Options behind a '?': DATA?depth_scale=1000&max_depth=10."""
+
+    depth_scale: float | None = setting(
+        None, "stored number of one metre: 1000 for millimetres (NYUv2), 256 for KITTI; needed for whole numbers"
+    )
+    min_depth: float = setting(0.0, "depths up to this are unknown", unit="m")
+    max_depth: float | None = setting(None, "depths from this on are unknown", unit="m")
+    images: str | None = setting(None, "folder of the images, relative to the location")
+    depth: str | None = setting(None, "folder of the depth files, relative to the location")
+
+    def check(self, where: str) -> None:
+        """Raise for values that are not possible.
+
+        Raises:
+            UsageError: a scale or a range that is not positive.
+        """
+        if self.depth_scale is not None and not 0 < self.depth_scale < np.inf:
+            raise UsageError(f"{where}: depth_scale should be above 0, not {self.depth_scale:g}")
+        if self.min_depth < 0 or (self.max_depth is not None and self.max_depth <= self.min_depth):
+            raise UsageError(f"{where}: the depths should be 0 <= min_depth < max_depth")
+
+
+@dataclasses.dataclass(frozen=True)
+class NormalOptions:
+    """Options behind a '?': DATA?normals=gt."""
+
+    images: str | None = setting(None, "folder of the images, relative to the location")
+    normals: str | None = setting(None, "folder of the files of normals, relative to the location")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ValueFiles:
+    """Depth or normals of N images, one file each.
+
+    Attributes:
+        name: of the data, in messages.
+        files: one per image.
+        quantity: 'depth' or 'normals'.
+        options: scale and range of depths.
+    """
+
+    name: str
+    files: Files
+    quantity: Quantity
+    options: DepthOptions = DepthOptions()
+
+    def path(self, index: int) -> str:
+        """Return the file of an image's values."""
+        return self.files.path(index)
+
+    def read_values(self, index: int, *, size: tuple[int, int] | None = None) -> npt.NDArray[np.float32]:
+        """Return the values of an image; see `PixelValues`."""
+        path = self.path(index)
+        try:
+            stored = decode_values(self.files.read(index), path)
+        except OSError as error:
+            raise UnreadableImage(path, f"cannot be read ({error.strerror or error})") from error
+        refuse_other_size(self.name, path, stored.shape[:2], size, self.quantity)
+        if self.quantity == "normals":
+            return unit_normals(stored, path)
+        return metres(stored, self.options, f"{self.name}: {path}")
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "ValueFiles":
+        """Return the values at `indices`, in that order."""
+        return dataclasses.replace(self, files=self.files.select(indices))
+
+    def fingerprint(self) -> str:
+        """Return a hash of the files and of their scale and range, 32 hex digits."""
+        scaled = (self.options.depth_scale, self.options.min_depth, self.options.max_depth)
+        digest = hashlib.sha256(repr((self.quantity, *scaled)).encode())
+        digest.update(self.files.digests().tobytes())
+        return digest.hexdigest()[:32]
+
+
+def refuse_other_size(
+    name: str, path: str, found: tuple[int, ...], size: tuple[int, int] | None, quantity: Quantity
+) -> None:
+    """Raise if values are of another size than their image.
+
+    Raises:
+        DataError: names both sizes.
+    """
+    if size is not None and tuple(found) != tuple(size):
+        sizes = f"{quantity} of {found[1]} x {found[0]} pixels for an image of {size[1]} x {size[0]}"
+        raise DataError(
+            f"{name}: {path}: {sizes}",
+            "Resize the images to the size of the values, never the values.",
+        )
+
+
+def metres(stored: npt.NDArray[np.number], options: DepthOptions, where: str) -> npt.NDArray[np.float32]:
+    """Return the depth (H, W, 1) in metres of the stored numbers (H, W); NaN outside the range of the options.
+
+    Zero, NaN and infinity are unknown.
+
+    Raises:
+        DataError: a negative depth, three numbers per pixel, or whole numbers without a scale.
+
+    >>> millimetres = np.array([[1500, 0]], dtype=np.uint16)
+    >>> metres(millimetres, DepthOptions(depth_scale=1000), "a.png")[..., 0].tolist()
+    [[1.5, nan]]
+    """
+    if stored.ndim != 2:
+        raise DataError(f"{where} holds three numbers per pixel, a depth is one", "Colours to look at are no depths.")
+    if stored.dtype.kind != "f" and options.depth_scale is None:
+        raise DataError(
+            f"{where} holds whole numbers (up to {int(stored.max()):,}) of unknown unit",
+            "Say which number is one metre: DATA?depth_scale=1000 for millimetres, 256 for KITTI, 1 for metres.",
+        )
+    depth = stored.astype(np.float32)
+    if np.isneginf(depth).any() or (np.nan_to_num(depth) < 0).any():
+        raise DataError(
+            f"{where} has negative depths, down to {float(np.nanmin(depth)):g}", "Unknown depths are 0 or NaN."
+        )
+    depth /= np.float32(1.0 if options.depth_scale is None else options.depth_scale)
+    most = np.inf if options.max_depth is None else options.max_depth
+    known = (depth > options.min_depth) & (depth < most)
+    return np.where(known, depth, np.float32(np.nan))[..., None]
+
+
+def unit_normals(stored: npt.NDArray[np.number], path: str) -> npt.NDArray[np.float32]:
+    """Return unit normals (H, W, 3); NaN where they are unknown.
+
+    Whole numbers are (n + 1) / 2 of the largest number of their type, as in pictures of normals; vectors of zeros are
+    unknown, and in pictures those shorter than one half.
+
+    Raises:
+        UnreadableImage: one number per pixel.
+
+    >>> unit_normals(np.array([[[128, 128, 255], [0, 0, 0]]], dtype=np.uint8), "a.png").round(2).tolist()
+    [[[0.0, 0.0, 1.0], [nan, nan, nan]]]
+    """
+    if stored.ndim != 3:
+        raise UnreadableImage(path, "one number per pixel, a normal is three")
+    vectors = stored.astype(np.float32)
+    unknown = ~np.isfinite(vectors).all(axis=2)
+    if stored.dtype.kind != "f":
+        unknown |= ~stored.any(axis=2)
+        vectors = vectors * np.float32(2 / np.iinfo(stored.dtype).max) - 1
+    length = np.sqrt(np.sum(vectors**2, axis=2))
+    unknown |= length < (_LEAST_LENGTH if stored.dtype.kind != "f" else 1e-6)
+    unit = vectors / np.where(unknown, 1, length)[..., None]
+    return np.where(unknown[..., None], np.float32(np.nan), unit)

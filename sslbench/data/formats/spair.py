@@ -1,0 +1,82 @@
+"""SPair-71k (PairAnnotation/, Layout/, JPEGImages/): pairs of images of one category with corresponding keypoints.
+
+Min et al. 2019. The thresholds of PCK refer to the longer side of the target's box. `Layout/large/` lists the pairs of
+each split; without it, all files of PairAnnotation/ are read.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from sslbench.arrays import FloatArray
+from sslbench.data.format import SourceFormat, TupleReader
+from sslbench.data.image_pairs import PointPair, check_points, pairs_source
+from sslbench.data.images import Files
+from sslbench.data.source import Source
+from sslbench.errors import DataError
+
+_SPLITS = {"trn": "train", "val": "val", "test": "test"}
+
+
+def recognises(spec: str) -> bool:
+    """Return whether the location is a folder with PairAnnotation/ and JPEGImages/."""
+    return (Path(spec) / "PairAnnotation").is_dir() and (Path(spec) / "JPEGImages").is_dir()
+
+
+def open(spec: str) -> dict[str, Source]:
+    """Return the pairs of each split; their classes are the 18 categories.
+
+    Raises:
+        DataError: a file is missing or damaged, or points cannot be scored.
+    """
+    root, sources = Path(spec), {}
+    for folder, split in _SPLITS.items():
+        if (names := _names(root, folder)) is not None:
+            sources[split] = _split(f"{spec} ({split})", root, folder, names)
+    if not sources:
+        raise DataError(f"{spec}/PairAnnotation has neither trn/, val/ nor test/")
+    return sources
+
+
+def _names(root: Path, folder: str) -> list[str] | None:
+    """Return the names of the pairs of a split; None if there is no such split."""
+    layout = root / "Layout" / "large" / f"{folder}.txt"
+    if layout.is_file():
+        return [line.strip() for line in layout.read_text(encoding="utf-8").splitlines() if line.strip()]
+    annotations = root / "PairAnnotation" / folder
+    return sorted(file.stem for file in annotations.glob("*.json")) if annotations.is_dir() else None
+
+
+def _split(name: str, root: Path, folder: str, names: list[str]) -> Source:
+    images: dict[str, tuple[int, int]] = {}
+    pairs, classes = [], []
+    for each in names:
+        file = root / "PairAnnotation" / folder / f"{each}.json"
+        try:
+            content = json.loads(file.read_bytes())
+            category = str(content["category"])
+            both = [f"{category}/{content[key]}" for key in ("src_imname", "trg_imname")]
+            for path, key in zip(both, ("src_imsize", "trg_imsize"), strict=True):
+                width, height = (int(side) for side in content[key][:2])
+                images.setdefault(path, (height, width))
+            left, top, right, bottom = (float(v) for v in content["trg_bndbox"])
+            points = [_points(content[key]) for key in ("src_kps", "trg_kps")]
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            raise DataError(f"{file} is no annotation of a pair: {error!r}") from error
+        if points[0].shape != points[1].shape:
+            raise DataError(f"{file}: {len(points[0])} points of the source and {len(points[1])} of the target")
+        pairs.append((both, points, max(right - left, bottom - top)))
+        classes.append(category)
+    paths = sorted(images)
+    place = {path: i for i, path in enumerate(paths)}
+    found = [PointPair(place[a], place[b], own, other, side) for (a, b), (own, other), side in pairs]
+    check_points(name, names, found, [images[path] for path in paths])
+    return pairs_source(name, names, Files(tuple(paths), str(root / "JPEGImages")), found, classes=classes)
+
+
+def _points(given: object) -> FloatArray:
+    return np.array(given, dtype=np.float64).reshape(-1, 2)
+
+
+FORMAT = SourceFormat(__doc__, pairs=TupleReader(recognises, open))

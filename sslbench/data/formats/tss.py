@@ -1,0 +1,90 @@
+"""TSS (FG3DCar/, JODS/, PASCAL/ with flow1.flo, flow2.flo): pairs of images with dense flow of their foreground.
+
+Taniai et al. 2016. Each folder of two images is two pairs: image 1 to image 2 by flow1.flo, and the other way. The
+thresholds of PCK refer to the longer side of the target image. Of the pixels with flow a regular grid of at most 2,000
+is scored, so that a pair takes a moment; the published scores count every pixel.
+"""
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from sslbench.arrays import FloatArray
+from sslbench.data.format import SourceFormat, TupleReader
+from sslbench.data.image_pairs import PointPair, check_points, pairs_source
+from sslbench.data.images import Files
+from sslbench.data.objects.boxes import size_in_file
+from sslbench.data.source import Source
+from sslbench.errors import DataError
+
+_MOST = 2000
+_MAGIC = 202021.25
+_UNKNOWN = 1e9  # larger values stand for pixels without flow
+
+
+def recognises(spec: str) -> bool:
+    """Return whether the location is a folder with SUBSET/PAIR/flow1.flo."""
+    return Path(spec).is_dir() and next(Path(spec).glob("*/*/flow1.flo"), None) is not None
+
+
+def open(spec: str) -> dict[str, Source]:
+    """Return the pairs; their classes are the subsets.
+
+    Raises:
+        DataError: a file is missing or damaged, or points cannot be scored.
+    """
+    root = Path(spec)
+    folders = sorted(file.parent.relative_to(root) for file in root.glob("*/*/flow1.flo"))
+    paths = [(folder / f"image{k}.png").as_posix() for folder in folders for k in (1, 2)]
+    sizes = [size_in_file(root / path) for path in paths]
+    if missing := [path for path, size in zip(paths, sizes, strict=True) if size == (0, 0)]:
+        raise DataError(f"{spec} lacks images: {', '.join(missing[:5])}")
+    pairs, ids, classes = [], [], []
+    for number, folder in enumerate(folders):
+        for k in (0, 1):
+            source, target = 2 * number + k, 2 * number + 1 - k
+            points = _points(root / folder / f"flow{k + 1}.flo", sizes[source], sizes[target])
+            pairs.append(PointPair(source, target, *points, float(max(sizes[target])), keypoints=False))
+            ids.append(f"{folder.as_posix()}/{k + 1}")
+            classes.append(folder.parts[0])
+    check_points(spec, ids, pairs, sizes)
+    note = f"{spec}: at most {_MOST:,} pixels of a regular grid are scored per pair"
+    return {"all": pairs_source(spec, ids, Files(tuple(paths), str(root)), pairs, classes=classes, notes=(note,))}
+
+
+def _points(file: Path, size: tuple[int, int], target: tuple[int, int]) -> tuple[FloatArray, FloatArray]:
+    """Return pixels of the source (K, 2) and where they lie in the target (K, 2)."""
+    flow = read_flow(file)
+    if flow.shape[:2] != size:
+        raise DataError(f"{file} has {flow.shape[1]} x {flow.shape[0]} vectors, its image {size[1]} x {size[0]} pixels")
+    known = (np.abs(flow) < _UNKNOWN).all(axis=2)
+    step = max(1, math.ceil(math.sqrt(np.count_nonzero(known) / _MOST)))
+    on_grid = np.zeros_like(known)
+    on_grid[::step, ::step] = True
+    y, x = np.nonzero(known & on_grid)
+    own = np.column_stack([x, y]).astype(np.float64)
+    other = own + flow[y, x]
+    inside = ((other >= 0) & (other <= np.array(target[::-1]) - 1)).all(axis=1)
+    return own[inside], other[inside]
+
+
+def read_flow(file: Path) -> FloatArray:
+    """Return the vectors (H, W, 2) of a Middlebury .flo file, in pixels.
+
+    Raises:
+        DataError: it is none, or is cut off.
+    """
+    content = file.read_bytes() if file.is_file() else b""
+    head = np.frombuffer(content[:12], dtype="<i4") if len(content) >= 12 else np.zeros(3, np.int32)
+    width, height = int(head[1]), int(head[2])
+    if len(content) < 12 or np.frombuffer(content[:4], dtype="<f4")[0] != _MAGIC or not (width > 0 and height > 0):
+        raise DataError(f"{file} is no Middlebury .flo file")
+    if len(content) != 12 + 8 * width * height:
+        raise DataError(
+            f"{file} has {len(content):,} bytes; {width} x {height} vectors take {12 + 8 * width * height:,}"
+        )
+    return np.frombuffer(content[12:], dtype="<f4").reshape(height, width, 2).astype(np.float64)
+
+
+FORMAT = SourceFormat(__doc__, pairs=TupleReader(recognises, open))

@@ -1,0 +1,137 @@
+"""Masks of the foreground: folders of images and binary masks, or label maps with a background class."""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.label_map import IGNORED, LabelMap
+from sslbench.data.maps.classes import LabelMapOptions
+from sslbench.data.maps.files import ValueMaps
+from sslbench.data.maps.pairs import find_places, named_places, paired
+from sslbench.data.maps.sizes import check_same_size, size_and_turn
+from sslbench.data.maps.types import LabelMapSource, Maps
+from sslbench.data.source import Images, Labels, PixelLabels, Source
+from sslbench.data.wording import some
+from sslbench.errors import DataError
+from sslbench.preprocessing import MAX_PIXELS
+
+_HALF = 127
+"""Grey value above which a pixel is foreground: published masks have soft edges, and are cut at one half."""
+CLASSES = ("background", "foreground")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BinaryMasks:
+    """Masks with one grey value per pixel: 0 and 1, or 0 to 255, which are cut at one half.
+
+    Attributes:
+        name: of the source, for messages.
+        images: whose masks they are.
+        maps: of the same length.
+    """
+
+    name: str
+    images: Images
+    maps: Maps
+
+    def read_map(self, index: int, *, size: tuple[int, int] | None = None) -> LabelMap:
+        """Return the mask of an image, 1 for foreground; see `PixelLabels`."""
+        values, path = self.maps.read(index, MAX_PIXELS).values, self.maps.path(index)
+        if found := check_same_size(values, size or size_and_turn(self.images, index)[0]):
+            raise DataError(f"{self.name}: {path}: {found}")
+        largest = int(values.max(initial=0))
+        if not (largest <= 1 or _HALF < largest <= 255):
+            raise DataError(
+                f"{self.name}: {path} has values up to {largest}, so it is no mask of a foreground",
+                "Masks have the values 0 and 1, or 0 and 255. Name the classes of label maps in classes.txt.",
+            )
+        return LabelMap((values > (0 if largest <= 1 else _HALF)).astype(np.int32), None)
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "BinaryMasks":
+        """Return the masks at `indices`, in that order."""
+        return dataclasses.replace(self, images=self.images.select(indices), maps=self.maps.select(indices))
+
+    def fingerprint(self) -> str:
+        """Return a hash of the masks, 32 hex digits."""
+        return hashlib.sha256(b"masks" + self.maps.digests().tobytes()).hexdigest()[:32]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ForegroundOfClasses:
+    """Label maps, of which every class but the background is foreground. Ignored pixels stay so.
+
+    Attributes:
+        maps: of classes.
+        background: number of the background.
+    """
+
+    maps: LabelMapSource
+    background: int
+
+    def read_map(self, index: int, *, size: tuple[int, int] | None = None) -> LabelMap:
+        """Return the mask of an image, 1 for foreground; see `PixelLabels`."""
+        semantic = self.maps.read_map(index, size=size).semantic
+        return LabelMap(np.where(semantic == IGNORED, IGNORED, semantic != self.background).astype(np.int32), None)
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "ForegroundOfClasses":
+        """Return the masks at `indices`, in that order."""
+        return dataclasses.replace(self, maps=self.maps.select(indices))
+
+    def fingerprint(self) -> str:
+        """Return a hash of maps, classes and background, 32 hex digits."""
+        return hashlib.sha256(f"{self.maps.fingerprint()} {self.background}".encode()).hexdigest()[:32]
+
+
+def binary_masks(spec: str, options: LabelMapOptions) -> dict[str, Source]:
+    """Open a folder of images and one of masks with the same names, as ECSSD, DUTS and DUT-OMRON are laid out.
+
+    Args:
+        spec: the folder.
+        options: names of the two folders in it, where they are not recognised.
+
+    Raises:
+        UsageError: there are no such folders.
+        DataError: no image has a mask.
+    """
+    places = named_places(spec, Path(spec), options) or find_places(Path(spec))
+    found = {}
+    for split, pairs in paired(places).items():
+        name = spec if split == "all" else f"{spec} ({split})"
+        notes = list(pairs.notes)
+        for names, what in (
+            (pairs.without_map, "images without a mask"),
+            (pairs.without_image, "masks without an image"),
+        ):
+            if names:
+                notes.append(f"{name}: {len(names):,} {what} are left out: {some(names, 3)}")
+        masks = BinaryMasks(name, pairs.images, ValueMaps(pairs.maps))
+        found[split] = _source(name, pairs.ids, pairs.images, tuple(notes), masks)
+    return found
+
+
+def foreground_of(maps: Mapping[str, LabelMapSource]) -> dict[str, Source]:
+    """Return label maps with a class called background as masks of everything else.
+
+    Raises:
+        DataError: there is no such class.
+    """
+    found = {}
+    for split, part in maps.items():
+        names = [name.casefold() for name in part.classes]
+        if "background" not in names:
+            raise DataError(
+                f"{part.name} has the classes {some(part.classes, 5)}, and none is called background",
+                "Saliency needs masks of a foreground: a folder of images and one of masks with the values 0 and 255.",
+            )
+        masks = ForegroundOfClasses(part, names.index("background"))
+        found[split] = _source(part.name, part.ids, part.images, part.notes, masks)
+    return found
+
+
+def _source(name: str, ids: tuple[str, ...], images: Images, notes: tuple[str, ...], masks: PixelLabels) -> Source:
+    labels = Labels("mask", CLASSES, np.zeros((len(ids), 0), dtype=np.int8))
+    return Source(name, ids, labels, images, notes, maps=masks)

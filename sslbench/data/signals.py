@@ -1,0 +1,67 @@
+"""Signals computed from an image: strength of its edges and corners at every pixel.
+
+Both come from the structure tensor: the products of the derivatives of the luminance (Sobel), averaged by a Gaussian.
+Its eigenvalues are the squared changes along and across the direction in which the image changes most.
+"""
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.arrays import FloatArray
+
+Signal = Literal["edges", "corners"]
+"""Edges: root of the larger eigenvalue, the strength of the gradient; corners: the smaller one (Shi and Tomasi, 1994),
+which is small on straight edges."""
+
+_LUMA = (0.299, 0.587, 0.114)
+_TRUNCATED = 3.0
+"""Standard deviations at which the Gaussian ends."""
+
+
+def signal_of(image: npt.NDArray[np.uint8], signal: Signal, sigma: float) -> npt.NDArray[np.float32]:
+    """Return the strength of edges or corners of an image (H, W, 3), as ln(1 + gain * strength), (H, W).
+
+    The gain of corners is 10,000, that of edges its root, 100: the logarithm keeps the strongest of the pixels from
+    ruling losses and correlations, and the gain makes typical values about 1.
+
+    >>> step = np.zeros((9, 9, 3), np.uint8)
+    >>> step[:, 5:] = 255
+    >>> edges, corners = signal_of(step, "edges", 1.0), signal_of(step, "corners", 1.0)
+    >>> bool(edges[4, 4] > 3), bool(edges[4, 0] < 0.1), bool(corners.max() < 0.01)
+    (True, True, True)
+
+    Args:
+        image: RGB.
+        signal: see `Signal`.
+        sigma: standard deviation of the Gaussian, in pixels.
+    """
+    grey = image.astype(np.float64) @ np.array(_LUMA) / 255
+    xx, xy, yy = structure_tensor(grey, sigma)
+    centre, radius = (xx + yy) / 2, np.hypot((xx - yy) / 2, xy)
+    strength = 100 * np.sqrt(centre + radius) if signal == "edges" else 10_000 * np.maximum(centre - radius, 0)
+    return np.asarray(np.log1p(strength), dtype=np.float32)
+
+
+def structure_tensor(grey: FloatArray, sigma: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the averaged products of the derivatives of an image (H, W): xx, xy and yy.
+
+    Outside of the image its border continues, since zeros would be an edge around it.
+
+    >>> ramp = np.tile(np.arange(8.0), (8, 1))
+    >>> [round(float(part[4, 4]), 6) for part in structure_tensor(ramp, 1.0)]
+    [1.0, 0.0, 0.0]
+
+    Args:
+        grey: luminance.
+        sigma: standard deviation of the Gaussian, in pixels.
+    """
+    from scipy import ndimage
+
+    x, y = (ndimage.sobel(grey, axis=axis, mode="nearest") / 8 for axis in (1, 0))
+    xx, xy, yy = (
+        np.asarray(ndimage.gaussian_filter(product, sigma, mode="nearest", truncate=_TRUNCATED), dtype=np.float64)
+        for product in (x * x, x * y, y * y)
+    )
+    return xx, xy, yy

@@ -1,0 +1,124 @@
+"""Protocols on places in images: the data that they open, their layers, and preprocessing that keeps every pixel."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.grids import last_map, resolve_grids
+from sslbench.backbones.layers import Layer, resolve_layers
+from sslbench.data.decode.transforms import output_size
+from sslbench.data.depth.location import open_depth, open_normals
+from sslbench.data.depth.motorcycle import MOTORCYCLE
+from sslbench.data.open import (
+    DEFAULT_OBJECTS,
+    open_boxes_as_data,
+    open_maps_as_data,
+    open_masks_as_data,
+    open_pairs,
+    open_signals,
+    open_videos,
+)
+from sslbench.data.source import Source
+from sslbench.errors import UsageError
+from sslbench.evaluation.request import Task, sample_kind
+from sslbench.labels import LabelKind
+from sslbench.preprocessing import Preprocessing
+from sslbench.protocols import OnImages
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseData:
+    """Data of protocols on places in images.
+
+    Attributes:
+        open: function from a location to its splits.
+        default: location that is used without --data.
+        title: of that location, for the user.
+    """
+
+    open: Callable[[str], Mapping[str, Source]]
+    default: str
+    title: str
+
+
+DATA: Mapping[LabelKind, DenseData] = {
+    "map": DenseData(open_maps_as_data, DEFAULT_OBJECTS, "kwcoco's toy shapes"),
+    "mask": DenseData(open_masks_as_data, DEFAULT_OBJECTS, "kwcoco's toy shapes"),
+    "signal": DenseData(open_signals, DEFAULT_OBJECTS, "kwcoco's toy shapes"),
+    "boxes": DenseData(open_boxes_as_data, DEFAULT_OBJECTS, "kwcoco's toy shapes"),
+    "depth": DenseData(open_depth, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
+    "normals": DenseData(open_normals, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
+    "points": DenseData(open_pairs, "homography:pictures", "scikit-image's pictures under homographies"),
+    "tracks": DenseData(open_videos, "kwcoco:vidshapes4-frames6-128", "kwcoco's toy videos"),
+}
+"""Data by kind of labels; protocols on other kinds take `open_data`."""
+
+
+def dense_kind(tasks: Sequence[Task]) -> LabelKind | None:
+    """Return the kind of labels of protocols on places in images; None for protocols on whole images.
+
+    Raises:
+        UsageError: the protocols take labels of different kinds.
+    """
+    kinds = {task.protocol: _kind_of(task) for task in tasks}
+    if len(set(kinds.values())) > 1:
+        first, *_ = kinds
+        other = next(name for name, kind in kinds.items() if kind != kinds[first])
+        raise UsageError(
+            f"{first} and {other} take labels of different kinds, so they cannot run together",
+            "Run them one after the other.",
+        )
+    return next(iter(kinds.values()), None)
+
+
+def _kind_of(task: Task) -> LabelKind | None:
+    return next((kind for kind in DATA if kind in sample_kind(task.protocol).label_kinds), None)
+
+
+def dense_layers(backbone: Backbone, tasks: Sequence[Task], specs: Sequence[str]) -> tuple[Layer, ...]:
+    """Return the layers of protocols on places in images, by default the last one with a map.
+
+    Protocols on features get grids of one size, protocols on images the layers themselves.
+    """
+    if takes_own_sizes(tasks):
+        return resolve_layers(backbone, specs or [last_map(backbone)])
+    return resolve_grids(backbone, specs, output_size(backbone.preprocessing))
+
+
+def takes_own_sizes(tasks: Sequence[Task]) -> bool:
+    """Return whether protocols on places in images resize and crop by themselves.
+
+    Raises:
+        UsageError: some do, others take stored features.
+    """
+    if dense_kind(tasks) is None:
+        return False
+    own = {isinstance(sample_kind(task.protocol), OnImages) for task in tasks}
+    if len(own) > 1:
+        raise UsageError(
+            f"{tasks[0].protocol} cannot run together with {tasks[1].protocol}", "Run one after the other."
+        )
+    return own.pop()
+
+
+def whole_image(own: Preprocessing, tasks: Sequence[Task], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of a preprocessing that keep the whole image, whose every pixel has a label.
+
+    Without a size, the image is squashed to the size that the backbone takes.
+
+    Raises:
+        UsageError: a crop was asked for, or a size of a protocol that has settings for it.
+    """
+    if takes_own_sizes(tasks):
+        if named := [name for name in ("resize", "crop") if values.get(name) is not None]:
+            raise UsageError(
+                f"--{named[0]} has no effect on {tasks[0].protocol}, whose settings say the sizes of images",
+                f"`sslbench list protocol {tasks[0].protocol}` shows them.",
+            )
+        return dict(values)
+    if values.get("crop") is not None:
+        raise UsageError("a crop would cut pixels off that have a label", "Give --resize HEIGHTxWIDTH --crop none.")
+    if "resize" in values:
+        return {"crop": None, **values}
+    return {"resize": own.crop or own.resize, **values, "crop": None}

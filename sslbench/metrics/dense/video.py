@@ -1,0 +1,287 @@
+"""Video object segmentation: region similarity J and boundary measure F of DAVIS 2017.
+
+Perazzi et al., CVPR 2016; Pont-Tuset et al. 2017. Each object of each frame has a J and an F; an object's score is the
+mean over its frames, that of a data set the mean over objects. Frames are scored one by one: memory is a few masks per
+object.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.arrays import FloatArray
+from sslbench.metrics.dense.pooling import means, quotient
+from sslbench.metrics.measure import Measure
+from sslbench.metrics.metric import CORRELATION, RATE, Metric
+
+Mask = npt.NDArray[np.bool_]
+Ids = npt.NDArray[np.integer]
+
+BOUNDARY = 0.008
+"""Tolerance of the boundary measure as a share of the image diagonal."""
+_QUARTERS = 4
+
+J_MEAN = Metric(
+    name="j_mean",
+    title="Region similarity J, mean over frames and objects",
+    unit="%",
+    direction=1,
+    bounds=RATE,
+    needs="tracks",
+)
+J_RECALL = dataclasses.replace(J_MEAN, name="j_recall", title="Share of frames with J above .5, mean over objects")
+J_DECAY = dataclasses.replace(
+    J_MEAN,
+    name="j_decay",
+    title="J of the first quarter less that of the last, mean over objects",
+    direction=-1,
+    bounds=CORRELATION,
+)
+F_MEAN = dataclasses.replace(J_MEAN, name="f_mean", title="Boundary measure F, mean over frames and objects")
+F_RECALL = dataclasses.replace(J_MEAN, name="f_recall", title="Share of frames with F above .5, mean over objects")
+F_DECAY = dataclasses.replace(
+    J_DECAY, name="f_decay", title="F of the first quarter less that of the last, mean over objects"
+)
+JF_MEAN = dataclasses.replace(J_MEAN, name="jf_mean", title="J&F: mean of region similarity and boundary measure")
+TRACKING = (JF_MEAN, J_MEAN, J_RECALL, J_DECAY, F_MEAN, F_RECALL, F_DECAY)
+"""Metrics of one object, in the order of the columns of `object_values`."""
+TRACK_COLUMNS = ("objects", *(f"sum of {metric.name}" for metric in TRACKING))
+"""Columns of the scores of a video: number of objects, and sums over them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class VideoScores:
+    """J and F of every object in every scored frame of a video.
+
+    Attributes:
+        j: (K, T) region similarity.
+        f: (K, T) boundary measure.
+    """
+
+    j: FloatArray
+    f: FloatArray
+
+
+def region_similarity(truth: Mask, found: Mask) -> float:
+    """Return J, the intersection over union of two masks (H, W); 1 if both are empty.
+
+    >>> region_similarity(np.array([[True, True, False]]), np.array([[False, True, False]]))
+    0.5
+    """
+    union = np.count_nonzero(truth | found)
+    return float(np.count_nonzero(truth & found) / union) if union else 1.0
+
+
+def boundary_measure(truth: Mask, found: Mask, *, boundary: float = BOUNDARY) -> float:
+    """Return F, the harmonic mean of precision and recall of the pixels of two boundaries; 1 if neither has any.
+
+    A pixel is right if the other boundary has one within the tolerance.
+
+    Args:
+        truth: (H, W) mask.
+        found: (H, W) mask.
+        boundary: tolerance as a share of the image diagonal, or from 1 on in pixels; rounded up.
+
+    >>> mask = np.zeros((20, 20), bool)
+    >>> mask[5:15, 5:15] = True
+    >>> boundary_measure(mask, np.roll(mask, 1, axis=1), boundary=1)
+    1.0
+    """
+    radius = _radius(truth.shape, boundary)
+    return _boundary_measure(_Boundary.of(truth, radius), _Boundary.of(found, radius))
+
+
+def semi_supervised(
+    truth: Ids, found: Ids, *, boundary: float = BOUNDARY, void: int = 255, ends: bool = False
+) -> VideoScores:
+    """Return J and F of the objects whose masks the tracker was given in the first frame.
+
+    The objects are those of the ids 1 to the largest of the first true frame. An object without a pixel in a frame has
+    an empty mask there.
+
+    Args:
+        truth: (T, H, W) object ids per frame, 0 for background.
+        found: (T, H, W) predicted object ids.
+        boundary: see `boundary_measure`.
+        void: id of unlabelled pixels, which count as background.
+        ends: score the first and the last frame too, which DAVIS leaves out.
+
+    Raises:
+        ValueError: shapes that differ, or predicted ids beyond those of the objects.
+    """
+    number = _number_of_objects(truth, found, void)
+    if (largest := int(found.max(initial=0))) > number:
+        raise ValueError(f"the prediction has object {largest}, and the first frame has {number} objects")
+    frames = range(len(truth)) if ends else range(1, len(truth) - 1)
+    pairs = [(k, k) for k in range(number)]
+    scores = np.zeros((2, number, len(frames)))
+    for column, t in enumerate(frames):
+        masks = _masks(truth[t], number), _masks(found[t], number)
+        scores[:, :, column] = _of_frame(*masks, pairs, _radius(truth.shape[1:], boundary))
+    return VideoScores(*scores)
+
+
+def unsupervised(
+    truth: Ids, found: Ids, *, boundary: float = BOUNDARY, void: int = 255, most: int = 20
+) -> tuple[VideoScores, npt.NDArray[np.int64]]:
+    """Return J and F of the objects with the proposals that are assigned to them.
+
+    Objects and proposals are assigned one to one so that the sum of the means of J and F over all frames is largest
+    (Caelles et al. 2019). An object without a proposal is scored against empty masks. Void pixels are left out.
+
+    Args:
+        truth: (T, H, W) object ids per frame, 0 for background.
+        found: (T, H, W) ids of proposals, 0 for none.
+        boundary: see `boundary_measure`.
+        void: id of unlabelled pixels.
+        most: largest number of proposals.
+
+    Returns:
+        The scores, and (K,) the id of the proposal of each object.
+
+    Raises:
+        ValueError: shapes that differ, or more proposals than allowed.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    number = _number_of_objects(truth, found, void)
+    proposals = int(found.max(initial=0))
+    if proposals > most:
+        raise ValueError(f"{proposals} proposals; at most {most} are allowed")
+    proposals = max(proposals, number)
+    pairs = [(k, p) for k in range(number) for p in range(proposals)]
+    scores = np.zeros((2, number * proposals, len(truth)))
+    for t, (true, own) in enumerate(zip(truth, found, strict=True)):
+        masks = _masks(true, number), _masks(np.where(true == void, 0, own), proposals)
+        scores[:, :, t] = _of_frame(*masks, pairs, _radius(true.shape, boundary))
+    of_pairs = scores.reshape(2, number, proposals, len(truth))
+    objects, chosen = linear_sum_assignment(-of_pairs.mean(axis=(0, 3)))
+    return VideoScores(*of_pairs[:, objects, chosen]), chosen.astype(np.int64) + 1
+
+
+def frame_scores(truth: Ids, found: Ids, number: int, *, boundary: float = BOUNDARY) -> FloatArray:
+    """Return J and F (2, K) of the objects in one frame; concatenated over frames they are those of `semi_supervised`.
+
+    Args:
+        truth: (H, W) object ids, 0 for background; ids above K count as background.
+        found: (H, W) predicted object ids.
+        number: K, objects of the first frame.
+        boundary: see `boundary_measure`.
+
+    >>> mask = np.array([[0, 1, 1], [0, 2, 2]])
+    >>> frame_scores(mask, mask, 2).tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
+    pairs = [(k, k) for k in range(number)]
+    return _of_frame(_masks(truth, number), _masks(found, number), pairs, _radius(truth.shape, boundary))
+
+
+def object_values(scores: VideoScores) -> FloatArray:
+    """Return the values (K, 7) of the metrics `TRACKING` for each object of a video; NaN without a scored frame.
+
+    A data set's score is the mean over the objects of all videos; its interval resamples videos.
+
+    >>> object_values(VideoScores(np.array([[1.0, 0.8, 0.6, 0.4]]), np.ones((1, 4)))).round(3).tolist()
+    [[0.85, 0.7, 0.75, 0.4, 1.0, 1.0, 0.0]]
+    """
+    j, f = _statistics(scores.j), _statistics(scores.f)
+    return np.column_stack([(j[:, 0] + f[:, 0]) / 2, j, f])
+
+
+def tracking_measure(values: FloatArray) -> Measure:
+    """Return the metrics `TRACKING` as means over objects; the units of an interval are the videos.
+
+    Args:
+        values: (K, 7) values of the objects of all videos, see `object_values`.
+    """
+    return Measure(TRACKING, lambda weights: means(values, weights))
+
+
+def measure_of_videos(rows: npt.NDArray[np.floating]) -> Measure:
+    """Return the metrics `TRACKING` as means over objects, as a function of the weights of the videos.
+
+    Args:
+        rows: (N, 8), columns `TRACK_COLUMNS`.
+
+    >>> rows = np.array([[1.0] + [0.5] * 7, [3.0] + [2.7] * 7])
+    >>> measure_of_videos(rows).statistic(np.ones((1, 2))).round(3).tolist()[0][:2]
+    [0.8, 0.8]
+    """
+    each = rows.astype(np.float64)
+    return Measure(TRACKING, lambda weights: quotient(weights @ each[:, 1:], weights @ np.tile(each[:, :1], 7)))
+
+
+def _statistics(values: FloatArray) -> FloatArray:
+    """Return mean, recall and decay (K, 3) of values (K, T).
+
+    The decay compares the first of four runs of frames with the last; neighbouring runs share a frame, as in DAVIS.
+    """
+    frames = values.shape[1]
+    if frames == 0:
+        return np.full((len(values), 3), np.nan)
+    edges = np.round(np.linspace(1, frames, _QUARTERS + 1) + 1e-10).astype(int) - 1
+    first, last = values[:, edges[0] : edges[1] + 1], values[:, edges[-2] : edges[-1] + 1]
+    return np.column_stack([values.mean(axis=1), (values > 0.5).mean(axis=1), first.mean(axis=1) - last.mean(axis=1)])
+
+
+def _number_of_objects(truth: Ids, found: Ids, void: int) -> int:
+    if truth.shape != found.shape or truth.ndim != 3:
+        raise ValueError(f"true ids of shape {truth.shape} and predicted ones of {found.shape}: both are (T, H, W)")
+    return int(np.where(truth[0] == void, 0, truth[0]).max(initial=0)) if len(truth) else 0
+
+
+def _masks(ids: Ids, number: int) -> list[Mask]:
+    return [ids == k for k in range(1, number + 1)]
+
+
+def _of_frame(truth: list[Mask], found: list[Mask], pairs: list[tuple[int, int]], radius: int) -> FloatArray:
+    """Return J and F (2, number of pairs) of pairs of a true and a predicted mask."""
+    drawn = [[_Boundary.of(mask, radius) for mask in masks] for masks in (truth, found)]
+    j = [region_similarity(truth[k], found[p]) for k, p in pairs]
+    f = [_boundary_measure(drawn[0][k], drawn[1][p]) for k, p in pairs]
+    return np.array([j, f])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Boundary:
+    """Boundary of a mask.
+
+    Attributes:
+        line: (H, W) pixels that differ from their right, lower or lower right neighbour.
+        reach: (H, W) pixels within the tolerance of the line.
+        length: number of pixels of the line.
+    """
+
+    line: Mask
+    reach: Mask
+    length: int
+
+    @classmethod
+    def of(cls, mask: Mask, radius: int) -> "_Boundary":
+        """Return the boundary of a mask (H, W), with a tolerance in pixels."""
+        import cv2
+
+        line = np.zeros(mask.shape, np.bool_)
+        line[:, :-1] |= mask[:, :-1] ^ mask[:, 1:]
+        line[:-1] |= mask[:-1] ^ mask[1:]
+        line[:-1, :-1] |= mask[:-1, :-1] ^ mask[1:, 1:]
+        length = int(np.count_nonzero(line))
+        if not length:
+            return cls(line, line, 0)
+        offset = np.arange(-radius, radius + 1)
+        disk = (offset[:, None] ** 2 + offset**2 <= radius**2).astype(np.uint8)
+        return cls(line, cv2.dilate(line.view(np.uint8), disk).view(np.bool_), length)
+
+
+def _boundary_measure(truth: _Boundary, found: _Boundary) -> float:
+    if not truth.length or not found.length:
+        return float(truth.length == found.length)
+    precision = np.count_nonzero(found.line & truth.reach) / found.length
+    recall = np.count_nonzero(truth.line & found.reach) / truth.length
+    return float(2 * precision * recall / (precision + recall)) if precision + recall else 0.0
+
+
+def _radius(shape: tuple[int, ...], boundary: float) -> int:
+    return math.ceil(boundary if boundary >= 1 else boundary * math.hypot(*shape))

@@ -1,0 +1,52 @@
+"""Metrics as functions of the weights of samples, for intervals and paired differences."""
+
+import dataclasses
+import math
+
+from sslbench.arrays import FloatArray
+from sslbench.metrics.intervals import Statistic, Units
+from sslbench.metrics.metric import Metric
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """Metrics that are computed together.
+
+    Attributes:
+        metrics: the M metrics.
+        statistic: function from weights (R, N) of the samples to values (R, M).
+        per_sample: (N, M) values per sample whose means the metrics are; None where they are no such means.
+        class_units: for metrics that are means over classes, the number of units that have each class; None where all
+            units count alike.
+        block: number of weights in memory at a time.
+        binary: True if the values of `per_sample` are 0 and 1.
+    """
+
+    metrics: tuple[Metric, ...]
+    statistic: Statistic
+    per_sample: FloatArray | None = None
+    class_units: tuple[int, ...] | None = None
+    block: int = 4_000_000
+    binary: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the metrics."""
+        return tuple(metric.name for metric in self.metrics)
+
+    def size(self, units: Units) -> float:
+        """Return the effective number of units: for means over C classes, C times the harmonic mean of their units."""
+        if not self.class_units:
+            return units.number
+        return len(self.class_units) ** 2 / sum(1 / number for number in self.class_units)
+
+    @property
+    def missing_variance(self) -> float:
+        """Factor of the standard errors for classes with one unit, which show no variance; NaN if all have one.
+
+        The variance of a class is assumed to fall with the number of its units.
+        """
+        if not self.class_units:
+            return 1.0
+        seen = sum(1 / number for number in self.class_units if number > 1)
+        return math.sqrt(sum(1 / number for number in self.class_units) / seen) if seen else math.nan

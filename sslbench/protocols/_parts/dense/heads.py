@@ -1,0 +1,211 @@
+"""Inputs and heads of a run: for each row of results, a head per learning rate on the same maps."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.dense import DenseEncoder, DenseInput, block_inputs, layer_inputs
+from sslbench.backbones.grids import last_map
+from sslbench.backbones.layers import Layer
+from sslbench.errors import UsageError
+from sslbench.protocols._parts.dense.settings import HeadSettings
+from sslbench.runtime.seeds import seeded
+from sslbench.solvers.dense.heads import ConvHead, DPTHead, LinearHead
+from sslbench.solvers.dense.windows import resized
+
+PIXELS = "pixels"
+"""Name of the colours as an input of heads."""
+
+Maps = Mapping[str, Tensor]
+"""Name of a map -> (B, C, h, w)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadInput:
+    """Maps that a head reads.
+
+    Attributes:
+        row: name in results.
+        parts: names of the maps, from the first layer to the last; one but for head=dpt.
+    """
+
+    row: str
+    parts: tuple[str, ...]
+
+
+def head_inputs(
+    backbone: Backbone, layers: Sequence[Layer], settings: HeadSettings, *, protocol: str
+) -> tuple[tuple[HeadInput, ...], tuple[DenseInput, ...]]:
+    """Return the inputs of heads, and the maps of the encoder that they consist of.
+
+    Raises:
+        UsageError: blocks and layers exclude each other, or the backbone lacks them.
+        BackboneError: it has no map.
+    """
+    if not settings.blocks:
+        found = layer_inputs(backbone, layers, cls=settings.cls)
+    elif [layer.text for layer in layers] != [last_map(backbone)]:
+        raise UsageError(
+            f"{protocol}: blocks={list(settings.blocks)} and the layers "
+            f"{', '.join(layer.text for layer in layers)} exclude each other",
+            "Give --layers or blocks=..., not both.",
+        )
+    else:
+        found = block_inputs(backbone, settings.blocks, cls=settings.cls)
+    if settings.head != "dpt":
+        return tuple(HeadInput(each.name, (each.name,)) for each in found), found
+    maps: dict[str, DenseInput] = {}
+    inputs = []
+    for each in found:
+        parts = []
+        for layer in each.layers:
+            name = f"{layer.text}{', normalised' if each.normalised else ''}"
+            maps[name] = dataclasses.replace(each, name=name, layers=(layer,))
+            parts.append(name)
+        inputs.append(HeadInput(each.name, tuple(parts)))
+    return tuple(inputs), tuple(maps.values())
+
+
+class DenseHead(nn.Module):
+    """Head of one input with its learning rate."""
+
+    def __init__(
+        self, number: int, input: HeadInput, lr: float, widths: Mapping[str, int], outputs: int, settings: HeadSettings
+    ) -> None:
+        """Initialise from torch's default generator.
+
+        Args:
+            number: place among the heads of a run.
+            input: what it reads.
+            lr: learning rate.
+            widths: name of a map -> channels.
+            outputs: channels of the result.
+            settings: kind of head, norm, dropout, upsample.
+        """
+        super().__init__()
+        self.number, self.input, self.lr, self._upsample = number, input, lr, settings.upsample
+        channels = [widths[name] for name in input.parts]
+        options: dict[str, Any] = {"normalised": settings.norm, "dropout": settings.dropout}
+        if settings.head == "dpt":
+            self.head: nn.Module = DPTHead(channels, outputs, **options)
+        else:
+            self.head = (LinearHead if settings.head == "linear" else ConvHead)(channels[0], outputs, **options)
+
+    def forward(self, maps: Maps) -> Tensor:
+        """Return (B, outputs, h, w) of maps."""
+        parts = [maps[name] for name in self.input.parts]
+        if self._upsample > 1:
+            size = (parts[0].shape[2] * self._upsample, parts[0].shape[3] * self._upsample)
+            parts = [resized(part, size) for part in parts]
+        outputs: Tensor = self.head(*parts)
+        return outputs
+
+    @property
+    def text(self) -> str:
+        """What tells the head from others of its row: 'lr=0.001'."""
+        return f"lr={self.lr:g}"
+
+
+def make_heads(
+    inputs: Sequence[HeadInput],
+    widths: Mapping[str, int],
+    outputs: int,
+    settings: HeadSettings,
+    *,
+    seed: int,
+) -> list[DenseHead]:
+    """Return the heads: one per input and learning rate, those of an input with the same first weights."""
+    heads: list[DenseHead] = []
+    for input in inputs:
+        for lr in settings.lr:
+            with seeded(seed):
+                heads.append(DenseHead(len(heads), input, lr, widths, outputs, settings))
+    return heads
+
+
+class MapEncoder:
+    """Frozen backbone that gives the maps of all heads, the colours among them.
+
+    Attributes:
+        encoder: the backbone.
+        widths: name of a map -> channels.
+    """
+
+    def __init__(self, encoder: DenseEncoder, channels: int, *, pixels: bool) -> None:
+        self.encoder, self._pixels = encoder, pixels
+        self.widths = dict(encoder.widths) | ({PIXELS: channels} if pixels else {})
+
+    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the maps of normalised images whose sides are multiples of the patch."""
+        maps = self.encoder(images)
+        if self._pixels:
+            first = next(iter(maps.values()))
+            maps[PIXELS] = functional.adaptive_avg_pool2d(images.to(first), first.shape[-2:])
+        return maps
+
+    @property
+    def multiple(self) -> int:
+        """Sides of images are multiples of this."""
+        return self.encoder.multiple
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the backbone."""
+        return self.encoder.device
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Sizes of images in pixels, multiples of the patch where a network sees them.
+
+    Attributes:
+        short_side: that of resized images; None: their own.
+        crop: of training.
+        window: of scoring; None: whole images.
+        stride: of the window.
+    """
+
+    short_side: int | None
+    crop: tuple[int, int]
+    window: tuple[int, int] | None
+    stride: tuple[int, int]
+
+    @property
+    def text(self) -> str:
+        """Description for a note."""
+        side = "their own size" if self.short_side is None else f"a short side of {self.short_side}"
+        window = "whole" if self.window is None else f"in windows of {self.window[0]} x {self.window[1]}"
+        return f"Images were resized to {side} pixels; crops of {self.crop[0]} x {self.crop[1]}, scored {window}."
+
+
+def fitted_sizes(settings: HeadSettings, multiple: int, short_side: float) -> Sizes:
+    """Return the sizes for a backbone and data.
+
+    Args:
+        settings: sizes are rounded up to multiples of the patch; without `enlarge` they shrink to the data.
+        multiple: side of a patch.
+        short_side: median of the training images.
+
+    >>> fitted_sizes(HeadSettings(), 14, 480.0)
+    Sizes(short_side=490, crop=(490, 490), window=(490, 490), stride=(320, 320))
+    """
+    shrink = 1.0
+    if settings.size is not None and not settings.enlarge:
+        shrink = min(1.0, short_side / settings.size)
+
+    def up(side: float) -> int:
+        return max(1, math.ceil(side * shrink / multiple - 1e-9)) * multiple
+
+    stride = (max(1, round(settings.stride[0] * shrink)), max(1, round(settings.stride[1] * shrink)))
+    return Sizes(
+        None if settings.size is None else up(settings.size),
+        (up(settings.crop[0]), up(settings.crop[1])),
+        None if settings.window is None else (up(settings.window[0]), up(settings.window[1])),
+        stride,
+    )

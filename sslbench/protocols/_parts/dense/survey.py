@@ -1,0 +1,151 @@
+"""Survey of all targets before training: what cannot be used is listed at once, and floors are computed."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from sslbench.arrays import FloatArray
+from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.loading import loader
+from sslbench.data.maps.sizes import size_and_turn
+from sslbench.data.source import Source
+from sslbench.data.wording import counted
+from sslbench.errors import DataError, SslbenchError
+from sslbench.features.extract import ExtractSettings
+from sslbench.protocols._parts.dense.task import DenseTask
+from sslbench.runtime.progress import StageProgress
+
+GRID = (32, 32)
+"""Grid of the floor 'position only'."""
+_CHUNK = 32
+_LISTED = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """Targets of a source.
+
+    Attributes:
+        sums: (K, 32, 32), sum over the known pixels of each cell of what the best output is there.
+        numbers: (32, 32), known pixels.
+        short_side: median over the images.
+        unknown: images without a known pixel.
+        unreadable: images whose head cannot be read.
+    """
+
+    sums: FloatArray
+    numbers: FloatArray
+    short_side: float
+    unknown: tuple[int, ...]
+    unreadable: int = 0
+
+    @property
+    def constant(self) -> FloatArray:
+        """Mean of the best output over all known pixels, (K, 1, 1)."""
+        return np.asarray(self.sums.sum(axis=(1, 2)) / self.numbers.sum())[:, None, None]
+
+    @property
+    def by_position(self) -> FloatArray:
+        """Mean of the best output in each cell, (K, 32, 32); the constant where no pixel is known."""
+        known = self.numbers > 0
+        return np.where(known, self.sums / np.where(known, self.numbers, 1), self.constant)
+
+
+def survey(source: Source, task: DenseTask, engine: ExtractSettings, progress: StageProgress | None = None) -> Survey:
+    """Read every target of a source once.
+
+    Raises:
+        DataError: targets that cannot be used, with all of their reasons; or no pixel of any image is known.
+    """
+    chunks = [np.arange(start, min(start + _CHUNK, len(source))) for start in range(0, len(source), _CHUNK)]
+    found: list[_Chunk] = []
+    done = 0
+    for chunk in loader.run(_Targets(source, task, chunks), engine.workers, start_method=engine.start_method):
+        found.append(chunk)
+        done += chunk.images
+        if progress is not None:
+            progress(done, len(source))
+    if problems := [text for chunk in found for text in chunk.problems]:
+        more = f"\n  and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
+        raise DataError(
+            f"{task.name}: {counted(len(problems), 'target')} of {source.name} cannot be used:\n  "
+            + "\n  ".join(problems[:_LISTED])
+            + more,
+            "Repair or remove them; `sslbench check-data` lists all of them.",
+        )
+    unknown = tuple(index for chunk in found for index in chunk.unknown)
+    if len(unknown) + sum(chunk.unreadable for chunk in found) == len(source):
+        raise DataError(
+            f"{task.name}: no pixel of {source.name} counts: all are ignored or unknown",
+            "See which values are classes and which are ignored: `sslbench check-data`.",
+        )
+    sides = np.concatenate([chunk.sides for chunk in found])
+    usable = [chunk for chunk in found if chunk.sums is not None]
+    return Survey(
+        np.sum([chunk.sums for chunk in usable], axis=0),
+        np.sum([chunk.numbers for chunk in usable], axis=0),
+        float(np.median(sides)),
+        unknown,
+        sum(chunk.unreadable for chunk in found),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chunk:
+    """Targets of some images."""
+
+    images: int
+    sums: FloatArray | None
+    numbers: FloatArray | None
+    sides: FloatArray
+    problems: tuple[str, ...]
+    unknown: tuple[int, ...]
+    unreadable: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Targets(Dataset[_Chunk]):
+    """Dataset of the chunks of a source."""
+
+    source: Source
+    task: DenseTask
+    chunks: list[np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def __getitem__(self, item: int) -> _Chunk:
+        if item >= len(self):
+            raise IndexError(item)
+        sums: FloatArray | None = None
+        numbers: FloatArray | None = None
+        sides, problems, unknown, unreadable = [], [], [], 0
+        for index in self.chunks[item].tolist():
+            size = size_and_turn(self.source.images, index)[0]
+            if size is None:
+                unreadable += 1
+                continue
+            sides.append(min(size))
+            try:
+                target = self.task.read(self.source, index, size)
+            except (SslbenchError, UnreadableImage) as error:
+                problems.append(_text(error))
+                continue
+            own_sums, own_numbers = self.task.cells(target, GRID)
+            if not own_numbers.any():
+                unknown.append(index)
+            sums = own_sums.astype(np.float64) if sums is None else sums + own_sums
+            numbers = own_numbers.astype(np.float64) if numbers is None else numbers + own_numbers
+        return _Chunk(
+            len(self.chunks[item]), sums, numbers, np.array(sides), tuple(problems), tuple(unknown), unreadable
+        )
+
+
+def _text(error: SslbenchError | UnreadableImage) -> str:
+    return error.message if isinstance(error, SslbenchError) else str(error)
+
+
+Report = Callable[[str], StageProgress | None]
+"""Function from a stage's title to its callback of progress."""

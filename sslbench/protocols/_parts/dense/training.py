@@ -1,0 +1,263 @@
+"""Training of many heads at once: one forward pass of the frozen backbone per batch feeds all of them."""
+
+import contextlib
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sslbench.data.decode.transforms import normalise
+from sslbench.data.loading.joint import JointBatches
+from sslbench.errors import BackboneError, DataError
+from sslbench.preprocessing import Preprocessing
+from sslbench.protocols._parts.dense.heads import DenseHead, MapEncoder
+from sslbench.protocols._parts.dense.settings import HeadSettings
+from sslbench.protocols._parts.dense.task import DenseTask
+from sslbench.runtime.progress import StageProgress
+from sslbench.runtime.seeds import seeded
+from sslbench.runtime.signals import StoppedError, stop_signals
+from sslbench.solvers.dense.windows import resized
+from sslbench.train import checkpoints, schedules
+from sslbench.train.lock import exclusive
+from sslbench.train.loop import NotFiniteError
+from sslbench.train.optimizers import OptimizerSettings, make_optimizer, set_rates
+from sslbench.train.resume import continue_from, newest_whole
+
+log = logging.getLogger("sslbench")
+
+CHECK_EVERY = 10  # updates between two checks of losses
+SAVE_SECONDS = 300.0  # maximum loss of work when a run is killed
+LINE_SECONDS = 30.0  # between log lines
+_WARMUP_START = 1e-6  # factor of the rates, as in MMSegmentation
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """Plan of a training.
+
+    Attributes:
+        updates: in all.
+        warmup: updates of warm-up.
+        preprocessing: mean and std of the images.
+        folder: for checkpoints.
+        seed: of dropout.
+        unreadable: makes the error about unreadable images, once there is one.
+        progress: called with crops done and crops in all.
+    """
+
+    updates: int
+    warmup: int
+    preprocessing: Preprocessing
+    folder: Path
+    seed: int
+    unreadable: Callable[[], DataError]
+    progress: StageProgress | None = None
+
+
+def number_of_updates(settings: HeadSettings, images: int) -> tuple[int, int]:
+    """Return the updates of a training, and those of its warm-up: fewer for few images.
+
+    >>> number_of_updates(HeadSettings(), 20_210), number_of_updates(HeadSettings(), 160)
+    ((40000, 1500), (500, 19))
+    """
+    updates = settings.steps
+    if settings.max_epochs is not None:
+        updates = min(updates, max(1, round(settings.max_epochs * images / settings.batch_size)))
+    return updates, round(settings.warmup_steps * updates / settings.steps)
+
+
+def rate_factor(settings: HeadSettings, updates: int, warmup: int) -> schedules.Schedule:
+    """Return the factor of the rates: MMSegmentation's poly multiplied by its warm-up, or a cosine after a warm-up.
+
+    >>> factor = rate_factor(HeadSettings(), 40_000, 1_500)
+    >>> [round(factor(step / 40_000), 4) for step in (0, 750, 1_500, 20_000, 40_000)]
+    [0.0, 0.4906, 0.9625, 0.5, 0.0]
+    """
+    if settings.schedule == "constant":
+        falling = schedules.constant(1.0)
+    elif settings.schedule == "poly":
+        falling = schedules.polynomial(1.0, settings.power)
+    else:
+        falling = schedules.cosine(1.0, 0.0)
+    if not warmup:
+        return falling
+    share = warmup / updates
+    rising = schedules.linear(_WARMUP_START, 1.0)
+    if settings.schedule == "poly":
+        return schedules.product(falling, lambda where: rising(min(1.0, where / share)))
+    return lambda where: rising(where / share) if where < share else falling((where - share) / (1 - share))
+
+
+def train(
+    heads: Sequence[DenseHead],
+    encode: MapEncoder,
+    data: JointBatches,
+    task: DenseTask,
+    settings: HeadSettings,
+    plan: Training,
+) -> list[bool]:
+    """Train the heads in place to the end; continue from a checkpoint in `plan.folder`.
+
+    The backbone is not trained, nor does anything else of it move: that is checked. A killed run that continues ends
+    with the same weights.
+
+    Args:
+        heads: on the device of the encoder.
+        encode: the frozen backbone.
+        data: crops and targets.
+        task: loss.
+        settings: rates, schedule, clipping.
+        plan: see there.
+
+    Returns:
+        A mask of the heads that did not diverge.
+
+    Raises:
+        UsageError: another run uses the folder.
+        NotFiniteError: every head diverged.
+        StoppedError: a signal came; a checkpoint was saved.
+        DataError: an image cannot be read, or features are not finite.
+        BackboneError: parameters or statistics of the backbone moved.
+    """
+    with exclusive(plan.folder):
+        frozen = encode.encoder.state_sha256()
+        run = _Run(heads, task, settings, plan)
+        start = run.resume()
+        with stop_signals() as signal_number, contextlib.closing(data.batches(start, plan.updates)) as stream:
+            for index, batch in enumerate(stream, start=start):
+                if batch.unreadable:
+                    raise plan.unreadable()
+                images = batch.images.to(encode.device, non_blocking=True)
+                maps = encode(normalise(images, plan.preprocessing))
+                losses = run.update(maps, batch.targets.to(encode.device, non_blocking=True), index)
+                done = index + 1
+                if done % CHECK_EVERY == 0 or done == plan.updates:
+                    run.report(losses, maps, done)
+                stop = signal_number()
+                run.save(done, now=bool(stop) and done < plan.updates)
+                if stop and done < plan.updates:
+                    raise StoppedError(stop, f"update {done} of {plan.updates}")
+        if encode.encoder.state_sha256() != frozen:
+            for file in checkpoints.files(plan.folder):  # they are wrong too
+                file.unlink(missing_ok=True)
+            raise BackboneError(
+                "the backbone changed while heads were trained on it: parameters or BatchNorm statistics moved",
+                "Its forward pass should not switch to training mode or modify weights.",
+            )
+        run.save(plan.updates, now=start < plan.updates)
+    return run.alive
+
+
+class _Run:
+    """State of a training."""
+
+    def __init__(self, heads: Sequence[DenseHead], task: DenseTask, settings: HeadSettings, plan: Training) -> None:
+        self.heads, self.task, self.settings, self.plan = nn.ModuleList(heads).train(), task, settings, plan
+        self.all, self.alive = list(heads), [True] * len(heads)
+        self.factor = rate_factor(settings, plan.updates, plan.warmup)
+        options = OptimizerSettings(
+            name="adamw", lr=1.0, lr_scaling="none", weight_decay=settings.weight_decay, betas=settings.betas
+        )
+        self.optimizer = make_optimizer([_group(head) for head in heads], options)
+        self.reported = self.saved = time.perf_counter()
+
+    def resume(self) -> int:
+        """Restore the newest checkpoint; return the number of updates done."""
+        found = newest_whole(self.plan.folder)
+        if found is None:
+            return 0
+        path, content = found
+        self.heads.load_state_dict(content["heads"])
+        self.optimizer.load_state_dict(content["optimizer"])
+        self.alive = list(content["alive"])
+        done = int(content["step"])
+        continue_from(self.plan.folder, path, done)
+        return done
+
+    def update(self, maps: dict[str, Tensor], targets: Tensor, index: int) -> list[Tensor]:
+        """Update every head that has not diverged; return the losses before it.
+
+        One head after another is differentiated, so that the memory of its outputs is that of one head.
+        """
+        set_rates(self.optimizer, lr=self.factor(index / self.plan.updates))
+        losses = []
+        with seeded(_dropout_seed(self.plan.seed, index)):
+            for head, alive in zip(self.all, self.alive, strict=True):
+                if not alive:
+                    losses.append(torch.tensor(math.nan))
+                    continue
+                outputs = resized(self.task.activated(head(maps)), (targets.shape[2], targets.shape[3]))
+                loss = self.task.loss(outputs, targets, index)
+                loss.backward()  # type: ignore[no-untyped-call]
+                if self.settings.clip_norm is not None:
+                    nn.utils.clip_grad_norm_(head.parameters(), self.settings.clip_norm)
+                losses.append(loss.detach())
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return losses
+
+    def report(self, losses: Sequence[Tensor], maps: dict[str, Tensor], done: int) -> None:
+        """Mark heads that diverged, stop when none is left, and log the progress now and then."""
+        values = [float(loss) for loss in losses]
+        finite = [
+            alive and math.isfinite(value) and all(bool(torch.isfinite(p).all()) for p in head.parameters())
+            for head, alive, value in zip(self.all, self.alive, values, strict=True)
+        ]
+        self.alive = finite
+        if not any(finite):
+            _stop_diverged(self.task.name, maps, done)
+        size = self.settings.batch_size
+        if self.plan.progress is not None:
+            self.plan.progress(done * size, self.plan.updates * size)
+        now = time.perf_counter()
+        if done == self.plan.updates or now - self.reported > LINE_SECONDS:
+            self.reported = now
+            best = min(value for value, alive in zip(values, finite, strict=True) if alive)
+            diverged = f"; {finite.count(False)} diverged" if not all(finite) else ""
+            log.info(f"update {done} of {self.plan.updates}: lowest loss of {len(finite)} heads {best:.4g}{diverged}")
+
+    def save(self, done: int, *, now: bool) -> None:
+        """Write a checkpoint when one is due."""
+        if not (now or time.perf_counter() - self.saved > SAVE_SECONDS):
+            return
+        state = {name: tensor.detach().cpu() for name, tensor in self.heads.state_dict().items()}
+        content = {"heads": state, "optimizer": self.optimizer.state_dict(), "alive": self.alive}
+        checkpoints.write(self.plan.folder, done, content, keep=1)
+        self.saved = time.perf_counter()
+
+
+def _group(head: DenseHead) -> dict[str, Any]:
+    named = dict(head.named_parameters())
+    return {
+        "params": list(named.values()),
+        "names": list(named),
+        "lr_factor": head.lr,
+        "weight_decay_factor": 1.0,
+        "own_weight_decay": None,
+        "constant_lr": False,
+        "layer": 0,
+    }
+
+
+def _dropout_seed(seed: int, index: int) -> int:
+    """Return the seed of an update: that of the run and its number alone, so that a run continues as it began."""
+    return (seed * 1_000_003 + index) % 2**63
+
+
+def _stop_diverged(protocol: str, maps: dict[str, Tensor], done: int) -> None:
+    for name, values in maps.items():
+        if not torch.isfinite(values).all():
+            raise DataError(
+                f"the features of layer '{name}' are not finite numbers (update {done})",
+                "The backbone overflowed (try --precision fp32) or its weights are damaged (see sslbench inspect).",
+            )
+    raise NotFiniteError(
+        f"{protocol}: every head diverged: each loss was NaN or infinite by update {done}",
+        "Give lower learning rates (lr=[0.0001,0.0003]), or norm=true, which normalises the features.",
+    )

@@ -1,0 +1,102 @@
+"""Sheets of test images with predictions and truth, as PNG, for the picture beside a record."""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
+
+from sslbench.arrays import FloatArray
+from sslbench.data.decode.handlers import PictureDecoder, make_decoder
+from sslbench.data.decode.picture import Wanted
+from sslbench.data.loading import loader
+from sslbench.data.source import Source
+from sslbench.preprocessing import Preprocessing
+
+SIDE = 160
+"""Longer side of a picture in pixels."""
+TRUE, FOUND = (20, 150, 60), (230, 30, 30)
+"""Colours of truth (green) and prediction (red)."""
+_GAP, _TEXT = 4, 16
+
+Drawing = Callable[[Image.Image, int, float], Image.Image]
+"""Function from a small picture, the number of the image and the factor of its size to the picture with the drawing."""
+
+
+def chosen_by_score(scores: FloatArray, each: int = 5) -> dict[str, list[int]]:
+    """Return images of the best, of median and of the worst scores (N,), no image twice.
+
+    >>> chosen_by_score(np.array([0.1, 0.9, 0.5]), 1)
+    {'best': [1], 'median': [2], 'worst': [0]}
+    """
+    order = np.argsort(-scores, kind="stable").tolist()
+    each = max(1, min(each, len(order) // 3))
+    middle = (len(order) - each) // 2
+    parts = {"best": order[:each], "median": order[middle : middle + each], "worst": order[-each:]}
+    seen: set[int] = set()
+    chosen = {}
+    for name, rows in parts.items():
+        chosen[name] = [row for row in rows if row not in seen]
+        seen |= set(rows)
+    return {name: rows for name, rows in chosen.items() if rows}
+
+
+def sheet(
+    source: Source,
+    chosen: Mapping[str, Sequence[int]],
+    captions: Mapping[int, str],
+    draw: Drawing,
+    preprocessing: Preprocessing,
+) -> bytes:
+    """Return a PNG with a row of pictures for each group.
+
+    Args:
+        source: of the images.
+        chosen: group -> numbers of images.
+        captions: number of an image -> text below its picture.
+        draw: see `Drawing`.
+        preprocessing: its decoder and limit read the images.
+    """
+    decoder = make_decoder(preprocessing.decoder, Wanted(max_pixels=preprocessing.max_pixels), source.images)
+    rows = {name: [_small(source, row, decoder, draw) for row in group] for name, group in chosen.items()}
+    width = max(sum(picture.width + _GAP for picture in row) for row in rows.values()) + _GAP + 60
+    heights = [max(picture.height for picture in row) + _TEXT + _GAP for row in rows.values()]
+    paper = Image.new("RGB", (width, sum(heights) + _GAP), (255, 255, 255))
+    pen, font = ImageDraw.Draw(paper), ImageFont.load_default(size=12)
+    top = _GAP
+    for (name, pictures), height in zip(rows.items(), heights, strict=True):
+        pen.text((_GAP, top), name, fill=(40, 40, 40), font=font)
+        left = 60
+        for picture, number in zip(pictures, chosen[name], strict=True):
+            paper.paste(picture, (left, top))
+            pen.text((left, top + picture.height + 1), captions[number], fill=(40, 40, 40), font=font)
+            left += picture.width + _GAP
+        top += height
+    file = io.BytesIO()
+    paper.save(file, "PNG")
+    return file.getvalue()
+
+
+def _small(source: Source, row: int, decoder: PictureDecoder, draw: Drawing) -> Image.Image:
+    image = loader.read(source.images, row, decoder).image
+    picture = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
+    factor = SIDE / max(picture.size)
+    size = max(1, round(picture.width * factor)), max(1, round(picture.height * factor))
+    small = picture.resize(size, Image.Resampling.NEAREST if factor > 1 else Image.Resampling.BICUBIC)
+    return draw(small, row, factor)
+
+
+def with_boxes(picture: Image.Image, boxes: npt.ArrayLike, colour: tuple[int, int, int], factor: float) -> None:
+    """Draw boxes (n, 4) of the original image on a picture that is smaller or larger by `factor`."""
+    pen = ImageDraw.Draw(picture)
+    for box in np.asarray(boxes, dtype=np.float64).reshape(-1, 4).tolist():
+        left, top, right, bottom = (value * factor for value in box)
+        pen.rectangle((left, top, max(right - 1, left), max(bottom - 1, top)), outline=colour, width=2)
+
+
+def with_mask(picture: Image.Image, mask: npt.NDArray[np.bool_], colour: tuple[int, int, int]) -> Image.Image:
+    """Return a picture with a coloured mask (H, W) of the original image over it."""
+    small = Image.fromarray(mask).resize(picture.size, Image.Resampling.NEAREST)
+    tinted = Image.blend(picture, Image.new("RGB", picture.size, colour), 0.5)
+    return Image.composite(tinted, picture, small)

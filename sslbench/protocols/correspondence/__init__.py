@@ -1,0 +1,134 @@
+"""Correspondence of points between two images by the nearest features, without training.
+
+Keypoints (SPair-71k, PF-Pascal, TSS): each keypoint of the source image takes the features of its place on the grid,
+bilinear, and its match is the centre of the cell of the target image with the largest cosine (`matcher=nearest`), or the
+mean position around it (`matcher=soft`; Zhang et al., CVPR 2024). PCK@alpha is the share of keypoints whose match lies
+within alpha times the longer side of the target's box, the threshold included, in pixels of the original image. It is
+averaged over pairs ("per image", the authors of SPair-71k), over all points ("per point", most papers since 2023) and
+over classes: three numbers that differ by points. Intervals take pairs that share an image as dependent.
+
+Homographies (HPatches, or any images: `--data homography:photos/`): each cell of the source image whose true place lies
+in the target image is matched to the nearest cell. Errors are in pixels of the image whose longer side is `size`, and
+recall is the share of matches within 1, 3, 5 and 10 of them. Pairs of one source image are kept together in intervals.
+
+Beside the score stand a random cell (chance), the pixels of the cells and the untrained network; as variants the same
+place as in the source image, and the ceiling: the cell nearest to the true place.
+
+Time: two forward passes per image at most, and one product of K x D with D x cells per pair.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.dense import DenseEncoder, layer_inputs
+from sslbench.backbones.layers import Layer
+from sslbench.data.image_pairs import ImagePairs
+from sslbench.data.source import Labels, Source
+from sslbench.distributed.collectives import rank
+from sslbench.errors import DataError, UsageError
+from sslbench.features.extract import ExtractSettings
+from sslbench.labels import LABELS
+from sslbench.protocols.correspondence.homographies import match_homographies
+from sslbench.protocols.correspondence.points import match_points
+from sslbench.protocols.correspondence.settings import Settings
+from sslbench.protocols.protocol import OnImages, Protocol
+from sslbench.results import Outcome
+from sslbench.runtime.progress import stage_progress
+
+_OF_SOFT = ("temperature", "radius")
+_OF_POINTS = ("matcher",)
+_OF_HOMOGRAPHIES = ("ratio", "mutual", "matches", "outside")
+
+
+def check(settings: Settings, labels: Labels) -> None:
+    """Refuse settings and data that cannot work or have no effect, before any image is decoded.
+
+    Raises:
+        UsageError: a setting is out of its range, or has no effect.
+        DataError: the data are no pairs of images.
+    """
+    if labels.kind not in ("points", "homography"):
+        raise DataError(f"correspondence needs pairs of images, and these samples have {LABELS[labels.kind].text}")
+    if settings.size < 1 or settings.radius < 0 or settings.matches < 0:
+        name = "size" if settings.size < 1 else "radius" if settings.radius < 0 else "matches"
+        raise UsageError(f"correspondence: {name} should not be {getattr(settings, name)}")
+    if not settings.temperature > 0 or not 0 < settings.ratio <= 1 or not settings.max_memory >= 0:
+        name = (
+            "temperature" if not settings.temperature > 0 else "ratio" if not 0 < settings.ratio <= 1 else "max_memory"
+        )
+        raise UsageError(f"correspondence: {name} should not be {getattr(settings, name)}")
+    default, useless = Settings(), dict[str, str]()
+    if settings.matcher == "nearest":
+        useless |= dict.fromkeys(_OF_SOFT, "with matcher=nearest")
+    if labels.kind == "points":
+        useless |= dict.fromkeys(_OF_HOMOGRAPHIES, "on keypoints, each of which has one match")
+    else:
+        useless |= dict.fromkeys(_OF_POINTS, "on homographies, where cells are matched to cells")
+    for name, where in useless.items():
+        if getattr(settings, name) != getattr(default, name):
+            raise UsageError(f"correspondence: {name} has no effect {where}", "Leave it out.")
+
+
+def row_names(
+    backbone: Backbone, layers: Sequence[Layer], train: Source, settings: Settings, *, seed: int
+) -> tuple[str, ...]:
+    """Return the names of the results, one per layer, before any image is decoded.
+
+    Raises:
+        UsageError: a layer has a pool, or the facet is none of its parts.
+    """
+    return tuple(each.name for each in layer_inputs(backbone, layers, facet=settings.facet))
+
+
+def run(  # noqa: PLR0913  the signature of every protocol on images
+    backbone: Backbone,
+    layers: Sequence[Layer],
+    train: Source,
+    test: Source,
+    settings: Settings,
+    *,
+    seed: int,
+    engine: ExtractSettings,
+    folder: Path,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Outcome]:
+    """Match the pairs of the test part; with several processes the first one does.
+
+    Args:
+        backbone: stays as it is.
+        layers: a row of results each.
+        train: not used.
+        test: pairs of images.
+        settings: see `Settings`.
+        seed: of the half-samples of intervals; nothing else is drawn.
+        engine: device, precision, threads that decode.
+        folder: not used.
+        progress: called with what, images done and images in all.
+
+    Returns:
+        Name of a layer -> outcome; empty on processes other than the first.
+
+    Raises:
+        DataError: the data are no pairs, or images cannot be read.
+    """
+    check(settings, test.labels)
+    if not isinstance(test.tuples, ImagePairs):
+        raise DataError(f"{test.name} has no pairs of images")
+    if rank() != 0:
+        return {}
+    inputs = layer_inputs(backbone, layers, facet=settings.facet)
+    encoder = DenseEncoder(backbone, inputs, device=engine.device, precision=engine.precision)
+    report = stage_progress(progress, f"{backbone.name} on {test.name}")
+    match = match_points if test.labels.kind == "points" else match_homographies
+    return match(
+        encoder, backbone.preprocessing, test, test.tuples, settings, seed=seed, engine=engine, progress=report
+    )
+
+
+PROTOCOL = Protocol(
+    version=1,
+    summary="Correspondence of keypoints, or of cells under homographies, without training.",
+    settings=Settings,
+    kind=OnImages(check, row_names, run, label_kinds=frozenset({"points", "homography"}), trains=False),
+)

@@ -1,0 +1,180 @@
+"""Cells of pairs of images under a homography, matched by features."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import torch
+
+from sslbench.arrays import FloatArray, IntArray
+from sslbench.backbones.dense import DenseEncoder
+from sslbench.data.groups import source_groups
+from sslbench.data.image_pairs import HomographyPair, ImagePairs
+from sslbench.data.source import Source
+from sslbench.data.warped import in_pixels
+from sslbench.features.extract import ExtractSettings
+from sslbench.labels import LABELS
+from sslbench.metrics.dense.correspondence import PIXELS, MatchErrors, apply_homography, match_measure
+from sslbench.metrics.intervals import Units
+from sslbench.metrics.summary import with_intervals
+from sslbench.preprocessing import Preprocessing
+from sslbench.protocols._parts.dense_images import (
+    Fitted,
+    fit,
+    maps_and_pixels,
+    network_input,
+    pictures,
+    pixel_floors,
+)
+from sslbench.protocols.correspondence.settings import Settings
+from sslbench.results import Outcome
+from sslbench.solvers.correspondence import ratio_matches
+
+_RESAMPLES = 1000
+_FREE = ("position only", "ceiling")
+
+
+def match_homographies(
+    encoder: DenseEncoder,
+    preprocessing: Preprocessing,
+    test: Source,
+    pairs: ImagePairs,
+    settings: Settings,
+    *,
+    seed: int,
+    engine: ExtractSettings,
+    progress: Callable[[int, int], None] | None,
+) -> dict[str, Outcome]:
+    """Return the outcome of each input of the encoder; arguments as for `correspondence.run`."""
+    number_of, errors = _by_source(pairs), _Errors()
+    rows = [row for source, numbers in number_of.items() for row in (source, *(pairs.pairs[i].target for i in numbers))]
+    floor_of: dict[str, str] = {}
+
+    def encoded() -> Iterator[tuple[Fitted, dict[str, torch.Tensor]]]:
+        for done, (_, picture) in enumerate(pictures(test, rows, preprocessing, engine), start=1):
+            size = (int(picture.shape[1]), int(picture.shape[2]))
+            fitted = fit(size, settings.size, settings.shape, encoder.multiple)
+            maps = maps_and_pixels(encoder, network_input(picture, fitted, preprocessing).to(encoder.device))
+            yield fitted, {name: value[0] for name, value in maps.items()}
+            if progress is not None:
+                progress(done, len(rows))
+
+    images = encoded()
+    for numbers in number_of.values():
+        source = next(images)
+        grids = {each.name: _grid(source[1][each.name]) for each in encoder.inputs}
+        floor_of = floor_of or pixel_floors(grids)
+        for number in numbers:
+            pair = pairs.pairs[number]
+            if isinstance(pair, HomographyPair):
+                _match(number, pair, source, next(images), settings, errors, set(floor_of.values()))
+    for _ in images:
+        raise RuntimeError("images were left over")
+    return {each.name: _outcome(each.name, floor_of[each.name], errors, test, seed) for each in encoder.inputs}
+
+
+def _by_source(pairs: ImagePairs) -> dict[int, list[int]]:
+    """Return source image -> numbers of its pairs."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for number, pair in enumerate(pairs.pairs):
+        found[pair.source].append(number)
+    return found
+
+
+class _Errors:
+    """Errors of the matches of all pairs: of maps by their name, and of answers that need no features.
+
+    Attributes:
+        of: name -> number of the pair and its errors, for each pair.
+        random: name of a map -> for each pair its number, and for each cell the share of cells within each of `PIXELS`.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[str, list[tuple[int, FloatArray]]] = defaultdict(list)
+        self.random: dict[str, list[tuple[int, FloatArray]]] = defaultdict(list)
+
+    def joined(self, name: str) -> tuple[FloatArray, IntArray]:
+        """Return the errors (M,) and the number of the pair of each."""
+        parts = self.of[name]
+        pairs = [np.full(len(errors), number, dtype=np.int64) for number, errors in parts]
+        return np.concatenate([errors for _, errors in parts]), np.concatenate(pairs)
+
+
+def _match(
+    number: int,
+    pair: HomographyPair,
+    source: tuple[Fitted, Mapping[str, torch.Tensor]],
+    target: tuple[Fitted, Mapping[str, torch.Tensor]],
+    settings: Settings,
+    errors: _Errors,
+    floors: set[str],
+) -> None:
+    """Match the cells of a pair by each of the maps."""
+    (own, maps), (other, other_maps) = source, target
+    homography = in_pixels(pair.homography, *own.original) if pair.unit_square else pair.homography
+    # Pixels of the resized target image, scaled to a longer side of exactly `size`.
+    unit = np.array(other.size[::-1]) / np.array(other.original[::-1]) * settings.size / max(other.size)
+    for name, value in maps.items():
+        centres, candidates = own.centres(_grid(value)), other.centres(_grid(other_maps[name]))
+        true = apply_homography(homography, centres)
+        kept = _inside(centres, own.original) & (settings.outside | _inside(true, other.original))
+        cells = np.flatnonzero(kept)
+        found = ratio_matches(
+            _vectors(value)[cells],
+            _vectors(other_maps[name]),
+            ratio=None if settings.ratio == 1 else settings.ratio,
+            most=settings.matches or None,
+            mutual=settings.mutual,
+        )
+        true = true[cells[found.source]]
+        errors.of[name].append((number, np.linalg.norm((true - candidates[found.target]) * unit, axis=1)))
+        if name in floors:
+            same = centres[cells[found.source]] / np.array(own.original[::-1]) * np.array(other.original[::-1])
+            distances = np.linalg.norm((true[:, None] - candidates) * unit, axis=2)
+            errors.of[f"position only {name}"].append((number, np.linalg.norm((true - same) * unit, axis=1)))
+            errors.of[f"ceiling {name}"].append((number, distances.min(axis=1)))
+            shares = [(distances <= limit).mean(axis=1) for limit in PIXELS]
+            errors.random[name].append((number, np.stack(shares, axis=1)))
+
+
+def _inside(points: FloatArray, size: tuple[int, int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return which points (K, 2) lie on an image of a height and width."""
+    limits = np.array(size[::-1]) - 0.5
+    return np.asarray(((points >= -0.5) & (points <= limits)).all(axis=1))
+
+
+def _grid(value: torch.Tensor) -> tuple[int, int]:
+    return int(value.shape[1]), int(value.shape[2])
+
+
+def _vectors(value: torch.Tensor) -> FloatArray:
+    return value.flatten(1).T.float().cpu().numpy()
+
+
+def _outcome(name: str, floor: str, errors: _Errors, test: Source, seed: int) -> Outcome:
+    each, of_pair = errors.joined(name)
+    units = Units.of(len(test), source_groups(test))
+    metrics = with_intervals(match_measure(MatchErrors(each, of_pair)), units, seed, _RESAMPLES)
+    counts = [np.bincount(of_pair[each <= limit], minlength=len(test)) for limit in PIXELS]
+    rows = np.column_stack([*counts, np.bincount(of_pair, minlength=len(test))]).astype(np.float32)
+    shares = np.concatenate([shares for _, shares in errors.random[floor]]).mean(axis=0)
+    empty = int((rows[:, -1] == 0).sum())
+    notes = [f"{len(each):,} matches in {len(test):,} pairs."]
+    if empty:
+        notes.append(f"{empty:,} pairs have no match and count for nothing.")
+    return Outcome(
+        metrics=metrics,
+        headline=LABELS["homography"].metric,
+        scores=rows,
+        per_class={},
+        variants={key: _named(errors, f"{key} {floor}", len(test)) for key in _FREE},
+        chance={f"match_recall@{limit}px": float(share) for limit, share in zip(PIXELS, shares, strict=True)},
+        floors={"pixels": _named(errors, floor, len(test))},
+        notes=tuple(notes),
+    )
+
+
+def _named(errors: _Errors, name: str, number: int) -> dict[str, float]:
+    """Return recall and AUC of some matches by name, without intervals."""
+    measure = match_measure(MatchErrors(*errors.joined(name)))
+    return dict(zip(measure.names, measure.statistic(np.ones((1, number)))[0].tolist(), strict=True))

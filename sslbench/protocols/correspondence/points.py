@@ -1,0 +1,213 @@
+"""Keypoints of pairs of images, matched by features."""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from sslbench.arrays import FloatArray
+from sslbench.backbones.dense import DenseEncoder
+from sslbench.data.image_pairs import ImagePairs, PointPair
+from sslbench.data.source import Source
+from sslbench.features.extract import ExtractSettings
+from sslbench.labels import LABELS
+from sslbench.metrics.dense.correspondence import (
+    ALPHAS,
+    PCK_PER_CLASS,
+    PCK_PER_IMAGE,
+    PCK_PER_POINT,
+    PairHits,
+    hits,
+    pck_with_intervals,
+    swaps,
+)
+from sslbench.metrics.intervals import Values
+from sslbench.preprocessing import Preprocessing
+from sslbench.protocols._parts.dense_images import (
+    Fitted,
+    fit,
+    maps_and_pixels,
+    network_input,
+    pictures,
+    pixel_floors,
+)
+from sslbench.protocols.correspondence.settings import Settings
+from sslbench.results import Outcome
+from sslbench.solvers.correspondence import nearest_cells, sample, similarity_maps, soft_argmax
+
+Maps = Mapping[str, torch.Tensor]
+"""Name of an input of the encoder, or of pixels -> (D, h, w)."""
+_ALPHA = ALPHAS.index(0.1)
+_BYTES = 1e9
+
+
+def match_points(
+    encoder: DenseEncoder,
+    preprocessing: Preprocessing,
+    test: Source,
+    pairs: ImagePairs,
+    settings: Settings,
+    *,
+    seed: int,
+    engine: ExtractSettings,
+    progress: Callable[[int, int], None] | None,
+) -> dict[str, Outcome]:
+    """Return the outcome of each input of the encoder; arguments as for `correspondence.run`."""
+    points = [pair for pair in pairs.pairs if isinstance(pair, PointPair)]
+    matcher = _PointMatcher(points, settings)
+    images = sorted({row for pair in points for row in (pair.source, pair.target)}, key=_first_use(points).__getitem__)
+    todo, done = images, 0
+    while todo:
+        again = []
+        for row, picture in pictures(test, todo, preprocessing, engine):
+            fitted = fit(
+                (int(picture.shape[1]), int(picture.shape[2])), settings.size, settings.shape, encoder.multiple
+            )
+            maps = maps_and_pixels(encoder, network_input(picture, fitted, preprocessing).to(encoder.device))
+            if not matcher.take(row, fitted, {name: value[0] for name, value in maps.items()}):
+                again.append(row)
+            done += 1
+            if progress is not None:
+                progress(done, len(images) + len(again))
+        todo = again
+    return {each.name: _outcome(each.name, matcher, test) for each in encoder.inputs}
+
+
+def _first_use(pairs: Sequence[PointPair]) -> dict[int, int]:
+    """Return image -> position of the first pair that it is in, so that images of a pair are encoded soon after."""
+    found: dict[int, int] = {}
+    for position, pair in enumerate(pairs):
+        found.setdefault(pair.source, position)
+        found.setdefault(pair.target, position)
+    return found
+
+
+class _PointMatcher:
+    """Scores of all pairs, filled as images come.
+
+    The features of the keypoints of an image are taken as a source at once. As a target, its maps are kept until the
+    sources of all of its pairs have come, within the memory allowed; otherwise the image has to come a second time.
+    """
+
+    def __init__(self, pairs: Sequence[PointPair], settings: Settings) -> None:
+        self.pairs, self.settings = pairs, settings
+        self.found: dict[str, FloatArray] = defaultdict(lambda: np.zeros((len(pairs), len(ALPHAS))))
+        self.swapped: dict[str, FloatArray] = defaultdict(lambda: np.zeros(len(pairs)))
+        self.free: dict[str, dict[str, FloatArray]] = defaultdict(
+            lambda: {name: np.zeros((len(pairs), len(ALPHAS))) for name in ("chance", "position only", "ceiling")}
+        )
+        self.floor_of: dict[str, str] = {}
+        self._as_source, self._as_target = defaultdict(list[int]), defaultdict(set[int])
+        for number, pair in enumerate(pairs):
+            self._as_source[pair.source].append(number)
+            self._as_target[pair.target].add(number)
+        self._queries: dict[int, dict[str, torch.Tensor]] = {}
+        self._places: dict[int, FloatArray] = {}  # keypoints of the source as shares of its width and height
+        self._kept: dict[int, tuple[Fitted, Maps]] = {}
+        self._bytes = 0
+
+    def take(self, row: int, fitted: Fitted, maps: Maps) -> bool:
+        """Take an image and score the pairs that are complete; return False if it has to come again."""
+        grids = {name: (int(value.shape[1]), int(value.shape[2])) for name, value in maps.items()}
+        if not self.floor_of:
+            self.floor_of = pixel_floors({n: grid for n, grid in grids.items() if not n.startswith("pixels ")})
+        for number in self._as_source.pop(row, []):
+            own = self.pairs[number].source_points
+            self._places[number] = (own + 0.5) / np.array(fitted.original[::-1])
+            self._queries[number] = {
+                name: sample(value, _tensor(fitted.to_cells(own, grids[name]), value)) for name, value in maps.items()
+            }
+        here = {row: (fitted, maps)} | self._kept
+        for target, (place, own_maps) in here.items():
+            for number in sorted(self._as_target[target] & self._queries.keys()):
+                self._score(number, place, own_maps)
+                self._as_target[target].discard(number)
+            if not self._as_target[target] and target in self._kept:
+                self._bytes -= _size(self._kept.pop(target)[1])
+        if not self._as_target[row]:
+            return True
+        if self._bytes + _size(maps) > self.settings.max_memory * _BYTES:
+            return False
+        self._kept[row] = fitted, maps
+        self._bytes += _size(maps)
+        return True
+
+    def _score(self, number: int, fitted: Fitted, maps: Maps) -> None:
+        pair, queries, place = self.pairs[number], self._queries.pop(number), self._places.pop(number)
+        for name, value in maps.items():
+            grid = (int(value.shape[1]), int(value.shape[2]))
+            similarity = similarity_maps(queries[name], value)
+            if self.settings.matcher == "nearest":
+                cells = nearest_cells(similarity)
+            else:
+                radius = self.settings.radius or None
+                cells = soft_argmax(similarity, temperature=self.settings.temperature, radius=radius)
+            predicted = fitted.from_cells(cells.cpu().numpy().astype(np.float64), grid)
+            self.found[name][number] = hits(predicted, pair.target_points, pair.side).sum(axis=0)
+            self.swapped[name][number] = _swapped(predicted, pair)
+        for name in set(self.floor_of.values()):
+            grid = (int(maps[name].shape[1]), int(maps[name].shape[2]))
+            distance = np.linalg.norm(pair.target_points[:, None] - fitted.centres(grid), axis=2)
+            free = self.free[name]
+            for column, alpha in enumerate(ALPHAS):
+                free["chance"][number, column] = (distance <= alpha * pair.side).mean(axis=1).sum()
+                free["ceiling"][number, column] = (distance.min(axis=1) <= alpha * pair.side).sum()
+            same = place * np.array(fitted.original[::-1]) - 0.5
+            free["position only"][number] = hits(same, pair.target_points, pair.side).sum(axis=0)
+
+
+def _swapped(predicted: FloatArray, pair: PointPair) -> float:
+    """Return the number of keypoints matched to another one; NaN where points are dense."""
+    if not pair.keypoints:
+        return float("nan")
+    number = len(pair.target_points)
+    alike, visible = np.zeros(number, dtype=np.int64), np.ones(number, dtype=np.bool_)
+    return float(swaps(predicted, pair.target_points, alike, visible, ALPHAS[_ALPHA] * pair.side).sum())
+
+
+def _tensor(points: FloatArray, like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(points).to(like.device, like.dtype)
+
+
+def _size(maps: Maps) -> int:
+    return sum(value.numel() * value.element_size() for value in maps.values())
+
+
+def _outcome(name: str, matcher: _PointMatcher, test: Source) -> Outcome:
+    pairs = matcher.pairs
+    points = np.array([len(pair.target_points) for pair in pairs], dtype=np.int64)
+    images = np.array([(pair.source, pair.target) for pair in pairs], dtype=np.int64)
+    classes, floor = test.labels.values, matcher.floor_of[name]
+    swapped = matcher.swapped[name]
+    found = PairHits(matcher.found[name], points, classes, None if np.isnan(swapped).any() else swapped)
+    rows = np.column_stack([found.found, swapped, points]).astype(np.float32)
+    metrics: Values = pck_with_intervals(found, images)
+    free = {key: _named(PairHits(value, points, classes)) for key, value in matcher.free[floor].items()}
+    own = found.of_classes(np.ones((1, len(pairs))))[0, :, _ALPHA]
+    several = len(images.ravel()) - len(np.unique(images))
+    notes = [f"{points.sum():,} points of {len(pairs):,} pairs of {len(np.unique(images)):,} images."]
+    if several:
+        notes.append("Intervals take pairs that share an image as dependent.")
+    return Outcome(
+        metrics=metrics,
+        headline=LABELS["points"].metric,
+        scores=rows,
+        per_class=dict(zip(test.labels.classes, own.tolist(), strict=False)),
+        variants={"position only": free["position only"], "ceiling": free["ceiling"]},
+        chance=free["chance"],
+        floors={"pixels": _named(dataclasses.replace(found, found=matcher.found[floor], swapped=None))},
+        notes=tuple(notes),
+    )
+
+
+def _named(pairs: PairHits) -> dict[str, float]:
+    """Return PCK by name, without intervals."""
+    once = np.ones((1, len(pairs.points)))
+    parts = zip(
+        (PCK_PER_IMAGE, PCK_PER_POINT, PCK_PER_CLASS),
+        (pairs.per_image(once), pairs.per_point(once), pairs.per_class(once)),
+        strict=True,
+    )
+    return {m.name: float(v) for metrics, values in parts for m, v in zip(metrics, values[0], strict=True)}

@@ -1,0 +1,67 @@
+"""Settings of the depth protocol."""
+
+import dataclasses
+from typing import Literal
+
+from sslbench.config import setting
+from sslbench.data.loading.joint import Colours
+from sslbench.protocols._parts.dense.settings import HeadSettings
+from sslbench.solvers.dense.heads import Normalisation, Spacing
+
+RawBlocks = Literal["none", "last", "last4", "spread4"]
+Scored = Literal["all", "nyu", "garg", "eigen", "garg_kitti", "eigen_kitti"]
+Align = Literal["none", "median", "affine"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(HeadSettings):
+    """Settings of depth by trained heads."""
+
+    upsample: int = setting(4, "factor by which the maps are enlarged before the head")
+    lr: tuple[float, ...] = setting(
+        (1e-4, 3e-4, 1e-3), "learning rates; a head is trained with each and the best is selected"
+    )
+    betas: tuple[float, float] = setting((0.9, 0.99), "decay rates of AdamW's averages")
+    clip_norm: float | None = setting(35.0, "largest norm of a head's gradient; null: any")
+    steps: int = setting(38_400, "updates, at most", unit="updates")
+    warmup_steps: int = setting(12_800, "updates of linear warm-up, of `steps`", unit="updates")
+    schedule: Literal["poly", "cosine", "constant"] = setting("cosine", "schedule of lr: poly, cosine or constant")
+    size: int | None = setting(480, "short side of the resized images; null: their own", unit="pixels")
+    resize_range: tuple[float, float] = setting((1.0, 1.0), "range of a random factor of the size in training")
+    crop: tuple[int, int] = setting((416, 544), "height and width of the crops", unit="pixels")
+    colours: Colours = setting(
+        "gamma", "photometric: brightness, contrast, saturation, hue as SSD; gamma: as BTS; none"
+    )
+    rotation: float = setting(2.5, "largest rotation in training, of half of the crops", unit="degrees")
+    window: tuple[int, int] | None = setting(
+        None, "height and width of the sliding window in scoring; null: the whole image", unit="pixels"
+    )
+    flip_test: bool = setting(True, "average depths with those of the mirrored image")
+    raw_blocks: RawBlocks = setting(
+        "none",
+        "vision transformers, instead of --layers: outputs of blocks before the last norm: the last, the last4, or "
+        "spread4 over the depth ([2, 5, 8, 11] of 12)",
+    )
+    min_depth: float | None = setting(
+        None, "smallest depth of bins and of scored pixels; null: bins from the smallest of train, all scored", unit="m"
+    )
+    max_depth: float | None = setting(
+        None, "largest depth of bins and of scored pixels; null: bins to the largest of train, all scored", unit="m"
+    )
+    bins: int = setting(256, "depth bins of a head, whose expectation is the depth")
+    spacing: Spacing = setting("uniform", "distances of the bins: uniform or logarithmic")
+    shares: Normalisation = setting("linear", "shares of the bins: linear (relu + 0.1), softmax or sigmoid")
+    gradient: float = setting(0.0, "weight of the gradient loss beside SigLoss")
+    mean_steps: int = setting(0, "first updates in which SigLoss has only its mean term", unit="updates")
+    train_region: tuple[int, int, int, int] | None = setting(
+        None, "left, top, right and bottom of the part of training images that is used", unit="pixels"
+    )
+    scored: Scored = setting(
+        "all",
+        "region of scored pixels: all; nyu (45:471, 41:601 of 480 x 640); garg or eigen of the whole image, or of "
+        "KITTI's 352 x 1216 in it (garg_kitti, eigen_kitti)",
+    )
+    align: Align = setting(
+        "none",
+        "median or affine: metrics after alignment to the true depth of each image, too, under names of their own",
+    )

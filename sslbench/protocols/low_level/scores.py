@@ -1,0 +1,109 @@
+"""Signals of pixels as a dense task, and the outcome of a row of its scores."""
+
+import functools
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+
+from sslbench.arrays import FloatArray
+from sslbench.data.decode.handlers import DEFAULT, make_decoder
+from sslbench.data.decode.picture import Wanted
+from sslbench.data.groups import source_groups
+from sslbench.data.loading import loader
+from sslbench.data.loading.joint import Target
+from sslbench.data.signals import Signal, signal_of
+from sslbench.data.source import Source
+from sslbench.errors import DataError
+from sslbench.metrics.dense.signals import signal_measures, signal_row
+from sslbench.metrics.summary import summarise
+from sslbench.protocols._parts.dense import DenseRow, DenseTask
+from sslbench.protocols.low_level.settings import Settings
+from sslbench.results import Outcome
+from sslbench.solvers.dense.windows import resized
+
+
+def task(settings: Settings) -> DenseTask:
+    """Return the task of one signal."""
+    return DenseTask(
+        name="low-level",
+        outputs=1,
+        read=functools.partial(read_signal, settings.signal, settings.sigma),
+        loss=_loss,
+        row=_row,
+        value=_mean_correlation,
+        cells=_cells,
+        check_totals=_check_totals,
+    )
+
+
+def read_signal(signal: Signal, sigma: float, source: Source, index: int, size: tuple[int, int]) -> Target:
+    """Return the signal of an image at its own size, float32 (1, H, W).
+
+    Raises:
+        UnreadableImage: the image cannot be read.
+    """
+    decoder = make_decoder(DEFAULT.decoder, Wanted(max_pixels=DEFAULT.max_pixels), source.images)
+    image = loader.read(source.images, index, decoder).image
+    array = image.expand(3, -1, -1) if image.shape[0] == 1 else image
+    return signal_of(array.permute(1, 2, 0).numpy(), signal, sigma)[None]
+
+
+def outcome(row: DenseRow, test: Source, *, seed: int) -> Outcome:
+    """Return metrics with intervals over images, and floors, of the scores of a row."""
+    scores = row.rows.astype(np.float32)
+    groups = source_groups(test)
+    metrics, headline, _ = summarise("signal", (), test.labels.values, scores, seed=seed, groups=groups)
+    floors = {name: _values(rows) for name, rows in row.floors.items()}
+    return Outcome(
+        metrics=metrics,
+        headline=headline,
+        scores=scores,
+        per_class={},
+        train=row.train,
+        selected=row.selected,
+        chance=floors.pop("constant"),
+        floors=floors,
+        notes=row.notes,
+    )
+
+
+def _values(rows: FloatArray) -> dict[str, float]:
+    (measure,) = signal_measures(rows)
+    return dict(zip(measure.names, measure.statistic(np.ones((1, len(rows))))[0].tolist(), strict=True))
+
+
+def _loss(outputs: Tensor, targets: Tensor, update: int) -> Tensor:
+    """Return the mean absolute error over the known pixels; padding around a crop is unknown."""
+    known = ~targets.isnan()
+    return nn.functional.l1_loss(outputs[known], targets[known])
+
+
+def _row(output: Tensor, target: Target) -> FloatArray:
+    size = int(target.shape[1]), int(target.shape[2])
+    return signal_row(resized(output[None], size)[0, 0].float().cpu().numpy(), target[0])
+
+
+def _mean_correlation(rows: FloatArray) -> float:
+    return float(rows[:, 0].mean())
+
+
+def _cells(target: Target, grid: tuple[int, int]) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
+    """Return the sums (1, h, w) and the numbers (h, w) of the known pixels in the cells of a grid."""
+    values = target[0].astype(np.float64)
+    known = ~np.isnan(values)
+    rows, columns = (np.arange(n) * cells // n for n, cells in zip(values.shape, grid, strict=True))
+    place = (rows[:, None] * grid[1] + columns)[known]
+    cells = grid[0] * grid[1]
+    sums: FloatArray = np.bincount(place, weights=values[known], minlength=cells).astype(np.float64)
+    return sums.reshape(1, *grid), np.bincount(place, minlength=cells).reshape(grid).astype(np.float64)
+
+
+def _check_totals(sums: FloatArray) -> None:
+    """Refuse a train part without any edge.
+
+    Raises:
+        DataError: every image has one colour.
+    """
+    if not sums.any():
+        raise DataError("low-level: every train image is of one colour, so there is no signal to predict")

@@ -1,0 +1,226 @@
+"""Salient regions without labels: the object that TokenCut, LOST or DINO-seg finds, against masks of the foreground.
+
+Wang et al., CVPR 2022 (TokenCut), section 4, without its bilateral solver: images are resized to the nearest multiple
+of the patch by Lanczos, the region is brought to the size of the mask by nearest neighbours. Scores of ECSSD, DUTS and
+DUT-OMRON: the maximal F (beta squared 0.3; the mean over images at the best of 255 thresholds), IoU and pixel accuracy,
+means over images. A region is 0 or 1, so its F is the same at every threshold below 1.
+
+Floors: the same network untrained; the same method on the mean colours of the cells; the whole image as foreground; a
+centred box of half the image's area.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from sslbench.arrays import FloatArray
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.dense import DenseEncoder
+from sslbench.backbones.layers import Layer
+from sslbench.config import setting
+from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.groups import source_groups
+from sslbench.data.label_map import IGNORED
+from sslbench.data.source import Labels, PixelLabels, Source
+from sslbench.distributed.collectives import rank
+from sslbench.errors import DataError
+from sslbench.features.extract import ExtractSettings
+from sslbench.labels import LABELS
+from sslbench.metrics.dense.discovery import columns, saliency_measures, saliency_values
+from sslbench.metrics.summary import summarise
+from sslbench.preprocessing import Preprocessing
+from sslbench.protocols._parts.objects import (
+    SearchSettings,
+    centred_box,
+    check_search,
+    searched_maps,
+)
+from sslbench.protocols._parts.own_sizes import Fit, mapped_images
+from sslbench.protocols._parts.pictures import FOUND, TRUE, chosen_by_score, sheet, with_mask
+from sslbench.protocols.protocol import FOREGROUND, OnImages, Protocol
+from sslbench.results import Outcome
+from sslbench.solvers.discovery import DiscoveredObject, Mask
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(SearchSettings):
+    """Settings of unsupervised saliency."""
+
+    fit: Fit = setting("resize", "resize images to the nearest multiple of the patch, or pad them to the next one")
+
+
+def check(settings: Settings, train: Labels) -> None:
+    """Refuse settings and labels that cannot work, before any image is decoded.
+
+    Raises:
+        UsageError: a number is out of its range, or has no effect.
+        DataError: the images have no masks of a foreground.
+    """
+    if train.kind != "mask":
+        raise DataError(
+            f"saliency: needs masks of the foreground, and these samples have {LABELS[train.kind].text}",
+            "Give a folder of images and one of masks with the values 0 and 255.",
+        )
+    check_search(settings, "saliency")
+
+
+def rows(
+    backbone: Backbone, layers: Sequence[Layer], train: Source, settings: Settings, *, seed: int
+) -> tuple[str, ...]:
+    """Return the names of the results, one per layer: 'blocks.11@key'.
+
+    Raises:
+        UsageError: a layer has no keys or no attention.
+    """
+    return tuple(each.name for each in searched_maps(backbone, layers, settings))
+
+
+def run(  # noqa: PLR0913  the signature of every protocol on images
+    backbone: Backbone,
+    layers: Sequence[Layer],
+    train: Source,
+    test: Source,
+    settings: Settings,
+    *,
+    seed: int,
+    engine: ExtractSettings,
+    folder: Path,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Outcome]:
+    """Find the salient region of every image and score it; the first process of several does so.
+
+    Args:
+        backbone: is not touched.
+        layers: a row of results each.
+        train: is not used.
+        test: images with masks of the foreground.
+        settings: see `Settings`.
+        seed: of the intervals.
+        engine: device, precision, workers.
+        folder: is not used.
+        progress: called with what, images done and images in all.
+
+    Returns:
+        Row (see `rows`) -> outcome.
+
+    Raises:
+        DataError: an image or a mask cannot be read, their sizes differ, or a map is too large.
+    """
+    if rank() != 0:
+        return {}
+    if test.maps is None:
+        raise DataError("saliency needs images with masks of the foreground")
+    searched = searched_maps(backbone, layers, settings)
+    inputs = {each.name: each for row in searched for each in row.inputs}
+    encoder = DenseEncoder(backbone, tuple(inputs.values()), device=engine.device, precision=engine.precision)
+    width = len(columns("mask"))
+    values: dict[str, dict[str, FloatArray]] = {row.name: {} for row in searched}
+    regions: dict[str, dict[int, npt.NDArray[np.uint8]]] = {row.name: {} for row in searched}
+    empty = 0
+    for image in mapped_images(
+        test,
+        encoder,
+        backbone.preprocessing,
+        engine,
+        fit=settings.fit,
+        longest_side=settings.longest_side,
+        title=f"searching salient regions by {settings.method}",
+        progress=progress,
+    ):
+        truth = _mask(test.maps, image.index, image.size)
+        empty += not (truth == 1).any()
+        for row in searched:
+            found, grid = row.object_of(image, settings)
+            cell = image.cell(grid)
+            masks = {"": _pixels(found, cell, image.size), "whole image": np.ones(image.size, np.bool_)}
+            masks["centred box"] = _filled(centred_box(image.size), image.size)
+            if not row.heads:
+                masks["pixels"] = _pixels(row.object_in_pixels(image, settings), cell, image.size)
+            for name, mask in masks.items():
+                own = values[row.name].setdefault(name, np.full((len(test), width), np.nan))
+                known = truth != IGNORED
+                own[image.index] = saliency_values(mask[known].astype(np.float64), truth[known] == 1).row
+            regions[row.name][image.index] = np.packbits(masks[""])
+    notes = (f"{empty:,} of {len(test):,} masks have no foreground; any region is wrong there.",) if empty else ()
+    return {
+        row.name: _outcome(values[row.name], regions[row.name], test, test.maps, seed, backbone.preprocessing, notes)
+        for row in searched
+    }
+
+
+def _mask(masks: PixelLabels, index: int, size: tuple[int, int]) -> npt.NDArray[np.int32]:
+    try:
+        return np.asarray(masks.read_map(index, size=size).semantic, dtype=np.int32)
+    except UnreadableImage as error:
+        raise DataError(f"saliency: {error.path}: {error.reason}") from error
+
+
+def _pixels(found: DiscoveredObject | None, cell: tuple[float, float], size: tuple[int, int]) -> Mask:
+    return np.zeros(size, np.bool_) if found is None else found.pixels(cell, *size)
+
+
+def _filled(box: Sequence[float], size: tuple[int, int]) -> Mask:
+    left, top, right, bottom = (round(side) for side in box)
+    mask = np.zeros(size, np.bool_)
+    mask[top:bottom, left:right] = True
+    return mask
+
+
+def _outcome(
+    values: dict[str, FloatArray],
+    regions: dict[int, npt.NDArray[np.uint8]],
+    test: Source,
+    masks: PixelLabels,
+    seed: int,
+    preprocessing: Preprocessing,
+    notes: tuple[str, ...],
+) -> Outcome:
+    own = values[""]
+    metrics, headline, _ = summarise("mask", (), test.labels.values, own, seed=seed, groups=source_groups(test))
+    floors = {}
+    for name, each in values.items():
+        found = [(m.names, m.statistic(np.ones((1, len(each))))[0].tolist()) for m in saliency_measures(each)]
+        floors[name] = {metric: value for names, row in found for metric, value in zip(names, row, strict=True)}
+    return Outcome(
+        metrics=metrics,
+        headline=headline,
+        scores=own.astype(np.float32),
+        per_class={},
+        notes=notes,
+        floors={name: each for name, each in floors.items() if name},
+        picture=_picture(own[:, 0], regions, test, masks, preprocessing),
+    )
+
+
+def _picture(
+    overlap: FloatArray,
+    regions: dict[int, npt.NDArray[np.uint8]],
+    test: Source,
+    masks: PixelLabels,
+    preprocessing: Preprocessing,
+) -> bytes:
+    """Return a sheet of the images of best, median and worst IoU: the found region red, the mask beside it green."""
+    chosen = chosen_by_score(overlap)
+
+    def draw(picture: Image.Image, index: int, factor: float) -> Image.Image:
+        truth = masks.read_map(index).semantic
+        found = np.unpackbits(regions[index], count=truth.size).reshape(truth.shape).astype(np.bool_)
+        both = Image.new("RGB", (2 * picture.width, picture.height))
+        both.paste(with_mask(picture, found, FOUND), (0, 0))
+        both.paste(with_mask(picture, truth == 1, TRUE), (picture.width, 0))
+        return both
+
+    captions = {i: f"IoU {overlap[i]:.2f}" for rows in chosen.values() for i in rows}
+    return sheet(test, chosen, captions, draw, preprocessing)
+
+
+PROTOCOL = Protocol(
+    version=1,
+    summary="salient regions without training: the object of TokenCut, LOST or DINO-seg against masks.",
+    settings=Settings,
+    kind=OnImages(check, rows, run, label_kinds=FOREGROUND, trains=False, part=lambda settings: settings.part),
+)

@@ -1,0 +1,249 @@
+"""Semantic segmentation without training: every patch of a test image takes the labels of the nearest training patches.
+
+Balazevic et al., NeurIPS 2023 ("Towards in-context scene understanding", Hummingbird), section 3. A memory holds the
+features of patches of training images with the share of each class among their pixels. A test patch gets the mean of
+its k nearest, weighted by softmax(cosine / temperature); the shares are brought to the size of the label map by
+bilinear interpolation, and the largest one is the class of the pixel.
+
+Differences from the authors' and later code: the search is exact; scores are at the size of the label map, not of the
+resized image; ignored pixels are in neither memory nor score. Their scores are those after a one-to-one assignment of
+the predicted classes, which can only raise them: `matching=iou` adds these as `matched_mIoU` and `matched_aAcc`.
+
+Memory: that of the patches, 10^6 x 768 numbers in float32 are 3.1 GB, with their labels of 150 classes 0.6 GB. Time:
+the search, 2 * patches * memory * D operations; the 1,449 images of Pascal VOC with 32 x 32 patches against 10^6 take
+2.3 * 10^15, which is 13 hours at 50 GFLOP/s, minutes on a GPU.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import torch
+
+from sslbench.arrays import FloatArray, IntArray, Matrix
+from sslbench.config import setting
+from sslbench.data.label_map import IGNORED
+from sslbench.data.source import Labels, PixelLabels
+from sslbench.errors import DataError, UsageError
+from sslbench.features.array import Features
+from sslbench.labels import LABELS
+from sslbench.metrics.dense import matching, segmentation
+from sslbench.metrics.intervals import Units, Values
+from sslbench.metrics.summary import summarise, with_intervals
+from sslbench.protocols._parts.selection import check_finite
+from sslbench.protocols.protocol import MAPS, OnFeatures, Protocol
+from sslbench.results import Outcome
+from sslbench.solvers.in_context import class_counts, sample_patches, shares, weighted_labels
+from sslbench.solvers.neighbours import Engine, nearest
+from sslbench.solvers.upsampling import upsampled_classes
+
+_QUERIES = 1 << 16
+"""Patches searched at a time."""
+_RESAMPLES = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of the in-context segmentation."""
+
+    k: int = setting(30, "number of nearest patches whose labels are averaged")
+    temperature: float = setting(0.02, "divisor of the cosine in the softmax weights; smaller weighs the nearest more")
+    memory: int = setting(
+        1_000_000,
+        "largest number of training patches; of more, each image keeps equally many, those of its rare classes first",
+    )
+    matching: Literal["none", "iou", "pixels"] = setting(
+        "none",
+        "scores after a one-to-one assignment of predicted classes, beside the others: iou as in Hummingbird's code, "
+        "pixels as in STEGO's",
+    )
+    max_memory: float = setting(1.0, "working memory of the search", unit="GB", changes_result=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class PatchMemory:
+    """Patches of training images.
+
+    Attributes:
+        x: float32 (M, D), features.
+        labels: float32 (M, C), share of each class among the counted pixels.
+        pixels: int64 (C,), counted pixels of each class in all training images.
+        places: float64 (P, C), sum over the images of the shares of each class at each place of the grid.
+        left_out: patches that the memory has no room for.
+    """
+
+    x: Matrix
+    labels: Matrix
+    pixels: IntArray
+    places: FloatArray
+    left_out: int
+
+
+def check(settings: Settings, train: Labels) -> None:
+    """Refuse settings that cannot work, before any image is decoded.
+
+    Raises:
+        UsageError: a number is out of its range.
+        DataError: labels that are not label maps of two classes or more.
+    """
+    if train.kind != "map":
+        raise DataError(
+            f"segmentation-knn: needs a class for every pixel, and these samples have {LABELS[train.kind].text}",
+            "Give data with label maps: images/ and masks/, ADE20K, Cityscapes, Pascal VOC, a manifest with masks.",
+        )
+    for name, least in (("k", 1), ("memory", 1)):
+        if getattr(settings, name) < least:
+            raise UsageError(f"segmentation-knn: {name} must be at least {least}, not {getattr(settings, name)}")
+    if not settings.temperature > 0:
+        raise UsageError(f"segmentation-knn: temperature must be positive, not {settings.temperature}")
+    if len(train.classes) < 2:
+        raise DataError(f"segmentation-knn needs two classes, the maps have {len(train.classes)}")
+
+
+def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
+    """Segment the test images by the patches of the training images.
+
+    Args:
+        train: features (N, h * w * D) of grids, and label maps.
+        test: the same.
+        settings: see `Settings`.
+        seed: of the choice of patches and of the intervals.
+        device: where torch searches; the result is the same.
+
+    Raises:
+        DataError: features that are not finite, or maps that cannot be used or have no counted pixel.
+    """
+    check_finite(train, "train")
+    check_finite(test, "test")
+    memory = patch_memory(train, settings.memory, seed)
+    classes = train.labels.classes
+    areas, tables = np.zeros((len(test), 3, len(classes)), np.int64), list[IntArray]()
+    for index, table in enumerate(_tables(memory, test, settings, device)):
+        areas[index] = _areas_of(table)
+        tables += [] if settings.matching == "none" else [table.astype(np.int32)]
+    rows = areas.reshape(len(areas), -1).astype(np.float32)
+    metrics, headline, per_class = summarise("map", classes, test.labels.values, rows, seed=seed, groups=test.groups)
+    labelled = areas[:, 2].sum(axis=0)
+    position = _of_position(memory, test)
+    if settings.matching != "none":
+        metrics |= _matched(np.stack(tables), settings.matching, test, seed)
+    notes = [f"The memory has {len(memory.x):,} patches of {len(train):,} images"]
+    notes[0] += f", {memory.left_out:,} were left out." if memory.left_out else "."
+    if absent := [name for name, n in zip(classes, labelled, strict=True) if not n]:
+        notes.append(f"{len(absent)} classes have no pixel in test and count only where they are predicted.")
+    return Outcome(
+        metrics=metrics,
+        headline=headline,
+        scores=rows,
+        per_class=per_class,
+        chance=_majority(memory.pixels, labelled),
+        floors={"position only": position},
+        notes=tuple(notes),
+    )
+
+
+def patch_memory(train: Features, most: int, seed: int) -> PatchMemory:
+    """Return the patches of the training images, at most `most`; every image keeps equally many.
+
+    Raises:
+        DataError: no pixel of a training image counts.
+    """
+    maps, grid = _parts(train)
+    n_classes, cells = len(train.labels.classes), grid[0] * grid[1]
+    generator = np.random.default_rng(seed)
+    room = cells if len(train) * cells <= most else max(1, most // len(train))
+    kept: list[Matrix] = []
+    labels: list[Matrix] = []
+    pixels, places, left_out = np.zeros(n_classes, dtype=np.int64), np.zeros((cells, n_classes)), 0
+    for index in range(len(train)):
+        counts = class_counts(maps.read_map(index).semantic, grid, n_classes, ignore=(IGNORED,))
+        pixels += counts.sum(axis=0)
+        places += shares(counts)
+        chosen = np.sort(sample_patches(counts, room, generator))
+        left_out += int(counts.any(axis=1).sum()) - len(chosen)
+        kept.append(np.asarray(train.x[index].reshape(cells, -1)[chosen], dtype=np.float32))
+        labels.append(shares(counts[chosen]))
+    if not pixels.any():
+        raise DataError("segmentation-knn: no pixel of the training maps counts: all are ignored")
+    return PatchMemory(np.concatenate(kept), np.concatenate(labels), pixels, places, left_out)
+
+
+def _matched(tables: IntArray, by: Literal["iou", "pixels"], test: Features, seed: int) -> Values:
+    """Return the metrics after the assignment that is best for all images together, from tables (N, C, C)."""
+    assigned = matching.one_to_one(tables.sum(axis=0, dtype=np.int64), by)
+    measure = matching.matched_measure(matching.assigned_areas(tables, assigned))
+    return with_intervals(measure, Units.of(len(tables), test.groups), seed, _RESAMPLES)
+
+
+def _areas_of(table: IntArray) -> IntArray:
+    """Return the areas (3, C) of a table (C, C) of labels and predictions."""
+    return np.stack([table.diagonal(), table.sum(axis=0), table.sum(axis=1)])
+
+
+def _tables(memory: PatchMemory, test: Features, settings: Settings, device: str) -> Iterator[IntArray]:
+    """Yield the pixels of each pair of label and prediction (C, C) of each test image."""
+    maps, grid = _parts(test)
+    cells, n_classes = grid[0] * grid[1], memory.labels.shape[1]
+    engine = Engine("faiss") if device == "cpu" else Engine("torch", device)
+    step = max(1, _QUERIES // cells)
+    for start in range(0, len(test), step):
+        block = np.asarray(test.x[start : start + step], dtype=np.float32)
+        similarity, rows = nearest(
+            memory.x,
+            block.reshape(len(block) * cells, -1),
+            min(settings.k, len(memory.x)),
+            metric="cosine",
+            max_memory=settings.max_memory,
+            engine=engine,
+        )
+        for i in range(len(block)):
+            part = slice(i * cells, (i + 1) * cells)
+            found = weighted_labels(similarity[part], rows[part], memory.labels, settings.temperature)
+            yield _score(found.reshape(*grid, n_classes), maps, start + i)
+
+
+def _score(scores: Matrix, maps: PixelLabels, index: int) -> IntArray:
+    """Return the pixels (C, C) of each label and class of highest score (h, w, C) at the size of a label map."""
+    label = maps.read_map(index).semantic
+    height, width = label.shape
+    predicted = upsampled_classes(torch.from_numpy(np.moveaxis(scores, 2, 0).copy()), (height, width)).numpy()
+    return segmentation.confusion_matrix(predicted, label, scores.shape[2], ignore=(IGNORED,))
+
+
+def _parts(features: Features) -> tuple[PixelLabels, tuple[int, int]]:
+    if features.maps is None or features.grid is None:
+        raise UsageError(
+            "segmentation-knn needs images with label maps and a layer with a vector per patch",
+            "Give --weights and --data with label maps.",
+        )
+    return features.maps, features.grid
+
+
+def _majority(pixels: IntArray, labelled: IntArray) -> dict[str, float]:
+    """Return the metrics of predicting the most frequent class of train everywhere."""
+    areas = np.zeros((3, len(pixels)), dtype=np.int64)
+    areas[2], most = labelled, int(np.argmax(pixels))
+    areas[0, most], areas[1, most] = labelled[most], labelled.sum()
+    return _named(areas)
+
+
+def _of_position(memory: PatchMemory, test: Features) -> dict[str, float]:
+    """Return the metrics of predicting at each place the class that is most frequent there in train."""
+    maps, grid = _parts(test)
+    scores = (memory.places / np.maximum(memory.places.sum(axis=1, keepdims=True), 1e-12)).astype(np.float32)
+    total = sum(_score(scores.reshape(*grid, -1), maps, index) for index in range(len(test)))
+    return _named(_areas_of(np.asarray(total)))
+
+
+def _named(areas: IntArray) -> dict[str, float]:
+    values = segmentation.segmentation_values(areas).tolist()
+    return dict(zip((metric.name for metric in segmentation.SEGMENTATION), values, strict=True))
+
+
+PROTOCOL = Protocol(
+    version=1,
+    summary="semantic segmentation by the labels of the nearest training patches, without training.",
+    settings=Settings,
+    kind=OnFeatures(check=check, run=run, label_kinds=MAPS),
+)

@@ -1,0 +1,144 @@
+"""Losses of dense tasks: cross-entropy of pixels, SigLoss and gradient loss of depth, angles of surface normals."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Average = Literal["scored", "all"]
+
+_EPSILON = 1e-3  # added to depths before the logarithm, as in DINOv2 and DINOv3
+_MEAN_WEIGHT = 0.15
+_LEAST_CONCENTRATION = 1.01
+_MOST_COSINE = 0.9999  # as in probe3d: the derivative of the arcus cosine is infinite at 1
+
+
+def pixel_cross_entropy(
+    logits: Tensor, target: Tensor, *, ignore: int, average: Average, class_weights: Tensor | None = None
+) -> Tensor:
+    """Return the mean cross-entropy of the pixels.
+
+    Args:
+        logits: (N, C, H, W).
+        target: (N, H, W), int64 classes or `ignore`.
+        ignore: value of pixels without a loss.
+        average: 'scored': the sum is divided by the number of pixels that are not ignored. 'all': by the number of all
+            pixels, the default of MMSegmentation, hence of DINOv2, and of DINOv3; crops with many ignored pixels weigh
+            less.
+        class_weights: (C,), factors of the losses of the classes; a pixel then counts by its weight in the divisor,
+            an ignored one as 1.
+
+    Returns:
+        A scalar; 0 if every pixel is ignored.
+
+    >>> logits, target = torch.zeros(1, 2, 1, 4), torch.tensor([[[0, 1, 255, 255]]])
+    >>> [round(float(pixel_cross_entropy(logits, target, ignore=255, average=a)), 4) for a in ("scored", "all")]
+    [0.6931, 0.3466]
+    """
+    total = functional.cross_entropy(logits, target, weight=class_weights, ignore_index=ignore, reduction="sum")
+    scored = target != ignore
+    weights = scored.to(logits.dtype)
+    if class_weights is not None:
+        weights = torch.where(scored, class_weights[target.masked_fill(~scored, 0)], weights)
+    divisor = weights.sum()
+    if average == "all":
+        divisor = divisor + (~scored).sum()
+    return total / divisor.clamp_min(torch.finfo(logits.dtype).tiny)
+
+
+def sig_loss(
+    prediction: Tensor,
+    target: Tensor,
+    valid: Tensor,
+    *,
+    mean_only: bool = False,
+    unbiased: bool = True,
+    epsilon: float = _EPSILON,
+) -> Tensor:
+    """Return the scale-invariant loss of depth: the root of the variance plus 0.15 squared means of the ln errors.
+
+    Lee et al., "From big to small", 2019 (BTS); 0.15 is 1 less their lambda of 0.85.
+
+    Args:
+        prediction: depths of any shape.
+        target: true depths of the same shape.
+        valid: boolean, the pixels that count; those of the whole batch are taken together.
+        mean_only: leave the variance out, as DINOv2 and DINOv3 do in the first 100 steps.
+        unbiased: divide the variance by one less than the number of pixels (DINOv2, DINOv3), or by the number (BTS,
+            probe3d).
+        epsilon: added to both depths.
+
+    Returns:
+        A scalar; 0 for fewer than two valid pixels.
+
+    >>> depths = torch.tensor([1.0, 2.0, 4.0])
+    >>> round(float(sig_loss(2 * depths, depths, depths > 0, epsilon=0.0)), 4) == round(0.15**0.5 * math.log(2), 4)
+    True
+    """
+    if valid.sum() < 2:
+        return prediction.sum() * 0
+    error = torch.log(prediction[valid] + epsilon) - torch.log(target[valid] + epsilon)
+    squared_mean = _MEAN_WEIGHT * error.mean() ** 2
+    squared = squared_mean if mean_only else torch.var(error, unbiased=unbiased) + squared_mean
+    return torch.sqrt(squared.clamp_min(torch.finfo(squared.dtype).tiny))  # the derivative of the root is infinite at 0
+
+
+def gradient_loss(
+    prediction: Tensor, target: Tensor, valid: Tensor, *, logarithmic: bool = True, epsilon: float = _EPSILON
+) -> Tensor:
+    """Return the sum over four scales of the mean absolute difference of errors two pixels apart.
+
+    Li and Snavely, "MegaDepth", CVPR 2018. DINOv2's code takes these differences over the batch and channels, not over
+    rows and columns; with up to two images its loss lacks the vertical part or is 0. This is the intended loss, as in
+    DINOv3 and probe3d.
+
+    Args:
+        prediction: (N, 1, H, W), depths.
+        target: (N, 1, H, W), true depths.
+        valid: (N, 1, H, W), boolean, the pixels that count.
+        logarithmic: take the errors of the logarithms.
+        epsilon: added to both depths before the logarithm.
+    """
+    loss = prediction.new_zeros(())
+    for stride in (1, 2, 4, 6):
+        found, true, counts = (x[..., ::stride, ::stride] for x in (prediction, target, valid))
+        if logarithmic:
+            ones = torch.ones_like(found)
+            found, true = (torch.log(torch.where(counts, x, ones) + epsilon) for x in (found, true))
+        error = torch.where(counts, found - true, 0)
+        vertical = (error[..., 2:, :] - error[..., :-2, :]).abs() * (counts[..., 2:, :] & counts[..., :-2, :])
+        horizontal = (error[..., 2:] - error[..., :-2]).abs() * (counts[..., 2:] & counts[..., :-2])
+        loss = loss + (vertical.sum() + horizontal.sum()) / counts.sum().clamp_min(1)
+    return loss
+
+
+def angular_loss(prediction: Tensor, target: Tensor, valid: Tensor, concentration: Tensor | None = None) -> Tensor:
+    """Return the mean angle in radians between normals, or its negative log-likelihood with a predicted concentration.
+
+    Bae et al., "Estimating and exploiting the aleatoric uncertainty in surface normal estimation", ICCV 2021. Angles
+    below 0.8 degrees count as 0.8 degrees, without a gradient.
+
+    Args:
+        prediction: (N, 3, H, W), of any length.
+        target: (N, 3, H, W).
+        valid: (N, 1, H, W), boolean, the pixels that count.
+        concentration: (N, 1, H, W), raw outputs k; elu(k) + 1.01 is the concentration.
+
+    Returns:
+        A scalar; 0 without a valid pixel.
+
+    >>> up, right = torch.eye(3)[2][None, :, None, None], torch.eye(3)[0][None, :, None, None]
+    >>> round(float(angular_loss(up, right, torch.ones(1, 1, 1, 1, dtype=torch.bool))), 4)
+    1.5708
+    """
+    counts = valid[:, 0]
+    if not counts.any():
+        return prediction.sum() * 0
+    cosine = functional.cosine_similarity(prediction, target, dim=1)[counts]
+    angle = torch.acos(cosine.clamp(-_MOST_COSINE, _MOST_COSINE))
+    if concentration is None:
+        return angle.mean()
+    kappa = functional.elu(concentration[:, 0][counts]) + _LEAST_CONCENTRATION
+    return (kappa * angle - torch.log(kappa**2 + 1) + torch.log1p(torch.exp(-kappa * math.pi))).mean()

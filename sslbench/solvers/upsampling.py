@@ -1,0 +1,58 @@
+"""Classes at the size of the image from class scores on a grid."""
+
+import math
+
+import torch
+from torch.nn import functional
+
+_BLOCK = 4_000_000  # values at the size of the image in memory at a time
+
+
+def upsampled_classes(scores: torch.Tensor, size: tuple[int, int], *, min_max: bool = False) -> torch.Tensor:
+    """Return the class of highest score per pixel, (H, W), after bilinear interpolation to the size of the image.
+
+    The corners of the grid and of the image are aligned as areas (`align_corners=False`). Classes that cannot be the
+    highest anywhere are left out, the others interpolated in blocks: memory does not grow with their number. Of equal
+    scores the lower class is taken.
+
+    Args:
+        scores: (C, h, w) scores of each class.
+        size: height and width of the image.
+        min_max: scale every class to 0 to 1 over the image first, if it is positive anywhere, as DINO does to track.
+
+    >>> upsampled_classes(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]), (1, 4)).tolist()
+    [[0, 0, 1, 1]]
+    """
+    best = torch.full(size, -math.inf, dtype=scores.dtype, device=scores.device)
+    found = torch.zeros(size, dtype=torch.long, device=scores.device)
+    block = max(1, _BLOCK // (size[0] * size[1]))
+    able = torch.arange(len(scores), device=scores.device) if min_max else _able_to_win(scores)
+    for own in torch.split(able, block):
+        large = functional.interpolate(scores[None, own], size, mode="bilinear", align_corners=False)[0]
+        if min_max:
+            large = _scaled(large)
+        value, place = large.max(dim=0)
+        better = value > best
+        best, found = torch.where(better, value, best), torch.where(better, own[place], found)
+    return found
+
+
+def _able_to_win(scores: torch.Tensor) -> torch.Tensor:
+    """Return the classes that may have the highest score at some pixel, ascending, int64.
+
+    Between four neighbouring places of the grid a score lies between their least and their largest. A class whose
+    largest is below the least of another class wins nowhere there.
+    """
+    kernel = (min(2, scores.shape[1]), min(2, scores.shape[2]))
+    largest = functional.max_pool2d(scores[None], kernel, stride=1)[0]
+    least = -functional.max_pool2d(-scores[None], kernel, stride=1)[0]
+    bound = least.amax(dim=0)
+    slack = 1e-5 * largest.abs().amax()  # interpolation rounds
+    return torch.nonzero((largest >= bound - slack).flatten(1).any(dim=1))[:, 0]
+
+
+def _scaled(maps: torch.Tensor) -> torch.Tensor:
+    """Return maps (C, H, W) scaled to 0 to 1 each; constant ones and those without a positive value as they are."""
+    low, high = maps.amin(dim=(1, 2), keepdim=True), maps.amax(dim=(1, 2), keepdim=True)
+    scaled = (maps - low) / torch.where(high > low, high - low, 1)
+    return torch.where((high > 0) & (high > low), scaled, maps)

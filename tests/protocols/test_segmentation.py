@@ -1,0 +1,224 @@
+"""Segmentation by trained heads: against slow loops, continued bit for bit, and refusals before training."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from sample_maps import ArrayMaps, map_pictures
+from torch import nn
+from torch.nn import functional
+
+from sslbench.backbones.dense import DenseEncoder
+from sslbench.backbones.in_memory import from_module
+from sslbench.backbones.layers import resolve_layers
+from sslbench.errors import DataError, UsageError
+from sslbench.features.extract import ExtractSettings
+from sslbench.preprocessing import Preprocessing
+from sslbench.protocols import segmentation
+from sslbench.protocols._parts.dense import training
+from sslbench.protocols._parts.dense.heads import HeadInput, MapEncoder, Sizes, head_inputs, make_heads
+from sslbench.protocols._parts.dense.scoring import Inference, outputs_of
+from sslbench.protocols._parts.dense.training import rate_factor
+from sslbench.protocols.segmentation import Settings
+from sslbench.protocols.segmentation.scores import task
+from sslbench.runtime.seeds import seeded
+
+QUICK = Settings(steps=40, warmup_steps=4, batch_size=8)
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    with seeded(0):
+        module = nn.Sequential(nn.Conv2d(3, 12, 3, stride=2, padding=1), nn.ReLU()).eval().requires_grad_(False)
+    plain = Preprocessing(resize=None, crop=None, mean=(0.5,) * 3, std=(0.25,) * 3, origin="test")
+    return from_module("small", module, plain)
+
+
+def run(backbone, folder, settings=QUICK, train=None, test=None, workers=0, layer="1"):
+    return segmentation.run(
+        backbone,
+        resolve_layers(backbone, [layer]),
+        map_pictures(30, 1) if train is None else train,
+        map_pictures(12, 2) if test is None else test,
+        settings,
+        seed=0,
+        engine=ExtractSettings(torch.device("cpu"), workers=workers),
+        folder=folder,
+    )
+
+
+def heads_of(backbone, settings=QUICK, outputs=4):
+    layers = resolve_layers(backbone, ["1"])
+    inputs, maps = head_inputs(backbone, layers, settings, protocol="segmentation")
+    encode = MapEncoder(DenseEncoder(backbone, maps), 3, pixels=True)
+    inputs = (*inputs, HeadInput("pixels", ("pixels",) * max(len(each.parts) for each in inputs)))
+    heads = make_heads(inputs, encode.widths, outputs, settings, seed=0)
+    for head in heads:
+        head.eval()
+    return heads, encode
+
+
+def test_colours_are_learnt_and_every_floor_stands_beside(backbone, tmp_path):
+    (outcome,) = run(backbone, tmp_path).values()
+    assert outcome.metrics["mIoU"][0] > 0.7 and outcome.metrics["boundary_F"][0] > 0.5
+    assert outcome.floors["pixels"]["mIoU"] > 0.7, "the colours themselves tell the class"
+    assert outcome.floors["position only"]["mIoU"] < 0.4 and outcome.chance["mIoU"] < 0.1
+    assert outcome.selected["lr"] in QUICK.lr and set(outcome.selected["tried"]) == {f"lr={lr:g}" for lr in QUICK.lr}
+
+
+@pytest.mark.parametrize("head", ["conv", "dpt"])
+def test_other_heads_learn_too(backbone, tmp_path, head):
+    (outcome,) = run(backbone, tmp_path, dataclasses.replace(QUICK, head=head, lr=(1e-3,))).values()
+    assert outcome.metrics["mIoU"][0] > 0.6 and not outcome.selected
+
+
+def test_workers_and_a_kill_change_nothing(backbone, tmp_path, monkeypatch):
+    whole = run(backbone, tmp_path / "whole", dataclasses.replace(QUICK, dropout=0.2))
+    monkeypatch.setattr(training, "SAVE_SECONDS", 0.0)
+    original = training.checkpoints.write
+
+    def killed(folder, step, content, *, keep):
+        original(folder, step, content, keep=keep)
+        if step == 23:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(training.checkpoints, "write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(backbone, tmp_path / "killed", dataclasses.replace(QUICK, dropout=0.2), workers=2)
+    monkeypatch.setattr(training.checkpoints, "write", original)
+    continued = run(backbone, tmp_path / "killed", dataclasses.replace(QUICK, dropout=0.2))
+    for name, outcome in whole.items():
+        np.testing.assert_array_equal(outcome.scores, continued[name].scores)
+        assert outcome.selected == continued[name].selected
+
+
+def test_a_head_that_diverges_is_left_out_and_named(backbone, tmp_path):
+    (outcome,) = run(backbone, tmp_path, dataclasses.replace(QUICK, lr=(1e-3, 1e38))).values()
+    assert outcome.selected["lr"] == 1e-3 and any("lr=1e+38" in note for note in outcome.notes)
+
+
+def test_windows_are_the_mean_of_the_windows(backbone):
+    heads, encode = heads_of(backbone)
+    image = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 3, 20, 33)).astype(np.float32))
+    inference = Inference(Sizes(None, (16, 16), (16, 16), (10, 10)))
+    with torch.inference_mode():
+        (found, *_) = outputs_of(image, (20, 33), heads, encode, task(4, QUICK), inference)
+        total, number = torch.zeros(4, 20, 33), torch.zeros(20, 33)
+        for top in (0, 4):
+            for left in (0, 10, 17):
+                part = image[:, :, top : top + 16, left : left + 16]
+                logits = heads[0](encode(part))
+                large = functional.interpolate(logits, (16, 16), mode="bilinear", align_corners=False)[0]
+                total[:, top : top + 16, left : left + 16] += large
+                number[top : top + 16, left : left + 16] += 1
+    torch.testing.assert_close(found, total / number)
+
+
+def test_flips_and_scales_average_probabilities(backbone):
+    heads, encode = heads_of(backbone)
+    image = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 3, 16, 24)).astype(np.float32))
+    inference = Inference(Sizes(None, (16, 16), None, (10, 10)), scales=(1.0, 2.0), flip=True)
+    with torch.inference_mode():
+        (found, *_) = outputs_of(image, (32, 48), heads, encode, task(4, QUICK), inference)
+        large = functional.interpolate(image, (32, 48), mode="bilinear", align_corners=False)
+        wanted = []
+        for each in (image, large):
+            for flip in (False, True):
+                seen = each.flip(-1) if flip else each
+                logits = heads[0](encode(seen))
+                logits = functional.interpolate(logits, seen.shape[2:], mode="bilinear", align_corners=False)
+                shares = logits.softmax(dim=1)
+                shares = shares.flip(-1) if flip else shares
+                wanted.append(functional.interpolate(shares, (32, 48), mode="bilinear", align_corners=False))
+    torch.testing.assert_close(found, torch.stack(wanted).mean(dim=0)[0])
+
+
+def test_the_score_is_that_of_the_areas_of_all_images(backbone, tmp_path):
+    """One learning rate and no training to speak of: the head is predicted by hand."""
+    settings = dataclasses.replace(QUICK, lr=(1e-12,), steps=1, warmup_steps=0)
+    test = map_pictures(5, 2)
+    test.maps.maps[:, :3] = -1
+    (outcome,) = run(backbone, tmp_path, settings, test=test).values()
+    heads, encode = heads_of(backbone, settings)
+    heads[0].train()
+    batch = next(_first_batch(settings, backbone))
+    heads[0](encode(batch))  # statistics of the normalisation move once
+    heads[0].eval()
+    both, predicted, labelled = np.zeros((3, 4))
+    for index in range(5):
+        pixels = torch.from_numpy(test.images.read(index).astype(np.float32)).permute(2, 0, 1)[None]
+        with torch.inference_mode():
+            logits = heads[0](encode((pixels / 255 - 0.5) / 0.25))
+        large = functional.interpolate(logits, (16, 24), mode="bilinear", align_corners=False)[0]
+        found, label = large.argmax(dim=0).numpy(), test.maps.maps[index]
+        for number in range(4):
+            one, other = (found == number) & (label >= 0), label == number
+            both[number], predicted[number] = both[number] + (one & other).sum(), predicted[number] + one.sum()
+            labelled[number] += other.sum()
+    union = predicted + labelled - both
+    assert outcome.metrics["mIoU"][0] == pytest.approx(np.mean(both[union > 0] / union[union > 0]), abs=0.02)
+
+
+def _first_batch(settings, backbone):
+    from sslbench.data.decode.transforms import normalise
+    from sslbench.data.loading.joint import JointBatches, JointView
+    from sslbench.protocols.segmentation.scores import read_classes
+
+    view = JointView(
+        crop=(16, 16),
+        short_side=16,
+        resize_range=settings.resize_range,
+        most_of_one=settings.most_of_one_class,
+        flip=settings.flip,
+        colours=settings.colours,
+        fill=(127.5,) * 3,
+    )
+    stream = JointBatches(map_pictures(30, 1), read_classes, view, batch_size=settings.batch_size, seed=0)
+    for batch in stream.batches(0, 1):
+        yield normalise(batch.images, backbone.preprocessing)
+
+
+def test_the_rates_are_those_of_mmsegmentation():
+    factor = rate_factor(Settings(), 40_000, 1_500)
+    for step in (0, 1, 700, 1_499, 1_500, 30_000):
+        poly = 1 - step / 40_000
+        warm = 1 - (1 - min(1.0, step / 1_500)) * (1 - 1e-6)
+        assert factor(step / 40_000) == pytest.approx(poly * warm, rel=1e-9)
+
+
+def test_what_cannot_be_used_is_listed_before_training(backbone, tmp_path):
+    train = map_pictures(8, 1)
+    train.maps.maps[2], train.maps.maps[5] = -5, -5
+    with pytest.raises(DataError, match=r"2 targets of pictures 1 cannot be used:\n  a value.*\n  a value"):
+        run(backbone, tmp_path, train=train)
+    nothing = map_pictures(8, 1)
+    nothing = dataclasses.replace(nothing, maps=ArrayMaps(np.full_like(nothing.maps.maps, -1)))
+    with pytest.raises(DataError, match="no pixel of pictures 1 counts"):
+        run(backbone, tmp_path, train=nothing)
+    one = dataclasses.replace(nothing, maps=ArrayMaps(np.zeros_like(nothing.maps.maps)))
+    with pytest.raises(DataError, match="all counted pixels of train belong to one"):
+        run(backbone, tmp_path, train=one)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lr": ()},
+        {"lr": (0.1, 0.1)},
+        {"steps": 0},
+        {"batch_size": 1},
+        {"warmup_steps": 40_000},
+        {"most_of_one_class": 0.0},
+        {"resize_range": (2.0, 0.5)},
+        {"stride": (600, 600)},
+        {"holdout": 1.0},
+        {"schedule": "cosine", "power": 0.9},
+        {"enlarge": True, "size": None},
+        {"boundary": 1.0},
+        {"scales": ()},
+    ],
+)
+def test_settings_that_are_not_possible_are_refused(change):
+    with pytest.raises(UsageError, match=next(iter(change)).split("_")[0]):
+        segmentation.check(dataclasses.replace(Settings(), **change), map_pictures(4, 0).labels)

@@ -1,0 +1,122 @@
+"""Segmentation by nearest patches against slow loops, and the memory of patches."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from sample_maps import ArrayMaps, map_sample
+
+from sslbench.errors import DataError, UsageError
+from sslbench.protocols import segmentation_knn
+from sslbench.protocols.segmentation_knn import Settings, patch_memory, run
+
+
+def slow_miou(train, test, k, temperature):
+    """Hummingbird in loops: cosines of all pairs, softmax of the k largest, bilinear, argmax, areas."""
+    n_classes, (rows, columns) = len(train.labels.classes), train.grid
+    memory, shares = [], []
+    for i in range(len(train)):
+        label = train.maps.maps[i]
+        height, width = label.shape[0] // rows, label.shape[1] // columns
+        for r in range(rows):
+            for c in range(columns):
+                pixels = label[r * height : (r + 1) * height, c * width : (c + 1) * width]
+                counted = pixels[pixels >= 0]
+                if counted.size:
+                    memory.append(train.x[i].reshape(rows * columns, -1)[r * columns + c].astype(float))
+                    shares.append([np.mean(counted == number) for number in range(n_classes)])
+    memory, shares = np.array(memory), np.array(shares)
+    memory /= np.linalg.norm(memory, axis=1, keepdims=True)
+    both, predicted, labelled = np.zeros((3, n_classes))
+    for i in range(len(test)):
+        scores = []
+        for query in test.x[i].reshape(rows * columns, -1).astype(float):
+            cosines = memory @ (query / np.linalg.norm(query))
+            nearest = np.argsort(-cosines)[:k]
+            weights = np.exp(cosines[nearest] / temperature)
+            scores.append(weights @ shares[nearest] / weights.sum())
+        grid = torch.tensor(np.array(scores)).T.reshape(1, n_classes, rows, columns)
+        label = test.maps.maps[i]
+        large = torch.nn.functional.interpolate(grid, label.shape, mode="bilinear", align_corners=False)[0]
+        found = large.argmax(0).numpy()
+        for number in range(n_classes):
+            one, other = (found == number) & (label >= 0), label == number
+            both[number] += (one & other).sum()
+            predicted[number] += one.sum()
+            labelled[number] += other.sum()
+    union = predicted + labelled - both
+    return np.mean(both[union > 0] / union[union > 0])
+
+
+def ignoring(features, seed):
+    """The same with a fifth of the pixels and one whole image ignored."""
+    maps = features.maps.maps.copy()
+    maps[np.random.default_rng(seed).random(maps.shape) < 0.2] = -1
+    maps[0] = -1
+    return dataclasses.replace(features, maps=ArrayMaps(maps))
+
+
+@pytest.mark.parametrize("k", [1, 5, 10_000])
+def test_the_score_is_that_of_loops(k):
+    train, test = ignoring(map_sample(12, 0, noise=2.0), 0), ignoring(map_sample(9, 1, noise=2.0), 1)
+    found = run(train, test, Settings(k=k, temperature=0.1), seed=0)
+    assert found.metrics["mIoU"][0] == pytest.approx(slow_miou(train, test, k, 0.1), abs=1e-3)
+    value, low, high = found.metrics["mIoU"]
+    assert 0 <= low < value < high <= 1
+
+
+def test_images_alone_decide_and_not_their_blocks(monkeypatch):
+    train, test = map_sample(12, 0, noise=2.0), map_sample(9, 1, noise=2.0)
+    whole = run(train, test, Settings(), seed=0)
+    monkeypatch.setattr(segmentation_knn, "_QUERIES", 7)
+    np.testing.assert_array_equal(run(train, test, Settings(), seed=0).scores, whole.scores)
+
+
+def test_a_small_memory_keeps_equally_many_patches_of_each_image_and_rare_classes():
+    train = map_sample(20, 0)
+    cells = train.maps.maps[:, ::8, ::8].copy()
+    cells[:] = 0
+    cells[:, 1, 2] = 3
+    rare = dataclasses.replace(train, maps=ArrayMaps(np.kron(cells, np.ones((1, 8, 8), dtype=int))))
+    memory = patch_memory(rare, 40, seed=0)
+    assert len(memory.x) == 40 and memory.left_out == 80
+    assert (memory.labels[:, 3] == 1).sum() >= 15, "one patch in six has class 3, and stays"
+    assert len(patch_memory(rare, 10_000, seed=0).x) == 120
+
+
+def test_position_and_majority_are_floors():
+    train, test = map_sample(60, 0), map_sample(20, 1)
+    top = np.arange(6).reshape(2, 3) // 3  # class 0 above, class 1 below
+    maps = np.kron(top, np.ones((8, 8), dtype=int))
+    of = [dataclasses.replace(part, maps=ArrayMaps(np.stack([maps] * len(part)))) for part in (train, test)]
+    found = run(*of, Settings(), seed=0)
+    assert found.floors["position only"]["mIoU"] == 1.0
+    assert found.chance["mIoU"] == pytest.approx(0.25), "half of the pixels, of two classes with pixels"
+
+
+def test_matching_only_adds_metrics_and_can_only_raise_them():
+    train, test = map_sample(12, 0, noise=3.0), map_sample(9, 1, noise=3.0)
+    swapped = dataclasses.replace(train, maps=ArrayMaps(np.array([1, 0, 2, 3])[train.maps.maps]))
+    plain, right = run(swapped, test, Settings(), seed=0), run(train, test, Settings(), seed=0)
+    for by in ("iou", "pixels"):
+        found = run(swapped, test, Settings(matching=by), seed=0)
+        assert {name: found.metrics[name] for name in plain.metrics} == plain.metrics
+        assert found.metrics["matched_mIoU"][0] == pytest.approx(right.metrics["mIoU"][0])
+        assert found.metrics["matched_mIoU"][0] > plain.metrics["mIoU"][0] + 0.1
+
+
+def test_what_cannot_be_used_is_one_message():
+    train, test = map_sample(8, 0), map_sample(4, 1)
+    for change in ({"k": 0}, {"memory": 0}, {"temperature": 0.0}):
+        with pytest.raises(UsageError, match=next(iter(change))):
+            segmentation_knn.check(Settings(**change), train.labels)
+    nothing = dataclasses.replace(train, maps=ArrayMaps(np.full_like(train.maps.maps, -1)))
+    with pytest.raises(DataError, match="no pixel of the training maps counts"):
+        run(nothing, test, Settings(), seed=0)
+    with pytest.raises(UsageError, match="a layer with a vector per patch"):
+        run(dataclasses.replace(train, maps=None), test, Settings(), seed=0)
+    x = train.x.copy()
+    x[3, 5] = np.nan
+    with pytest.raises(DataError, match="0-0003"):
+        run(dataclasses.replace(train, x=x), test, Settings(), seed=0)
