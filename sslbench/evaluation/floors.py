@@ -130,13 +130,21 @@ def pixel_grid(backbone: Backbone, grid: tuple[int, int]) -> Backbone:
     from torch import nn
 
     pixels, (rows, columns) = _pixels_like(backbone), grid
-    own = dataclasses.replace(pixels.preprocessing, resize=grid, squash=None, crop=None)
-    centred = {"mean": (0.5,) * own.channels, "std": (0.25,) * own.channels, "origin": f"pixels:{rows}x{columns}"}
+    channels = pixels.preprocessing.channels
+    own = dataclasses.replace(
+        pixels.preprocessing,
+        resize=grid,
+        squash=None,
+        crop=None,
+        mean=(0.5,) * channels,
+        std=(0.25,) * channels,
+        origin=f"pixels:{rows}x{columns}",
+    )
     return dataclasses.replace(
         pixels,
         name=f"pixels:{rows}x{columns}",
         module=nn.Identity(),
-        preprocessing=dataclasses.replace(own, **centred),
+        preprocessing=own,
         default_layer=f"pixels:grid({rows},{columns})",
     )
 

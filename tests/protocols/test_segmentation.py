@@ -12,6 +12,7 @@ from torch.nn import functional
 from sslbench.backbones.dense import DenseEncoder
 from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
+from sslbench.data.label_map import LabelMap
 from sslbench.errors import DataError, UsageError
 from sslbench.features.extract import ExtractSettings
 from sslbench.preprocessing import Preprocessing
@@ -21,7 +22,7 @@ from sslbench.protocols._parts.dense.heads import HeadInput, MapEncoder, Sizes, 
 from sslbench.protocols._parts.dense.scoring import Inference, outputs_of
 from sslbench.protocols._parts.dense.training import rate_factor
 from sslbench.protocols.segmentation import Settings
-from sslbench.protocols.segmentation.scores import task
+from sslbench.protocols.segmentation.scores import _regions, task
 from sslbench.runtime.seeds import seeded
 
 QUICK = Settings(steps=40, warmup_steps=4, batch_size=8)
@@ -103,7 +104,7 @@ def test_windows_are_the_mean_of_the_windows(backbone):
     image = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 3, 20, 33)).astype(np.float32))
     inference = Inference(Sizes(None, (16, 16), (16, 16), (10, 10)))
     with torch.inference_mode():
-        (found, *_) = outputs_of(image, (20, 33), heads, encode, task(4, QUICK), inference)
+        (found, *_) = outputs_of(image, (20, 33), heads, encode, task(map_pictures(4, 0), QUICK), inference)
         total, number = torch.zeros(4, 20, 33), torch.zeros(20, 33)
         for top in (0, 4):
             for left in (0, 10, 17):
@@ -120,7 +121,7 @@ def test_flips_and_scales_average_probabilities(backbone):
     image = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 3, 16, 24)).astype(np.float32))
     inference = Inference(Sizes(None, (16, 16), None, (10, 10)), scales=(1.0, 2.0), flip=True)
     with torch.inference_mode():
-        (found, *_) = outputs_of(image, (32, 48), heads, encode, task(4, QUICK), inference)
+        (found, *_) = outputs_of(image, (32, 48), heads, encode, task(map_pictures(4, 0), QUICK), inference)
         large = functional.interpolate(image, (32, 48), mode="bilinear", align_corners=False)
         wanted = []
         for each in (image, large):
@@ -177,6 +178,33 @@ def _first_batch(settings, backbone):
     stream = JointBatches(map_pictures(30, 1), read_classes, view, batch_size=settings.batch_size, seed=0)
     for batch in stream.batches(0, 1):
         yield normalise(batch.images, backbone.preprocessing)
+
+
+def test_instances_are_the_connected_regions(backbone, tmp_path):
+    settings = dataclasses.replace(QUICK, panoptic=True)
+    with pytest.raises(UsageError, match="panoptic=true needs label maps that know instances"):
+        run(backbone, tmp_path / "none", settings)
+    train, test = (dataclasses.replace(part, maps=WithInstances(part.maps.maps)) for part in pairs())
+    (outcome,) = run(backbone, tmp_path, settings, train=train, test=test).values()
+    assert 0.3 < outcome.metrics["PQ"][0] <= outcome.metrics["SQ"][0] <= 1
+    assert set(outcome.floors["pixels"]) == set(outcome.metrics)
+    plain = run(backbone, tmp_path / "plain", QUICK, train=train, test=test)["1"]
+    np.testing.assert_array_equal(plain.scores, outcome.scores)
+
+
+def pairs():
+    return map_pictures(30, 1), map_pictures(12, 2)
+
+
+class WithInstances(ArrayMaps):
+    """Label maps in which every connected region of classes 1 and 2 is an instance."""
+
+    def read_map(self, index, *, size=None):
+        semantic = super().read_map(index, size=size).semantic
+        return LabelMap(semantic, _regions(semantic, np.array([False, True, True, False])).astype(np.int32))
+
+    def select(self, indices):
+        return WithInstances(self.maps[np.asarray(indices)])
 
 
 def test_the_rates_are_those_of_mmsegmentation():

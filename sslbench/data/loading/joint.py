@@ -41,10 +41,11 @@ ReadTarget = Callable[[Source, int, tuple[int, int]], Target]
 Mirrored = Callable[[Tensor], Tensor]
 """Function that corrects the values of a flipped map (..., k, H, W): the x of surface normals changes its sign."""
 Colours = Literal["none", "photometric", "gamma"]
+Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+"""(h, w, C), float32 from 0 to 255."""
 
 _ORDER, _CROPS = 0, 4  # random streams, apart from those of other loaders
 _TRIES = 10  # crops drawn until no class fills one, as in MMSegmentation
-_LUMA = (0.299, 0.587, 0.114)
 
 
 def unchanged(x: Tensor) -> Tensor:
@@ -342,7 +343,7 @@ def _largest_share(values: Tensor) -> float:
     return float(counts.max() / counts.sum()) if len(counts) > 1 else 1.0
 
 
-def _photometric(pixels: npt.NDArray[np.generic], draw: np.random.Generator) -> npt.NDArray[np.generic]:
+def _photometric(pixels: Pixels, draw: np.random.Generator) -> Pixels:
     """Return SSD's distortion of (h, w, 3) as MMSegmentation has it, with the hue of OpenCV's 180 steps."""
     coins, contrast_first = draw.random(4) < 0.5, draw.random() < 0.5
     brightness, contrast = draw.uniform(-32, 32), draw.uniform(0.5, 1.5)
@@ -357,21 +358,27 @@ def _photometric(pixels: npt.NDArray[np.generic], draw: np.random.Generator) -> 
             hsv[..., 1] = np.clip(hsv[..., 1] * saturation, 0, 255)
         if coins[3]:
             hsv[..., 0] = (hsv[..., 0] + hue) % 180
-        pixels = np.asarray(cv2.cvtColor(hsv.astype(np.uint8), cv2.COLOR_HSV2RGB))
+        pixels = np.asarray(cv2.cvtColor(hsv.astype(np.uint8), cv2.COLOR_HSV2RGB), dtype=np.uint8)
     if coins[1] and not contrast_first:
         pixels = _linear(pixels, contrast, 0.0)
     return pixels
 
 
-def _gamma(pixels: npt.NDArray[np.generic], draw: np.random.Generator) -> npt.NDArray[np.generic]:
+def _gamma(pixels: Pixels, draw: np.random.Generator) -> Pixels:
     """Return the colours of BTS: gamma, then brightness, then a factor per channel, on half of the images."""
     coin, gamma, brightness = draw.random() < 0.5, draw.uniform(0.9, 1.1), draw.uniform(0.75, 1.25)
     factors = brightness * draw.uniform(0.9, 1.1, pixels.shape[2])
     if not coin:
         return pixels
-    changed = 255 * (pixels.astype(np.float32) / 255) ** np.float32(gamma) * factors.astype(np.float32)
-    return changed.clip(0, 255).astype(pixels.dtype)
+    shares = np.power(pixels.astype(np.float32) / 255, np.float32(gamma), dtype=np.float32)
+    return _within_range(255 * shares * factors.astype(np.float32), pixels)
 
 
-def _linear(pixels: npt.NDArray[np.generic], factor: float, offset: float) -> npt.NDArray[np.generic]:
-    return (pixels.astype(np.float32) * np.float32(factor) + np.float32(offset)).clip(0, 255).astype(pixels.dtype)
+def _linear(pixels: Pixels, factor: float, offset: float) -> Pixels:
+    return _within_range(pixels.astype(np.float32) * np.float32(factor) + np.float32(offset), pixels)
+
+
+def _within_range(changed: npt.NDArray[np.float32], pixels: Pixels) -> Pixels:
+    """Return changed values from 0 to 255 in the type of the pixels."""
+    clipped = np.clip(changed, 0, 255)
+    return clipped.astype(np.uint8) if pixels.dtype == np.uint8 else clipped.astype(np.float32)

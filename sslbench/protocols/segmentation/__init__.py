@@ -12,19 +12,19 @@ nor predicted is left out of the means.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.layers import Layer
+from sslbench.data.loading.joint import JointView
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
+from sslbench.features.extract import ExtractSettings
 from sslbench.labels import LABELS
+from sslbench.protocols._parts.dense import check_settings, checked_rows, train_and_score
 from sslbench.protocols.protocol import MAPS, OnImages, Protocol
+from sslbench.protocols.segmentation.scores import outcome, task
 from sslbench.protocols.segmentation.settings import Settings
 from sslbench.results import Outcome
-
-if TYPE_CHECKING:
-    from sslbench.backbones.backbone import Backbone
-    from sslbench.backbones.layers import Layer
-    from sslbench.features.extract import ExtractSettings
 
 NAME = "segmentation"
 
@@ -36,8 +36,6 @@ def check(settings: Settings, train: Labels) -> None:
         UsageError: settings that are not possible.
         DataError: labels that are not label maps of two classes or more.
     """
-    from sslbench.protocols._parts.dense import check_settings
-
     check_settings(settings, protocol=NAME)
     if not 0 < settings.most_of_one_class <= 1:
         raise UsageError(f"{NAME}: most_of_one_class should be from above 0 to 1, not {settings.most_of_one_class}")
@@ -53,27 +51,25 @@ def check(settings: Settings, train: Labels) -> None:
 
 
 def rows(
-    backbone: "Backbone", layers: "Sequence[Layer]", train: Source, settings: Settings, *, seed: int
+    backbone: Backbone, layers: Sequence[Layer], train: Source, settings: Settings, *, seed: int
 ) -> tuple[str, ...]:
     """Refuse backbone, layers and settings that do not fit, before any image is decoded; return the rows of results.
 
     Raises:
         UsageError: blocks do not fit the backbone or the layers, or train is too small for a choice.
     """
-    from sslbench.protocols._parts.dense import checked_rows
-
     return checked_rows(backbone, layers, train, settings, protocol=NAME, seed=seed)
 
 
 def run(  # noqa: PLR0913  the signature of every protocol on images
-    backbone: "Backbone",
-    layers: "Sequence[Layer]",
+    backbone: Backbone,
+    layers: Sequence[Layer],
     train: Source,
     test: Source,
     settings: Settings,
     *,
     seed: int,
-    engine: "ExtractSettings",
+    engine: ExtractSettings,
     folder: Path,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Outcome]:
@@ -98,17 +94,13 @@ def run(  # noqa: PLR0913  the signature of every protocol on images
         NotFiniteError: every head diverged.
         StoppedError: a signal came; everything is saved.
     """
-    from sslbench.data.loading.joint import JointView
-    from sslbench.protocols._parts.dense import train_and_score
-    from sslbench.protocols.segmentation.scores import outcome, task
-
     check(settings, train.labels)
     found = train_and_score(
         backbone,
         layers,
         train,
         test,
-        task(len(train.labels.classes), settings),
+        task(train, settings),
         settings,
         JointView(crop=settings.crop, most_of_one=settings.most_of_one_class),
         seed=seed,

@@ -1,6 +1,7 @@
 """Classes of pixels as a dense task, and the outcome of a row of its scores.
 
-Shapes: N images, C classes; the row of an image has its areas (3, C) and, for the boundaries, counts (4, C).
+Shapes: N images, C classes; the row of an image has its areas (3, C), then counts (4, C) of the boundaries and of the
+segments, where these are asked for.
 """
 
 import functools
@@ -10,13 +11,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sslbench.arrays import FloatArray, IntArray
+from sslbench.arrays import BoolArray, FloatArray
 from sslbench.data.groups import source_groups
 from sslbench.data.label_map import IGNORED
 from sslbench.data.loading.joint import Target
 from sslbench.data.source import Source
-from sslbench.errors import DataError
-from sslbench.metrics.dense import boundary, segmentation
+from sslbench.errors import DataError, UsageError
+from sslbench.metrics.dense import boundary, panoptic, segmentation
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import summarise, with_intervals
 from sslbench.protocols._parts.dense import DenseRow, DenseTask
@@ -29,14 +30,20 @@ from sslbench.solvers.upsampling import upsampled_classes
 _RESAMPLES = 1000
 
 
-def task(n_classes: int, settings: Settings) -> DenseTask:
-    """Return the task of `n_classes` classes."""
+def task(train: Source, settings: Settings) -> DenseTask:
+    """Return the task of the classes of train.
+
+    Raises:
+        UsageError: panoptic quality of maps that do not know instances.
+    """
+    n_classes = len(train.labels.classes)
+    things = things_of(train) if settings.panoptic else None
     return DenseTask(
         name="segmentation",
         outputs=n_classes,
-        read=read_classes,
+        read=read_classes if things is None else read_instances,
         loss=functools.partial(_loss, settings.loss_average),
-        row=functools.partial(_row, settings.boundary),
+        row=functools.partial(_row, settings.boundary, things),
         value=functools.partial(_mean_iou, n_classes),
         cells=functools.partial(_cells, n_classes),
         averaged=functools.partial(torch.softmax, dim=1),
@@ -59,21 +66,56 @@ def read_classes(source: Source, index: int, size: tuple[int, int]) -> Target:
     return classes[None]
 
 
+def read_instances(source: Source, index: int, size: tuple[int, int]) -> Target:
+    """Return the classes of the pixels and the numbers of their instances, float32 (2, H, W); see `read_classes`."""
+    classes = read_classes(source, index, size)
+    instances = None if source.maps is None else source.maps.read_map(index, size=size).instances
+    if instances is None:
+        return np.concatenate([classes, np.zeros_like(classes)])
+    _, number = np.unique(np.append(instances, 0), return_inverse=True)  # large ids are no float32
+    number = number - number[-1]
+    return np.concatenate([classes, np.abs(number[:-1]).reshape(classes.shape).astype(np.float32)])
+
+
+def things_of(train: Source) -> BoolArray:
+    """Return True for the classes that have instances in the label maps of train, (C,).
+
+    Raises:
+        UsageError: none has.
+    """
+    found = np.zeros(len(train.labels.classes), dtype=np.bool_)
+    for index in range(len(train)):
+        label = None if train.maps is None else train.maps.read_map(index)
+        if label is not None and label.instances is not None:
+            own = label.semantic[(label.instances != 0) & (label.semantic != IGNORED)]
+            found[np.unique(own)] = True
+    if not found.any():
+        raise UsageError(
+            f"segmentation: panoptic=true needs label maps that know instances, and those of {train.name} do not",
+            "Leave it out, or give a manifest with masks, COCO's panoptic annotations or Cityscapes' instanceIds.",
+        )
+    return found
+
+
 def outcome(row: DenseRow, test: Source, settings: Settings, *, seed: int) -> Outcome:
     """Return metrics with intervals over images, IoU of each class, and floors, of the scores of a row."""
     classes, groups = test.labels.classes, source_groups(test)
-    n_areas = 3 * len(classes)
-    areas = row.rows[:, :n_areas].astype(np.float32)
+    parts = _parts(row.rows, len(classes), settings)
+    areas = parts["areas"].reshape(len(test), -1).astype(np.float32)
     metrics, headline, per_class = summarise("map", classes, test.labels.values, areas, seed=seed, groups=groups)
-    if settings.boundary:
-        units = Units.of(len(test), groups)
-        counts = row.rows[:, n_areas:].reshape(len(test), 4, -1).astype(np.int64)
-        metrics |= with_intervals(boundary.boundary_measure(counts, units), units, seed, _RESAMPLES)
-    floors = {name: _values(rows, len(classes)) for name, rows in row.floors.items()}
-    absent = np.flatnonzero(~row.rows[:, 2 * len(classes) : n_areas].any(axis=0))
+    units = Units.of(len(test), groups)
+    if "boundary" in parts:
+        measure = boundary.boundary_measure(parts["boundary"].astype(np.int64), units)
+        metrics |= with_intervals(measure, units, seed, _RESAMPLES)
+    if "panoptic" in parts:
+        metrics |= with_intervals(panoptic.panoptic_measure(parts["panoptic"], units), units, seed, _RESAMPLES)
+    floors = {name: _values(rows, len(classes), settings) for name, rows in row.floors.items()}
+    absent = np.flatnonzero(~parts["areas"][:, 2].any(axis=0))
     notes = list(row.notes)
     if len(absent):
         notes.append(f"{len(absent)} classes have no pixel in test and count only where they are predicted.")
+    if "panoptic" in parts:
+        notes.append("Predicted instances are the connected regions of a class: no head tells touching objects apart.")
     return Outcome(
         metrics=metrics,
         headline=headline,
@@ -87,42 +129,66 @@ def outcome(row: DenseRow, test: Source, settings: Settings, *, seed: int) -> Ou
     )
 
 
+def _parts(rows: FloatArray, n_classes: int, settings: Settings) -> dict[str, FloatArray]:
+    """Return areas (N, 3, C), and counts of boundaries and segments (N, 4, C), of rows (N, R)."""
+    names = ["areas", *(["boundary"] if settings.boundary else []), *(["panoptic"] if settings.panoptic else [])]
+    ends = np.cumsum([3 * n_classes, *[4 * n_classes] * (len(names) - 1)])[:-1]
+    found = np.split(rows, ends, axis=1)
+    return {name: part.reshape(len(rows), -1, n_classes) for name, part in zip(names, found, strict=True)}
+
+
 def _loss(average: str, outputs: Tensor, targets: Tensor, update: int) -> Tensor:
     """Return the cross-entropy of the pixels that count."""
     labels = targets[:, 0].nan_to_num(nan=IGNORED).long()
     return pixel_cross_entropy(outputs, labels, ignore=IGNORED, average="all" if average == "all" else "scored")
 
 
-def _row(tolerance: float, output: Tensor, target: Target) -> FloatArray:
-    """Return areas (3, C) and boundary counts (4, C) of an image as one row."""
+def _row(tolerance: float, things: BoolArray | None, output: Tensor, target: Target) -> FloatArray:
+    """Return areas (3, C), and boundary and segment counts (4, C), of an image as one row."""
     label = _label(target)
     height, width = label.shape
     predicted = upsampled_classes(output, (height, width)).cpu().numpy()
     n_classes = len(output)
-    areas = segmentation.class_areas(predicted, label, n_classes, ignore=(IGNORED,))
-    if not tolerance:
-        return areas.ravel().astype(np.float64)
-    pixels = boundary.tolerance_pixels(height, width, tolerance)
-    counts = boundary.boundary_counts(predicted, label, n_classes, ignore=(IGNORED,), tolerance=pixels)
-    return np.concatenate([areas.ravel(), counts.ravel()]).astype(np.float64)
+    found: list[npt.NDArray[np.number]] = [
+        segmentation.class_areas(predicted, label, n_classes, ignore=(IGNORED,)).ravel()
+    ]
+    if tolerance:
+        pixels = boundary.tolerance_pixels(height, width, tolerance)
+        counts = boundary.boundary_counts(predicted, label, n_classes, ignore=(IGNORED,), tolerance=pixels)
+        found.append(counts.ravel())
+    if things is not None:
+        own = panoptic.segments_of(predicted, _regions(predicted, things), things)
+        true = panoptic.segments_of(label, target[1].astype(np.int64), things)
+        found.append(panoptic.panoptic_counts(own, true, n_classes).ravel())
+    return np.concatenate(found).astype(np.float64)
+
+
+def _regions(predicted: npt.NDArray[np.integer], things: BoolArray) -> npt.NDArray[np.int64]:
+    """Return a number per connected region of each class of things (8 neighbours), (H, W); 0 elsewhere."""
+    import cv2
+
+    numbers = np.zeros(predicted.shape, dtype=np.int64)
+    for c in np.unique(predicted[things[predicted]]).tolist():
+        _, own = cv2.connectedComponents((predicted == c).astype(np.uint8))
+        numbers = np.where(own > 0, own, numbers)
+    return numbers
 
 
 def _mean_iou(n_classes: int, rows: FloatArray) -> float:
-    return float(segmentation.segmentation_values(_areas(rows, n_classes))[0])
+    areas = rows[:, : 3 * n_classes].sum(axis=0).reshape(3, n_classes)
+    return float(segmentation.segmentation_values(areas)[0])
 
 
-def _areas(rows: FloatArray, n_classes: int) -> IntArray:
-    """Return the areas (3, C) of all images together."""
-    return np.asarray(rows[:, : 3 * n_classes].sum(axis=0).reshape(3, n_classes), dtype=np.int64)
-
-
-def _values(rows: FloatArray, n_classes: int) -> dict[str, float]:
+def _values(rows: FloatArray, n_classes: int, settings: Settings) -> dict[str, float]:
     """Return the metrics of rows, without intervals."""
-    values = segmentation.segmentation_values(_areas(rows, n_classes)).tolist()
+    parts = {name: part.sum(axis=0) for name, part in _parts(rows, n_classes, settings).items()}
+    values = segmentation.segmentation_values(parts["areas"]).tolist()
     found = dict(zip((metric.name for metric in segmentation.SEGMENTATION), values, strict=True))
-    if rows.shape[1] > 3 * n_classes:
-        counts = rows[:, 3 * n_classes :].sum(axis=0).reshape(4, n_classes)
-        found[boundary.BOUNDARY_F.name] = float(np.nanmean(boundary.boundary_f(counts)))
+    if "boundary" in parts:
+        found[boundary.BOUNDARY_F.name] = float(np.nanmean(boundary.boundary_f(parts["boundary"])))
+    if "panoptic" in parts:
+        quality = panoptic.panoptic_values(parts["panoptic"]).tolist()
+        found |= dict(zip((metric.name for metric in panoptic.PANOPTIC), quality, strict=True))
     return found
 
 

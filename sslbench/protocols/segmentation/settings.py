@@ -20,3 +20,8 @@ class Settings(HeadSettings):
     boundary: float = setting(
         0.0075, "tolerance of the boundary F-score, as a share of the image's diagonal; 0: not computed"
     )
+    panoptic: bool = setting(
+        False,
+        "panoptic quality, where the label maps know instances: those of the prediction are the connected regions of "
+        "each class that has instances in train",
+    )

@@ -146,7 +146,7 @@ class MapEncoder:
         maps = self.encoder(images)
         if self._pixels:
             first = next(iter(maps.values()))
-            maps[PIXELS] = functional.adaptive_avg_pool2d(images.to(first), first.shape[-2:])
+            maps[PIXELS] = functional.adaptive_avg_pool2d(images.to(first), (first.shape[2], first.shape[3]))
         return maps
 
     @property

@@ -1,7 +1,6 @@
 """Survey of all targets before training: what cannot be used is listed at once, and floors are computed."""
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -82,10 +81,9 @@ def survey(source: Source, task: DenseTask, engine: ExtractSettings, progress: S
             "See which values are classes and which are ignored: `sslbench check-data`.",
         )
     sides = np.concatenate([chunk.sides for chunk in found])
-    usable = [chunk for chunk in found if chunk.sums is not None]
     return Survey(
-        np.sum([chunk.sums for chunk in usable], axis=0),
-        np.sum([chunk.numbers for chunk in usable], axis=0),
+        np.sum([chunk.sums for chunk in found if chunk.sums is not None], axis=0),
+        np.sum([chunk.numbers for chunk in found if chunk.numbers is not None], axis=0),
         float(np.median(sides)),
         unknown,
         sum(chunk.unreadable for chunk in found),
@@ -145,7 +143,3 @@ class _Targets(Dataset[_Chunk]):
 
 def _text(error: SslbenchError | UnreadableImage) -> str:
     return error.message if isinstance(error, SslbenchError) else str(error)
-
-
-Report = Callable[[str], StageProgress | None]
-"""Function from a stage's title to its callback of progress."""
