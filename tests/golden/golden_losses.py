@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from golden_cases import Case
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 from sslbench.methods import moco, moco_v3, simclr, swav
 from sslbench.methods._parts.classification import cross_entropy
+from sslbench.methods._parts.memory_bank import MemoryBank
 from sslbench.methods._parts.queue import enqueue_, shift_in
 
 Inputs = Mapping[str, Tensor]
@@ -198,6 +200,39 @@ def _swav_momentum(case: Case) -> None:
     compare(case, ["scores"], loss, f64=2e-6)
 
 
+def _memory_contrast(case: Case) -> None:
+    """VISSL updates the memory within the forward pass; with several embeddings, each may update it before the next.
+
+    Its temperature, momentum and normalisation are float32 numbers.
+    """
+    args, given, wanted = case.meta["args"], case.inputs(), case.expected()
+    names, temperature = numbered(given, "emb"), float(np.float32(args["T"]))
+    valid = torch.from_numpy(given["target"]) != -1
+    banks: list[MemoryBank] = []
+
+    def loss(x: Inputs) -> Tensor:
+        bank = MemoryBank(*x["memory"].shape).to(x["memory"].dtype)
+        bank.vectors.copy_(x["memory"])
+        banks.append(bank)
+        bank.log_z.fill_(np.log(np.float32(args["Z"])) if args["Z"] > 0 else np.nan)
+        images, values = x["target"][valid], []
+        for i, name in enumerate(names):
+            embeddings = _unit(x[name][valid]) if args["norm"] else x[name][valid]
+            logits = bank.logits(embeddings, images, x[f"neg_idx{i}"][:, 1:], temperature)
+            values.append(args["w"][i] * bank.loss(logits, "nce" if args["type"] == "nce" else "info_nce"))
+            bank.log_z.copy_(bank.log_z.exp().float().log())
+            if args["umf"] or args["uidx"] == i:
+                bank.vectors = bank.vectors.clone()  # the backward pass needs the old ones
+                bank.update_(images, embeddings.detach(), float(np.float32(args["momentum"])))
+        return torch.stack(values).sum()
+
+    compare(case, names, loss, f64=1e-6)  # the first batch uses VISSL's normalisation before it is rounded here
+    for precision, bank in zip(PRECISIONS, banks, strict=True):
+        np.testing.assert_allclose(bank.vectors.numpy(), wanted[f"{precision}/memory_after"], rtol=0, atol=1e-6)
+        if args["type"] == "nce":
+            assert bank.log_z.exp().item() == pytest.approx(wanted[f"{precision}/params_after"][2], rel=1e-5)
+
+
 def _cross_entropy(case: Case) -> None:
     """VISSL adds up the losses of several outputs; temperature and normalisation are the caller's here."""
     args, names = case.meta["args"], numbered(case.inputs(), "o")
@@ -225,6 +260,7 @@ PATTERNS: dict[str, Callable[[Case], None]] = {
     "swav_*": _swav,
     "lightly_swav_*": _lightly_swav,
     "vissl_swav_momentum_*": _swav_momentum,
+    "nce_*": _memory_contrast,
     "vissl_ce_multi_*": _cross_entropy,
 }
 """Name of a case of 01_losses (a pattern) -> what runs it."""
