@@ -144,12 +144,12 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
 
 
 def evaluation_transform(settings: PretrainSettings) -> Preprocessing:
-    """Return the preprocessing for evaluations: size and normalisation of the largest views.
+    """Return the preprocessing for evaluations: size and normalisation of the largest whole views.
 
     From 96 pixels on, the shorter side is resized to 256/224 of the crop, as for ImageNet; smaller images are resized
     without a crop.
     """
-    size = max(settings.augment.sizes)
+    size = settings.augment.whole_size
     return Preprocessing(
         resize=round(size * 256 / 224) if size >= 96 else (size, size),
         crop=(size, size),

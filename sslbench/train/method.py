@@ -44,7 +44,7 @@ class Step:
     """Position of an update in a run.
 
     Attributes:
-        index: optimizer updates done before this one.
+        index: optimizer updates done before this one; negative in `Method.first_pass`.
         total: updates of the whole run.
         per_epoch: updates per epoch.
     """
@@ -134,12 +134,15 @@ class Method(nn.Module, Generic[ConfigT]):
         config_type: frozen dataclass of the method's settings.
         has_classifier: true if 'head' of `heads` is a classifier of the data's classes on the backbone's output; the
             weights file then names the classes.
+        first_pass: true if one epoch of forward passes, each followed by `after_update`, precedes the first update, for
+            instance to fill a memory; the steps of these passes have the indices -per_epoch to -1.
         backbone: network that is pretrained.
         config: settings.
     """
 
     config_type: ClassVar[type[Any]]
     has_classifier: ClassVar[bool] = False
+    first_pass: ClassVar[bool] = False
     backbone: nn.Module
 
     def __init__(self, backbone: nn.Module, config: ConfigT, setup: Setup) -> None:

@@ -11,7 +11,7 @@ from golden_cases import Case
 from torch import Tensor
 from torch.nn import functional
 
-from sslbench.methods import moco, moco_v3, simclr, swav
+from sslbench.methods import deepclusterv2, moco, moco_v3, simclr, swav
 from sslbench.methods._parts.classification import cross_entropy
 from sslbench.methods._parts.memory_bank import MemoryBank
 from sslbench.methods._parts.queue import enqueue_, shift_in
@@ -233,6 +233,36 @@ def _memory_contrast(case: Case) -> None:
             assert bank.log_z.exp().item() == pytest.approx(wanted[f"{precision}/params_after"][2], rel=1e-5)
 
 
+def _deepclusterv2(case: Case) -> None:
+    """VISSL's memory has rows in the order of the batches, and their images; ours the images themselves."""
+    args, wanted = case.meta["args"], case.expected()
+    heads = range(len(args["num_clusters"]))
+
+    def loss(x: Inputs) -> Tensor:
+        rows, values = _unit(x["emb"]), []
+        for i in heads:
+            labels = x["assignments"][i][x["idx"]]
+            labels = labels.masked_fill(labels == -100, -1)
+            values.append(deepclusterv2.centroid_loss(rows, x[f"centroids{i}"], labels, args["temperature"]))
+        return torch.stack(values).mean()
+
+    compare(case, ["emb"], loss)
+    for precision, dtype in PRECISIONS.items():
+        x = {name: torch.from_numpy(value) for name, value in case.inputs().items()}
+        memory = torch.from_numpy(wanted[f"{precision}/memory_after"]).to(dtype)
+        images = wanted[f"{precision}/memory_index_after"]
+        for i, count in enumerate(args["num_clusters"]):
+            rows = memory[i % len(memory)]
+            found, nearest = deepclusterv2.spherical_kmeans(
+                rows, rows[x[f"init_perm{i}"][:count]], args["kmeans_iters"]
+            )
+            recorded = wanted[f"{precision}/kmeans_centroids{i}"]
+            np.testing.assert_allclose(found.numpy(), recorded, rtol=0, atol=1e-6)
+            last = {int(image): int(own) for image, own in zip(images, nearest, strict=True)}
+            ours = [last.get(image, -100) for image in range(x["assignments"].shape[1])]
+            np.testing.assert_array_equal(ours, wanted[f"{precision}/kmeans_assignments"][i])
+
+
 def _cross_entropy(case: Case) -> None:
     """VISSL adds up the losses of several outputs; temperature and normalisation are the caller's here."""
     args, names = case.meta["args"], numbered(case.inputs(), "o")
@@ -261,6 +291,7 @@ PATTERNS: dict[str, Callable[[Case], None]] = {
     "lightly_swav_*": _lightly_swav,
     "vissl_swav_momentum_*": _swav_momentum,
     "nce_*": _memory_contrast,
+    "vissl_deepclusterv2_*": _deepclusterv2,
     "vissl_ce_multi_*": _cross_entropy,
 }
 """Name of a case of 01_losses (a pattern) -> what runs it."""
