@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from sslbench import user_code
@@ -121,6 +122,7 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
         backbone=backbone.name,
         channels=channels,
         loaded=request.init is not None,
+        targets=torch.from_numpy(np.asarray(source.labels.values)) if source.labels.kind == "multi" else None,
     )
     method = make_method(backbone.module, settings.method, setup, seed=settings.seed)
     if settings.activation_checkpointing:

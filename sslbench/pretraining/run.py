@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
@@ -267,8 +267,9 @@ class _PretrainingRun:
         if heads:
             metadata[HEADS] = dict(heads)
         if "head" in heads and self.state.method.has_classifier:
-            classes = self.prepared.source.labels.classes
-            metadata["classifier"] = classifier_metadata(ClassifierInfo("output", "none", "single", classes))
+            labels = self.prepared.source.labels
+            kind: Literal["single", "multi"] = "multi" if labels.kind == "multi" else "single"
+            metadata["classifier"] = classifier_metadata(ClassifierInfo("output", "none", kind, labels.classes))
         if self.prepared.changes:
             metadata["changes"] = dict(self.prepared.changes)
         return metadata

@@ -86,6 +86,7 @@ class Setup:
         backbone: name of the backbone, for messages.
         channels: number of channels of the views.
         loaded: true if the backbone holds weights from a file (--init), false if they are random.
+        targets: int8 (samples, C) for data of several labels per image, 1 present, 0 absent, -1 unknown; else None.
     """
 
     feature_dim: int
@@ -100,6 +101,7 @@ class Setup:
     backbone: str
     channels: int = 3
     loaded: bool = False
+    targets: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -108,7 +108,7 @@ class MemoryBank(nn.Module):
 
         Args:
             logits: (B, 1 + K), see `logits`.
-            contrast: noise-contrastive estimation, or InfoNCE, the cross entropy of the own image among the chosen ones.
+            contrast: noise-contrastive estimation, or InfoNCE: cross entropy of the own image among the chosen ones.
         """
         if contrast == "info_nce":
             return _info_nce(logits)
