@@ -13,12 +13,11 @@ from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.distributed.collectives import broadcast_, gather, rank
-from sslbench.errors import UsageError
 from sslbench.methods._parts import momentum as momentum_copies
 from sslbench.methods._parts.checks import need_views
 from sslbench.methods._parts.heads import mlp
 from sslbench.methods._parts.precision import in_float32, unit_length
-from sslbench.methods._parts.queue import enqueue_
+from sslbench.methods._parts.queue import enqueue_, need_whole_updates
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -67,7 +66,7 @@ class Method(method.Method[Config]):
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require two views, and a queue that whole updates fill."""
         need_views(setup, 2, method="moco_v2")
-        _require_divisible(config.queue, setup.images_per_update)
+        need_whole_updates(config.queue, setup.images_per_update, method="moco")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)
@@ -122,18 +121,3 @@ class Method(method.Method[Config]):
     def heads(self, exported: str) -> dict[str, nn.Module]:
         """Return the projection head of the query or the key network."""
         return {"head": self.head if exported == "student" else self.key_head}
-
-
-def _require_divisible(queue: int, images: int) -> None:
-    """Refuse a queue that is no multiple of the images per update; name the nearest valid values."""
-    if queue > 0 and queue % images == 0:
-        return
-    below, above = queue // images * images, (max(queue, 1) + images - 1) // images * images
-    queues = " or ".join(str(n) for n in (below, above) if n > 0)
-    divisors = [n for n in range(1, queue + 1) if queue % n == 0]
-    near = {max((n for n in divisors if n < images), default=0), min((n for n in divisors if n > images), default=0)}
-    batches = " or ".join(str(n) for n in sorted(near - {0}))
-    raise UsageError(
-        f"moco: queue={queue} is no multiple of images_per_update={images}",
-        f"Set method.queue to {queues}" + (f", or batch_size to {batches}." if batches else "."),
-    )

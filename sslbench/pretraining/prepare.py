@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from sslbench import user_code
@@ -121,6 +122,7 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
         backbone=backbone.name,
         channels=channels,
         loaded=request.init is not None,
+        targets=torch.from_numpy(np.asarray(source.labels.values)) if source.labels.kind == "multi" else None,
     )
     method = make_method(backbone.module, settings.method, setup, seed=settings.seed)
     if settings.activation_checkpointing:
@@ -144,12 +146,12 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
 
 
 def evaluation_transform(settings: PretrainSettings) -> Preprocessing:
-    """Return the preprocessing for evaluations: size and normalisation of the largest views.
+    """Return the preprocessing for evaluations: size and normalisation of the largest whole views.
 
     From 96 pixels on, the shorter side is resized to 256/224 of the crop, as for ImageNet; smaller images are resized
     without a crop.
     """
-    size = max(settings.augment.sizes)
+    size = settings.augment.whole_size
     return Preprocessing(
         resize=round(size * 256 / 224) if size >= 96 else (size, size),
         crop=(size, size),

@@ -44,7 +44,7 @@ class Step:
     """Position of an update in a run.
 
     Attributes:
-        index: optimizer updates done before this one.
+        index: optimizer updates done before this one; negative in `Method.first_pass`.
         total: updates of the whole run.
         per_epoch: updates per epoch.
     """
@@ -86,6 +86,7 @@ class Setup:
         backbone: name of the backbone, for messages.
         channels: number of channels of the views.
         loaded: true if the backbone holds weights from a file (--init), false if they are random.
+        targets: int8 (samples, C) for data of several labels per image, 1 present, 0 absent, -1 unknown; else None.
     """
 
     feature_dim: int
@@ -100,6 +101,7 @@ class Setup:
     backbone: str
     channels: int = 3
     loaded: bool = False
+    targets: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,12 +136,15 @@ class Method(nn.Module, Generic[ConfigT]):
         config_type: frozen dataclass of the method's settings.
         has_classifier: true if 'head' of `heads` is a classifier of the data's classes on the backbone's output; the
             weights file then names the classes.
+        first_pass: true if one epoch of forward passes, each followed by `after_update`, precedes the first update, for
+            instance to fill a memory; the steps of these passes have the indices -per_epoch to -1.
         backbone: network that is pretrained.
         config: settings.
     """
 
     config_type: ClassVar[type[Any]]
     has_classifier: ClassVar[bool] = False
+    first_pass: ClassVar[bool] = False
     backbone: nn.Module
 
     def __init__(self, backbone: nn.Module, config: ConfigT, setup: Setup) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from sslbench import config
 from sslbench.backbones.build import build
 from sslbench.backbones.sizes import feature_dim
+from sslbench.data.views import Augment
 from sslbench.errors import UsageError
 from sslbench.train.method import Batch, Method, Step, find_method
 from sslbench.weights import heads
@@ -30,7 +32,7 @@ def make(method, *, small=None, **changes):
     own = {**own, **changes}
     backbone = build(name, seed=0)
     backbone.module.requires_grad_(True).train()
-    sizes = tuple(view["size"] for view in augment["views"] for _ in range(view["count"]))
+    sizes = config.build(Augment, augment, "test").sizes
     setup = Setup(feature_dim(backbone.module, 32), sizes, 16, 16, 1, 96, 10, 40, 20, name)
     made = make_method(backbone.module, {"name": method, **own}, setup, seed=0)
     generator = torch.Generator().manual_seed(1)

@@ -5,13 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from golden_cases import Case
 from torch import Tensor
 from torch.nn import functional
 
-from sslbench.methods import moco, moco_v3, simclr, swav
+from sslbench.methods import deepclusterv2, moco, moco_v3, simclr, swav
 from sslbench.methods._parts.classification import cross_entropy
+from sslbench.methods._parts.memory_bank import MemoryBank
 from sslbench.methods._parts.queue import enqueue_, shift_in
 
 Inputs = Mapping[str, Tensor]
@@ -198,6 +200,69 @@ def _swav_momentum(case: Case) -> None:
     compare(case, ["scores"], loss, f64=2e-6)
 
 
+def _memory_contrast(case: Case) -> None:
+    """VISSL updates the memory within the forward pass; with several embeddings, each may update it before the next.
+
+    Its temperature, momentum and normalisation are float32 numbers.
+    """
+    args, given, wanted = case.meta["args"], case.inputs(), case.expected()
+    names, temperature = numbered(given, "emb"), float(np.float32(args["T"]))
+    valid = torch.from_numpy(given["target"]) != -1
+    banks: list[MemoryBank] = []
+
+    def loss(x: Inputs) -> Tensor:
+        bank = MemoryBank(*x["memory"].shape).to(x["memory"].dtype)
+        bank.vectors.copy_(x["memory"])
+        banks.append(bank)
+        bank.log_z.fill_(np.log(np.float32(args["Z"])) if args["Z"] > 0 else np.nan)
+        images, values = x["target"][valid], []
+        for i, name in enumerate(names):
+            embeddings = _unit(x[name][valid]) if args["norm"] else x[name][valid]
+            logits = bank.logits(embeddings, images, x[f"neg_idx{i}"][:, 1:], temperature)
+            values.append(args["w"][i] * bank.loss(logits, "nce" if args["type"] == "nce" else "info_nce"))
+            bank.log_z.copy_(bank.log_z.exp().float().log())
+            if args["umf"] or args["uidx"] == i:
+                bank.vectors = bank.vectors.clone()  # the backward pass needs the old ones
+                bank.update_(images, embeddings.detach(), float(np.float32(args["momentum"])))
+        return torch.stack(values).sum()
+
+    compare(case, names, loss, f64=1e-6)  # the first batch uses VISSL's normalisation before it is rounded here
+    for precision, bank in zip(PRECISIONS, banks, strict=True):
+        np.testing.assert_allclose(bank.vectors.numpy(), wanted[f"{precision}/memory_after"], rtol=0, atol=1e-6)
+        if args["type"] == "nce":
+            assert bank.log_z.exp().item() == pytest.approx(wanted[f"{precision}/params_after"][2], rel=1e-5)
+
+
+def _deepclusterv2(case: Case) -> None:
+    """VISSL's memory has rows in the order of the batches, and their images; ours the images themselves."""
+    args, wanted = case.meta["args"], case.expected()
+    heads = range(len(args["num_clusters"]))
+
+    def loss(x: Inputs) -> Tensor:
+        rows, values = _unit(x["emb"]), []
+        for i in heads:
+            labels = x["assignments"][i][x["idx"]]
+            labels = labels.masked_fill(labels == -100, -1)
+            values.append(deepclusterv2.centroid_loss(rows, x[f"centroids{i}"], labels, args["temperature"]))
+        return torch.stack(values).mean()
+
+    compare(case, ["emb"], loss)
+    for precision, dtype in PRECISIONS.items():
+        x = {name: torch.from_numpy(value) for name, value in case.inputs().items()}
+        memory = torch.from_numpy(wanted[f"{precision}/memory_after"]).to(dtype)
+        images = wanted[f"{precision}/memory_index_after"]
+        for i, count in enumerate(args["num_clusters"]):
+            rows = memory[i % len(memory)]
+            found, nearest = deepclusterv2.spherical_kmeans(
+                rows, rows[x[f"init_perm{i}"][:count]], args["kmeans_iters"]
+            )
+            recorded = wanted[f"{precision}/kmeans_centroids{i}"]
+            np.testing.assert_allclose(found.numpy(), recorded, rtol=0, atol=1e-6)
+            last = {int(image): int(own) for image, own in zip(images, nearest, strict=True)}
+            ours = [last.get(image, -100) for image in range(x["assignments"].shape[1])]
+            np.testing.assert_array_equal(ours, wanted[f"{precision}/kmeans_assignments"][i])
+
+
 def _cross_entropy(case: Case) -> None:
     """VISSL adds up the losses of several outputs; temperature and normalisation are the caller's here."""
     args, names = case.meta["args"], numbered(case.inputs(), "o")
@@ -225,6 +290,8 @@ PATTERNS: dict[str, Callable[[Case], None]] = {
     "swav_*": _swav,
     "lightly_swav_*": _lightly_swav,
     "vissl_swav_momentum_*": _swav_momentum,
+    "nce_*": _memory_contrast,
+    "vissl_deepclusterv2_*": _deepclusterv2,
     "vissl_ce_multi_*": _cross_entropy,
 }
 """Name of a case of 01_losses (a pattern) -> what runs it."""

@@ -18,19 +18,25 @@ VIT = "timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=2,embed_dim=48,n
 PAIR = {"views": [{"count": 2, "size": 32, "scale": [0.3, 1.0], "flip": 0.0}]}
 CROPS = {"views": [*PAIR["views"], {"count": 2, "size": 16, "scale": [0.1, 0.3], "flip": 0.0}]}
 SINGLE = {"views": [{"count": 1, "size": 32, "scale": [0.3, 1.0], "flip": 0.0}]}
+PIECES = {"size": 10, "scale": [0.6, 1.0], "flip": 0.0, "grid": {"side": 3, "gap": 1, "augment": "views"}}
+PATCHES = {"views": [*SINGLE["views"], PIECES]}
 
 # Small settings, views and backbone of a method, where they are not its recipe's in small.
 CHOSEN = {
     "barlow_twins": ({"projector": [64, 64]}, PAIR, RESNET),
     "byol": ({"projector": [64, 32], "predictor": [64]}, PAIR, RESNET),
+    "deepclusterv2": ({"clusters": [8, 8, 8], "projector": [64, 32]}, CROPS, RESNET),
     "dino": (
         {"prototypes": 64, "hidden": [64], "bottleneck": 32, "frozen_epochs": 0.5, "temperature_epochs": 1},
         CROPS,
         VIT,
     ),
+    "jigsaw": ({"permutations": 12, "hidden": 32}, {"views": [PIECES]}, RESNET),
     "mae": ({"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}, SINGLE, VIT),
     "moco": ({"queue": 64, "projector": [64, 32]}, PAIR, RESNET),
     "moco_v3": ({"projector": [64, 32], "predictor": [64]}, PAIR, RESNET),
+    "npid": ({"negatives": 64, "projector": [32], "contrast": "info_nce"}, SINGLE, RESNET),
+    "pirl": ({"negatives": 64, "projector": [32], "contrast": "info_nce"}, PATCHES, RESNET),
     "rotnet": ({}, SINGLE, RESNET),
     "simclr": ({"projector": [64, 32]}, PAIR, RESNET),
     "simsiam": ({"projector": [64, 64], "predictor": [16]}, PAIR, RESNET),
@@ -53,7 +59,13 @@ def recipe_in_small(method):
     views = recipe["augment"]["views"]
     largest = max(view["size"] for view in views)
     small = [
-        {"count": view.get("count", 1), "size": 32 if view["size"] == largest else 16, "scale": [0.3, 1.0], "flip": 0.0}
+        {
+            "count": view.get("count", 1),
+            "size": 32 if view["size"] == largest else 16,
+            "scale": [0.3, 1.0],
+            "flip": 0.0,
+            "grid": view.get("grid", {}),
+        }
         for view in views
     ]
     return own, {"views": small}, VIT if recipe["backbone"].startswith("timm:vit") else RESNET

@@ -22,7 +22,7 @@ from sslbench.data.loading import loader
 from sslbench.data.loading.loader import Unreadable
 from sslbench.data.source import Images, Source
 from sslbench.data.views import Augment
-from sslbench.data.views.ops import make_view
+from sslbench.data.views.ops import make_views
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, SslbenchError
 from sslbench.runtime.seeds import preserved_random_states
@@ -122,7 +122,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         name: name of the source.
         images: images of this process.
         labels: int64, one per image, or None.
-        views: (side, function that makes it) of each view.
+        views: (side, number, function that makes them) of the views of each crop.
         seed: of the augmentation.
         rank: rank of the process.
         world: number of processes; image i of this one is number rank + world * i in the source.
@@ -133,7 +133,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
     name: str
     images: Images
     labels: npt.NDArray[np.int64] | None
-    views: tuple[tuple[int, Callable[[Tensor], Tensor]], ...]
+    views: tuple[tuple[int, int, Callable[[Tensor], tuple[Tensor, ...]]], ...]
     seed: int
     rank: int
     world: int
@@ -155,7 +155,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         """Return the maker of batches of one process's images."""
         decoder = training_decoder(share.images, reading, channels)
         labels = np.asarray(share.labels.values, dtype=np.int64) if share.labels.kind == "single" else None
-        views = tuple((view.size, make_view(view)) for view in augment.expanded())
+        views = tuple((view.size, view.cells, make_views(view)) for view in augment.expanded())
         return cls(share.name, share.images, labels, views, seed, rank, world, decoder, channels)
 
     def __getitem__(self, item: Item) -> RawBatch | SslbenchError:
@@ -166,7 +166,8 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
             return error
 
     def _batch(self, epoch: int, chosen: IntArray, before: IntArray | None = None) -> RawBatch:
-        views = [torch.empty((len(chosen), size, size, self.channels), dtype=torch.uint8) for size, _ in self.views]
+        sizes = [size for size, count, _ in self.views for _ in range(count)]
+        views = [torch.empty((len(chosen), size, size, self.channels), dtype=torch.uint8) for size in sizes]
         shown = chosen.copy()
         taken = set(chosen.tolist())
         unreadable: list[Unreadable] = []
@@ -178,8 +179,9 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
             if image.is_floating_point() and not views[0].is_floating_point():
                 views = [view.float() for view in views]
             self._seed(epoch, position, 0 if before is None else int(before[row]))
-            for view, (_, make) in zip(views, self.views, strict=True):
-                view[row] = make(image).permute(1, 2, 0)
+            made = [each for _, _, make in self.views for each in make(image)]
+            for view, each in zip(views, made, strict=True):
+                view[row] = each.permute(1, 2, 0)
         return RawBatch(
             views=tuple(view.permute(0, 3, 1, 2) for view in views),
             labels=None if self.labels is None else torch.from_numpy(self.labels[shown]),

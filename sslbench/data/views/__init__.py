@@ -77,16 +77,36 @@ class Solarize:
 
 
 @dataclasses.dataclass(frozen=True)
+class Grid:
+    """Division of a crop into square cells, each of which gives one view (Jigsaw, PIRL)."""
+
+    side: int = setting(1, "cells per side; 1: the crop is the view")
+    gap: int = setting(
+        0, "difference between the sides of a cell and of its view, whose place in the cell is random", unit="pixels"
+    )
+    augment: Literal["crop", "views"] = setting("crop", "flip and colour changes: of the crop, or of each view alone")
+
+    def __post_init__(self) -> None:
+        _check(self.side >= 1, f"grid: side should be at least 1, not {self.side}")
+        _check(self.gap >= 0, f"grid: gap should not be negative, not {self.gap}")
+        used = self.side > 1 or (self.gap == 0 and self.augment == "crop")
+        _check(used, "grid: gap and augment have no effect without side=2 or more")
+
+
+@dataclasses.dataclass(frozen=True)
 class View:
-    """Recipe of one view: a random resized crop, a flip, then colour changes.
+    """Recipe of one view: a random resized crop, a flip, then colour changes; or of the views in a grid of one crop.
 
     The place of the flip makes no difference, since crops are drawn symmetrically and the colour changes treat left and
     right alike. (A rotation would not commute with it, so rotations are done on finished views.)
     """
 
-    count: int = setting(1, "views of this kind per image")
+    count: int = setting(1, "views of this kind per image, or crops if each is divided by a grid")
     size: int = setting(224, "side of the view in pixels", unit="pixels")
-    scale: tuple[float, float] = setting((0.08, 1.0), "range of the crop's area, as a share of the image's")
+    scale: tuple[float, float] = setting((0.08, 1.0), "range of the crop's area, as a share of `scale_of`")
+    scale_of: Literal["image", "square"] = setting(
+        "image", "area of the whole image, or of the largest square in it (Resize, then RandomCrop)"
+    )
     ratio: tuple[float, float] = setting((3 / 4, 4 / 3), "range of the crop's width / height, log-uniform")
     interpolation: Literal["bilinear", "bicubic"] = setting("bilinear", "resampling filter, with antialiasing")
     flip: float = setting(0.5, "probability of a horizontal flip")
@@ -97,6 +117,7 @@ class View:
     order: tuple[Colour, Colour, Colour, Colour] = setting(
         ("jitter", "grayscale", "blur", "solarize"), "order of the colour operations"
     )
+    grid: Grid = setting(Grid(), "division of the crop into several views")
 
     def __post_init__(self) -> None:
         _check(self.count >= 1, f"count should be at least 1, not {self.count}")
@@ -107,6 +128,16 @@ class View:
         _probability("grayscale", self.grayscale)
         complete = len(set(self.order)) == len(self.order)
         _check(complete, f"order should name jitter, grayscale, blur and solarize once each, not {self.order}")
+
+    @property
+    def crop_side(self) -> int:
+        """Side of the resized crop in pixels; larger than the view if a grid divides it."""
+        return self.grid.side * (self.size + self.grid.gap)
+
+    @property
+    def cells(self) -> int:
+        """Number of views that one crop gives."""
+        return self.grid.side**2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +173,7 @@ class Augment:
             )
 
     def expanded(self) -> tuple[View, ...]:
-        """Return one `View` with count 1 per view of an image, in the order of a batch: large ones first.
+        """Return one `View` with count 1 per crop of an image, in the order of a batch: large ones first.
 
         Large views are those of the largest size in `views`.
         """
@@ -151,8 +182,22 @@ class Augment:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Side of each view in pixels, in the order of `expanded`."""
-        return tuple(view.size for view in self.expanded())
+        """Side of each view in pixels, in the order of `expanded`; a crop with a grid gives several."""
+        return tuple(view.size for view in self.expanded() for _ in range(view.cells))
+
+    @property
+    def whole_size(self) -> int:
+        """Side of a whole picture for evaluations: of the largest undivided view.
+
+        A crop that a grid divides shows the picture in the scale of training, so its centre is evaluated, 224 of 256
+        pixels, or all of it below 96.
+        """
+        views = self.expanded()
+        undivided = [view.size for view in views if view.grid.side == 1]
+        if undivided:
+            return max(undivided)
+        side = max(view.crop_side for view in views)
+        return round(side * 224 / 256) if side * 224 / 256 >= 96 else side
 
     def _kinds(self) -> tuple[list[View], list[View]]:
         largest = max(view.size for view in self.views)

@@ -19,7 +19,7 @@ import torch
 from torchvision.transforms.v2 import InterpolationMode, functional
 
 from sslbench.arrays import ByteArray
-from sslbench.data.views import Blur, Jitter, Solarize, View, bands
+from sslbench.data.views import Blur, Jitter, Solarize, View, bands, pretext
 
 """(h, w, 3) uint8, contiguous; other channels or float32 where a function says so."""
 
@@ -36,8 +36,8 @@ class Uniform:
     The constant number of draws keeps the views of a picture independent of each other's settings.
     """
 
-    def __init__(self) -> None:
-        self._left: list[float] = torch.rand(_DRAWS, dtype=torch.float64).tolist()
+    def __init__(self, count: int = _DRAWS) -> None:
+        self._left: list[float] = torch.rand(count, dtype=torch.float64).tolist()
 
     def __call__(self, low: float = 0.0, high: float = 1.0) -> float:
         """Return the next number, uniform between `low` and `high`."""
@@ -47,30 +47,71 @@ class Uniform:
 def augment(view: View, image: torch.Tensor) -> torch.Tensor:
     """Return one view of a picture: (C, H, W) to (C, size, size) of the same dtype, channels interleaved in memory."""
     draw = Uniform()
-    top, left, height, width = crop_box(image.shape[1], image.shape[2], view.scale, view.ratio, draw)
-    crop = image[:, top : top + height, left : left + width]
-    resized = functional.resize(crop, [view.size, view.size], interpolation=_MODES[view.interpolation], antialias=True)
+    return _as_tensor(_changed(view, _crop(view, image, draw), draw))
+
+
+def augment_grid(view: View, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the views in the cells of one crop's grid, column by column; a grid of one cell gives `augment`.
+
+    A crop of side * (size + gap) pixels is cut after or, with grid.augment=views, before flip and colour changes.
+    """
+    if view.grid.side == 1:
+        return (augment(view, image),)
+    draw, places = Uniform(), Uniform(2 * view.cells)
+    pixels = _crop(view, image, draw)
+    if view.grid.augment == "crop":
+        pixels = _changed(view, pixels, draw)
+    offsets = np.array([int(places(0, view.grid.gap + 1)) for _ in range(2 * view.cells)])
+    offsets = offsets.reshape(2, view.grid.side, view.grid.side)
+    patches = pretext.cut_patches(_as_tensor(pixels), view.cells, view.grid.gap, offsets)
+    if view.grid.augment == "crop":
+        return patches.unbind()
+    cells = [np.ascontiguousarray(patch.permute(1, 2, 0).numpy()) for patch in patches]
+    return tuple(_as_tensor(_changed(view, cell, Uniform())) for cell in cells)
+
+
+def _crop(view: View, image: torch.Tensor, draw: Uniform) -> ByteArray:
+    """Return the resized crop of a picture, (side, side, C)."""
+    top, left, height, width = crop_box(
+        image.shape[1], image.shape[2], view.scale, view.ratio, draw, square=view.scale_of == "square"
+    )
+    crop, side = image[:, top : top + height, left : left + width], view.crop_side
+    resized = functional.resize(crop, [side, side], interpolation=_MODES[view.interpolation], antialias=True)
     pixels = np.ascontiguousarray(resized.permute(1, 2, 0).numpy())
-    if pixels.dtype != np.uint8:
-        pixels = pixels.clip(0, 255)  # the bicubic filter overshoots
+    return pixels if pixels.dtype == np.uint8 else pixels.clip(0, 255)  # the bicubic filter overshoots
+
+
+def _changed(view: View, pixels: ByteArray, draw: Uniform) -> ByteArray:
+    """Return a picture after flip and colour changes."""
     if draw() < view.flip:
         pixels = np.asarray(cv2.flip(pixels, 1), dtype=np.uint8) if _is_rgb(pixels) else bands.flip(pixels)
     for colour in view.order:
         pixels = _COLOURS[colour](pixels, view, draw)
+    return pixels
+
+
+def _as_tensor(pixels: ByteArray) -> torch.Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def crop_box(
-    height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float], draw: Uniform
+    height: int,
+    width: int,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    draw: Uniform,
+    *,
+    square: bool = False,
 ) -> tuple[int, int, int, int]:
     """Return (top, left, height, width) of a random crop, distributed as in torchvision's RandomResizedCrop.
 
     Up to ten areas and aspect ratios are drawn; if none fits into the picture, the largest central crop with an allowed
-    ratio is taken.
+    ratio is taken. Areas are shares of the picture's or, with `square`, of that of the largest square in it.
     """
+    whole = min(height, width) ** 2 if square else height * width
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_CROP_ATTEMPTS):
-        area = height * width * draw(*scale)
+        area = whole * draw(*scale)
         aspect = math.exp(draw(low, high))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < w <= width and 0 < h <= height:
@@ -210,3 +251,8 @@ def make_view(view: View) -> Callable[[torch.Tensor], torch.Tensor]:
     default generator.
     """
     return functools.partial(augment, view)
+
+
+def make_views(view: View) -> Callable[[torch.Tensor], tuple[torch.Tensor, ...]]:
+    """Return a picklable function that computes the views of one crop, several if a grid divides it."""
+    return functools.partial(augment_grid, view)
