@@ -1,4 +1,4 @@
-"""Depth and normals of pixels in memory: pictures with cells of four colours, each with a depth or a normal of its own."""
+"""Depth and normals of pixels in memory: pictures with cells of four colours, each with a value of its own."""
 
 import dataclasses
 

@@ -17,6 +17,7 @@ import yaml
 
 from sslbench import config
 from sslbench.data import catalog, regular, remote, strings
+from sslbench.data.depth.location import holds_values
 from sslbench.data.format import (
     Column,
     LabelMapReader,
@@ -316,11 +317,18 @@ def are_label_maps(spec: str) -> bool:
 
 
 def refuse_label_maps(spec: str) -> None:
-    """Refuse a location of label maps where images with classes are expected: maps would be read as images.
+    """Refuse a location of label maps, depth or normals where images with classes are expected.
+
+    Maps would be read as images.
 
     Raises:
-        UsageError: the layout holds nothing but label maps.
+        UsageError: the layout holds nothing but these.
     """
+    if (quantity := holds_values(spec)) is not None:
+        raise UsageError(
+            f"{spec} holds images with {quantity} for every pixel, not classes of whole images",
+            f"`sslbench eval {quantity} --data {spec}` uses them. To use the images alone, give their folder.",
+        )
     if are_label_maps(spec):
         raise UsageError(
             f"{spec} holds images with label maps, not classes of whole images",

@@ -17,6 +17,10 @@ from sslbench.protocols import find
 
 GEOMETRY = {"resize", "crop", "interpolation"}
 SHORTER = {
+    "depth": {
+        **{"steps": 1, "batch_size": 2, "warmup_steps": 0, "size": 48, "crop": [48, 48]},
+        **{"train_region": None, "scored": "all"},
+    },
     "finetune": {"updates": 1, "batch_size": 2, "warmup_epochs": 0},
     "geolocation": {"max_images": 8, "min_images": 4},
     "knn": {"k": [3]},
@@ -24,6 +28,7 @@ SHORTER = {
     "linear-online": {"updates": 2, "batch_size": 4, "warmup_epochs": 0},
     "low-shot": {"k": [2], "draws": 2},
     "lsr": {"k": [2]},
+    "normals": {"steps": 1, "batch_size": 2, "warmup_steps": 0, "size": 48, "crop": [48, 48]},
     "robustness": {"corrupt": ["brightness"], "severities": [1]},
     "segmentation": {
         **{"steps": 1, "batch_size": 2, "warmup_steps": 0},
@@ -40,7 +45,8 @@ FEW = {"fractions": [0.5], "images": [8]}
 """Parts of train that 16 images allow."""
 SMALLER_IMAGES = {"1024": 128, "[320, 320]": [64, 64], "[512, 512]": [64, 64]}
 OF_MAPS = {"segmentation", "segmentation-knn"}
-OWN_SIZES = {"segmentation"}
+OF_VALUES = {"depth", "normals"}
+OWN_SIZES = {"segmentation", *OF_VALUES}
 """Protocols whose settings say the sizes of images."""
 RUN = RunSettings(device="cpu", workers=0, batch_size=8, floors=False, overlaps=False)
 
@@ -100,6 +106,17 @@ def maps(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def values(maps):
+    """The same images with depth and normals."""
+    for split, n in (("train", 12), ("val", 3)):
+        for kind, value in (("depth", np.full((30, 40), 2.5)), ("normals", np.full((30, 40, 3), [0.0, 0.6, -0.8]))):
+            (maps / kind / split).mkdir(parents=True)
+            for i in range(n):
+                np.save(maps / kind / split / f"{i}.npy", value.astype(np.float32))
+    return maps
+
+
 @pytest.mark.parametrize("name", [name for name in SORTED if not keeps_own_sizes(name)])
 def test_a_preset_fixes_all_of_the_geometry(name):
     preset = load_preset(name)
@@ -109,18 +126,18 @@ def test_a_preset_fixes_all_of_the_geometry(name):
 
 
 @pytest.mark.parametrize("name", [name for name in SORTED if not keeps_own_sizes(name)])
-def test_a_preset_runs_on_the_architecture_that_it_was_published_for(name, photos, maps, tmp_path):
+def test_a_preset_runs_on_the_architecture_that_it_was_published_for(name, photos, maps, values, tmp_path):
     preset = load_preset(name)
     shorter = SHORTER[preset.protocol] | {key: FEW[key] for key in FEW if key in preset.settings}
     small = {"k", "draws", "updates", "batch_size", "warmup_epochs", "components", "corrupt", "severities"}
-    small |= {"steps", "warmup_steps", "size", "crop", "window", "stride"}
+    small |= {"steps", "warmup_steps", "size", "crop", "window", "stride", "train_region", "scored"}
     assert set(shorter) <= {*small, *FEW, "max_images", "min_images"}
     preprocessing = dict(preset.preprocessing)
     # Large images on small patches or three scales take minutes.
     if "resize" in preprocessing:
         preprocessing["resize"] = SMALLER_IMAGES.get(str(preprocessing["resize"]), preprocessing["resize"])
     data = photos / "places.csv" if preset.protocol == "geolocation" else photos
-    data = maps if preset.protocol in OF_MAPS else data
+    data = maps if preset.protocol in OF_MAPS else values if preset.protocol in OF_VALUES else data
     task = make_task(preset.protocol, shorter, preset=preset)
     request = Request(
         weights="random",

@@ -8,6 +8,7 @@ import pytest
 import torch
 from sample_maps import ArrayMaps, map_pictures, map_sample
 from sample_places import bright_objects
+from sample_values import COLUMNS, ArrayValues, value_pictures
 from scipy.stats import binom
 from torch import nn
 
@@ -37,8 +38,12 @@ ON_SETS = [name for name, protocol in ALL.items() if isinstance(protocol.kind, O
 PROTOCOLS = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnFeatures)]
 OF_PLACES = [name for name in ON_SAMPLES if ALL[name].kind.label_kinds == {"value"}]
 OF_MAPS = [name for name in ON_SAMPLES if ALL[name].kind.label_kinds == {"map"}]
-SMALLER = {"segmentation": {"steps": 60, "warmup_steps": 5}}
+SMALLER = {
+    "segmentation": {"steps": 60, "warmup_steps": 5},
+    **{key: {"steps": 60, "warmup_steps": 6, "upsample": 1, "colours": "none"} for key in ("depth", "normals")},
+}
 """Settings of protocols whose defaults take long."""
+OF_VALUES = {name: kind for name in ON_SAMPLES for kind in ("depth", "normals") if ALL[name].kind.label_kinds == {kind}}
 CITIES = np.array([[48.86, 2.35], [-33.87, 151.21], [40.71, -74.01], [-1.29, 36.82]])
 
 
@@ -67,6 +72,8 @@ def train_sample(name, kind="single"):
         return bright_objects(8, 1, kind=min(ALL[name].kind.label_kinds))
     if ALL[name].kind.label_kinds == {"signal"}:
         return bright_objects(8, 1, kind="signal")
+    if name in OF_VALUES:
+        return value_pictures(OF_VALUES[name], 80, 1)
     if name in OF_MAPS:
         return map_sample(80, 1)
     return sample(240, 1, "value") if name in OF_PLACES else sample(80, 1, kind)
@@ -227,13 +234,15 @@ def small_network():
 
 def pictures_for(name, n, seed, kind="single"):
     """Pictures with the labels that a protocol takes."""
+    if name in OF_VALUES:
+        return value_pictures(OF_VALUES[name], n, seed)
     return map_pictures(n, seed) if name in OF_MAPS else pictures(n, seed, kind)
 
 
 def run_on_images(name, folder, kind="single", train=None, test=None):
     protocol, backbone = ALL[name], small_network()
     settings = dataclasses.replace(protocol.settings(), batch_size=16, **SMALLER.get(name, {}))
-    layers = resolve_layers(backbone, ["2"] if name in OF_MAPS else ())
+    layers = resolve_layers(backbone, ["2"] if name in OF_MAPS or name in OF_VALUES else ())
     train = pictures_for(name, 80, 1, kind) if train is None else train
     rows = protocol.kind.rows(backbone, layers, train, settings, seed=0)
     outcomes = protocol.kind.run(
@@ -263,6 +272,17 @@ def test_an_outcome_on_images_of_maps_is_complete_and_good(name, tmp_path):
     assert all(note.endswith(".") for note in outcome.notes)
 
 
+@pytest.mark.parametrize("name", OF_VALUES)
+def test_an_outcome_on_images_of_values_is_complete(name, tmp_path):
+    outcome = run_on_images(name, tmp_path)
+    assert outcome.headline in outcome.metrics and outcome.scores.shape == (40, COLUMNS[OF_VALUES[name]])
+    for floor in (outcome.chance, outcome.floors["position only"], outcome.floors["pixels"]):
+        assert set(floor) == set(outcome.metrics)
+    for value, low, high in outcome.metrics.values():
+        assert low <= value + 1e-9 and value - 1e-9 <= high
+    assert all(note.endswith(".") for note in outcome.notes)
+
+
 @pytest.mark.parametrize("name", CLASSES_ON_IMAGES)
 @pytest.mark.parametrize("kind", ["single", "multi"])
 def test_an_outcome_on_images_is_complete_and_good(name, kind, tmp_path):
@@ -275,9 +295,16 @@ def test_an_outcome_on_images_is_complete_and_good(name, kind, tmp_path):
     assert all(note.endswith(".") for note in outcome.notes)
 
 
-@pytest.mark.parametrize("name", [*CLASSES_ON_IMAGES, *(name for name in ON_IMAGES if name in OF_MAPS)])
+@pytest.mark.parametrize("name", [*CLASSES_ON_IMAGES, *(n for n in ON_IMAGES if n in OF_MAPS or n in OF_VALUES)])
 def test_on_images_the_same_input_gives_the_same_and_test_labels_decide_nothing(name, tmp_path):
     test = pictures_for(name, 40, 2)
+    if test.pixel_values is not None:
+        first, again = run_on_images(name, tmp_path / "a"), run_on_images(name, tmp_path / "b")
+        assert np.array_equal(first.scores, again.scores)
+        turned_values = ArrayValues(test.pixel_values.values[:, ::-1].copy())
+        other = run_on_images(name, tmp_path / "c", test=dataclasses.replace(test, pixel_values=turned_values))
+        assert first.selected == other.selected and not np.array_equal(first.scores, other.scores)
+        return
     if test.maps is not None:
         first, second = run_on_images(name, tmp_path / "a"), run_on_images(name, tmp_path / "b", test=turned(test))
         predicted = [outcome.scores.reshape(40, 3, 4)[:, 1] for outcome in (first, second)]

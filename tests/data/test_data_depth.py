@@ -184,7 +184,7 @@ def test_options_that_are_wrong_are_one_message(write, options, message):
 def test_damaged_files_and_lists_are_named(write, tmp_path):
     folder = write()
     (folder / "depth" / "1.npy").write_bytes(b"\x93NUMPY nothing")
-    with pytest.raises(UnreadableImage, match="1.npy"):
+    with pytest.raises(UnreadableImage, match=r"1\.npy"):
         open_depth(str(folder))["all"].pixel_values.read_values(1)
     for name, text, message in (
         ("a.txt", "images/0.png\n", "line 1 is no pair"),

@@ -21,6 +21,7 @@ from sslbench.names import list_names
 from sslbench.protocols import find
 
 FILES = {
+    "depth": 2,
     "detection": 15,
     "discovery": 3,
     "finetune": 27,
@@ -30,6 +31,7 @@ FILES = {
     "linear_online": 26,
     "low_shot": 7,
     "lsr": 6,
+    "normals": 1,
     "retrieval": 12,
     "robustness": 12,
     "saliency": 3,
@@ -41,8 +43,8 @@ FILES = {
 DATA_SETS = 51
 SUITES = "digits imagenet small transfer vissl vtab1k vtab_natural vtab_specialized vtab_structured".split()
 PUBLISHED = {
-    "dinov2.csv": 20,
-    "dinov3.csv": 8,
+    "dinov2.csv": 24,
+    "dinov3.csv": 12,
     "discovery.csv": 33,
     "lightly.csv": 28,
     "mmpretrain.csv": 14,
@@ -50,6 +52,7 @@ PUBLISHED = {
     "vissl.csv": 76,
 }
 NAMES = list_names("benchmark")
+NO_CLASSES = ("geolocation", "depth", "normals")
 
 
 OF_OBJECTS = ("detection", "discovery", "saliency")
@@ -82,7 +85,7 @@ def test_every_shipped_benchmark_is_complete(name):
 def test_what_a_benchmark_says_about_its_data_is_plausible(name):
     benchmark = load_benchmark(name)
     has_queries = benchmark.protocol == "retrieval" and set(benchmark.samples) == {"test"}
-    assert has_queries or benchmark.classes >= 2 or benchmark.protocol == "geolocation", "places are no classes"
+    assert has_queries or benchmark.classes >= 2 or benchmark.protocol in NO_CLASSES
     assert benchmark.data == "sklearn:digits" or has_queries or set(benchmark.samples) == {"train", "test"}
     assert all(n >= 2 * benchmark.classes or benchmark.test_classes != "same" for n in benchmark.samples.values())
     if benchmark.data:
@@ -203,6 +206,7 @@ def test_published_rows_belong_to_benchmarks_and_have_sources():
     for row in every:
         assert row.benchmark in NAMES and 0 < row.value < 100
         assert LABELS[kind_of(row.benchmark)].metric == row.metric or row.metric.startswith("saliency_")
+        assert row.benchmark in NAMES and 0 < row.value < 100 and row.metric in ("top1", "mIoU", "depth_rmse")
         assert row.weights and row.backbone and row.protocol and " at " in row.source and row.where
     keys = [(r.benchmark, r.weights, r.backbone, r.metric, r.source) for r in every]
     assert len(set(keys)) == len(keys)

@@ -101,7 +101,8 @@ def _places(root: Path, quantity: Quantity, images: str | None, values: str | No
         return _divided(whole) or {"all": whole}
     found = {}
     for name in sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not in_clutter(entry.name)):
-        split, place = split_name(name), inside(root / name)
+        split = split_name(name)
+        place = None if split is None else inside(root / name)
         if split is not None and place is not None:
             found[split] = place
     return found

@@ -15,6 +15,7 @@ from sslbench.errors import DataError, UsageError
 
 Quantity = Literal["depth", "normals"]
 
+_NEAR, _FAR = 0.01, 1000.0
 _LEAST_LENGTH = 0.5
 """Length of a stored normal below which it is unknown: (0, 0, 0), or the grey of pictures of normals."""
 
@@ -139,6 +140,17 @@ def metres(stored: npt.NDArray[np.number], options: DepthOptions, where: str) ->
     most = np.inf if options.max_depth is None else options.max_depth
     known = (depth > options.min_depth) & (depth < most)
     return np.where(known, depth, np.float32(np.nan))[..., None]
+
+
+def implausible_unit(low: float, high: float, median: float) -> str | None:
+    """Return the problem of depths that cannot be metres: a median beyond a kilometre or below a centimetre.
+
+    >>> implausible_unit(500.0, 9000.0, 2500.0)
+    'depths of 500 to 9e+03 m (median 2.5e+03 m)'
+    """
+    if _NEAR <= median <= _FAR:
+        return None
+    return f"depths of {low:.3g} to {high:.3g} m (median {median:.3g} m)"
 
 
 def unit_normals(stored: npt.NDArray[np.number], path: str) -> npt.NDArray[np.float32]:

@@ -30,6 +30,7 @@ D1 = Metric(
     direction=1,
     bounds=RATE,
     needs="depth_maps",
+    labels=("depth",),
 )
 D2 = dataclasses.replace(D1, name="d2", title="Pixels within a factor of 1.25^2")
 D3 = dataclasses.replace(D1, name="d3", title="Pixels within a factor of 1.25^3")

@@ -31,6 +31,7 @@ ANGLE_MEAN = Metric(
     direction=-1,
     bounds=(0.0, 180.0),
     needs="normals",
+    labels=("normals",),
 )
 ANGLE_MEDIAN = dataclasses.replace(ANGLE_MEAN, name="angle_median", title="Angular error, median")
 ANGLE_RMSE = dataclasses.replace(ANGLE_MEAN, name="angle_rmse", title="Angular error, root mean square")
@@ -42,6 +43,7 @@ ANGLE_BELOW = tuple(
         direction=1,
         bounds=RATE,
         needs="normals",
+        labels=("normals",),
     )
     for limit in BELOW
 )

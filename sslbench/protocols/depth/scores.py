@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sslbench.arrays import BoolArray, FloatArray
 from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.depth.values import implausible_unit
 from sslbench.data.loading.joint import Target
 from sslbench.data.source import Source
 from sslbench.errors import DataError, SslbenchError
@@ -36,7 +37,6 @@ from sslbench.solvers.dense.windows import resized
 
 _SAMPLE = 500
 """Training images at most whose depths say the range and the median."""
-_FAR, _NEAR = 1000.0, 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +88,9 @@ def range_of(train: Source, seed: int) -> Range | None:
         return None
     lows, highs, medians = zip(*found, strict=True)
     median = float(np.median(medians))
-    if not _NEAR <= median <= _FAR:
+    if wrong := implausible_unit(min(lows), max(highs), median):
         raise DataError(
-            f"depth: the depths of {train.name} are {min(lows):.3g} to {max(highs):.3g} m (median {median:.3g} m)",
+            f"depth: {train.name} has {wrong}",
             "Say which stored number is one metre: DATA?depth_scale=1000 for millimetres.",
         )
     return Range(min(lows), max(highs), median)

@@ -37,6 +37,7 @@ class CheckFlags:
     seed: int
     boxes: bool
     label_maps: bool | None
+    pixel_values: Literal["depth", "normals"] | None
     decode: int | None
     copies: bool | None
     near_copies: Literal["pixels", "features", "none"] | None
@@ -88,6 +89,11 @@ def _number_to_decode(ctx: click.Context, param: click.Parameter, value: str) ->
     default=None,
     help="Check label maps: ADE20K, COCO panoptic, Cityscapes, VOC segmentation, images/ with masks/. Default: if the "
     "layout allows nothing else.",
+)
+@click.option(
+    "--pixel-values",
+    type=click.Choice(["depth", "normals"]),
+    help="Check the depth or the surface normals of every pixel. Default: if DATA has images/ and depth/ or normals/.",
 )
 @click.option(
     "--decode",
@@ -143,6 +149,8 @@ def command(ctx: click.Context, /, **flags: Any) -> None:
 
     terminal.show_messages()
     check_flags = CheckFlags(**flags)
+    if (quantity := _quantity(ctx, check_flags)) is not None:
+        ctx.exit(_check_values(check_flags, quantity))
     if _are_maps(ctx, check_flags):
         ctx.exit(_check_maps(check_flags))
     if check_flags.boxes:
@@ -165,6 +173,34 @@ def command(ctx: click.Context, /, **flags: Any) -> None:
         for file in filter(None, (check_flags.csv, check_flags.sheet, check_flags.html, check_flags.pairs)):
             echo(f"written: {file}")
     ctx.exit(1 if any(finding.level == "error" for finding in checked.findings) else 0)
+
+
+def _quantity(ctx: click.Context, given: CheckFlags) -> Literal["depth", "normals"] | None:
+    """Return the values of pixels that are checked: asked for, or the only ones that fit the layout of DATA.
+
+    Raises:
+        UsageError: a flag was typed that a check of values does not use.
+    """
+    from sslbench.data.depth.location import holds_values
+
+    for_others = given.boxes or given.label_maps or given.image_column or given.label_column or given.store
+    quantity = given.pixel_values or (None if for_others else holds_values(given.data))
+    if quantity is not None:
+        options.refuse(ctx, used=("pixel_values", "decode"), what=f"values of pixels ({quantity})")
+    return quantity
+
+
+def _check_values(given: CheckFlags, quantity: Literal["depth", "normals"]) -> int:
+    """Check depth or normals, print the report and return the exit code."""
+    from sslbench.data.checks.pixel_values import check_values
+    from sslbench.data.depth.location import open_depth, open_normals
+
+    parts = (open_depth if quantity == "depth" else open_normals)(given.data)
+    found = check_values(parts, quantity, given.decode)
+    for line in found.lines:
+        echo(line)
+    report.show_findings(found.findings)
+    return 1 if any(finding.level == "error" for finding in found.findings) else 0
 
 
 def _are_maps(ctx: click.Context, given: CheckFlags) -> bool:
