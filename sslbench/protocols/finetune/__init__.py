@@ -113,7 +113,7 @@ def run_on_images(  # noqa: PLR0913  the signature of every protocol on images
 
 
 PROTOCOL = Protocol(
-    version=3,
+    version=4,
     summary="The whole network trained on the labels of train, with a linear classifier.",
     settings=Settings,
     kind=OnImages(check, check_images, run_on_images, label_kinds=CLASSES | {"value"}),
