@@ -45,6 +45,10 @@ PLACES = {
     "data/format.py": {"find_module"},
     # a method: the user's word; recipes go through recipes._mark_code
     "train/method.py": {"find_module"},
+    # observers: a flag
+    "cli/commands/pretrain/__init__.py": {"find_object"},
+    # an optimizer: the user's word; recipes go through recipes._mark_code
+    "train/optimizers.py": {"find_object"},
     # a protocol: the user's word; benchmarks and presets go through names.without_code
     "evaluation/record.py": {"find_module"},
     "protocols/__init__.py": {"find_module"},

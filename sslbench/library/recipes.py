@@ -153,13 +153,18 @@ def _mark_code(values: dict[str, Any], origins: Mapping[str, str], method: str) 
         settings["name"] = from_file(name, f"{method}: method.name", "method.name={}")
     if origins.get("backbone") not in typed and not str(backbone).startswith("timm:"):
         values["backbone"] = from_file(backbone, f"{method}: backbone", "--backbone {}")
+    optimizer = values.get("optimizer")
+    if isinstance(optimizer, dict) and origins.get("optimizer.name") not in typed:
+        own = optimizer.get("name")
+        if not str(own).startswith("timm:"):
+            optimizer["name"] = from_file(own, f"{method}: optimizer.name", "optimizer.name={}")
     if "decoder" in values and origins.get("decoder") not in typed:
         values["decoder"] = from_file(values["decoder"], f"{method}: decoder", "decoder=[{}]")
 
 
 def _same_optimizer(method: str, choices: Mapping[str, str], changed: Mapping[str, str], old: Any, new: Any) -> None:
     """Refuse another optimizer without another learning rate, which only the user can know."""
-    if new not in list_names("optimizer"):
+    if new not in list_names("optimizer") and ":" not in str(new):
         raise UsageError(
             f"optimizer.name: there is no optimizer called '{new}'", did_you_mean(str(new), list_names("optimizer"))
         )

@@ -14,7 +14,7 @@ from sslbench.config import setting
 from sslbench.distributed.collectives import gather
 from sslbench.methods._parts.checks import need_views
 from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.momentum import copy_of, update
+from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
 from sslbench.methods._parts.precision import in_float32, unit_length
 from sslbench.methods._parts.queue import enqueue_, need_whole_updates
 from sslbench.train import method
@@ -27,7 +27,8 @@ class Config:
 
     student_temperature: float = setting(0.1, "temperature of the student's relations")
     teacher_temperature: float = setting(0.04, "temperature of the teacher's relations; lower makes them sharper")
-    momentum: float = setting(0.999, "decay of the teacher")
+    momentum: float = setting(0.999, "decay of the teacher at the start of training")
+    final_momentum: float = setting(0.999, "decay at the end; half a cosine in between")
     queue: int = setting(131072, "number of earlier embeddings in the queue, a multiple of the images per update")
     projector: tuple[int, ...] = setting((4096, 512), "widths of the projection head's layers, the last is the output")
 
@@ -91,8 +92,9 @@ class Method(method.Method[Config]):
     @torch.no_grad()
     def after_update(self, step: Step) -> None:
         """Update the teacher, and replace the oldest keys of the queue."""
-        update(self.teacher_backbone, self.backbone, self.config.momentum)
-        update(self.teacher_projector, self.projector, self.config.momentum)
+        momentum = cosine_momentum(self.config.momentum, self.config.final_momentum, step.where)
+        update(self.teacher_backbone, self.backbone, momentum)
+        update(self.teacher_projector, self.projector, momentum)
         keys = gather(torch.cat(self._new))
         self._new.clear()
         enqueue_(self.queue, keys, step.index * len(keys) % len(self.queue))

@@ -31,6 +31,7 @@ class Config:
         "outside",
         "place of the sum over positives: outside the logarithm (eq. 2, the paper's choice) or inside (eq. 3)",
     )
+    scale: float = setting(1.0, "factor of the loss; the authors' code has temperature / 0.07")
     projector: tuple[int, ...] = setting((2048, 128), "widths of the projection head's layers, the last is the output")
 
 
@@ -64,7 +65,7 @@ def supervised_contrastive(
     if summation == "outside":
         terms = log_p.masked_fill(~positive, 0).sum(dim=1) / count
     else:
-        terms = log_p.masked_fill(~positive, -torch.inf).logsumexp(dim=1) - count.log()
+        terms = log_p.masked_fill(~positive, -torch.inf).logsumexp(dim=1) - count.to(log_p.dtype).log()
     return -terms.mean()
 
 
@@ -95,7 +96,7 @@ class Method(method.Method[Config]):
         features = torch.cat(encode(self.backbone, batch.views))
         embeddings = self.head(features).unflatten(0, (len(batch.views), -1))
         value = supervised_contrastive(embeddings, batch.labels, self.config.temperature, self.config.summation)
-        return Loss(value, functional.normalize(embeddings[0].detach().float(), dim=1))
+        return Loss(self.config.scale * value, functional.normalize(embeddings[0].detach().float(), dim=1))
 
     def heads(self, exported: str) -> dict[str, nn.Module]:
         """Return the projection head."""

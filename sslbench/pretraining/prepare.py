@@ -33,7 +33,7 @@ from sslbench.runtime.workers import resolve_workers
 from sslbench.train import schedules
 from sslbench.train.loop import TrainingPlan
 from sslbench.train.method import Method, Setup
-from sslbench.train.optimizers import scaled_lr
+from sslbench.train.optimizers import class_of, scaled_lr
 
 log = logging.getLogger("sslbench")
 
@@ -70,7 +70,9 @@ class PreparedPretraining:
         """Return a digest of the user's own backbone, method and decoders; empty if there are none."""
         name = self.backbone.name
         builder = [find_object(name)] if self.backbone.kind.users else []
-        return user_code.sha256([*builder, *self.method.modules(), *resolve(self.request.settings.decoder)])
+        optimizer = class_of(self.request.settings.optimizer.name)
+        own = [*builder, optimizer, *self.method.modules(), *resolve(self.request.settings.decoder)]
+        return user_code.sha256(own)
 
 
 def prepare(request: PretrainRequest) -> PreparedPretraining:

@@ -11,7 +11,7 @@ from golden_cases import Case
 from torch import Tensor
 from torch.nn import functional
 
-from sslbench.methods import deepclusterv2, moco, moco_v3, simclr, swav
+from sslbench.methods import dcl, deepclusterv2, moco, moco_v3, nnclr, ressl, simclr, supcon, swav, tico
 from sslbench.methods._parts.classification import cross_entropy
 from sslbench.methods._parts.memory_bank import MemoryBank
 from sslbench.methods._parts.queue import enqueue_, shift_in
@@ -277,6 +277,71 @@ def _cross_entropy(case: Case) -> None:
     compare(case, names, loss, f64=1e-7 if "label_smoothing" in args else 1e-9)
 
 
+def _decoupled(case: Case) -> None:
+    args, names = case.meta["args"], numbered(case.inputs(), "z")
+
+    def loss(x: Inputs) -> Tensor:
+        return dcl.decoupled(torch.stack([x[name] for name in names]), args["temperature"], args.get("sigma"))
+
+    compare(case, names, loss)
+
+
+def _supervised_contrastive(case: Case) -> None:
+    """solo-learn sums the positives inside the logarithm (eq. 3) without dividing by their number."""
+    names, temperature = numbered(case.inputs(), "z"), temperature_of(case)
+    labels = case.inputs()["indexes"]
+    positives = (labels[:, None] == labels).sum(axis=1) - 1
+
+    def loss(x: Inputs) -> Tensor:
+        views = torch.stack([x[name] for name in names])
+        own = x["indexes"][: views.shape[1]]
+        return supcon.supervised_contrastive(views, own, temperature, "inside") - float(np.log(positives).mean())
+
+    compare(case, names, loss)
+
+
+def _neighbours(case: Case) -> None:
+    temperature = temperature_of(case)
+    compare(case, ["nn", "p"], lambda x: nnclr.neighbour_contrast(_unit(x["nn"]), _unit(x["p"]), temperature))
+
+
+def _neighbours_of_lightly(case: Case) -> None:
+    """lightly has the rows of the same side as negatives too: NT-Xent of neighbours and predictions."""
+    temperature = temperature_of(case)
+
+    def loss(x: Inputs) -> Tensor:
+        found = [nnclr.nearest(_unit(x[f"z{i}"]), _unit(x["bank"])) for i in range(2)]
+        terms = [simclr.nt_xent(torch.stack([found[i], x[f"p{1 - i}"]]), temperature) for i in range(2)]
+        return sum(terms) / 2
+
+    compare(case, ["p0", "p1"], loss)
+    x = {name: torch.from_numpy(value).double() for name, value in case.inputs().items()}
+    for i in range(2):
+        found = nnclr.nearest(_unit(x[f"z{i}"]), _unit(x["bank"])).numpy()
+        np.testing.assert_allclose(found, _unit(torch.from_numpy(case.expected()[f"f64/nn{i}"])), rtol=1e-6)
+
+
+def _relations(case: Case) -> None:
+    args = case.meta["args"]
+    temperatures = {"student_temperature": args["temperature_q"], "teacher_temperature": args["temperature_k"]}
+    compare(case, ["q"], lambda x: ressl.relation_loss(x["q"], x["k"], x["queue"], **temperatures))
+
+
+def _tico(case: Case) -> None:
+    """The second call on the same data, so that the covariance is the moving average of two."""
+    args = case.meta["args"]
+
+    def loss(x: Inputs) -> Tensor:
+        z = x["z0"].detach()
+        covariance = torch.zeros(z.shape[1], z.shape[1], dtype=z.dtype)
+        for _ in range(2):
+            covariance = tico.next_covariance(covariance, z, args["beta"])
+        # lightly's gradient reaches both sides; ours only the student's, so its half is compared.
+        return tico.tico_loss(x["z0"], x["z1"], covariance, args["rho"])
+
+    compare(case, ["z0"], loss)
+
+
 PATTERNS: dict[str, Callable[[Case], None]] = {
     "vissl_simclr_*": _simclr,
     "vissl_multicrop_simclr_*": _simclr,
@@ -293,5 +358,12 @@ PATTERNS: dict[str, Callable[[Case], None]] = {
     "nce_*": _memory_contrast,
     "vissl_deepclusterv2_*": _deepclusterv2,
     "vissl_ce_multi_*": _cross_entropy,
+    "lightly_dcl_*": _decoupled,
+    "lightly_dclw_*": _decoupled,
+    "solo_supcon_like_*": _supervised_contrastive,
+    "solo_nnclr_*": _neighbours,
+    "lightly_nnclr_*": _neighbours_of_lightly,
+    "solo_ressl_*": _relations,
+    "lightly_tico_*": _tico,
 }
 """Name of a case of 01_losses (a pattern) -> what runs it."""
