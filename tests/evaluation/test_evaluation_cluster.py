@@ -70,7 +70,7 @@ def test_the_command_writes_labels_to_train_on(tmp_path, monkeypatch, capsys, pa
     words = "--weights pixels:4 --data photos --k 2 --device cpu --workers 0 --store store".split()
     assert main(["cluster", *words]) == 0
     assert capsys.readouterr().out == f"assignments.csv: {12 * len(parts)} images in 2 clusters of 6 to 6 images\n"
-    with open("assignments.csv", encoding="utf-8") as file:
+    with (tmp_path / "assignments.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     for colour in ("blue", "red"):
         assert len({row["label"] for row in rows if colour in row["path"]}) == 1
