@@ -163,7 +163,7 @@ def _load(config: Config, setup: Setup) -> tuple[Backbone, Classifier | None]:
         unnamed = names == tuple(map(str, range(len(names)))) and len(names) == setup.classes
         if not unnamed:
             raise UsageError(
-                f"distillation: {config.teacher} has {len(names):,} classes that are not the {setup.classes:,} of the data",
+                f"distillation: {config.teacher} has {len(names):,} classes, not the {setup.classes:,} of the data",
                 "Set method.soft_weight=1, which needs no labels, or train on the teacher's classes.",
             )
     return teacher, classifier

@@ -116,7 +116,7 @@ def test_the_teacher_is_frozen_and_in_evaluation_mode(teacher):
         (
             {"target": "logits", "soft_weight": 0.5},
             {"class_names": ("a", "b", "c")},
-            "has 3 classes that are not the 3",
+            "has 3 classes, not the 3 of the data",
         ),
         ({"teacher": "random", "teacher_backbone": NET, "target": "logits"}, {}, "a random teacher has no classifier"),
     ],
