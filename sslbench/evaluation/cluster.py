@@ -28,12 +28,12 @@ class Clustering:
     Attributes:
         clusters: part -> int64 (N,), cluster of each image.
         sizes: int64 (K,), images of the fitted part in each cluster.
-        iterations: sums of squared distances to the centroids, one per iteration.
+        objective: sum of squared distances to the centroids in each iteration.
     """
 
     clusters: Mapping[str, IntArray]
     sizes: IntArray
-    iterations: tuple[float, ...]
+    objective: tuple[float, ...]
 
 
 def cluster(

@@ -10,6 +10,7 @@ VISSL copies the running statistics of BatchNorm into it; here it keeps statisti
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +116,12 @@ class Method(method.Method[Config]):
         self._queue_shape = (len(config.assign_views), config.queue // setup.world, config.projector[-1])
         self._fill_updates = -(-config.queue // setup.images_per_update)
         self._new: list[Tensor] = []
+
+    def compile_networks(self, **options: Any) -> None:
+        """Compile all networks, those of the momentum copy one by one."""
+        super().compile_networks(**options)
+        for network in () if self.teacher is None else self.teacher.values():
+            network.compile(**options)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the loss of swapped prediction, averaged over the sets of prototypes."""

@@ -24,7 +24,7 @@ def test_directions_are_clustered_whatever_their_lengths():
     numbers = found.clusters["all"]
     assert sorted(found.sizes.tolist()) == [20, 20, 20]
     assert all(len(set(numbers[wanted == axis])) == 1 for axis in range(3))
-    assert found.iterations[-1] <= found.iterations[0]
+    assert found.objective[-1] <= found.objective[0]
 
 
 def test_clusters_are_those_of_train_and_the_seed_gives_them():
