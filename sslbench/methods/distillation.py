@@ -8,7 +8,7 @@ labels have plain cross entropy, where VISSL's may be smoothed.
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -92,7 +92,7 @@ class Method(method.Method[Config]):
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)
         teacher, classifier = _load(config, setup)
-        self._normalisations = setup.normalisation, teacher.preprocessing
+        self._normalisations = setup.normalisation, teacher.preprocessing  # of the views, and of the teacher
         self.teacher = teacher.module.requires_grad_(False).eval()
         self._classifier = classifier
         if classifier is None:
@@ -103,7 +103,7 @@ class Method(method.Method[Config]):
             self.head = nn.Linear(setup.feature_dim, len(classifier.info.classes))
             self.teacher_head = classifier.head
 
-    def train(self, mode: bool = True) -> "Method":
+    def train(self, mode: bool = True) -> Self:
         """Set the mode of the student; the teacher stays in evaluation mode."""
         super().train(mode)
         self.teacher.eval()
