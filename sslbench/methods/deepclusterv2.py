@@ -65,8 +65,7 @@ def spherical_kmeans(rows: Tensor, centroids: Tensor, iterations: int) -> tuple[
         nearest = _nearest(own, centroids)
         sums = torch.zeros_like(centroids).index_add_(0, nearest, own)
         counts = torch.bincount(nearest, minlength=len(centroids))
-        sum_(sums), sum_(counts)
-        means = functional.normalize(sums / counts.clamp(min=1)[:, None], dim=1)
+        means = functional.normalize(sum_(sums) / sum_(counts).clamp(min=1)[:, None], dim=1)
         centroids = torch.where(counts[:, None] > 0, means, centroids)
     return centroids, _nearest(rows, centroids)
 

@@ -10,6 +10,7 @@ VISSL copies the running statistics of BatchNorm into it; here it keeps statisti
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +87,16 @@ def assign(scores: Tensor, queued: Tensor | None, config: Config, *, hard: bool 
     return functional.one_hot(codes.argmax(dim=1), codes.shape[1]).to(codes.dtype) if hard else codes
 
 
+class _Teacher(nn.Module):
+    """Momentum copies of the networks."""
+
+    def __init__(self, backbone: nn.Module, head: nn.Module, prototypes: Prototypes) -> None:
+        super().__init__()
+        self.backbone = momentum_copies.copy_of(backbone)
+        self.head = momentum_copies.copy_of(head)
+        self.prototypes = momentum_copies.copy_of(prototypes)
+
+
 class Method(method.Method[Config]):
     """Online clustering: assignments by Sinkhorn-Knopp over all processes, predicted from other views."""
 
@@ -106,15 +117,18 @@ class Method(method.Method[Config]):
         self.head = mlp([setup.feature_dim, *config.projector], norm=True)
         self.prototypes = Prototypes(config.projector[-1], config.prototypes)
         self.prototypes.normalize_()
-        self.teacher: nn.ModuleDict | None = None
-        if config.momentum:
-            networks = {"backbone": backbone, "head": self.head, "prototypes": self.prototypes}
-            self.teacher = nn.ModuleDict({name: momentum_copies.copy_of(each) for name, each in networks.items()})
+        self.teacher = _Teacher(backbone, self.head, self.prototypes) if config.momentum else None
         # Differs between processes, so it is no buffer; created with the first embeddings, on their device.
         self._queue: Tensor | None = None
         self._queue_shape = (len(config.assign_views), config.queue // setup.world, config.projector[-1])
         self._fill_updates = -(-config.queue // setup.images_per_update)
         self._new: list[Tensor] = []
+
+    def compile_networks(self, **options: Any) -> None:
+        """Compile all networks, those of the momentum copy one by one."""
+        super().compile_networks(**options)
+        for network in () if self.teacher is None else self.teacher.children():
+            network.compile(**options)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the loss of swapped prediction, averaged over the sets of prototypes."""
@@ -146,9 +160,9 @@ class Method(method.Method[Config]):
         chosen = list(self.config.assign_views)
         if self.teacher is None:
             return torch.stack([per_view[view] for view in chosen]), [scores.detach()[chosen] for scores in views]
-        features = torch.cat(encode(self.teacher["backbone"], [batch.views[view] for view in chosen]))
-        embeddings = unit_length(self.teacher["head"](features))
-        scores = self._scores(self.teacher["prototypes"], embeddings)
+        features = torch.cat(encode(self.teacher.backbone, [batch.views[view] for view in chosen]))
+        embeddings = unit_length(self.teacher.head(features))
+        scores = self._scores(self.teacher.prototypes, embeddings)
         return embeddings.unflatten(0, (len(chosen), -1)), [each.unflatten(0, (len(chosen), -1)) for each in scores]
 
     def _codes(self, scores: Tensor, queued: Tensor | None, step: Step) -> Tensor:
@@ -168,7 +182,7 @@ class Method(method.Method[Config]):
         """Return the queue's scores (assigned views, n, K) for each set; empty while the queue is not used."""
         if self._queue is None or step.index < max(self.config.queue_start, self._fill_updates):
             return ()
-        prototypes = self.prototypes if self.teacher is None else self.teacher["prototypes"]
+        prototypes = self.prototypes if self.teacher is None else self.teacher.prototypes
         return self._scores(prototypes, self._queue.to(embeddings.device))
 
     def before_update(self, step: Step) -> None:
@@ -182,9 +196,9 @@ class Method(method.Method[Config]):
         """Normalise the prototypes, update the momentum copies, and add the new embeddings to the queue."""
         self.prototypes.normalize_()
         if self.teacher is not None:
-            for name, network in (("backbone", self.backbone), ("head", self.head), ("prototypes", self.prototypes)):
-                momentum_copies.update(self.teacher[name], network, self.config.momentum)
-            self.teacher["prototypes"].normalize_()
+            for copy, network in zip(self.teacher.children(), (self.backbone, self.head, self.prototypes), strict=True):
+                momentum_copies.update(copy, network, self.config.momentum)
+            self.teacher.prototypes.normalize_()
         for new in self._new:
             queue = new.new_zeros(self._queue_shape) if self._queue is None else self._queue.to(new.device)
             self._queue = shift_in(queue, new)
@@ -211,11 +225,11 @@ class Method(method.Method[Config]):
 
     def exports(self) -> dict[str, nn.Module]:
         """Return the trained backbone and, if there is one, its momentum copy."""
-        return {"student": self.backbone} | ({} if self.teacher is None else {"teacher": self.teacher["backbone"]})
+        return {"student": self.backbone} | ({} if self.teacher is None else {"teacher": self.teacher.backbone})
 
     def heads(self, exported: str) -> dict[str, nn.Module]:
         """Return the projection head of the trained networks or of the momentum copies."""
-        return {"head": self.head if self.teacher is None or exported == "student" else self.teacher["head"]}
+        return {"head": self.head if self.teacher is None or exported == "student" else self.teacher.head}
 
 
 def _require_assignable(config: Config, setup: Setup) -> None:

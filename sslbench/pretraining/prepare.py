@@ -111,6 +111,7 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     plan = _plan(settings, data.steps_per_epoch)
     sizes = settings.augment.sizes
     accept_sizes(backbone.module, sizes, name=backbone.name, channels=channels)
+    augment, origins = normalised(augment, backbone.preprocessing, source, reading, seed=settings.seed)
     setup = Setup(
         feature_dim=feature_dim(backbone.module, max(sizes), channels),
         sizes=sizes,
@@ -124,6 +125,8 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
         backbone=backbone.name,
         channels=channels,
         loaded=request.init is not None,
+        class_names=source.labels.classes if source.labels.kind == "single" else (),
+        normalisation=Preprocessing(mean=augment.mean, std=augment.std),
         targets=torch.from_numpy(np.asarray(source.labels.values)) if source.labels.kind == "multi" else None,
     )
     method = make_method(backbone.module, settings.method, setup, seed=settings.seed)
@@ -131,7 +134,6 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
         checkpoint_activations(backbone)
     method = with_sync_bn(method, device, enabled=settings.sync_bn, world=process.world)
     _check_export(settings.export, method)
-    augment, origins = normalised(augment, backbone.preprocessing, source, reading, seed=settings.seed)
     settings = dataclasses.replace(settings, augment=augment)
     return PreparedPretraining(
         dataclasses.replace(request, settings=settings),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from sslbench import names
 from sslbench.data.loading.pretraining import rows_by_origin
 from sslbench.errors import UsageError
+from sslbench.preprocessing import Preprocessing
 
 ConfigT = TypeVar("ConfigT")
 
@@ -87,6 +88,8 @@ class Setup:
         channels: number of channels of the views.
         loaded: true if the backbone holds weights from a file (--init), false if they are random.
         targets: int8 (samples, C) for data of several labels per image, 1 present, 0 absent, -1 unknown; else None.
+        class_names: names of the classes, in order; empty for data without one class per image.
+        normalisation: mean and standard deviation that the views are normalised by.
     """
 
     feature_dim: int
@@ -102,6 +105,8 @@ class Setup:
     channels: int = 3
     loaded: bool = False
     targets: Tensor | None = None
+    class_names: tuple[str, ...] = ()
+    normalisation: Preprocessing = dataclasses.field(default_factory=Preprocessing)
 
 
 @dataclasses.dataclass(frozen=True)

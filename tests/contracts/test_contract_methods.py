@@ -32,14 +32,18 @@ def make(method, *, small=None, **changes):
     own = {**own, **changes}
     backbone = build(name, seed=0)
     backbone.module.requires_grad_(True).train()
-    sizes = config.build(Augment, augment, "test").sizes
+    kinds = config.build(Augment, augment, "test")
+    sizes = kinds.sizes
     setup = Setup(feature_dim(backbone.module, 32), sizes, 16, 16, 1, 96, 10, 40, 20, name)
     made = make_method(backbone.module, {"name": method, **own}, setup, seed=0)
     generator = torch.Generator().manual_seed(1)
     images = torch.rand(16, 3, 32, 32, generator=generator) * 2 - 1
+    cells = [cell for view in kinds.expanded() for cell in range(view.cells)]  # of a grid: brighter and brighter
     views = tuple(
-        torch.nn.functional.interpolate(images, size=size) + 0.1 * torch.randn(16, 3, size, size, generator=generator)
-        for size in sizes
+        torch.nn.functional.interpolate(images, size=size)
+        + 0.1 * torch.randn(16, 3, size, size, generator=generator)
+        + cell / 4
+        for size, cell in zip(sizes, cells, strict=True)
     )
     return made, Batch(views, torch.arange(16) % 10, torch.arange(16))
 

@@ -30,6 +30,7 @@ from sslbench.backbones.sizes import accept_sizes, feature_dim
 from sslbench.config import build as build_dataclass
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading.pretraining import RawBatch
+from sslbench.data.views import Augment
 from sslbench.distributed.collectives import from_first, rank, world_size
 from sslbench.distributed.parallel import module_state
 from sslbench.preprocessing import Preprocessing
@@ -66,8 +67,7 @@ SECONDS = 1800
 
 
 def sizes_of(method):
-    views = runs.METHODS[method][1]["views"]
-    return tuple(view["size"] for view in views for _ in range(view["count"]))
+    return build_dataclass(Augment, runs.METHODS[method][1], "test").sizes
 
 
 def batches(sizes):

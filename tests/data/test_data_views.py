@@ -19,7 +19,7 @@ from torchvision import transforms
 from torchvision.transforms.v2 import functional
 
 from sslbench import config, paths
-from sslbench.data.views import Augment, Blur, Jitter, Solarize, View, ops
+from sslbench.data.views import Augment, Blur, Grid, Jitter, Solarize, View, ops
 from sslbench.data.views.ops import make_view
 from sslbench.errors import UsageError
 
@@ -187,7 +187,7 @@ def test_whole_recipes_are_distributed_as_their_authors_pipelines(name):
 
 
 def vars_of(view):
-    return {k: vars(v) if isinstance(v, Jitter | Blur | Solarize) else v for k, v in vars(view).items()}
+    return {k: vars(v) if isinstance(v, Jitter | Blur | Solarize | Grid) else v for k, v in vars(view).items()}
 
 
 @pytest.mark.parametrize("what", ["flip", "grayscale", "blur", "solarize", "jitter"])
@@ -291,7 +291,7 @@ def test_the_recipes_are_all_there_and_valid():
     assert found == {
         **dict.fromkeys(["barlow_twins", "byol", "moco_v1", "moco_v2", "moco_v3", "moco_v3_resnet"], (224, 224)),
         **dict.fromkeys(["simclr", "simsiam", "vicreg"], (224, 224)),
-        **dict.fromkeys(["mae", "npid", "rotnet", "supervised"], (224,)),
+        **dict.fromkeys(["clusterfit", "mae", "npid", "rotnet", "supervised"], (224,)),
         **dict.fromkeys(["dino", "dino_resnet"], (224,) * 2 + (96,) * 8),
         **dict.fromkeys(["pirl", "pirl_blur"], (224,) + (64,) * 9),
         "jigsaw": (64,) * 9,

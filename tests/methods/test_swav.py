@@ -215,20 +215,20 @@ def test_a_momentum_copy_assigns_and_follows_slowly():
     with torch.no_grad():
         for parameter in method.prototypes.parameters():  # the assignments must not come from these
             parameter.copy_(functional.normalize(torch.randn_like(parameter), dim=1))
-        features = method.teacher["backbone"](torch.cat(batch.views[:2]))
-        rows = functional.normalize(method.teacher["head"](features), dim=1)
-        codes = [swav.assign(part, None, config) for part in method.teacher["prototypes"](rows)[0].chunk(2)]
+        features = method.teacher.backbone(torch.cat(batch.views[:2]))
+        rows = functional.normalize(method.teacher.head(features), dim=1)
+        codes = [swav.assign(part, None, config) for part in method.teacher.prototypes(rows)[0].chunk(2)]
         views = torch.cat([method.backbone(torch.cat(batch.views[:2])), method.backbone(batch.views[2])])
         scores = method.prototypes(functional.normalize(method.head(views), dim=1))[0].unflatten(0, (3, -1))
         wanted = swav.swapped_prediction(scores, torch.stack(codes), (0, 1), 0.1)
     torch.testing.assert_close(method(batch, step_of(0, setup)).value, wanted)
-    before = [parameter.clone() for parameter in method.teacher["backbone"].parameters()]
+    before = [parameter.clone() for parameter in method.teacher.backbone.parameters()]
     train(method, batch, setup, 1)
-    pairs = zip(method.teacher["backbone"].parameters(), before, method.backbone.parameters(), strict=True)
+    pairs = zip(method.teacher.backbone.parameters(), before, method.backbone.parameters(), strict=True)
     for copy, old, new in pairs:
         torch.testing.assert_close(copy, 0.9 * old + 0.1 * new)
         assert copy.grad is None
-    (prototypes,) = method.teacher["prototypes"].parameters()
+    (prototypes,) = method.teacher.prototypes.parameters()
     torch.testing.assert_close(prototypes.norm(dim=1), torch.ones(6))
     assert list(method.exports()) == ["student", "teacher"]
 

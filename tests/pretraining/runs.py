@@ -26,6 +26,7 @@ CHOSEN = {
     "barlow_twins": ({"projector": [64, 64]}, PAIR, RESNET),
     "byol": ({"projector": [64, 32], "predictor": [64]}, PAIR, RESNET),
     "deepclusterv2": ({"clusters": [8, 8, 8], "projector": [64, 32]}, CROPS, RESNET),
+    "distillation": ({"teacher": "random", "teacher_backbone": RESNET}, SINGLE, RESNET),
     "dino": (
         {"prototypes": 64, "hidden": [64], "bottleneck": 32, "frozen_epochs": 0.5, "temperature_epochs": 1},
         CROPS,
@@ -46,6 +47,9 @@ CHOSEN = {
     "wmse": ({"projector": [64, 4], "slice": 8}, PAIR, RESNET),
 }
 
+# Settings that a recipe leaves to the user.
+NEEDED = {"distillation": {"teacher": "random", "teacher_backbone": RESNET, "target": "features", "soft_weight": 1.0}}
+
 
 def modules():
     """Return the names of all methods."""
@@ -56,7 +60,7 @@ def recipe_in_small(method):
     """Return settings, views and backbone of a small run after the first recipe of a method in configs/method."""
     recipes = [compose_pretraining(name, {}, {}).values for name in list_names("method")]
     recipe = next(values for values in recipes if values["method"]["name"] == method)
-    own = {key: in_small(value) for key, value in recipe["method"].items() if key != "name"}
+    own = {key: in_small(value) for key, value in recipe["method"].items() if key != "name"} | NEEDED.get(method, {})
     views = recipe["augment"]["views"]
     largest = max(view["size"] for view in views)
     small = [

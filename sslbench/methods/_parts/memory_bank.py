@@ -66,7 +66,7 @@ class MemoryBank(nn.Module):
 
     Attributes:
         vectors: (N, d), rows of length 1, random at the start.
-        log_z: scalar, logarithm of the normalisation Z; NaN until it is estimated on the first batch.
+        log_z: scalar, logarithm of the normalisation Z; infinite until it is estimated on the first batch.
     """
 
     vectors: Tensor
@@ -75,7 +75,7 @@ class MemoryBank(nn.Module):
     def __init__(self, images: int, dim: int) -> None:
         super().__init__()
         self.register_buffer("vectors", functional.normalize(torch.rand(images, dim) * 2 - 1, dim=1))
-        self.register_buffer("log_z", torch.tensor(math.nan))
+        self.register_buffer("log_z", torch.tensor(math.inf))
 
     def draw(self, rows: int, negatives: int) -> Tensor:
         """Return the numbers of random images, uniform with replacement: int64 (rows, negatives).
@@ -112,7 +112,7 @@ class MemoryBank(nn.Module):
         """
         if contrast == "info_nce":
             return _info_nce(logits)
-        if self.log_z.isnan():
+        if self.log_z.isinf():
             self.log_z.copy_(log_normalisation(logits, len(self.vectors)))
         return noise_contrastive(logits, self.log_z, len(self.vectors))
 
