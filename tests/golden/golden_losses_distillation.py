@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sslbench.methods import barlow_twins, byol, dino, simsiam, vicreg
+from sslbench.methods._parts import self_distillation
 from sslbench.train.method import Step
 
 
@@ -96,7 +97,7 @@ def _dino_step(
     images, classes = len(logits) // 2, student.shape[-1]
     teacher = dino.teacher_probabilities(logits, center, temperature=teacher_temperature)
     value = dino.dino_loss(student.view(-1, images, classes), teacher.view(2, images, classes), temperature=temperature)
-    dino.move_center(center, logits.sum(0, keepdim=True), rows=len(logits), momentum=momentum)
+    self_distillation.move_center(center, logits.sum(0, keepdim=True), rows=len(logits), momentum=momentum)
     return value
 
 
