@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sslbench.distributed.collectives import sum_, world_size
+from sslbench.distributed.collectives import sum_
 from sslbench.methods._parts.heads import mlp
 from sslbench.methods._parts.precision import in_float32
 
@@ -64,15 +64,16 @@ def patch_loss(student: Tensor, teacher: Tensor, mask: Tensor, *, temperature: f
 
 @torch.no_grad()
 def move_center(center: Tensor, total: Tensor, *, rows: int, momentum: float) -> None:
-    """Update the centre in place by the mean of the teacher's logits over views, images and processes (equation 4).
+    """Update the centre in place by the mean of the teacher's logits over all processes (DINO, equation 4).
 
     Args:
         center: (K,) or (1, K).
         total: sum of this process's logits, of the same shape.
-        rows: number of summed rows.
+        rows: number of summed rows; it may differ between processes, and be 0 on all but one.
         momentum: decay of the centre.
     """
-    mean = sum_(total.to(center.dtype, copy=True)) / (rows * world_size())
+    summed = sum_(torch.cat([total.to(center.dtype).flatten(), center.new_tensor([rows])]))
+    mean = (summed[:-1] / summed[-1]).view_as(center)
     center.mul_(momentum).add_(mean, alpha=1 - momentum)
 
 
