@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sslbench.config import setting
-from sslbench.distributed.collectives import sum_, world_size
+from sslbench.distributed.collectives import mean_with_gradient
 from sslbench.errors import UsageError
 from sslbench.methods._parts.checks import need_several_images
 from sslbench.methods._parts.crops import encode
@@ -80,9 +80,7 @@ def msn_loss(
         similarities = functional.normalize(targets, dim=1) @ prototypes.T / (temperature * sharpening)
         wanted = sinkhorn(similarities.log_softmax(dim=1), epsilon=1.0, iterations=iterations)
     loss = -(wanted.repeat(len(anchors) // len(targets), 1) * logs).sum(dim=1).mean()
-    own = logs.exp().mean(dim=0)
-    # The value is that of all processes, and the gradient reaches this one's mean as a whole: it is averaged later.
-    mean = own + (sum_(own.detach().clone()) / world_size() - own).detach()
+    mean = mean_with_gradient(logs.exp().mean(dim=0))
     return loss + entropy_weight * (torch.special.xlogy(mean, mean).sum() + math.log(len(prototypes)))
 
 

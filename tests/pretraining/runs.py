@@ -23,6 +23,7 @@ SINGLE = {"views": [{"count": 1, "size": 32, "scale": [0.3, 1.0], "flip": 0.0}]}
 CHOSEN = {
     "barlow_twins": ({"projector": [64, 64]}, PAIR, RESNET),
     "byol": ({"projector": [64, 32], "predictor": [64]}, PAIR, RESNET),
+    "densecl": ({"queue": 64, "projector": [64, 32]}, PAIR, RESNET),
     "dino": (
         {"prototypes": 64, "hidden": [64], "bottleneck": 32, "frozen_epochs": 0.5, "temperature_epochs": 1},
         CROPS,
@@ -48,6 +49,7 @@ CHOSEN = {
         VIT,
     ),
     "ijepa": ({"predictor_dim": 32, "predictor_depth": 1, "predictor_heads": 2, "min_patches": 2}, SINGLE, VIT),
+    "lejepa": ({"projector": [64, 32], "directions": 64}, CROPS, VIT),
     "mae": ({"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}, SINGLE, VIT),
     "moco": ({"queue": 64, "projector": [64, 32]}, PAIR, RESNET),
     "moco_v3": ({"projector": [64, 32], "predictor": [64]}, PAIR, RESNET),
