@@ -23,6 +23,11 @@ SINGLE = {"views": [{"count": 1, "size": 32, "scale": [0.3, 1.0], "flip": 0.0}]}
 CHOSEN = {
     "barlow_twins": ({"projector": [64, 64]}, PAIR, RESNET),
     "byol": ({"projector": [64, 32], "predictor": [64]}, PAIR, RESNET),
+    "data2vec2": (
+        {"masks": 2, "target_layers": 1, "decoder_dim": 32, "decoder_layers": 2, "decoder_groups": 4, "masked": 0.5},
+        SINGLE,
+        VIT,
+    ),
     "densecl": ({"queue": 64, "projector": [64, 32]}, PAIR, RESNET),
     "dino": (
         {"prototypes": 64, "hidden": [64], "bottleneck": 32, "frozen_epochs": 0.5, "temperature_epochs": 1},
