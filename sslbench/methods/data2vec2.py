@@ -178,9 +178,10 @@ class Method(method.Method[Config]):
 
     def _outputs(self, images: Tensor) -> Tensor:
         """Return the outputs of the teacher's last feed-forward networks for all patches: (L, B, N, D)."""
-        vit = self.teacher_backbone
-        tokens, outputs = vit.norm_pre(embed(vit, images)), []
-        for block in vit.blocks:
+        vit, outputs = self.teacher_backbone, []
+        tokens: Tensor = vit.norm_pre(embed(vit, images))
+        blocks: Any = vit.blocks
+        for block in blocks:
             tokens = tokens + block.ls1(block.attn(block.norm1(tokens)))
             outputs.append(block.mlp(block.norm2(tokens)))
             tokens = tokens + block.ls2(outputs[-1])

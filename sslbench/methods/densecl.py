@@ -22,7 +22,7 @@ from sslbench.methods._parts.checks import need_views
 from sslbench.methods._parts.contrast import info_nce
 from sslbench.methods._parts.heads import mlp
 from sslbench.methods._parts.momentum import copy_of, update
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.precision import in_float32, unit_length
 from sslbench.methods._parts.queue import enqueue_, need_whole_updates
 from sslbench.methods._parts.shuffle import over_shuffled
 from sslbench.train import method
@@ -114,7 +114,7 @@ class Method(method.Method[Config]):
         """Return the weighted sum of both losses, with queries from the first view and keys from the second."""
         config = self.config
         places = self._places(self.backbone, batch.views[0])
-        query = in_float32(functional.normalize)(self.head(places.mean(1)))
+        query = unit_length(self.head(places.mean(1)))
         key, dense_key, dense_keys, key_places = self._keys(batch.views[1])
         self._new.append((key, dense_key))
         of_images = info_nce(query, key, self.queue, config.temperature)
@@ -134,8 +134,7 @@ class Method(method.Method[Config]):
     def _key_network(self, images: Tensor) -> tuple[Tensor, ...]:
         places = self._places(self.key_backbone, images)
         dense = self.key_dense_head(places)
-        unit = in_float32(functional.normalize)
-        return unit(self.key_head(places.mean(1))), unit(dense.mean(1)), dense, places
+        return unit_length(self.key_head(places.mean(1))), unit_length(dense.mean(1)), dense, places
 
     def _places(self, resnet: ResNet, images: Tensor) -> Tensor:
         """Return the last feature map as rows: (B, C, H, W) -> (B, S, D)."""

@@ -229,9 +229,9 @@ class Method(method.Method[Config]):
         patch_logits, _ = self._patch_heads()[1](tokens[:, self.backbone.num_prefix_tokens :][mask])
         temperature = teacher_temperature(self.config, step)
         if self.config.centering == "sinkhorn":
-            balance = in_float32(sinkhorn)
-            settings = {"epsilon": temperature, "iterations": self.config.iterations}
-            return balance(logits, **settings), balance(patch_logits, **settings), embeddings
+            balance, iterations = in_float32(sinkhorn), self.config.iterations
+            classes = balance(logits, epsilon=temperature, iterations=iterations)
+            return classes, balance(patch_logits, epsilon=temperature, iterations=iterations), embeddings
         self._logits.add(logits.to(self.center.dtype).sum(0), len(logits))
         self._patch_logits.add(patch_logits.to(self.center.dtype).sum(0), len(patch_logits))
         return (

@@ -83,6 +83,13 @@ def draw_masks(views: int, grid: tuple[int, int], config: Config) -> Tensor:
     return block_masks(grid, [share * patches for share in shares], smallest=smallest, largest=patches)
 
 
+@in_float32
+def mean_logits(embeddings: Tensor, last_layer: nn.Module) -> Tensor:
+    """Return the mean logits (K,) of embeddings (V, N, d): those of their mean, since the last layer is linear."""
+    mean: Tensor = last_layer(embeddings.mean((0, 1))[None])[0]
+    return mean
+
+
 class Method(method.Method[Config]):
     """iBOT on a vision transformer and any number of views, large ones first."""
 
@@ -163,7 +170,7 @@ class Method(method.Method[Config]):
         classes = head.last_layer(self._embeddings(head, tokens[:, 0]))
         patches = self._embeddings(head, tokens[:, self.teacher_backbone.num_prefix_tokens :])
         rows = patches.shape[0] * patches.shape[1]
-        mean = in_float32(lambda x: patch_layer(x.flatten(0, 1).mean(0, keepdim=True))[0])(patches)
+        mean = mean_logits(patches, patch_layer)
         self._logits.add(classes.to(mean.dtype).sum(0), len(classes))
         self._patch_logits.add(mean * rows, rows)
         class_temperature, patch_temperature = teacher_temperatures(config, step)

@@ -105,6 +105,7 @@ class Method(method.Method[Config]):
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)
+        self.large = setup.sizes[0]
         self.projector = mlp([setup.feature_dim, *config.projector], norm=True, activation=nn.GELU)
         for layer in self.projector:
             if isinstance(layer, nn.Linear):
@@ -117,18 +118,11 @@ class Method(method.Method[Config]):
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the loss of all anchors."""
-        config, size = self.config, batch.views[0].shape[-1]
+        config = self.config
         with torch.no_grad():
             targets = self.target_projector(self._classes(self.target_backbone, batch.views[0]))
 
-        def of_views(views: Tensor) -> Tensor:
-            """Return the projections of views of one size; large views lose the same patches."""
-            return self.projector(self._classes(self.backbone, views, self._kept(views) if large(views) else None))
-
-        def large(views: Tensor) -> bool:
-            return views.shape[-1] == size and config.masked > 0
-
-        anchors = torch.cat(encode(of_views, batch.views[1:]))
+        anchors = torch.cat(encode(self._projections, batch.views[1:]))
         value = msn_loss(
             anchors,
             targets,
@@ -139,6 +133,13 @@ class Method(method.Method[Config]):
             entropy_weight=config.entropy_weight,
         )
         return Loss(value, targets.float())
+
+    def _projections(self, views: Tensor) -> Tensor:
+        """Return the student's projections of views of one size; large views lose the same patches."""
+        masked = views.shape[-1] == self.large and self.config.masked > 0
+        classes = self._classes(self.backbone, views, self._kept(views) if masked else None)
+        projected: Tensor = self.projector(classes)
+        return projected
 
     def _kept(self, views: Tensor) -> Tensor:
         """Return the indices of the patches that views keep."""

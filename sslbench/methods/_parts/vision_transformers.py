@@ -1,10 +1,12 @@
 """Vision transformers of timm in methods: their tokens, with and without masks, and their initial weights."""
 
+from typing import Any
+
 import torch
 from timm.layers.patch_embed import PatchEmbed
 from timm.layers.pos_embed_sincos import build_sincos2d_pos_embed
 from timm.models._manipulate import checkpoint_seq
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -91,7 +93,8 @@ def run_blocks(vit: VisionTransformer, tokens: Tensor, *, drop_path: float = 0.0
     """
     tokens = vit.norm_pre(tokens)
     if drop_path and vit.training:
-        for block in vit.blocks:
+        blocks: Any = vit.blocks  # a Sequential, whose items are any modules to mypy
+        for block in blocks:
             if vit.grad_checkpointing:
                 tokens = checkpoint(drop_samples, block, tokens, drop_path, use_reentrant=False)
             else:
@@ -103,7 +106,7 @@ def run_blocks(vit: VisionTransformer, tokens: Tensor, *, drop_path: float = 0.0
     return normed
 
 
-def drop_samples(block: nn.Module, tokens: Tensor, rate: float) -> Tensor:
+def drop_samples(block: Block, tokens: Tensor, rate: float) -> Tensor:
     """Return a block's output with each residual branch computed for a random part of the images only.
 
     Stochastic depth that saves the computation of dropped branches (Oquab et al. 2023, arXiv 2304.07193, section 5):
