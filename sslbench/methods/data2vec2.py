@@ -10,6 +10,7 @@ timm's order of dimensions. The weight of the class token's loss is that of a me
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ def regression_loss(predicted: Tensor, targets: Tensor) -> Tensor:
         predicted: (n, D).
         targets: (n, D), without gradient.
     """
-    return (predicted - targets).square().sum(dim=1).mean() / predicted.shape[1] ** 0.5
+    return (predicted - targets).square().sum(dim=1).mean() / math.sqrt(predicted.shape[1])
 
 
 @in_float32
@@ -80,7 +81,8 @@ def averaged_targets(outputs: Tensor) -> Tensor:
         (B, N, D).
     """
     variance, mean = torch.var_mean(outputs, dim=2, keepdim=True, correction=0)
-    return functional.layer_norm(((outputs - mean) / (variance + 1e-5).sqrt()).mean(0), outputs.shape[-1:])
+    averaged: Tensor = ((outputs - mean) / (variance + 1e-5).sqrt()).mean(0)
+    return functional.layer_norm(averaged, outputs.shape[-1:])
 
 
 def draw_visible(images: int, grid: tuple[int, int], config: Config) -> Tensor:
@@ -117,7 +119,7 @@ class ConvolutionalDecoder(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the predictions of all patches: (B, N, D) -> (B, N, D)."""
-        x = tokens.mT.unflatten(2, self.grid)
+        x = tokens.mT.reshape(len(tokens), -1, *self.grid)
         for layer in self.layers:
             y = layer(x).permute(0, 2, 3, 1)
             y = functional.gelu(functional.layer_norm(y, y.shape[-1:])).permute(0, 3, 1, 2)

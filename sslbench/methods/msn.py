@@ -81,7 +81,8 @@ def msn_loss(
         wanted = sinkhorn(similarities.log_softmax(dim=1), epsilon=1.0, iterations=iterations)
     loss = -(wanted.repeat(len(anchors) // len(targets), 1) * logs).sum(dim=1).mean()
     mean = mean_with_gradient(logs.exp().mean(dim=0))
-    return loss + entropy_weight * (torch.special.xlogy(mean, mean).sum() + math.log(len(prototypes)))
+    entropy: Tensor = -torch.special.xlogy(mean, mean).sum()
+    return loss + entropy_weight * (math.log(len(prototypes)) - entropy)
 
 
 class Method(method.Method[Config]):
