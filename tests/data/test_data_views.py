@@ -300,10 +300,19 @@ def test_the_recipes_are_all_there_and_valid():
         **dict.fromkeys(["digits", "small"], (32, 32)),
         "small_multicrop": (32,) * 2 + (16,) * 4,
         "swav": (224,) * 2 + (96,) * 6,
+        "densecl": (224, 224),
+        **dict.fromkeys(["data2vec2", "ijepa", "simmim"], (224,)),
+        **dict.fromkeys(["ibot", "msn"], (224,) * 2 + (96,) * 10),
+        "dinov2": (224,) * 2 + (98,) * 8,
+        "dinov2_short": (224,) * 2 + (96,) * 8,
+        "dinov2_highres": (518,) * 2 + (98,) * 8,
+        "lejepa": (224,) * 2 + (98,) * 6,
     }
 
 
-@pytest.mark.parametrize("name", ["barlow_twins", "byol", "dino", "moco_v3", "moco_v3_resnet", "vicreg"])
+@pytest.mark.parametrize(
+    "name", ["barlow_twins", "byol", "dino", "dinov2", "ibot", "moco_v3", "moco_v3_resnet", "vicreg"]
+)
 def test_asymmetric_pairs_are_asymmetric(name):
     first, second = recipe(name).expanded()[:2]
     assert (first.blur.p, second.blur.p) == (1.0, 0.1) and (first.solarize.p, second.solarize.p) == (0.0, 0.2)

@@ -83,9 +83,6 @@ RUNNERS: dict[str, Callable[[Case], None]] = {
 }
 
 NOT_BUILT_YET = (
-    # Losses of methods that are not built.
-    *("01_losses/dinov2_*", "01_losses/ibot_*"),
-    *(f"01_losses/lightly_{name}_*" for name in ("koleo", "msn")),
     # Reading of SPair's annotations with probe3d's rounding to integers: not a function of arrays.
     "15_correspondence_pck/spair_annotation_to_keypoints*",
 )

@@ -19,6 +19,7 @@ from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
 
 RESNET = "resnet_basic_1-1-1-1w0.25_cifar"
 VIT = "timm:vit_tiny_patch16_224,img_size=28,patch_size=4,depth=4,embed_dim=96,num_heads=3"
+MEAN = f"{VIT},class_token=False,global_pool=avg,fc_norm=False"
 CROP = {
     "size": 28,
     "scale": [0.4, 1.0],
@@ -41,6 +42,30 @@ METHODS = {
     "vicreg": ({"projector": [256, 256, 256]}, PAIR, RESNET),
     "dino": ({"prototypes": 1024, "hidden": [256, 256], "bottleneck": 64, "momentum": 0.98}, CROPS, RESNET),
     "mae": ({"decoder_dim": 96, "decoder_depth": 2, "decoder_heads": 3}, SINGLE, VIT),
+    "simmim": ({"unit": 4}, SINGLE, VIT),
+    "ijepa": ({"predictor_dim": 96, "predictor_depth": 2, "predictor_heads": 3, "momentum": 0.98}, SINGLE, MEAN),
+    "data2vec2": (
+        {"masks": 4, "target_layers": 3, "decoder_dim": 96, "decoder_layers": 2, "momentum": 0.98},
+        SINGLE,
+        VIT,
+    ),
+    "ibot": ({"prototypes": 1024, "hidden": [256, 256], "bottleneck": 64, "momentum": 0.98}, CROPS, VIT),
+    "dinov2": (
+        {
+            "prototypes": 1024,
+            "hidden": [256, 256],
+            "bottleneck": 64,
+            "patch_prototypes": 1024,
+            "patch_bottleneck": 64,
+            "drop_path": 0.1,
+            "momentum": 0.98,
+        },
+        CROPS,
+        VIT,
+    ),
+    "msn": ({"prototypes": 256, "projector": [256, 256, 128], "momentum": 0.98}, CROPS, VIT),
+    "lejepa": ({"projector": [256, 256, 64]}, CROPS, VIT),
+    "densecl": ({"queue": 4096, "momentum": 0.99, "projector": [256, 128]}, PAIR, RESNET),
     "rotnet": ({}, SINGLE, RESNET),
     "supervised": ({}, SINGLE, RESNET),
 }

@@ -1,10 +1,11 @@
-"""Similarities of the views of images with each other: what SimCLR and the losses that follow it are made of."""
+"""Contrastive losses: similarities of the views of images (SimCLR and its successors), InfoNCE with a queue (MoCo)."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from sslbench.distributed.collectives import gather_with_gradient, rank
+from sslbench.methods._parts.precision import in_float32
 
 
 def similarities(views: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -44,3 +45,24 @@ def mean_over_pairs(terms: Tensor) -> Tensor:
     n_views, _, n_images = terms.shape
     itself = torch.eye(n_views, dtype=torch.bool, device=terms.device)[:, :, None]
     return terms.masked_fill(itself, 0).sum() / (n_views * n_images * (n_views - 1))
+
+
+@in_float32
+def info_nce(query: Tensor, key: Tensor, queue: Tensor, temperature: float) -> Tensor:
+    """Return InfoNCE, eq. 1 of MoCo: cross entropy of the positive key among itself and the queue.
+
+    >>> q = torch.tensor([[1.0, 0.0]])
+    >>> round(float(info_nce(q, q, torch.tensor([[0.0, 1.0]]), 1.0)), 4)  # log(1 + exp(-1))
+    0.3133
+
+    Args:
+        query: (B, d), rows of length 1.
+        key: (B, d), rows of length 1, the positive of each query.
+        queue: (K, d), rows of length 1, the negatives.
+        temperature: temperature, above 0.
+    """
+    query = query / temperature
+    positives = (query * key).sum(dim=1)
+    negatives = (query @ queue.T).logsumexp(dim=1)
+    # -log(e^p / (e^p + e^n)), without a (B, K + 1) copy of the logits.
+    return functional.softplus(negatives - positives).mean()
