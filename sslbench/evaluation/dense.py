@@ -111,7 +111,7 @@ def whole_image(own: Preprocessing, tasks: Sequence[Task], values: Mapping[str, 
         UsageError: a crop was asked for, or a size of a protocol that has settings for it.
     """
     if takes_own_sizes(tasks):
-        if named := [name for name in ("resize", "crop") if values.get(name) is not None]:
+        if named := [name for name in ("resize", "crop", "scales") if values.get(name) is not None]:
             raise UsageError(
                 f"--{named[0]} has no effect on {tasks[0].protocol}, whose settings say the sizes of images",
                 f"`sslbench list protocol {tasks[0].protocol}` shows them.",

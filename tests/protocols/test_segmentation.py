@@ -243,6 +243,8 @@ def test_what_cannot_be_used_is_listed_before_training(backbone, tmp_path):
         {"holdout": 1.0},
         {"schedule": "cosine", "power": 0.9},
         {"enlarge": True, "size": None},
+        {"size": 0},
+        {"crop": (0, 8)},
         {"boundary": 1.0},
         {"scales": ()},
     ],

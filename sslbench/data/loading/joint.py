@@ -370,8 +370,8 @@ def _gamma(pixels: Pixels, draw: np.random.Generator) -> Pixels:
     factors = brightness * draw.uniform(0.9, 1.1, pixels.shape[2])
     if not coin:
         return pixels
-    shares = np.power(pixels.astype(np.float32) / 255, np.float32(gamma), dtype=np.float32)
-    return _within_range(255 * shares * factors.astype(np.float32), pixels)
+    shares: npt.NDArray[np.float32] = np.power(pixels.astype(np.float32) / 255, np.float32(gamma))
+    return _within_range((255 * shares * factors).astype(np.float32), pixels)
 
 
 def _linear(pixels: Pixels, factor: float, offset: float) -> Pixels:

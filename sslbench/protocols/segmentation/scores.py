@@ -73,8 +73,7 @@ def read_instances(source: Source, index: int, size: tuple[int, int]) -> Target:
     if instances is None:
         return np.concatenate([classes, np.zeros_like(classes)])
     _, number = np.unique(np.append(instances, 0), return_inverse=True)  # large ids are no float32
-    number = number - number[-1]
-    return np.concatenate([classes, np.abs(number[:-1]).reshape(classes.shape).astype(np.float32)])
+    return np.concatenate([classes, number[:-1].reshape(classes.shape).astype(np.float32)])
 
 
 def things_of(train: Source) -> BoolArray:

@@ -18,7 +18,7 @@ from sslbench.data.groups import source_groups
 from sslbench.data.loading.joint import JointBatches, JointView
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
-from sslbench.distributed.collectives import world_size
+from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.features.extract import ExtractSettings
 from sslbench.preprocessing import Preprocessing
@@ -103,7 +103,11 @@ def check_settings(settings: HeadSettings, *, protocol: str) -> None:
     low, high = settings.resize_range
     need(0 < low <= high, f"resize_range should ascend from above 0, not {[low, high]}")
     need(bool(settings.scales) and all(map(positive, settings.scales)), f"scales: {list(settings.scales)}")
-    sizes = [("size", (settings.size or 1,)), ("crop", settings.crop), ("stride", settings.stride)]
+    sizes = [
+        ("size", (1 if settings.size is None else settings.size,)),
+        ("crop", settings.crop),
+        ("stride", settings.stride),
+    ]
     for name, values in [*sizes, ("window", settings.window or (1, 1))]:
         need(min(values) >= 1, f"{name} should be at least 1 pixel, not {list(values)}")
     if settings.window is not None:
@@ -120,10 +124,8 @@ def checked_rows(
     Raises:
         UsageError: backbone, layers, settings, data or the number of processes do not fit.
     """
-    if world_size() > 1:
-        raise UsageError(
-            f"{protocol} trains its heads in one process, and {world_size()} were started", "Start one process."
-        )
+    if (world := this_process().world) > 1:
+        raise UsageError(f"{protocol} trains its heads in one process, and {world} were started", "Start one process.")
     if backbone.preprocessing.channels not in (1, 3) and settings.colours != "none":
         raise UsageError(
             f"{protocol}: colours={settings.colours} is for RGB images, and the backbone takes "

@@ -66,19 +66,16 @@ def outputs_of(
         for flipped in ((False, True) if inference.flip else (False,))
     ]
     window, stride = inference.sizes.window, inference.sizes.stride
-    maps = [
-        [encode(centre_padded(part, encode.multiple)[0]) for part in _windows(view.image, window, stride)]
-        for view in views
-    ]
+    maps = [_maps_of_windows(view.image, encode, window, stride) for view in views]
     for head in heads:
-        found = [
+        outputs = (  # one at a time: those of large scales take most of the memory
             _assembled(view.image, of_windows, head, encode.multiple, task, window, stride)
             for view, of_windows in zip(views, maps, strict=True)
-        ]
-        yield (found[0] if len(views) == 1 else _averaged(views, found, size, task))[0]
+        )
+        yield (next(outputs) if len(views) == 1 else _averaged(views, outputs, size, task))[0]
 
 
-def _averaged(views: Sequence["_View"], outputs: list[Tensor], size: tuple[int, int], task: DenseTask) -> Tensor:
+def _averaged(views: Sequence["_View"], outputs: Iterator[Tensor], size: tuple[int, int], task: DenseTask) -> Tensor:
     """Return the mean (1, K, H, W) of the outputs of several views."""
     total = torch.zeros(())
     for view, output in zip(views, outputs, strict=True):
@@ -106,6 +103,15 @@ def _scaled(image: Tensor, inference: Inference) -> Iterator[Tensor]:
             continue
         size = [max(1, round(side * factor)) for side in image.shape[-2:]]
         yield functional.resize(image, size, antialias=True)
+
+
+def _maps_of_windows(
+    image: Tensor, encode: MapEncoder, window: tuple[int, int] | None, stride: tuple[int, int]
+) -> list[dict[str, Tensor]]:
+    """Return the maps of each window of an image, all windows in one batch."""
+    parts = [centre_padded(part, encode.multiple)[0] for part in _windows(image, window, stride)]
+    maps = encode(torch.cat(parts))
+    return [{name: values[i : i + 1] for name, values in maps.items()} for i in range(len(parts))]
 
 
 def _windows(image: Tensor, window: tuple[int, int] | None, stride: tuple[int, int]) -> Iterator[Tensor]:
