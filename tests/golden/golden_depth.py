@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from sslbench.metrics.dense import depth, normals
 from sslbench.metrics.dense.pooling import means
+from sslbench.protocols.depth import scores as depth_protocol
+from sslbench.protocols.normals import scores as normals_protocol
 from sslbench.solvers.dense import heads, losses, windows
 
 _NAMES = {"a1": "d1", "a2": "d2", "a3": "d3", "rms": "depth_rmse", "rmse": "depth_rmse", "log_10": "log10"}
@@ -73,6 +75,25 @@ def scores(case: Case) -> None:
         else:
             masks = [depth.valid_depth(t, low=low, high=high, crop=region) for _, t in maps]
         _compare_code(code, _as_in(code, maps, masks, (low, high)), masks, expected)
+    _protocol_scores(case, crop, (low, high))
+
+
+def _protocol_scores(case: Case, crop: str, bounds: tuple[float, float]) -> None:
+    """Compare the rows of `eval depth` with BTS, which also clips after enlarging: means over images with depth."""
+    settings = depth_protocol.Settings(
+        min_depth=bounds[0], max_depth=bounds[1], scored="all" if crop == "none" else crop
+    )
+    task = depth_protocol.task(settings, depth_protocol.limits_of(settings, None))
+    given, rows = case.inputs(), []
+    for place, (_, target) in enumerate(_maps(case)):
+        output = torch.from_numpy(given[f"pred_low/{place}"])[None]
+        rows.append(task.row(output, np.where(target > 0, target, np.nan)[None].astype(np.float32)))
+    found = depth_protocol.values_of("depth", np.stack(rows))
+    pixels = int(min(row[0] for row in rows if row[0]))
+    for key, value in case.expected().items():
+        code, _, name = key.partition("/")
+        if code == "bts" and not value.ndim:
+            _compare(np.float64(found[_NAMES.get(name, name)]), value, name, pixels, key)
 
 
 def _as_in(
@@ -180,9 +201,26 @@ def depth_losses(case: Case) -> None:
         loss = of(name, prediction, torch.from_numpy(given["gt"]).to(dtype))
         if part == "loss":
             assert loss.item() == pytest.approx(float(value), rel=rtol, abs=1e-12), key
+            _protocol_loss(name, prediction, torch.from_numpy(given["gt"]).to(dtype), float(value), rtol)
         else:
             loss.backward()
             np.testing.assert_allclose(prediction.grad, value, rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=key)
+
+
+def _protocol_loss(name: str, prediction: Tensor, target: Tensor, value: float, rtol: float) -> None:
+    """Compare the loss of `eval depth`, whose unknown depths are nan, with DINOv2's and DINOv3's."""
+    if name not in ("sigloss", "sigloss_warm_up", "dinov3_sigloss", "dinov3_sigloss_warm_up", "dinov3_gradient_log"):
+        return
+
+    def of(settings: depth_protocol.Settings) -> float:
+        task = depth_protocol.task(settings, depth_protocol.limits_of(settings, None))
+        return float(task.loss(prediction.detach(), torch.where(target > 0, target, torch.nan), 0))
+
+    if name == "dinov3_gradient_log":
+        found = of(depth_protocol.Settings(gradient=1.0)) - of(depth_protocol.Settings())
+    else:
+        found = of(depth_protocol.Settings(mean_steps=100 if name.endswith("warm_up") else 0))
+    assert found == pytest.approx(value, rel=max(rtol, 1e-6)), name
 
 
 def _bins(args: dict[str, Any], code: str) -> Tensor:
@@ -270,6 +308,11 @@ def surface_normals(case: Case) -> None:
 def _normal_losses(given: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
     target, valid = torch.from_numpy(given["gt"]), torch.from_numpy(given["mask"].astype(bool))
     outputs = torch.from_numpy(np.concatenate([given["pred"], given["kappa"]], axis=1)).requires_grad_()
+    unknown = torch.where(valid, target, torch.nan)
+    for name, uncertain in (("angular_loss", False), ("angular_loss_uncertainty", True)):
+        if np.isfinite(expected[name]):
+            task = normals_protocol.task(normals_protocol.Settings(uncertainty=uncertain))
+            assert task.loss(outputs, unknown, 0).item() == pytest.approx(float(expected[name]), rel=1e-4)
     plain = losses.angular_loss(outputs[:, :3], target, valid)
     if np.isfinite(expected["angular_loss"]):
         assert plain.item() == pytest.approx(float(expected["angular_loss"]), rel=1e-4)

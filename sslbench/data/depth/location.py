@@ -1,7 +1,9 @@
 """Opening of data locations with depth or surface normals."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -92,17 +94,29 @@ def _open(spec: str, quantity: Quantity) -> dict[str, Source]:
         options, folders = DepthOptions(), (other.images, other.normals)
     options.check(text)
     if text.startswith(motorcycle.PREFIX):
-        if given:
-            raise UsageError(f"'{text}' takes no options, but '?{next(iter(given))}=' was given")
+        _refuse(text, given, understood=())
         return motorcycle.open_tiles(text, quantity)
     if not path.exists():
         raise UsageError(f"'{spec}' does not exist", _LAYOUTS.format(quantity))
+    if layout.is_table(path):
+        _refuse(text, given, understood=("depth_scale", "min_depth", "max_depth"))
     if quantity == "depth" and nyu.recognises(path):
+        _refuse(text, given, understood=("min_depth", "max_depth"))
         return nyu.open_labelled(path, options)
     try:
         return _of_files(text, path, quantity, options, folders)
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
+def _refuse(text: str, given: Mapping[str, Any], *, understood: Sequence[str]) -> None:
+    """Raise for an option without effect.
+
+    Raises:
+        UsageError: names it.
+    """
+    if other := [key for key in given if key not in understood]:
+        raise UsageError(f"'{text}' does not support the option '?{other[0]}='")
 
 
 def _of_files(

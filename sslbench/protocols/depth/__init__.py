@@ -110,9 +110,10 @@ def run(  # noqa: PLR0913  the signature of every protocol on images
     from sslbench.data.loading.joint import JointView
     from sslbench.protocols._parts.dense import train_and_score
     from sslbench.protocols._parts.dense.pixel_values import raw_layers
-    from sslbench.protocols.depth.scores import limits_of, median_rows, outcome, range_of, task
+    from sslbench.protocols.depth.scores import check_region, limits_of, median_rows, outcome, range_of, task
 
     check(settings, train.labels)
+    check_region(train, settings.train_region)
     known = range_of(train, seed)
     limits = limits_of(settings, known)
     of_depth = task(settings, limits)

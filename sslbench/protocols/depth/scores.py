@@ -15,6 +15,7 @@ from sslbench.arrays import BoolArray, FloatArray
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.depth.values import implausible_unit
 from sslbench.data.loading.joint import Target
+from sslbench.data.maps.sizes import size_and_turn
 from sslbench.data.source import Source
 from sslbench.errors import DataError, SslbenchError
 from sslbench.metrics import catalog
@@ -94,6 +95,25 @@ def range_of(train: Source, seed: int) -> Range | None:
             "Say which stored number is one metre: DATA?depth_scale=1000 for millimetres.",
         )
     return Range(min(lows), max(highs), median)
+
+
+def check_region(train: Source, region: tuple[int, int, int, int] | None) -> None:
+    """Refuse a region that does not lie in the training images; up to 500 of them are looked at.
+
+    Raises:
+        DataError: it does not.
+    """
+    if region is None:
+        return
+    _, _, right, bottom = region
+    for index in range(min(len(train), _SAMPLE)):
+        size = size_and_turn(train.images, index)[0]
+        if size is not None and (size[0] < bottom or size[1] < right):
+            raise DataError(
+                f"depth: train_region={list(region)} reaches beyond {train.images.path(index)} of "
+                f"{size[1]} x {size[0]} pixels",
+                "Leave it out with train_region=null: the region is that of NYUv2's images of 640 x 480.",
+            )
 
 
 def limits_of(settings: Settings, known: Range | None) -> Limits:

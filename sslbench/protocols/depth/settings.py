@@ -5,10 +5,10 @@ from typing import Literal
 
 from sslbench.config import setting
 from sslbench.data.loading.joint import Colours
+from sslbench.protocols._parts.dense.pixel_values import RawBlocks
 from sslbench.protocols._parts.dense.settings import HeadSettings
 from sslbench.solvers.dense.heads import Normalisation, Spacing
 
-RawBlocks = Literal["none", "last", "last4", "spread4"]
 Scored = Literal["all", "nyu", "garg", "eigen", "garg_kitti", "eigen_kitti"]
 Align = Literal["none", "median", "affine"]
 
@@ -28,7 +28,7 @@ class Settings(HeadSettings):
     schedule: Literal["poly", "cosine", "constant"] = setting("cosine", "schedule of lr: poly, cosine or constant")
     size: int | None = setting(480, "short side of the resized images; null: their own", unit="pixels")
     resize_range: tuple[float, float] = setting((1.0, 1.0), "range of a random factor of the size in training")
-    crop: tuple[int, int] = setting((416, 544), "height and width of the crops", unit="pixels")
+    crop: tuple[int, int] = setting((416, 416), "height and width of the crops", unit="pixels")
     colours: Colours = setting(
         "gamma", "photometric: brightness, contrast, saturation, hue as SSD; gamma: as BTS; none"
     )

@@ -5,9 +5,8 @@ from typing import Literal
 
 from sslbench.config import setting
 from sslbench.data.loading.joint import Colours
+from sslbench.protocols._parts.dense.pixel_values import RawBlocks
 from sslbench.protocols._parts.dense.settings import HeadSettings
-
-RawBlocks = Literal["none", "last", "last4", "spread4"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,9 +48,9 @@ def raw_layers(
     """
     if raw == "none":
         return tuple(given)
+    total = number_of_blocks(backbone)
     if settings.blocks or [layer.text for layer in given] != [last_map(backbone)]:
         raise UsageError(f"{protocol}: raw_blocks={raw}, blocks and --layers exclude each other", "Give one of them.")
-    total = number_of_blocks(backbone)
     if total < 4 and raw != "last":
         raise UsageError(f"{protocol}: raw_blocks={raw} needs four blocks, {backbone.name} has {total}")
     return resolve_layers(backbone, ["+".join(f"blocks.{i}" for i in layer_indices(total, raw))])
