@@ -13,19 +13,19 @@ Floors: a constant; the mean signal at each position; the same head on raw colou
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.layers import Layer
+from sslbench.data.loading.joint import JointView
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
+from sslbench.features.extract import ExtractSettings
 from sslbench.labels import LABELS
+from sslbench.protocols._parts.dense import check_settings, checked_rows, train_and_score
+from sslbench.protocols.low_level.scores import outcome, task
 from sslbench.protocols.low_level.settings import Settings
 from sslbench.protocols.protocol import SIGNALS, OnImages, Protocol
 from sslbench.results import Outcome
-
-if TYPE_CHECKING:
-    from sslbench.backbones.backbone import Backbone
-    from sslbench.backbones.layers import Layer
-    from sslbench.features.extract import ExtractSettings
 
 NAME = "low-level"
 
@@ -37,8 +37,6 @@ def check(settings: Settings, train: Labels) -> None:
         UsageError: settings that are not possible.
         DataError: labels that are no signals.
     """
-    from sslbench.protocols._parts.dense import check_settings
-
     check_settings(settings, protocol=NAME)
     if not 0 < settings.sigma <= 100:
         raise UsageError(f"{NAME}: sigma should be from above 0 to 100 pixels, not {settings.sigma:g}")
@@ -47,27 +45,25 @@ def check(settings: Settings, train: Labels) -> None:
 
 
 def rows(
-    backbone: "Backbone", layers: "Sequence[Layer]", train: Source, settings: Settings, *, seed: int
+    backbone: Backbone, layers: Sequence[Layer], train: Source, settings: Settings, *, seed: int
 ) -> tuple[str, ...]:
     """Refuse backbone, layers and settings that do not fit, before any image is decoded; return the rows of results.
 
     Raises:
         UsageError: blocks do not fit the backbone or the layers, or train is too small for a choice.
     """
-    from sslbench.protocols._parts.dense import checked_rows
-
     return checked_rows(backbone, layers, train, settings, protocol=NAME, seed=seed)
 
 
 def run(  # noqa: PLR0913  the signature of every protocol on images
-    backbone: "Backbone",
-    layers: "Sequence[Layer]",
+    backbone: Backbone,
+    layers: Sequence[Layer],
     train: Source,
     test: Source,
     settings: Settings,
     *,
     seed: int,
-    engine: "ExtractSettings",
+    engine: ExtractSettings,
     folder: Path,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Outcome]:
@@ -92,10 +88,6 @@ def run(  # noqa: PLR0913  the signature of every protocol on images
         NotFiniteError: every head diverged.
         StoppedError: a signal of the system came; everything is saved.
     """
-    from sslbench.data.loading.joint import JointView
-    from sslbench.protocols._parts.dense import train_and_score
-    from sslbench.protocols.low_level.scores import outcome, task
-
     check(settings, train.labels)
     found = train_and_score(
         backbone,
