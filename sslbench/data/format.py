@@ -1,7 +1,7 @@
 """Interface of data formats: every module of `sslbench.data.formats` has one, `FORMAT`, and is found by its name.
 
-A format reads up to five faces of a place: samples (images with labels), objects (boxes and masks), label maps, pairs of
-images with corresponding points, and videos with masks.
+A format reads up to five faces of a place: samples (images with labels), objects (boxes and masks), label maps, pairs
+of images with corresponding points, and videos with masks.
 """
 
 import dataclasses

@@ -371,6 +371,9 @@ def _dense_data(kind: LabelKind, request: Request, run: RunSettings) -> TrainTes
         raise UsageError(f"{request.data} has {LABELS[kind].text} and no columns, so {named[0]} has no effect")
     parts = {only_part(task) for task in request.tasks}
     if len(parts) == 1 and (part := parts.pop()) is not None:
+        if part == "test" and request.test_data and request.data not in (request.test_data, DATA[kind].default):
+            name = request.tasks[0].protocol
+            raise UsageError(f"--data has no effect beside --test-data: {name} trains nothing", "Leave it out.")
         place = request.data if part == "train" else request.test_data or request.data
         choose = choose_train if part == "train" else choose_test
         scored = choose(place, DATA[kind].open(place))

@@ -169,11 +169,17 @@ def propagate_frame(
 def _weighted(similarity: torch.Tensor, labels: torch.Tensor, settings: Propagation) -> torch.Tensor:
     """Return the mean (Q, C) of labels (C, N), weighted by the softmax of the largest similarities (Q, N)."""
     largest, cells = similarity.topk(min(settings.topk, similarity.shape[1]), dim=1)
+    weights = (largest / settings.temperature).softmax(dim=1).to(labels.dtype)
+    found = torch.einsum("qk,cqk->qc", weights, labels[:, cells])
     if not settings.all_ties:
-        weights = (largest / settings.temperature).softmax(dim=1).to(labels.dtype)
-        return torch.einsum("qk,cqk->qc", weights, labels[:, cells])
-    logits = similarity.masked_fill(similarity < largest[:, -1:], -math.inf) / settings.temperature
-    return logits.softmax(dim=1).to(labels.dtype) @ labels.T
+        return found
+    least = largest[:, -1:]
+    tied = ((similarity >= least).sum(dim=1) > largest.shape[1]).nonzero()[:, 0]
+    if len(tied):
+        own = similarity[tied]
+        logits = own.masked_fill(own < least[tied], -math.inf) / settings.temperature
+        found[tied] = logits.softmax(dim=1).to(labels.dtype) @ labels.T
+    return found
 
 
 def _window(

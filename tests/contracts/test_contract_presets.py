@@ -19,6 +19,9 @@ SHIPPED = {
     "depth/dinov2_nyu_lin4",
     "depth/dinov3_nyu",
     "depth/probe3d_dpt",
+    "correspondence/dino_spair",
+    "correspondence/dinov2_spair",
+    "correspondence/visbench_homography",
     "finetune/beit",
     "finetune/dino",
     "finetune/mae",
@@ -63,6 +66,9 @@ SHIPPED = {
     "segmentation_knn/hummingbird",
     "segmentation_knn/stego",
     "svm/voc07",
+    "tracking/crw",
+    "tracking/dino",
+    "tracking/dinov3",
 }
 PRESETS = list_names("preset")
 

@@ -8,6 +8,7 @@ import functools
 import numpy as np
 import pytest
 from PIL import Image
+from sample_data import spair
 
 from sslbench.backbones.load import load_backbone
 from sslbench.evaluation import Request, RunSettings, evaluate, make_task, prepare
@@ -117,7 +118,28 @@ def values(maps):
     return maps
 
 
-@pytest.mark.parametrize("name", [name for name in SORTED if not keeps_own_sizes(name)])
+TRAIN_NOTHING = [name for name in SORTED if load_preset(name).protocol in ("correspondence", "tracking")]
+"""Presets of protocols that train nothing, on pairs and videos."""
+PLAIN = [name for name in SORTED if not keeps_own_sizes(name) and name not in TRAIN_NOTHING]
+
+
+@pytest.mark.parametrize("name", TRAIN_NOTHING)
+def test_a_preset_of_a_protocol_that_trains_nothing_runs_on_its_architecture(name, tmp_path):
+    preset = load_preset(name)
+    smaller = {"size": 112} if preset.protocol == "correspondence" else {"short": 64}
+    data = "kwcoco:vidshapes1-frames3-64"
+    if preset.protocol == "correspondence":
+        data = "homography:" + str(tmp_path / "photos") if "homography" in name else spair.make(tmp_path / "spair")
+    (tmp_path / "photos").mkdir()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8)).save(tmp_path / "photos/a.png")
+    task = make_task(preset.protocol, smaller, preset=preset)
+    request = Request(weights="random", data=data, tasks=(task,), layers=preset.layers)
+    prepared = prepare(request, RUN, backbone=untrained(preset.published_for))
+    (result,) = evaluate(prepared, store=tmp_path / "store", out=tmp_path / "results", command="test")
+    assert result.preset.name == name and result.metrics[result.headline].value is not None
+
+
+@pytest.mark.parametrize("name", PLAIN)
 def test_a_preset_fixes_all_of_the_geometry(name):
     preset = load_preset(name)
     fixed = set(preset.preprocessing) - {"squash", "resized_side", "scales"}
@@ -125,7 +147,7 @@ def test_a_preset_fixes_all_of_the_geometry(name):
     assert fixed == wanted, "the backbone's own values would fill the gap, whatever they are"
 
 
-@pytest.mark.parametrize("name", [name for name in SORTED if not keeps_own_sizes(name)])
+@pytest.mark.parametrize("name", PLAIN)
 def test_a_preset_runs_on_the_architecture_that_it_was_published_for(name, photos, maps, values, tmp_path):
     preset = load_preset(name)
     shorter = SHORTER[preset.protocol] | {key: FEW[key] for key in FEW if key in preset.settings}

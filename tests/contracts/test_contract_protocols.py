@@ -8,6 +8,7 @@ import pytest
 import torch
 from sample_maps import ArrayMaps, map_pictures, map_sample
 from sample_places import bright_objects
+from sample_tuples import tuple_sample
 from sample_values import COLUMNS, ArrayValues, value_pictures
 from scipy.stats import binom
 from torch import nn
@@ -23,6 +24,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.features.extract import ExtractSettings
 from sslbench.labels import LABELS
+from sslbench.metrics.summary import ROW_COLUMNS, summarise
 from sslbench.names import list_names
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import OnFeatures, OnImages, OnObjects, OnSets, find
@@ -31,7 +33,8 @@ from sslbench.runtime.seeds import seeded
 
 ALL = {name: find(name) for name in list_names("protocol")}
 ON_SAMPLES = [name for name, protocol in ALL.items() if not isinstance(protocol.kind, OnObjects)]
-ON_IMAGES = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnImages)]
+OF_TUPLES = [name for name, p in ALL.items() if p.kind.label_kinds & {"points", "homography", "tracks"}]
+ON_IMAGES = [name for name, p in ALL.items() if isinstance(p.kind, OnImages) and name not in OF_TUPLES]
 CLASSES_ON_IMAGES = [name for name in ON_IMAGES if "single" in ALL[name].kind.label_kinds]
 OBJECTS_ON_IMAGES = [name for name in ON_IMAGES if ALL[name].kind.label_kinds & {"boxes", "mask"}]
 ON_SETS = [name for name, protocol in ALL.items() if isinstance(protocol.kind, OnSets)]
@@ -76,6 +79,8 @@ def train_sample(name, kind="single"):
         return value_pictures(OF_VALUES[name], 80, 1)
     if name in OF_MAPS:
         return map_sample(80, 1)
+    if name in OF_TUPLES:
+        return tuple_sample(name)
     return sample(240, 1, "value") if name in OF_PLACES else sample(80, 1, kind)
 
 
@@ -357,6 +362,34 @@ def test_an_outcome_on_objects_is_complete_good_and_always_the_same(name, tmp_pa
     assert 0.8 < value <= 1 and low <= value + 1e-9 and value - 1e-9 <= high
     assert value > outcome.floors["whole image"][outcome.headline]
     assert all(note.endswith(".") for note in outcome.notes) and not ALL[name].kind.trains
+
+
+@pytest.mark.parametrize("name", OF_TUPLES)
+def test_what_trains_nothing_is_complete_and_the_same_every_time(name, tmp_path):
+    protocol, backbone, test = ALL[name], small_network(), tuple_sample(name)
+    layers, engine = resolve_layers(backbone, ("0", "2")), ExtractSettings(torch.device("cpu"), workers=1)
+    found = []
+    for _ in range(2):
+        settings = protocol.settings()
+        rows = protocol.kind.rows(backbone, layers, test, settings, seed=0)
+        arguments = {"seed": 0, "engine": engine, "folder": tmp_path / "nothing"}
+        found.append(protocol.kind.run(backbone, layers, test, test, settings, **arguments))
+        assert tuple(found[-1]) == rows and len(rows) == 2
+    for row, outcome in found[0].items():
+        assert outcome.headline == LABELS[test.labels.kind].metric and outcome.headline in outcome.metrics
+        assert outcome.scores.shape == (len(test), len(ROW_COLUMNS[test.labels.kind]))
+        assert np.array_equal(outcome.scores, found[1][row].scores)
+        assert repr(outcome.metrics) == repr(found[1][row].metrics)
+        for value, low, high in outcome.metrics.values():
+            assert np.isnan(value) or low - 1e-9 <= value <= high + 1e-9
+        assert set(outcome.chance) <= set(outcome.metrics) and outcome.headline in outcome.floors["pixels"]
+        assert all(note.endswith(".") for note in outcome.notes)
+        # Metrics follow from the rows alone, as comparisons and groups need.
+        again, _, _ = summarise(test.labels.kind, test.labels.classes, test.labels.values, outcome.scores, seed=0)
+        assert {name: again[name][0] for name in again} == pytest.approx(
+            {name: outcome.metrics[name][0] for name in again}, nan_ok=True
+        )
+    assert not (tmp_path / "nothing").exists()
 
 
 def run_on_sets(name, train=None, test=None):

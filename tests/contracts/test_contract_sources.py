@@ -9,7 +9,7 @@ from sample_data import FORMATS, sample_module
 
 from sslbench.config import describe
 from sslbench.data.format import all_formats, builtin_format
-from sslbench.data.open import are_label_maps, open_data, open_label_maps, open_objects
+from sslbench.data.open import are_label_maps, open_data, open_label_maps, open_objects, open_pairs, open_videos
 from sslbench.data.source import Source
 from sslbench.errors import UsageError
 
@@ -23,7 +23,7 @@ def make(name, root):
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_says_what_it_reads(name):
     found = builtin_format(name)
-    assert found.title and (found.samples or found.objects or found.maps)
+    assert found.title and (found.samples or found.objects or found.maps or found.pairs or found.videos)
 
 
 def test_formats_of_last_resort_are_asked_last():
@@ -75,6 +75,29 @@ def test_objects_and_label_maps_are_recognised_by_at_most_one_format(tmp_path, n
         for source in open_label_maps(spec).values():
             assert len(source) and source.read_map(0).semantic.shape == (4, 5)
             assert source.fingerprint() == pickle.loads(pickle.dumps(source)).fingerprint()  # noqa: S301 - our own bytes
+
+
+TUPLES = [name for name in FORMATS if builtin_format(name).pairs or sample_module(name).LABELS == "tracks"]
+
+
+@pytest.mark.parametrize("name", TUPLES)
+def test_pairs_and_videos_are_complete_picklable_and_the_same_every_time(tmp_path, name):
+    spec = make(name, tmp_path)
+    opened = open_pairs if builtin_format(name).pairs else open_videos
+    faces = [face for found in all_formats() for face in (found.pairs, found.videos) if face is not None]
+    assert sum(face.recognises(spec) for face in faces) == 1
+    (source, again) = (next(reversed(opened(spec).values())) for _ in range(2))
+    assert source.labels.kind == sample_module(name).LABELS and list(source.ids) == sorted(set(source.ids))
+    assert source.fingerprint() == again.fingerprint()
+    copy = pickle.loads(pickle.dumps(source))  # noqa: S301 - our own bytes
+    assert copy.fingerprint() == source.fingerprint()
+    part = source.select([1])
+    assert part.fingerprint() != source.fingerprint() and part.ids == source.ids[1:2]
+    every, of_part = source.every_image(), part.every_image()
+    for old, new in zip(source.tuples.rows(1), part.tuples.rows(0), strict=True):
+        assert every.images.path(old) == of_part.images.path(new)
+        assert every.images.read(old) is not None
+    assert part.images.path(0) == source.images.path(1) == every.images.path(source.tuples.rows(1)[0])
 
 
 @pytest.mark.parametrize("name", SAMPLES)

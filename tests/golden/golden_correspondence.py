@@ -1,12 +1,16 @@
 """Correspondence: PCK of SPair's authors, probe3d and sd-dino; matches under a homography of VisBench."""
 
+import json
 import re
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from golden_cases import Case
 
+from sslbench.data.open import open_pairs
 from sslbench.metrics.dense.correspondence import MatchErrors, PairHits, apply_homography, hits
 from sslbench.solvers import correspondence
 
@@ -144,7 +148,41 @@ def homography(case: Case) -> None:
                 assert value[0, 0] == pytest.approx(float(expected[key]), rel=1e-5), key
 
 
+def annotation(case: Case) -> None:
+    """Keypoints of pairs that are visible in both images; probe3d scales them to 224 pixels and cuts off fractions."""
+    args, expected = case.meta["args"], case.expected()
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name in ("PairAnnotation/test", "JPEGImages"):
+            (root / name).mkdir(parents=True)
+        for number, each in enumerate(args["pairs"]):
+            own, other = each["src_kps"], each["trg_kps"]
+            shared = [key for key in own if own[key] is not None and other[key] is not None]
+            content = {
+                **{key: each[key] for key in ("src_imsize", "trg_imsize", "trg_bndbox")},
+                **{"category": f"{each['category']}{number}", "src_imname": "a.jpg", "trg_imname": "b.jpg"},
+                "src_kps": [own[key] for key in shared],
+                "trg_kps": [other[key] for key in shared],
+            }
+            (root / "PairAnnotation" / "test" / f"pair{number}.json").write_text(json.dumps(content))
+        source = open_pairs(folder)["test"]
+        assert len(source) == len(args["pairs"])
+    for name, pair in zip(source.ids, source.tuples.pairs, strict=True):
+        number = int(name.removeprefix("pair"))
+        given = args["pairs"][number]
+        both = expected[f"source_kps/{number}"], expected[f"target_kps/{number}"]
+        visible = (both[0][:, 2] > 0) & (both[1][:, 2] > 0)
+        for points, recorded, size in zip(
+            (pair.source_points, pair.target_points), both, (given["src_imsize"], given["trg_imsize"]), strict=True
+        ):
+            scaled = np.floor(points * 224 / max(size[:2]) + 1e-6)
+            np.testing.assert_allclose(scaled, recorded[visible, :2], atol=1)
+        side = pair.side / max(given["trg_imsize"][:2])
+        assert side == pytest.approx(float(expected[f"threshold_scale/{number}"]), rel=1e-6)
+
+
 PATTERNS = {
+    "15_correspondence_pck/spair_annotation_to_keypoints*": annotation,
     "15_correspondence_pck/spair_authors_*": authors,
     "15_correspondence_pck/probe3d_*": probe3d,
     "15_correspondence_pck/sd_dino_*": sd_dino,

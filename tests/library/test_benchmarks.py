@@ -21,6 +21,7 @@ from sslbench.names import list_names
 from sslbench.protocols import find
 
 FILES = {
+    "correspondence": 4,
     "depth": 2,
     "detection": 15,
     "discovery": 3,
@@ -38,6 +39,7 @@ FILES = {
     "segmentation": 3,
     "segmentation_knn": 3,
     "svm": 4,
+    "tracking": 1,
 }
 """Folder of benchmarks -> how many there are: one that is lost in packaging or renamed by mistake is noticed."""
 DATA_SETS = 51
@@ -53,9 +55,8 @@ PUBLISHED = {
 }
 NAMES = list_names("benchmark")
 NO_CLASSES = ("geolocation", "depth", "normals")
-
-
 OF_OBJECTS = ("detection", "discovery", "saliency")
+TRAIN_NOTHING = ("correspondence", "tracking")
 
 
 def on_features():
@@ -84,7 +85,7 @@ def test_every_shipped_benchmark_is_complete(name):
 @pytest.mark.parametrize("name", on_features())
 def test_what_a_benchmark_says_about_its_data_is_plausible(name):
     benchmark = load_benchmark(name)
-    has_queries = benchmark.protocol == "retrieval" and set(benchmark.samples) == {"test"}
+    has_queries = benchmark.protocol in ("retrieval", *TRAIN_NOTHING) and set(benchmark.samples) == {"test"}
     assert has_queries or benchmark.classes >= 2 or benchmark.protocol in NO_CLASSES
     assert benchmark.data == "sklearn:digits" or has_queries or set(benchmark.samples) == {"train", "test"}
     assert all(n >= 2 * benchmark.classes or benchmark.test_classes != "same" for n in benchmark.samples.values())
@@ -113,7 +114,9 @@ def test_a_leading_metric_is_one_that_single_labels_have():
     assert {load_benchmark(name).metric for name in ranked} == {"", "recall@1", "micro_AP"}
     several_right = [name for name in on_features() if load_benchmark(name).protocol == "robustness"]
     assert {load_benchmark(name).metric for name in several_right} == {"", "top1(imagenet-real)", "top1(objectnet)"}
-    rest = [name for name in on_features() if name not in (*ranked, *several_right)]
+    places = [name for name in on_features() if load_benchmark(name).protocol in TRAIN_NOTHING]
+    assert {load_benchmark(name).metric for name in places} == {"", "pck_per_image@0.05"}
+    rest = [name for name in on_features() if name not in (*ranked, *several_right, *places)]
     wanted = {load_benchmark(name).metric for name in rest} - {""}
     metrics, _, _ = summarise("single", ("a", "b"), np.array([0, 1]), np.eye(2), seed=0, resamples=10)
     assert wanted == {"balanced_accuracy", "top1"} <= set(metrics)

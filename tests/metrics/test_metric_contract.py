@@ -251,12 +251,14 @@ def values_of_matched_maps(_, quality, seed):
 
 def values_of_keypoints(_, quality, seed):
     generator = np.random.default_rng(seed)
-    found = []
+    found, swapped = [], []
     for _ in range(20):
         target = generator.random((8, 2)) * 100
         predicted = np.where(generator.random((8, 1)) < quality, target, generator.random((8, 2)) * 100)
         found.append(correspondence.hits(predicted, target, 100.0).sum(axis=0))
-    pairs = correspondence.PairHits(np.array(found), np.full(20, 8), np.arange(20) % 3)
+        missed = np.zeros(8, np.int64), np.ones(8, np.bool_)
+        swapped.append(correspondence.swaps(predicted, target, *missed, 10.0).sum())
+    pairs = correspondence.PairHits(np.array(found), np.full(20, 8), np.arange(20) % 3, np.array(swapped))
     values = {}
     for measure in correspondence.pck_measures(pairs, Units.of(20, None)):
         values |= named(measure.metrics, measure.statistic(np.ones((1, 20)))[0])

@@ -73,9 +73,9 @@ def open(spec: str) -> dict[str, Source]:
     for file in sorted((root / "ImageSets" / "2017").glob("*.txt")):
         split = file.stem
         names = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-        folders = [root / kind / "480p" for kind in ("JPEGImages", "Annotations")]
-        if names and all((folder / name).is_dir() for name in names for folder in folders):
-            sources[split] = _split(f"{spec} ({split})", *folders, names)
+        photos, masks = root / "JPEGImages" / "480p", root / "Annotations" / "480p"
+        if names and all((photos / name).is_dir() and (masks / name).is_dir() for name in names):
+            sources[split] = _split(f"{spec} ({split})", photos, masks, names)
     if not sources:
         raise DataError(f"{spec}: no list in ImageSets/2017 names videos in JPEGImages/480p and Annotations/480p")
     return sources

@@ -49,7 +49,7 @@ def open(spec: str) -> dict[str, Source]:
 
 
 def _pictures() -> Source:
-    files = {}
+    files: dict[str, Path] = {}
     for package, (folder, names) in _PICTURES.items():
         found = importlib.util.find_spec(package)
         if found is None or not found.submodule_search_locations:

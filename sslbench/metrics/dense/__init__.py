@@ -21,6 +21,7 @@ from sslbench.metrics.dense.correspondence import (
     PCK_PER_CLASS,
     PCK_PER_IMAGE,
     PCK_PER_POINT,
+    SWAPPED,
 )
 from sslbench.metrics.dense.depth import DEPTH
 from sslbench.metrics.dense.discovery import DISCOVERY, SALIENCY
@@ -46,5 +47,6 @@ __all__ = [
     "SALIENCY",
     "SEGMENTATION",
     "SIGNALS",
+    "SWAPPED",
     "TRACKING",
 ]

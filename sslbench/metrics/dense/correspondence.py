@@ -31,6 +31,7 @@ PCK_PER_IMAGE = tuple(
         direction=1,
         bounds=RATE,
         needs="keypoints",
+        labels=("points",),
     )
     for alpha in ALPHAS
 )
@@ -62,6 +63,7 @@ MATCH_RECALL = tuple(
         name=f"match_recall@{pixels}px",
         title=f"Share of matches within {pixels} pixels",
         needs="matches",
+        labels=("homography",),
     )
     for pixels in PIXELS
 )
@@ -229,7 +231,7 @@ def pck_with_intervals(pairs: PairHits, images: IntArray) -> Values:
     >>> pairs = PairHits(np.tile([1, 2, 3, 4], (50, 1)), np.full(50, 8), np.zeros(50, int), np.ones(50))
     >>> found = pck_with_intervals(pairs, np.arange(100).reshape(50, 2))
     >>> [round(value, 3) for value in found["pck_per_image@0.1"]]
-    [0.375, 0.286, 0.474]
+    [0.375, 0.285, 0.474]
     """
     scored = pairs.points > 0
     points = pairs.points[scored].astype(np.float64)[:, None]

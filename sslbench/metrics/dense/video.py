@@ -30,6 +30,7 @@ J_MEAN = Metric(
     direction=1,
     bounds=RATE,
     needs="tracks",
+    labels=("tracks",),
 )
 J_RECALL = dataclasses.replace(J_MEAN, name="j_recall", title="Share of frames with J above .5, mean over objects")
 J_DECAY = dataclasses.replace(

@@ -23,7 +23,7 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.images import unreadable_images
 
 Shape = Literal["aspect", "square", "pad"]
-"""Shape of the network's input: that of the image, a square that the image is squashed to, or one with black borders."""
+"""Shape of the network's input: that of the image, a square that the image is squashed to, or one with borders."""
 PIXELS = "pixels"
 """Beginning of the names of maps of pixels."""
 _SIDE = 8
@@ -159,7 +159,7 @@ def maps_and_pixels(encoder: DenseEncoder, images: torch.Tensor) -> dict[str, to
 
 
 def pixel_map(images: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-    """Return the pixels of each cell as its features, (B, 64 * C, h, w): 8 x 8 means of areas, less those of the cell.
+    """Return the pixels of each cell as its features, (B, 64 * C, h, w): 8 x 8 means of areas.
 
     Args:
         images: (B, C, H, W).
@@ -167,8 +167,7 @@ def pixel_map(images: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
     """
     height, width = grid
     small = functional.interpolate(images.float(), (height * _SIDE, width * _SIDE), mode="area")
-    cells = functional.pixel_unshuffle(small, _SIDE).unflatten(1, (images.shape[1], _SIDE**2))
-    return (cells - cells.mean(dim=2, keepdim=True)).flatten(1, 2)
+    return functional.pixel_unshuffle(small, _SIDE)
 
 
 def pixel_floors(grids: Mapping[str, tuple[int, int]]) -> dict[str, str]:

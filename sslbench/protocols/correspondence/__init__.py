@@ -1,11 +1,11 @@
 """Correspondence of points between two images by the nearest features, without training.
 
 Keypoints (SPair-71k, PF-Pascal, TSS): each keypoint of the source image takes the features of its place on the grid,
-bilinear, and its match is the centre of the cell of the target image with the largest cosine (`matcher=nearest`), or the
-mean position around it (`matcher=soft`; Zhang et al., CVPR 2024). PCK@alpha is the share of keypoints whose match lies
-within alpha times the longer side of the target's box, the threshold included, in pixels of the original image. It is
-averaged over pairs ("per image", the authors of SPair-71k), over all points ("per point", most papers since 2023) and
-over classes: three numbers that differ by points. Intervals take pairs that share an image as dependent.
+bilinear, and its match is the centre of the cell of the target image with the largest cosine (`matcher=nearest`), or
+the mean position around it (`matcher=soft`; Zhang et al., CVPR 2024). PCK@alpha is the share of keypoints whose match
+lies within alpha times the longer side of the target's box, the threshold included, in pixels of the original image.
+It is averaged over pairs ("per image", the authors of SPair-71k), over all points ("per point", most papers since
+2023) and over classes: three numbers that differ by points. Intervals take pairs that share an image as dependent.
 
 Homographies (HPatches, or any images: `--data homography:photos/`): each cell of the source image whose true place lies
 in the target image is matched to the nearest cell. Errors are in pixels of the image whose longer side is `size`, and

@@ -1,5 +1,6 @@
 """Cells of pairs of images under a homography, matched by features."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
@@ -130,11 +131,39 @@ def _match(
         errors.of[name].append((number, np.linalg.norm((true - candidates[found.target]) * unit, axis=1)))
         if name in floors:
             same = centres[cells[found.source]] / np.array(own.original[::-1]) * np.array(other.original[::-1])
-            distances = np.linalg.norm((true[:, None] - candidates) * unit, axis=2)
             errors.of[f"position only {name}"].append((number, np.linalg.norm((true - same) * unit, axis=1)))
-            errors.of[f"ceiling {name}"].append((number, distances.min(axis=1)))
-            shares = [(distances <= limit).mean(axis=1) for limit in PIXELS]
-            errors.random[name].append((number, np.stack(shares, axis=1)))
+            nearest, within = _cells_near(true, other, _grid(other_maps[name]), unit)
+            errors.of[f"ceiling {name}"].append((number, nearest))
+            errors.random[name].append((number, within / len(candidates)))
+
+
+def _cells_near(
+    points: FloatArray, fitted: Fitted, grid: tuple[int, int], unit: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return the distance (K,) of points from the nearest cell centre, and the centres (K, L) within each of `PIXELS`.
+
+    Only the cells around each point are looked at.
+
+    Args:
+        points: (K, 2) in pixels of the image; not finite ones are near no cell.
+        fitted: place of the image.
+        grid: rows and columns of cells.
+        unit: (2,) factors from pixels of the image to pixels of errors, along x and y.
+    """
+    last = np.array(grid[::-1]) - 1
+    side = np.abs(np.diff(fitted.from_cells(np.array([[0.0, 0.0], [1.0, 1.0]]), grid), axis=0)[0]) * unit
+    reach_x, reach_y = (math.ceil(PIXELS[-1] / length) for length in side)
+    position = np.nan_to_num(fitted.to_cells(points, grid), posinf=1e6, neginf=-1e6)
+    centre = np.clip(np.round(position), 0, last)
+    nearest, counts = np.full(len(points), np.inf), np.zeros((len(points), len(PIXELS)))
+    for dy in range(-reach_y, reach_y + 1):
+        for dx in range(-reach_x, reach_x + 1):
+            cells = centre + np.array([dx, dy])
+            distance = np.linalg.norm((fitted.from_cells(cells, grid) - points) * unit, axis=1)
+            distance[((cells < 0) | (cells > last)).any(axis=1)] = np.inf
+            nearest = np.minimum(nearest, distance)
+            counts += distance[:, None] <= PIXELS
+    return nearest, counts
 
 
 def _inside(points: FloatArray, size: tuple[int, int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -99,7 +99,8 @@ class _PointMatcher:
             lambda: {name: np.zeros((len(pairs), len(ALPHAS))) for name in ("chance", "position only", "ceiling")}
         )
         self.floor_of: dict[str, str] = {}
-        self._as_source, self._as_target = defaultdict(list[int]), defaultdict(set[int])
+        self._as_source: dict[int, list[int]] = defaultdict(list)
+        self._as_target: dict[int, set[int]] = defaultdict(set)
         for number, pair in enumerate(pairs):
             self._as_source[pair.source].append(number)
             self._as_target[pair.target].add(number)
@@ -149,11 +150,12 @@ class _PointMatcher:
             self.swapped[name][number] = _swapped(predicted, pair)
         for name in set(self.floor_of.values()):
             grid = (int(maps[name].shape[1]), int(maps[name].shape[2]))
-            distance = np.linalg.norm(pair.target_points[:, None] - fitted.centres(grid), axis=2)
-            free = self.free[name]
-            for column, alpha in enumerate(ALPHAS):
-                free["chance"][number, column] = (distance <= alpha * pair.side).mean(axis=1).sum()
-                free["ceiling"][number, column] = (distance.min(axis=1) <= alpha * pair.side).sum()
+            free, centres = self.free[name], fitted.centres(grid)
+            limits = np.array(ALPHAS) * pair.side
+            for point in pair.target_points:
+                within = np.linalg.norm(centres - point, axis=1)[:, None] <= limits
+                free["chance"][number] += within.mean(axis=0)
+                free["ceiling"][number] += within.any(axis=0)
             same = place * np.array(fitted.original[::-1]) - 0.5
             free["position only"][number] = hits(same, pair.target_points, pair.side).sum(axis=0)
 

@@ -1,12 +1,12 @@
 """Video object segmentation by propagation of the masks of the first frame, without training.
 
-Each cell of a frame takes the mean of the labels of the most similar cells of the first frame and of a few frames before
-(`solvers.propagation`; Jabri et al. 2020, Caron et al. 2021). Soft labels are brought to the size of the true masks by
-bilinear interpolation, and the object of the largest value is the prediction of the pixel.
+Each cell of a frame takes the mean of the labels of the most similar cells of the first frame and of a few frames
+before (`solvers.propagation`; Jabri et al. 2020, Caron et al. 2021). Soft labels are brought to the size of the true
+masks by bilinear interpolation, and the object of the largest value is the prediction of the pixel.
 
 Scores are those of DAVIS 2017 (Pont-Tuset et al.): region similarity J and boundary measure F of every object, averaged
-over its frames without the first and the last one, and over all objects. Intervals resample videos. Objects are those of
-the first frame; later ones count as background.
+over its frames without the first and the last one, and over all objects. Intervals resample videos. Objects are those
+of the first frame; later ones count as background.
 
 Beside the score stand the first mask kept in every frame (as chance), the pixels of the cells, and the untrained
 network. Patches of 8 pixels score about 8 points more than patches of 16 of the same method: compare at one grid only.

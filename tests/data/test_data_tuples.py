@@ -1,0 +1,151 @@
+"""Pairs of images and videos with masks: what is read, and what is refused before anything is encoded."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from sample_data import davis, hpatches, pf_pascal, spair, tss
+
+from sslbench.data.formats.tss import read_flow
+from sslbench.data.open import open_pairs, open_videos
+from sslbench.data.warped import corner_homography, in_pixels
+from sslbench.errors import DataError, UsageError
+from sslbench.metrics.dense.correspondence import apply_homography
+
+
+def test_spair_has_points_box_and_category(tmp_path):
+    source = open_pairs(spair.make(tmp_path))["test"]
+    assert source.labels.classes == ("cat",) and source.labels.kind == "points"
+    pair = source.tuples.pairs[0]
+    assert pair.source_points.tolist() == [[3, 4], [10, 8]] and pair.target_points.tolist() == [[4, 4], [11, 8]]
+    assert pair.side == 10 and len(source.tuples.images) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"src_kps": [], "trg_kps": []}, "1 of 1 pairs have no point that is visible in both images: p:cat"),
+        ({"trg_kps": [[4, 4], [40, 8]]}, "1 of 1 pairs have points outside the image: p:cat"),
+        ({"trg_bndbox": [3, 3, 3, 3]}, "have a target box without extent"),
+        ({"trg_kps": [[4, 4]]}, "2 points of the source and 1 of the target"),
+        ({"trg_bndbox": [3, 3]}, "no annotation of a pair"),
+    ],
+)
+def test_pairs_that_cannot_be_scored_are_listed(tmp_path, changes, message):
+    with pytest.raises(DataError, match=message):
+        open_pairs(spair.make(tmp_path, {"p:cat": spair.annotation("a", "b", **changes)}))
+
+
+def test_pf_pascal_refers_to_the_image_without_mat_files(tmp_path):
+    source = open_pairs(pf_pascal.make(tmp_path))["test"]
+    first = source.tuples.pairs[0]
+    assert first.side == 20 and first.target_points.tolist() == [[4, 4], [11, 8]]
+    assert source.labels.classes == ("cat", "dog") and "no .mat files" in source.notes[0]
+
+
+def test_pf_pascal_takes_points_and_box_of_mat_files(tmp_path):
+    from scipy.io import savemat
+
+    root = pf_pascal.make(tmp_path)
+    (tmp_path / "test_pairs.csv").write_text("source_image,target_image,class\na.jpg,b.jpg,8\n")
+    (tmp_path / "Annotations" / "cat").mkdir(parents=True)
+    for name, points in (("a", [[3, 4], [np.nan, np.nan], [5, 6]]), ("b", [[4, 4], [7, 7], [6, 6]])):
+        content = {"kps": np.array(points, float), "bbox": [[1, 2, 9, 5]]}
+        savemat(tmp_path / "Annotations" / "cat" / f"{name}.mat", content)
+    (pair,) = open_pairs(root)["test"].tuples.pairs
+    assert pair.source_points.tolist() == [[3, 4], [5, 6]] and pair.side == 8
+
+
+def test_flow_leads_from_pixels_of_one_image_to_the_other(tmp_path):
+    source = open_pairs(tss.make(tmp_path))["all"]
+    there, back = source.tuples.pairs
+    assert len(there.source_points) == 6 * 12 and (there.target_points - there.source_points == [2, 0]).all()
+    assert (back.target_points - back.source_points == [-2, 0]).all() and not there.keypoints
+    for content in (b"", b"PIEH", (tmp_path / "JODS/pair1/flow1.flo").read_bytes()[:-3]):
+        (tmp_path / "JODS/pair1/flow1.flo").write_bytes(content)
+        with pytest.raises(DataError, match=r"flow1.flo"):
+            read_flow(tmp_path / "JODS/pair1/flow1.flo")
+
+
+def test_hpatches_pairs_the_first_image_with_the_others(tmp_path):
+    source = open_pairs(hpatches.make(tmp_path))["all"]
+    assert source.ids == ("i_a/1-2", "i_a/1-3", "v_b/1-2", "v_b/1-3") and len(source.tuples.images) == 6
+    assert source.tuples.pairs[1].homography[0, 2] == 3
+    (tmp_path / "i_a" / "H_1_2").write_text("1 0 0 0 0 0 0 0 1")
+    with pytest.raises(DataError, match=r"H_1_2 is no homography"):
+        open_pairs(str(tmp_path))
+
+
+def test_made_homographies_move_pixels_where_they_say(tmp_path):
+    picture = np.zeros((60, 80, 3), np.uint8)
+    picture[20:24, 30:34] = 255
+    Image.fromarray(picture).save(tmp_path / "dot.png")
+    source = open_pairs(f"homography:{tmp_path}")["all"]
+    assert len(source) == 5 and len(source.tuples.images) == 6
+    for pair in source.tuples.pairs:
+        warped = source.tuples.images.read(pair.target)[:, :, 0].astype(float)
+        rows, columns = np.mgrid[:60, :80]
+        centre = (columns * warped).sum() / warped.sum(), (rows * warped).sum() / warped.sum()
+        true = apply_homography(in_pixels(pair.homography, 60, 80), np.array([[31.5, 21.5]]))[0]
+        np.testing.assert_allclose(centre, true, atol=0.2)
+    same = open_pairs(f"homography:{tmp_path}")["all"]
+    assert same.fingerprint() == source.fingerprint()
+
+
+def test_corners_stay_within_the_strength():
+    for seed in range(20):
+        moved = apply_homography(
+            corner_homography(np.random.default_rng(seed), 0.2), np.array([[0.0, 0], [1, 0], [1, 1], [0, 1]])
+        )
+        assert np.abs(moved - [[0, 0], [1, 0], [1, 1], [0, 1]]).max() <= 0.2 + 1e-12
+
+
+def test_davis_reads_frames_in_order_and_void_as_background(tmp_path):
+    source = open_videos(davis.make(tmp_path))["val"]
+    assert source.ids == ("cow", "dog") and source.tuples.rows(1) == (4, 5, 6, 7)
+    ids = source.tuples.masks.read_ids(1)
+    assert ids[0, 0] == 0 and ids[3, 1:6].tolist() == [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        ({"frames": 1}, r"2 of 2 videos have fewer than three frames: .* cow \(1\), dog \(1\)"),
+        ({"first": 0}, "2 of 2 videos have no object in the first frame"),
+        ({"size": (6, 10)}, r"8 masks are not of the size of their frame: cow/00000 \(20 x 12, mask 10 x 6\)"),
+    ],
+)
+def test_videos_that_cannot_be_scored_are_listed(tmp_path, make, message):
+    with pytest.raises(DataError, match=message):
+        open_videos(davis.make(tmp_path, **make))
+
+
+def test_frames_without_a_mask_are_listed(tmp_path):
+    root = davis.make(tmp_path)
+    (tmp_path / "Annotations/480p/dog/00002.png").unlink()
+    with pytest.raises(DataError, match="1 of 8 frames have no mask: dog/00002"):
+        open_videos(root)
+
+
+def test_manifests_need_track_ids(tmp_path):
+    source = open_videos("kwcoco:vidshapes2-frames3-128")["all"]
+    assert source.labels.kind == "tracks" and len(source) == 2 and len(source.tuples.rows(0)) == 3
+    from sslbench.data.objects import toy
+
+    content = json.loads(toy.manifest("kwcoco:vidshapes2-frames3-128").read_text())
+    del content["annotations"][0]["track_id"]
+    file = toy.manifest("kwcoco:vidshapes2-frames3-128").parent / "without.kwcoco.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="1 annotations have no track_id"):
+        open_videos(str(file))
+
+
+def test_other_data_are_refused_with_what_is_supported(tmp_path):
+    Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "a.png")
+    with pytest.raises(UsageError, match=r"has no pairs of images\nSupported: SPair-71k.*homography:PLACE"):
+        open_pairs(str(tmp_path))
+    with pytest.raises(UsageError, match=r"has no videos with masks\nSupported: DAVIS"):
+        open_videos(str(tmp_path))
+    with pytest.raises(UsageError, match="does not exist"):
+        open_pairs(str(tmp_path / "nothing"))

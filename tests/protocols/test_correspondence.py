@@ -1,0 +1,183 @@
+"""Correspondence against slow loops, its intervals, and the settings and data that it refuses."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from sample_tuples import moving_squares, shifted_pairs, warped_pairs
+from torch import nn
+
+from sslbench.backbones.in_memory import from_module
+from sslbench.backbones.layers import resolve_layers
+from sslbench.data.source import Labels
+from sslbench.errors import DataError, UsageError
+from sslbench.features.extract import ExtractSettings
+from sslbench.metrics.dense.correspondence import ALPHAS, PIXELS, dyadic_errors
+from sslbench.preprocessing import Preprocessing
+from sslbench.protocols.correspondence import check, row_names, run
+from sslbench.protocols.correspondence.settings import Settings
+from sslbench.runtime.seeds import seeded
+
+PLAIN = Preprocessing(resize=None, crop=None, mean=(0.5,) * 3, std=(0.25,) * 3, origin="test")
+CELL = 4
+
+
+def cells_network():
+    """A network whose features of a cell of 4 x 4 pixels depend on that cell alone."""
+    with seeded(0):
+        module = nn.Sequential(nn.Conv2d(3, 24, CELL, stride=CELL), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return from_module("cells", module.eval().requires_grad_(False), PLAIN)
+
+
+def correspond(test, **changes):
+    backbone = cells_network()
+    settings = dataclasses.replace(Settings(size=32), **changes)
+    engine = ExtractSettings(torch.device("cpu"), workers=1)
+    found = run(backbone, resolve_layers(backbone, ("0",)), test, test, settings, seed=0, engine=engine, folder=None)
+    return found["0"]
+
+
+def features(image):
+    """Unit features (h, w, D) of an image of whole cells."""
+    pixels = torch.from_numpy(image.astype(np.float32) / 255).permute(2, 0, 1)[None]
+    value = cells_network().module[0]((pixels - 0.5) / 0.25)[0].permute(1, 2, 0).double().numpy()
+    return value / np.linalg.norm(value, axis=2, keepdims=True)
+
+
+def slow_match(source, target, point):
+    """The centre of the cell of the target nearest to the bilinear features at a point of the source."""
+    x, y = (np.clip((v + 0.5) / CELL - 0.5, 0, source.shape[0] - 1) for v in point)
+    left, upper = int(x), int(y)
+    mixed = np.zeros(source.shape[2])
+    for column, row in ((left, upper), (left + 1, upper), (left, upper + 1), (left + 1, upper + 1)):
+        share = max(0.0, 1 - abs(x - column)) * max(0.0, 1 - abs(y - row))
+        if share:
+            mixed += share * source[row, column]
+    best = max(
+        ((row, column) for row in range(target.shape[0]) for column in range(target.shape[1])),
+        key=lambda cell: target[cell] @ mixed,
+    )
+    return (best[1] + 0.5) * CELL - 0.5, (best[0] + 0.5) * CELL - 0.5
+
+
+def test_keypoints_are_found_as_by_loops():
+    test = shifted_pairs(4, shift=(7, 5), points=9)
+    outcome = correspond(test)
+    images = test.tuples.images
+    for number, pair in enumerate(test.tuples.pairs):
+        source, target = (features(images.read(row)) for row in (pair.source, pair.target))
+        found = [slow_match(source, target, point) for point in pair.source_points]
+        distance = np.hypot(*(np.array(found) - pair.target_points).T)
+        assert outcome.scores[number, :4].tolist() == [(distance <= alpha * 32).sum() for alpha in ALPHAS]
+    assert 0 < outcome.metrics["pck_per_image@0.1"][0] <= outcome.variants["ceiling"]["pck_per_image@0.1"]
+
+
+def test_whole_cells_are_found_and_the_three_averages_are_those_of_the_counts():
+    test = shifted_pairs(5, shift=(8, 4), points=6, centred=True)
+    outcome = correspond(test)
+    shares = outcome.scores[:, 2] / outcome.scores[:, -1]
+    classes = test.labels.values
+    assert outcome.metrics["pck_per_image@0.1"][0] == pytest.approx(shares.mean())
+    assert outcome.metrics["pck_per_class@0.1"][0] == pytest.approx(
+        np.mean([shares[classes == c].mean() for c in (0, 1)])
+    )
+    assert outcome.metrics["pck_per_point@0.1"][0] == pytest.approx(
+        outcome.scores[:, 2].sum() / outcome.scores[:, -1].sum()
+    )
+    assert outcome.chance["pck_per_image@0.1"] < 0.1 < outcome.metrics["pck_per_image@0.1"][0]
+    assert outcome.floors["pixels"]["pck_per_image@0.1"] == 1, "the same pixels"
+    assert outcome.metrics["pck_per_image@0.01"][0] == 1, "the centre of the same cell"
+    assert set(outcome.per_class) == {"cat", "dog"}
+
+
+@pytest.mark.parametrize("changes", [{"max_memory": 0.0}, {"max_memory": 1e-4}])
+def test_images_that_do_not_fit_into_memory_come_twice_with_the_same_result(changes):
+    test = shifted_pairs(4)
+    pairs = test.tuples.pairs
+    crossed = tuple(dataclasses.replace(p, source=q.target, target=q.source) for p, q in zip(pairs, pairs, strict=True))
+    both = dataclasses.replace(test.tuples, pairs=crossed)
+    test = dataclasses.replace(test, tuples=both)
+    assert np.array_equal(correspond(test).scores, correspond(test, **changes).scores)
+
+
+@pytest.mark.parametrize("shape", ["aspect", "square", "pad"])
+def test_the_shape_of_the_input_does_not_move_the_points(shape):
+    """Points at the centres of cells are found to a fraction of a pixel, whatever the input."""
+    test = shifted_pairs(3, shift=(8, 8), points=8, centred=True)
+    assert correspond(test, shape=shape, size=32).metrics["pck_per_point@0.01"][0] == 1
+
+
+def test_soft_matches_are_between_cells():
+    test = shifted_pairs(4, points=9, centred=True)
+    sharp = correspond(test, matcher="soft", radius=1, temperature=1e-4)
+    assert sharp.metrics["pck_per_point@0.01"][0] == 1
+    assert correspond(test, matcher="soft", radius=1, temperature=1.0).metrics["pck_per_point@0.01"][0] < 1
+
+
+def test_homographies_are_found_as_by_loops():
+    test = warped_pairs()
+    outcome = correspond(test)
+    images = test.tuples.images
+    for number, pair in enumerate(test.tuples.pairs):
+        source, target = (features(images.read(row)) for row in (pair.source, pair.target))
+        errors = []
+        for row in range(8):
+            for column in range(8):
+                centre = np.array([column + 0.5, row + 0.5, 8]) / 8
+                place = pair.homography @ centre
+                true = place[:2] / place[2] * 32
+                if not ((true >= 0) & (true <= 32)).all():
+                    continue
+                best = np.unravel_index((target @ source[row, column]).argmax(), (8, 8))
+                errors.append(np.hypot(*((np.array(best[::-1]) + 0.5) * CELL - true)))
+        wanted = [sum(error <= limit for error in errors) for limit in PIXELS]
+        assert outcome.scores[number].tolist() == [*wanted, len(errors)]
+    assert outcome.variants["ceiling"]["match_recall@3px"] > 0.95 > outcome.metrics["match_recall@3px"][0]
+
+
+def test_fewer_matches_by_ratio_mutual_and_number():
+    test = warped_pairs()
+    every = correspond(test).scores[:, -1]
+    for changes in ({"ratio": 0.7}, {"mutual": True}, {"matches": 5}):
+        fewer = correspond(test, **changes).scores[:, -1]
+        assert (fewer <= every).all() and (fewer < every).any()
+    assert (correspond(test, outside=True).scores[:, -1] == 64).all()
+
+
+def test_errors_of_pairs_that_share_images_are_those_of_all_pairs_of_pairs():
+    rng = np.random.default_rng(0)
+    images, each = rng.integers(0, 8, (40, 2)), rng.normal(size=(40, 2))
+    images[:, 1] = np.where(images[:, 1] == images[:, 0], (images[:, 0] + 1) % 8, images[:, 1])
+    wanted = np.zeros(2)
+    for i in range(40):
+        for j in range(40):
+            if set(images[i]) & set(images[j]):
+                wanted += each[i] * each[j]
+    dyads = {}
+    for pair, value in zip(images, each, strict=True):
+        dyads[tuple(sorted(pair))] = dyads.get(tuple(sorted(pair)), 0) + value
+    least = sum(value**2 for value in dyads.values())
+    np.testing.assert_allclose(dyadic_errors(each, images), np.sqrt(np.maximum(wanted, least) * 8 / 7))
+
+
+def test_settings_without_effect_and_other_data_are_refused():
+    points, plane = shifted_pairs().labels, warped_pairs().labels
+    for labels, changes, message in (
+        (points, {"radius": 3}, "radius has no effect with matcher=nearest"),
+        (points, {"ratio": 0.9}, "ratio has no effect on keypoints"),
+        (plane, {"matcher": "soft"}, "matcher has no effect on homographies"),
+        (points, {"size": 0}, "size should not be 0"),
+        (plane, {"ratio": 1.5}, "ratio should not be 1.5"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            check(dataclasses.replace(Settings(), **changes), labels)
+    for labels in (moving_squares().labels, Labels("none", (), np.zeros((2, 0), np.int8))):
+        with pytest.raises(DataError, match="correspondence needs pairs of images"):
+            check(Settings(), labels)
+
+
+def test_layers_with_a_pool_are_refused():
+    backbone = cells_network()
+    with pytest.raises(UsageError, match="not pooled"):
+        row_names(backbone, resolve_layers(backbone, ("0:avg",)), shifted_pairs(), Settings(), seed=0)
