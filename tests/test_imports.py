@@ -21,7 +21,7 @@ ROWS = (
     {"data", "backbones"},
     {"features", "methods", "train"},
     {"protocols", "detection"},
-    {"leaderboard", "evaluation", "pretraining", "api", "__init__"},
+    {"leaderboard", "evaluation", "pretraining", "show", "api", "__init__"},
     {"cli", "__main__"},
 )
 LEVEL = {part: level for level, parts in enumerate(ROWS) for part in parts}
@@ -37,6 +37,7 @@ WITHIN_ROW = {
     "methods": {"train"},
     "runtime": {"distributed"},
     "evaluation": {"pretraining"},
+    "show": {"evaluation"},
     "protocols": {"detection"},
     "api": {"evaluation", "leaderboard", "pretraining"},
     "__init__": {"api"},
@@ -68,7 +69,18 @@ HEAVY_OR_OPTIONAL = {
     *("torch", "torchvision", "timm", "sklearn", "scipy", "pandas", "faiss", "kwcoco", "kwimage", "delayed_image"),
     *("matplotlib", "hydra", "omegaconf", "cv2", "PIL", "jinja2", "rich", "yaml", "platformdirs", "pyarrow", "joblib"),
     *("faster_coco_eval", "tifffile", "huggingface_hub", "array_record", "fsspec", "threadpoolctl", "wandb"),
-    *("submitit", "detectron2", "h5py", "tensorboard", "zstandard", "fcntl", "onnx", "onnxscript", "onnxruntime"),
+    *(
+        "submitit",
+        "umap",
+        "detectron2",
+        "h5py",
+        "tensorboard",
+        "zstandard",
+        "fcntl",
+        "onnx",
+        "onnxscript",
+        "onnxruntime",
+    ),
 }
 
 

@@ -33,7 +33,7 @@ COMMANDS = {
     "leaderboard": "Make one table (terminal, CSV, Markdown, LaTeX, HTML) of result records.",
     "compare": "Test whether two results differ.",
     "list": "List names: methods, protocols, presets, benchmarks, formats, ...",
-    "show": "Print a recipe, a benchmark, a protocol's settings or a weight format.",
+    "show": "Draw features or the predictions of a record; print a recipe, benchmark, protocol or format.",
     "demo": "Pretrain a small ResNet on bundled digits and evaluate it; offline, two minutes.",
 }
 

@@ -53,7 +53,7 @@ def draw_predictions(
     if not images or len({len(images), len(positions), len(titles)}) != 1:
         raise ValueError(f"{len(images)} images, {len(positions)} positions, {len(titles)} names")
     pairs = [
-        _pair(image, position, title, truth, predictions, least_score)
+        draw_pair(image, position, title, truth, predictions, least_score)
         for image, position, title in zip(images, positions, titles, strict=True)
     ]
     _write(_grid(pairs, columns), path)
@@ -65,9 +65,19 @@ def colour(label: int) -> tuple[int, int, int]:
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
-def _pair(
+def draw_pair(
     image: ByteArray, position: int, title: str, truth: Truth, predictions: Detections, least_score: float
 ) -> Image.Image:
+    """Return an image with its ground truth (left) and predictions (right), see `draw_predictions`.
+
+    Args:
+        image: uint8 (height, width, 3).
+        position: of the image in the test set.
+        title: heading.
+        truth: of the test set.
+        predictions: likewise.
+        least_score: minimum score of a drawn prediction.
+    """
     there = np.flatnonzero(truth.images == position)
     found = np.flatnonzero(predictions.images == position)
     shown = found[predictions.scores[found] >= least_score]

@@ -205,7 +205,9 @@ def _score_features(
     progress: Progress | None,
 ) -> list[Result]:
     """Run every protocol on every layer, with the floors; `stores` has '' and the names of the floors."""
-    encoded = _encode(prepared.backbone, prepared.data, prepared.layers, prepared.run, stores[""], progress, work=True)
+    encoded = encode_parts(
+        prepared.backbone, prepared.data, prepared.layers, prepared.run, stores[""], progress, work=True
+    )
     floor_features = {
         name: (backbone, _encode_floor(backbone, prepared, stores[name], progress))
         for name, backbone in beside.found.items()
@@ -322,7 +324,7 @@ def _extract(
     return extraction
 
 
-def _encode(
+def encode_parts(
     backbone: Backbone,
     data: TrainTest,
     layers: Sequence[Layer],
@@ -335,6 +337,15 @@ def _encode(
     """Return features of train and test; when both were cut from one source, that source is encoded and then cut.
 
     So `sslbench extract` and evaluations with other seeds or test fractions share one entry of the store.
+
+    Args:
+        backbone: with the preprocessing of the images.
+        data: train and test.
+        layers: of the backbone.
+        run: how.
+        store: folder of the feature store.
+        progress: see there.
+        work: with the floating-point operations of the backbone in the costs.
     """
     whole = data.whole
     parts = [("all", whole)] if whole is not None else [("train", data.train), ("test", data.test)]
@@ -417,7 +428,7 @@ def _encode_floor(backbone: Backbone, prepared: Prepared, store: Path, progress:
     """Encode a floor: the untrained backbone at the layers evaluated; the pixels have one layer only."""
     same = backbone.name == prepared.backbone.name
     layers = prepared.layers if same else resolve_layers(backbone, (backbone.default_layer,))
-    return _encode(backbone, prepared.data, layers, prepared.run, store, progress)
+    return encode_parts(backbone, prepared.data, layers, prepared.run, store, progress)
 
 
 def _floor(

@@ -3,7 +3,7 @@
 import dataclasses
 import io
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -115,8 +115,13 @@ def _named_layers(backbone: Backbone) -> tuple[str, ...]:
 
 def _images(request: Request, run: RunSettings) -> Source:
     parts = open_data(request.data, image_column=request.image_column, label_column=request.label_column)
-    source = next((parts[name] for name in _PARTS if name in parts), next(iter(parts.values())))
+    source = part_to_encode(parts)
     return source if request.limit is None else limit(source, request.limit, run.seed)
+
+
+def part_to_encode(parts: Mapping[str, Source]) -> Source:
+    """Return the first of test, val, all and train that there is, else the first part."""
+    return next((parts[name] for name in _PARTS if name in parts), next(iter(parts.values())))
 
 
 def read(path: Path, layers: Sequence[str] = ()) -> LayerFeatures:

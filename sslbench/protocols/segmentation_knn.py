@@ -23,7 +23,7 @@ import torch
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.config import setting
-from sslbench.data.label_map import IGNORED
+from sslbench.data.label_map import IGNORED, Grid
 from sslbench.data.source import Labels, PixelLabels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
@@ -183,6 +183,21 @@ def _areas_of(table: IntArray) -> IntArray:
 
 def _tables(memory: PatchMemory, test: Features, settings: Settings, device: str) -> Iterator[IntArray]:
     """Yield the pixels of each pair of label and prediction (C, C) of each test image."""
+    for predicted, label in predicted_maps(memory, test, settings, device):
+        yield segmentation.confusion_matrix(predicted, label, memory.labels.shape[1], ignore=(IGNORED,))
+
+
+def predicted_maps(
+    memory: PatchMemory, test: Features, settings: Settings, device: str = "cpu"
+) -> Iterator[tuple[IntArray, Grid]]:
+    """Yield the predicted class of every pixel of each test image, and its label map, both (H, W).
+
+    Args:
+        memory: from `patch_memory`.
+        test: features (N, h * w * D) of grids, and label maps.
+        settings: see `Settings`.
+        device: where torch searches.
+    """
     maps, grid = _parts(test)
     cells, n_classes = grid[0] * grid[1], memory.labels.shape[1]
     engine = Engine("faiss") if device == "cpu" else Engine("torch", device)
@@ -200,15 +215,14 @@ def _tables(memory: PatchMemory, test: Features, settings: Settings, device: str
         for i in range(len(block)):
             part = slice(i * cells, (i + 1) * cells)
             found = weighted_labels(similarity[part], rows[part], memory.labels, settings.temperature)
-            yield _score(found.reshape(*grid, n_classes), maps, start + i)
+            label = maps.read_map(start + i).semantic
+            yield _largest(found.reshape(*grid, n_classes), label), label
 
 
-def _score(scores: Matrix, maps: PixelLabels, index: int) -> IntArray:
-    """Return the pixels (C, C) of each label and class of highest score (h, w, C) at the size of a label map."""
-    label = maps.read_map(index).semantic
+def _largest(scores: Matrix, label: Grid) -> IntArray:
+    """Return the classes of highest score (h, w, C) at the size of a label map (H, W)."""
     height, width = label.shape
-    predicted = upsampled_classes(torch.from_numpy(np.moveaxis(scores, 2, 0).copy()), (height, width)).numpy()
-    return segmentation.confusion_matrix(predicted, label, scores.shape[2], ignore=(IGNORED,))
+    return upsampled_classes(torch.from_numpy(np.moveaxis(scores, 2, 0).copy()), (height, width)).numpy()
 
 
 def _parts(features: Features) -> tuple[PixelLabels, tuple[int, int]]:
@@ -232,8 +246,12 @@ def _of_position(memory: PatchMemory, test: Features) -> dict[str, float]:
     """Return the metrics of predicting at each place the class that is most frequent there in train."""
     maps, grid = _parts(test)
     scores = (memory.places / np.maximum(memory.places.sum(axis=1, keepdims=True), 1e-12)).astype(np.float32)
-    total = sum(_score(scores.reshape(*grid, -1), maps, index) for index in range(len(test)))
-    return _named(_areas_of(np.asarray(total)))
+    total = np.zeros((scores.shape[1],) * 2, dtype=np.int64)
+    for index in range(len(test)):
+        label = maps.read_map(index).semantic
+        predicted = _largest(scores.reshape(*grid, -1), label)
+        total += segmentation.confusion_matrix(predicted, label, scores.shape[1], ignore=(IGNORED,))
+    return _named(_areas_of(total))
 
 
 def _named(areas: IntArray) -> dict[str, float]:

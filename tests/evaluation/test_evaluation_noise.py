@@ -63,7 +63,7 @@ def test_the_labels_that_the_probe_gets_are_the_noisy_ones_of_the_same_samples(t
         prepared = prepare(request(noise=noise), RUN)
         share = noise[0] if noise else 0.0
         data = module.with_noise(prepared, share)
-        encoded = module._encode(prepared.backbone, prepared.data, prepared.layers, RUN, tmp_path, None)
+        encoded = module.encode_parts(prepared.backbone, prepared.data, prepared.layers, RUN, tmp_path, None)
         layer = prepared.layers[0].text
         _, train, test = module._describe_parts(data, prepared.backbone, layer, encoded, request().tasks[0], "", share)
         seen.append((train, test))

@@ -1,4 +1,4 @@
-"""`sslbench show`."""
+"""Printed definitions: recipes, benchmarks, suites, presets, weight formats, building blocks, protocols."""
 
 from pathlib import Path
 from typing import get_args
@@ -13,12 +13,11 @@ from sslbench.errors import UsageError
 from sslbench.names import FileKind, did_you_mean, find_file, list_names
 
 
-@click.command("show")
-@click.argument("name")
-def command(name: str) -> None:
-    """Print the definition of NAME: a recipe, benchmark, suite, preset, weight format, building block or protocol.
+def print_definition(name: str) -> None:
+    """Print the definition of a name, or of KIND/NAME.
 
-    KIND/NAME selects one of several things with the same name: augment/simclr.
+    Raises:
+        UsageError: nothing is called so.
     """
     if name in list_names("protocol"):
         _show_protocol(name)

@@ -1,0 +1,83 @@
+"""Scatter of features."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sslbench.cli import options
+from sslbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from sslbench.features.external import FeaturePair
+    from sslbench.show.scatter import Projection
+
+_DEFAULT_LIMIT = 1000
+
+
+def draw(
+    ctx: click.Context,
+    out: Path,
+    projection: "Projection | None",
+    features: Path | None,
+    labels: Path | None,
+    weights: options.WeightsFlags,
+    data: options.DataFlags,
+    preprocessing: options.PreprocessingFlags,
+    run: options.RunFlags,
+) -> list[Path]:
+    """Draw features in the plane; return the files."""
+    from sslbench import evaluation
+    from sslbench.backbones.layers import split_layers
+    from sslbench.cli import terminal
+    from sslbench.cli.words import compose_run
+    from sslbench.config import resolve
+    from sslbench.data.decode.handlers import Reading
+    from sslbench.show.scatter import check_projection, points_of_features, points_of_images, show_scatter
+
+    terminal.show_messages()
+    check_projection(projection or "tsne")
+    settings, _ = resolve(evaluation.RunSettings, compose_run({}, run.settings()))
+    most = data.limit or _DEFAULT_LIMIT
+    if features is not None:
+        used = ("words", "out", "projection", "features_path", "labels_path", "label_column", "limit", "seed")
+        options.refuse(ctx, used=used, what="--features, which are already computed")
+        points = points_of_features(_read(features, labels, data.label_column, settings.seed), most, settings.seed)
+    else:
+        if labels is not None:
+            raise UsageError("--labels belongs to --features", "Labels of images are in --data.")
+        if not weights.weights:
+            raise UsageError("--weights is missing", "Give weights and --data, or --features FILE.npy.")
+        options.refuse(
+            ctx, used={str(p.name) for p in ctx.command.params} - {"test_data"}, what="show features", reasons=_REASONS
+        )
+        options.refuse_loading_flags(ctx, weights.weights)
+        request = evaluation.Request(
+            **weights.loading(),
+            data=data.data or options.default_data(),
+            image_column=data.image_column,
+            label_column=data.label_column,
+            limit=most,
+            tasks=(),
+            layers=tuple(split_layers(weights.layers)) if weights.layers else (),
+            preprocessing=preprocessing.values(),
+        )
+        store = run.store_folder()
+        evaluation.check_writable(store)
+        with terminal.progress() as progress:
+            points = points_of_images(request, settings, store=store, progress=progress)
+    reading = Reading(settings.decoder, settings.max_pixels)
+    return show_scatter(points, projection or "tsne", settings.seed, out, command=str(ctx.obj), reading=reading)
+
+
+_REASONS = {"test_data": "Give the images as --data."}
+
+
+def _read(features: Path, labels: Path | None, label_column: str | None, seed: int) -> "FeaturePair":
+    from sslbench.features.external import read_train_test, read_unlabelled
+
+    if labels is None:
+        return read_unlabelled(features)
+    return read_train_test(
+        features, labels, None, None, label_column=label_column, test_fraction=0.5, seed=seed, own_classes=True
+    )

@@ -1,0 +1,76 @@
+"""Output folder of `sslbench show`: PNG sheets, index.html and show.json."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from sslbench.errors import UsageError
+from sslbench.results import plain, records
+from sslbench.runtime.folders import check_writable
+from sslbench.weights.save import new_file
+
+DESCRIPTION = "show.json"
+PAGE = "index.html"
+
+
+@dataclasses.dataclass
+class ShowFolder:
+    """Folder that is being written.
+
+    Attributes:
+        path: of it.
+        files: names of the files written so far.
+    """
+
+    path: Path
+    files: list[str] = dataclasses.field(default_factory=list)
+
+    def write_sheet(self, name: str, picture: Image.Image) -> None:
+        """Write a picture as `NAME.png`; characters that are unusual in file names become dashes."""
+        file = f"{records.slug(name)}.png"
+        with new_file(self.path / file) as temporary:
+            picture.save(temporary, "PNG")
+        self.files.append(file)
+
+    def finish(self, page: str, description: Mapping[str, Any]) -> None:
+        """Write the page, and last the description with the list of all files."""
+        with new_file(self.path / PAGE) as temporary:
+            temporary.write_text(page, encoding="utf-8")
+        self.files.append(PAGE)
+        content = plain({**description, "files": self.files})
+        with new_file(self.path / DESCRIPTION) as temporary:
+            temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def open_folder(path: Path) -> ShowFolder:
+    """Return a folder to write to, new, empty, or of an earlier `sslbench show`, whose files are removed.
+
+    Raises:
+        UsageError: it holds other files, or cannot be written.
+    """
+    check_writable(path)
+    earlier = _earlier_files(path)
+    if earlier is None and any(path.iterdir()):
+        raise UsageError(f"{path} holds other files than those of sslbench show", "Name another folder with --out.")
+    for name in earlier or ():
+        (path / name).unlink(missing_ok=True)
+    return ShowFolder(path)
+
+
+def _earlier_files(path: Path) -> Sequence[str] | None:
+    """Return the names of the files of an earlier run, its description last; None if there was none."""
+    try:
+        content = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    files = content.get("files") if isinstance(content, dict) else None
+    if not isinstance(files, list):
+        return None
+    names = [
+        name for name in files if isinstance(name, str) and Path(name).name == name and name.endswith((".png", ".html"))
+    ]
+    return [*names, DESCRIPTION]

@@ -1,0 +1,221 @@
+"""Best, median and worst test images of a record of classes or numbers, with prediction and truth."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sslbench.arrays import FloatArray
+from sslbench.data.checks.sheets import thumbnails
+from sslbench.data.source import Labels, Source
+from sslbench.errors import DataError
+from sslbench.evaluation.request import RunSettings
+from sslbench.evaluation.run import encode_parts
+from sslbench.features.array import Features
+from sslbench.labels import LabelKind
+from sslbench.protocols.knn import Settings as KnnSettings
+from sslbench.results import Result, records
+from sslbench.runtime.progress import Progress
+from sslbench.show.page import Section
+from sslbench.show.pictures import RIGHT, WRONG, Panel
+from sslbench.show.record import AsTyped, ChosenImages, choose, reading, reopen, rows_of
+from sslbench.solvers.neighbours import Scope, nearest
+
+_NEIGHBOURS = 7
+_SIDE = 160
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Text of a prediction, and whether it is right; None for numbers."""
+
+    text: str
+    right: bool | None
+
+
+def quality(kind: LabelKind, labels: np.ndarray, scores: np.ndarray) -> FloatArray:
+    """Return how good each prediction is, (N,), higher is better; NaN where no label counts.
+
+    One class: the score of the true class less the largest of the others. Several labels: average precision of the
+    labels of an image, ranked by score. Numbers: minus the mean absolute error in standard deviations of the labels.
+
+    Args:
+        kind: of the labels.
+        labels: see `Labels.values`.
+        scores: (N, C).
+
+    Examples:
+        >>> quality("single", np.array([0, 1]), np.array([[0.75, 0.25], [1.0, 0.0]])).tolist()
+        [0.5, -1.0]
+        >>> quality("multi", np.array([[1, 0, -1], [0, 0, 0]]), np.array([[0.1, 0.9, 0.5], [0, 1, 2]])).tolist()
+        [0.5, nan]
+    """
+    values = np.asarray(scores, dtype=np.float64)
+    if kind == "single":
+        rows = np.arange(len(labels))
+        others = values.copy()
+        others[rows, labels] = -np.inf
+        return np.asarray(values[rows, labels] - others.max(axis=1))
+    if kind == "multi":
+        return np.array([_average_precision(row, score) for row, score in zip(labels, values, strict=True)])
+    spread = labels.std(axis=0)
+    return np.asarray(-(np.abs(values - labels) / np.where(spread > 0, spread, 1)).mean(axis=1))
+
+
+def _average_precision(labels: np.ndarray, scores: FloatArray) -> float:
+    """Return the average precision of the labels of one image; NaN without a positive one."""
+    counted = labels >= 0
+    hits = labels[counted][np.argsort(-scores[counted], kind="stable")] == 1
+    if not hits.any():
+        return float("nan")
+    return float((np.cumsum(hits) / np.arange(1, len(hits) + 1))[hits].mean())
+
+
+def prediction(result: Result, labels: Labels, scores: np.ndarray, row: int) -> Prediction:
+    """Return truth and prediction of a test image in words."""
+    values = scores[row].astype(np.float64)
+    if labels.kind == "value":
+        pairs = zip(labels.classes, labels.values[row].tolist(), values.tolist(), strict=True)
+        return Prediction(
+            "\n".join(f"{name}: {truth:.4g}, predicted {found:.4g}" for name, truth, found in pairs), None
+        )
+    if labels.kind == "multi":
+        true = labels.values[row] == 1
+        first = np.argsort(-values, kind="stable")[: max(1, int(true.sum()))]
+        found = ", ".join(f"{labels.classes[c]} {_score(result, values, c)}" for c in first.tolist())
+        return Prediction(f"true: {labels.text(row) or 'none'}\nfirst: {found}", bool(true[first].all()))
+    truth, best = int(labels.values[row]), int(values.argmax())
+    text = f"true: {labels.classes[truth]}\nfound: {labels.classes[best]} {_score(result, values, best)}"
+    if truth != best:
+        text += f"\ntrue class: {_score(result, values, truth)}"
+    return Prediction(text, truth == best)
+
+
+def _score(result: Result, values: FloatArray, column: int) -> str:
+    """Return a score as a probability where the record has a conversion, else with its sign."""
+    if result.probabilities == "softmax":
+        powers = np.exp(values - values.max())
+        return f"{powers[column] / powers.sum():.2f}"
+    return f"{values[column]:.2f}" if result.probabilities == "scores" else f"({values[column]:+.2f})"
+
+
+def show_predictions(
+    result: Result,
+    scores: records.Scores,
+    typed: AsTyped,
+    run: RunSettings,
+    each: int,
+    *,
+    store: Path,
+    progress: Progress | None = None,
+) -> list[Section]:
+    """Return the best, median and worst test images; of kNN with their neighbours, from features computed again.
+
+    Args:
+        result: record of classes or numbers.
+        scores: of it.
+        typed: location of the data.
+        run: device and decoding.
+        each: number of images per group.
+        store: folder of the feature store.
+        progress: see there.
+
+    Raises:
+        SslbenchError: data or weights are gone, or are not those of the record.
+    """
+    knn = result.protocol.name == "knn"
+    prepared = reopen(result, typed, run, with_weights=knn)
+    test, rows = prepared.data.test, rows_of(prepared.data.test, scores.ids)
+    labels = Labels(result.data.labels, scores.classes, scores.labels)
+    groups = choose(quality(labels.kind, labels.values, scores.scores), each)
+    draw = _pictures(result, typed, test)
+    if not knn:
+        return [_section(result, labels, scores, group, lambda row: draw(rows[row])) for group in groups]
+    settings: KnnSettings = prepared.request.tasks[0].settings
+    encoded = encode_parts(prepared.backbone, prepared.data, prepared.layers, prepared.run, store, progress)
+    layer = prepared.layers[0].text
+    train, found = encoded.train[layer], encoded.test[layer]
+    chosen = np.array(sorted(row for group in groups for row in group.rows), dtype=np.int64)
+    at = {name: i for i, name in enumerate(found.ids)}
+    queries = np.array([at[scores.ids[row]] for row in chosen], dtype=np.int64)
+    similarity, neighbours = _neighbours(train, found, queries, settings)
+    place = {row: i for i, row in enumerate(chosen.tolist())}
+    of_train = _pictures(result, typed, prepared.data.train)
+    in_train = rows_of(prepared.data.train, train.ids)
+    sections = []
+    for group in groups:
+        lines = []
+        for row in group.rows:
+            said = prediction(result, labels, scores.scores, row)
+            panels = [dataclasses.replace(draw(rows[row]), caption=said.text, frame=_frame(said))]
+            for value, neighbour in zip(similarity[place[row]].tolist(), neighbours[place[row]].tolist(), strict=True):
+                same = _share_a_class(labels, row, train.labels, neighbour)
+                text = f"{train.labels.text(neighbour)}\n{value:.3f}"
+                frame = None if same is None else RIGHT if same else WRONG
+                panels.append(dataclasses.replace(of_train(in_train[neighbour]), caption=text, frame=frame))
+            lines.append((scores.ids[row], panels))
+        text = f"{_ORDERS[labels.kind]} Beside each image its nearest training images by {settings.metric}."
+        sections.append(Section(group.title, text, lines, _SIDE))
+    return sections
+
+
+def _neighbours(
+    train: Features, test: Features, queries: np.ndarray, settings: KnnSettings
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return similarities and training rows of the nearest of some test rows, (Q, k) each."""
+    scope = Scope(test_rows=queries)
+    if settings.leave_one_out:
+        own = train.groups is None
+        scope = Scope(test_rows=queries, without_self=own, apart=None if own else train.groups)
+    k = min(_NEIGHBOURS, len(train) - scope.refused)
+    return nearest(train.x, test.x, k, metric=settings.metric, max_memory=settings.max_memory, scope=scope)
+
+
+def _share_a_class(labels: Labels, row: int, train: Labels, neighbour: int) -> bool | None:
+    """Return whether a training image has the class, or one of the labels, of a test image; None for numbers."""
+    if labels.kind == "value":
+        return None
+    if labels.kind == "single":
+        return bool(labels.classes[labels.values[row]] == train.classes[train.values[neighbour]])
+    return bool(((labels.values[row] == 1) & (train.values[neighbour] == 1)).any())
+
+
+def _frame(said: Prediction) -> tuple[int, int, int] | None:
+    return None if said.right is None else RIGHT if said.right else WRONG
+
+
+def _section(
+    result: Result, labels: Labels, scores: records.Scores, group: ChosenImages, draw: Callable[[int], Panel]
+) -> Section:
+    """Return the images of one group, six in a row."""
+    panels = []
+    for row in group.rows:
+        said = prediction(result, labels, scores.scores, row)
+        caption = f"{scores.ids[row]}\n{said.text}"
+        panels.append(dataclasses.replace(draw(row), caption=caption, frame=_frame(said)))
+    lines: Sequence[tuple[str, Sequence[Panel]]] = [("", panels[i : i + 6]) for i in range(0, len(panels), 6)]
+    return Section(group.title, _ORDERS[labels.kind], lines, _SIDE)
+
+
+_ORDERS = {
+    "single": "Ordered by the score of the true class less the largest of the others.",
+    "multi": "Ordered by the average precision of the labels of an image.",
+    "value": "Ordered by the mean absolute error, in standard deviations of the labels.",
+}
+
+
+def _pictures(result: Result, typed: AsTyped, source: Source) -> Callable[[int], Panel]:
+    """Return a function from a position in a source to its picture.
+
+    Raises:
+        DataError: from the function: the image cannot be read.
+    """
+
+    def draw(row: int) -> Panel:
+        found = thumbnails(source, {"": [row]}, reading=reading(result, typed), side=2 * _SIDE)[""]
+        if not found:
+            raise DataError(f"{source.images.path(row)} cannot be read")
+        return Panel(found[0].picture)
+
+    return draw

@@ -1,0 +1,256 @@
+"""Data of a result record, opened again, and test images chosen by their scores."""
+
+import dataclasses
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sslbench.arrays import FloatArray
+from sslbench.backbones.layers import split_layers
+from sslbench.config import convert
+from sslbench.data.decode.handlers import Reading
+from sslbench.data.source import Source
+from sslbench.data.splits import TrainTest
+from sslbench.errors import DataError, ResultError, SslbenchError, UsageError
+from sslbench.evaluation.prepare import Prepared, one_part, only_part, prepare
+from sslbench.evaluation.request import Request, RunSettings, make_task
+from sslbench.names import from_file, refuse_location
+from sslbench.preprocessing import MAX_PIXELS
+from sslbench.protocols import OnSets
+from sslbench.protocols import find as find_protocol
+from sslbench.results import Result, records
+
+
+@dataclasses.dataclass(frozen=True)
+class AsTyped:
+    """Words of the user in place of those of a record; code that a record names is not run unless they name it too.
+
+    Attributes:
+        data: location of the data, where it is not the one in the record.
+        test_data: see `Request`.
+        image_column: see `Request`.
+        label_column: see `Request`.
+        backbone: see `Request`.
+        protocol: name of the protocol.
+        decoder: see `Preprocessing`.
+    """
+
+    data: str | None = None
+    test_data: str | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    backbone: str | None = None
+    protocol: str | None = None
+    decoder: tuple[str, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenImages:
+    """Test images of one group.
+
+    Attributes:
+        title: 'best', 'median' or 'worst'.
+        rows: positions among the scored test images, the first first.
+    """
+
+    title: str
+    rows: tuple[int, ...]
+
+
+def choose(quality: FloatArray, each: int) -> list[ChosenImages]:
+    """Return the test images of highest, middle and lowest quality, none twice; images without quality are left out.
+
+    Args:
+        quality: (N,), higher is better; NaN for none.
+        each: number of images per group.
+
+    Examples:
+        >>> [(group.title, group.rows) for group in choose(np.array([3.0, 1.0, 2.0, np.nan]), 1)]
+        [('best', (0,)), ('median', (2,)), ('worst', (1,))]
+    """
+    order = np.argsort(-quality, kind="stable")
+    order = order[~np.isnan(quality[order])]
+    best, rest = order[:each], order[each:]
+    worst = rest[::-1][:each]
+    middle = rest[: len(rest) - len(worst)]
+    start = min(max(0, len(order) // 2 - len(best) - each // 2), max(0, len(middle) - each))
+    groups = (("best", best), ("median", middle[start : start + each]), ("worst", worst))
+    return [ChosenImages(title, tuple(rows.tolist())) for title, rows in groups if len(rows)]
+
+
+def scores_of(result: Result) -> records.Scores:
+    """Return the scores of each test image of a record.
+
+    Raises:
+        ResultError: it has none.
+    """
+    path = records.scores_path(result)
+    if path is None:
+        raise ResultError(
+            f"{result.file} has no file of scores beside it",
+            "Copy RECORD.scores.npz with the record, or run that evaluation again.",
+        )
+    scores = records.read_scores(path)
+    if not scores.scores.shape[1]:
+        sheet = records.neighbours_path(result)
+        lies = f"The first neighbours of some queries: {sheet}" if sheet is not None and sheet.is_file() else None
+        raise ResultError(f"{result.file}: {result.protocol.name} has no scores of each image to choose by", lies)
+    return scores
+
+
+def location(name: str) -> str:
+    """Return the location of a part of data by its name in a record.
+
+    >>> location("photos/ (train, 80 %), 12 of 500"), location("sklearn:digits (test)"), location("photos/")
+    ('photos/', 'sklearn:digits', 'photos/')
+    """
+    return re.sub(r" \([^()]*\)$", "", re.sub(r", \d+ of \d+$", "", name))
+
+
+def locations(result: Result, typed: AsTyped) -> tuple[str, str | None]:
+    """Return the location of the data of a record, and that of the test part where it is another.
+
+    Raises:
+        UsageError: the record names a module as its source.
+    """
+    if typed.data is not None or typed.test_data is not None:
+        return typed.data or location(result.data.train.name), typed.test_data
+    train, test = (location(part.name) for part in (result.data.train, result.data.test))
+    for name in (train, test):
+        refuse_location(name, f"{result.file}: data")
+    return train, None if test == train else test
+
+
+def reopen(result: Result, typed: AsTyped, run: RunSettings, *, with_weights: bool) -> Prepared:
+    """Return the evaluation of a record, its data checked against the record's fingerprints.
+
+    Args:
+        result: the record.
+        typed: location of the data.
+        run: device, workers and decoding.
+        with_weights: with the backbone of the record, checked by its digest; else the pixels are in its place.
+
+    Raises:
+        SslbenchError: data or weights are gone, or are not those of the record.
+    """
+    if result.weights.format == "features":
+        raise ResultError(f"{result.file} is of features made elsewhere, so there are no images to show")
+    protocol = typed.protocol or from_file(
+        result.protocol.name, f"{result.file}: protocol.name", f"sslbench show {{}} {result.file}"
+    )
+    if isinstance(find_protocol(protocol).kind, OnSets):
+        raise ResultError(
+            f"{result.file}: {result.protocol.name} scores several sets of images, which show cannot draw"
+        )
+    run = _run_of(result, run)
+    data, test_data = locations(result, typed)
+    task = make_task(protocol, result.protocol.settings)
+    most = max(result.data.train.n, result.data.test.n)
+    request = Request(
+        data=data,
+        test_data=test_data,
+        image_column=typed.image_column,
+        label_column=typed.label_column,
+        tasks=(task,),
+        limit=most,
+        **(_network(result, typed) if with_weights else {"weights": "pixels"}),
+    )
+    if " of " in result.data.test.name or " of " in result.data.train.name:
+        fractions = [run.test_fraction]
+    else:
+        fractions = [run.test_fraction, result.data.test.n / max(1, result.data.train.n + result.data.test.n)]
+    error: SslbenchError | None = None
+    for fraction in dict.fromkeys(fractions):
+        prepared = _prepared(result, request, dataclasses.replace(run, test_fraction=fraction))
+        error = _difference(result, prepared.data)
+        if error is None:
+            if with_weights and prepared.backbone.weights_sha256 != result.weights.sha256:
+                raise ResultError(
+                    f"{result.weights.path} holds other weights than those of {result.file}: "
+                    f"digest {prepared.backbone.weights_sha256[:16]}, the record has {result.weights.sha256[:16]}",
+                    "Run the evaluation again.",
+                )
+            return prepared
+    raise error or ResultError(f"{result.file}: no data")
+
+
+def _prepared(result: Result, request: Request, run: RunSettings) -> Prepared:
+    """Return the prepared evaluation, with one part of the data in the place of both where the protocol takes one."""
+    try:
+        prepared = prepare(request, run)
+    except (DataError, UsageError) as error:
+        raise type(error)(
+            f"the data or weights of {result.file} cannot be used: {error.message}",
+            " ".join(filter(None, (error.remedy, "Data in another place: --data, --test-data, --label-col."))),
+        ) from error
+    part = only_part(prepared.request.tasks[0])
+    return prepared if part is None else dataclasses.replace(prepared, data=one_part(prepared.data, part))
+
+
+def _difference(result: Result, data: TrainTest) -> SslbenchError | None:
+    """Return the error for data that are not those of a record; None where they are."""
+    for used, part in ((result.data.test, data.test), (result.data.train, data.train)):
+        found = part.fingerprint()
+        if found != used.fingerprint and not result.data.label_noise:
+            return ResultError(
+                f"{part.name} is not the data of {result.file}: images or labels have changed, or it is another set "
+                f"({len(part):,} images, fingerprint {found[:16]}; the record has {used.n:,}, {used.fingerprint[:16]})",
+                f"Give its data with --data, --test-data, --label-col. The record was made by: {result.command}",
+            )
+    return None
+
+
+def _network(result: Result, typed: AsTyped) -> dict[str, Any]:
+    """Return the fields of a `Request` for the weights, layer and preprocessing of a record.
+
+    Raises:
+        ResultError: the weights were not in a file.
+    """
+    used = result.weights
+    if used.path is None and not used.untrained and used.format != "pixels":
+        raise ResultError(f"{result.file}: its network was in memory, so its predictions cannot be computed again")
+    values = {key: value for key, value in result.preprocessing.items() if key not in ("origin", "space")}
+    values["decoder"] = reading(result, typed).decoder
+    named = re.sub(r",img_size=\d+$", "", used.backbone)
+    backbone = typed.backbone or from_file(named, f"{result.file}: weights.backbone", "--backbone {}")
+    layer = re.sub(r":grid\(\d+,\d+\)", "", result.layer)
+    return {
+        "weights": used.path or ("random" if used.untrained else used.backbone),
+        "backbone": backbone if used.path or used.untrained else None,
+        "format": used.format if used.path else None,
+        "allow_partial": used.partial,
+        "layers": tuple(split_layers(layer)),
+        "preprocessing": values,
+    }
+
+
+def _run_of(result: Result, run: RunSettings) -> RunSettings:
+    """Return the settings of a run with those of a record in their place."""
+    hints = typing.get_type_hints(RunSettings)
+    own = {name: convert(getattr(result, name), hints[name], name) for name in ("precision", "feature_dtype", "seed")}
+    skip: dict[str, Any] = {"on_error": "skip"} if result.data.unreadable else {}
+    # The decoder is among the values of the preprocessing.
+    return dataclasses.replace(run, **own, **skip, decoder=("reference",), floors=False, overlaps=False)
+
+
+def reading(result: Result, typed: AsTyped) -> Reading:
+    """Return the settings of the decoding of a record; code that it names runs only if the user names it."""
+    values: Mapping[str, Any] = result.preprocessing
+    recorded = [name.partition("@")[0] for name in values.get("decoder", ("reference",))]
+    decoder = typed.decoder or from_file(recorded, f"{result.file}: preprocessing.decoder", "--decoder {}")
+    return Reading(tuple(decoder), int(values.get("max_pixels", MAX_PIXELS)))
+
+
+def rows_of(source: Source, ids: Sequence[str]) -> list[int]:
+    """Return the positions of ids in a source.
+
+    Raises:
+        ResultError: one is not there.
+    """
+    place = {name: i for i, name in enumerate(source.ids)}
+    if missing := [name for name in ids if name not in place]:
+        raise ResultError(f"the scores are of other images than {source.name}: '{missing[0]}' is not among them")
+    return [place[name] for name in ids]

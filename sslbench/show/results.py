@@ -1,0 +1,101 @@
+"""Pictures of the test images of a result record."""
+
+import dataclasses
+from pathlib import Path
+
+from sslbench.errors import ResultError, UsageError
+from sslbench.evaluation.request import RunSettings
+from sslbench.results import Result, records
+from sslbench.runtime.progress import Progress
+from sslbench.show.detection import show_detection
+from sslbench.show.folder import open_folder
+from sslbench.show.page import Section, page
+from sslbench.show.pictures import PanelRow, sheet
+from sslbench.show.predictions import show_predictions
+from sslbench.show.record import AsTyped, scores_of
+from sslbench.show.segmentation import show_segmentation
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordPictures:
+    """Choice of pictures of a record.
+
+    Attributes:
+        typed: words of the user, in place of those of the record.
+        each: number of images per group: best, median, worst.
+        store: folder of the feature store.
+    """
+
+    typed: AsTyped
+    each: int
+    store: Path
+
+
+def show_record(
+    path: Path,
+    chosen: RecordPictures,
+    run: RunSettings,
+    out: Path,
+    *,
+    command: str,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Write sheets of the best, median and worst test images of a record, index.html and show.json.
+
+    Args:
+        path: of the record.
+        chosen: of the record.
+        run: device, workers and decoding.
+        out: new, empty or earlier folder of `sslbench show`.
+        command: for show.json.
+        progress: see there.
+
+    Returns:
+        The files.
+
+    Raises:
+        SslbenchError: the record cannot be read, has nothing to show, or its data or weights are gone or changed.
+    """
+    result = records.read(path)
+    protocol = chosen.typed.protocol
+    if protocol is not None and protocol != result.protocol.name:
+        raise UsageError(f"{path} is a record of {result.protocol.name}, not of {protocol}")
+    sections = _sections(result, chosen, run, progress)
+    folder = open_folder(out)
+    for section in sections:
+        rows = [PanelRow(heading, panels) for heading, panels in section.rows]
+        folder.write_sheet(section.title, sheet(rows, side=section.side, legend=section.legend))
+    value = result.metrics[result.headline].value
+    about = {
+        "record": str(path),
+        "weights": f"{result.weights.name} ({result.weights.backbone}, sha256 {result.weights.sha256[:16]})",
+        "protocol": f"{result.protocol.name}, layer {result.layer}",
+        "data": result.data.test.name,
+        result.headline: "n/a" if value is None else f"{value:.2f}",
+    }
+    description = {
+        "command": command,
+        "created": records.now(),
+        "record": path.resolve(),
+        "id": result.id,
+        "weights": result.weights,
+        "layers": [result.layer],
+        "preprocessing": result.preprocessing,
+        "data": result.data.test,
+        "seed": result.seed,
+        "versions": records.versions(),
+    }
+    folder.finish(page(f"{result.protocol.name}: {result.weights.name}", about, sections), description)
+    return [folder.path / name for name in folder.files]
+
+
+def _sections(result: Result, chosen: RecordPictures, run: RunSettings, progress: Progress | None) -> list[Section]:
+    name = result.protocol.name
+    if name == "detection":
+        return show_detection(result, chosen.typed, run.test_fraction, chosen.each)
+    scores = scores_of(result)
+    if name == "segmentation-knn":
+        return show_segmentation(result, scores, chosen.typed, run, chosen.each, store=chosen.store, progress=progress)
+    if result.data.labels not in ("single", "multi", "value"):
+        raise ResultError(f"{result.file}: predictions of {name} are not stored, and show cannot compute them")
+    return show_predictions(result, scores, chosen.typed, run, chosen.each, store=chosen.store, progress=progress)

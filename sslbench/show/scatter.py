@@ -1,0 +1,351 @@
+"""Scatter of features in the plane, coloured by label, with the images."""
+
+import dataclasses
+import importlib.util
+import io
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
+
+from sslbench.arrays import FloatArray, IntArray, Matrix
+from sslbench.backbones.layers import resolve_layers
+from sslbench.data.checks.sheets import thumbnails
+from sslbench.data.decode.handlers import Reading
+from sslbench.data.source import Labels, Source
+from sslbench.errors import DataError, UsageError
+from sslbench.evaluation.prepare import for_request, load
+from sslbench.evaluation.record import weights_used
+from sslbench.evaluation.request import Request, RunSettings
+from sslbench.features.external import FeaturePair
+from sslbench.features.extract import extract
+from sslbench.results import records
+from sslbench.runtime.progress import Progress, stage_progress
+from sslbench.show.folder import open_folder
+from sslbench.show.images import images_of
+from sslbench.show.page import page
+from sslbench.show.pictures import Panel, fitted, jpeg_url
+
+log = logging.getLogger("sslbench")
+
+Projection = Literal["pca", "tsne", "umap"]
+TITLES: Mapping[Projection, str] = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
+
+_FIRST_COMPONENTS = 50  # PCA before t-SNE and UMAP, as van der Maaten and Hinton 2008, section 4.2 (30 there)
+_NAMED = 19  # classes with a colour of their own
+_OTHERS = "#9a9a9a"
+_THUMB, _MAP = 44, 1400  # pixels of a thumbnail, and of the sheet of thumbnails
+_SIZE = 640  # pixels of the drawing on the page
+
+
+@dataclasses.dataclass(frozen=True)
+class Points:
+    """Samples to draw.
+
+    Attributes:
+        name: of the data.
+        layers: layer -> features (N, D).
+        ids: of the N samples.
+        labels: of the N samples.
+        source: of their images; None for features made elsewhere.
+        facts: provenance, for show.json.
+    """
+
+    name: str
+    layers: Mapping[str, Matrix]
+    ids: tuple[str, ...]
+    labels: Labels
+    source: Source | None
+    facts: Mapping[str, Any]
+
+
+def project(x: Matrix, projection: Projection, seed: int) -> FloatArray:
+    """Return the places (N, 2) of features in the plane.
+
+    'pca': the first two principal components. 't-SNE' (van der Maaten and Hinton 2008): of the first 50, perplexity 30
+    or a third of the samples, started at the principal components. 'umap' (McInnes et al. 2018): of the first 50, 15
+    neighbours.
+
+    Args:
+        x: (N, D), at least 4 samples.
+        projection: method.
+        seed: of t-SNE and UMAP.
+
+    Examples:
+        >>> project(np.eye(4) * [[4], [1], [1], [1]], "pca", 0).shape
+        (4, 2)
+
+    Raises:
+        DataError: there are fewer than four samples, or features that are not finite.
+    """
+    from sklearn.decomposition import PCA
+
+    if len(x) < 4:
+        raise DataError(f"{len(x)} samples are too few for a scatter, which needs 4")
+    values = np.asarray(x, dtype=np.float64)
+    if not np.isfinite(values).all():
+        raise DataError("the features are not all finite numbers")
+    kept = min(2 if projection == "pca" else _FIRST_COMPONENTS, *values.shape)
+    reduced = PCA(kept, svd_solver="full").fit_transform(values)
+    if reduced.shape[1] < 2:
+        reduced = np.concatenate([reduced, np.zeros((len(reduced), 1))], axis=1)
+    if projection == "pca":
+        return np.asarray(reduced)
+    if projection == "tsne":
+        from sklearn.manifold import TSNE
+
+        perplexity = min(30.0, (len(x) - 1) / 3)
+        return np.asarray(TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced))
+    from umap import UMAP
+
+    return np.asarray(UMAP(n_neighbors=min(15, len(x) - 1), random_state=seed).fit_transform(reduced))
+
+
+def check_projection(projection: Projection) -> None:
+    """Refuse UMAP without its package, before anything is computed.
+
+    Raises:
+        UsageError: umap-learn is not installed.
+    """
+    if projection == "umap" and importlib.util.find_spec("umap") is None:
+        raise UsageError(
+            "--projection umap needs the package umap-learn", "pip install 'sslbench[umap]', or --projection tsne."
+        )
+
+
+def points_of_images(request: Request, run: RunSettings, *, store: Path, progress: Progress | None) -> Points:
+    """Return the features of a sample of images, from the store where they are there.
+
+    Args:
+        request: weights, layers, data and the largest number of images.
+        run: how.
+        store: folder of the feature store.
+        progress: see there.
+
+    Raises:
+        SslbenchError: anything that is wrong with weights or data.
+    """
+    backbone, _ = for_request(load(request, run), request, run)
+    layers, source = resolve_layers(backbone, request.layers), images_of(request, run)
+    title = f"{backbone.name} on {source.name}"
+    report = stage_progress(progress, title)
+    found = extract(backbone, source, layers, run.extract_settings(), root=store, split="all", progress=report)
+    log.info(f"{title}: {f'{found.decoded} images encoded' if found.decoded else 'features found in the store'}")
+    first = next(iter(found.features.values()))
+    place = {name: i for i, name in enumerate(source.ids)}
+    read = source.select([place[name] for name in first.ids])
+    used = weights_used(backbone, request.weights)
+    facts = {"weights": used, "preprocessing": backbone.preprocessing.record()}
+    named = {layer: features.x for layer, features in found.features.items()}
+    return Points(source.name, named, read.ids, read.labels, read, facts)
+
+
+def points_of_features(pair: FeaturePair, most: int, seed: int) -> Points:
+    """Return a sample of features made elsewhere: of all rows, of those of the test part where they are split.
+
+    Args:
+        pair: the features.
+        most: largest number of samples.
+        seed: of the sample.
+    """
+    features = pair.whole or pair.test
+    rows = np.sort(np.random.default_rng(seed).permutation(len(features))[:most])
+    part = features.select(rows)
+    name = pair.name if len(part) == len(features) else f"{pair.name}, {len(part)} of {len(features)}"
+    facts = {"fingerprint of features and labels": pair.fingerprints}
+    return Points(name, {"features": part.x}, part.ids, part.labels, None, facts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Colouring:
+    """Colours of samples.
+
+    Attributes:
+        names: of the groups.
+        colours: of the groups, '#rrggbb'.
+        group: int64 (N,), group of each sample.
+    """
+
+    names: tuple[str, ...]
+    colours: tuple[str, ...]
+    group: IntArray
+
+
+def colouring(labels: Labels) -> Colouring:
+    """Return the colours of samples: of one class the most frequent 19, grey for the others.
+
+    Several labels: the first of each sample. Numbers: five ranges of the first number, of equal counts.
+    """
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    if labels.kind == "value":
+        column = labels.values[:, 0]
+        ends = np.unique(np.quantile(column, np.linspace(0, 1, 6)))
+        group = np.clip(np.searchsorted(ends, column, side="right") - 1, 0, max(0, len(ends) - 2)).astype(np.int64)
+        number = max(1, len(ends) - 1)
+        pairs = [(ends[i], ends[min(i + 1, len(ends) - 1)]) for i in range(number)]
+        names = tuple(f"{labels.classes[0]} {low:.4g} to {high:.4g}" for low, high in pairs)
+        shades = colormaps["viridis"](np.linspace(0, 1, number))
+        return Colouring(names, tuple(to_hex(shade) for shade in shades), group)
+    if labels.kind not in ("single", "multi"):
+        return Colouring(("",), ("#0072b2",), np.zeros(len(labels), dtype=np.int64))
+    of_class = labels.values if labels.kind == "single" else _first_label(labels)
+    classes, counts = np.unique(of_class, return_counts=True)
+    frequent = classes[np.argsort(-counts, kind="stable")][:_NAMED]
+    shown = np.sort(frequent[frequent >= 0])
+    palette = [to_hex(colour) for colour in colormaps["tab20"](np.arange(20))]
+    palette = [colour for i, colour in enumerate([*palette[::2], *palette[1::2]]) if i not in (7, 17)]  # greys
+    palette = [*palette, "#000000"]
+    place = {int(c): i for i, c in enumerate(shown)}
+    group = np.array([place.get(int(c), len(shown)) for c in of_class], dtype=np.int64)
+    names = tuple(labels.classes[c] for c in shown)
+    if (group == len(shown)).any():
+        rest = len(classes) - len(shown)
+        unlabelled = labels.kind == "multi" and (of_class < 0).any()
+        names = (*names, "no label" if unlabelled and rest == 1 else f"{rest} others")
+    return Colouring(names, (*palette[: len(shown)], _OTHERS)[: len(names)], group)
+
+
+def _first_label(labels: Labels) -> IntArray:
+    """Return the first class that each sample has; -1 for none."""
+    present = labels.values == 1
+    return np.where(present.any(axis=1), present.argmax(axis=1), -1).astype(np.int64)
+
+
+def show_scatter(
+    points: Points,
+    projection: Projection,
+    seed: int,
+    out: Path,
+    *,
+    command: str,
+    reading: Reading | None = None,
+) -> list[Path]:
+    """Write a scatter and a sheet of thumbnails per layer, index.html and show.json.
+
+    Args:
+        points: samples.
+        projection: method.
+        seed: of it.
+        out: new, empty or earlier folder of `sslbench show`.
+        command: for show.json.
+        reading: settings of the decoding.
+
+    Returns:
+        The files.
+
+    Raises:
+        SslbenchError: see `project` and `open_folder`; nothing is written then.
+    """
+    places = {layer: _unit(project(x, projection, seed)) for layer, x in points.layers.items()}
+    colours = colouring(points.labels)
+    small = _thumbnails(points, reading or Reading())
+    folder = open_folder(out)
+    title = f"{TITLES[projection]} of {points.name}"
+    for layer, place in places.items():
+        folder.write_sheet(f"scatter {layer}", _plot(place, colours, f"{title}, {layer}"))
+        if small:
+            folder.write_sheet(f"thumbnails {layer}", _thumbnail_map(place, small, colours))
+    text = f"{title}, {len(points.ids):,} samples. In t-SNE and UMAP distances between far groups mean nothing."
+    scatter = {
+        "text": text,
+        "size": _SIZE,
+        "legend": list(zip(colours.names, colours.colours, strict=True)),
+        "colours": colours.colours,
+        "names": colours.names,
+        "layers": list(places),
+        "points": [
+            {
+                "id": name,
+                "text": _label(points.labels, i),
+                "group": int(colours.group[i]),
+                "places": [[round(float(v), 4) for v in place[i]] for place in places.values()],
+                "src": jpeg_url(small[i]) if i in small else "",
+            }
+            for i, name in enumerate(points.ids)
+        ],
+    }
+    facts = {"data": points.name, "samples": f"{len(points.ids):,}", "layers": ", ".join(places)}
+    content = {
+        "command": command,
+        "created": records.now(),
+        "projection": projection,
+        "seed": seed,
+        "layers": list(places),
+        "data": {"name": points.name, "samples": points.ids},
+        **points.facts,
+        "versions": records.versions(),
+    }
+    folder.finish(page(title, facts, (), scatter=scatter), content)
+    return [folder.path / name for name in folder.files]
+
+
+def _label(labels: Labels, row: int) -> str:
+    return labels.text(row) if labels.labelled else ""
+
+
+def _unit(place: FloatArray) -> FloatArray:
+    """Return places in a square from 0 to 1 with a margin, of one scale in both directions."""
+    low, high = place.min(axis=0), place.max(axis=0)
+    scale = max(float((high - low).max()), 1e-12)
+    return np.asarray(0.5 + 0.92 * (place - (low + high) / 2) / scale)
+
+
+def _thumbnails(points: Points, reading: Reading) -> dict[int, Image.Image]:
+    """Return the small pictures of the samples, by their row."""
+    if points.source is None:
+        return {}
+    chosen = {str(i): [i] for i in range(len(points.ids))}
+    found = thumbnails(points.source, chosen, reading=reading, side=64)
+    return {int(row): each[0].picture for row, each in found.items() if each}
+
+
+def _plot(place: FloatArray, colours: Colouring, title: str) -> Image.Image:
+    """Return the scatter, drawn by matplotlib."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.5, 7), layout="constrained", dpi=120)
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for number, (name, colour) in enumerate(zip(colours.names, colours.colours, strict=True)):
+        rows = colours.group == number
+        x, y = place[rows].T
+        label = _shortened(name.replace("$", r"\$")) or None
+        axes.scatter(x, 1 - y, s=14, color=colour, linewidths=0.3, edgecolors="white", label=label)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_aspect("equal")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_title(_shortened(title.replace("$", r"\$"), 90), fontsize="medium")
+    if any(colours.names):
+        figure.legend(loc="outside right upper", fontsize="small", markerscale=2, frameon=False)
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    return Image.open(content).convert("RGB")
+
+
+def _shortened(text: str, most: int = 28) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _thumbnail_map(place: FloatArray, small: Mapping[int, Image.Image], colours: Colouring) -> Image.Image:
+    """Return the pictures at their places, in frames of their colours, without those that others would cover."""
+    canvas = Image.new("RGB", (_MAP, _MAP), (255, 255, 255))
+    taken: list[tuple[int, int]] = []
+    for row, picture in small.items():
+        x, y = (int(v * (_MAP - _THUMB)) for v in place[row])
+        if any(abs(x - other[0]) < _THUMB and abs(y - other[1]) < _THUMB for other in taken):
+            continue
+        taken.append((x, y))
+        inner = fitted(Panel(picture), _THUMB - 6)
+        frame = Image.new("RGB", (inner.width + 6, inner.height + 6), colours.colours[colours.group[row]])
+        frame.paste(inner, (3, 3))
+        canvas.paste(frame, (x, y))
+    log.info(f"thumbnails: {len(taken)} of {len(small)} images drawn, the others would lie over them")
+    return canvas
