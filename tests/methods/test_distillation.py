@@ -10,7 +10,7 @@ from sslbench.backbones.classifier import ClassifierInfo, classifier_metadata
 from sslbench.errors import UsageError
 from sslbench.methods import distillation
 from sslbench.preprocessing import Preprocessing
-from sslbench.weights.heads import METADATA
+from sslbench.weights.heads import METADATA, head_tensors
 from sslbench.weights.save import save
 
 NET = "resnet18w0.125"
@@ -22,7 +22,7 @@ def teacher(tmp_path):
     """Write a network with a classifier of three classes."""
     net, head = network(seed=3), torch.nn.Linear(64, 3)
     info = ClassifierInfo("output", "none", "single", NAMES)
-    tensors = {"head.weight": head.weight.detach(), "head.bias": head.bias.detach()}
+    tensors = head_tensors("head", head, head.state_dict())
     metadata = {METADATA: {"head": "linear"}, "classifier": classifier_metadata(info)}
     save(tmp_path / "t.torch", net.state_dict(), backbone=NET, metadata=metadata, heads=tensors)
     return tmp_path / "t.torch", net.eval(), head

@@ -127,7 +127,9 @@ class MemoryBank(nn.Module):
             embeddings: (B, d), rows of length 1.
             momentum: share of the old memory: v <- normalise(momentum * v + (1 - momentum) * embedding).
         """
-        rows, place, counts = gather(images).unique(return_inverse=True, return_counts=True)
+        rows, place, counts = gather(images).unique(  # type: ignore[no-untyped-call]
+            return_inverse=True, return_counts=True
+        )
         new = torch.zeros_like(self.vectors[rows]).index_add_(0, place, gather(embeddings).to(self.vectors.dtype))
         moved = momentum * self.vectors[rows] + (1 - momentum) * new / counts[:, None]
         self.vectors[rows] = functional.normalize(moved, dim=1)
