@@ -34,7 +34,7 @@ class Config:
     """Settings of SimMIM."""
 
     masked: float = setting(0.6, "fraction of masked units, rounded up")
-    unit: int = setting(32, "side of a masked unit, a multiple of the patch size", unit="pixels")
+    unit: int = setting(2, "side of a masked unit; 2 patches of 16 pixels are the published 32 pixels", unit="patches")
 
 
 @in_float32
@@ -62,20 +62,18 @@ class Method(method.Method[Config]):
         """Require a plain vision transformer for views of this size, which units of patches cover."""
         vit = need_vision_transformer(backbone, setup, method="simmim")
         need_own_size(vit, setup, method="simmim")
-        size, patch = setup.sizes[0], max(vit.patch_embed.patch_size)
-        if config.unit < patch or config.unit % patch or size % config.unit:
-            units = [unit for unit in range(patch, size // 2 + 1, patch) if size % unit == 0]
-            nearest = min(units, key=lambda unit: abs(unit - config.unit), default=patch)
+        rows, columns = grid_of(vit, setup.sizes[0])
+        if config.unit < 1 or rows % config.unit or columns % config.unit:
+            units = [unit for unit in range(1, rows // 2 + 1) if rows % unit == 0 == columns % unit]
+            nearest = min(units, key=lambda unit: abs(unit - config.unit), default=1)
             raise UsageError(
-                f"simmim: units of {config.unit} pixels do not cover views of {size} pixels in patches of {patch}",
+                f"simmim: units of {config.unit} x {config.unit} patches do not cover {rows} x {columns} patches",
                 f"Set method.unit={nearest}.",
             )
-        if (
-            not 0 < config.masked < 1
-            or math.ceil(config.masked * (size // config.unit) ** 2) >= (size // config.unit) ** 2
-        ):
+        count = (rows // config.unit) * (columns // config.unit)
+        if not 0 < math.ceil(config.masked * count) < count:
             raise UsageError(
-                f"simmim: method.masked={config.masked} masks none or all of the {(size // config.unit) ** 2} units",
+                f"simmim: method.masked={config.masked} masks none or all of the {count} units",
                 "Choose another method.masked, or a smaller method.unit.",
             )
 
@@ -84,8 +82,7 @@ class Method(method.Method[Config]):
         vit = self.backbone
         self.grid = grid_of(vit, setup.sizes[0])
         self.patch_size: tuple[int, int] = vit.patch_embed.patch_size
-        self.unit = config.unit // self.patch_size[0]
-        self.masked = math.ceil(config.masked * (self.grid[0] // self.unit) * (self.grid[1] // self.unit))
+        self.masked = math.ceil(config.masked * (self.grid[0] // config.unit) * (self.grid[1] // config.unit))
         self.mask_token = nn.Parameter(torch.empty(1, vit.embed_dim))
         nn.init.trunc_normal_(self.mask_token, std=0.02, a=-0.02, b=0.02)
         self.decoder = nn.Linear(vit.embed_dim, setup.channels * self.patch_size[0] * self.patch_size[1])
@@ -93,7 +90,7 @@ class Method(method.Method[Config]):
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the loss of the masked patches."""
         images = torch.cat(batch.views) if len(batch.views) > 1 else batch.views[0]
-        mask = unit_masks(len(images), self.grid, self.unit, self.masked).to(images.device)
+        mask = unit_masks(len(images), self.grid, self.config.unit, self.masked).to(images.device)
         tokens = self._tokens(images, mask)[:, self.backbone.num_prefix_tokens :]
         value = pixel_loss(self.decoder(tokens[mask]), patchify(images, self.patch_size)[mask])
         return Loss(value, tokens.mean(1).detach())

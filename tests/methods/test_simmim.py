@@ -10,7 +10,7 @@ from sslbench.methods import simmim
 from sslbench.methods._parts.masks import unit_masks
 from sslbench.methods.mae import patchify
 
-CONFIG = simmim.Config(unit=16)
+CONFIG = simmim.Config()
 VIT = "timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=2,embed_dim=48,num_heads=3"
 
 
@@ -77,9 +77,9 @@ def test_contract():
 
 @pytest.mark.parametrize(("backbone", "changes", "message"), [
     ("resnet18w0.125", {}, "simmim needs a plain vision transformer"),
-    (VIT, {"unit": 32}, "masks none or all of the 1 units"),
-    (VIT, {"unit": 12}, "Set method.unit=8"),
-    (VIT, {"unit": 4}, "Set method.unit=8"),
+    (VIT, {"unit": 4}, "masks none or all of the 1 units"),
+    (VIT, {"unit": 3}, "Set method.unit=2"),
+    (VIT, {"unit": 0}, "Set method.unit=1"),
     (VIT, {"masked": 0.9}, "masks none or all of the 4 units"),
     (VIT, {"masked": 0.0}, "masks none"),
 ])  # fmt: skip

@@ -68,7 +68,6 @@ CHOSEN = {
     "msn": ({"prototypes": 32, "projector": [64, 32]}, CROPS, VIT),
     "rotnet": ({}, SINGLE, RESNET),
     "simclr": ({"projector": [64, 32]}, PAIR, RESNET),
-    "simmim": ({"unit": 16}, SINGLE, VIT),
     "simsiam": ({"projector": [64, 64], "predictor": [16]}, PAIR, RESNET),
     "supervised": ({}, SINGLE, RESNET),
     "swav": ({"prototypes": [30], "projector": [64, 32], "queue": 64, "queue_start": 4}, CROPS, RESNET),
