@@ -280,7 +280,9 @@ def test_modules_have_plain_names():
 
 
 def test_nobody_imports_a_named_protocol_or_source():
+    """But for `show`, which repeats the search of two protocols to draw what it found."""
     face = {f"sslbench.protocols.{name}" for name in protocols.__all__}
+    drawn = ("sslbench.protocols.knn", "sslbench.protocols.segmentation_knn")
     wrong = [
         f"{file.relative_to(ROOT)} imports {name}"
         for file in modules()
@@ -291,7 +293,7 @@ def test_nobody_imports_a_named_protocol_or_source():
             ("sslbench.methods.", "sslbench/methods/"),
         )
         if name.startswith(package) and not name.removeprefix(package).startswith("_") and own not in file.as_posix()
-        if name not in face
+        if name not in face and not (part_of(file) == "show" and name.startswith(drawn))
     ]
     assert wrong == []
 

@@ -129,7 +129,7 @@ class DenseEncoder:
         Args:
             backbone: any.
             inputs: of it.
-            device: where it runs.
+            device: of the forward pass.
             precision: of the forward pass; the maps are float32.
 
         Raises:

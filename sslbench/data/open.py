@@ -177,6 +177,8 @@ def open_maps_as_data(spec: str) -> dict[str, Source]:
             Labels("map", found.classes, np.zeros((len(found), 0), dtype=np.int8)),
             found.images,
             _notes_of_maps(found),
+            attributes=found.attributes,
+            grouped_by=found.grouped_by,
             maps=found,
         )
         for split, found in open_label_maps(spec).items()

@@ -57,7 +57,7 @@ def rows_of(images: Images, rank: int, world: int) -> IntArray:
     if not len(rows) or sizes.max() * world * _SHARDS_EACH > len(rows):
         return rows[rank::world]
     owner = (2 * sizes.cumsum() - sizes) * world // (2 * len(rows))  # by the middle of the shard
-    return rows[owner[shard] == rank]
+    return np.flatnonzero(owner[shard] == rank)
 
 
 def check_order(source: Source, sampler: str, window: int) -> None:

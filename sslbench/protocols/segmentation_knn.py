@@ -109,7 +109,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         test: the same.
         settings: see `Settings`.
         seed: of the choice of patches and of the intervals.
-        device: where torch searches; the result is the same.
+        device: of the search by torch; the result is the same.
 
     Raises:
         DataError: features that are not finite, or maps that cannot be used or have no counted pixel.
@@ -196,7 +196,7 @@ def predicted_maps(
         memory: from `patch_memory`.
         test: features (N, h * w * D) of grids, and label maps.
         settings: see `Settings`.
-        device: where torch searches.
+        device: of the search by torch.
     """
     maps, grid = _parts(test)
     cells, n_classes = grid[0] * grid[1], memory.labels.shape[1]

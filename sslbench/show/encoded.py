@@ -91,7 +91,7 @@ def encode_images(
         backbone: with the preprocessing of the images.
         source: of few images: all maps are kept.
         layers: of the backbone, without pools.
-        blocks: whose attention is wanted, see `show.attention`; may be empty.
+        blocks: of which attention is taken, see `show.attention`; may be empty.
         run: device, precision and decoding.
         progress: called with images done and images in all.
 

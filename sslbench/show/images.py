@@ -59,7 +59,7 @@ class Pictures:
 
     Attributes:
         views: pictures to draw; None: all that the network has.
-        points: whose nearest patches are drawn; others are found by a click on the page.
+        points: their nearest patches are drawn; others are found by a click on the page.
         only_foreground: colours of the foreground alone, as DINOv2's.
     """
 

@@ -121,7 +121,7 @@ def points_of_images(request: Request, run: RunSettings, *, store: Path, progres
 
     Args:
         request: weights, layers, data and the largest number of images.
-        run: how.
+        run: device, precision, workers.
         store: folder of the feature store.
         progress: see there.
 

@@ -61,7 +61,6 @@ SHIPPED = {
     "segmentation/dinov2",
     "segmentation/dinov2_ms",
     "segmentation/dinov3",
-    "segmentation/mae",
     "segmentation/quick",
     "segmentation_knn/hummingbird",
     "segmentation_knn/stego",

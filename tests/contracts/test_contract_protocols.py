@@ -33,7 +33,7 @@ from sslbench.runtime.seeds import seeded
 
 ALL = {name: find(name) for name in list_names("protocol")}
 ON_SAMPLES = [name for name, protocol in ALL.items() if not isinstance(protocol.kind, OnObjects)]
-OF_TUPLES = [name for name, p in ALL.items() if p.kind.label_kinds & {"points", "homography", "tracks"}]
+OF_TUPLES = [name for name in ON_SAMPLES if ALL[name].kind.label_kinds & {"points", "homography", "tracks"}]
 ON_IMAGES = [name for name, p in ALL.items() if isinstance(p.kind, OnImages) and name not in OF_TUPLES]
 CLASSES_ON_IMAGES = [name for name in ON_IMAGES if "single" in ALL[name].kind.label_kinds]
 OBJECTS_ON_IMAGES = [name for name in ON_IMAGES if ALL[name].kind.label_kinds & {"boxes", "mask"}]
@@ -359,7 +359,8 @@ def test_an_outcome_on_objects_is_complete_good_and_always_the_same(name, tmp_pa
     assert np.array_equal(outcome.scores, again.scores) and outcome.picture == again.picture
     assert repr(outcome.metrics) == repr(again.metrics)
     value, low, high = outcome.metrics[outcome.headline]
-    assert 0.8 < value <= 1 and low <= value + 1e-9 and value - 1e-9 <= high
+    least = 0.8 if source.labels.kind == "boxes" else 0.6  # cells at the border of an object are larger than its edge
+    assert least < value <= 1 and low <= value + 1e-9 and value - 1e-9 <= high
     assert value > outcome.floors["whole image"][outcome.headline]
     assert all(note.endswith(".") for note in outcome.notes) and not ALL[name].kind.trains
 

@@ -13,8 +13,8 @@ from sslbench.data.containers import view
 from sslbench.data.export.kwcoco import write_kwcoco
 from sslbench.data.groups import group_numbers
 from sslbench.data.labels import multi_labels, no_labels, single_labels
-from sslbench.data.open import open_data, open_objects
-from sslbench.data.splits import holdout, train_test
+from sslbench.data.open import open_data, open_maps_as_data, open_masks_as_data, open_objects
+from sslbench.data.splits import holdout, train_test, train_test_of
 from sslbench.data.splits.objects import split_objects
 from sslbench.errors import DataError, UsageError
 
@@ -32,7 +32,7 @@ def videos(tmp_path, picture):
             images.append(image | {key: values[len(images)] for key, values in image_keys.items()})
             picture(tmp_path / image["file_name"])
             box = {"id": image["id"], "image_id": image["id"], "category_id": category, "bbox": [0, 0, 4, 4]}
-            annotations.append(box)
+            annotations.append(box | {"segmentation": [[0, 0, 4, 0, 4, 4, 0, 4]]})
         content = {
             "videos": [{"id": i, "name": name} for name, i in number.items()],
             "images": images,
@@ -46,6 +46,18 @@ def videos(tmp_path, picture):
 
 
 CLIPS = {f"clip{i}": [1 + i % 2] * 3 for i in range(8)}
+
+
+@pytest.mark.parametrize("opener", [open_maps_as_data, open_masks_as_data])
+def test_masks_of_frames_stay_with_their_video(videos, opener):
+    spec = videos(CLIPS)
+    for seed in range(5):
+        both = train_test_of(opener, spec, seed=seed, test_fraction=0.25)
+        train, test = (set(part.attributes["video"]) for part in (both.train, both.test))
+        assert not train & test and train | test == set(CLIPS), seed
+        assert all(
+            i.startswith(f"{video}-") for i, video in zip(both.test.ids, both.test.attributes["video"], strict=True)
+        )
 
 
 def test_frames_have_their_video_and_place_and_a_split_keeps_videos_whole(videos):

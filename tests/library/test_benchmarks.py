@@ -209,7 +209,6 @@ def test_published_rows_belong_to_benchmarks_and_have_sources():
     for row in every:
         assert row.benchmark in NAMES and 0 < row.value < 100
         assert LABELS[kind_of(row.benchmark)].metric == row.metric or row.metric.startswith("saliency_")
-        assert row.benchmark in NAMES and 0 < row.value < 100 and row.metric in ("top1", "mIoU", "depth_rmse")
         assert row.weights and row.backbone and row.protocol and " at " in row.source and row.where
     keys = [(r.benchmark, r.weights, r.backbone, r.metric, r.source) for r in every]
     assert len(set(keys)) == len(keys)

@@ -1,6 +1,7 @@
 """Segmentation by nearest patches against slow loops, and the memory of patches."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -120,3 +121,12 @@ def test_what_cannot_be_used_is_one_message():
     x[3, 5] = np.nan
     with pytest.raises(DataError, match="0-0003"):
         run(dataclasses.replace(train, x=x), test, Settings(), seed=0)
+
+
+def test_maps_without_meaning_are_predicted_at_chance():
+    """The classes of 240 test cells are drawn apart from all else: Hoeffding's bound fails once in a million seeds."""
+    train, test = (
+        dataclasses.replace(map_sample(n, seed), maps=map_sample(n, seed + 10).maps) for n, seed in ((48, 1), (40, 2))
+    )
+    outcome = run(train, test, Settings(), seed=0)
+    assert abs(outcome.metrics["aAcc"][0] - 1 / 4) < math.sqrt(math.log(2e6) / (2 * 240))

@@ -22,12 +22,13 @@ SMALLER = {
     "low-shot": {"k": (4,), "draws": 2, "costs": (0.01, 0.1)},
     "lsr": {"k": (5,)},
 }
+OTHERS = ("retrieval", "geolocation", "segmentation-knn")
 PROTOCOLS = [
     name
     for name in list_names("protocol")
-    if find(name).needs_labels and isinstance(find(name).kind, OnFeatures) and name not in ("retrieval", "geolocation")
+    if find(name).needs_labels and isinstance(find(name).kind, OnFeatures) and name not in OTHERS
 ]
-"""Protocols that predict classes. Retrieval and geolocation predict none: their own tests have their chance levels."""
+"""Protocols that predict classes of samples. Those that do not have tests of their chance levels of their own."""
 
 
 def shuffled(seed):

@@ -17,7 +17,7 @@ FORMATS = list_names("source")
 
 def sample_module(name):
     """Return the module for a format."""
-    return importlib.import_module(f"sample_data.{name}")
+    return importlib.import_module(f"sample_data.{name.replace('-', '_')}")
 
 
 def write_splits(root):

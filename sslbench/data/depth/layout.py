@@ -69,7 +69,7 @@ def folder_pairs(root: Path, quantity: Quantity, images: str | None, values: str
 
     Args:
         root: has images/ and depth/ (or normals/), or train/ and test/ with these.
-        quantity: which.
+        quantity: depth or normals.
         images: name of the folder of images; None: recognised.
         values: name of the other.
 
@@ -202,7 +202,7 @@ def list_pairs(path: Path, quantity: Quantity, images: str | None, values: str |
 
     Args:
         path: of the list.
-        quantity: which.
+        quantity: depth or normals.
         images: folder where the paths of images begin, relative to the list; None: found beside it.
         values: folder where the other paths begin.
 

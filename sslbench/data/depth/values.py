@@ -171,7 +171,8 @@ def unit_normals(stored: npt.NDArray[np.number], path: str) -> npt.NDArray[np.fl
     unknown = ~np.isfinite(vectors).all(axis=2)
     if stored.dtype.kind != "f":
         unknown |= ~stored.any(axis=2)
-        vectors = vectors * np.float32(2 / np.iinfo(stored.dtype).max) - 1
+        largest = 2.0 ** (8 * stored.dtype.itemsize - (stored.dtype.kind == "i")) - 1
+        vectors = np.asarray(vectors * (2 / largest) - 1, dtype=np.float32)
     length = np.sqrt(np.sum(vectors**2, axis=2))
     unknown |= length < (_LEAST_LENGTH if stored.dtype.kind != "f" else 1e-6)
     unit = vectors / np.where(unknown, 1, length)[..., None]

@@ -30,7 +30,7 @@ class BinaryMasks:
 
     Attributes:
         name: of the source, for messages.
-        images: whose masks they are.
+        images: the images of the masks.
         maps: of the same length.
     """
 
@@ -128,7 +128,8 @@ def foreground_of(maps: Mapping[str, LabelMapSource]) -> dict[str, Source]:
                 "Saliency needs masks of a foreground: a folder of images and one of masks with the values 0 and 255.",
             )
         masks = ForegroundOfClasses(part, names.index("background"))
-        found[split] = _source(part.name, part.ids, part.images, part.notes, masks)
+        source = _source(part.name, part.ids, part.images, part.notes, masks)
+        found[split] = dataclasses.replace(source, attributes=part.attributes, grouped_by=part.grouped_by)
     return found
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -131,6 +131,8 @@ class LabelMapSource:
         notes: remarks on what was left out or changed on opening, one sentence each.
         without_map: images that were left out since they have no map.
         without_image: maps that were left out since they have no image.
+        attributes: as of a `Source`: name -> one text per image.
+        grouped_by: as of a `Source`: the attribute whose equal values a seeded split keeps on one side.
     """
 
     name: str
@@ -141,6 +143,8 @@ class LabelMapSource:
     notes: tuple[str, ...] = ()
     without_map: tuple[str, ...] = ()
     without_image: tuple[str, ...] = ()
+    attributes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    grouped_by: str = ""
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.images) == len(self.maps):
@@ -166,7 +170,10 @@ class LabelMapSource:
             raise ValueError("indices must be strictly ascending")
         ids = tuple(self.ids[i] for i in chosen)
         images, maps = self.images.select(chosen), self.maps.select(chosen)
-        return dataclasses.replace(self, name=name or self.name, ids=ids, images=images, maps=maps)
+        attributes = {key: tuple(column[i] for i in chosen) for key, column in self.attributes.items()}
+        return dataclasses.replace(
+            self, name=name or self.name, ids=ids, images=images, maps=maps, attributes=attributes
+        )
 
     def read_map(self, index: int, *, size: tuple[int, int] | None = None, max_pixels: int = MAX_PIXELS) -> LabelMap:
         """Read the label map of one image.

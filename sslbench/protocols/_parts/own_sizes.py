@@ -21,7 +21,7 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.images import unreadable_images
 
 Fit = Literal["pad", "resize"]
-"""How images become a multiple of the patch: zeros at the right and lower side, or the nearest multiple by Lanczos."""
+"""Size that is a multiple of the patch: by zeros at the right and lower side, or the nearest one by Lanczos."""
 
 MOST_CELLS = 10_000
 """Largest number of cells of a map; all pairs of them take 800 MB per matrix of float64."""

@@ -10,19 +10,20 @@ the learning rate is chosen on a held-out part of train. Predictions and truth a
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.layers import Layer
+from sslbench.data.loading.joint import JointView
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError
+from sslbench.features.extract import ExtractSettings
 from sslbench.labels import LABELS
+from sslbench.protocols._parts.dense import check_settings, checked_rows, train_and_score
+from sslbench.protocols._parts.dense.pixel_values import raw_layers
+from sslbench.protocols.normals.scores import outcome, task
 from sslbench.protocols.normals.settings import Settings
 from sslbench.protocols.protocol import OnImages, Protocol
 from sslbench.results import Outcome
-
-if TYPE_CHECKING:
-    from sslbench.backbones.backbone import Backbone
-    from sslbench.backbones.layers import Layer
-    from sslbench.features.extract import ExtractSettings
 
 NAME = "normals"
 
@@ -34,8 +35,6 @@ def check(settings: Settings, train: Labels) -> None:
         UsageError: settings that are not possible.
         DataError: labels that are no normals.
     """
-    from sslbench.protocols._parts.dense import check_settings
-
     check_settings(settings, protocol=NAME)
     if train.kind != "normals":
         raise DataError(
@@ -45,29 +44,26 @@ def check(settings: Settings, train: Labels) -> None:
 
 
 def rows(
-    backbone: "Backbone", layers: "Sequence[Layer]", train: Source, settings: Settings, *, seed: int
+    backbone: Backbone, layers: Sequence[Layer], train: Source, settings: Settings, *, seed: int
 ) -> tuple[str, ...]:
     """Refuse backbone, layers and settings that do not fit, before any image is decoded; return the rows of results.
 
     Raises:
         UsageError: blocks do not fit the backbone or the layers, or train is too small for a choice.
     """
-    from sslbench.protocols._parts.dense import checked_rows
-    from sslbench.protocols._parts.dense.pixel_values import raw_layers
-
     layers = raw_layers(backbone, layers, settings.raw_blocks, settings, NAME)
     return checked_rows(backbone, layers, train, settings, protocol=NAME, seed=seed)
 
 
 def run(  # noqa: PLR0913  the signature of every protocol on images
-    backbone: "Backbone",
-    layers: "Sequence[Layer]",
+    backbone: Backbone,
+    layers: Sequence[Layer],
     train: Source,
     test: Source,
     settings: Settings,
     *,
     seed: int,
-    engine: "ExtractSettings",
+    engine: ExtractSettings,
     folder: Path,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Outcome]:
@@ -92,11 +88,6 @@ def run(  # noqa: PLR0913  the signature of every protocol on images
         NotFiniteError: every head diverged.
         StoppedError: a signal came; everything is saved.
     """
-    from sslbench.data.loading.joint import JointView
-    from sslbench.protocols._parts.dense import train_and_score
-    from sslbench.protocols._parts.dense.pixel_values import raw_layers
-    from sslbench.protocols.normals.scores import outcome, task
-
     check(settings, train.labels)
     found = train_and_score(
         backbone,

@@ -42,7 +42,16 @@ def _source(source: ObjectSource, options: LabelMapOptions) -> LabelMapSource:
     note = (
         f"{source.name}: pixels without an object form the class '{BACKGROUND}' (?ignore={BACKGROUND} leaves them out)"
     )
-    return LabelMapSource(source.name, source.ids, source.images, ObjectMaps(source), coding, (*source.notes, note))
+    return LabelMapSource(
+        source.name,
+        source.ids,
+        source.images,
+        ObjectMaps(source),
+        coding,
+        (*source.notes, note),
+        attributes=source.attributes,
+        grouped_by=source.grouped_by,
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -82,7 +82,7 @@ class DenseHead(nn.Module):
 
         Args:
             number: place among the heads of a run.
-            input: what it reads.
+            input: maps that it reads.
             lr: learning rate.
             widths: name of a map -> channels.
             outputs: channels of the result.
@@ -108,7 +108,7 @@ class DenseHead(nn.Module):
 
     @property
     def text(self) -> str:
-        """What tells the head from others of its row: 'lr=0.001'."""
+        """Difference from the other heads of its row: 'lr=0.001'."""
         return f"lr={self.lr:g}"
 
 

@@ -53,7 +53,8 @@ def raw_layers(
         raise UsageError(f"{protocol}: raw_blocks={raw}, blocks and --layers exclude each other", "Give one of them.")
     if total < 4 and raw != "last":
         raise UsageError(f"{protocol}: raw_blocks={raw} needs four blocks, {backbone.name} has {total}")
-    return resolve_layers(backbone, ["+".join(f"blocks.{i}" for i in layer_indices(total, raw))])
+    names = [f"blocks.{i}" for i in layer_indices(total, raw)]
+    return resolve_layers(backbone, names if len(names) == 1 else [f"concat({','.join(names)})"])
 
 
 def metrics_of(kind: LabelKind, rows: npt.NDArray[np.floating], test: Source, seed: int) -> tuple[Values, str]:

@@ -158,7 +158,7 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
         layers: a row of results each, unless `settings.blocks` is set.
         train_part: images with targets.
         test: the same.
-        task: what is learnt.
+        task: targets, loss and scores.
         settings: see `HeadSettings`.
         view: augmentation of the task; sizes, flip, rotation, colours and fill come from the settings.
         seed: of the held-out part, the order, the augmentation and the first weights.
@@ -253,7 +253,7 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
 
 
 class _Scorer:
-    """What all scorings of a run share."""
+    """Parts that all scorings of a run share."""
 
     def __init__(
         self,

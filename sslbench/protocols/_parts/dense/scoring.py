@@ -23,7 +23,7 @@ from sslbench.solvers.dense.windows import centre_padded, resized, sliding_logit
 
 @dataclasses.dataclass(frozen=True)
 class Inference:
-    """How an image is scored.
+    """Manner of scoring an image.
 
     Attributes:
         sizes: of images and windows.

@@ -36,7 +36,7 @@ class DenseTask:
             'position only', which output the means.
         check_totals: raises DataError where the sums (K,) of `cells` over all of train show that nothing can be learnt.
         activated: outputs (B, K, h, w) from a head's channels (B, outputs, h, w), before they are enlarged.
-        averaged: what is averaged over flips and scales, from outputs (B, K, H, W): probabilities of classes.
+        averaged: quantity averaged over flips and scales, from outputs (B, K, H, W): probabilities of classes.
         mirrored: correction of the values of a flipped map, targets and outputs alike: normals change the sign of x.
     """
 
