@@ -197,18 +197,20 @@ def _split(raw: RawBatch, parts: int) -> list[RawBatch]:
     # Chunks share the pinned memory of the batch; RawBatch.rows would copy it.
     views = zip(*(view.chunk(parts) for view in raw.views), strict=True)
     labels = [None] * parts if raw.labels is None else raw.labels.chunk(parts)
+    boxes = [None] * parts if raw.boxes is None else raw.boxes.chunk(parts)
     rows = torch.arange(len(raw.indices)).chunk(parts)
     origins = [tuple(raw.origins[row] for row in part) if raw.origins else () for part in rows]
     return [
-        dataclasses.replace(raw, views=own, labels=label, indices=raw.indices[part], origins=names)
-        for own, label, part, names in zip(views, labels, rows, origins, strict=True)
+        dataclasses.replace(raw, views=own, labels=label, indices=raw.indices[part], origins=names, boxes=box)
+        for own, label, part, names, box in zip(views, labels, rows, origins, boxes, strict=True)
     ]
 
 
 def _to_device(raw: RawBatch, device: torch.device, normalisation: Preprocessing) -> Batch:
     views = tuple(normalise(view.to(device, non_blocking=True), normalisation) for view in raw.views)
     labels = None if raw.labels is None else raw.labels.to(device, non_blocking=True)
-    return Batch(views, labels, raw.indices, raw.origins)
+    boxes = None if raw.boxes is None else raw.boxes.to(device, non_blocking=True)
+    return Batch(views, labels, raw.indices, raw.origins, boxes)
 
 
 def _stop_not_finite(

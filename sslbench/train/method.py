@@ -23,12 +23,15 @@ class Batch:
         labels: int64 (B,), class indices; None for data without labels.
         indices: int64 (B,), positions of the images in the source, on the CPU.
         origins: names of the source of each image, if several sources are mixed; else empty.
+        boxes: float32 (B, V, 4), edges of each view in its picture in pixels: top, left, bottom, right, with right
+            below left in a mirrored view; None where they are unknown.
     """
 
     views: tuple[Tensor, ...]
     labels: Tensor | None
     indices: Tensor
     origins: tuple[str, ...] = ()
+    boxes: Tensor | None = None
 
     def by_origin(self) -> dict[str, "Batch"]:
         """Return a batch per source, e.g. {"coco": ..., "photos": ...}, for the sources that occur in this batch."""
@@ -36,7 +39,8 @@ class Batch:
         for name, rows in rows_by_origin(self.origins).items():
             views = tuple(view[rows] for view in self.views)
             labels = None if self.labels is None else self.labels[rows]
-            found[name] = Batch(views, labels, self.indices[rows], (name,) * len(rows))
+            boxes = None if self.boxes is None else self.boxes[rows]
+            found[name] = Batch(views, labels, self.indices[rows], (name,) * len(rows), boxes)
         return found
 
 

@@ -52,7 +52,8 @@ def make(method, *, small=None, **changes):
         + cell / 4
         for size, cell in zip(sizes, cells, strict=True)
     )
-    return made, Batch(views, torch.arange(16) % 10, torch.arange(16))
+    boxes = torch.tensor([0.0, 0.0, 32.0, 32.0]) + 8 * torch.rand(16, len(views), 4, generator=generator)
+    return made, Batch(views, torch.arange(16) % 10, torch.arange(16), boxes=boxes)
 
 
 def one_update(made, optimizer, batch, step):

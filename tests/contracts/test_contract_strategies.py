@@ -83,8 +83,13 @@ def batches(sizes):
             for size in sizes
         ]
         labels = torch.arange(IMAGES) % 4
+        boxes = torch.rand(IMAGES, len(sizes), 4, generator=generator)
         yield RawBatch(
-            tuple(view[rows] for view in views), labels[rows], torch.arange(IMAGES)[rows], torch.zeros(share).bool()
+            tuple(view[rows] for view in views),
+            labels[rows],
+            torch.arange(IMAGES)[rows],
+            torch.zeros(share).bool(),
+            boxes=boxes[rows],
         )
 
 

@@ -21,7 +21,7 @@ def numbered(side):
 
 
 def test_cells_are_taken_column_by_column_without_a_gap():
-    views = make_views(View(size=4, grid=Grid(side=3), **WHOLE))(numbered(12))
+    views = make_views(View(size=4, grid=Grid(side=3), **WHOLE))(numbered(12))[0]
     assert [tuple(view[:2, 0, 0].tolist()) for view in views] == [(4 * y, 4 * x) for x in range(3) for y in range(3)]
     assert all(view.shape == (3, 4, 4) for view in views)
 
@@ -30,7 +30,7 @@ def test_places_in_a_cell_are_uniform_over_the_gap():
     torch.manual_seed(0)
     make, counts = make_views(View(size=4, grid=Grid(side=3, gap=2), **WHOLE)), np.zeros((9, 3, 3))
     for _ in range(300):
-        for i, view in enumerate(make(numbered(18))):
+        for i, view in enumerate(make(numbered(18))[0]):
             y, x = (int(view[axis, 0, 0]) - 6 * at for axis, at in ((0, i % 3), (1, i // 3)))
             counts[i, y, x] += 1
     assert (counts.sum(axis=(1, 2)) == 300).all()
@@ -45,9 +45,9 @@ def test_colours_and_flips_are_of_the_crop_or_of_each_view(augment):
     )
     grey, flips = torch.full((3, 12, 12), 100, dtype=torch.uint8), []
     for _ in range(20):
-        levels = {int(view[0, 0, 0]) for view in make_views(kind)(grey)}
+        levels = {int(view[0, 0, 0]) for view in make_views(kind)(grey)[0]}
         assert (len(levels) == 1) == (augment == "crop")
-        views = make_views(dataclasses.replace(kind, jitter=Jitter()))(numbered(12))
+        views = make_views(dataclasses.replace(kind, jitter=Jitter()))(numbered(12))[0]
         flips.append({bool(view[1, 0, 0] > view[1, 0, 3]) for view in views})
     assert {len(each) for each in flips} == ({1} if augment == "crop" else {2}) or augment == "views"
     assert any(True in each for each in flips) and any(False in each for each in flips)
@@ -58,8 +58,24 @@ def test_an_undivided_crop_is_the_view():
     torch.manual_seed(4)
     one = make_view(kind)(image)
     torch.manual_seed(4)
-    (other,) = make_views(kind)(image)
+    ((other,), _) = make_views(kind)(image)
     assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("flip", [0.0, 1.0])
+def test_the_edges_of_a_view_are_the_places_of_its_pixels(flip):
+    """A picture whose colours are its rows and columns shows where a crop comes from, and whether it is mirrored."""
+    torch.manual_seed(0)
+    rows, columns = torch.meshgrid(torch.arange(120), torch.arange(160), indexing="ij")
+    image = torch.stack([rows, columns, torch.zeros_like(rows)]).to(torch.uint8)
+    for _ in range(20):
+        ((view,), (top, left, bottom, right)) = make_views(View(size=40, scale=(0.1, 0.5), flip=flip))(image)
+        centres = (torch.arange(40) + 0.5) / 40
+        wanted = top + (bottom - top) * centres - 0.5, left + (right - left) * centres - 0.5
+        inner = slice(4, 36)  # the filter of the resize meets no border here
+        assert (view[0].float().mean(1) - wanted[0])[inner].abs().max() <= 1
+        assert (view[1].float().mean(0) - wanted[1])[inner].abs().max() <= 1
+        assert (right < left) == bool(flip)
 
 
 @pytest.mark.parametrize(("height", "width"), [(100, 160), (160, 100), (64, 64)])

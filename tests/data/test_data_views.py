@@ -290,14 +290,14 @@ def test_the_recipes_are_all_there_and_valid():
     found = {file.stem: recipe(file.stem).sizes for file in CONFIGS}
     assert found == {
         **dict.fromkeys(["barlow_twins", "byol", "moco_v1", "moco_v2", "moco_v3", "moco_v3_resnet"], (224, 224)),
-        **dict.fromkeys(["simclr", "simsiam", "vicreg"], (224, 224)),
+        **dict.fromkeys(["ressl", "simclr", "simsiam", "vicreg"], (224, 224)),
         **dict.fromkeys(["clusterfit", "mae", "npid", "rotnet", "supervised"], (224,)),
         **dict.fromkeys(["dino", "dino_resnet"], (224,) * 2 + (96,) * 8),
         **dict.fromkeys(["pirl", "pirl_blur"], (224,) + (64,) * 9),
         "jigsaw": (64,) * 9,
         "small_patches": (32,) + (8,) * 9,
         **dict.fromkeys(["deepclusterv2", "simclr_multicrop"], (160,) * 2 + (96,) * 4),
-        **dict.fromkeys(["digits", "small"], (32, 32)),
+        **dict.fromkeys(["digits", "small", "supcon", "wmse"], (32, 32)),
         "small_multicrop": (32,) * 2 + (16,) * 4,
         "swav": (224,) * 2 + (96,) * 6,
         "densecl": (224, 224),

@@ -5,13 +5,28 @@
 
 import dataclasses
 import math
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
+from sslbench.names import did_you_mean
 from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 
-Colour = Literal["jitter", "grayscale", "blur", "solarize"]
+COLOURS = ("jitter", "grayscale", "blur", "solarize")
+"""Built-in colour operations."""
+
+OF_TORCHVISION = "v2."
+"""Beginning of the name of a transform of torchvision.transforms.v2."""
+
+
+def entry_name(entry: str | Mapping[str, Any]) -> str:
+    """Return the name in an entry of `View.order`.
+
+    >>> entry_name("blur"), entry_name({"name": "v2.RandomPosterize", "bits": 4})
+    ('blur', 'v2.RandomPosterize')
+    """
+    return entry if isinstance(entry, str) else str(entry.get("name", ""))
 
 
 def _probability(name: str, value: float) -> None:
@@ -21,6 +36,15 @@ def _probability(name: str, value: float) -> None:
 def _check(right: bool, message: str) -> None:
     if not right:
         raise UsageError(f"augment: {message}")
+
+
+def code_names(entries: Any) -> Iterator[str]:
+    """Yield the names of the user's own functions in an `order`, also those inside other entries."""
+    for entry in entries:
+        if ":" in (name := entry_name(entry)):
+            yield name
+        if isinstance(entry, Mapping):
+            yield from code_names(entry.get("transforms", ()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +138,10 @@ class View:
     grayscale: float = setting(0.0, "probability of conversion to grayscale")
     blur: Blur = setting(Blur(), "Gaussian blur")
     solarize: Solarize = setting(Solarize(), "solarisation: bright pixels are inverted")
-    order: tuple[Colour, Colour, Colour, Colour] = setting(
-        ("jitter", "grayscale", "blur", "solarize"), "order of the colour operations"
+    order: tuple[str | dict[str, Any], ...] = setting(
+        COLOURS,
+        "order of the colour operations, and others between them: v2.NAME of torchvision.transforms.v2, your own "
+        "my_module:function, or {name: v2.NAME, ...} with arguments",
     )
     grid: Grid = setting(Grid(), "division of the crop into several views")
 
@@ -126,7 +152,14 @@ class View:
         _check(0 < self.ratio[0] <= self.ratio[1], f"ratio should be two ascending positive numbers, not {self.ratio}")
         _probability("flip", self.flip)
         _probability("grayscale", self.grayscale)
-        complete = len(set(self.order)) == len(self.order)
+        names = [entry_name(entry) for entry in self.order]
+        for name in names:
+            if name not in COLOURS and not name.startswith(OF_TORCHVISION) and ":" not in name:
+                raise UsageError(
+                    f"augment: order: there is no operation '{name}'",
+                    did_you_mean(name, (*COLOURS, f"{OF_TORCHVISION}{name}")),
+                )
+        complete = sorted(name for name in names if name in COLOURS) == sorted(COLOURS)
         _check(complete, f"order should name jitter, grayscale, blur and solarize once each, not {self.order}")
 
     @property
@@ -149,6 +182,9 @@ class Augment:
     small_size: int | None = setting(None, "size that replaces that of the small views; null: unchanged", unit="pixels")
     mean: tuple[float, ...] = setting(IMAGENET_MEAN, "mean per channel, of pixels from 0 to 1")
     std: tuple[float, ...] = setting(IMAGENET_STD, "standard deviation per channel")
+    code: tuple[str, ...] = setting(
+        (), "your own functions in the `order` of views in a file, typed on the command line: my_module:function"
+    )
 
     def __post_init__(self) -> None:
         _check(bool(self.views), "views is empty")
@@ -159,6 +195,10 @@ class Augment:
         _check(finite, f"mean should be {each.format('', self.mean)}")
         positive = bool(self.std) and all(0 < s < math.inf for s in self.std)
         _check(positive, f"std should be {each.format('positive ', self.std)}")
+        used = {name for view in self.views for name in code_names(view.order)}
+        for name in self.code:
+            if name not in used:
+                raise UsageError(f"augment: code: no view's order names '{name}'", did_you_mean(name, used))
         large, small = self._kinds()
         if self.small_size is not None and not small:
             raise UsageError(
