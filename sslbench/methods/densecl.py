@@ -20,6 +20,7 @@ from sslbench.distributed.collectives import gather
 from sslbench.errors import UsageError
 from sslbench.methods._parts.checks import need_views
 from sslbench.methods._parts.contrast import info_nce
+from sslbench.methods._parts.feature_maps import feature_map
 from sslbench.methods._parts.heads import mlp
 from sslbench.methods._parts.momentum import copy_of, update
 from sslbench.methods._parts.precision import in_float32, unit_length
@@ -138,9 +139,7 @@ class Method(method.Method[Config]):
 
     def _places(self, resnet: ResNet, images: Tensor) -> Tensor:
         """Return the last feature map as rows: (B, C, H, W) -> (B, S, D)."""
-        x = resnet.maxpool(resnet.relu(resnet.bn1(resnet.conv1(images))))
-        maps: Tensor = resnet.layer4(resnet.layer3(resnet.layer2(resnet.layer1(x))))
-        return maps.flatten(2).mT
+        return feature_map(resnet, images).flatten(2).mT
 
     def compile_networks(self, **options: Any) -> None:
         """Compile the networks, whose forward passes the loss bypasses, and the heads."""

@@ -72,6 +72,7 @@ CHOSEN = {
     "supervised": ({}, SINGLE, RESNET),
     "swav": ({"prototypes": [30], "projector": [64, 32], "queue": 64, "queue_start": 4}, CROPS, RESNET),
     "vicreg": ({"projector": [64, 64]}, PAIR, RESNET),
+    "vicregl": ({"projector": [64, 64], "place_projector": [32, 32]}, PAIR, RESNET),
     "wmse": ({"projector": [64, 4], "slice": 8}, PAIR, RESNET),
 }
 
