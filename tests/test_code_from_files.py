@@ -39,6 +39,10 @@ PLACES = {
     "backbones/families/user.py": {"find_object"},
     # the same one, built already, for the digest of its code
     "pretraining/prepare.py": {"find_object"},
+    # functions in the order of a view: the user's word; recipes go through recipes._mark_code
+    "data/views/own.py": {"find_object"},
+    # schedules, of pretraining only: likewise
+    "train/schedules.py": {"find_object"},
     # decoders: files' names are NamedByFile
     "data/decode/handlers.py": {"find_object"},
     # a source: the user's word; catalogs, lists and benchmarks go through names.refuse_location
@@ -298,6 +302,31 @@ def test_a_recipe_of_the_search_path_chooses_no_code(bomb, tmp_path):
     text = "# @package _global_\ndefaults:\n  - override /augment: rotnet\nmethod: {name: bomb.code}\n"
     yaml(tmp_path / "configs" / "method" / "evil.yaml", text)
     refused(bomb, "pretrain", "evil", "--data", "sklearn:digits", "--dry-run", flag="method.name=bomb.code")
+
+
+def test_the_configuration_of_an_earlier_run_chooses_neither_schedules_nor_augmentations(bomb, tmp_path):
+    import yaml as library
+
+    order = ["jitter", "grayscale", "blur", "solarize"]
+    inner = {"name": "v2.RandomApply", "transforms": ["bomb.code:decode"]}
+    for order_, name in ((["bomb.code:decode", *order], "decode"), ([*order, inner], "decode")):
+        views = [{"size": 32, "order": order_}]
+        yaml(tmp_path / "config.yaml", library.safe_dump(recipe(augment={"views": views})))
+        common = ("pretrain", "config.yaml", "--data", "sklearn:digits", "--limit", "8", "--out", "run")
+        refused(bomb, *common, "--device", "cpu", flag=f"augment.code=[bomb.code:{name}]")
+    composite = {"name": "composite", "lengths": [1.0], "parts": [{"name": "bomb.code:net"}]}
+    for spec, flag in (({"name": "bomb.code:net"}, "schedule.lr.name=bomb.code:net"), (composite, "schedule.lr=")):
+        yaml(tmp_path / "config.yaml", library.safe_dump(recipe(schedule={"lr": spec})))
+        refused(bomb, *common, "--device", "cpu", flag=flag)
+
+
+def test_a_preset_chooses_no_schedule(bomb, tmp_path):
+    schedule = "{name: 'bomb.code:net'}"
+    file = yaml(
+        tmp_path / "mine.yaml", f"title: x\nversion: 1\nprotocol: finetune\nsettings: {{schedule: {schedule}}}\n"
+    )
+    code, said = command("eval", "--benchmark", file, *WEIGHTS[2:], "--weights", "random", "--data", "sklearn:digits")
+    assert not bomb.exists() and code == 2, said
 
 
 def test_the_settings_of_a_machine_choose_no_decoder(bomb, tmp_path):

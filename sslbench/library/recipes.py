@@ -3,7 +3,7 @@
 import dataclasses
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +161,39 @@ def _mark_code(values: dict[str, Any], origins: Mapping[str, str], method: str) 
         own = optimizer.get("name")
         if not str(own).startswith("timm:"):
             optimizer["name"] = from_file(own, f"{method}: optimizer.name", "optimizer.name={}")
+    schedules = values.get("schedule")
+    for key in ("lr", "weight_decay", "momentum") if isinstance(schedules, dict) else ():
+        if origins.get(f"schedule.{key}.name") not in typed:
+            _mark_schedule(schedules[key], f"{method}: schedule.{key}", f"schedule.{key}.name={{}}")
+    augment = values.get("augment")
+    if isinstance(augment, dict) and origins.get("augment.views") not in typed:
+        allowed = augment.get("code", []) if origins.get("augment.code") in typed else []
+        for view in augment.get("views") or ():
+            if isinstance(view, dict) and isinstance(view.get("order"), list):
+                view["order"] = [_marked_change(entry, method, allowed) for entry in view["order"]]
     if "decoder" in values and origins.get("decoder") not in typed:
         values["decoder"] = from_file(values["decoder"], f"{method}: decoder", "decoder=[{}]")
+
+
+def _mark_schedule(spec: Any, where: str, remedy: str) -> None:
+    """Mark, in place, the functions of the user's own in a schedule of a file."""
+    if not isinstance(spec, dict):
+        return
+    if ":" in str(spec.get("name")):
+        spec["name"] = from_file(spec["name"], f"{where}.name", remedy)
+    for part in spec["parts"] if isinstance(spec.get("parts"), list) else ():
+        _mark_schedule(part, f"{where}.parts", f"{remedy.partition('.name')[0]}={{{{...}}}}")
+
+
+def _marked_change(entry: Any, method: str, allowed: Sequence[str]) -> Any:
+    """Return an entry of a view's order with the user's own functions marked, unless they are allowed."""
+    if isinstance(entry, dict):
+        inner = entry.get("transforms")
+        marked = {"transforms": [_marked_change(part, method, allowed) for part in inner]} if inner else {}
+        return {**entry, "name": _marked_change(entry.get("name"), method, allowed), **marked}
+    if ":" not in str(entry) or entry in allowed:
+        return entry
+    return from_file(entry, f"{method}: augment.views", "augment.code=[{}]")
 
 
 def _same_optimizer(method: str, choices: Mapping[str, str], changed: Mapping[str, str], old: Any, new: Any) -> None:

@@ -16,6 +16,7 @@ from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.open import open_data, refuse_label_maps
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
+from sslbench.data.views.own import own_functions
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.names import find_object
@@ -67,12 +68,13 @@ class PreparedPretraining:
     changes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def code(self) -> str:
-        """Return a digest of the user's own backbone, method and decoders; empty if there are none."""
-        name = self.backbone.name
+        """Return a digest of the user's own code in this run; empty if there is none."""
+        name, settings = self.backbone.name, self.request.settings
         builder = [find_object(name)] if self.backbone.kind.users else []
-        optimizer = class_of(self.request.settings.optimizer.name)
-        own = [*builder, optimizer, *self.method.modules(), *resolve(self.request.settings.decoder)]
-        return user_code.sha256(own)
+        own = [*builder, class_of(settings.optimizer.name), *self.method.modules(), *resolve(settings.decoder)]
+        specs = (settings.schedule.lr, settings.schedule.weight_decay, settings.schedule.momentum)
+        own += [function for spec in specs for function in schedules.own_functions(spec)]
+        return user_code.sha256([*own, *own_functions(settings.augment.views)])
 
 
 def prepare(request: PretrainRequest) -> PreparedPretraining:
@@ -228,10 +230,11 @@ def _plan(settings: PretrainSettings, per_epoch: int) -> TrainingPlan:
         warmup_start=schedule.warmup_start,
         where="schedule.lr",
         epochs=epochs,
+        own=True,
     )
     base = scaled_lr(settings.optimizer, settings.batch_size)
     others = [
-        None if spec is None else schedules.build(spec, where=f"schedule.{name}", epochs=epochs)
+        None if spec is None else schedules.build(spec, where=f"schedule.{name}", epochs=epochs, own=True)
         for name, spec in (("weight_decay", schedule.weight_decay), ("momentum", schedule.momentum))
     ]
     return TrainingPlan(
