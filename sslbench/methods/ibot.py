@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sslbench.config import setting
-from sslbench.errors import UsageError
+from sslbench.methods._parts.checks import need_teacher_views
 from sslbench.methods._parts.crops import encode
-from sslbench.methods._parts.masks import block_masks, random_masks, random_numbers
+from sslbench.methods._parts.masks import block_masks, check_shares, random_masks, random_numbers
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
 from sslbench.methods._parts.precision import in_float32
 from sslbench.methods._parts.self_distillation import (
@@ -102,20 +102,8 @@ class Method(method.Method[Config]):
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require a vision transformer with a class token, and pairs of a teacher view and another view."""
         need_class_token(need_vision_transformer(backbone, setup, method="ibot"), setup, method="ibot")
-        views, teachers = len(setup.sizes), config.teacher_views
-        if not 1 <= teachers <= views or views < 2 or len(set(setup.sizes[:teachers])) > 1:
-            raise UsageError(
-                f"ibot compares {teachers} teacher views of one size with others, the augmentation makes views of "
-                f"{', '.join(str(size) for size in setup.sizes)} pixels",
-                "Set augment=ibot (published), or method.teacher_views.",
-            )
-        low, high = config.mask_ratio
-        if not (0 <= low <= high < 1 and 0 < config.mask_probability <= 1 and high > 0):
-            raise UsageError(
-                f"ibot: method.mask_ratio=[{low}, {high}] with method.mask_probability={config.mask_probability} "
-                "masks no part of the patches",
-                "mask_ratio is a range of shares from 0 to below 1, mask_probability is above 0 and at most 1.",
-            )
+        need_teacher_views(setup, config.teacher_views, method="ibot")
+        check_shares(config.mask_ratio, config.mask_probability, method="ibot")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

@@ -11,10 +11,32 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sslbench.errors import UsageError
+
 
 def random_numbers() -> random.Random:
     """Return a generator of random numbers, seeded by the next number of torch's default generator."""
     return random.Random(int(torch.randint(2**62, ())))
+
+
+def check_shares(mask_ratio: tuple[float, float], mask_probability: float, *, method: str) -> None:
+    """Refuse settings that mask no patch, or all of a view.
+
+    Args:
+        mask_ratio: range of the share of masked patches in a masked view.
+        mask_probability: share of masked views, or probability of a mask.
+        method: name of the method.
+
+    Raises:
+        UsageError: the message names both settings.
+    """
+    low, high = mask_ratio
+    if not (0 <= low <= high < 1 and high > 0 and 0 < mask_probability <= 1):
+        raise UsageError(
+            f"{method}: method.mask_ratio=[{low}, {high}] with method.mask_probability={mask_probability} "
+            "masks no part of the patches",
+            "mask_ratio is a range of shares from 0 to below 1, mask_probability is above 0 and at most 1.",
+        )
 
 
 def block_masks(grid: tuple[int, int], counts: Sequence[float], *, smallest: float, largest: float) -> Tensor:
