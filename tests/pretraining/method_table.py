@@ -1,7 +1,7 @@
 """Every method on the same images for the same time, against the untrained network: a table of kNN accuracies.
 
 `python tests/pretraining/method_table.py torchvision:FashionMNIST@FOLDER --out FOLDER` trains each method on the same
-10,000 images and prints a line per method: top-1 of kNN (k = 20, cosine votes, T = 0.07) on the whole test part with
+images (`--limit`, 10,000 by default) and prints a line per method: top-1 of kNN (k = 20, cosine votes, T = 0.07) on the whole test part with
 its 95 % interval, and the paired difference from the same network untrained. Not part of the suite: half an hour.
 """
 
@@ -71,7 +71,7 @@ METHODS = {
 }
 
 
-def train(method, data, out, limit, epochs):
+def train(method, data, out, limit, epochs, batch_size):
     """Trains one method; the path of its weights."""
     own, augment, backbone = METHODS[method]
     values = {
@@ -80,10 +80,10 @@ def train(method, data, out, limit, epochs):
         "optimizer": {"name": "adamw", "lr": 2e-3 if backbone == RESNET else 1e-3, "lr_scaling": "none"},
         "schedule": {"lr": {"name": "cosine", "start": 1.0, "end": 0.0}, "warmup_epochs": 1},
         "backbone": backbone,
-        "batch_size": 128,
+        "batch_size": batch_size,
         "epochs": epochs,
         "clip_norm": 3.0,
-        "log_every": 39,
+        "log_every": 10,
         "keep": 1,
     }
     settings = build(PretrainSettings, values, method)
@@ -124,12 +124,15 @@ def main():
     parser.add_argument("--methods", nargs="*", default=list(METHODS))
     parser.add_argument("--limit", type=int, default=10000)
     parser.add_argument("--epochs", type=float, default=4)
+    parser.add_argument("--batch-size", type=int, default=128)
     arguments = parser.parse_args()
     floors = {}
     for method in arguments.methods:
         out = arguments.out / method
         began = time.monotonic()
-        backbone, weights = train(method, arguments.data, out / "run", arguments.limit, arguments.epochs)
+        backbone, weights = train(
+            method, arguments.data, out / "run", arguments.limit, arguments.epochs, arguments.batch_size
+        )
         seconds = time.monotonic() - began
         if backbone not in floors:
             name = f"floor{len(floors)}"
