@@ -85,7 +85,7 @@ class EpochBatches:
         augment = Augment(views=(view if isinstance(view, View) else View(size=size),))
         maker = BatchMaker.of(source, augment, seed=seed, rank=0, world=1, reading=reading, channels=channels)
         if not isinstance(view, View):
-            maker = dataclasses.replace(maker, views=((size, view),))
+            maker = dataclasses.replace(maker, views=((size, 1, functools.partial(_only_view, view)),))
         self._maker, self._workers, self._start_method = maker, workers, reading.start_method
         self._share = slice(rank, None, world)
         self._sampler = check_sampler(sampler, source)
@@ -152,6 +152,11 @@ class _PieceSampler(Sampler[Item]):
         if self.sampler == "shuffled":
             return np.random.default_rng((_ORDER, self.seed, epoch)).permutation(self.n)
         return epoch_order(self.sampler, self.n, self.classes, seed=self.seed, epoch=epoch, rank=0)
+
+
+def _only_view(view: Callable[[Tensor], Tensor], image: Tensor) -> tuple[Tensor]:
+    """Return the one view of a picture in a tuple, as makers of batches take them."""
+    return (view(image),)
 
 
 def evaluation_view(preprocessing: Preprocessing, flip: float) -> Callable[[Tensor], Tensor]:
