@@ -1,7 +1,7 @@
 """Every method on the same images for the same time, against the untrained network: a table of kNN accuracies.
 
 `python tests/pretraining/method_table.py torchvision:FashionMNIST@FOLDER --out FOLDER` trains each method on the same
-images (`--limit`, 10,000 by default) and prints a line per method: top-1 of kNN (k = 20, cosine votes, T = 0.07) on the whole test part with
+images (`--limit`, 10,000 by default) and prints a line per method: top-1 of kNN (k = 20, cosine votes, T = 0.07) with
 its 95 % interval, and the paired difference from the same network untrained. Not part of the suite: half an hour.
 """
 
