@@ -77,7 +77,7 @@ def cluster(
     kmeans.train(_normalised(parts[fitted]))
     clusters = {name: _assign(kmeans.index, x) for name, x in parts.items()}
     sizes = np.bincount(clusters[fitted], minlength=k).astype(np.int64)
-    return Clustering(clusters, sizes, tuple(float(value) for value in kmeans.obj))
+    return Clustering(clusters, sizes, tuple(np.asarray(kmeans.obj, dtype=np.float64).tolist()))
 
 
 def write_assignments(path: Path, extractions: Mapping[str, Extraction], clusters: Mapping[str, IntArray]) -> int:

@@ -151,9 +151,11 @@ def _mark_code(values: dict[str, Any], origins: Mapping[str, str], method: str) 
     is_typed = name == method and origins.get("method.name") == "the command"
     if isinstance(settings, dict) and not is_typed and origins.get("method.name") not in typed:
         settings["name"] = from_file(name, f"{method}: method.name", "method.name={}")
-    teacher, key = settings.get("teacher_backbone") if isinstance(settings, dict) else None, "method.teacher_backbone"
-    if teacher is not None and origins.get(key) not in typed and not str(teacher).startswith("timm:"):
-        settings["teacher_backbone"] = from_file(teacher, f"{method}: {key}", f"{key}={{}}")
+    key = "method.teacher_backbone"
+    if isinstance(settings, dict) and settings.get("teacher_backbone") and origins.get(key) not in typed:
+        teacher = settings["teacher_backbone"]
+        if not str(teacher).startswith("timm:"):
+            settings["teacher_backbone"] = from_file(teacher, f"{method}: {key}", f"{key}={{}}")
     if origins.get("backbone") not in typed and not str(backbone).startswith("timm:"):
         values["backbone"] = from_file(backbone, f"{method}: backbone", "--backbone {}")
     optimizer = values.get("optimizer")

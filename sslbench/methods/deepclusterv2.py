@@ -72,7 +72,7 @@ def spherical_kmeans(rows: Tensor, centroids: Tensor, iterations: int) -> tuple[
 
 def _nearest(rows: Tensor, centroids: Tensor) -> Tensor:
     """Return the centroid of the largest inner product for each row, int64 (n,)."""
-    return torch.cat([(chunk @ centroids.T).argmax(dim=1) for chunk in rows.split(_CHUNK)])
+    return torch.cat([(chunk @ centroids.T).argmax(dim=1) for chunk in torch.split(rows, _CHUNK)])
 
 
 class Method(method.Method[Config]):
@@ -106,11 +106,12 @@ class Method(method.Method[Config]):
         self.head = mlp([setup.feature_dim, *config.projector])
         start = torch.randn(len(config.memory_views), setup.samples, dim)
         self.register_buffer("memory", functional.normalize(start, dim=2))
-        self.register_buffer("assignments", torch.empty(len(config.clusters), setup.samples, dtype=torch.int64))
+        # Random until the first pass has filled the memory.
+        images = torch.arange(setup.samples)
+        self.register_buffer("assignments", torch.stack([images % count for count in config.clusters]))
         for i, count in enumerate(config.clusters):
-            self.register_buffer(f"centroids{i}", torch.empty(count, dim))
+            self.register_buffer(f"centroids{i}", self.memory[i % len(self.memory)][:count].clone())
         self._new: list[tuple[Tensor, Tensor]] = []
-        self._cluster()
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the cross entropy of all views with the cluster of their image, averaged over the clusterings."""

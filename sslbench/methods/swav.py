@@ -134,7 +134,7 @@ class Method(method.Method[Config]):
         """Return the loss of swapped prediction, averaged over the sets of prototypes."""
         features = torch.cat(encode(self.backbone, batch.views))
         embeddings = unit_length(self.head(features))
-        views = [scores.unflatten(0, (len(batch.views), -1)) for scores in self._scores(self.prototypes, embeddings)]
+        views = [_by_view(scores, len(batch.views)) for scores in self._scores(self.prototypes, embeddings)]
         per_view = embeddings.detach().chunk(len(batch.views))
         assigned, assigned_scores = self._assigned(batch, per_view, views)
         queued = self._queued_scores(assigned, step)
@@ -163,7 +163,7 @@ class Method(method.Method[Config]):
         features = torch.cat(encode(self.teacher.backbone, [batch.views[view] for view in chosen]))
         embeddings = unit_length(self.teacher.head(features))
         scores = self._scores(self.teacher.prototypes, embeddings)
-        return embeddings.unflatten(0, (len(chosen), -1)), [each.unflatten(0, (len(chosen), -1)) for each in scores]
+        return _by_view(embeddings, len(chosen)), [_by_view(each, len(chosen)) for each in scores]
 
     def _codes(self, scores: Tensor, queued: Tensor | None, step: Step) -> Tensor:
         """Return the assignments (A, B, K) of the assigned views, given their scores (A, B, K)."""
@@ -230,6 +230,11 @@ class Method(method.Method[Config]):
     def heads(self, exported: str) -> dict[str, nn.Module]:
         """Return the projection head of the trained networks or of the momentum copies."""
         return {"head": self.head if self.teacher is None or exported == "student" else self.teacher.head}
+
+
+def _by_view(rows: Tensor, views: int) -> Tensor:
+    """Return rows (V * B, d), one view after the other, as (V, B, d)."""
+    return rows.view(views, -1, rows.shape[1])
 
 
 def _require_assignable(config: Config, setup: Setup) -> None:

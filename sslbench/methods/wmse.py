@@ -49,7 +49,8 @@ def whitened(rows: Tensor, epsilon: float = 0.0) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(covariance)
     # Not finite where the matrix is singular: the run then stops with a message.
     factor = torch.where(failed > 0, torch.nan, factor)
-    return torch.linalg.solve_triangular(factor, centred.T, upper=False).T
+    whitened: Tensor = torch.linalg.solve_triangular(factor, centred.T, upper=False).T
+    return whitened
 
 
 @in_float32

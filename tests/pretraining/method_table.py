@@ -29,6 +29,9 @@ CROP = {
 PAIR = {"views": [{"count": 2, **CROP}]}
 CROPS = {"views": [{"count": 2, **CROP}, {"count": 2, **CROP, "size": 16, "scale": [0.15, 0.4]}]}
 SINGLE = {"views": [{"count": 1, "size": 28, "scale": [0.4, 1.0], "flip": 0.5}]}
+CHANGED = {"views": [{"count": 1, **CROP}]}
+PIECES = {**CROP, "size": 8, "scale": [0.6, 1.0], "grid": {"side": 3, "gap": 2, "augment": "views"}}
+WEAK = {"views": [CROP, {"size": 28, "scale": [0.4, 1.0], "flip": 0.5}]}
 
 # method -> settings, views, backbone; widths and momenta for small images and few updates.
 METHODS = {
@@ -68,12 +71,29 @@ METHODS = {
     "densecl": ({"queue": 4096, "momentum": 0.99, "projector": [256, 128]}, PAIR, RESNET),
     "rotnet": ({}, SINGLE, RESNET),
     "supervised": ({}, SINGLE, RESNET),
+    "distillation": ({"teacher": "supervised"}, SINGLE, RESNET),
+    "npid": ({"negatives": 512, "contrast": "info_nce", "projector": [128]}, CHANGED, RESNET),
+    "pirl": (
+        {"negatives": 512, "contrast": "info_nce", "projector": [128]},
+        {"views": [*CHANGED["views"], PIECES]},
+        RESNET,
+    ),
+    "jigsaw": ({"permutations": 100, "hidden": 128}, {"views": [PIECES]}, RESNET),
+    "deepclusterv2": ({"clusters": [100, 100, 100], "projector": [256, 128]}, CROPS, RESNET),
+    "nnclr": ({"temperature": 0.2, "queue": 1024, "projector": [256, 256, 128], "predictor": [256]}, PAIR, RESNET),
+    "supcon": ({"projector": [256, 128]}, PAIR, RESNET),
+    "dcl": ({"temperature": 0.2, "projector": [256, 128]}, PAIR, RESNET),
+    "tico": ({"projector": [256, 128], "momentum": 0.98}, PAIR, RESNET),
+    "ressl": ({"queue": 1024, "projector": [256, 128], "momentum": 0.98}, WEAK, RESNET),
+    "wmse": ({"projector": [256, 16], "slice": 32}, PAIR, RESNET),
 }
 
 
 def train(method, data, out, limit, epochs, batch_size):
     """Trains one method; the path of its weights."""
     own, augment, backbone = METHODS[method]
+    if "teacher" in own:  # another method of the table, trained before
+        own = {**own, "teacher": str(out.parent.parent / own["teacher"] / "run" / "weights.torch")}
     values = {
         "method": {"name": method, **own},
         "augment": augment,
