@@ -163,16 +163,12 @@ def _mark_code(values: dict[str, Any], origins: Mapping[str, str], method: str) 
         own = optimizer.get("name")
         if not str(own).startswith("timm:"):
             optimizer["name"] = from_file(own, f"{method}: optimizer.name", "optimizer.name={}")
-    schedules = values.get("schedule")
-    for key in ("lr", "weight_decay", "momentum") if isinstance(schedules, dict) else ():
+    schedule, augment = values.get("schedule"), values.get("augment")
+    for key, spec in schedule.items() if isinstance(schedule, dict) else ():
         if origins.get(f"schedule.{key}.name") not in typed:
-            _mark_schedule(schedules[key], f"{method}: schedule.{key}", f"schedule.{key}.name={{}}")
-    augment = values.get("augment")
+            _mark_schedule(spec, f"{method}: schedule.{key}", f"schedule.{key}.name={{}}")
     if isinstance(augment, dict) and origins.get("augment.views") not in typed:
-        allowed = augment.get("code", []) if origins.get("augment.code") in typed else []
-        for view in augment.get("views") or ():
-            if isinstance(view, dict) and isinstance(view.get("order"), list):
-                view["order"] = [_marked_change(entry, method, allowed) for entry in view["order"]]
+        _mark_changes(augment, method, augment.get("code") if origins.get("augment.code") in typed else None)
     if "decoder" in values and origins.get("decoder") not in typed:
         values["decoder"] = from_file(values["decoder"], f"{method}: decoder", "decoder=[{}]")
 
@@ -187,12 +183,21 @@ def _mark_schedule(spec: Any, where: str, remedy: str) -> None:
         _mark_schedule(part, f"{where}.parts", f"{remedy.partition('.name')[0]}={{{{...}}}}")
 
 
+def _mark_changes(augment: dict[str, Any], method: str, allowed: Any) -> None:
+    """Mark, in place, the functions of the user's own in the order of the views of a file, unless they are allowed."""
+    names = allowed if isinstance(allowed, list) else [allowed]
+    for view in augment["views"] if isinstance(augment.get("views"), list) else ():
+        if isinstance(view, dict) and isinstance(view.get("order"), list):
+            view["order"] = [_marked_change(entry, method, names) for entry in view["order"]]
+
+
 def _marked_change(entry: Any, method: str, allowed: Sequence[str]) -> Any:
     """Return an entry of a view's order with the user's own functions marked, unless they are allowed."""
     if isinstance(entry, dict):
         inner = entry.get("transforms")
-        marked = {"transforms": [_marked_change(part, method, allowed) for part in inner]} if inner else {}
-        return {**entry, "name": _marked_change(entry.get("name"), method, allowed), **marked}
+        parts = [_marked_change(part, method, allowed) for part in inner] if isinstance(inner, list) else inner
+        marked = {**entry, "name": _marked_change(entry.get("name"), method, allowed)}
+        return marked if inner is None else {**marked, "transforms": parts}
     if ":" not in str(entry) or entry in allowed:
         return entry
     return from_file(entry, f"{method}: augment.views", "augment.code=[{}]")

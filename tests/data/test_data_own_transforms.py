@@ -109,6 +109,9 @@ def test_what_does_not_work_is_refused_before_training(mine, entry, message):
     [
         ({"views": [{"order": [*COLOURS, "blurr"]}]}, "no operation 'blurr'"),
         ({"views": [{"order": [*COLOURS, {"bits": 4}]}]}, "no operation ''"),
+        ({"views": [{"order": [*COLOURS, {"name": "v2.RandomApply", "transforms": 5}]}]}, "should be a list, not 5"),
+        ({"views": [{"order": [*COLOURS, {"name": "v2.RandomApply", "transforms": [5]}]}]}, "no operation '5'"),
+        ({"views": [{"order": [*COLOURS[:3], {"name": "solarize", "p": 1}]}]}, "solarize takes no arguments here"),
         ({"views": [{"order": ["v2.RandomInvert"]}]}, "order should name"),
         ({"views": [{}], "code": ["mine:halved"]}, "no view's order names 'mine:halved'"),
     ],

@@ -69,6 +69,7 @@ METHODS = {
     "msn": ({"prototypes": 256, "projector": [256, 256, 128], "momentum": 0.98}, CROPS, VIT),
     "lejepa": ({"projector": [256, 256, 64]}, CROPS, VIT),
     "densecl": ({"queue": 4096, "momentum": 0.99, "projector": [256, 128]}, PAIR, RESNET),
+    "vicregl": ({"projector": [256, 256, 256], "place_projector": [128, 128, 128]}, PAIR, RESNET),
     "rotnet": ({}, SINGLE, RESNET),
     "supervised": ({}, SINGLE, RESNET),
     "distillation": ({"teacher": "supervised"}, SINGLE, RESNET),

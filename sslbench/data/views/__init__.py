@@ -26,7 +26,7 @@ def entry_name(entry: str | Mapping[str, Any]) -> str:
     >>> entry_name("blur"), entry_name({"name": "v2.RandomPosterize", "bits": 4})
     ('blur', 'v2.RandomPosterize')
     """
-    return entry if isinstance(entry, str) else str(entry.get("name", ""))
+    return str(entry.get("name", "")) if isinstance(entry, Mapping) else str(entry)
 
 
 def _probability(name: str, value: float) -> None:
@@ -43,8 +43,28 @@ def code_names(entries: Any) -> Iterator[str]:
     for entry in entries:
         if ":" in (name := entry_name(entry)):
             yield name
-        if isinstance(entry, Mapping):
-            yield from code_names(entry.get("transforms", ()))
+        inner = entry.get("transforms") if isinstance(entry, Mapping) else None
+        if isinstance(inner, list | tuple):
+            yield from code_names(inner)
+
+
+def _check_order(entries: Any, colours: tuple[str, ...]) -> None:
+    """Refuse entries that name neither a colour operation nor a transform nor a function."""
+    for entry in entries:
+        name, known = entry_name(entry), () if isinstance(entry, Mapping) else colours
+        if name not in known and not name.startswith(OF_TORCHVISION) and ":" not in name:
+            if name in colours:
+                raise UsageError(
+                    f"augment: order: {name} takes no arguments here", f"Its settings are those of the view: {name}=..."
+                )
+            raise UsageError(
+                f"augment: order: there is no operation '{name}'",
+                did_you_mean(name, (*colours, f"{OF_TORCHVISION}{name}")),
+            )
+        inner = entry.get("transforms") if isinstance(entry, Mapping) and name.startswith(OF_TORCHVISION) else None
+        if inner is not None:
+            _check(isinstance(inner, list | tuple), f"order: transforms of {name} should be a list, not {inner!r}")
+            _check_order(inner, ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,14 +172,8 @@ class View:
         _check(0 < self.ratio[0] <= self.ratio[1], f"ratio should be two ascending positive numbers, not {self.ratio}")
         _probability("flip", self.flip)
         _probability("grayscale", self.grayscale)
-        names = [entry_name(entry) for entry in self.order]
-        for name in names:
-            if name not in COLOURS and not name.startswith(OF_TORCHVISION) and ":" not in name:
-                raise UsageError(
-                    f"augment: order: there is no operation '{name}'",
-                    did_you_mean(name, (*COLOURS, f"{OF_TORCHVISION}{name}")),
-                )
-        complete = sorted(name for name in names if name in COLOURS) == sorted(COLOURS)
+        _check_order(self.order, COLOURS)
+        complete = sorted(name for entry in self.order if (name := entry_name(entry)) in COLOURS) == sorted(COLOURS)
         _check(complete, f"order should name jitter, grayscale, blur and solarize once each, not {self.order}")
 
     @property

@@ -83,7 +83,7 @@ def _built(entry: str | Mapping[str, Any]) -> Transform:
     own = name.removeprefix(OF_TORCHVISION)
     if own not in kinds:
         raise UsageError(f"augment: torchvision.transforms.v2 has no transform '{own}'", did_you_mean(own, kinds))
-    if "transforms" in arguments:  # RandomApply, RandomChoice, RandomOrder, Compose
+    if isinstance(arguments.get("transforms"), list | tuple):  # RandomApply, RandomChoice, RandomOrder, Compose
         arguments["transforms"] = [_built(inner) for inner in arguments["transforms"]]
     try:
         transform: Transform = kinds[own](**arguments)
