@@ -62,7 +62,8 @@ def place_centres(boxes: Tensor, grid: tuple[int, int]) -> Tensor:
     rows, columns = ((torch.arange(n, device=boxes.device, dtype=boxes.dtype) + 0.5) / n for n in grid)
     top, left, bottom, right = (edge[:, None] for edge in boxes.unbind(1))
     y, x = top + (bottom - top) * rows, left + (right - left) * columns
-    return torch.stack(torch.broadcast_tensors(y[:, :, None], x[:, None, :]), dim=-1).flatten(1, 2)
+    y, x = y[:, :, None].expand(-1, *grid), x[:, None, :].expand(-1, *grid)
+    return torch.stack([y, x], dim=-1).flatten(1, 2)
 
 
 @torch.no_grad()

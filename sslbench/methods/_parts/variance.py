@@ -23,5 +23,5 @@ def variance_and_covariance(z: Tensor, *, epsilon: float = 1e-4) -> tuple[Tensor
     centred = z - z.mean(dim=-2, keepdim=True)
     covariance = centred.mT @ centred / (n - 1)
     # All but the last entry as rows of d + 1: the diagonal is the first column.
-    off_diagonal = covariance.flatten(-2)[..., :-1].unflatten(-1, (d - 1, d + 1))[..., 1:]
+    off_diagonal = covariance.flatten(-2)[..., :-1].reshape(*z.shape[:-2], d - 1, d + 1)[..., 1:]
     return hinge, off_diagonal.square().sum((-2, -1)).mean() / d
