@@ -1,6 +1,7 @@
 """Small pretraining runs for tests: one setting per method, seconds each on one core."""
 
 import argparse
+import functools
 import json
 import pkgutil
 import sys
@@ -85,10 +86,16 @@ def modules():
     return sorted(m.name for m in pkgutil.iter_modules(sslbench.methods.__path__) if not m.name.startswith("_"))
 
 
+@functools.cache
+def composed(name):
+    """Return the values of a recipe."""
+    return compose_pretraining(name, {}, {}).values
+
+
 def recipe_in_small(method):
     """Return settings, views and backbone of a small run after the first recipe of a method in configs/method."""
-    recipes = [compose_pretraining(name, {}, {}).values for name in list_names("method")]
-    recipe = next(values for values in recipes if values["method"]["name"] == method)
+    names = sorted(list_names("method"), key=lambda name: name != method)  # most are called as their method
+    recipe = next(values for values in map(composed, names) if values["method"]["name"] == method)
     own = {key: in_small(value) for key, value in recipe["method"].items() if key != "name"} | NEEDED.get(method, {})
     views = recipe["augment"]["views"]
     largest = max(view["size"] for view in views)
