@@ -16,6 +16,7 @@ from sslbench.backbones.load import load_backbone
 from sslbench.cli.main import main
 from sslbench.data.open import open_data
 from sslbench.errors import SslbenchError
+from sslbench.train import schedules
 from sslbench.weights import save
 
 ROOT = Path(sslbench.__file__).parent
@@ -325,8 +326,12 @@ def test_a_preset_chooses_no_schedule(bomb, tmp_path):
     file = yaml(
         tmp_path / "mine.yaml", f"title: x\nversion: 1\nprotocol: finetune\nsettings: {{schedule: {schedule}}}\n"
     )
-    code, said = command("eval", "--benchmark", file, *WEIGHTS[2:], "--weights", "random", "--data", "sklearn:digits")
-    assert not bomb.exists() and code == 2, said
+    random = ("--weights", "random", "--backbone", "resnet18w0.25", "--data", "sklearn:digits")
+    code, said = command("eval", "--benchmark", file, *WEIGHTS[2:], *random)
+    assert not bomb.exists() and code == 2 and "bomb.code:net" in said, said
+    with pytest.raises(SslbenchError, match="there is no schedule 'bomb.code:net'"):
+        schedules.build({"name": "bomb.code:net"}, where="finetune")
+    assert not bomb.exists()
 
 
 def test_the_settings_of_a_machine_choose_no_decoder(bomb, tmp_path):
