@@ -329,7 +329,7 @@ def test_a_preset_chooses_no_schedule(bomb, tmp_path):
     random = ("--weights", "random", "--backbone", "resnet18w0.25", "--data", "sklearn:digits")
     code, said = command("eval", "--benchmark", file, *WEIGHTS[2:], *random)
     assert not bomb.exists() and code == 2 and "bomb.code:net" in said, said
-    with pytest.raises(SslbenchError, match="there is no schedule 'bomb.code:net'"):
+    with pytest.raises(SslbenchError, match=r"there is no schedule 'bomb\.code:net'"):
         schedules.build({"name": "bomb.code:net"}, where="finetune")
     assert not bomb.exists()
 
