@@ -1,6 +1,7 @@
 """Small pretraining runs for tests: one setting per method, seconds each on one core."""
 
 import argparse
+import functools
 import json
 import pkgutil
 import sys
@@ -85,9 +86,9 @@ def modules():
 
 
 def recipe_in_small(method):
-    """Return settings, views and backbone of a small run after the first recipe of a method in configs/method."""
-    recipes = [compose_pretraining(name, {}, {}).values for name in list_names("method")]
-    recipe = next(values for values in recipes if values["method"]["name"] == method)
+    """Return settings, views and backbone of a small run after the recipe of a method, else the first that has it."""
+    names = sorted(list_names("method"), key=lambda name: name != method)
+    recipe = next(values for values in map(composed, names) if values["method"]["name"] == method)
     own = {key: in_small(value) for key, value in recipe["method"].items() if key != "name"} | NEEDED.get(method, {})
     views = recipe["augment"]["views"]
     largest = max(view["size"] for view in views)
@@ -102,6 +103,12 @@ def recipe_in_small(method):
         for view in views
     ]
     return own, {"views": small}, VIT if recipe["backbone"].startswith("timm:vit") else RESNET
+
+
+@functools.cache
+def composed(recipe):
+    """Return all settings of a recipe; composing takes longer than a test's few updates."""
+    return compose_pretraining(recipe, {}, {}).values
 
 
 def in_small(value):
