@@ -27,7 +27,7 @@ CHOSEN = {
     "barlow_twins": ({"projector": [64, 64]}, PAIR, RESNET),
     "byol": ({"projector": [64, 32], "predictor": [64]}, PAIR, RESNET),
     "deepclusterv2": ({"clusters": [8, 8, 8], "projector": [64, 32]}, CROPS, RESNET),
-    "distillation": ({"teacher": "random", "teacher_backbone": RESNET}, SINGLE, RESNET),
+    "distillation": ({"teacher": "random", "teacher_backbone": "resnet18w0.25"}, SINGLE, RESNET),  # has a head
     "data2vec2": (
         {"masks": 2, "target_layers": 1, "decoder_dim": 32, "decoder_layers": 2, "decoder_groups": 4, "masked": 0.5},
         SINGLE,
@@ -76,8 +76,11 @@ CHOSEN = {
     "wmse": ({"projector": [64, 4], "slice": 8}, PAIR, RESNET),
 }
 
-# Settings that a recipe leaves to the user.
-NEEDED = {"distillation": {"teacher": "random", "teacher_backbone": RESNET, "target": "features", "soft_weight": 1.0}}
+# Settings that a recipe leaves to the user, or that depend on each other.
+NEEDED = {
+    "distillation": {"teacher": "random", "teacher_backbone": RESNET, "target": "features", "soft_weight": 1.0},
+    "wmse": {"projector": [64, 4], "slice": 8},
+}
 
 
 def modules():
@@ -85,9 +88,15 @@ def modules():
     return sorted(m.name for m in pkgutil.iter_modules(sslbench.methods.__path__) if not m.name.startswith("_"))
 
 
+@functools.cache
+def composed(name):
+    """Return the values of a recipe."""
+    return compose_pretraining(name, {}, {}).values
+
+
 def recipe_in_small(method):
-    """Return settings, views and backbone of a small run after the recipe of a method, else the first that has it."""
-    names = sorted(list_names("method"), key=lambda name: name != method)
+    """Return settings, views and backbone of a small run after the first recipe of a method in configs/method."""
+    names = sorted(list_names("method"), key=lambda name: name != method)  # most are called as their method
     recipe = next(values for values in map(composed, names) if values["method"]["name"] == method)
     own = {key: in_small(value) for key, value in recipe["method"].items() if key != "name"} | NEEDED.get(method, {})
     views = recipe["augment"]["views"]
@@ -103,12 +112,6 @@ def recipe_in_small(method):
         for view in views
     ]
     return own, {"views": small}, VIT if recipe["backbone"].startswith("timm:vit") else RESNET
-
-
-@functools.cache
-def composed(recipe):
-    """Return all settings of a recipe; composing takes longer than a test's few updates."""
-    return compose_pretraining(recipe, {}, {}).values
 
 
 def in_small(value):
