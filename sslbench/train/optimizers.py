@@ -5,7 +5,6 @@ import logging
 import math
 import re
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any, Literal
 
 import torch
@@ -263,7 +262,9 @@ def class_of(name: str) -> Any:
         return _CLASSES[name]
     if not name.startswith(OF_TIMM):
         return find_object(name)
-    optim: Any = import_module("timm.optim")  # its names are not exported for type checkers
+    from timm import optim as package
+
+    optim: Any = package  # its names are not exported for type checkers
     own = name.removeprefix(OF_TIMM)
     if own not in optim.list_optimizers():
         raise UsageError(f"timm has no optimizer called '{own}'", did_you_mean(own, optim.list_optimizers()))

@@ -22,7 +22,8 @@ from sslbench.pretraining.networks import make_method
 from sslbench.train.method import Setup
 from sslbench.train.optimizers import make_optimizer, parameter_groups
 
-# DINO's centre moves at once and raises its loss: for the loss to fall, what is predicted has to stand still.
+# DINO's centre moves at once and raises its loss, as does TiCo's covariance, which grows from zero: for the loss to
+# fall, what is predicted has to stand still.
 STILL = {
     "data2vec2": {"momentum": 1.0, "final_momentum": 1.0},
     "dino": {"momentum": 1.0, "center_momentum": 1.0},
@@ -30,6 +31,7 @@ STILL = {
     "ibot": {"momentum": 1.0, "center_momentum": 1.0},
     "ijepa": {"momentum": 1.0},
     "msn": {"momentum": 1.0, "final_momentum": 1.0},
+    "tico": {"beta": 0.0},
 }
 
 

@@ -27,7 +27,7 @@ CHOSEN = {
     "barlow_twins": ({"projector": [64, 64]}, PAIR, RESNET),
     "byol": ({"projector": [64, 32], "predictor": [64]}, PAIR, RESNET),
     "deepclusterv2": ({"clusters": [8, 8, 8], "projector": [64, 32]}, CROPS, RESNET),
-    "distillation": ({"teacher": "random", "teacher_backbone": RESNET}, SINGLE, RESNET),
+    "distillation": ({"teacher": "random", "teacher_backbone": "resnet18w0.25"}, SINGLE, RESNET),  # has a head
     "data2vec2": (
         {"masks": 2, "target_layers": 1, "decoder_dim": 32, "decoder_layers": 2, "decoder_groups": 4, "masked": 0.5},
         SINGLE,
@@ -77,8 +77,11 @@ CHOSEN = {
     "wmse": ({"projector": [64, 4], "slice": 8}, PAIR, RESNET),
 }
 
-# Settings that a recipe leaves to the user.
-NEEDED = {"distillation": {"teacher": "random", "teacher_backbone": RESNET, "target": "features", "soft_weight": 1.0}}
+# Settings that a recipe leaves to the user, or that depend on each other.
+NEEDED = {
+    "distillation": {"teacher": "random", "teacher_backbone": RESNET, "target": "features", "soft_weight": 1.0},
+    "wmse": {"projector": [64, 4], "slice": 8},
+}
 
 
 def modules():

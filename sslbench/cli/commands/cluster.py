@@ -14,8 +14,8 @@ from sslbench.errors import UsageError
 @options.data_options
 @options.preprocessing_options
 @options.run_options
-@click.option("--k", type=int, default=16000, show_default=True, help="Number of clusters.")
-@click.option("--iterations", type=int, default=50, show_default=True, help="Iterations of k-means.")
+@click.option("--k", type=click.IntRange(2), default=16000, show_default=True, help="Number of clusters.")
+@click.option("--iterations", type=click.IntRange(1), default=50, show_default=True, help="Iterations of k-means.")
 @click.option("--out", default="assignments.csv", show_default=True, help="Table to write: path, label[, split].")
 @click.pass_context
 def command(
@@ -66,6 +66,7 @@ def command(
     )
     store = run.store_folder()
     evaluation.check_writable(store)
+    evaluation.check_writable(Path(out).parent)
     with announced(store), terminal.progress() as progress:
         extractions = evaluation.extract_only(request, settings, store=store, progress=progress)
         parts = {name: next(iter(each.features.values())).x for name, each in extractions.items()}
