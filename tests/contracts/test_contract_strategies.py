@@ -222,7 +222,8 @@ def eager_backend():
 def outside_compiled(state, sizes):
     """Layers of networks in a forward pass, and how many of them ran outside what was compiled."""
     raw = next(batches(sizes))
-    batch = Batch(tuple(normalise(view, Preprocessing()) for view in raw.views), raw.labels, raw.indices)
+    views = tuple(normalise(view, Preprocessing()) for view in raw.views)
+    batch = Batch(views, raw.labels, raw.indices, boxes=raw.boxes)
     step = Step(UPDATES - 1, UPDATES, 2)
     state.model(batch, step)  # what is compiled again here shows its layers outside while that is going on
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
