@@ -16,6 +16,7 @@ from sslbench.backbones.load import load_backbone
 from sslbench.cli.main import main
 from sslbench.data.open import open_data
 from sslbench.errors import SslbenchError
+from sslbench.train import schedules
 from sslbench.weights import save
 
 ROOT = Path(sslbench.__file__).parent
@@ -39,12 +40,20 @@ PLACES = {
     "backbones/families/user.py": {"find_object"},
     # the same one, built already, for the digest of its code
     "pretraining/prepare.py": {"find_object"},
+    # functions in the order of a view: the user's word; recipes go through recipes._mark_code
+    "data/views/own.py": {"find_object"},
+    # schedules, of pretraining only: likewise
+    "train/schedules.py": {"find_object"},
     # decoders: files' names are NamedByFile
     "data/decode/handlers.py": {"find_object"},
     # a source: the user's word; catalogs, lists and benchmarks go through names.refuse_location
     "data/format.py": {"find_module"},
     # a method: the user's word; recipes go through recipes._mark_code
     "train/method.py": {"find_module"},
+    # observers: a flag
+    "cli/commands/pretrain/__init__.py": {"find_object"},
+    # an optimizer: the user's word; recipes go through recipes._mark_code
+    "train/optimizers.py": {"find_object"},
     # a protocol: the user's word; benchmarks and presets go through names.without_code
     "evaluation/record.py": {"find_module"},
     "protocols/__init__.py": {"find_module"},
@@ -294,6 +303,35 @@ def test_a_recipe_of_the_search_path_chooses_no_code(bomb, tmp_path):
     text = "# @package _global_\ndefaults:\n  - override /augment: rotnet\nmethod: {name: bomb.code}\n"
     yaml(tmp_path / "configs" / "method" / "evil.yaml", text)
     refused(bomb, "pretrain", "evil", "--data", "sklearn:digits", "--dry-run", flag="method.name=bomb.code")
+
+
+def test_the_configuration_of_an_earlier_run_chooses_neither_schedules_nor_augmentations(bomb, tmp_path):
+    import yaml as library
+
+    order = ["jitter", "grayscale", "blur", "solarize"]
+    inner = {"name": "v2.RandomApply", "transforms": ["bomb.code:decode"]}
+    for order_, name in ((["bomb.code:decode", *order], "decode"), ([*order, inner], "decode")):
+        views = [{"size": 32, "order": order_}]
+        yaml(tmp_path / "config.yaml", library.safe_dump(recipe(augment={"views": views})))
+        common = ("pretrain", "config.yaml", "--data", "sklearn:digits", "--limit", "8", "--out", "run")
+        refused(bomb, *common, "--device", "cpu", flag=f"augment.code=[bomb.code:{name}]")
+    composite = {"name": "composite", "lengths": [1.0], "parts": [{"name": "bomb.code:net"}]}
+    for spec, flag in (({"name": "bomb.code:net"}, "schedule.lr.name=bomb.code:net"), (composite, "schedule.lr=")):
+        yaml(tmp_path / "config.yaml", library.safe_dump(recipe(schedule={"lr": spec})))
+        refused(bomb, *common, "--device", "cpu", flag=flag)
+
+
+def test_a_preset_chooses_no_schedule(bomb, tmp_path):
+    schedule = "{name: 'bomb.code:net'}"
+    file = yaml(
+        tmp_path / "mine.yaml", f"title: x\nversion: 1\nprotocol: finetune\nsettings: {{schedule: {schedule}}}\n"
+    )
+    random = ("--weights", "random", "--backbone", "resnet18w0.25", "--data", "sklearn:digits")
+    code, said = command("eval", "--benchmark", file, *WEIGHTS[2:], *random)
+    assert not bomb.exists() and code == 2 and "bomb.code:net" in said, said
+    with pytest.raises(SslbenchError, match=r"there is no schedule 'bomb\.code:net'"):
+        schedules.build({"name": "bomb.code:net"}, where="finetune")
+    assert not bomb.exists()
 
 
 def test_the_settings_of_a_machine_choose_no_decoder(bomb, tmp_path):

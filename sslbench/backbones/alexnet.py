@@ -23,6 +23,10 @@ _STANDARD_POOLS = {
 _JIGSAW_POOLS = {
     "conv1": "avg(28,9)", "conv2": "avg(24,6)", "conv3": "avg(14,3)", "conv4": "avg(14,3)", "conv5": "avg(16,2)",
 }  # fmt: skip
+_ROTNET_POOLS = {
+    "conv1": "adaptive-max(12,12)", "conv2": "adaptive-max(7,7)", "conv3": "adaptive-max(5,5)",
+    "conv4": "adaptive-max(6,6)", "conv5": "adaptive-max(6,6)",
+}  # fmt: skip
 _SQUARE = (256, 256)
 
 
@@ -85,8 +89,7 @@ SPECS: Mapping[str, AlexNetSpec] = {
     # Caron et al. 2018
     "alexnet_deepcluster": AlexNetSpec(_USUAL, padding=2, inputs="sobel", pools=_STANDARD_POOLS),
     "alexnet_deepcluster_rgb": AlexNetSpec(_USUAL, padding=2, pools=_STANDARD_POOLS),
-    # Gidaris et al. 2018; VISSL pools this one by adaptive maxima, for which there is no pool here
-    "alexnet_rotnet": AlexNetSpec(_USUAL, widths=(64, 192, 384, 256, 256), padding=2),
+    "alexnet_rotnet": AlexNetSpec(_USUAL, widths=(64, 192, 384, 256, 256), padding=2, pools=_ROTNET_POOLS),
 }
 NAMES = (*SPECS, "alexnet")
 

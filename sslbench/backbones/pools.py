@@ -21,6 +21,7 @@ _ARGUMENTS = {
     "max": (0, 0),
     "flatten": (0, 0),
     "adaptive": (2, 2),
+    "adaptive-max": (2, 2),
     "gem": (0, 1),
     "cls": (0, 0),
     "mean": (0, 0),
@@ -31,7 +32,10 @@ _ARGUMENTS = {
     "vissl": (0, 0),
     "grid": (2, 2),
 }
-_MAP_POOLS = "avg, max, gem(p), rmac(levels), regions(levels), flatten, avg(kernel,stride), adaptive(h,w), grid(h,w)"
+_MAP_POOLS = (
+    "avg, max, gem(p), rmac(levels), regions(levels), flatten, avg(kernel,stride), adaptive(h,w), adaptive-max(h,w), "
+    "grid(h,w)"
+)
 GEM_POWER = 3.0  # Radenovic et al. 2018, initial value
 FILE_POWER = "file"
 """Argument of `gem` in place of a number: the power that was learnt with the network."""
@@ -91,7 +95,7 @@ def parse_pool(text: str) -> Pool:
     Raises:
         UsageError: no such pool, or it does not take these numbers.
     """
-    found = re.fullmatch(r"([a-z+]+)(?:\(([^()]*)\))?", text.replace(" ", ""))
+    found = re.fullmatch(r"([a-z+-]+)(?:\(([^()]*)\))?", text.replace(" ", ""))
     if not found or found[1] not in _ARGUMENTS:
         raise UsageError(f"there is no pool '{text}'", did_you_mean(found[1] if found else text, _ARGUMENTS))
     if found[1] in _POWERED and found[2] == FILE_POWER:
@@ -109,8 +113,8 @@ def parse_pool(text: str) -> Pool:
     )
     if not fewest <= len(numbers) <= most or not whole or not positive:
         usage = (
-            "avg, avg(kernel), avg(kernel,stride), avg(kernel,stride,padding), adaptive(h,w), gem, gem(p), "
-            "gem(file), max, flatten, cls+gem(p), cls+gem(file), "
+            "avg, avg(kernel), avg(kernel,stride), avg(kernel,stride,padding), adaptive(h,w), adaptive-max(h,w), gem, "
+            "gem(p), gem(file), max, flatten, cls+gem(p), cls+gem(file), "
             f"rmac(levels), regions(levels) of up to {_MOST_LEVELS} levels"
         )
         raise UsageError(f"the pool '{text}' does not take these arguments", f"Valid forms: {usage}.")
@@ -158,6 +162,7 @@ def _pool_map(x: Tensor, pool: Pool, layer: str) -> Tensor:
         "max": lambda: x.amax((2, 3)),
         "flatten": lambda: x,
         "adaptive": lambda: F.adaptive_avg_pool2d(x, (sizes[0], sizes[1])),
+        "adaptive-max": lambda: F.adaptive_max_pool2d(x, (sizes[0], sizes[1])),
         "gem": lambda: _generalised_mean(x, (2, 3), pool.arguments[0]),
         "rmac": lambda: aggregated(x, sizes[0]),
         "regions": lambda: padded_regions(x, sizes[0]),

@@ -20,6 +20,7 @@ COMMANDS = {
     "pretrain": "Train a backbone without labels: simclr, moco_v2, swav, dino, ...",
     "eval": "Score a backbone: knn, linear, svm on frozen features; detection.",
     "extract": "Write a backbone's features of a data set to disk.",
+    "cluster": "Write k-means clusters of a data set's features as labels to train on.",
     "predict": "Write classes and probabilities of images, by a file with a classifier.",
     "export": "Write a network as ONNX or torch.export.",
     "inspect": "Describe a file or folder: weights, data, features.",

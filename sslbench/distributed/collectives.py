@@ -97,6 +97,16 @@ def sum_with_gradient(x: Tensor) -> Tensor:
     return x if world_size() == 1 else _Sum.apply(x)
 
 
+def mean_with_gradient(x: Tensor) -> Tensor:
+    """Return the mean over processes; the gradient reaches this process's value as a whole.
+
+    This is correct for a joint loss that every process computes from the mean: DistributedDataParallel then averages.
+    """
+    if world_size() == 1:
+        return x
+    return x + (sum_(x.detach().clone()) / world_size() - x).detach()
+
+
 def sum_(x: Tensor) -> Tensor:
     """Sum over processes in place, without gradient; return the argument."""
     if world_size() > 1:

@@ -3,7 +3,7 @@
 import dataclasses
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,15 +151,61 @@ def _mark_code(values: dict[str, Any], origins: Mapping[str, str], method: str) 
     is_typed = name == method and origins.get("method.name") == "the command"
     if isinstance(settings, dict) and not is_typed and origins.get("method.name") not in typed:
         settings["name"] = from_file(name, f"{method}: method.name", "method.name={}")
+    key = "method.teacher_backbone"
+    if isinstance(settings, dict) and settings.get("teacher_backbone") and origins.get(key) not in typed:
+        teacher = settings["teacher_backbone"]
+        if not str(teacher).startswith("timm:"):
+            settings["teacher_backbone"] = from_file(teacher, f"{method}: {key}", f"{key}={{}}")
     if origins.get("backbone") not in typed and not str(backbone).startswith("timm:"):
         values["backbone"] = from_file(backbone, f"{method}: backbone", "--backbone {}")
+    optimizer = values.get("optimizer")
+    if isinstance(optimizer, dict) and origins.get("optimizer.name") not in typed:
+        own = optimizer.get("name")
+        if not str(own).startswith("timm:"):
+            optimizer["name"] = from_file(own, f"{method}: optimizer.name", "optimizer.name={}")
+    schedule, augment = values.get("schedule"), values.get("augment")
+    for key, spec in schedule.items() if isinstance(schedule, dict) else ():
+        if origins.get(f"schedule.{key}.name") not in typed:
+            _mark_schedule(spec, f"{method}: schedule.{key}", f"schedule.{key}.name={{}}")
+    if isinstance(augment, dict) and origins.get("augment.views") not in typed:
+        _mark_changes(augment, method, augment.get("code") if origins.get("augment.code") in typed else None)
     if "decoder" in values and origins.get("decoder") not in typed:
         values["decoder"] = from_file(values["decoder"], f"{method}: decoder", "decoder=[{}]")
 
 
+def _mark_schedule(spec: Any, where: str, remedy: str) -> None:
+    """Mark, in place, the functions of the user's own in a schedule of a file."""
+    if not isinstance(spec, dict):
+        return
+    if ":" in str(spec.get("name")):
+        spec["name"] = from_file(spec["name"], f"{where}.name", remedy)
+    for part in spec["parts"] if isinstance(spec.get("parts"), list) else ():
+        _mark_schedule(part, f"{where}.parts", f"{remedy.partition('.name')[0]}={{{{...}}}}")
+
+
+def _mark_changes(augment: dict[str, Any], method: str, allowed: Any) -> None:
+    """Mark, in place, the functions of the user's own in the order of the views of a file, unless they are allowed."""
+    names = allowed if isinstance(allowed, list) else [allowed]
+    for view in augment["views"] if isinstance(augment.get("views"), list) else ():
+        if isinstance(view, dict) and isinstance(view.get("order"), list):
+            view["order"] = [_marked_change(entry, method, names) for entry in view["order"]]
+
+
+def _marked_change(entry: Any, method: str, allowed: Sequence[str]) -> Any:
+    """Return an entry of a view's order with the user's own functions marked, unless they are allowed."""
+    if isinstance(entry, dict):
+        inner = entry.get("transforms")
+        parts = [_marked_change(part, method, allowed) for part in inner] if isinstance(inner, list) else inner
+        marked = {**entry, "name": _marked_change(entry.get("name"), method, allowed)}
+        return marked if inner is None else {**marked, "transforms": parts}
+    if ":" not in str(entry) or entry in allowed:
+        return entry
+    return from_file(entry, f"{method}: augment.views", "augment.code=[{}]")
+
+
 def _same_optimizer(method: str, choices: Mapping[str, str], changed: Mapping[str, str], old: Any, new: Any) -> None:
     """Refuse another optimizer without another learning rate, which only the user can know."""
-    if new not in list_names("optimizer"):
+    if new not in list_names("optimizer") and ":" not in str(new):
         raise UsageError(
             f"optimizer.name: there is no optimizer called '{new}'", did_you_mean(str(new), list_names("optimizer"))
         )

@@ -10,15 +10,22 @@ from typing import Any, Literal
 
 import torch
 from timm.layers.norm import LayerNorm
-from timm.layers.patch_embed import PatchEmbed
-from timm.models._manipulate import checkpoint_seq
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
+from sslbench.methods._parts.masks import patchify, take
 from sslbench.methods._parts.precision import in_float32
-from sslbench.methods._parts.vision_transformers import fix_positions, initialise, sincos
+from sslbench.methods._parts.vision_transformers import (
+    embed,
+    fix_positions,
+    initialise,
+    need_own_size,
+    need_vision_transformer,
+    run_blocks,
+    sincos,
+)
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -39,18 +46,6 @@ class Config:
         "position embeddings of the encoder: fixed sines and cosines (published; loaded ones are kept and fixed), or "
         "trained ones",
     )
-
-
-def patchify(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Cut images into patches: (B, C, H, W) -> (B, patches, h * w * C), row by row, with channels last.
-
-    >>> patchify(torch.arange(16.0).view(1, 1, 4, 4), (2, 2))[0].int().tolist()
-    [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
-    """
-    b, c, height, width = images.shape
-    h, w = size
-    grid = images.reshape(b, c, height // h, h, width // w, w)
-    return grid.permute(0, 2, 4, 3, 5, 1).reshape(b, -1, h * w * c)
 
 
 def random_masking(count: int, patches: int, visible: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -79,11 +74,6 @@ def reconstruction_loss(predicted: Tensor, patches: Tensor, *, normalize: bool =
         variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
         patches = (patches - mean) / (variance + 1e-6).sqrt()
     return (predicted - patches).square().mean()
-
-
-def take(tokens: Tensor, index: Tensor) -> Tensor:
-    """Return the tokens of each image at its indices: (B, n, d), (B, m) -> (B, m, d)."""
-    return tokens.gather(1, index[..., None].expand(-1, -1, tokens.shape[-1]))
 
 
 class PixelDecoder(nn.Module):
@@ -175,34 +165,17 @@ class Method(method.Method[Config]):
 
     def _encode(self, images: Tensor, visible: Tensor) -> Tensor:
         """Return the tokens (B, prefix + visible, D) of images (B, C, H, W), computed for visible patches only."""
-        vit = self.backbone
-        tokens = vit._pos_embed(vit.patch_embed(images))
-        prefix, patches = tokens[:, : vit.num_prefix_tokens], tokens[:, vit.num_prefix_tokens :]
-        tokens = vit.norm_pre(torch.cat([prefix, take(patches, visible)], dim=1))
-        tokens = checkpoint_seq(vit.blocks, tokens) if vit.grad_checkpointing else vit.blocks(tokens)
-        # timm has the last norm before or after the pooling; the other one is the identity.
-        normed: Tensor = vit.fc_norm(vit.norm(tokens))
-        return normed
+        tokens = embed(self.backbone, images)
+        prefix = self.backbone.num_prefix_tokens
+        seen = torch.cat([tokens[:, :prefix], take(tokens[:, prefix:], visible)], dim=1)
+        return run_blocks(self.backbone, seen)
 
 
 def _vision_transformer(backbone: nn.Module, setup: Setup) -> VisionTransformer:
     """Return the backbone if it can skip masked patches and takes views of this size; raise UsageError otherwise."""
-    plain = isinstance(backbone, VisionTransformer) and isinstance(backbone.patch_embed, PatchEmbed)
-    if not plain or backbone.attn_pool is not None or type(backbone)._pos_embed is not VisionTransformer._pos_embed:
-        raise UsageError(
-            f"mae needs a plain vision transformer, which {setup.backbone} is not",
-            "For instance --backbone timm:vit_base_patch16_224, or timm:vit_tiny_patch16_224,img_size=32,patch_size=4 "
-            "for small images.",
-        )
-    size = tuple(backbone.patch_embed.img_size)
-    if any((side, side) != size for side in setup.sizes):
-        side, base = setup.sizes[0], setup.backbone.partition(",img_size")[0]
-        raise UsageError(
-            f"mae: the views have {' and '.join(str(s) for s in dict.fromkeys(setup.sizes))} pixels a side, "
-            f"the backbone takes {size[0]} x {size[1]}",
-            f"Build the backbone for the size of the views: --backbone {base},img_size={side}.",
-        )
-    return backbone
+    vit = need_vision_transformer(backbone, setup, method="mae")
+    need_own_size(vit, setup, method="mae")
+    return vit
 
 
 def _visible(config: Config, patches: int) -> int:

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sslbench.config import setting
-from sslbench.distributed.collectives import broadcast_, gather, rank
-from sslbench.errors import UsageError
+from sslbench.distributed.collectives import gather
 from sslbench.methods._parts import momentum as momentum_copies
 from sslbench.methods._parts.checks import need_views
+from sslbench.methods._parts.contrast import info_nce
 from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.precision import in_float32, unit_length
-from sslbench.methods._parts.queue import enqueue_
+from sslbench.methods._parts.precision import unit_length
+from sslbench.methods._parts.queue import enqueue_, need_whole_updates
+from sslbench.methods._parts.shuffle import over_shuffled
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -36,27 +37,6 @@ class Config:
     shuffle_bn: bool = setting(True, "shuffle the images over all processes for the key network's BatchNorm")
 
 
-@in_float32
-def info_nce(query: Tensor, key: Tensor, queue: Tensor, temperature: float) -> Tensor:
-    """Return InfoNCE, eq. 1 of v1: cross entropy of the positive key among itself and the queue.
-
-    >>> q = torch.tensor([[1.0, 0.0]])
-    >>> round(float(info_nce(q, q, torch.tensor([[0.0, 1.0]]), 1.0)), 4)  # log(1 + exp(-1))
-    0.3133
-
-    Args:
-        query: (B, d), rows of length 1.
-        key: (B, d), rows of length 1, the positive of each query.
-        queue: (K, d), rows of length 1, the negatives.
-        temperature: temperature, above 0.
-    """
-    query = query / temperature
-    positives = (query * key).sum(dim=1)
-    negatives = (query @ queue.T).logsumexp(dim=1)
-    # -log(e^p / (e^p + e^n)), without a (B, K + 1) copy of the logits.
-    return functional.softplus(negatives - positives).mean()
-
-
 class Method(method.Method[Config]):
     """Contrast of queries with keys of a momentum network, of this batch and of earlier ones in a queue."""
 
@@ -67,7 +47,7 @@ class Method(method.Method[Config]):
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require two views, and a queue that whole updates fill."""
         need_views(setup, 2, method="moco_v2")
-        _require_divisible(config.queue, setup.images_per_update)
+        need_whole_updates(config.queue, setup.images_per_update, method="moco")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)
@@ -89,18 +69,11 @@ class Method(method.Method[Config]):
 
     @torch.no_grad()
     def _keys(self, images: Tensor) -> Tensor:
-        """Return the normalised keys (B, d) of this process's images.
-
-        The statistics of BatchNorm would reveal which query and key are from the same batch (section 3.3 of v1), so
-        each process computes the keys of images from all processes.
-        """
+        """Return the normalised keys (B, d) of this process's images."""
         if self.world == 1 or not self.config.shuffle_bn:
             return self._key_network(images)
-        everyone = gather(images)
-        order = broadcast_(torch.randperm(len(everyone)).to(images.device))
-        share = everyone[order.view(self.world, -1)[rank()]].contiguous(memory_format=torch.channels_last)
-        keys = gather(self._key_network(share))
-        return keys[order.argsort().view(self.world, -1)[rank()]]
+        (keys,) = over_shuffled(lambda views: (self._key_network(views),), images)
+        return keys
 
     def _key_network(self, images: Tensor) -> Tensor:
         return unit_length(self.key_head(self.key_backbone(images)))
@@ -122,18 +95,3 @@ class Method(method.Method[Config]):
     def heads(self, exported: str) -> dict[str, nn.Module]:
         """Return the projection head of the query or the key network."""
         return {"head": self.head if exported == "student" else self.key_head}
-
-
-def _require_divisible(queue: int, images: int) -> None:
-    """Refuse a queue that is no multiple of the images per update; name the nearest valid values."""
-    if queue > 0 and queue % images == 0:
-        return
-    below, above = queue // images * images, (max(queue, 1) + images - 1) // images * images
-    queues = " or ".join(str(n) for n in (below, above) if n > 0)
-    divisors = [n for n in range(1, queue + 1) if queue % n == 0]
-    near = {max((n for n in divisors if n < images), default=0), min((n for n in divisors if n > images), default=0)}
-    batches = " or ".join(str(n) for n in sorted(near - {0}))
-    raise UsageError(
-        f"moco: queue={queue} is no multiple of images_per_update={images}",
-        f"Set method.queue to {queues}" + (f", or batch_size to {batches}." if batches else "."),
-    )

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sslbench.config import setting
-from sslbench.distributed.collectives import gather_with_gradient, rank
 from sslbench.methods._parts.checks import need_negatives, need_view_pairs
+from sslbench.methods._parts.contrast import mean_over_pairs, similarities
 from sslbench.methods._parts.crops import encode
 from sslbench.methods._parts.heads import mlp
 from sslbench.methods._parts.precision import in_float32
@@ -50,23 +50,8 @@ def nt_xent(views: Tensor, temperature: float) -> Tensor:
         Mean over this process's V * B anchors and their V - 1 positives. Its mean over processes is the loss of the
         whole batch; the gradient includes the anchors of all processes.
     """
-    z = functional.normalize(views, dim=2)
-    n_views, n_images, _ = z.shape
-    rows = n_views * n_images
-    anchors = z.flatten(0, 1)
-    logits = anchors @ gather_with_gradient(anchors).T / temperature  # (rows, world * rows)
-    local = slice(rank() * rows, (rank() + 1) * rows)
-
-    image = torch.arange(n_images, device=z.device).repeat(n_views)
-    same_image = torch.zeros_like(logits, dtype=torch.bool)
-    same_image[:, local] = image[:, None] == image
-    negatives = logits.masked_fill(same_image, -torch.inf).logsumexp(dim=1).view(n_views, 1, n_images)
-
-    # [v, w, i]: view v of image i with view w of the same image.
-    positives = logits[:, local].view(n_views, n_images, n_views, n_images).diagonal(dim1=1, dim2=3)
-    itself = torch.eye(n_views, dtype=torch.bool, device=z.device)[:, :, None]
-    terms = functional.softplus(negatives - positives).masked_fill(itself, 0)
-    return terms.sum() / (rows * (n_views - 1))
+    positives, negatives = similarities(views, temperature)
+    return mean_over_pairs(functional.softplus(negatives - positives))
 
 
 class Method(method.Method[Config]):

@@ -1,4 +1,7 @@
-"""Supervised classification, for comparison with self-supervised methods."""
+"""Supervised classification, for comparison with self-supervised methods.
+
+Images with several labels are trained as in VISSL, with a binary classifier for each label.
+"""
 
 import dataclasses
 
@@ -7,7 +10,7 @@ from torch import nn
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.checks import need_views
-from sslbench.methods._parts.classification import cross_entropy, top1
+from sslbench.methods._parts.classification import cross_entropy, multi_label_loss, top1
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -20,33 +23,43 @@ class Config:
 
 
 class Method(method.Method[Config]):
-    """Linear classifier of the data's classes on the backbone."""
+    """Linear classifier of the data's classes on the backbone; of several labels per image by binary cross entropy."""
 
     config_type = Config
     has_classifier = True
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Require a single view, and images of at least two classes."""
+        """Require a single view, and images of at least two classes or of several labels."""
         need_views(setup, 1, method="supervised")
-        if setup.classes < 2:
+        if setup.classes < 2 and setup.targets is None:
             raise UsageError(
-                "supervised training needs data in which every image has one of at least two classes",
+                "supervised training needs images of several labels, or of one of at least two classes each",
                 "Give labelled data (one folder per class, or a table with a label column), or use another method.",
+            )
+        if setup.targets is not None and config.label_smoothing:
+            raise UsageError(
+                "supervised: label_smoothing has no effect on images of several labels", "Leave it out, or set it to 0."
             )
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)
-        self.head = nn.Linear(setup.feature_dim, setup.classes)
+        classes = setup.classes if setup.targets is None else setup.targets.shape[1]
+        self.head = nn.Linear(setup.feature_dim, classes)
+        self.targets = setup.targets
 
     def loss(self, batch: Batch, step: Step) -> Loss:
-        """Return the cross entropy with label smoothing."""
-        if batch.labels is None:
-            raise UsageError("supervised training received a batch without labels")
+        """Return the cross entropy with label smoothing, or the binary cross entropy of several labels."""
         features = self.backbone(batch.views[0])
         logits = self.head(features)
+        embeddings = features.detach().float()
+        if self.targets is not None:
+            targets = self.targets[batch.indices].to(logits.device)
+            return Loss(multi_label_loss(logits, targets), embeddings)
+        if batch.labels is None:
+            raise UsageError("supervised training received a batch without labels")
         value = cross_entropy(logits, batch.labels, self.config.label_smoothing)
-        return Loss(value, features.detach().float(), {"top1": top1(logits, batch.labels)})
+        return Loss(value, embeddings, {"top1": top1(logits, batch.labels)})
 
     def heads(self, exported: str) -> dict[str, nn.Module]:
         """Return the classifier."""

@@ -3,10 +3,14 @@
 Departures: the queue is filled from the first update and used from `queue_start` on, once it is full (the published
 code fills it from then on, VISSL starts with random vectors). Frozen prototypes get no gradient, so that neither
 momentum nor weight decay changes them.
+
+With `momentum`, the assignments come from a momentum copy of backbone, head and prototypes (SwAV-momentum of VISSL).
+VISSL copies the running statistics of BatchNorm into it; here it keeps statistics of its own inputs.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +18,7 @@ from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
+from sslbench.methods._parts import momentum as momentum_copies
 from sslbench.methods._parts.checks import need_view_pairs
 from sslbench.methods._parts.crops import encode
 from sslbench.methods._parts.heads import Prototypes, mlp
@@ -40,6 +45,7 @@ class Config:
     hard_updates: int = setting(0, "updates at the start with hard assignments")
     power_law: float = setting(0.0, "exponent of the prototypes' shares; 0 makes them equal")
     double_precision: bool = setting(False, "Sinkhorn-Knopp in float64")
+    momentum: float = setting(0.0, "decay of a momentum copy of all networks, which assigns (VISSL: 0.99); 0: none")
 
 
 @in_float32
@@ -81,6 +87,16 @@ def assign(scores: Tensor, queued: Tensor | None, config: Config, *, hard: bool 
     return functional.one_hot(codes.argmax(dim=1), codes.shape[1]).to(codes.dtype) if hard else codes
 
 
+class _Teacher(nn.Module):
+    """Momentum copies of the networks."""
+
+    def __init__(self, backbone: nn.Module, head: nn.Module, prototypes: Prototypes) -> None:
+        super().__init__()
+        self.backbone = momentum_copies.copy_of(backbone)
+        self.head = momentum_copies.copy_of(head)
+        self.prototypes = momentum_copies.copy_of(prototypes)
+
+
 class Method(method.Method[Config]):
     """Online clustering: assignments by Sinkhorn-Knopp over all processes, predicted from other views."""
 
@@ -90,6 +106,10 @@ class Method(method.Method[Config]):
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require several views, views to assign among them, and a queue that the processes share evenly."""
         need_view_pairs(setup, method="swav")
+        if not 0 <= config.momentum < 1:
+            raise UsageError(
+                f"swav: momentum={config.momentum:g} must be from 0 to below 1", "Use 0.99, or 0 for none."
+            )
         _require_assignable(config, setup)
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
@@ -97,45 +117,73 @@ class Method(method.Method[Config]):
         self.head = mlp([setup.feature_dim, *config.projector], norm=True)
         self.prototypes = Prototypes(config.projector[-1], config.prototypes)
         self.prototypes.normalize_()
+        self.teacher = _Teacher(backbone, self.head, self.prototypes) if config.momentum else None
         # Differs between processes, so it is no buffer; created with the first embeddings, on their device.
         self._queue: Tensor | None = None
         self._queue_shape = (len(config.assign_views), config.queue // setup.world, config.projector[-1])
         self._fill_updates = -(-config.queue // setup.images_per_update)
         self._new: list[Tensor] = []
 
+    def compile_networks(self, **options: Any) -> None:
+        """Compile all networks, those of the momentum copy one by one."""
+        super().compile_networks(**options)
+        for network in () if self.teacher is None else self.teacher.children():
+            network.compile(**options)
+
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the loss of swapped prediction, averaged over the sets of prototypes."""
         features = torch.cat(encode(self.backbone, batch.views))
         embeddings = unit_length(self.head(features))
-        queued = self._queued_scores(embeddings, step)
-        terms = []
-        for head, scores in enumerate(self._scores(embeddings)):
-            views = scores.view(len(batch.views), -1, scores.shape[1])
-            codes = self._codes(views.detach(), queued[head] if queued else None, step)
-            terms.append(swapped_prediction(views, codes, self.config.assign_views, self.config.temperature))
+        views = [_by_view(scores, len(batch.views)) for scores in self._scores(self.prototypes, embeddings)]
         per_view = embeddings.detach().chunk(len(batch.views))
+        assigned, assigned_scores = self._assigned(batch, per_view, views)
+        queued = self._queued_scores(assigned, step)
+        terms = []
+        for head, scores in enumerate(views):
+            codes = self._codes(assigned_scores[head], queued[head] if queued else None, step)
+            terms.append(swapped_prediction(scores, codes, self.config.assign_views, self.config.temperature))
         if self.config.queue:
-            self._new.append(torch.stack([per_view[view] for view in self.config.assign_views]))
+            self._new.append(assigned)
         return Loss(torch.stack(terms).mean(), per_view[0])
 
-    def _codes(self, views: Tensor, queued: Tensor | None, step: Step) -> Tensor:
-        """Return the assignments (A, B, K) of the assigned views, given the scores (V, B, K) of all."""
+    @torch.no_grad()
+    def _assigned(
+        self, batch: Batch, per_view: Sequence[Tensor], views: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return embeddings (A, B, d) of the assigned views, and their scores (A, B, K) for each set of prototypes.
+
+        Args:
+            batch: the batch.
+            per_view: (B, d) for each view, from the trained networks.
+            views: (V, B, K) for each set of prototypes, from the trained networks.
+        """
+        chosen = list(self.config.assign_views)
+        if self.teacher is None:
+            return torch.stack([per_view[view] for view in chosen]), [scores.detach()[chosen] for scores in views]
+        features = torch.cat(encode(self.teacher.backbone, [batch.views[view] for view in chosen]))
+        embeddings = unit_length(self.teacher.head(features))
+        scores = self._scores(self.teacher.prototypes, embeddings)
+        return _by_view(embeddings, len(chosen)), [_by_view(each, len(chosen)) for each in scores]
+
+    def _codes(self, scores: Tensor, queued: Tensor | None, step: Step) -> Tensor:
+        """Return the assignments (A, B, K) of the assigned views, given their scores (A, B, K)."""
         hard = step.index < self.config.hard_updates
-        numbered = enumerate(self.config.assign_views)
-        codes = [assign(views[v], None if queued is None else queued[i], self.config, hard=hard) for i, v in numbered]
-        return torch.stack(codes)
+        past = [None] * len(scores) if queued is None else list(queued)
+        pairs = zip(scores, past, strict=True)
+        return torch.stack([assign(own, earlier, self.config, hard=hard) for own, earlier in pairs])
 
     @in_float32
-    def _scores(self, embeddings: Tensor) -> tuple[Tensor, ...]:
+    def _scores(self, prototypes: Prototypes, embeddings: Tensor) -> tuple[Tensor, ...]:
         """Return the scores for each set in float32: divided by epsilon, 8 bits of bfloat16 would be too few."""
-        return self.prototypes(embeddings)  # type: ignore[no-any-return]
+        return prototypes(embeddings)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def _queued_scores(self, embeddings: Tensor, step: Step) -> tuple[Tensor, ...]:
         """Return the queue's scores (assigned views, n, K) for each set; empty while the queue is not used."""
         if self._queue is None or step.index < max(self.config.queue_start, self._fill_updates):
             return ()
-        return self._scores(self._queue.to(embeddings.device))
+        prototypes = self.prototypes if self.teacher is None else self.teacher.prototypes
+        return self._scores(prototypes, self._queue.to(embeddings.device))
 
     def before_update(self, step: Step) -> None:
         """Drop the gradient of frozen prototypes."""
@@ -145,8 +193,12 @@ class Method(method.Method[Config]):
 
     @torch.no_grad()
     def after_update(self, step: Step) -> None:
-        """Normalise the prototypes, and add the new embeddings to the queue."""
+        """Normalise the prototypes, update the momentum copies, and add the new embeddings to the queue."""
         self.prototypes.normalize_()
+        if self.teacher is not None:
+            for copy, network in zip(self.teacher.children(), (self.backbone, self.head, self.prototypes), strict=True):
+                momentum_copies.update(copy, network, self.config.momentum)
+            self.teacher.prototypes.normalize_()
         for new in self._new:
             queue = new.new_zeros(self._queue_shape) if self._queue is None else self._queue.to(new.device)
             self._queue = shift_in(queue, new)
@@ -171,9 +223,18 @@ class Method(method.Method[Config]):
             )
         self._queue = None if queue is None else queue.clone()
 
+    def exports(self) -> dict[str, nn.Module]:
+        """Return the trained backbone and, if there is one, its momentum copy."""
+        return {"student": self.backbone} | ({} if self.teacher is None else {"teacher": self.teacher.backbone})
+
     def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the projection head."""
-        return {"head": self.head}
+        """Return the projection head of the trained networks or of the momentum copies."""
+        return {"head": self.head if self.teacher is None or exported == "student" else self.teacher.head}
+
+
+def _by_view(rows: Tensor, views: int) -> Tensor:
+    """Return rows (V * B, d), one view after the other, as (V, B, d)."""
+    return rows.view(views, -1, rows.shape[1])
 
 
 def _require_assignable(config: Config, setup: Setup) -> None:

@@ -10,6 +10,7 @@ from sslbench.distributed.collectives import gather_with_gradient
 from sslbench.methods._parts.checks import need_several_images, need_views
 from sslbench.methods._parts.heads import mlp
 from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.variance import variance_and_covariance
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -41,18 +42,8 @@ def vicreg_terms(za: Tensor, zb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         zb: (B, d), embeddings of the other view.
     """
     invariance = functional.mse_loss(za, zb)
-    variances, covariances = zip(*(_variance_and_covariance(gather_with_gradient(z)) for z in (za, zb)), strict=True)
+    variances, covariances = zip(*(variance_and_covariance(gather_with_gradient(z)) for z in (za, zb)), strict=True)
     return invariance, sum(variances) / 2, sum(covariances)
-
-
-def _variance_and_covariance(z: Tensor, *, epsilon: float = 1e-4) -> tuple[Tensor, Tensor]:
-    """Return the mean hinge max(0, 1 - standard deviation), and the sum of squared covariances divided by d."""
-    n, d = z.shape
-    hinge = functional.relu(1 - (z.var(dim=0) + epsilon).sqrt()).mean()
-    centred = z - z.mean(dim=0)
-    covariance = centred.T @ centred / (n - 1)
-    # All but the last entry as rows of d + 1: the diagonal is the first column.
-    return hinge, covariance.flatten()[:-1].view(d - 1, d + 1)[:, 1:].square().sum() / d
 
 
 def vicreg_loss(

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from sslbench import user_code
@@ -15,6 +16,7 @@ from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.open import open_data, refuse_label_maps
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
+from sslbench.data.views.own import own_functions
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.names import find_object
@@ -32,7 +34,7 @@ from sslbench.runtime.workers import resolve_workers
 from sslbench.train import schedules
 from sslbench.train.loop import TrainingPlan
 from sslbench.train.method import Method, Setup
-from sslbench.train.optimizers import scaled_lr
+from sslbench.train.optimizers import class_of, scaled_lr
 
 log = logging.getLogger("sslbench")
 
@@ -66,10 +68,13 @@ class PreparedPretraining:
     changes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def code(self) -> str:
-        """Return a digest of the user's own backbone, method and decoders; empty if there are none."""
-        name = self.backbone.name
+        """Return a digest of the user's own code in this run; empty if there is none."""
+        name, settings = self.backbone.name, self.request.settings
         builder = [find_object(name)] if self.backbone.kind.users else []
-        return user_code.sha256([*builder, *self.method.modules(), *resolve(self.request.settings.decoder)])
+        own = [*builder, class_of(settings.optimizer.name), *self.method.modules(), *resolve(settings.decoder)]
+        specs = (settings.schedule.lr, settings.schedule.weight_decay, settings.schedule.momentum)
+        own += [function for spec in specs for function in schedules.own_functions(spec)]
+        return user_code.sha256([*own, *own_functions(settings.augment.views)])
 
 
 def prepare(request: PretrainRequest) -> PreparedPretraining:
@@ -108,6 +113,7 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     plan = _plan(settings, data.steps_per_epoch)
     sizes = settings.augment.sizes
     accept_sizes(backbone.module, sizes, name=backbone.name, channels=channels)
+    augment, origins = normalised(augment, backbone.preprocessing, source, reading, seed=settings.seed)
     setup = Setup(
         feature_dim=feature_dim(backbone.module, max(sizes), channels),
         sizes=sizes,
@@ -121,13 +127,15 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
         backbone=backbone.name,
         channels=channels,
         loaded=request.init is not None,
+        class_names=source.labels.classes if source.labels.kind == "single" else (),
+        normalisation=Preprocessing(mean=augment.mean, std=augment.std),
+        targets=torch.from_numpy(np.asarray(source.labels.values)) if source.labels.kind == "multi" else None,
     )
     method = make_method(backbone.module, settings.method, setup, seed=settings.seed)
     if settings.activation_checkpointing:
         checkpoint_activations(backbone)
     method = with_sync_bn(method, device, enabled=settings.sync_bn, world=process.world)
     _check_export(settings.export, method)
-    augment, origins = normalised(augment, backbone.preprocessing, source, reading, seed=settings.seed)
     settings = dataclasses.replace(settings, augment=augment)
     return PreparedPretraining(
         dataclasses.replace(request, settings=settings),
@@ -144,12 +152,12 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
 
 
 def evaluation_transform(settings: PretrainSettings) -> Preprocessing:
-    """Return the preprocessing for evaluations: size and normalisation of the largest views.
+    """Return the preprocessing for evaluations: size and normalisation of the largest whole views.
 
     From 96 pixels on, the shorter side is resized to 256/224 of the crop, as for ImageNet; smaller images are resized
     without a crop.
     """
-    size = max(settings.augment.sizes)
+    size = settings.augment.whole_size
     return Preprocessing(
         resize=round(size * 256 / 224) if size >= 96 else (size, size),
         crop=(size, size),
@@ -222,10 +230,11 @@ def _plan(settings: PretrainSettings, per_epoch: int) -> TrainingPlan:
         warmup_start=schedule.warmup_start,
         where="schedule.lr",
         epochs=epochs,
+        own=True,
     )
     base = scaled_lr(settings.optimizer, settings.batch_size)
     others = [
-        None if spec is None else schedules.build(spec, where=f"schedule.{name}", epochs=epochs)
+        None if spec is None else schedules.build(spec, where=f"schedule.{name}", epochs=epochs, own=True)
         for name, spec in (("weight_decay", schedule.weight_decay), ("momentum", schedule.momentum))
     ]
     return TrainingPlan(

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
@@ -25,7 +25,7 @@ from sslbench.runtime.signals import stop_signals
 from sslbench.train import checkpoints
 from sslbench.train.failed_batch import keep_failed
 from sslbench.train.lock import exclusive
-from sslbench.train.loop import train
+from sslbench.train.loop import run_first_pass, train
 from sslbench.train.meter import LogRecord
 from sslbench.train.observers import Observer, RunInfo
 from sslbench.train.resume import continue_from
@@ -146,6 +146,7 @@ class _PretrainingRun:
             observer.started(info)
         if found is None:
             self._evaluate_at(0)
+            self._first_pass()
         # Always closed: workers that outlive the loop would delay the end of the process.
         batches = contextlib.closing(prepared.data.batches(start, prepared.plan.steps))
         with stop_signals() as signal_number, batches as stream:
@@ -164,6 +165,15 @@ class _PretrainingRun:
             observer.finished()
         resumed = start if found is not None else None
         return PretrainingOutcome(weights, prepared.plan.steps, resumed, self.last, tuple(self.evaluations))
+
+    def _first_pass(self) -> None:
+        """Run the pass before the first update, if the method needs one."""
+        if not self.state.method.first_pass:
+            return
+        prepared = self.prepared
+        log.info("one pass over the data before the first update")
+        with contextlib.closing(prepared.data.batches(0, prepared.plan.per_epoch)) as stream:
+            run_first_pass(self.state, prepared.plan, stream)
 
     def _log(self, line: LogRecord) -> None:
         self.last = line
@@ -257,8 +267,9 @@ class _PretrainingRun:
         if heads:
             metadata[HEADS] = dict(heads)
         if "head" in heads and self.state.method.has_classifier:
-            classes = self.prepared.source.labels.classes
-            metadata["classifier"] = classifier_metadata(ClassifierInfo("output", "none", "single", classes))
+            labels = self.prepared.source.labels
+            kind: Literal["single", "multi"] = "multi" if labels.kind == "multi" else "single"
+            metadata["classifier"] = classifier_metadata(ClassifierInfo("output", "none", kind, labels.classes))
         if self.prepared.changes:
             metadata["changes"] = dict(self.prepared.changes)
         return metadata

@@ -65,6 +65,22 @@ class TrainingPlan:
     evaluate_every: int = 0
 
 
+def run_first_pass(state: State, plan: TrainingPlan, batches: Iterator[RawBatch]) -> None:
+    """Run the forward passes of one epoch before the first update, see `Method.first_pass`.
+
+    Args:
+        state: training state; only buffers of the method change.
+        plan: precision, normalisation and number of passes per update.
+        batches: the batches of the first epoch.
+    """
+    for number, raw in enumerate(batches):
+        step = Step(number - plan.per_epoch, plan.steps, plan.per_epoch)
+        for part in _split(raw, plan.accumulate):
+            with torch.no_grad():
+                _forward(state, plan, part, step)
+        state.method.after_update(step)
+
+
 class NotFiniteError(SslbenchError):
     """NaN or infinite loss."""
 
@@ -128,14 +144,20 @@ def _forward_backward(state: State, plan: TrainingPlan, raw: RawBatch, step: Ste
     total = torch.zeros((), device=state.device)
     parts = _split(raw, plan.accumulate)
     for number, part in enumerate(parts):
-        batch = _to_device(part, state.device, plan.normalisation)
         final = number == len(parts) - 1
         with contextlib.nullcontext() if final else without_synchronisation(state.model):
-            with torch.autocast(state.device.type, dtype=DTYPES[plan.precision], enabled=plan.precision != "fp32"):
-                loss: Loss = state.model(batch, step)
+            loss = _forward(state, plan, part, step)
             state.scaler.scale(loss.value / len(parts)).backward()  # type: ignore[no-untyped-call]
         total += loss.value.detach() / len(parts)
     return loss, sum_(total) / world_size()
+
+
+def _forward(state: State, plan: TrainingPlan, raw: RawBatch, step: Step) -> Loss:
+    """Return the loss of a forward pass in the precision of the plan."""
+    batch = _to_device(raw, state.device, plan.normalisation)
+    with torch.autocast(state.device.type, dtype=DTYPES[plan.precision], enabled=plan.precision != "fp32"):
+        loss: Loss = state.model(batch, step)
+    return loss
 
 
 def _update(state: State, plan: TrainingPlan, step: Step) -> Tensor | None:
@@ -175,18 +197,20 @@ def _split(raw: RawBatch, parts: int) -> list[RawBatch]:
     # Chunks share the pinned memory of the batch; RawBatch.rows would copy it.
     views = zip(*(view.chunk(parts) for view in raw.views), strict=True)
     labels = [None] * parts if raw.labels is None else raw.labels.chunk(parts)
+    boxes = [None] * parts if raw.boxes is None else raw.boxes.chunk(parts)
     rows = torch.arange(len(raw.indices)).chunk(parts)
     origins = [tuple(raw.origins[row] for row in part) if raw.origins else () for part in rows]
     return [
-        dataclasses.replace(raw, views=own, labels=label, indices=raw.indices[part], origins=names)
-        for own, label, part, names in zip(views, labels, rows, origins, strict=True)
+        dataclasses.replace(raw, views=own, labels=label, indices=raw.indices[part], origins=names, boxes=box)
+        for own, label, part, names, box in zip(views, labels, rows, origins, boxes, strict=True)
     ]
 
 
 def _to_device(raw: RawBatch, device: torch.device, normalisation: Preprocessing) -> Batch:
     views = tuple(normalise(view.to(device, non_blocking=True), normalisation) for view in raw.views)
     labels = None if raw.labels is None else raw.labels.to(device, non_blocking=True)
-    return Batch(views, labels, raw.indices, raw.origins)
+    boxes = None if raw.boxes is None else raw.boxes.to(device, non_blocking=True)
+    return Batch(views, labels, raw.indices, raw.origins, boxes)
 
 
 def _stop_not_finite(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from sslbench import names
 from sslbench.data.loading.pretraining import rows_by_origin
 from sslbench.errors import UsageError
+from sslbench.preprocessing import Preprocessing
 
 ConfigT = TypeVar("ConfigT")
 
@@ -22,12 +23,15 @@ class Batch:
         labels: int64 (B,), class indices; None for data without labels.
         indices: int64 (B,), positions of the images in the source, on the CPU.
         origins: names of the source of each image, if several sources are mixed; else empty.
+        boxes: float32 (B, V, 4), edges of each view in its picture in pixels: top, left, bottom, right, with right
+            below left in a mirrored view; None where they are unknown.
     """
 
     views: tuple[Tensor, ...]
     labels: Tensor | None
     indices: Tensor
     origins: tuple[str, ...] = ()
+    boxes: Tensor | None = None
 
     def by_origin(self) -> dict[str, "Batch"]:
         """Return a batch per source, e.g. {"coco": ..., "photos": ...}, for the sources that occur in this batch."""
@@ -35,7 +39,8 @@ class Batch:
         for name, rows in rows_by_origin(self.origins).items():
             views = tuple(view[rows] for view in self.views)
             labels = None if self.labels is None else self.labels[rows]
-            found[name] = Batch(views, labels, self.indices[rows], (name,) * len(rows))
+            boxes = None if self.boxes is None else self.boxes[rows]
+            found[name] = Batch(views, labels, self.indices[rows], (name,) * len(rows), boxes)
         return found
 
 
@@ -44,7 +49,7 @@ class Step:
     """Position of an update in a run.
 
     Attributes:
-        index: optimizer updates done before this one.
+        index: optimizer updates done before this one; negative in `Method.first_pass`.
         total: updates of the whole run.
         per_epoch: updates per epoch.
     """
@@ -86,6 +91,9 @@ class Setup:
         backbone: name of the backbone, for messages.
         channels: number of channels of the views.
         loaded: true if the backbone holds weights from a file (--init), false if they are random.
+        targets: int8 (samples, C) for data of several labels per image, 1 present, 0 absent, -1 unknown; else None.
+        class_names: names of the classes, in order; empty for data without one class per image.
+        normalisation: mean and standard deviation that the views are normalised by.
     """
 
     feature_dim: int
@@ -100,6 +108,9 @@ class Setup:
     backbone: str
     channels: int = 3
     loaded: bool = False
+    targets: Tensor | None = None
+    class_names: tuple[str, ...] = ()
+    normalisation: Preprocessing = dataclasses.field(default_factory=Preprocessing)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,12 +145,15 @@ class Method(nn.Module, Generic[ConfigT]):
         config_type: frozen dataclass of the method's settings.
         has_classifier: true if 'head' of `heads` is a classifier of the data's classes on the backbone's output; the
             weights file then names the classes.
+        first_pass: true if one epoch of forward passes, each followed by `after_update`, precedes the first update, for
+            instance to fill a memory; the steps of these passes have the indices -per_epoch to -1.
         backbone: network that is pretrained.
         config: settings.
     """
 
     config_type: ClassVar[type[Any]]
     has_classifier: ClassVar[bool] = False
+    first_pass: ClassVar[bool] = False
     backbone: nn.Module
 
     def __init__(self, backbone: nn.Module, config: ConfigT, setup: Setup) -> None:

@@ -13,13 +13,16 @@ from torch import nn
 from sslbench.config import setting
 from sslbench.distributed.parallel import zero_optimizer
 from sslbench.errors import UsageError
-from sslbench.names import did_you_mean
+from sslbench.names import did_you_mean, find_object
 from sslbench.train.lars import LARC, LARS
 
 log = logging.getLogger("sslbench")
 
-Name = Literal["sgd", "adamw", "lars", "larc"]
+Builtin = Literal["sgd", "adamw", "lars", "larc"]
 Scaling = Literal["none", "linear", "sqrt"]
+
+OF_TIMM = "timm:"
+"""Beginning of the name of an optimizer that timm builds."""
 
 _BACKBONE = "backbone."
 _FIRST = re.compile(r"(?:patch_embed|pos_embed|cls_token|reg_token|dist_token|mask_token|norm_pre|conv1|bn1)(?:\.|$)")
@@ -30,7 +33,9 @@ _BLOCK = re.compile(r"(blocks\.\d+|layer\d+\.\d+)\.")
 class OptimizerSettings:
     """Settings of the optimizer of a pretraining run."""
 
-    name: Name = setting("sgd", "sgd, adamw, lars, or larc (sgd with layer-wise rates as in apex)")
+    name: Builtin | str = setting(
+        "sgd", "sgd, adamw, lars, larc (sgd with layer-wise rates as in apex), timm:NAME, or your own my_module:MyClass"
+    )
     lr: float = setting(0.1, "learning rate at base_batch_size images per update, after the warm-up")
     lr_scaling: Scaling = setting("linear", "scaling of lr with the images per update: none, linear, sqrt")
     base_batch_size: int = setting(256, "images per update for which lr is given", unit="images")
@@ -53,6 +58,9 @@ class OptimizerSettings:
     layer_decay: float | None = setting(
         None, "learning rate of each block of the backbone relative to the next; null: 1"
     )
+    options: dict[str, Any] | None = setting(
+        None, "further arguments of an optimizer of timm or your own, which takes lr, weight_decay and these"
+    )
 
     def __post_init__(self) -> None:
         not_negative = ("lr", "weight_decay", "head_lr_factor", "head_weight_decay", "eps")
@@ -70,6 +78,14 @@ class OptimizerSettings:
                 raise UsageError(f"optimizer.{name} must be from 0 to below 1, not {', '.join(map(str, values))}")
         if self.nesterov and self.name != "adamw" and self.momentum == 0:
             raise UsageError("optimizer.nesterov needs optimizer.momentum above 0")
+        if self.options and self.name in _CLASSES:
+            raise UsageError(
+                f"optimizer.options has no effect on {self.name}, whose settings have names of their own",
+                "Give them as optimizer.momentum, optimizer.betas, optimizer.eps.",
+            )
+        if self.name not in _CLASSES and ":" not in self.name:
+            known = [*_CLASSES, f"{OF_TIMM}{self.name}"]
+            raise UsageError(f"there is no optimizer called '{self.name}'", did_you_mean(self.name, known))
 
 
 def scaled_lr(settings: OptimizerSettings, images_per_update: int) -> float:
@@ -214,18 +230,65 @@ def make_optimizer(
         settings: name and options.
         zero: shard the optimizer state over the processes (Rajbhandari et al. 2020, ZeRO, stage 1); every process
             calls this.
+
+    Raises:
+        UsageError: timm has no such optimizer, your class cannot be imported, or it does not take the options.
     """
     options = _options(settings)
+    kind = class_of(settings.name)
     if zero:
-        optimizer = zero_optimizer(_CLASSES[settings.name], groups, **options)
+        optimizer = zero_optimizer(kind, groups, **options)
     else:
         if settings.name in ("sgd", "adamw"):
             options["fused"] = all(_may_fuse(p) for group in groups for p in group["params"])
-        optimizer = _CLASSES[settings.name](groups, **options)
+        optimizer = _built(kind, groups, options, settings)
         optimizer.register_load_state_dict_post_hook(_match_strides)
         if settings.name == "sgd" and settings.momentum:
             _start_momentum(optimizer)
     set_rates(optimizer, lr=settings.lr, weight_decay=settings.weight_decay)
+    return optimizer
+
+
+def class_of(name: str) -> Any:
+    """Return the class of an optimizer, or a function that builds it.
+
+    >>> class_of("timm:lamb").__name__
+    'Lamb'
+
+    Raises:
+        UsageError: there is none of this name, or it needs more than a gradient per update.
+    """
+    if name in _CLASSES:
+        return _CLASSES[name]
+    if not name.startswith(OF_TIMM):
+        return find_object(name)
+    from timm import optim as package
+
+    optim: Any = package  # its names are not exported for type checkers
+    own = name.removeprefix(OF_TIMM)
+    if own not in optim.list_optimizers():
+        raise UsageError(f"timm has no optimizer called '{own}'", did_you_mean(own, optim.list_optimizers()))
+    if optim.get_optimizer_info(own).second_order:
+        raise UsageError(f"optimizer {name} needs second derivatives, which training does not compute")
+    return optim.get_optimizer_class(own, bind_defaults=False)
+
+
+def _built(
+    kind: Any, groups: list[dict[str, Any]], options: dict[str, Any], settings: OptimizerSettings
+) -> torch.optim.Optimizer:
+    """Return the optimizer.
+
+    Raises:
+        UsageError: a class of timm or the user's does not take these arguments, or builds no optimizer.
+    """
+    if settings.name in _CLASSES:
+        return kind(groups, **options)  # type: ignore[no-any-return]
+    try:
+        optimizer = kind(groups, **options)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"optimizer {settings.name} does not take {options}: {error}") from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"{settings.name} gives a {type(optimizer).__name__}, not a torch.optim.Optimizer")
     return optimizer
 
 
@@ -235,6 +298,8 @@ _CLASSES: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, 
 def _options(settings: OptimizerSettings) -> dict[str, Any]:
     """Return the arguments of the optimizer's class; `set_rates` sets the weight decay of each group."""
     options: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    if settings.name not in _CLASSES:
+        return options | (settings.options or {})
     if settings.name == "adamw":
         return options | {"betas": settings.betas, "eps": settings.eps}
     options |= {"momentum": settings.momentum, "nesterov": settings.nesterov}

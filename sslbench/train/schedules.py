@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from sslbench.config import convert
 from sslbench.errors import UsageError
-from sslbench.names import did_you_mean
+from sslbench.names import did_you_mean, find_object
 
 log = logging.getLogger("sslbench")
 
@@ -203,7 +203,7 @@ NAMES = tuple(sorted(_KINDS))
 _BY_ABSOLUTE_TIME = ("multistep", "inverse_sqrt")
 
 
-def build(spec: Mapping[str, Any] | float, *, where: str, epochs: float | None = None) -> Schedule:
+def build(spec: Mapping[str, Any] | float, *, where: str, epochs: float | None = None, own: bool = False) -> Schedule:
     """Return a schedule from plain values, as they occur in YAML files.
 
     >>> build({"name": "linear", "start": 1.0, "end": 0.0}, where="schedule.lr")(0.5)
@@ -214,6 +214,8 @@ def build(spec: Mapping[str, Any] | float, *, where: str, epochs: float | None =
             specs; `milestones` of multistep are epochs.
         where: name of the setting in messages, for instance 'schedule.lr'.
         epochs: epochs of the whole training; required by multistep only.
+        own: allow the user's own functions (`name: my_module:my_schedule`), which take the other keys as arguments and
+            return a schedule.
 
     Raises:
         UsageError: an unknown name or key (with the nearest valid one), a missing key, or an invalid value.
@@ -222,18 +224,49 @@ def build(spec: Mapping[str, Any] | float, *, where: str, epochs: float | None =
         return constant(_finite(spec, float, where))
     if "name" not in spec:
         raise UsageError(f"{where}: the key 'name' is missing", f"Schedules: {', '.join(NAMES)}.")
+    if own and ":" in str(spec["name"]):
+        return _own_schedule(spec, where)
     if spec["name"] not in NAMES:
         raise UsageError(f"{where}: there is no schedule '{spec['name']}'", did_you_mean(str(spec["name"]), NAMES))
     function = _KINDS[spec["name"]]
-    arguments = _arguments(function, {key: spec[key] for key in spec if key != "name"}, where, epochs)
+    arguments = _arguments(function, {key: spec[key] for key in spec if key != "name"}, where, epochs, own)
     try:
         return function(**arguments)
     except ValueError as error:
         raise UsageError(f"{where}: {spec['name']}: {error}") from error
 
 
+def own_functions(spec: Mapping[str, Any] | float | None) -> list[Any]:
+    """Return the user's own functions in a schedule, also in the parts of a composite."""
+    if not isinstance(spec, Mapping):
+        return []
+    parts = spec.get("parts")
+    inner = [function for part in parts for function in own_functions(part)] if isinstance(parts, Sequence) else []
+    return [find_object(spec["name"]), *inner] if ":" in str(spec.get("name")) else inner
+
+
+def _own_schedule(spec: Mapping[str, Any], where: str) -> Schedule:
+    """Return a schedule of the user's own function.
+
+    Raises:
+        UsageError: the function cannot be imported or does not take the arguments, or its result is no schedule.
+    """
+    name, arguments = spec["name"], {key: value for key, value in spec.items() if key != "name"}
+    try:
+        schedule = find_object(name)(**arguments)
+        values = [schedule(progress) for progress in (0.0, 0.5, 1.0)]
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{where}: {name} gives no schedule for {arguments}: {error}") from error
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+        raise UsageError(
+            f"{where}: {name} gives {values} at the start, in the middle and at the end",
+            "A schedule is a function from the progress of training, 0 to 1, to a finite number.",
+        )
+    return lambda progress: float(schedule(progress))
+
+
 def _arguments(
-    function: Callable[..., Schedule], values: Mapping[str, Any], where: str, epochs: float | None
+    function: Callable[..., Schedule], values: Mapping[str, Any], where: str, epochs: float | None, own: bool
 ) -> dict[str, Any]:
     """Return the checked and converted arguments of a schedule's function."""
     hints = typing.get_type_hints(function)
@@ -249,7 +282,9 @@ def _arguments(
     for key, value in values.items():
         if key == "parts":
             specs = convert(value, tuple[Any, ...], f"{where}: parts")
-            arguments[key] = tuple(build(s, where=f"{where}: parts[{i}]", epochs=epochs) for i, s in enumerate(specs))
+            arguments[key] = tuple(
+                build(s, where=f"{where}: parts[{i}]", epochs=epochs, own=own) for i, s in enumerate(specs)
+            )
         else:
             arguments[key] = _finite(value, hints[key], f"{where}: {key}")
     if "epochs" in parameters:
@@ -287,6 +322,7 @@ def build_with_warmup(
     where: str,
     epochs: float,
     freeze_epochs: float = 0.0,
+    own: bool = False,
 ) -> Schedule:
     """Return a schedule from plain values (see `build`), preceded by a phase at 0 and a warm-up.
 
@@ -299,6 +335,7 @@ def build_with_warmup(
         where: name of the setting in messages.
         epochs: epochs of the whole training, including the warm-up.
         freeze_epochs: length of the phase at 0 before the warm-up.
+        own: see `build`.
 
     Raises:
         UsageError: as in `build`, or both phases together are longer than training.
@@ -310,7 +347,7 @@ def build_with_warmup(
             problem = f"schedule.{name} {length:g} does not fit into {epochs:g} epochs{before}"
             raise UsageError(problem, f"Give schedule.{name}=... or more epochs.")
         left -= length
-    schedule = build(spec, where=where, epochs=epochs)
+    schedule = build(spec, where=where, epochs=epochs, own=own)
     scaling: Scaling = "fixed" if isinstance(spec, Mapping) and spec["name"] in _BY_ABSOLUTE_TIME else "rescaled"
     after = (freeze_epochs + warmup_epochs) / epochs
     parts: list[tuple[Schedule, float, Scaling]] = [

@@ -58,6 +58,9 @@ def test_other_pools_of_maps():
     np.testing.assert_allclose(
         pooled(x, "adaptive(2,3)"), array.reshape(2, 3, 2, 2, 3, 2).mean((3, 5)).reshape(2, -1), rtol=1e-6
     )
+    np.testing.assert_allclose(
+        pooled(x, "adaptive-max(2,3)"), array.reshape(2, 3, 2, 2, 3, 2).max((3, 5)).reshape(2, -1)
+    )
     np.testing.assert_allclose(pooled(x, "avg(2)"), pooled(x, "avg(2,2)"))
 
 

@@ -136,6 +136,36 @@ def test_a_method_of_the_users_own_needs_no_recipe(tmp_path, sslbench, monkeypat
     assert out.startswith("runs/my_ssl_of_the_tests_pkg.method-resnet18w0.125/weights.torch")
 
 
+OWN_OBSERVER = """
+from pathlib import Path
+from sslbench.train.observers import Observer
+
+class Mine(Observer):
+    def line(self, line):
+        with open("seen.txt", "a") as file:
+            file.write(f"{line.step}\\n")
+
+class Needs(Observer):
+    def __init__(self, what):
+        pass
+
+class Other:
+    pass
+"""
+
+
+def test_an_observer_of_the_users_own_sees_every_line(tmp_path, sslbench, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_observer.py").write_text(OWN_OBSERVER)
+    code, _, err = sslbench(*RUN, "--observer", "own_observer:Mine")
+    assert code == 0, err
+    assert (tmp_path / "seen.txt").read_text().split() == ["1", "2", "3", "4", "5", "6"]
+    for name, message in (("Other", "is no subclass of"), ("Needs", "without arguments"), ("Minee", "Did you mean")):
+        code, _, err = sslbench(*RUN, "--out", "other", "--observer", f"own_observer:{name}")
+        assert code == 2 and message in err, err
+    assert not (tmp_path / "other").exists()
+
+
 def test_the_settings_of_an_earlier_run_are_a_recipe_too(tmp_path, sslbench):
     sslbench(*RUN, "--out", "a")
     code, out, err = sslbench("pretrain", "a/config.yaml", "--out", "b")

@@ -34,7 +34,7 @@ def test_help_loads_nothing_heavy(arguments):
 
 def test_every_command_is_there_and_helps(capsys):
     assert set(COMMANDS) == {
-        *"pretrain eval extract predict export inspect convert diff cka diff-preset".split(),
+        *"pretrain eval extract cluster predict export inspect convert diff cka diff-preset".split(),
         *"check-data data leaderboard compare list show demo".split(),
     }
     for name in COMMANDS:

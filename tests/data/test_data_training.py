@@ -195,12 +195,12 @@ def test_without_one_label_per_image_there_are_none(kind):
 
 def draw_from_all(image):
     noise = [np.random.randint(256), random.randrange(256), int(torch.randint(256, ())), 0]
-    return torch.tensor(noise, dtype=torch.uint8).repeat(3, 4, 1)
+    return (torch.tensor(noise, dtype=torch.uint8).repeat(3, 4, 1),), (0.0, 0.0, 4.0, 4.0)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_numpy_and_random_are_seeded_for_every_image_too(workers, monkeypatch):
-    monkeypatch.setattr(batch_module, "make_view", lambda view: draw_from_all)
+    monkeypatch.setattr(batch_module, "make_views", lambda view, channels: draw_from_all)
     augment = Augment((View(1, 4),))
     expected = stream(TrainingData(textured(), augment, batch_size=5), 2, 6)
     found = stream(TrainingData(textured(), augment, batch_size=5, workers=workers), 2, 6)

@@ -19,7 +19,7 @@ from torchvision import transforms
 from torchvision.transforms.v2 import functional
 
 from sslbench import config, paths
-from sslbench.data.views import Augment, Blur, Jitter, Solarize, View, ops
+from sslbench.data.views import Augment, Blur, Grid, Jitter, Solarize, View, ops
 from sslbench.data.views.ops import make_view
 from sslbench.errors import UsageError
 
@@ -187,7 +187,7 @@ def test_whole_recipes_are_distributed_as_their_authors_pipelines(name):
 
 
 def vars_of(view):
-    return {k: vars(v) if isinstance(v, Jitter | Blur | Solarize) else v for k, v in vars(view).items()}
+    return {k: vars(v) if isinstance(v, Jitter | Blur | Solarize | Grid) else v for k, v in vars(view).items()}
 
 
 @pytest.mark.parametrize("what", ["flip", "grayscale", "blur", "solarize", "jitter"])
@@ -290,17 +290,29 @@ def test_the_recipes_are_all_there_and_valid():
     found = {file.stem: recipe(file.stem).sizes for file in CONFIGS}
     assert found == {
         **dict.fromkeys(["barlow_twins", "byol", "moco_v1", "moco_v2", "moco_v3", "moco_v3_resnet"], (224, 224)),
-        **dict.fromkeys(["simclr", "simsiam", "vicreg"], (224, 224)),
-        **dict.fromkeys(["mae", "rotnet", "supervised"], (224,)),
+        **dict.fromkeys(["ressl", "simclr", "simsiam", "vicreg"], (224, 224)),
+        **dict.fromkeys(["clusterfit", "mae", "npid", "rotnet", "supervised"], (224,)),
         **dict.fromkeys(["dino", "dino_resnet"], (224,) * 2 + (96,) * 8),
-        "simclr_multicrop": (160,) * 2 + (96,) * 4,
-        **dict.fromkeys(["digits", "small"], (32, 32)),
+        **dict.fromkeys(["pirl", "pirl_blur"], (224,) + (64,) * 9),
+        "jigsaw": (64,) * 9,
+        "small_patches": (32,) + (8,) * 9,
+        **dict.fromkeys(["deepclusterv2", "simclr_multicrop"], (160,) * 2 + (96,) * 4),
+        **dict.fromkeys(["digits", "small", "supcon", "wmse"], (32, 32)),
         "small_multicrop": (32,) * 2 + (16,) * 4,
         "swav": (224,) * 2 + (96,) * 6,
+        "densecl": (224, 224),
+        **dict.fromkeys(["data2vec2", "ijepa", "simmim"], (224,)),
+        **dict.fromkeys(["ibot", "msn"], (224,) * 2 + (96,) * 10),
+        "dinov2": (224,) * 2 + (98,) * 8,
+        "dinov2_short": (224,) * 2 + (96,) * 8,
+        "dinov2_highres": (518,) * 2 + (98,) * 8,
+        "lejepa": (224,) * 2 + (98,) * 6,
     }
 
 
-@pytest.mark.parametrize("name", ["barlow_twins", "byol", "dino", "moco_v3", "moco_v3_resnet", "vicreg"])
+@pytest.mark.parametrize(
+    "name", ["barlow_twins", "byol", "dino", "dinov2", "ibot", "moco_v3", "moco_v3_resnet", "vicreg"]
+)
 def test_asymmetric_pairs_are_asymmetric(name):
     first, second = recipe(name).expanded()[:2]
     assert (first.blur.p, second.blur.p) == (1.0, 0.1) and (first.solarize.p, second.solarize.p) == (0.0, 0.2)

@@ -5,13 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from golden_cases import Case
 from torch import Tensor
 from torch.nn import functional
 
-from sslbench.methods import moco, moco_v3, simclr, swav
+from sslbench.methods import dcl, deepclusterv2, moco, moco_v3, nnclr, ressl, simclr, supcon, swav, tico
 from sslbench.methods._parts.classification import cross_entropy
+from sslbench.methods._parts.memory_bank import MemoryBank
 from sslbench.methods._parts.queue import enqueue_, shift_in
 
 Inputs = Mapping[str, Tensor]
@@ -198,6 +200,63 @@ def _swav_momentum(case: Case) -> None:
     compare(case, ["scores"], loss, f64=2e-6)
 
 
+def _memory_contrast(case: Case) -> None:
+    """VISSL updates the memory within the forward pass; with several embeddings, each may update it before the next.
+
+    Its temperature, momentum and normalisation are float32 numbers.
+    """
+    args, given, wanted = case.meta["args"], case.inputs(), case.expected()
+    names, temperature = numbered(given, "emb"), float(np.float32(args["T"]))
+    valid = torch.from_numpy(given["target"]) != -1
+    banks: list[MemoryBank] = []
+
+    def loss(x: Inputs) -> Tensor:
+        bank = MemoryBank(*x["memory"].shape).to(x["memory"].dtype)
+        bank.vectors.copy_(x["memory"])
+        banks.append(bank)
+        bank.log_z.fill_(np.log(np.float32(args["Z"])) if args["Z"] > 0 else np.inf)
+        images, values = x["target"][valid], []
+        for i, name in enumerate(names):
+            embeddings = _unit(x[name][valid]) if args["norm"] else x[name][valid]
+            logits = bank.logits(embeddings, images, x[f"neg_idx{i}"][:, 1:], temperature)
+            values.append(args["w"][i] * bank.loss(logits, "nce" if args["type"] == "nce" else "info_nce"))
+            bank.log_z.copy_(bank.log_z.exp().float().log())
+            if args["umf"] or args["uidx"] == i:
+                bank.vectors = bank.vectors.clone()  # the backward pass needs the old ones
+                bank.update_(images, embeddings.detach(), float(np.float32(args["momentum"])))
+        return torch.stack(values).sum()
+
+    compare(case, names, loss, f64=1e-6)  # the first batch uses VISSL's normalisation before it is rounded here
+    for precision, bank in zip(PRECISIONS, banks, strict=True):
+        np.testing.assert_allclose(bank.vectors.numpy(), wanted[f"{precision}/memory_after"], rtol=0, atol=1e-6)
+        if args["type"] == "nce":
+            assert bank.log_z.exp().item() == pytest.approx(wanted[f"{precision}/params_after"][2], rel=1e-5)
+
+
+def _deepclusterv2(case: Case) -> None:
+    """VISSL's memory has rows in the order of the batches, and their images; ours the images themselves."""
+    args, wanted = case.meta["args"], case.expected()
+    heads = range(len(args["num_clusters"]))
+
+    def loss(x: Inputs) -> Tensor:
+        rows, values = _unit(x["emb"]), []
+        for i in heads:
+            labels = x["assignments"][i][x["idx"]]
+            labels = labels.masked_fill(labels == -100, -1)
+            values.append(deepclusterv2.centroid_loss(rows, x[f"centroids{i}"], labels, args["temperature"]))
+        return torch.stack(values).mean()
+
+    compare(case, ["emb"], loss)
+    x = {name: torch.from_numpy(value) for name, value in case.inputs().items()}  # clustered before the forward pass
+    for i, count in enumerate(args["num_clusters"]):
+        rows = x["memory"][i % len(x["memory"])]
+        found, nearest = deepclusterv2.spherical_kmeans(rows, rows[x[f"init_perm{i}"][:count]], args["kmeans_iters"])
+        np.testing.assert_allclose(found.numpy(), wanted[f"f32/kmeans_centroids{i}"], rtol=0, atol=1e-6)
+        ours = np.full(x["assignments"].shape[1], -100)
+        ours[x["memory_index"]] = nearest
+        np.testing.assert_array_equal(ours, wanted["f32/kmeans_assignments"][i])
+
+
 def _cross_entropy(case: Case) -> None:
     """VISSL adds up the losses of several outputs; temperature and normalisation are the caller's here."""
     args, names = case.meta["args"], numbered(case.inputs(), "o")
@@ -210,6 +269,71 @@ def _cross_entropy(case: Case) -> None:
 
     # VISSL smooths with float32 targets.
     compare(case, names, loss, f64=1e-7 if "label_smoothing" in args else 1e-9)
+
+
+def _decoupled(case: Case) -> None:
+    args, names = case.meta["args"], numbered(case.inputs(), "z")
+
+    def loss(x: Inputs) -> Tensor:
+        return dcl.decoupled(torch.stack([x[name] for name in names]), args["temperature"], args.get("sigma"))
+
+    compare(case, names, loss)
+
+
+def _supervised_contrastive(case: Case) -> None:
+    """solo-learn sums the positives inside the logarithm (eq. 3) without dividing by their number."""
+    names, temperature = numbered(case.inputs(), "z"), temperature_of(case)
+    labels = case.inputs()["indexes"]
+    positives = (labels[:, None] == labels).sum(axis=1) - 1
+
+    def loss(x: Inputs) -> Tensor:
+        views = torch.stack([x[name] for name in names])
+        own = x["indexes"][: views.shape[1]]
+        return supcon.supervised_contrastive(views, own, temperature, "inside") - float(np.log(positives).mean())
+
+    compare(case, names, loss)
+
+
+def _neighbours(case: Case) -> None:
+    temperature = temperature_of(case)
+    compare(case, ["nn", "p"], lambda x: nnclr.neighbour_contrast(_unit(x["nn"]), _unit(x["p"]), temperature))
+
+
+def _neighbours_of_lightly(case: Case) -> None:
+    """lightly has the rows of the same side as negatives too: NT-Xent of neighbours and predictions."""
+    temperature = temperature_of(case)
+
+    def loss(x: Inputs) -> Tensor:
+        found = [nnclr.nearest(_unit(x[f"z{i}"]), _unit(x["bank"])) for i in range(2)]
+        terms = [simclr.nt_xent(torch.stack([found[i], x[f"p{1 - i}"]]), temperature) for i in range(2)]
+        return sum(terms) / 2
+
+    compare(case, ["p0", "p1"], loss)
+    x = {name: torch.from_numpy(value).double() for name, value in case.inputs().items()}
+    for i in range(2):
+        found = nnclr.nearest(_unit(x[f"z{i}"]), _unit(x["bank"])).numpy()
+        np.testing.assert_allclose(found, _unit(torch.from_numpy(case.expected()[f"f64/nn{i}"])), rtol=1e-6)
+
+
+def _relations(case: Case) -> None:
+    args = case.meta["args"]
+    temperatures = {"student_temperature": args["temperature_q"], "teacher_temperature": args["temperature_k"]}
+    compare(case, ["q"], lambda x: ressl.relation_loss(x["q"], x["k"], x["queue"], **temperatures))
+
+
+def _tico(case: Case) -> None:
+    """The second call on the same data, so that the covariance is the moving average of two."""
+    args = case.meta["args"]
+
+    def loss(x: Inputs) -> Tensor:
+        z = x["z0"].detach()
+        covariance = torch.zeros(z.shape[1], z.shape[1], dtype=z.dtype)
+        for _ in range(2):
+            covariance = tico.next_covariance(covariance, z, args["beta"])
+        # lightly's gradient reaches both sides; ours only the student's, so its half is compared.
+        return tico.tico_loss(x["z0"], x["z1"], covariance, args["rho"])
+
+    compare(case, ["z0"], loss)
 
 
 PATTERNS: dict[str, Callable[[Case], None]] = {
@@ -225,6 +349,15 @@ PATTERNS: dict[str, Callable[[Case], None]] = {
     "swav_*": _swav,
     "lightly_swav_*": _lightly_swav,
     "vissl_swav_momentum_*": _swav_momentum,
+    "nce_*": _memory_contrast,
+    "vissl_deepclusterv2_*": _deepclusterv2,
     "vissl_ce_multi_*": _cross_entropy,
+    "lightly_dcl_*": _decoupled,
+    "lightly_dclw_*": _decoupled,
+    "solo_supcon_like_*": _supervised_contrastive,
+    "solo_nnclr_*": _neighbours,
+    "lightly_nnclr_*": _neighbours_of_lightly,
+    "solo_ressl_*": _relations,
+    "lightly_tico_*": _tico,
 }
 """Name of a case of 01_losses (a pattern) -> what runs it."""

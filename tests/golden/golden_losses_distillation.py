@@ -1,4 +1,4 @@
-"""Barlow Twins, VICReg, BYOL, SimSiam and DINO losses as VISSL, lightly, solo-learn and DINO itself compute them."""
+"""Barlow Twins, VICReg, BYOL, SimSiam, DINO(v2), iBOT as VISSL, lightly, solo-learn and DINO(v2) compute them."""
 
 from collections.abc import Callable
 
@@ -7,12 +7,15 @@ import pytest
 import torch
 import two_processes
 from golden_cases import Case
-from golden_losses import PRECISIONS, compare, value_of
+from golden_losses import PRECISIONS, close, compare, value_of
 from golden_losses_distributed import Computation, check
 from torch import Tensor
 from torch.nn import functional
 
-from sslbench.methods import barlow_twins, byol, dino, simsiam, vicreg
+from sslbench.methods import barlow_twins, byol, dino, dinov2, msn, simsiam, vicreg
+from sslbench.methods._parts import self_distillation
+from sslbench.methods._parts.self_distillation import patch_loss, teacher_probabilities, warmed_up
+from sslbench.methods._parts.sinkhorn import sinkhorn
 from sslbench.train.method import Step
 
 
@@ -96,11 +99,117 @@ def _dino_step(
     images, classes = len(logits) // 2, student.shape[-1]
     teacher = dino.teacher_probabilities(logits, center, temperature=teacher_temperature)
     value = dino.dino_loss(student.view(-1, images, classes), teacher.view(2, images, classes), temperature=temperature)
-    dino.move_center(center, logits.sum(0, keepdim=True), rows=len(logits), momentum=momentum)
+    self_distillation.move_center(center, logits.sum(0, keepdim=True), rows=len(logits), momentum=momentum)
     return value
 
 
+def _ibot(case: Case) -> None:
+    """Both losses and both centres; VISSL waits with the warm-up of the patches' temperature until masking starts."""
+    args, wanted = case.meta["args"], case.expected()
+    epoch, start, views = 2, args["mim_start_epoch"], args["ngcrops"]
+    length = args["warmup_teacher_temp_epochs"]
+
+    def temperature(first: float, last: float, position: int) -> float:
+        return warmed_up(first, last, position=max(position, 0), length=length)
+
+    of_classes = [temperature(args["warmup_teacher_temp"], args["teacher_temp"], e) for e in range(args["nepochs"])]
+    second = args["warmup_teacher_temp2"], args["teacher_temp2"]
+    of_patches = [temperature(*second, e - start) for e in range(args["nepochs"])]
+    np.testing.assert_allclose(of_classes, wanted["f64/temp"], rtol=1e-12)
+    np.testing.assert_allclose(of_patches, wanted["f64/temp2"], rtol=1e-12)
+
+    def loss(x: dict[str, Tensor]) -> Tensor:
+        precision = next(name for name, dtype in PRECISIONS.items() if dtype == x["s_cls"].dtype)
+        teacher = teacher_probabilities(x["t_cls"], x["center"], temperature=of_classes[epoch])
+        student = torch.cat([x["s_cls"], x["s_local"]]) if "s_local" in x else x["s_cls"]
+        images = len(x["t_cls"]) // views
+        shape = (-1, images, args["out_dim"])
+        classes = dino.dino_loss(student.view(shape), teacher.view(shape), temperature=args["student_temp"])
+        mask = x["mask"].bool().flatten(1)
+        targets = teacher_probabilities(x["t_patch"], x["center2"], temperature=of_patches[epoch])
+        patches = patch_loss(x["s_patch"][mask], targets[mask], mask, temperature=args["student_temp"])
+        for name, value in (("cls", classes), ("patch", patches)):
+            close(value.detach().numpy(), wanted[f"{precision}/{name}"].reshape(()), rtol=1e-5, atol=1e-6)
+        for name, logits in (("center", x["t_cls"]), ("center2", x["t_patch"].flatten(0, 1))):
+            center = x[name].reshape(1, -1).clone()
+            self_distillation.move_center(center, logits.sum(0, keepdim=True), rows=len(logits), momentum=0.9)
+            after = wanted[f"{precision}/{name}_after"].reshape(1, -1)
+            np.testing.assert_allclose(center.numpy(), after, rtol=0, atol=1e-6)
+        return classes * args["lambda1"] + patches * args["lambda2"]
+
+    compare(case, [name for name in ("s_cls", "s_patch", "s_local") if name in case.inputs()], loss)
+
+
+def _ibot_rows(case: Case) -> None:
+    """lightly's rows are those of the masked patches only, by which its centre moves."""
+    args, wanted = case.meta["args"], case.expected()
+
+    def loss(x: dict[str, Tensor]) -> Tensor:
+        precision = next(name for name, dtype in PRECISIONS.items() if dtype == x["student"].dtype)
+        targets = teacher_probabilities(x["teacher"], x["center"], temperature=args["teacher_temp"])
+        center = x["center"].clone()
+        rows = x["teacher"]
+        self_distillation.move_center(center, rows.sum(0, keepdim=True), rows=len(rows), momentum=0.9)
+        np.testing.assert_allclose(center.numpy(), wanted[f"{precision}/center_after"], rtol=0, atol=1e-6)
+        mask = x["mask"].bool().flatten(1)
+        return patch_loss(x["student"], targets, mask, temperature=args["student_temp"])
+
+    compare(case, ["student"], loss, f64=1e-7)
+
+
+def _dinov2(case: Case) -> None:
+    """DINOv2 adds up the losses of all pairs of the crops given; here each pair is a loss of its own."""
+    args, wanted = case.meta["args"], case.expected()
+    temperature, count = args["teacher_temp"], args["n_iterations"]
+    recorded = wanted["f64/loss_sinkhorn"]
+
+    def loss(x: dict[str, Tensor], *, balanced: bool = False) -> Tensor:
+        precision = next(name for name, dtype in PRECISIONS.items() if dtype == x["student"].dtype)
+        centred = teacher_probabilities(x["teacher"], x["center"], temperature=temperature)
+        codes = sinkhorn(x["teacher"].float(), epsilon=temperature, iterations=count)
+        np.testing.assert_allclose(centred.numpy(), wanted[f"{precision}/teacher_centered"], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(codes.numpy(), wanted[f"{precision}/teacher_sinkhorn"], rtol=1e-4, atol=1e-6)
+        center = x["center"].clone()
+        rows = x["teacher"]
+        self_distillation.move_center(center, rows.sum(0, keepdim=True), rows=len(rows), momentum=0.9)
+        np.testing.assert_allclose(center.numpy(), wanted[f"{precision}/center_after"], rtol=0, atol=1e-6)
+        images = len(rows) // 2
+        targets = (codes.to(x["student"].dtype) if balanced else centred).split(images)
+        pairs = [
+            dino.dino_loss(torch.stack([torch.zeros_like(student), student]), target[None], temperature=0.1)
+            for student in x["student"].split(images)
+            for target in targets
+        ]
+        return torch.stack(pairs).sum()
+
+    compare(case, ["student"], loss)
+    x = {name: torch.from_numpy(value).double() for name, value in case.inputs().items()}
+    np.testing.assert_allclose(loss(x, balanced=True).numpy(), recorded.reshape(()), rtol=1e-6)
+    found = [dinov2.koleo(x["student"][:n].float()).item() for n in range(2, len(x["student"]) + 1)]
+    assert min(abs(value - wanted["f32/koleo"].item()) for value in found) < 1e-5
+
+
+def _msn(case: Case) -> None:
+    args, names = case.meta["args"], ["anchors", "prototypes"]
+    settings = {
+        "temperature": args["temperature"],
+        "sharpening": args["target_sharpen_temperature"],
+        "iterations": args["sinkhorn_iterations"],
+        "entropy_weight": args["regularization_weight"],
+    }
+    compare(case, names, lambda x: msn.msn_loss(x["anchors"], x["targets"], x["prototypes"], **settings), f64=1e-7)
+
+
+def _koleo(case: Case) -> None:
+    compare(case, ["x"], lambda x: dinov2.koleo(x["x"]), f64=1e-6)
+
+
 PATTERNS: dict[str, Callable[[Case], None]] = {
+    "dinov2_clstoken*": _dinov2,
+    "lightly_koleo_*": _koleo,
+    "lightly_msn_*": _msn,
+    "ibot_vissl_*": _ibot,
+    "ibot_lightly*": _ibot_rows,
     "*_barlow_n*": _barlow_twins,
     "*_vicreg_n*": _vicreg,
     "solo_byol*": _byol,

@@ -9,6 +9,7 @@ from training_samples import batch_of, network, random_rows, setup_for, step_of
 
 from sslbench.errors import UsageError
 from sslbench.methods import dino
+from sslbench.methods._parts import self_distillation
 from sslbench.train.method import Batch, Setup, Step
 
 CONFIG = dino.Config(prototypes=24, hidden=(32, 32), bottleneck=16)
@@ -101,8 +102,7 @@ def test_the_teacher_sees_only_its_own_views():
 
 @pytest.mark.parametrize("normalised", [True, False])
 def test_rows_of_the_last_layer_are_directions(normalised):
-    config = dataclasses.replace(CONFIG, normalize_last_layer=normalised)
-    layer = dino.DinoHead(8, config).last_layer
+    layer = self_distillation.UnitLinear(16, 24, fixed_length=normalised)
     x = torch.randn(4, 16)
     before = layer(x)
     with torch.no_grad():

@@ -3,11 +3,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from training_samples import batch_of, check_contract, network, random_rows, setup_for, step_of
+import two_processes
+from training_samples import batch_of, check_contract, gradient, network, random_rows, setup_for, step_of
 
 from sslbench.errors import UsageError
 from sslbench.methods import supervised
-from sslbench.methods._parts.classification import cross_entropy, top1
+from sslbench.methods._parts.classification import cross_entropy, multi_label_loss, top1
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -46,3 +47,54 @@ def test_a_batch_without_labels_is_refused():
     method = supervised.Method(network(), supervised.Config(), setup)
     with pytest.raises(UsageError, match="without labels"):
         method(dataclasses.replace(batch_of(setup), labels=None), step_of(0, setup))
+
+
+TARGETS = np.array([[1, 0, -1], [0, 0, -1], [-1, 1, -1], [1, 1, -1], [0, 0, -1], [-1, 0, -1]], np.int8)
+
+
+def slow_multi_label(logits, targets):
+    """VISSL's: every class is divided by its known labels; one without any counts nothing."""
+    total = 0.0
+    for c in range(targets.shape[1]):
+        terms = []
+        for z, y in zip(logits[:, c], targets[:, c], strict=True):
+            if y >= 0:
+                terms.append(-np.log(1 / (1 + np.exp(-z))) if y else -np.log(1 - 1 / (1 + np.exp(-z))))
+        total += np.mean(terms) if terms else 0.0
+    return total
+
+
+def test_the_loss_of_several_labels_equals_the_formula():
+    logits, targets = random_rows(6, 3), torch.from_numpy(TARGETS)
+    value, slope = gradient(lambda x: multi_label_loss(x, targets), logits)
+    assert value == pytest.approx(slow_multi_label(logits, TARGETS), rel=1e-12)
+    for at in [(0, 0), (3, 1), (2, 0), (1, 2)]:
+        step = np.zeros_like(logits)
+        step[at] = 1e-6
+        numeric = (slow_multi_label(logits + step, TARGETS) - slow_multi_label(logits - step, TARGETS)) / 2e-6
+        assert slope[at] == pytest.approx(numeric, rel=1e-6, abs=1e-9)
+
+
+def _half_of_the_labels(rank, logits):
+    mine = slice(3 * rank, 3 * rank + 3)
+    return gradient(lambda x: multi_label_loss(x, torch.from_numpy(TARGETS[mine])), logits[mine])
+
+
+def test_two_processes_equal_one_where_labels_are_missing():
+    logits = random_rows(6, 3)
+    value, slope = gradient(lambda x: multi_label_loss(x, torch.from_numpy(TARGETS)), logits)
+    (first, first_slope), (second, second_slope) = two_processes.run(_half_of_the_labels, logits)
+    assert (first + second) / 2 == pytest.approx(value, rel=1e-12)
+    np.testing.assert_allclose(np.concatenate([first_slope, second_slope]) / 2, slope, atol=1e-15)
+
+
+def test_trains_on_several_labels():
+    targets = torch.randint(-1, 2, (100, 4), generator=torch.Generator().manual_seed(0)).to(torch.int8)
+    setup = setup_for(network(), sizes=(32,), classes=0, targets=targets)
+    check_contract(lambda: supervised.Method(network(), supervised.Config(), setup), setup)
+
+
+def test_smoothing_of_several_labels_is_refused():
+    setup = setup_for(network(), sizes=(32,), classes=0, targets=torch.ones(100, 4, dtype=torch.int8))
+    with pytest.raises(UsageError, match="label_smoothing has no effect"):
+        supervised.Method(network(), supervised.Config(label_smoothing=0.1), setup)

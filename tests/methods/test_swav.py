@@ -6,6 +6,7 @@ import torch
 import two_processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 from training_samples import batch_of, check_contract, network, random_rows, setup_for, step_of, train, unit
 
 from sslbench.errors import UsageError
@@ -204,3 +205,41 @@ def test_settings_that_cannot_work_are_refused(changes, message):
     setup = setup_for(network(), sizes=SIZES)
     with pytest.raises(UsageError, match=message):
         swav.Method(network(), swav.Config(**{**SMALL, **changes}), setup)
+
+
+def test_a_momentum_copy_assigns_and_follows_slowly():
+    setup = setup_for(network(), sizes=(32, 32, 16))
+    config = swav.Config(prototypes=(6,), projector=(16, 8), momentum=0.9)
+    method = swav.Method(network(), config, setup).train()
+    batch = batch_of(setup)
+    with torch.no_grad():
+        for parameter in method.prototypes.parameters():  # the assignments must not come from these
+            parameter.copy_(functional.normalize(torch.randn_like(parameter), dim=1))
+        features = method.teacher.backbone(torch.cat(batch.views[:2]))
+        rows = functional.normalize(method.teacher.head(features), dim=1)
+        codes = [swav.assign(part, None, config) for part in method.teacher.prototypes(rows)[0].chunk(2)]
+        views = torch.cat([method.backbone(torch.cat(batch.views[:2])), method.backbone(batch.views[2])])
+        scores = method.prototypes(functional.normalize(method.head(views), dim=1))[0].unflatten(0, (3, -1))
+        wanted = swav.swapped_prediction(scores, torch.stack(codes), (0, 1), 0.1)
+    torch.testing.assert_close(method(batch, step_of(0, setup)).value, wanted)
+    before = [parameter.clone() for parameter in method.teacher.backbone.parameters()]
+    train(method, batch, setup, 1)
+    pairs = zip(method.teacher.backbone.parameters(), before, method.backbone.parameters(), strict=True)
+    for copy, old, new in pairs:
+        torch.testing.assert_close(copy, 0.9 * old + 0.1 * new)
+        assert copy.grad is None
+    (prototypes,) = method.teacher.prototypes.parameters()
+    torch.testing.assert_close(prototypes.norm(dim=1), torch.ones(6))
+    assert list(method.exports()) == ["student", "teacher"]
+
+
+@pytest.mark.parametrize("queue", [0, 16])
+def test_trains_with_a_momentum_copy(queue):
+    setup = setup_for(network())
+    config = swav.Config(prototypes=(6,), projector=(16, 8), momentum=0.9, queue=queue)
+    check_contract(lambda: swav.Method(network(), config, setup), setup)
+
+
+def test_a_momentum_of_one_is_refused():
+    with pytest.raises(UsageError, match="momentum=1 must be from 0 to below 1"):
+        swav.Method(network(), swav.Config(momentum=1.0), setup_for(network()))

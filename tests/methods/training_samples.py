@@ -55,7 +55,8 @@ def batch_of(setup: Setup, *, seed: int = 0) -> Batch:
         for size in setup.sizes
     )
     labels = torch.arange(setup.batch_size) % max(setup.classes, 1)
-    return Batch(views, labels, torch.arange(setup.batch_size))
+    boxes = side * torch.rand(setup.batch_size, len(views), 4, generator=random)
+    return Batch(views, labels, torch.arange(setup.batch_size), boxes=boxes)
 
 
 def step_of(index: int, setup: Setup) -> Step:

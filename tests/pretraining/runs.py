@@ -1,6 +1,7 @@
 """Small pretraining runs for tests: one setting per method, seconds each on one core."""
 
 import argparse
+import functools
 import json
 import pkgutil
 import sys
@@ -18,25 +19,68 @@ VIT = "timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=2,embed_dim=48,n
 PAIR = {"views": [{"count": 2, "size": 32, "scale": [0.3, 1.0], "flip": 0.0}]}
 CROPS = {"views": [*PAIR["views"], {"count": 2, "size": 16, "scale": [0.1, 0.3], "flip": 0.0}]}
 SINGLE = {"views": [{"count": 1, "size": 32, "scale": [0.3, 1.0], "flip": 0.0}]}
+PIECES = {"size": 10, "scale": [0.6, 1.0], "flip": 0.0, "grid": {"side": 3, "gap": 1, "augment": "views"}}
+PATCHES = {"views": [*SINGLE["views"], PIECES]}
 
 # Small settings, views and backbone of a method, where they are not its recipe's in small.
 CHOSEN = {
     "barlow_twins": ({"projector": [64, 64]}, PAIR, RESNET),
     "byol": ({"projector": [64, 32], "predictor": [64]}, PAIR, RESNET),
+    "deepclusterv2": ({"clusters": [8, 8, 8], "projector": [64, 32]}, CROPS, RESNET),
+    "distillation": ({"teacher": "random", "teacher_backbone": "resnet18w0.25"}, SINGLE, RESNET),  # has a head
+    "data2vec2": (
+        {"masks": 2, "target_layers": 1, "decoder_dim": 32, "decoder_layers": 2, "decoder_groups": 4, "masked": 0.5},
+        SINGLE,
+        VIT,
+    ),
+    "densecl": ({"queue": 64, "projector": [64, 32]}, PAIR, RESNET),
     "dino": (
         {"prototypes": 64, "hidden": [64], "bottleneck": 32, "frozen_epochs": 0.5, "temperature_epochs": 1},
         CROPS,
         VIT,
     ),
+    "jigsaw": ({"permutations": 12, "hidden": 32}, {"views": [PIECES]}, RESNET),
+    "npid": ({"negatives": 64, "projector": [32], "contrast": "info_nce"}, SINGLE, RESNET),
+    "pirl": ({"negatives": 64, "projector": [32], "contrast": "info_nce"}, PATCHES, RESNET),
+    "dinov2": (
+        {
+            "prototypes": 64,
+            "hidden": [64],
+            "bottleneck": 32,
+            "patch_prototypes": 32,
+            "patch_bottleneck": 16,
+            "frozen_epochs": 0.5,
+            "temperature_epochs": 1,
+            "drop_path": 0.2,
+        },
+        CROPS,
+        VIT,
+    ),
+    "ibot": (
+        {"prototypes": 64, "hidden": [64], "bottleneck": 32, "frozen_epochs": 0.5, "temperature_epochs": 1},
+        CROPS,
+        VIT,
+    ),
+    "ijepa": ({"predictor_dim": 32, "predictor_depth": 1, "predictor_heads": 2, "min_patches": 2}, SINGLE, VIT),
+    "lejepa": ({"projector": [64, 32], "directions": 64}, CROPS, VIT),
     "mae": ({"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}, SINGLE, VIT),
     "moco": ({"queue": 64, "projector": [64, 32]}, PAIR, RESNET),
     "moco_v3": ({"projector": [64, 32], "predictor": [64]}, PAIR, RESNET),
+    "msn": ({"prototypes": 32, "projector": [64, 32]}, CROPS, VIT),
     "rotnet": ({}, SINGLE, RESNET),
     "simclr": ({"projector": [64, 32]}, PAIR, RESNET),
     "simsiam": ({"projector": [64, 64], "predictor": [16]}, PAIR, RESNET),
     "supervised": ({}, SINGLE, RESNET),
     "swav": ({"prototypes": [30], "projector": [64, 32], "queue": 64, "queue_start": 4}, CROPS, RESNET),
     "vicreg": ({"projector": [64, 64]}, PAIR, RESNET),
+    "vicregl": ({"projector": [64, 64], "place_projector": [32, 32]}, PAIR, RESNET),
+    "wmse": ({"projector": [64, 4], "slice": 8}, PAIR, RESNET),
+}
+
+# Settings that a recipe leaves to the user, or that depend on each other.
+NEEDED = {
+    "distillation": {"teacher": "random", "teacher_backbone": RESNET, "target": "features", "soft_weight": 1.0},
+    "wmse": {"projector": [64, 4], "slice": 8},
 }
 
 
@@ -45,15 +89,27 @@ def modules():
     return sorted(m.name for m in pkgutil.iter_modules(sslbench.methods.__path__) if not m.name.startswith("_"))
 
 
+@functools.cache
+def composed(name):
+    """Return the values of a recipe."""
+    return compose_pretraining(name, {}, {}).values
+
+
 def recipe_in_small(method):
     """Return settings, views and backbone of a small run after the first recipe of a method in configs/method."""
-    recipes = [compose_pretraining(name, {}, {}).values for name in list_names("method")]
-    recipe = next(values for values in recipes if values["method"]["name"] == method)
-    own = {key: in_small(value) for key, value in recipe["method"].items() if key != "name"}
+    names = sorted(list_names("method"), key=lambda name: name != method)  # most are called as their method
+    recipe = next(values for values in map(composed, names) if values["method"]["name"] == method)
+    own = {key: in_small(value) for key, value in recipe["method"].items() if key != "name"} | NEEDED.get(method, {})
     views = recipe["augment"]["views"]
     largest = max(view["size"] for view in views)
     small = [
-        {"count": view.get("count", 1), "size": 32 if view["size"] == largest else 16, "scale": [0.3, 1.0], "flip": 0.0}
+        {
+            "count": view.get("count", 1),
+            "size": 32 if view["size"] == largest else 16,
+            "scale": [0.3, 1.0],
+            "flip": 0.0,
+            "grid": view.get("grid", {}),
+        }
         for view in views
     ]
     return own, {"views": small}, VIT if recipe["backbone"].startswith("timm:vit") else RESNET

@@ -298,3 +298,43 @@ def test_a_constant_rate_ignores_the_schedule():
     rates = {name: group["lr"] for group in optimizer.param_groups for name in group["names"]}
     assert {rate for name, rate in rates.items() if name.startswith("projector")} == {1.0}
     assert {rate for name, rate in rates.items() if name.startswith("backbone")} == {0.01}
+
+
+def _two_layers():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize("name", ["timm:lamb", "timm:adan", "timm:lion", "torch.optim:Adam"])
+def test_optimizers_of_libraries_take_rates_decay_and_options(name):
+    module = _two_layers()
+    settings = OptimizerSettings(name=name, lr=0.1, weight_decay=0.01, decay_bias=False, options={"betas": [0.8, 0.9]})
+    if name == "timm:adan":
+        settings = dataclasses.replace(settings, options=None)
+    optimizer = make_optimizer(parameter_groups(module, settings), settings)
+    set_rates(optimizer, lr=0.05, weight_decay=0.02)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.05}
+    assert sorted(group["weight_decay"] for group in optimizer.param_groups) == [0.0, 0.02]
+    before = module[0].weight.detach().clone()
+    module(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(module[0].weight, before)
+    if settings.options:
+        assert tuple(optimizer.param_groups[0]["betas"]) == (0.8, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("timm:lambb", None, "timm has no optimizer called 'lambb'"),
+        ("lamb", None, "there is no optimizer called 'lamb'.*|.*timm:lamb"),
+        ("timm:lamb", {"beta": 1}, "optimizer timm:lamb does not take"),
+        ("timm:adahessian", None, "second derivatives"),
+        ("sgd", {"momentum": 0.9}, "optimizer.options has no effect on sgd"),
+        ("collections:Counter", None, "Counter"),
+    ],
+)
+def test_optimizers_that_do_not_exist_or_fit_are_refused(name, options, message):
+    with pytest.raises(UsageError, match=message):
+        settings = OptimizerSettings(name=name, options=options)
+        make_optimizer(parameter_groups(_two_layers(), settings), settings)

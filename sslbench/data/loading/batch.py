@@ -22,7 +22,7 @@ from sslbench.data.loading import loader
 from sslbench.data.loading.loader import Unreadable
 from sslbench.data.source import Images, Source
 from sslbench.data.views import Augment
-from sslbench.data.views.ops import make_view
+from sslbench.data.views.ops import Box, make_views
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, SslbenchError
 from sslbench.runtime.seeds import preserved_random_states
@@ -56,6 +56,8 @@ class RawBatch:
         stand_ins: bool (B,), images that replace an unreadable one.
         unreadable: images that could not be read.
         origins: for joined sources, the name of each image's source (B names); otherwise empty.
+        boxes: float32 (B, V, 4), edges of each view in its picture in pixels: top, left, bottom, right, with right
+            below left in a mirrored view; of a grid's views, those of the whole crop.
     """
 
     views: tuple[Tensor, ...]
@@ -64,6 +66,7 @@ class RawBatch:
     stand_ins: Tensor
     unreadable: tuple[Unreadable, ...] = ()
     origins: tuple[str, ...] = ()
+    boxes: Tensor | None = None
 
     @property
     def replaced(self) -> int:
@@ -78,6 +81,7 @@ class RawBatch:
             indices=self.indices[rows],
             stand_ins=self.stand_ins[rows],
             origins=tuple(self.origins[row] for row in rows.tolist()) if self.origins else (),
+            boxes=None if self.boxes is None else self.boxes[rows],
         )
 
     def by_origin(self) -> dict[str, "RawBatch"]:
@@ -122,7 +126,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         name: name of the source.
         images: images of this process.
         labels: int64, one per image, or None.
-        views: (side, function that makes it) of each view.
+        views: (side, number, function that makes them and gives their edges) of the views of each crop.
         seed: of the augmentation.
         rank: rank of the process.
         world: number of processes; image i of this one is number rank + world * i in the source.
@@ -133,7 +137,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
     name: str
     images: Images
     labels: npt.NDArray[np.int64] | None
-    views: tuple[tuple[int, Callable[[Tensor], Tensor]], ...]
+    views: tuple[tuple[int, int, Callable[[Tensor], tuple[tuple[Tensor, ...], Box]]], ...]
     seed: int
     rank: int
     world: int
@@ -155,7 +159,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         """Return the maker of batches of one process's images."""
         decoder = training_decoder(share.images, reading, channels)
         labels = np.asarray(share.labels.values, dtype=np.int64) if share.labels.kind == "single" else None
-        views = tuple((view.size, make_view(view)) for view in augment.expanded())
+        views = tuple((view.size, view.cells, make_views(view, channels)) for view in augment.expanded())
         return cls(share.name, share.images, labels, views, seed, rank, world, decoder, channels)
 
     def __getitem__(self, item: Item) -> RawBatch | SslbenchError:
@@ -166,7 +170,9 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
             return error
 
     def _batch(self, epoch: int, chosen: IntArray, before: IntArray | None = None) -> RawBatch:
-        views = [torch.empty((len(chosen), size, size, self.channels), dtype=torch.uint8) for size, _ in self.views]
+        sizes = [size for size, count, _ in self.views for _ in range(count)]
+        views = [torch.empty((len(chosen), size, size, self.channels), dtype=torch.uint8) for size in sizes]
+        boxes = torch.empty(len(chosen), len(sizes), 4)
         shown = chosen.copy()
         taken = set(chosen.tolist())
         unreadable: list[Unreadable] = []
@@ -178,14 +184,17 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
             if image.is_floating_point() and not views[0].is_floating_point():
                 views = [view.float() for view in views]
             self._seed(epoch, position, 0 if before is None else int(before[row]))
-            for view, (_, make) in zip(views, self.views, strict=True):
-                view[row] = make(image).permute(1, 2, 0)
+            crops = [make(image) for _, _, make in self.views]
+            for view, each in zip(views, (each for made, _ in crops for each in made), strict=True):
+                view[row] = each.permute(1, 2, 0)
+            boxes[row] = torch.tensor([box for made, box in crops for _ in made])
         return RawBatch(
             views=tuple(view.permute(0, 3, 1, 2) for view in views),
             labels=None if self.labels is None else torch.from_numpy(self.labels[shown]),
             indices=torch.from_numpy(self.rank + self.world * shown),
             stand_ins=torch.from_numpy(shown != chosen),
             unreadable=tuple(unreadable),
+            boxes=boxes,
         )
 
     def _read(self, position: int, unreadable: list[Unreadable]) -> Tensor | None:

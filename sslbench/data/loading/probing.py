@@ -23,7 +23,7 @@ from sslbench.data.loading import loader
 from sslbench.data.loading.batch import BatchMaker, Item, RawBatch, start_worker
 from sslbench.data.loading.samplers import REPEATING, SamplerName, check_sampler, epoch_order, occurrences
 from sslbench.data.source import Source
-from sslbench.data.views import Augment, View
+from sslbench.data.views import Augment, View, ops
 from sslbench.data.wording import counted
 from sslbench.errors import UsageError
 from sslbench.preprocessing import Preprocessing
@@ -85,7 +85,7 @@ class EpochBatches:
         augment = Augment(views=(view if isinstance(view, View) else View(size=size),))
         maker = BatchMaker.of(source, augment, seed=seed, rank=0, world=1, reading=reading, channels=channels)
         if not isinstance(view, View):
-            maker = dataclasses.replace(maker, views=((size, view),))
+            maker = dataclasses.replace(maker, views=((size, 1, functools.partial(ops.whole, view)),))
         self._maker, self._workers, self._start_method = maker, workers, reading.start_method
         self._share = slice(rank, None, world)
         self._sampler = check_sampler(sampler, source)

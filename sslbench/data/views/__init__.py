@@ -5,13 +5,28 @@
 
 import dataclasses
 import math
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
+from sslbench.names import did_you_mean
 from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 
-Colour = Literal["jitter", "grayscale", "blur", "solarize"]
+COLOURS = ("jitter", "grayscale", "blur", "solarize")
+"""Built-in colour operations."""
+
+OF_TORCHVISION = "v2."
+"""Beginning of the name of a transform of torchvision.transforms.v2."""
+
+
+def entry_name(entry: str | Mapping[str, Any]) -> str:
+    """Return the name in an entry of `View.order`.
+
+    >>> entry_name("blur"), entry_name({"name": "v2.RandomPosterize", "bits": 4})
+    ('blur', 'v2.RandomPosterize')
+    """
+    return str(entry.get("name", "")) if isinstance(entry, Mapping) else str(entry)
 
 
 def _probability(name: str, value: float) -> None:
@@ -21,6 +36,35 @@ def _probability(name: str, value: float) -> None:
 def _check(right: bool, message: str) -> None:
     if not right:
         raise UsageError(f"augment: {message}")
+
+
+def code_names(entries: Any) -> Iterator[str]:
+    """Yield the names of the user's own functions in an `order`, also those inside other entries."""
+    for entry in entries:
+        if ":" in (name := entry_name(entry)):
+            yield name
+        inner = entry.get("transforms") if isinstance(entry, Mapping) else None
+        if isinstance(inner, list | tuple):
+            yield from code_names(inner)
+
+
+def _check_order(entries: Any, colours: tuple[str, ...]) -> None:
+    """Refuse entries that name neither a colour operation nor a transform nor a function."""
+    for entry in entries:
+        name, known = entry_name(entry), () if isinstance(entry, Mapping) else colours
+        if name not in known and not name.startswith(OF_TORCHVISION) and ":" not in name:
+            if name in colours:
+                raise UsageError(
+                    f"augment: order: {name} takes no arguments here", f"Its settings are those of the view: {name}=..."
+                )
+            raise UsageError(
+                f"augment: order: there is no operation '{name}'",
+                did_you_mean(name, (*colours, f"{OF_TORCHVISION}{name}")),
+            )
+        inner = entry.get("transforms") if isinstance(entry, Mapping) and name.startswith(OF_TORCHVISION) else None
+        if inner is not None:
+            _check(isinstance(inner, list | tuple), f"order: transforms of {name} should be a list, not {inner!r}")
+            _check_order(inner, ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,16 +121,36 @@ class Solarize:
 
 
 @dataclasses.dataclass(frozen=True)
+class Grid:
+    """Division of a crop into square cells, each of which gives one view (Jigsaw, PIRL)."""
+
+    side: int = setting(1, "cells per side; 1: the crop is the view")
+    gap: int = setting(
+        0, "difference between the sides of a cell and of its view, whose place in the cell is random", unit="pixels"
+    )
+    augment: Literal["crop", "views"] = setting("crop", "flip and colour changes: of the crop, or of each view alone")
+
+    def __post_init__(self) -> None:
+        _check(self.side >= 1, f"grid: side should be at least 1, not {self.side}")
+        _check(self.gap >= 0, f"grid: gap should not be negative, not {self.gap}")
+        used = self.side > 1 or (self.gap == 0 and self.augment == "crop")
+        _check(used, "grid: gap and augment have no effect without side=2 or more")
+
+
+@dataclasses.dataclass(frozen=True)
 class View:
-    """Recipe of one view: a random resized crop, a flip, then colour changes.
+    """Recipe of one view: a random resized crop, a flip, then colour changes; or of the views in a grid of one crop.
 
     The place of the flip makes no difference, since crops are drawn symmetrically and the colour changes treat left and
     right alike. (A rotation would not commute with it, so rotations are done on finished views.)
     """
 
-    count: int = setting(1, "views of this kind per image")
+    count: int = setting(1, "views of this kind per image, or crops if each is divided by a grid")
     size: int = setting(224, "side of the view in pixels", unit="pixels")
-    scale: tuple[float, float] = setting((0.08, 1.0), "range of the crop's area, as a share of the image's")
+    scale: tuple[float, float] = setting((0.08, 1.0), "range of the crop's area, as a share of `scale_of`")
+    scale_of: Literal["image", "square"] = setting(
+        "image", "area of the whole image, or of the largest square in it (Resize, then RandomCrop)"
+    )
     ratio: tuple[float, float] = setting((3 / 4, 4 / 3), "range of the crop's width / height, log-uniform")
     interpolation: Literal["bilinear", "bicubic"] = setting("bilinear", "resampling filter, with antialiasing")
     flip: float = setting(0.5, "probability of a horizontal flip")
@@ -94,9 +158,12 @@ class View:
     grayscale: float = setting(0.0, "probability of conversion to grayscale")
     blur: Blur = setting(Blur(), "Gaussian blur")
     solarize: Solarize = setting(Solarize(), "solarisation: bright pixels are inverted")
-    order: tuple[Colour, Colour, Colour, Colour] = setting(
-        ("jitter", "grayscale", "blur", "solarize"), "order of the colour operations"
+    order: tuple[str | dict[str, Any], ...] = setting(
+        COLOURS,
+        "order of the colour operations, and others between them: v2.NAME of torchvision.transforms.v2, your own "
+        "my_module:function, or {name: v2.NAME, ...} with arguments",
     )
+    grid: Grid = setting(Grid(), "division of the crop into several views")
 
     def __post_init__(self) -> None:
         _check(self.count >= 1, f"count should be at least 1, not {self.count}")
@@ -105,8 +172,19 @@ class View:
         _check(0 < self.ratio[0] <= self.ratio[1], f"ratio should be two ascending positive numbers, not {self.ratio}")
         _probability("flip", self.flip)
         _probability("grayscale", self.grayscale)
-        complete = len(set(self.order)) == len(self.order)
+        _check_order(self.order, COLOURS)
+        complete = sorted(name for entry in self.order if (name := entry_name(entry)) in COLOURS) == sorted(COLOURS)
         _check(complete, f"order should name jitter, grayscale, blur and solarize once each, not {self.order}")
+
+    @property
+    def crop_side(self) -> int:
+        """Side of the resized crop in pixels; larger than the view if a grid divides it."""
+        return self.grid.side * (self.size + self.grid.gap)
+
+    @property
+    def cells(self) -> int:
+        """Number of views that one crop gives."""
+        return self.grid.side**2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +196,9 @@ class Augment:
     small_size: int | None = setting(None, "size that replaces that of the small views; null: unchanged", unit="pixels")
     mean: tuple[float, ...] = setting(IMAGENET_MEAN, "mean per channel, of pixels from 0 to 1")
     std: tuple[float, ...] = setting(IMAGENET_STD, "standard deviation per channel")
+    code: tuple[str, ...] = setting(
+        (), "your own functions in the `order` of views in a file, typed on the command line: my_module:function"
+    )
 
     def __post_init__(self) -> None:
         _check(bool(self.views), "views is empty")
@@ -128,6 +209,10 @@ class Augment:
         _check(finite, f"mean should be {each.format('', self.mean)}")
         positive = bool(self.std) and all(0 < s < math.inf for s in self.std)
         _check(positive, f"std should be {each.format('positive ', self.std)}")
+        used = {name for view in self.views for name in code_names(view.order)}
+        for name in self.code:
+            if name not in used:
+                raise UsageError(f"augment: code: no view's order names '{name}'", did_you_mean(name, used))
         large, small = self._kinds()
         if self.small_size is not None and not small:
             raise UsageError(
@@ -142,7 +227,7 @@ class Augment:
             )
 
     def expanded(self) -> tuple[View, ...]:
-        """Return one `View` with count 1 per view of an image, in the order of a batch: large ones first.
+        """Return one `View` with count 1 per crop of an image, in the order of a batch: large ones first.
 
         Large views are those of the largest size in `views`.
         """
@@ -151,8 +236,22 @@ class Augment:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Side of each view in pixels, in the order of `expanded`."""
-        return tuple(view.size for view in self.expanded())
+        """Side of each view in pixels, in the order of `expanded`; a crop with a grid gives several."""
+        return tuple(view.size for view in self.expanded() for _ in range(view.cells))
+
+    @property
+    def whole_size(self) -> int:
+        """Side of a whole picture for evaluations: of the largest undivided view.
+
+        A crop that a grid divides shows the picture in the scale of training, so its centre is evaluated, 224 of 256
+        pixels, or all of it below 96.
+        """
+        views = self.expanded()
+        undivided = [view.size for view in views if view.grid.side == 1]
+        if undivided:
+            return max(undivided)
+        side = max(view.crop_side for view in views)
+        return round(side * 224 / 256) if side * 224 / 256 >= 96 else side
 
     def _kinds(self) -> tuple[list[View], list[View]]:
         largest = max(view.size for view in self.views)

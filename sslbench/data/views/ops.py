@@ -19,9 +19,12 @@ import torch
 from torchvision.transforms.v2 import InterpolationMode, functional
 
 from sslbench.arrays import ByteArray
-from sslbench.data.views import Blur, Jitter, Solarize, View, bands
+from sslbench.data.views import COLOURS, Blur, Jitter, Solarize, View, bands, own, pretext
 
 """(h, w, 3) uint8, contiguous; other channels or float32 where a function says so."""
+
+Box = tuple[float, float, float, float]
+"""Edges of a view in its picture, in pixels: top, left, bottom, right; right is below left for a mirrored view."""
 
 _MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
 _CROP_ATTEMPTS = 10
@@ -36,41 +39,100 @@ class Uniform:
     The constant number of draws keeps the views of a picture independent of each other's settings.
     """
 
-    def __init__(self) -> None:
-        self._left: list[float] = torch.rand(_DRAWS, dtype=torch.float64).tolist()
+    def __init__(self, count: int = _DRAWS) -> None:
+        self._left: list[float] = torch.rand(count, dtype=torch.float64).tolist()
 
     def __call__(self, low: float = 0.0, high: float = 1.0) -> float:
         """Return the next number, uniform between `low` and `high`."""
         return low + (high - low) * self._left.pop()
 
 
-def augment(view: View, image: torch.Tensor) -> torch.Tensor:
+def augment(view: View, changes: "Changes", image: torch.Tensor) -> torch.Tensor:
     """Return one view of a picture: (C, H, W) to (C, size, size) of the same dtype, channels interleaved in memory."""
     draw = Uniform()
-    top, left, height, width = crop_box(image.shape[1], image.shape[2], view.scale, view.ratio, draw)
-    crop = image[:, top : top + height, left : left + width]
-    resized = functional.resize(crop, [view.size, view.size], interpolation=_MODES[view.interpolation], antialias=True)
+    pixels, _ = _crop(view, image, draw)
+    return _as_tensor(_changed(view, changes, pixels, draw)[0])
+
+
+def augment_grid(view: View, changes: "Changes", image: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], Box]:
+    """Return the views in the cells of one crop's grid, column by column, and the edges of the crop.
+
+    A crop of side * (size + gap) pixels is cut after or, with grid.augment=views, before flip and colour changes. A
+    grid of one cell gives the view of `augment`.
+    """
+    draw = Uniform()
+    if view.grid.side == 1:
+        pixels, box = _crop(view, image, draw)
+        pixels, mirrored = _changed(view, changes, pixels, draw)
+        return (_as_tensor(pixels),), _mirrored(box) if mirrored else box
+    places = Uniform(2 * view.cells)
+    pixels, box = _crop(view, image, draw)
+    if view.grid.augment == "crop":
+        pixels, mirrored = _changed(view, changes, pixels, draw)
+        box = _mirrored(box) if mirrored else box
+    offsets = np.array([int(places(0, view.grid.gap + 1)) for _ in range(2 * view.cells)])
+    offsets = offsets.reshape(2, view.grid.side, view.grid.side)
+    patches = pretext.cut_patches(_as_tensor(pixels), view.cells, view.grid.gap, offsets)
+    if view.grid.augment == "crop":
+        return patches.unbind(), box
+    cells = [np.ascontiguousarray(patch.permute(1, 2, 0).numpy()) for patch in patches]
+    return tuple(_as_tensor(_changed(view, changes, cell, Uniform())[0]) for cell in cells), box
+
+
+def whole(make: Callable[[torch.Tensor], torch.Tensor], image: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], Box]:
+    """Return the one view that a function makes of a picture, and the edges of the picture in place of the view's."""
+    return (make(image),), (0.0, 0.0, float(image.shape[1]), float(image.shape[2]))
+
+
+def _mirrored(box: Box) -> Box:
+    top, left, bottom, right = box
+    return top, right, bottom, left
+
+
+def _crop(view: View, image: torch.Tensor, draw: Uniform) -> tuple[ByteArray, Box]:
+    """Return the resized crop of a picture, (side, side, C), and its edges."""
+    top, left, height, width = crop_box(
+        image.shape[1], image.shape[2], view.scale, view.ratio, draw, square=view.scale_of == "square"
+    )
+    crop, side = image[:, top : top + height, left : left + width], view.crop_side
+    resized = functional.resize(crop, [side, side], interpolation=_MODES[view.interpolation], antialias=True)
     pixels = np.ascontiguousarray(resized.permute(1, 2, 0).numpy())
-    if pixels.dtype != np.uint8:
-        pixels = pixels.clip(0, 255)  # the bicubic filter overshoots
-    if draw() < view.flip:
+    pixels = pixels if pixels.dtype == np.uint8 else pixels.clip(0, 255)  # the bicubic filter overshoots
+    return pixels, (float(top), float(left), float(top + height), float(left + width))
+
+
+def _changed(view: View, changes: "Changes", pixels: ByteArray, draw: Uniform) -> tuple[ByteArray, bool]:
+    """Return a picture after flip and changes, and whether it was mirrored."""
+    mirrored = draw() < view.flip
+    if mirrored:
         pixels = np.asarray(cv2.flip(pixels, 1), dtype=np.uint8) if _is_rgb(pixels) else bands.flip(pixels)
-    for colour in view.order:
-        pixels = _COLOURS[colour](pixels, view, draw)
+    for change in changes:
+        pixels = change(pixels, view, draw)
+    return pixels, mirrored
+
+
+def _as_tensor(pixels: ByteArray) -> torch.Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def crop_box(
-    height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float], draw: Uniform
+    height: int,
+    width: int,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    draw: Uniform,
+    *,
+    square: bool = False,
 ) -> tuple[int, int, int, int]:
     """Return (top, left, height, width) of a random crop, distributed as in torchvision's RandomResizedCrop.
 
     Up to ten areas and aspect ratios are drawn; if none fits into the picture, the largest central crop with an allowed
-    ratio is taken.
+    ratio is taken. Areas are shares of the picture's or, with `square`, of that of the largest square in it.
     """
+    whole = min(height, width) ** 2 if square else height * width
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_CROP_ATTEMPTS):
-        area = height * width * draw(*scale)
+        area = whole * draw(*scale)
         aspect = math.exp(draw(low, high))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < w <= width and 0 < h <= height:
@@ -193,6 +255,13 @@ def _solarize(pixels: ByteArray, view: View, draw: Uniform) -> ByteArray:
     return invert_from(pixels, int(draw(0, 257)) if solarize.threshold == "random" else solarize.threshold)
 
 
+def _transformed(transform: own.Transform, pixels: ByteArray, view: View, draw: Uniform) -> ByteArray:
+    return np.ascontiguousarray(transform(_as_tensor(pixels)).permute(1, 2, 0).numpy())
+
+
+Changes = tuple[Callable[[ByteArray, View, Uniform], ByteArray], ...]
+"""Changes of a picture in order: of colours, by transforms of torchvision, by the user's own functions."""
+
 _COLOURS: dict[str, Callable[[ByteArray, View, Uniform], ByteArray]] = {
     "jitter": _jitter,
     "grayscale": _grayscale,
@@ -201,7 +270,21 @@ _COLOURS: dict[str, Callable[[ByteArray, View, Uniform], ByteArray]] = {
 }
 
 
-def make_view(view: View) -> Callable[[torch.Tensor], torch.Tensor]:
+def changes_of(view: View, channels: int) -> Changes:
+    """Return the changes in the order of a view.
+
+    Raises:
+        UsageError: a transform or a function of the user's does not work; see `own.make_transform`.
+    """
+    return tuple(
+        _COLOURS[entry]
+        if isinstance(entry, str) and entry in COLOURS
+        else functools.partial(_transformed, own.make_transform(entry, size=view.size, channels=channels))
+        for entry in view.order
+    )
+
+
+def make_view(view: View, channels: int = 3) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a picklable function that computes one view of a picture.
 
     Its input is uint8 (C, H, W), or float32 from 0 to 255 for 16-bit samples, fastest with interleaved channels in
@@ -209,4 +292,9 @@ def make_view(view: View) -> Callable[[torch.Tensor], torch.Tensor]:
     8-bit RGB (see `without_colours`). It draws the same number of random numbers for every picture, from torch's
     default generator.
     """
-    return functools.partial(augment, view)
+    return functools.partial(augment, view, changes_of(view, channels))
+
+
+def make_views(view: View, channels: int = 3) -> Callable[[torch.Tensor], tuple[tuple[torch.Tensor, ...], Box]]:
+    """Return a picklable function that computes the views of one crop, several if a grid divides it, and its edges."""
+    return functools.partial(augment_grid, view, changes_of(view, channels))

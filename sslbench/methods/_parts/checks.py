@@ -49,6 +49,25 @@ def need_view_pairs(setup: Setup, *, method: str) -> None:
         )
 
 
+def need_teacher_views(setup: Setup, count: int, *, method: str) -> None:
+    """Require views of a teacher, which come first and have one size, and another view for each.
+
+    Args:
+        setup: the run.
+        count: number of views of the teacher.
+        method: name of the method and of its published augmentation.
+
+    Raises:
+        UsageError: the augmentation makes too few views, or teacher views of several sizes.
+    """
+    if not 1 <= count <= len(setup.sizes) or len(setup.sizes) < 2 or len(set(setup.sizes[:count])) > 1:
+        raise UsageError(
+            f"{method} compares {count} teacher views of one size with others, the augmentation makes views of "
+            f"{', '.join(str(size) for size in setup.sizes)} pixels",
+            f"Set augment={method} (published), or method.teacher_views.",
+        )
+
+
 def need_negatives(setup: Setup, *, method: str) -> None:
     """Require at least two images in the forward passes of all processes, for methods that contrast images.
 

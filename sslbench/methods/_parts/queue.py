@@ -7,6 +7,8 @@ keep their order, and sums over them their rounding.
 import torch
 from torch import Tensor
 
+from sslbench.errors import UsageError
+
 
 def enqueue_(queue: Tensor, new: Tensor, pointer: int) -> int:
     """Overwrite the oldest rows of a ring buffer in place, and return the next pointer.
@@ -33,3 +35,22 @@ def shift_in(queue: Tensor, new: Tensor) -> Tensor:
     [9.0, 1.0, 2.0]
     """
     return torch.cat([new, queue], dim=-2)[..., : queue.shape[-2], :]
+
+
+def need_whole_updates(queue: int, images: int, *, method: str) -> None:
+    """Require a queue that is a multiple of the images per update.
+
+    Raises:
+        UsageError: it is none; the message names the nearest valid values.
+    """
+    if queue > 0 and queue % images == 0:
+        return
+    below, above = queue // images * images, (max(queue, 1) + images - 1) // images * images
+    queues = " or ".join(str(n) for n in (below, above) if n > 0)
+    divisors = [n for n in range(1, queue + 1) if queue % n == 0]
+    near = {max((n for n in divisors if n < images), default=0), min((n for n in divisors if n > images), default=0)}
+    batches = " or ".join(str(n) for n in sorted(near - {0}))
+    raise UsageError(
+        f"{method}: queue={queue} is no multiple of images_per_update={images}",
+        f"Set method.queue to {queues}" + (f", or batch_size to {batches}." if batches else "."),
+    )

@@ -38,5 +38,5 @@ def sinkhorn(scores: Tensor, *, epsilon: float, iterations: int, power_law: floa
 
 def _log_sum_over_samples(x: Tensor) -> Tensor:
     """Return log(sum(exp(x))) over the rows of all processes: (n, K) -> (K,)."""
-    shift = max_(x.amax(dim=0))
+    shift = max_(x.amax(dim=0) if len(x) else x.new_full(x.shape[1:], -torch.inf))  # n may be 0 on some processes
     return sum_((x - shift).exp().sum(dim=0)).log() + shift

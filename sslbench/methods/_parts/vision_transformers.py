@@ -1,9 +1,128 @@
-"""Initial weights of vision transformers in MAE and MoCo v3: Xavier initialisation and fixed positions."""
+"""Vision transformers of timm in methods: their tokens, with and without masks, and their initial weights."""
+
+from typing import Any
 
 import torch
+from timm.layers.patch_embed import PatchEmbed
 from timm.layers.pos_embed_sincos import build_sincos2d_pos_embed
-from timm.models.vision_transformer import VisionTransformer
+from timm.models._manipulate import checkpoint_seq
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from sslbench.errors import UsageError
+from sslbench.train.method import Setup
+
+
+def need_vision_transformer(backbone: nn.Module, setup: Setup, *, method: str) -> VisionTransformer:
+    """Return the backbone, a vision transformer whose patches can be masked.
+
+    Raises:
+        UsageError: it is another network.
+    """
+    plain = isinstance(backbone, VisionTransformer) and isinstance(backbone.patch_embed, PatchEmbed)
+    if not plain or backbone.attn_pool is not None or type(backbone)._pos_embed is not VisionTransformer._pos_embed:
+        raise UsageError(
+            f"{method} needs a plain vision transformer, which {setup.backbone} is not",
+            "For instance --backbone timm:vit_base_patch16_224, or timm:vit_tiny_patch16_224,img_size=32,patch_size=4 "
+            "for small images.",
+        )
+    return backbone
+
+
+def need_class_token(vit: VisionTransformer, setup: Setup, *, method: str) -> None:
+    """Require a network whose output is its normalised class token.
+
+    Raises:
+        UsageError: it has none, or pools its patches.
+    """
+    if vit.cls_token is None or vit.global_pool != "token":
+        raise UsageError(
+            f"{method} compares class tokens, and the output of {setup.backbone} is none",
+            "Choose a vision transformer with a class token, such as timm:vit_small_patch16_224, and do not set its "
+            "global_pool.",
+        )
+
+
+def need_own_size(vit: VisionTransformer, setup: Setup, *, method: str) -> None:
+    """Require views of the size that the network was built for.
+
+    Raises:
+        UsageError: a view has another size.
+    """
+    size = tuple(vit.patch_embed.img_size)
+    if any((side, side) != size for side in setup.sizes):
+        side, base = setup.sizes[0], setup.backbone.partition(",img_size")[0]
+        raise UsageError(
+            f"{method}: the views have {' and '.join(str(s) for s in dict.fromkeys(setup.sizes))} pixels a side, "
+            f"the backbone takes {size[0]} x {size[1]}",
+            f"Build the backbone for the size of the views: --backbone {base},img_size={side}.",
+        )
+
+
+def grid_of(vit: VisionTransformer, size: int) -> tuple[int, int]:
+    """Return the rows and columns of patches of an image of `size` x `size` pixels."""
+    height, width = vit.patch_embed.patch_size
+    return size // height, size // width
+
+
+def embed(vit: VisionTransformer, images: Tensor, mask: Tensor | None = None, token: Tensor | None = None) -> Tensor:
+    """Return the tokens before the first block, with positions: (B, C, H, W) -> (B, prefix + patches, D).
+
+    Args:
+        vit: the network.
+        images: (B, C, H, W).
+        mask: (B, patches) booleans, true for patches whose embedding is replaced by `token`; None for no mask.
+        token: (1, D), mask token.
+    """
+    patches = vit.patch_embed(images)  # (B, N, D), or (B, rows, columns, D) if the network takes any size
+    if mask is not None and token is not None:
+        patches = torch.where(mask.view(*patches.shape[:-1], 1), token.to(patches.dtype), patches)
+    tokens: Tensor = vit._pos_embed(patches)
+    return tokens
+
+
+def run_blocks(vit: VisionTransformer, tokens: Tensor, *, drop_path: float = 0.0) -> Tensor:
+    """Return the normalised tokens (B, n, D) after the last block.
+
+    Args:
+        vit: the network.
+        tokens: (B, n, D), from `embed`; patches may be left out.
+        drop_path: in training, share of the images that each residual branch leaves out, see `drop_samples`; 0 leaves
+            stochastic depth to the network's own rates.
+    """
+    tokens = vit.norm_pre(tokens)
+    if drop_path and vit.training:
+        blocks: Any = vit.blocks  # a Sequential, whose items are any modules to mypy
+        for block in blocks:
+            if vit.grad_checkpointing:
+                tokens = checkpoint(drop_samples, block, tokens, drop_path, use_reentrant=False)
+            else:
+                tokens = drop_samples(block, tokens, drop_path)
+    else:
+        tokens = checkpoint_seq(vit.blocks, tokens) if vit.grad_checkpointing else vit.blocks(tokens)
+    # timm has the last norm before or after the pooling; the other one is the identity.
+    normed: Tensor = vit.fc_norm(vit.norm(tokens))
+    return normed
+
+
+def drop_samples(block: Block, tokens: Tensor, rate: float) -> Tensor:
+    """Return a block's output with each residual branch computed for a random part of the images only.
+
+    Stochastic depth that saves the computation of dropped branches (Oquab et al. 2023, arXiv 2304.07193, section 5):
+    a branch is computed for B * (1 - rate) images, rounded down and at least one, and scaled by the inverse share.
+
+    Args:
+        block: block of a vision transformer of timm.
+        tokens: (B, n, D).
+        rate: share of dropped images, from 0 to below 1.
+    """
+    count = max(int(len(tokens) * (1 - rate)), 1)
+    for norm, layer, scale in ((block.norm1, block.attn, block.ls1), (block.norm2, block.mlp, block.ls2)):
+        rows = torch.randperm(len(tokens), device=tokens.device)[:count]
+        branch = scale(layer(norm(tokens[rows])))
+        tokens = tokens.index_add(0, rows, branch.to(tokens.dtype), alpha=len(tokens) / count)
+    return tokens
 
 
 def sincos(grid: tuple[int, int], dim: int) -> Tensor:

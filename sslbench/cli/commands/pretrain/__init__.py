@@ -5,14 +5,14 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo
 from sslbench.errors import UsageError
-from sslbench.names import did_you_mean, list_names
+from sslbench.names import did_you_mean, find_object, list_names
 
 if TYPE_CHECKING:
     from sslbench.library.recipes import Composed
@@ -39,6 +39,7 @@ class PretrainFlags:
     histograms: bool
     wandb: str | None
     profile: int | None
+    observer: tuple[str, ...]
     launcher: str | None
     dry_run: bool
     backbone: str | None
@@ -156,6 +157,12 @@ class PretrainCommand(click.Command):
     "--histograms", is_flag=True, help="Write histograms of parameters and gradients each epoch (--tensorboard)."
 )
 @click.option("--wandb", metavar="PROJECT", help="Weights & Biases project to log to (WANDB_MODE=offline works).")
+@click.option(
+    "--observer",
+    multiple=True,
+    metavar="MODULE:CLASS",
+    help="Observer of your own, built without arguments; repeatable.",
+)
 @click.option("--profile", type=click.IntRange(1), metavar="N", help="Updates to profile; writes a table and a trace.")
 @click.option(
     "--launcher", help="Launcher: local, or slurm (launcher.partition=..., launcher.nodes=...). Default: local."
@@ -252,11 +259,12 @@ def _run(request: "PretrainRequest", given: PretrainFlags) -> None:
     from sslbench.pretraining import pretrain
 
     typed = str(click.get_current_context().find_root().obj)
+    own = [_own_observer(spec) for spec in given.observer]
     evaluator = knn_evaluator(request)
     if this_process().rank != 0:
         pretrain(request, command=typed, evaluator=evaluator)
         return
-    observers = _observers(request, given)
+    observers = [*_observers(request, given), *own]
     progress = training_progress()
     try:
         outcome = pretrain(request, command=typed, observers=[*observers, progress], evaluator=evaluator)
@@ -284,6 +292,26 @@ def _observers(request: "PretrainRequest", given: PretrainFlags) -> list["Observ
 
         observers.append(Profile(given.profile, request.out / "profile.json.gz"))
     return observers
+
+
+def _own_observer(spec: str) -> "Observer":
+    """Return an observer of the user's own class.
+
+    Raises:
+        UsageError: there is no such class, it needs arguments, or it is no subclass of Observer.
+    """
+    from sslbench.train.observers import Observer
+
+    kind = find_object(spec)
+    if not (isinstance(kind, type) and Observer in kind.__mro__):
+        raise UsageError(
+            f"--observer {spec} is no subclass of sslbench.train.observers.Observer",
+            "Write class Mine(Observer): with the methods started, line, evaluated, finished that it needs.",
+        )
+    try:
+        return cast("Observer", kind())
+    except TypeError as error:
+        raise UsageError(f"--observer {spec} cannot be built without arguments: {error}") from error
 
 
 def _next(request: "PretrainRequest", weights: Path) -> str:

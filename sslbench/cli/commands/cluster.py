@@ -1,0 +1,79 @@
+"""`sslbench cluster`."""
+
+from pathlib import Path
+
+import click
+
+from sslbench.cli import options
+from sslbench.cli.echo import echo
+from sslbench.errors import UsageError
+
+
+@click.command("cluster")
+@options.weights_options
+@options.data_options
+@options.preprocessing_options
+@options.run_options
+@click.option("--k", type=click.IntRange(2), default=16000, show_default=True, help="Number of clusters.")
+@click.option("--iterations", type=click.IntRange(1), default=50, show_default=True, help="Iterations of k-means.")
+@click.option("--out", default="assignments.csv", show_default=True, help="Table to write: path, label[, split].")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    weights: options.WeightsFlags,
+    data: options.DataFlags,
+    preprocessing: options.PreprocessingFlags,
+    run: options.RunFlags,
+    k: int,
+    iterations: int,
+    out: str,
+) -> None:
+    r"""Cluster a data set's features by k-means, and write the clusters as labels to train on (ClusterFit).
+
+    The clusters are found on the part train, or on all images. --layers names one layer.
+
+    \b
+    sslbench cluster --weights w.torch --data photos/ --k 16000 --out assignments.csv
+    sslbench pretrain clusterfit --data assignments.csv
+    """
+    from sslbench import evaluation
+    from sslbench.backbones.layers import split_layers
+    from sslbench.cli import terminal
+    from sslbench.cli.words import compose_run
+    from sslbench.config import resolve
+    from sslbench.evaluation.cluster import cluster, write_assignments
+    from sslbench.features.presence import announced
+
+    terminal.show_messages()
+    if not weights.weights:
+        raise UsageError("--weights is missing", "Give a weights file, 'random' (with --backbone) or 'pixels'.")
+    options.refuse_loading_flags(ctx, weights.weights)
+    layers = tuple(split_layers(weights.layers)) if weights.layers else ()
+    if len(layers) > 1:
+        raise UsageError(f"--layers {weights.layers} names {len(layers)} layers", "Name the one to cluster.")
+    settings, _ = resolve(evaluation.RunSettings, compose_run({}, run.settings()))
+    request = evaluation.Request(
+        **weights.loading(),
+        data=data.data or options.default_data(),
+        test_data=data.test_data,
+        image_column=data.image_column,
+        label_column=data.label_column,
+        limit=data.limit,
+        tasks=(),
+        layers=layers,
+        preprocessing=preprocessing.values(),
+    )
+    store = run.store_folder()
+    evaluation.check_writable(store)
+    evaluation.check_writable(Path(out).parent)
+    with announced(store), terminal.progress() as progress:
+        extractions = evaluation.extract_only(request, settings, store=store, progress=progress)
+        parts = {name: next(iter(each.features.values())).x for name, each in extractions.items()}
+        found = cluster(parts, k, iterations=iterations, seed=settings.seed)
+        rows = write_assignments(Path(out), extractions, found.clusters)
+    used = int((found.sizes > 0).sum())
+    echo(
+        f"{out}: {rows:,} images in {used:,} clusters of {int(found.sizes[found.sizes > 0].min()):,} to "
+        f"{int(found.sizes.max()):,} images"
+    )

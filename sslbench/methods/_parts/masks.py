@@ -1,0 +1,125 @@
+"""Patches and their random masks: blocks (BEiT, iBOT, DINOv2), single patches, and coarse units (SimMIM).
+
+Masks are drawn on the CPU with Python's random numbers, seeded from torch's generator: its state is part of a
+checkpoint, and a continued run draws the same masks.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sslbench.errors import UsageError
+
+
+def random_numbers() -> random.Random:
+    """Return a generator of random numbers, seeded by the next number of torch's default generator."""
+    return random.Random(int(torch.randint(2**62, ())))
+
+
+def check_shares(mask_ratio: tuple[float, float], mask_probability: float, *, method: str) -> None:
+    """Refuse settings that mask no patch, or all of a view.
+
+    Args:
+        mask_ratio: range of the share of masked patches in a masked view.
+        mask_probability: share of masked views, or probability of a mask.
+        method: name of the method.
+
+    Raises:
+        UsageError: the message names both settings.
+    """
+    low, high = mask_ratio
+    if not (0 <= low <= high < 1 and high > 0 and 0 < mask_probability <= 1):
+        raise UsageError(
+            f"{method}: method.mask_ratio=[{low}, {high}] with method.mask_probability={mask_probability} "
+            "masks no part of the patches",
+            "mask_ratio is a range of shares from 0 to below 1, mask_probability is above 0 and at most 1.",
+        )
+
+
+def block_masks(grid: tuple[int, int], counts: Sequence[float], *, smallest: float, largest: float) -> Tensor:
+    """Return masks of overlapping rectangles (BEiT, Bao et al., arXiv 2106.08254, Algorithm 1).
+
+    Rectangles have a random area and a random aspect ratio from 0.3 to 1 / 0.3. They are added until the number of
+    masked patches is reached, or until ten of them in a row do not fit.
+
+    Args:
+        grid: rows and columns of patches.
+        counts: largest number of masked patches in each mask; 0 for none.
+        smallest: smallest area of a rectangle that is drawn, in patches.
+        largest: largest area of a rectangle that is drawn, in patches.
+
+    Returns:
+        (len(counts), rows * columns) booleans, true for masked patches.
+    """
+    numbers = random_numbers()
+    masks = torch.zeros(len(counts), *grid, dtype=torch.bool)
+    for mask, count in zip(masks, counts, strict=True):
+        masked = 0
+        while masked < count and (new := _add_block(mask, count - masked, smallest, largest, numbers)):
+            masked += new
+    return masks.flatten(1)
+
+
+def _add_block(mask: Tensor, room: float, smallest: float, largest: float, numbers: random.Random) -> int:
+    """Mask a random rectangle with at most `room` new patches in place; return their number, 0 after ten failures."""
+    rows, columns = mask.shape
+    for _ in range(10):
+        area = numbers.uniform(smallest, min(room, largest))
+        aspect = math.exp(numbers.uniform(math.log(0.3), -math.log(0.3)))
+        height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if height >= rows or width >= columns:
+            continue
+        top, left = numbers.randint(0, rows - height), numbers.randint(0, columns - width)
+        block = mask[top : top + height, left : left + width]
+        new = height * width - int(block.sum())
+        if 0 < new <= room:
+            block.fill_(True)
+            return new
+    return 0
+
+
+def random_masks(patches: int, counts: Sequence[int]) -> Tensor:
+    """Return masks of single patches: (len(counts), patches) booleans, with `counts[i]` true in row i.
+
+    >>> random_masks(4, [0, 4, 1]).sum(1).tolist()
+    [0, 4, 1]
+    """
+    order = torch.rand(len(counts), patches).argsort(dim=1).argsort(dim=1)
+    return order < torch.as_tensor(counts)[:, None]
+
+
+def patchify(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Cut images into patches: (B, C, H, W) -> (B, patches, h * w * C), row by row, with channels last.
+
+    >>> patchify(torch.arange(16.0).view(1, 1, 4, 4), (2, 2))[0].int().tolist()
+    [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
+    """
+    b, c, height, width = images.shape
+    h, w = size
+    grid = images.reshape(b, c, height // h, h, width // w, w)
+    return grid.permute(0, 2, 4, 3, 5, 1).reshape(b, -1, h * w * c)
+
+
+def unit_masks(images: int, grid: tuple[int, int], unit: int, masked: int) -> Tensor:
+    """Return masks of coarse units (SimMIM, Xie et al., arXiv 2111.09886, section 3.2).
+
+    Args:
+        images: number of masks.
+        grid: rows and columns of patches, multiples of `unit`.
+        unit: side of a unit in patches.
+        masked: number of masked units in each mask.
+
+    Returns:
+        (images, rows * columns) booleans, true for masked patches.
+    """
+    rows, columns = grid[0] // unit, grid[1] // unit
+    units = random_masks(rows * columns, [masked] * images).view(images, rows, columns)
+    return units.repeat_interleave(unit, dim=1).repeat_interleave(unit, dim=2).flatten(1)
+
+
+def take(tokens: Tensor, index: Tensor) -> Tensor:
+    """Return the tokens of each image at its indices: (B, n, d), (B, m) -> (B, m, d)."""
+    return tokens.gather(1, index[..., None].expand(-1, -1, tokens.shape[-1]))

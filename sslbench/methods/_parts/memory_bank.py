@@ -1,0 +1,152 @@
+"""Memory bank: an embedding of every training image, and the contrast of new embeddings with it (NPID, PIRL)."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sslbench.distributed.collectives import gather
+from sslbench.errors import UsageError
+from sslbench.methods._parts.precision import in_float32
+
+Contrast = Literal["nce", "info_nce"]
+
+_EPSILON = torch.finfo(torch.float32).eps  # added to every denominator in the published code
+
+
+@in_float32
+def noise_contrastive(logits: Tensor, log_z: Tensor, images: int) -> Tensor:
+    """Return the noise-contrastive loss (Wu et al. 2018, eq. 5 to 7), summed over the negatives of each image.
+
+    The probability of image i under the model is P(i) = exp(logit) / Z, under the noise 1 / N. All is computed with
+    logarithms, so small temperatures do not overflow.
+
+    >>> logits = torch.zeros(1, 3)  # P = 1 / N for the positive and both negatives: log(3) + 2 log(3 / 2)
+    >>> round(float(noise_contrastive(logits, torch.tensor(10.0).log(), 10)), 4)
+    1.9095
+
+    Args:
+        logits: (B, 1 + K), similarities divided by the temperature; the positive comes first.
+        log_z: scalar, logarithm of the normalisation Z.
+        images: N, number of images.
+    """
+    log_p = logits - log_z
+    noise = (logits.shape[1] - 1) / images
+    log_noise, log_rest = math.log(noise), math.log(noise + _EPSILON)
+    positive = functional.softplus(log_rest - log_p[:, 0])
+    negatives = log_rest - log_noise + functional.softplus(log_p[:, 1:] - log_rest)
+    return (positive + negatives.sum(dim=1)).mean()
+
+
+@torch.no_grad()
+@in_float32
+def log_normalisation(logits: Tensor, images: int) -> Tensor:
+    """Return log Z, estimated as N times the mean of exp(logit) over the batches of all processes.
+
+    >>> round(float(log_normalisation(torch.zeros(2, 3), 10).exp()), 4)
+    10.0
+
+    Args:
+        logits: (B, 1 + K) on each process.
+        images: N, number of images.
+    """
+    own = logits.logsumexp(dim=(0, 1)) - math.log(logits.numel())
+    every = gather(own[None])
+    return every.logsumexp(dim=0) - math.log(len(every)) + math.log(images)
+
+
+class MemoryBank(nn.Module):
+    """Embedding of every training image, equal on all processes, with the constant of the noise-contrastive loss.
+
+    Args:
+        images: N, number of images.
+        dim: d, dimension of the embeddings.
+
+    Attributes:
+        vectors: (N, d), rows of length 1, random at the start.
+        log_z: scalar, logarithm of the normalisation Z; infinite until it is estimated on the first batch.
+    """
+
+    vectors: Tensor
+    log_z: Tensor
+
+    def __init__(self, images: int, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("vectors", functional.normalize(torch.rand(images, dim) * 2 - 1, dim=1))
+        self.register_buffer("log_z", torch.tensor(math.inf))
+
+    def draw(self, rows: int, negatives: int) -> Tensor:
+        """Return the numbers of random images, uniform with replacement: int64 (rows, negatives).
+
+        An image may be drawn as its own negative, as in the published code.
+        """
+        return torch.randint(len(self.vectors), (rows, negatives), device=self.vectors.device)
+
+    @in_float32
+    def logits(self, embeddings: Tensor, images: Tensor, negatives: Tensor, temperature: float) -> Tensor:
+        """Return similarities with the memory of the own image and of the negatives, divided by the temperature.
+
+        Args:
+            embeddings: (B, d), rows of length 1.
+            images: int64 (B,), number of each embedding's image.
+            negatives: int64 (B, K), numbers of other images.
+            temperature: temperature, above 0.
+
+        Returns:
+            (B, 1 + K), the own image first.
+        """
+        chosen = torch.cat([images[:, None], negatives], dim=1)
+        # Similarities with all images, or a copy of the chosen ones: whichever takes less memory.
+        if chosen.shape[1] * embeddings.shape[1] >= len(self.vectors):
+            return (embeddings @ self.vectors.T).gather(1, chosen) / temperature
+        return torch.einsum("bd,bkd->bk", embeddings, self.vectors[chosen]) / temperature
+
+    def loss(self, logits: Tensor, contrast: Contrast) -> Tensor:
+        """Return the mean loss of a batch; the first one with 'nce' estimates the normalisation.
+
+        Args:
+            logits: (B, 1 + K), see `logits`.
+            contrast: noise-contrastive estimation, or InfoNCE: cross entropy of the own image among the chosen ones.
+        """
+        if contrast == "info_nce":
+            return _info_nce(logits)
+        if self.log_z.isinf():
+            self.log_z.copy_(log_normalisation(logits, len(self.vectors)))
+        return noise_contrastive(logits, self.log_z, len(self.vectors))
+
+    @torch.no_grad()
+    def update_(self, images: Tensor, embeddings: Tensor, momentum: float) -> None:
+        """Move the memory of this process's images, and of all other processes', towards their new embeddings.
+
+        An image that occurs several times is moved once, towards the mean of its embeddings.
+
+        Args:
+            images: int64 (B,), numbers of the images.
+            embeddings: (B, d), rows of length 1.
+            momentum: share of the old memory: v <- normalise(momentum * v + (1 - momentum) * embedding).
+        """
+        rows, place, counts = gather(images).unique(  # type: ignore[no-untyped-call]
+            return_inverse=True, return_counts=True
+        )
+        new = torch.zeros_like(self.vectors[rows]).index_add_(0, place, gather(embeddings).to(self.vectors.dtype))
+        moved = momentum * self.vectors[rows] + (1 - momentum) * new / counts[:, None]
+        self.vectors[rows] = functional.normalize(moved, dim=1)
+
+
+def need_bank_settings(negatives: int, momentum: float, *, method: str) -> None:
+    """Require at least one negative, and a momentum below 1.
+
+    Raises:
+        UsageError: there are no negatives, or the memory would never change.
+    """
+    if negatives < 1:
+        raise UsageError(f"{method}: negatives={negatives} is too few", "Set method.negatives to 1 or more.")
+    if not 0 <= momentum < 1:
+        raise UsageError(f"{method}: momentum={momentum:g} must be from 0 to below 1", "Set method.momentum=0.5.")
+
+
+@in_float32
+def _info_nce(logits: Tensor) -> Tensor:
+    return (logits.logsumexp(dim=1) - logits[:, 0]).mean()

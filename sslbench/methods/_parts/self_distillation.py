@@ -1,0 +1,147 @@
+"""Self-distillation: head, targets and losses that DINO, iBOT and DINOv2 share."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sslbench.distributed.collectives import sum_
+from sslbench.methods._parts.heads import mlp
+from sslbench.methods._parts.precision import in_float32
+
+
+@in_float32
+def teacher_probabilities(logits: Tensor, center: Tensor, *, temperature: float) -> Tensor:
+    """Return DINO's equation 1 with the centre of section 3.1: softmax of (logits - centre) / temperature."""
+    return functional.softmax((logits - center) / temperature, dim=-1)
+
+
+@in_float32
+def dino_loss(student: Tensor, teacher: Tensor, *, temperature: float = 0.1) -> Tensor:
+    """Return DINO's equation 3: mean cross entropy over pairs of a student view and another teacher view, and images.
+
+    Args:
+        student: (V, B, K), logits of all views; the first T are those of the teacher.
+        teacher: (T, B, K), probabilities, without gradient.
+        temperature: temperature of the student.
+    """
+    teachers, views = len(teacher), len(student)
+    everything = teacher.sum(0)
+    total = student.new_zeros(())
+    for view in range(views):
+        others = [teacher[t] for t in range(teachers) if t != view]
+        if not others:
+            continue
+        target = everything if view >= teachers else torch.stack(others).sum(0) if len(others) > 1 else others[0]
+        scores = student[view] / temperature
+        # Targets sum to 1 per teacher view, so only the normaliser of the log-softmax is needed.
+        total = total + (len(others) * scores.logsumexp(-1) - (target * scores).sum(-1)).mean()
+    return total / (views * teachers - min(views, teachers))
+
+
+@in_float32
+def patch_loss(student: Tensor, teacher: Tensor, mask: Tensor, *, temperature: float = 0.1) -> Tensor:
+    """Return iBOT's loss of masked patches (eq. 2): mean over views of the mean cross entropy over a view's patches.
+
+    A view without masked patches counts as 0.
+
+    >>> mask = torch.tensor([[True, True, False], [False, False, False]])
+    >>> round(float(patch_loss(torch.zeros(2, 4), torch.full((2, 4), 0.25), mask)), 4)  # log(4) / 2
+    0.6931
+
+    Args:
+        student: (M, K), logits of the M masked patches, in the order of `mask`.
+        teacher: (M, K), probabilities of the same patches, without gradient.
+        mask: (V, N) booleans, true for masked patches.
+        temperature: temperature of the student.
+    """
+    scores = student / temperature
+    cross_entropy = scores.logsumexp(-1) - (teacher * scores).sum(-1)
+    patches_of_view = mask.sum(1, keepdim=True).expand_as(mask)[mask]
+    return (cross_entropy / patches_of_view).sum() / len(mask)
+
+
+@torch.no_grad()
+def move_center(center: Tensor, total: Tensor, *, rows: int, momentum: float) -> None:
+    """Update the centre in place by the mean of the teacher's logits over all processes (DINO, equation 4).
+
+    Args:
+        center: (K,) or (1, K).
+        total: sum of this process's logits, of the same shape.
+        rows: number of summed rows; it may differ between processes, and be 0 on all but one.
+        momentum: decay of the centre.
+    """
+    summed = sum_(torch.cat([total.to(center.dtype).flatten(), center.new_tensor([rows])]))
+    mean = (summed[:-1] / summed[-1]).view_as(center)
+    center.mul_(momentum).add_(mean, alpha=1 - momentum)
+
+
+class PendingLogits:
+    """Sum and number of the teacher's logits since the last update, by which the centre moves after it."""
+
+    def __init__(self) -> None:
+        self._total: Tensor | None = None
+        self._rows = 0
+
+    def add(self, total: Tensor, rows: int) -> None:
+        """Add the sum (K,) of a number of rows of logits."""
+        self._total = total if self._total is None else self._total + total
+        self._rows += rows
+
+    def move(self, center: Tensor, momentum: float) -> None:
+        """Update the centre in place; without a forward pass since the last update it stays."""
+        if self._total is not None:
+            move_center(center, self._total, rows=self._rows, momentum=momentum)
+            self._total, self._rows = None, 0
+
+
+def warmed_up(first: float, last: float, *, position: int, length: int) -> float:
+    """Return a value that rises linearly from `first` at position 0 to `last` at `length` - 1, and stays.
+
+    >>> [warmed_up(0.04, 0.07, position=p, length=4) for p in (0, 3, 9)]
+    [0.04, 0.07, 0.07]
+    """
+    return last if position >= length else first + (last - first) * position / max(length - 1, 1)
+
+
+class DinoHead(nn.Module):
+    """Head of DINO's section 3.1 and appendix C: MLP with GELU, normalised bottleneck, prototypes.
+
+    Args:
+        dim: dimension of the features.
+        hidden: widths of the hidden layers.
+        bottleneck: dimension of the unit vectors before the last layer.
+        prototypes: output dimension K.
+        norm: BatchNorm in the MLP.
+        fixed_length: fix the length of the last layer's rows at 1.
+    """
+
+    def __init__(
+        self, dim: int, *, hidden: Sequence[int], bottleneck: int, prototypes: int, norm: bool, fixed_length: bool
+    ) -> None:
+        super().__init__()
+        self.mlp = mlp([dim, *hidden, bottleneck], norm=norm, activation=nn.GELU)
+        for layer in self.mlp:
+            if isinstance(layer, nn.Linear):
+                nn.init.trunc_normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
+        self.last_layer = UnitLinear(bottleneck, prototypes, fixed_length=fixed_length)
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits (n, K) of features (n, D), and the normalised bottleneck (n, bottleneck)."""
+        embeddings = functional.normalize(self.mlp(features), dim=-1)
+        return self.last_layer(embeddings), embeddings
+
+
+class UnitLinear(nn.Module):
+    """Linear layer without bias and with weight normalisation: rows have length 1, or a learnt length."""
+
+    def __init__(self, inputs: int, outputs: int, *, fixed_length: bool) -> None:
+        super().__init__()
+        self.direction = nn.Parameter(nn.Linear(inputs, outputs, bias=False).weight.detach().clone())
+        self.length = nn.Parameter(torch.ones(outputs, 1), requires_grad=not fixed_length)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the products with the rows: (n, inputs) -> (n, outputs)."""
+        return functional.linear(x, functional.normalize(self.direction, dim=1) * self.length)

@@ -1,0 +1,214 @@
+"""data2vec 2.0 on images: features of masked patches from many masks of one image (Baevski et al., ICML 2023).
+
+Source: arXiv 2212.07525 and the authors' code (fairseq, examples/data2vec). The teacher, a moving average, sees the
+whole image once; its averaged, normalised layers are the targets of several students' masks. The student encodes the
+visible patches, and a small convolutional decoder predicts all others.
+
+Departures: blocks of timm, which normalise before attention and feed-forward network (in the authors' code after them),
+with their initial weights; as there, the targets are outputs of feed-forward networks. Fixed positions are those of
+timm's order of dimensions. The weight of the class token's loss is that of a mean over rows.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sslbench.config import setting
+from sslbench.errors import UsageError
+from sslbench.methods._parts.masks import take
+from sslbench.methods._parts.momentum import copy_of, update
+from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.vision_transformers import (
+    embed,
+    fix_positions,
+    grid_of,
+    need_class_token,
+    need_own_size,
+    need_vision_transformer,
+    run_blocks,
+)
+from sslbench.train import method
+from sslbench.train.method import Batch, Loss, Setup, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of data2vec 2.0."""
+
+    masks: int = setting(16, "number of masks of each image")
+    masked: float = setting(0.8, "share of masked patches")
+    block: int = setting(3, "side of the visible blocks", unit="patches")
+    extra: float = setting(0.07, "share of patches by which visible blocks are drawn in excess, as they overlap")
+    noise: float = setting(0.01, "standard deviation of the decoder's input at masked patches")
+    target_layers: int = setting(10, "number of last blocks whose outputs are averaged to targets; at most all are")
+    class_weight: float = setting(2.56, "weight of the loss of the class token, which predicts the mean target")
+    decoder_dim: int = setting(768, "channels of the decoder")
+    decoder_layers: int = setting(6, "convolutions of the decoder")
+    decoder_kernel: int = setting(3, "side of the decoder's kernels, an odd number")
+    decoder_groups: int = setting(16, "groups of the decoder's convolutions")
+    momentum: float = setting(0.9998, "decay of the teacher at the start of training")
+    final_momentum: float = setting(0.99999, "decay after the rise; linear in between")
+    momentum_rise: float = setting(0.2665, "share of the run during which the decay rises")
+
+
+@in_float32
+def regression_loss(predicted: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over rows of the squared distance divided by the root of the dimension (the authors' d2v_loss).
+
+    >>> float(regression_loss(torch.zeros(2, 4), torch.ones(2, 4)))  # 4 / sqrt(4)
+    2.0
+
+    Args:
+        predicted: (n, D).
+        targets: (n, D), without gradient.
+    """
+    return (predicted - targets).square().sum(dim=1).mean() / math.sqrt(predicted.shape[1])
+
+
+@in_float32
+def averaged_targets(outputs: Tensor) -> Tensor:
+    """Return the mean of layers, each normalised per image and channel over patches; then normalised over channels.
+
+    Args:
+        outputs: (L, B, N, D), of L layers.
+
+    Returns:
+        (B, N, D).
+    """
+    variance, mean = torch.var_mean(outputs, dim=2, keepdim=True, correction=0)
+    averaged: Tensor = ((outputs - mean) / (variance + 1e-5).sqrt()).mean(0)
+    return functional.layer_norm(averaged, outputs.shape[-1:])
+
+
+def draw_visible(images: int, grid: tuple[int, int], config: Config) -> Tensor:
+    """Return the indices of visible patches (images, n) in ascending order: random blocks, trimmed to an equal number.
+
+    Blocks are cut at the edges; patches are then dropped or added at random (inverse block masking, section 3.3).
+    """
+    rows, columns = grid
+    patches = rows * columns
+    count = max(int(patches * (1 - config.masked)), 1)
+    blocks = max(int(patches * (1 - config.masked + config.extra) / config.block**2), 1)
+    centres = torch.randint(patches, (images, blocks))
+    reach = torch.arange(config.block) - config.block // 2
+    tops = (centres // columns)[..., None] + reach  # (images, blocks, side)
+    lefts = (centres % columns)[..., None] + reach
+    covered = tops.clamp(0, rows - 1)[..., :, None] * columns + lefts.clamp(0, columns - 1)[..., None, :]
+    inside = torch.zeros(images, patches).scatter_(1, covered.flatten(1), 1.0)
+    chosen = (inside + torch.rand(images, patches)).topk(count, dim=1).indices
+    return chosen.sort(dim=1).values
+
+
+class ConvolutionalDecoder(nn.Module):
+    """Decoder of a grid of tokens: convolutions with normalisation and residuals, then a linear layer."""
+
+    def __init__(self, dim: int, grid: tuple[int, int], config: Config) -> None:
+        super().__init__()
+        self.grid = grid
+        widths = [dim, *[config.decoder_dim] * config.decoder_layers]
+        kernel, groups = config.decoder_kernel, config.decoder_groups
+        self.layers = nn.ModuleList(
+            nn.Conv2d(width, config.decoder_dim, kernel, padding=kernel // 2, groups=groups) for width in widths[:-1]
+        )
+        self.project = nn.Linear(widths[-1], dim)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the predictions of all patches: (B, N, D) -> (B, N, D)."""
+        x = tokens.mT.reshape(len(tokens), -1, *self.grid)
+        for layer in self.layers:
+            y = layer(x).permute(0, 2, 3, 1)
+            y = functional.gelu(functional.layer_norm(y, y.shape[-1:])).permute(0, 3, 1, 2)
+            x = x + y if x.shape == y.shape else y
+        predicted: Tensor = self.project(x.flatten(2).mT)
+        return predicted
+
+
+class Method(method.Method[Config]):
+    """data2vec 2.0 on views of one size, each a separate sample (the published augmentation makes one)."""
+
+    config_type = Config
+    backbone: VisionTransformer
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require a plain vision transformer for views of this size, and settings that fit its blocks and widths."""
+        vit = need_vision_transformer(backbone, setup, method="data2vec2")
+        need_class_token(vit, setup, method="data2vec2")
+        need_own_size(vit, setup, method="data2vec2")
+        if config.target_layers < 1:
+            raise UsageError(f"data2vec2: method.target_layers must be 1 or more, not {config.target_layers}")
+        for name, width in (("method.decoder_dim", config.decoder_dim), ("the backbone's width", vit.embed_dim)):
+            if width % config.decoder_groups or width % 4:
+                raise UsageError(
+                    f"data2vec2: {name} is {width}, no multiple of method.decoder_groups={config.decoder_groups} and 4"
+                )
+        if config.decoder_kernel % 2 == 0:
+            raise UsageError(f"data2vec2: method.decoder_kernel must be odd, not {config.decoder_kernel}")
+        if not 0 < config.masked < 1:
+            raise UsageError(f"data2vec2: method.masked must be between 0 and 1, not {config.masked}")
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
+        fix_positions(self.backbone, loaded=setup.loaded)
+        self.grid = grid_of(self.backbone, setup.sizes[0])
+        self.decoder = ConvolutionalDecoder(self.backbone.embed_dim, self.grid, config)
+        self.teacher_backbone = copy_of(self.backbone)
+
+    def loss(self, batch: Batch, step: Step) -> Loss:
+        """Return the loss of masked patches and of the class token."""
+        config = self.config
+        images = torch.cat(batch.views) if len(batch.views) > 1 else batch.views[0]
+        with torch.no_grad():
+            targets = averaged_targets(self._outputs(images))
+        visible = draw_visible(len(images) * config.masks, self.grid, config).to(images.device)
+        tokens = self._visible_tokens(images, visible)
+        prefix = self.backbone.num_prefix_tokens
+        masked = torch.ones(len(visible), targets.shape[1], dtype=torch.bool, device=images.device)
+        masked.scatter_(1, visible, False)
+        hidden = torch.randn(*masked.shape, tokens.shape[2], device=images.device, dtype=tokens.dtype) * config.noise
+        filled = hidden.scatter(1, visible[..., None].expand(-1, -1, tokens.shape[2]), tokens[:, prefix:])
+        repeated = targets.repeat_interleave(config.masks, dim=0)
+        of_patches = regression_loss(self.decoder(filled)[masked], repeated[masked])
+        of_classes = regression_loss(tokens[:, 0], repeated.mean(1))
+        parts = {"patch_loss": of_patches.detach(), "class_loss": of_classes.detach()}
+        return Loss(of_patches + config.class_weight * of_classes, tokens[:: config.masks, 0].detach().float(), parts)
+
+    def _outputs(self, images: Tensor) -> Tensor:
+        """Return the outputs of the teacher's last feed-forward networks for all patches: (L, B, N, D)."""
+        vit, outputs = self.teacher_backbone, []
+        tokens: Tensor = vit.norm_pre(embed(vit, images))
+        blocks: Any = vit.blocks
+        for block in blocks:
+            tokens = tokens + block.ls1(block.attn(block.norm1(tokens)))
+            outputs.append(block.mlp(block.norm2(tokens)))
+            tokens = tokens + block.ls2(outputs[-1])
+        return torch.stack(outputs[-self.config.target_layers :])[:, :, vit.num_prefix_tokens :]
+
+    def _visible_tokens(self, images: Tensor, visible: Tensor) -> Tensor:
+        """Return the student's tokens (B * masks, prefix + n, D) of visible patches (B * masks, n)."""
+        tokens = embed(self.backbone, images).repeat_interleave(self.config.masks, dim=0)
+        prefix = self.backbone.num_prefix_tokens
+        return run_blocks(self.backbone, torch.cat([tokens[:, :prefix], take(tokens[:, prefix:], visible)], dim=1))
+
+    def compile_networks(self, **options: Any) -> None:
+        """Compile the networks, whose forward passes the loss bypasses, and the decoder."""
+        self._outputs = torch.compile(self._outputs, **options)  # type: ignore[method-assign]
+        self._visible_tokens = torch.compile(self._visible_tokens, **options)  # type: ignore[method-assign]
+        self.decoder.compile(**options)
+
+    def after_update(self, step: Step) -> None:
+        """Update the teacher."""
+        config = self.config
+        risen = min(step.where / config.momentum_rise, 1.0) if config.momentum_rise else 1.0
+        update(
+            self.teacher_backbone, self.backbone, config.momentum + (config.final_momentum - config.momentum) * risen
+        )
+
+    def exports(self) -> dict[str, nn.Module]:
+        """Return the student, which the authors finetune, and the teacher."""
+        return {"student": self.backbone, "teacher": self.teacher_backbone}

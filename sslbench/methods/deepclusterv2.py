@@ -1,0 +1,162 @@
+"""DeepCluster v2 (Caron et al. 2020, arXiv 2006.09882, appendix D): clusters of the last epoch's embeddings as classes.
+
+After every epoch, and after a pass over the data before the first, spherical k-means clusters a memory of the views'
+embeddings several times; the centroids are the classifiers of the next epoch. Departures: an image that the last epoch
+left out is clustered and classified with its earlier embedding (in VISSL it has no cluster); the memory is equal on all
+processes, which share the work of k-means.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sslbench.config import setting
+from sslbench.distributed.collectives import broadcast_, gather, rank, sum_, world_size
+from sslbench.errors import UsageError
+from sslbench.methods._parts.checks import need_view_pairs
+from sslbench.methods._parts.classification import cross_entropy
+from sslbench.methods._parts.crops import encode
+from sslbench.methods._parts.heads import mlp
+from sslbench.methods._parts.precision import in_float32, unit_length
+from sslbench.train import method
+from sslbench.train.method import Batch, Loss, Setup, Step
+
+_CHUNK = 16384
+"""Rows whose similarities with all centroids are in memory at once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of DeepCluster v2."""
+
+    clusters: tuple[int, ...] = setting((3000, 3000, 3000), "clusters of each clustering")
+    iterations: int = setting(10, "iterations of k-means")
+    temperature: float = setting(0.1, "temperature of the similarities with the centroids")
+    memory_views: tuple[int, ...] = setting((0, 1), "views whose embeddings are clustered, by turns")
+    projector: tuple[int, ...] = setting(
+        (2048, 128), "widths of the projection head's layers, the last is the memory's"
+    )
+
+
+@torch.no_grad()
+@in_float32
+def spherical_kmeans(rows: Tensor, centroids: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    """Return the centroids after some iterations of spherical k-means, and the nearest of them for each row.
+
+    Each iteration replaces a centroid by the normalised mean of its rows; one without rows stays.
+
+    >>> rows = functional.normalize(torch.tensor([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0]]), dim=1)
+    >>> centroids, assignments = spherical_kmeans(rows, rows[[0, 2]], 2)
+    >>> centroids.round(decimals=3).tolist(), assignments.tolist()
+    ([[1.0, 0.0], [-1.0, 0.0]], [0, 0, 1])
+
+    Args:
+        rows: (N, d), rows of length 1, equal on all processes.
+        centroids: (K, d), rows of length 1, the initial centroids, equal on all processes.
+        iterations: number of iterations.
+
+    Returns:
+        (K, d) and int64 (N,), equal on all processes.
+    """
+    own = rows[rank() :: world_size()]
+    for _ in range(iterations):
+        nearest = _nearest(own, centroids)
+        sums = torch.zeros_like(centroids).index_add_(0, nearest, own)
+        counts = torch.bincount(nearest, minlength=len(centroids))
+        means = functional.normalize(sum_(sums) / sum_(counts).clamp(min=1)[:, None], dim=1)
+        centroids = torch.where(counts[:, None] > 0, means, centroids)
+    return centroids, _nearest(rows, centroids)
+
+
+def _nearest(rows: Tensor, centroids: Tensor) -> Tensor:
+    """Return the centroid of the largest inner product for each row, int64 (n,)."""
+    return torch.cat([(chunk @ centroids.T).argmax(dim=1) for chunk in torch.split(rows, _CHUNK)])
+
+
+class Method(method.Method[Config]):
+    """Classification of every view into the clusters of its image."""
+
+    config_type = Config
+    first_pass = True
+    memory: Tensor
+    assignments: Tensor
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require several views, those of the memory among them, and no more clusters than images."""
+        need_view_pairs(setup, method="deepclusterv2")
+        wrong = [view for view in config.memory_views if not 0 <= view < len(setup.sizes)]
+        if wrong or not config.memory_views:
+            raise UsageError(
+                f"deepclusterv2: memory_views is {list(config.memory_views)}, but the views are 0 to "
+                f"{len(setup.sizes) - 1}"
+            )
+        if not config.clusters or not 2 <= min(config.clusters) <= max(config.clusters) <= setup.samples:
+            raise UsageError(
+                f"deepclusterv2: clusters={list(config.clusters)} of {setup.samples:,} images",
+                f"Set method.clusters to one or more numbers from 2 to {setup.samples}, such as "
+                f"[{max(2, setup.samples // 400)}].",
+            )
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
+        dim = config.projector[-1]
+        self.head = mlp([setup.feature_dim, *config.projector])
+        start = torch.randn(len(config.memory_views), setup.samples, dim)
+        self.register_buffer("memory", functional.normalize(start, dim=2))
+        # Random until the first pass has filled the memory.
+        images = torch.arange(setup.samples)
+        self.register_buffer("assignments", torch.stack([images % count for count in config.clusters]))
+        for i, count in enumerate(config.clusters):
+            self.register_buffer(f"centroids{i}", self.memory[i % len(self.memory)][:count].clone())
+        self._new: list[tuple[Tensor, Tensor]] = []
+
+    def loss(self, batch: Batch, step: Step) -> Loss:
+        """Return the cross entropy of all views with the cluster of their image, averaged over the clusterings."""
+        embeddings = unit_length(self.head(torch.cat(encode(self.backbone, batch.views))))
+        per_view = embeddings.detach().chunk(len(batch.views))
+        images = batch.indices.to(embeddings.device)
+        self._new.append((images, torch.stack([per_view[view] for view in self.config.memory_views], dim=1)))
+        terms = []
+        for i in range(len(self.config.clusters)):
+            labels = self.assignments[i][images].repeat(len(batch.views))
+            terms.append(centroid_loss(embeddings, self.get_buffer(f"centroids{i}"), labels, self.config.temperature))
+        return Loss(torch.stack(terms).mean(), per_view[0].float())
+
+    @torch.no_grad()
+    def after_update(self, step: Step) -> None:
+        """Store the embeddings of this update, and cluster the memory at the end of an epoch."""
+        images, embeddings = (gather(torch.cat(each)) for each in zip(*self._new, strict=True))
+        self._new.clear()
+        self.memory[:, images] = embeddings.transpose(0, 1).to(self.memory.dtype)
+        if (step.index + 1) % step.per_epoch == 0:
+            self._cluster()
+
+    @torch.no_grad()
+    def _cluster(self) -> None:
+        """Cluster the memory of the views by turns, each time from random embeddings as centroids."""
+        for i, count in enumerate(self.config.clusters):
+            rows = self.memory[i % len(self.memory)]
+            first = broadcast_(torch.randperm(len(rows))[:count].to(rows.device))
+            centroids, assignments = spherical_kmeans(rows, rows[first], self.config.iterations)
+            self.get_buffer(f"centroids{i}").copy_(centroids)
+            self.assignments[i] = assignments
+
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the projection head."""
+        return {"head": self.head}
+
+
+@in_float32
+def centroid_loss(embeddings: Tensor, centroids: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Return the cross entropy of the assigned centroid, by similarities divided by a temperature.
+
+    Args:
+        embeddings: (B, d), rows of length 1.
+        centroids: (K, d), rows of length 1.
+        labels: int64 (B,), number of the centroid; -1 is ignored.
+        temperature: temperature, above 0.
+    """
+    return cross_entropy(embeddings @ centroids.T / temperature, labels)

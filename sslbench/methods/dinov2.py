@@ -1,0 +1,290 @@
+"""DINOv2 (Oquab et al. 2023, arXiv 2304.07193): DINO and iBOT with own heads, Sinkhorn centring and KoLeo.
+
+The student sees large views with masked patches and small views; the teacher, its moving average, sees the large views.
+Optionally DINOv3's Gram anchoring (Siméoni et al. 2025, arXiv 2508.10104, section 4): the similarities of a view's
+patches stay close to those of an earlier network.
+
+Departures from the authors' code: the MLP of timm's ViT-L in place of a SwiGLU. KoLeo is computed in each process, as
+there, so its nearest neighbour depends on the number of processes. Frozen last layers get no update, instead of one at
+a rate of 0. The patch projection has the rate of its layer (0.2 times that in the code), the mask token that of the
+heads, and gradients are clipped together (there for backbone and heads separately). A moving centre is that of the
+patches of all processes. The Gram teacher sees the large views at their own size (in DINOv3 at twice that) and is
+replaced any number of times.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+import torch
+from timm.layers.drop import DropPath
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sslbench.backbones.load import load_backbone
+from sslbench.config import setting
+from sslbench.errors import UsageError
+from sslbench.methods._parts.checks import need_several_images, need_teacher_views
+from sslbench.methods._parts.crops import encode
+from sslbench.methods._parts.masks import block_masks, check_shares, random_numbers
+from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
+from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.self_distillation import (
+    DinoHead,
+    PendingLogits,
+    dino_loss,
+    patch_loss,
+    teacher_probabilities,
+    warmed_up,
+)
+from sslbench.methods._parts.sinkhorn import sinkhorn
+from sslbench.methods._parts.vision_transformers import (
+    embed,
+    grid_of,
+    need_class_token,
+    need_vision_transformer,
+    run_blocks,
+)
+from sslbench.train import method
+from sslbench.train.method import Batch, Loss, Setup, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of DINOv2."""
+
+    teacher_views: int = setting(2, "number of views of the teacher; they come first and are masked for the student")
+    prototypes: int = setting(131072, "output dimension of the head of class tokens")
+    hidden: tuple[int, ...] = setting((2048, 2048), "widths of the hidden layers of both heads")
+    bottleneck: int = setting(384, "dimension of the unit vectors before the last layer")
+    patch_prototypes: int | None = setting(
+        131072, "output dimension of the head of patches; null: patches and class tokens share a head"
+    )
+    patch_bottleneck: int = setting(256, "dimension of the unit vectors before the last layer of the head of patches")
+    frozen_epochs: float = setting(1.0, "the last layers are frozen during the first epochs", unit="epochs")
+    mask_probability: float = setting(0.5, "share of masked large views")
+    mask_ratio: tuple[float, float] = setting((0.1, 0.5), "range of the share of masked patches in a masked view")
+    class_weight: float = setting(1.0, "weight of the class tokens' loss")
+    patch_weight: float = setting(1.0, "weight of the masked patches' loss")
+    koleo_weight: float = setting(0.1, "weight of KoLeo, of each large view")
+    centering: Literal["sinkhorn", "center"] = setting(
+        "sinkhorn", "balance of the targets: Sinkhorn-Knopp on the batch, or DINO's moving centre"
+    )
+    iterations: int = setting(3, "iterations of Sinkhorn-Knopp")
+    center_momentum: float = setting(0.9, "decay of both centres (centering=center)")
+    student_temperature: float = setting(0.1, "temperature of the student's softmax")
+    teacher_temperature: float = setting(0.07, "temperature of the teacher's softmax after the warm-up")
+    first_teacher_temperature: float = setting(0.04, "temperature of the teacher's softmax at the start")
+    temperature_epochs: float = setting(30.0, "length of the warm-up of the teacher's temperature", unit="epochs")
+    momentum: float = setting(0.994, "decay of the teacher at the start of training")
+    final_momentum: float = setting(1.0, "decay at the end; half a cosine in between")
+    drop_path: float = setting(
+        0.4, "share of the images of a batch that each residual branch of the student leaves out"
+    )
+    gram_teacher: str | None = setting(None, "weights file of the network for Gram anchoring (DINOv3); null: none")
+    gram_weight: float = setting(2.0, "weight of Gram anchoring")
+    gram_interval: int = setting(
+        10000, "interval at which the teacher replaces the Gram teacher; 0: never", unit="updates"
+    )
+
+
+@in_float32
+def koleo(features: Tensor) -> Tensor:
+    """Return the KoLeo regulariser: minus the mean logarithm of the distance to the nearest other row.
+
+    Source: Sablayrolles et al. 2019, arXiv 1806.03198, eq. 2, on rows of length 1.
+
+    >>> round(float(koleo(torch.eye(2))), 4)  # -log(sqrt(2))
+    -0.3466
+
+    Args:
+        features: (B, D), not necessarily normalised, at least two.
+    """
+    rows = functional.normalize(features, dim=1, eps=1e-8)
+    with torch.no_grad():
+        similarities = rows @ rows.T
+        nearest = similarities.fill_diagonal_(-1).argmax(dim=1)
+    return -(functional.pairwise_distance(rows, rows[nearest], eps=1e-8) + 1e-8).log().mean()
+
+
+@in_float32
+def gram_loss(student: Tensor, teacher: Tensor) -> Tensor:
+    """Return DINOv3's equation 2: mean squared difference of the cosines of all pairs of patches of a view.
+
+    >>> x = torch.eye(2)[None]
+    >>> float(gram_loss(x, x)), float(gram_loss(x, torch.ones(1, 2, 2)))
+    (0.0, 0.5)
+
+    Args:
+        student: (V, N, D), patches of V views.
+        teacher: (V, N, D'), without gradient.
+    """
+    ours, theirs = (functional.normalize(patches, dim=-1) for patches in (student, teacher))
+    return functional.mse_loss(ours @ ours.mT, theirs @ theirs.mT)
+
+
+def draw_masks(views: int, grid: tuple[int, int], config: Config) -> Tensor:
+    """Return the masks (views, patches): a fixed share of the views, with shares of patches spread over the range."""
+    numbers = random_numbers()
+    patches, masked = grid[0] * grid[1], int(views * config.mask_probability)
+    low, high = config.mask_ratio
+    step = (high - low) / max(masked, 1)
+    counts = [int(patches * numbers.uniform(low + i * step, low + (i + 1) * step)) for i in range(masked)]
+    counts += [0] * (views - masked)
+    numbers.shuffle(counts)
+    return block_masks(grid, counts, smallest=4, largest=patches // 2)
+
+
+class Method(method.Method[Config]):
+    """DINOv2 on a vision transformer and any number of views, large ones first."""
+
+    config_type = Config
+    backbone: VisionTransformer
+    center: Tensor
+    patch_center: Tensor
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require a vision transformer with a class token, and pairs of a teacher view and another view."""
+        vit = need_vision_transformer(backbone, setup, method="dinov2")
+        need_class_token(vit, setup, method="dinov2")
+        need_teacher_views(setup, config.teacher_views, method="dinov2")
+        check_shares(config.mask_ratio, config.mask_probability, method="dinov2")
+        if not 0 <= config.drop_path < 1:
+            raise UsageError(f"dinov2: method.drop_path must be from 0 to below 1, not {config.drop_path}")
+        if config.drop_path and any(isinstance(part, DropPath) and part.drop_prob for part in vit.modules()):
+            raise UsageError(
+                "dinov2: method.drop_path replaces the stochastic depth of the backbone",
+                "Leave drop_path_rate out of the backbone's name, or set method.drop_path=0.",
+            )
+        if config.koleo_weight:
+            need_several_images(setup, method="dinov2 with method.koleo_weight above 0")
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
+        dim = setup.feature_dim
+        self.grid = grid_of(self.backbone, setup.sizes[0])
+        self.mask_token = nn.Parameter(torch.zeros(1, dim))
+        self.head = _head(dim, config, config.bottleneck, config.prototypes)
+        self.teacher_backbone = copy_of(self.backbone)
+        self.teacher_head = copy_of(self.head)
+        if config.patch_prototypes is not None:
+            self.patch_head = _head(dim, config, config.patch_bottleneck, config.patch_prototypes)
+            self.teacher_patch_head = copy_of(self.patch_head)
+        if config.centering == "center":
+            self.register_buffer("center", torch.zeros(config.prototypes))
+            self.register_buffer("patch_center", torch.zeros(config.patch_prototypes or config.prototypes))
+        self._logits, self._patch_logits = PendingLogits(), PendingLogits()
+        if config.gram_teacher is not None:
+            self.gram_backbone = copy_of(self.backbone)
+            anchor = load_backbone(config.gram_teacher, backbone=setup.backbone).module
+            self.gram_backbone.load_state_dict(anchor.state_dict())
+
+    def loss(self, batch: Batch, step: Step) -> Loss:
+        """Return the weighted sum of the losses of class tokens, masked patches, KoLeo and Gram anchoring."""
+        config, large = self.config, self.config.teacher_views
+        images = torch.cat(batch.views[:large])
+        mask = draw_masks(len(images), self.grid, config).to(images.device)
+        classes, patches, embeddings = self._teacher(images, mask, step)
+
+        prefix, rate = self.backbone.num_prefix_tokens, config.drop_path
+        tokens = self._tokens(self.backbone, images, mask, rate)
+        small = encode(lambda views: self._tokens(self.backbone, views, drop_path=rate)[:, 0], batch.views[large:])
+        of_views, _ = self.head(torch.cat([tokens[:, 0], *small]))
+        of_patches, _ = self._patch_heads()[0](tokens[:, prefix:][mask])
+        shape, temperature = (len(batch.views[0]), config.prototypes), config.student_temperature
+        parts = {
+            "class_loss": dino_loss(of_views.view(-1, *shape), classes.view(-1, *shape), temperature=temperature),
+            "patch_loss": patch_loss(of_patches, patches, mask, temperature=temperature),
+        }
+        value = config.class_weight * parts["class_loss"] + config.patch_weight * parts["patch_loss"]
+        if config.koleo_weight:
+            # By view: two views of an image should not repel each other.
+            parts["koleo"] = torch.stack([koleo(view) for view in tokens[:, 0].chunk(large)]).sum()
+            value = value + config.koleo_weight * parts["koleo"]
+        if config.gram_teacher is not None:
+            with torch.no_grad():
+                anchor = self._tokens(self.gram_backbone, images)
+            parts["gram_loss"] = gram_loss(tokens[:, prefix:], anchor[:, prefix:])
+            value = value + config.gram_weight * parts["gram_loss"]
+        return Loss(value, embeddings[: shape[0]], {name: part.detach() for name, part in parts.items()})
+
+    @torch.no_grad()
+    def _teacher(self, images: Tensor, mask: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the probabilities of class tokens (V * B, K) and masked patches (M, K), and class embeddings."""
+        tokens = self._tokens(self.teacher_backbone, images)
+        logits, embeddings = self.teacher_head(tokens[:, 0])
+        patch_logits, _ = self._patch_heads()[1](tokens[:, self.backbone.num_prefix_tokens :][mask])
+        temperature = teacher_temperature(self.config, step)
+        if self.config.centering == "sinkhorn":
+            balance, iterations = in_float32(sinkhorn), self.config.iterations
+            classes = balance(logits, epsilon=temperature, iterations=iterations)
+            return classes, balance(patch_logits, epsilon=temperature, iterations=iterations), embeddings
+        self._logits.add(logits.to(self.center.dtype).sum(0), len(logits))
+        self._patch_logits.add(patch_logits.to(self.center.dtype).sum(0), len(patch_logits))
+        return (
+            teacher_probabilities(logits, self.center, temperature=temperature),
+            teacher_probabilities(patch_logits, self.patch_center, temperature=temperature),
+            embeddings,
+        )
+
+    def _patch_heads(self) -> tuple[DinoHead, DinoHead]:
+        """Return the heads of patches of student and teacher."""
+        if self.config.patch_prototypes is None:
+            return self.head, self.teacher_head
+        return self.patch_head, self.teacher_patch_head
+
+    def _tokens(
+        self, vit: VisionTransformer, images: Tensor, mask: Tensor | None = None, drop_path: float = 0.0
+    ) -> Tensor:
+        """Return the normalised tokens (B, prefix + patches, D)."""
+        return run_blocks(vit, embed(vit, images, mask, self.mask_token), drop_path=drop_path)
+
+    def compile_networks(self, **options: Any) -> None:
+        """Compile the networks in the parts in which the loss calls them."""
+        self._tokens = torch.compile(self._tokens, **options)  # type: ignore[method-assign]
+        for head in {self.head, self.teacher_head, *self._patch_heads()}:
+            head.compile(**options)
+
+    def before_update(self, step: Step) -> None:
+        """Drop the gradients of the last layers while they are frozen."""
+        if step.index < round(self.config.frozen_epochs * step.per_epoch):
+            for head in (self.head, self._patch_heads()[0]):
+                for parameter in head.last_layer.parameters():
+                    parameter.grad = None
+
+    def after_update(self, step: Step) -> None:
+        """Update the centres, the teacher by the student, and at intervals the Gram teacher by the teacher."""
+        config = self.config
+        if config.centering == "center":
+            self._logits.move(self.center, config.center_momentum)
+            self._patch_logits.move(self.patch_center, config.center_momentum)
+        momentum = cosine_momentum(config.momentum, config.final_momentum, step.where)
+        update(self.teacher_backbone, self.backbone, momentum)
+        update(self.teacher_head, self.head, momentum)
+        if config.patch_prototypes is not None:
+            update(self.teacher_patch_head, self.patch_head, momentum)
+        if config.gram_teacher is not None and config.gram_interval and (step.index + 1) % config.gram_interval == 0:
+            update(self.gram_backbone, self.teacher_backbone, 0.0)
+
+    def exports(self) -> dict[str, nn.Module]:
+        """Return the teacher, which the authors evaluate, and the student."""
+        return {"teacher": self.teacher_backbone, "student": self.backbone}
+
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the MLP of the head of class tokens, without the prototypes."""
+        return {"head": self.teacher_head.mlp if exported == "teacher" else self.head.mlp}
+
+
+def _head(dim: int, config: Config, bottleneck: int, prototypes: int) -> DinoHead:
+    """Return a head; the length of the last layer's rows is learnt, as in the authors' code."""
+    return DinoHead(
+        dim, hidden=config.hidden, bottleneck=bottleneck, prototypes=prototypes, norm=False, fixed_length=False
+    )
+
+
+def teacher_temperature(config: Config, step: Step) -> float:
+    """Return the teacher's temperature: linear by update over the warm-up, then constant."""
+    length = round(config.temperature_epochs * step.per_epoch)
+    first, last = config.first_teacher_temperature, config.teacher_temperature
+    return warmed_up(first, last, position=step.index, length=length)

@@ -1,0 +1,68 @@
+"""Jigsaw (Noroozi and Favaro, ECCV 2016, arXiv 1603.09246): classification of the order of an image's patches.
+
+As in VISSL, after Goyal et al. 2019 (arXiv 1905.01235): one backbone and hidden layer see every patch, and a linear
+classifier all of them. Departures: the permutations are chosen here, greedily as published, from a first one that the
+seed gives, and stored in the checkpoints; the published files are not read.
+"""
+
+import dataclasses
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from sslbench.config import setting
+from sslbench.data.views.pretext import distant_permutations
+from sslbench.errors import UsageError
+from sslbench.methods._parts.classification import cross_entropy, top1
+from sslbench.methods._parts.patches import PIECES, concatenated, need_patches, reorder
+from sslbench.train import method
+from sslbench.train.method import Batch, Loss, Setup, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of Jigsaw."""
+
+    permutations: int = setting(2000, "orders to tell apart, far from each other; 100 and 10,000 are published too")
+    distance: Literal["mean", "min"] = setting(
+        "mean", "Hamming distance to the chosen orders that the next one maximises"
+    )
+    hidden: int = setting(1000, "width of the layer of each patch")
+
+
+class Method(method.Method[Config]):
+    """Siamese networks over the patches of an image, and a classifier of their order."""
+
+    config_type = Config
+    permutations: Tensor
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require nine patches, and at least two orders."""
+        need_patches(setup, 0, method="jigsaw")
+        if not 2 <= config.permutations <= math.factorial(PIECES):
+            raise UsageError(
+                f"jigsaw: permutations={config.permutations} must be from 2 to {math.factorial(PIECES):,}",
+                "Set method.permutations=100, 2000 or 10000 (published).",
+            )
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
+        self.patch_head = nn.Sequential(
+            nn.Linear(setup.feature_dim, config.hidden), nn.BatchNorm1d(config.hidden), nn.ReLU()
+        )
+        self.classifier = nn.Linear(PIECES * config.hidden, config.permutations)
+        first = int(torch.randint(math.factorial(PIECES), ()))  # follows from the run's seed
+        chosen = distant_permutations(config.permutations, PIECES, first=first, choose=config.distance)
+        self.register_buffer("permutations", torch.from_numpy(chosen))
+
+    def loss(self, batch: Batch, step: Step) -> Loss:
+        """Return the cross entropy of the order, drawn anew for every image."""
+        labels = torch.randint(len(self.permutations), (len(batch.views[0]),), device=batch.views[0].device)
+        patches = reorder(batch.views, self.permutations[labels])
+        features = self.backbone(patches)
+        logits = self.classifier(concatenated(self.patch_head, features))
+        embeddings = features.detach().float()[::PIECES]
+        return Loss(cross_entropy(logits, labels), embeddings, {"accuracy": top1(logits, labels)})

@@ -1,0 +1,178 @@
+"""MSN: masked views match the unmasked one by their similarities to prototypes (Assran et al., ECCV 2022).
+
+Source: arXiv 2204.07141. The first view goes through the target network, a moving average; the other large views lose
+random patches; small views are kept whole. Targets are sharpened and balanced by Sinkhorn-Knopp; the mean prediction
+is pushed to the uniform distribution.
+
+Departures from the authors' code: the decay of the target network, which the code raises over 1.25 times the length of
+the run, rises linearly over the run. Gradients are clipped together with that of the prototypes. With several processes
+the gradient of the prototypes is the mean, as for all parameters; in the code it is the sum, to which AdamW is blind.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sslbench.config import setting
+from sslbench.distributed.collectives import mean_with_gradient
+from sslbench.errors import UsageError
+from sslbench.methods._parts.checks import need_several_images
+from sslbench.methods._parts.crops import encode
+from sslbench.methods._parts.heads import mlp
+from sslbench.methods._parts.momentum import copy_of, update
+from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.sinkhorn import sinkhorn
+from sslbench.methods._parts.vision_transformers import embed, need_class_token, need_vision_transformer, run_blocks
+from sslbench.train import method
+from sslbench.train.method import Batch, Loss, Setup, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of MSN."""
+
+    prototypes: int = setting(1024, "number of prototypes")
+    projector: tuple[int, ...] = setting((2048, 2048, 256), "widths of the projector's layers")
+    masked: float = setting(0.15, "share of the patches that large views of the student lose")
+    temperature: float = setting(0.1, "temperature of the similarities to the prototypes")
+    sharpening: float = setting(0.25, "temperature that sharpens the targets")
+    iterations: int = setting(3, "iterations of Sinkhorn-Knopp on the targets; 0: none")
+    entropy_weight: float = setting(1.0, "weight of the entropy of the mean prediction, which is maximised")
+    momentum: float = setting(0.996, "decay of the target network at the start of training")
+    final_momentum: float = setting(1.0, "decay at the end; linear in between")
+
+
+@in_float32
+def msn_loss(
+    anchors: Tensor,
+    targets: Tensor,
+    prototypes: Tensor,
+    *,
+    temperature: float = 0.1,
+    sharpening: float = 0.25,
+    iterations: int = 3,
+    entropy_weight: float = 1.0,
+) -> Tensor:
+    """Return equation 1: cross entropy of the anchors' predictions, minus the weighted entropy of their mean.
+
+    The entropy is that of the mean over the anchors of all processes, relative to that of the uniform distribution.
+
+    >>> round(float(msn_loss(torch.eye(2), torch.eye(2), torch.eye(2))), 4)  # log(1 + exp(-10)): both are sure
+    0.0
+
+    Args:
+        anchors: (V * B, d), view by view; not necessarily normalised, nor are the others.
+        targets: (B, d), get no gradient.
+        prototypes: (K, d).
+        temperature: temperature of the similarities.
+        sharpening: temperature that sharpens the targets.
+        iterations: iterations of Sinkhorn-Knopp; 0 for none.
+        entropy_weight: weight of the entropy.
+    """
+    prototypes = functional.normalize(prototypes, dim=1)
+    logs = (functional.normalize(anchors, dim=1) @ prototypes.T / temperature).log_softmax(dim=1)
+    with torch.no_grad():
+        similarities = functional.normalize(targets, dim=1) @ prototypes.T / (temperature * sharpening)
+        wanted = sinkhorn(similarities.log_softmax(dim=1), epsilon=1.0, iterations=iterations)
+    loss = -(wanted.repeat(len(anchors) // len(targets), 1) * logs).sum(dim=1).mean()
+    mean = mean_with_gradient(logs.exp().mean(dim=0))
+    entropy: Tensor = -torch.special.xlogy(mean, mean).sum()
+    return loss + entropy_weight * (math.log(len(prototypes)) - entropy)
+
+
+class Method(method.Method[Config]):
+    """MSN on a vision transformer: the first view is the target, all others are anchors."""
+
+    config_type = Config
+    backbone: VisionTransformer
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require a vision transformer with a class token, two views of several images, and a share of patches."""
+        need_class_token(need_vision_transformer(backbone, setup, method="msn"), setup, method="msn")
+        need_several_images(setup, method="msn")
+        if len(setup.sizes) < 2:
+            raise UsageError(
+                f"msn compares one view with others, the augmentation makes {len(setup.sizes)} in all",
+                "Set augment=msn (published), or change the list augment.views.",
+            )
+        if not 0 <= config.masked < 1:
+            raise UsageError(f"msn: method.masked must be from 0 to below 1, not {config.masked}")
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
+        self.large = setup.sizes[0]
+        self.projector = mlp([setup.feature_dim, *config.projector], norm=True, activation=nn.GELU)
+        for layer in self.projector:
+            if isinstance(layer, nn.Linear):
+                nn.init.trunc_normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
+        bound = config.projector[-1] ** -0.5
+        self.prototypes = nn.Parameter(torch.empty(config.prototypes, config.projector[-1]).uniform_(-bound, bound))
+        self.target_backbone = copy_of(self.backbone)
+        self.target_projector = copy_of(self.projector)
+
+    def loss(self, batch: Batch, step: Step) -> Loss:
+        """Return the loss of all anchors."""
+        config = self.config
+        with torch.no_grad():
+            targets = self.target_projector(self._classes(self.target_backbone, batch.views[0]))
+
+        anchors = torch.cat(encode(self._projections, batch.views[1:]))
+        value = msn_loss(
+            anchors,
+            targets,
+            self.prototypes,
+            temperature=config.temperature,
+            sharpening=config.sharpening,
+            iterations=config.iterations,
+            entropy_weight=config.entropy_weight,
+        )
+        return Loss(value, targets.float())
+
+    def _projections(self, views: Tensor) -> Tensor:
+        """Return the student's projections of views of one size; large views lose the same patches."""
+        masked = views.shape[-1] == self.large and self.config.masked > 0
+        classes = self._classes(self.backbone, views, self._kept(views) if masked else None)
+        projected: Tensor = self.projector(classes)
+        return projected
+
+    def _kept(self, views: Tensor) -> Tensor:
+        """Return the indices of the patches that views keep."""
+        height, width = self.backbone.patch_embed.patch_size
+        patches = (views.shape[-2] // height) * (views.shape[-1] // width)
+        return torch.randperm(patches, device=views.device)[: max(int(patches * (1 - self.config.masked)), 1)]
+
+    def _classes(self, vit: VisionTransformer, images: Tensor, patches: Tensor | None = None) -> Tensor:
+        """Return the class tokens (B, D) of images of which some patches are seen, by default all."""
+        tokens = embed(vit, images)
+        if patches is not None:
+            prefix = vit.num_prefix_tokens
+            tokens = torch.cat([tokens[:, :prefix], tokens[:, prefix:][:, patches]], dim=1)
+        return run_blocks(vit, tokens)[:, 0]
+
+    def compile_networks(self, **options: Any) -> None:
+        """Compile the networks, whose forward passes the loss bypasses, and the projectors."""
+        self._classes = torch.compile(self._classes, **options)  # type: ignore[method-assign]
+        self.projector.compile(**options)
+        self.target_projector.compile(**options)
+
+    def after_update(self, step: Step) -> None:
+        """Update the target network."""
+        config = self.config
+        momentum = config.momentum + (config.final_momentum - config.momentum) * step.where
+        update(self.target_backbone, self.backbone, momentum)
+        update(self.target_projector, self.projector, momentum)
+
+    def exports(self) -> dict[str, nn.Module]:
+        """Return the target network, which the authors evaluate, and the student."""
+        return {"teacher": self.target_backbone, "student": self.backbone}
+
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the projector."""
+        return {"head": self.target_projector if exported == "teacher" else self.projector}

@@ -1,0 +1,109 @@
+"""NNCLR (Dwibedi et al., ICCV 2021, arXiv 2104.14548): the nearest neighbour of a view in a queue is its positive.
+
+Departures: the queue holds random unit vectors at the start; embeddings of the first view enter it after the
+optimizer's step. lightly's loss has the other rows of the same side as negatives too, the paper's
+(eq. 3) and solo-learn's, and ours, have not.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sslbench.config import setting
+from sslbench.distributed.collectives import gather, gather_with_gradient, rank
+from sslbench.methods._parts.checks import need_negatives, need_several_images, need_views
+from sslbench.methods._parts.heads import mlp
+from sslbench.methods._parts.precision import in_float32, unit_length
+from sslbench.methods._parts.queue import enqueue_, need_whole_updates
+from sslbench.train import method
+from sslbench.train.method import Batch, Loss, Setup, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of NNCLR."""
+
+    temperature: float = setting(0.1, "temperature of the similarities")
+    queue: int = setting(98304, "number of embeddings in the queue, a multiple of the images per update")
+    projector: tuple[int, ...] = setting((2048, 2048, 256), "widths of the projection head's layers, BN after each")
+    predictor: tuple[int, ...] = setting((4096,), "widths of the prediction head's hidden layers")
+
+
+@torch.no_grad()
+def nearest(embeddings: Tensor, queue: Tensor) -> Tensor:
+    """Return for each embedding the row of the queue with the largest product (eq. 2), (B, d).
+
+    >>> nearest(torch.tensor([[0.6, 0.8]]), torch.eye(2)).tolist()
+    [[0.0, 1.0]]
+
+    Args:
+        embeddings: (B, d), rows of length 1.
+        queue: (K, d), rows of length 1.
+    """
+    return queue[(embeddings @ queue.T).argmax(dim=1)]
+
+
+@in_float32
+def neighbour_contrast(neighbours: Tensor, predictions: Tensor, temperature: float) -> Tensor:
+    """Return eq. 3: cross entropy of each neighbour's own prediction among those of all images of all processes.
+
+    >>> round(float(neighbour_contrast(torch.eye(2), torch.eye(2), 1.0)), 4)  # log(1 + exp(-1))
+    0.3133
+
+    Args:
+        neighbours: (B, d), rows of length 1.
+        predictions: (B, d), rows of length 1, of the other view of each image.
+        temperature: temperature, above 0.
+    """
+    logits = neighbours @ gather_with_gradient(predictions).T / temperature
+    labels = torch.arange(len(logits), device=logits.device) + rank() * len(logits)
+    return functional.cross_entropy(logits, labels)
+
+
+class Method(method.Method[Config]):
+    """Contrast of predictions with the nearest neighbours of the other view."""
+
+    config_type = Config
+    queue: Tensor
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require two views of at least two images, and a queue that whole updates fill."""
+        need_views(setup, 2, method="nnclr")
+        need_several_images(setup, method="nnclr")
+        need_negatives(setup, method="nnclr")
+        need_whole_updates(config.queue, setup.images_per_update, method="nnclr")
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
+        dim = config.projector[-1]
+        self.projector = mlp([setup.feature_dim, *config.projector], norm=True, last_norm="affine")
+        self.predictor = mlp([dim, *config.predictor, dim], norm=True)
+        self.register_buffer("queue", functional.normalize(torch.randn(config.queue, dim), dim=1))
+        self._new: list[Tensor] = []
+
+    def loss(self, batch: Batch, step: Step) -> Loss:
+        """Return the mean of the losses of both directions."""
+        projected = [self.projector(self.backbone(view)) for view in batch.views]
+        predictions = [unit_length(self.predictor(each)) for each in projected]
+        embeddings = [unit_length(each.detach()) for each in projected]
+        neighbours = [nearest(each, self.queue) for each in embeddings]
+        self._new.append(embeddings[0])
+        value = (
+            neighbour_contrast(neighbours[0], predictions[1], self.config.temperature)
+            + neighbour_contrast(neighbours[1], predictions[0], self.config.temperature)
+        ) / 2
+        return Loss(value, embeddings[0])
+
+    @torch.no_grad()
+    def after_update(self, step: Step) -> None:
+        """Replace the oldest embeddings of the queue by those of this update."""
+        new = gather(torch.cat(self._new))
+        self._new.clear()
+        enqueue_(self.queue, new, step.index * len(new) % len(self.queue))
+
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return projection and prediction head."""
+        return {"head": self.projector, "predictor": self.predictor}

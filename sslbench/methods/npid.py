@@ -1,0 +1,69 @@
+"""NPID (Wu et al., CVPR 2018, arXiv 1805.01978) and NPID++ (in Misra and van der Maaten 2019, arXiv 1912.01991).
+
+Instance discrimination: an image's embedding is contrasted with the memory of itself and of other images, eq. 4 to 7.
+NPID++ is NPID with more negatives and longer training. Departures: the memory is updated after the optimizer's step
+(the published code updates it within the forward pass, with the same embeddings); the proximal regularisation of
+section 3.3 is left out, as in VISSL.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from sslbench.config import setting
+from sslbench.methods._parts.checks import need_views
+from sslbench.methods._parts.heads import mlp
+from sslbench.methods._parts.memory_bank import Contrast, MemoryBank, need_bank_settings
+from sslbench.methods._parts.precision import unit_length
+from sslbench.train import method
+from sslbench.train.method import Batch, Loss, Setup, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of NPID."""
+
+    negatives: int = setting(4096, "random images that each image is contrasted with; 32,000 in NPID++")
+    temperature: float = setting(0.07, "temperature of the similarities")
+    momentum: float = setting(0.5, "share of the old embedding when the memory is updated")
+    contrast: Contrast = setting("nce", "loss: nce (noise-contrastive estimation) or info_nce (cross entropy)")
+    projector: tuple[int, ...] = setting((128,), "widths of the projection head's layers, the last is the memory's")
+
+
+class Method(method.Method[Config]):
+    """Contrast of every image with a memory of all images."""
+
+    config_type = Config
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require a single view, and negatives."""
+        need_views(setup, 1, method="npid")
+        need_bank_settings(config.negatives, config.momentum, method="npid")
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
+        self.head = mlp([setup.feature_dim, *config.projector])
+        self.memory = MemoryBank(setup.samples, config.projector[-1])
+        self._new: list[tuple[Tensor, Tensor]] = []
+
+    def loss(self, batch: Batch, step: Step) -> Loss:
+        """Return the contrast of the batch with the memory."""
+        embeddings = unit_length(self.head(self.backbone(batch.views[0])))
+        images = batch.indices.to(embeddings.device)
+        negatives = self.memory.draw(len(images), self.config.negatives)
+        logits = self.memory.logits(embeddings, images, negatives, self.config.temperature)
+        self._new.append((images, embeddings.detach()))
+        return Loss(self.memory.loss(logits, self.config.contrast), embeddings.detach().float())
+
+    @torch.no_grad()
+    def after_update(self, step: Step) -> None:
+        """Update the memory of this update's images."""
+        images, embeddings = (torch.cat(each) for each in zip(*self._new, strict=True))
+        self._new.clear()
+        self.memory.update_(images, embeddings, self.config.momentum)
+
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the projection head."""
+        return {"head": self.head}

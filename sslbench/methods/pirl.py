@@ -1,0 +1,95 @@
+"""PIRL (Misra and van der Maaten, CVPR 2020, arXiv 1912.01991): an image and its shuffled patches share a memory.
+
+Both are contrasted with a memory bank of all images (eq. 5), which only the undivided image updates. Departures: the
+memory is updated after the optimizer's step (the published code updates it within the forward pass, with the same
+embeddings).
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from sslbench.config import setting
+from sslbench.errors import UsageError
+from sslbench.methods._parts.heads import mlp
+from sslbench.methods._parts.memory_bank import Contrast, MemoryBank, need_bank_settings
+from sslbench.methods._parts.patches import PIECES, concatenated, need_patches, reorder
+from sslbench.methods._parts.precision import unit_length
+from sslbench.train import method
+from sslbench.train.method import Batch, Loss, Setup, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of PIRL."""
+
+    negatives: int = setting(32000, "random images that each image is contrasted with")
+    temperature: float = setting(0.07, "temperature of the similarities")
+    momentum: float = setting(0.5, "share of the old embedding when the memory is updated")
+    contrast: Contrast = setting("nce", "loss: nce (noise-contrastive estimation) or info_nce (cross entropy)")
+    patches_weight: float = setting(0.5, "weight of the patches' loss; the image has the rest (lambda of eq. 5)")
+    projector: tuple[int, ...] = setting(
+        (128,), "widths of both heads' layers, the last is the memory's; [2048, 128] is the MLP head"
+    )
+
+
+class Method(method.Method[Config]):
+    """Contrast of an image and of its shuffled patches with a memory of all images."""
+
+    config_type = Config
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require one undivided view before nine patches, and negatives."""
+        need_patches(setup, 1, method="pirl")
+        need_bank_settings(config.negatives, config.momentum, method="pirl")
+        if not 0 < config.patches_weight < 1:
+            raise UsageError(
+                f"pirl: patches_weight={config.patches_weight:g} must be between 0 and 1",
+                "Use method.patches_weight=0.5 (published), or npid, which has no patches.",
+            )
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
+        dim = config.projector[-1]
+        self.head = mlp([setup.feature_dim, *config.projector])
+        self.patch_head = mlp([setup.feature_dim, *config.projector])
+        if len(config.projector) > 1:
+            self.patch_head.append(nn.ReLU())  # the published MLP head ends in one, the linear head does not
+        self.joint_head = nn.Linear(PIECES * dim, dim)
+        self.memory = MemoryBank(setup.samples, dim)
+        self._new: list[tuple[Tensor, Tensor]] = []
+
+    def loss(self, batch: Batch, step: Step) -> Loss:
+        """Return the weighted contrasts of patches and image with the memory."""
+        image = unit_length(self.head(self.backbone(batch.views[0])))
+        order = torch.rand(len(image), PIECES, device=image.device).argsort(dim=1)
+        patches = concatenated(lambda x: self.patch_head(self.backbone(x)), reorder(batch.views[1:], order))
+        together = unit_length(self.joint_head(patches))
+        images = batch.indices.to(image.device)
+        self._new.append((images, image.detach()))
+        from_patches, from_image = (self._contrast(embeddings, images) for embeddings in (together, image))
+        weight = self.config.patches_weight
+        return Loss(
+            weight * from_patches + (1 - weight) * from_image,
+            image.detach().float(),
+            {"patches": from_patches.detach(), "image": from_image.detach()},
+        )
+
+    def _contrast(self, embeddings: Tensor, images: Tensor) -> Tensor:
+        """Return the loss of embeddings (B, d) with the memory of their images and of random others."""
+        negatives = self.memory.draw(len(images), self.config.negatives)
+        logits = self.memory.logits(embeddings, images, negatives, self.config.temperature)
+        return self.memory.loss(logits, self.config.contrast)
+
+    @torch.no_grad()
+    def after_update(self, step: Step) -> None:
+        """Update the memory by the undivided images of this update."""
+        images, embeddings = (torch.cat(each) for each in zip(*self._new, strict=True))
+        self._new.clear()
+        self.memory.update_(images, embeddings, self.config.momentum)
+
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the head of undivided images."""
+        return {"head": self.head}

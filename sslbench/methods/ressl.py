@@ -1,0 +1,108 @@
+"""ReSSL (Zheng et al., NeurIPS 2021, arXiv 2107.09282): relations to earlier images, equal for two views of an image.
+
+The teacher's view is augmented weakly; its similarities to a queue are the target of the student's. Departures: keys
+enter the queue after the optimizer's step.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sslbench.config import setting
+from sslbench.distributed.collectives import gather
+from sslbench.methods._parts.checks import need_views
+from sslbench.methods._parts.heads import mlp
+from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
+from sslbench.methods._parts.precision import in_float32, unit_length
+from sslbench.methods._parts.queue import enqueue_, need_whole_updates
+from sslbench.train import method
+from sslbench.train.method import Batch, Loss, Setup, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of ReSSL."""
+
+    student_temperature: float = setting(0.1, "temperature of the student's relations")
+    teacher_temperature: float = setting(0.04, "temperature of the teacher's relations; lower makes them sharper")
+    momentum: float = setting(0.999, "decay of the teacher at the start of training")
+    final_momentum: float = setting(0.999, "decay at the end; half a cosine in between")
+    queue: int = setting(131072, "number of earlier embeddings in the queue, a multiple of the images per update")
+    projector: tuple[int, ...] = setting((4096, 512), "widths of the projection head's layers, the last is the output")
+
+
+@in_float32
+def relation_loss(
+    query: Tensor, key: Tensor, queue: Tensor, *, student_temperature: float, teacher_temperature: float
+) -> Tensor:
+    """Return eq. 5: cross entropy of the teacher's and the student's distribution over the queue.
+
+    >>> q = torch.tensor([[1.0, 0.0]])
+    >>> round(float(relation_loss(q, q, torch.eye(2), student_temperature=1.0, teacher_temperature=1.0)), 4)
+    0.5822
+
+    Args:
+        query: (B, d), rows of length 1, of the student.
+        key: (B, d), rows of length 1, of the teacher; without gradient.
+        queue: (K, d), rows of length 1.
+        student_temperature: temperature, above 0.
+        teacher_temperature: temperature, above 0.
+    """
+    target = (key.detach() @ queue.T / teacher_temperature).softmax(dim=1)
+    return functional.cross_entropy(query @ queue.T / student_temperature, target)
+
+
+class Method(method.Method[Config]):
+    """Student on the first view (strong), teacher on the second (weak)."""
+
+    config_type = Config
+    queue: Tensor
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require two views, and a queue that whole updates fill."""
+        need_views(setup, 2, method="ressl")
+        need_whole_updates(config.queue, setup.images_per_update, method="ressl")
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
+        self.projector = mlp([setup.feature_dim, *config.projector])
+        self.teacher_backbone = copy_of(backbone)
+        self.teacher_projector = copy_of(self.projector)
+        self.register_buffer("queue", functional.normalize(torch.randn(config.queue, config.projector[-1]), dim=1))
+        self._new: list[Tensor] = []
+
+    def loss(self, batch: Batch, step: Step) -> Loss:
+        """Return the loss of the student's relations."""
+        query = unit_length(self.projector(self.backbone(batch.views[0])))
+        with torch.no_grad():
+            key = unit_length(self.teacher_projector(self.teacher_backbone(batch.views[1])))
+        self._new.append(key)
+        value = relation_loss(
+            query,
+            key,
+            self.queue,
+            student_temperature=self.config.student_temperature,
+            teacher_temperature=self.config.teacher_temperature,
+        )
+        return Loss(value, query.detach())
+
+    @torch.no_grad()
+    def after_update(self, step: Step) -> None:
+        """Update the teacher, and replace the oldest keys of the queue."""
+        momentum = cosine_momentum(self.config.momentum, self.config.final_momentum, step.where)
+        update(self.teacher_backbone, self.backbone, momentum)
+        update(self.teacher_projector, self.projector, momentum)
+        keys = gather(torch.cat(self._new))
+        self._new.clear()
+        enqueue_(self.queue, keys, step.index * len(keys) % len(self.queue))
+
+    def exports(self) -> dict[str, nn.Module]:
+        """Return student and teacher."""
+        return {"student": self.backbone, "teacher": self.teacher_backbone}
+
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the projection head of the student or the teacher."""
+        return {"head": self.projector if exported == "student" else self.teacher_projector}

@@ -1,0 +1,103 @@
+"""TiCo (Zhu et al. 2022, arXiv 2206.10698): invariance to transformations and contrast with the covariance matrix.
+
+Departures: the covariance is that of the batch of all processes. The contrast with it has no gradient through the
+matrix, as in the paper's Algorithm 1.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sslbench.config import setting
+from sslbench.distributed.collectives import sum_
+from sslbench.methods._parts.checks import need_several_images, need_views
+from sslbench.methods._parts.heads import mlp
+from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
+from sslbench.methods._parts.precision import in_float32
+from sslbench.train import method
+from sslbench.train.method import Batch, Loss, Setup, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of TiCo."""
+
+    beta: float = setting(0.9, "decay of the covariance matrix")
+    rho: float = setting(8.0, "weight of the contrast with the covariance")
+    projector: tuple[int, ...] = setting((4096, 256), "widths of the projection head: hidden layers, output")
+    momentum: float = setting(0.99, "decay of the momentum network at the start of training")
+    final_momentum: float = setting(1.0, "decay at the end; half a cosine in between")
+
+
+@torch.no_grad()
+@in_float32
+def next_covariance(covariance: Tensor, embeddings: Tensor, beta: float) -> Tensor:
+    """Return the moving average (d, d) with the second moments of the unit embeddings (B, d) of all processes."""
+    z = functional.normalize(embeddings, dim=1)
+    images = sum_(torch.tensor(float(len(z)), device=z.device, dtype=z.dtype))
+    return beta * covariance + (1 - beta) * sum_(z.T @ z) / images
+
+
+@in_float32
+def tico_loss(embeddings: Tensor, targets: Tensor, covariance: Tensor, rho: float) -> Tensor:
+    """Return the loss of Algorithm 1: 1 - mean cosine with the target + rho * mean of z' C z.
+
+    >>> z = torch.eye(2)
+    >>> round(float(tico_loss(z, z, next_covariance(torch.zeros(2, 2), z, 0.9), 8.0)), 4)  # 8 * 0.1 / 2
+    0.4
+
+    Args:
+        embeddings: (B, d), not necessarily normalised.
+        targets: (B, d), of the other view by the momentum network; without gradient.
+        covariance: (d, d), from `next_covariance`, this batch included; without gradient.
+        rho: weight of the second term.
+    """
+    z = functional.normalize(embeddings, dim=1)
+    invariance = 1 - functional.cosine_similarity(z, targets.detach(), dim=1).mean()
+    return invariance + rho * ((z @ covariance) * z).sum(dim=1).mean()
+
+
+class Method(method.Method[Config]):
+    """TiCo on two views; one of them goes through the momentum network."""
+
+    config_type = Config
+    covariance: Tensor
+
+    @classmethod
+    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        """Require two views of at least two images."""
+        need_views(setup, 2, method="tico")
+        need_several_images(setup, method="tico")
+
+    def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
+        super().__init__(backbone, config, setup)
+        dim = config.projector[-1]
+        self.projector = mlp([setup.feature_dim, *config.projector], norm=True, last_bias=False)
+        self.target_backbone = copy_of(backbone)
+        self.target_projector = copy_of(self.projector)
+        self.register_buffer("covariance", torch.zeros(dim, dim))
+
+    def loss(self, batch: Batch, step: Step) -> Loss:
+        """Return the loss of the first view with the target of the second."""
+        embeddings = self.projector(self.backbone(batch.views[0]))
+        with torch.no_grad():
+            targets = self.target_projector(self.target_backbone(batch.views[1]))
+        self.covariance = next_covariance(self.covariance, embeddings.detach(), self.config.beta)
+        value = tico_loss(embeddings, targets, self.covariance, self.config.rho)
+        return Loss(value, functional.normalize(embeddings.detach().float(), dim=1))
+
+    def after_update(self, step: Step) -> None:
+        """Update the momentum network."""
+        momentum = cosine_momentum(self.config.momentum, self.config.final_momentum, step.where)
+        update(self.target_backbone, self.backbone, momentum)
+        update(self.target_projector, self.projector, momentum)
+
+    def exports(self) -> dict[str, nn.Module]:
+        """Return the trained network and the momentum network."""
+        return {"student": self.backbone, "teacher": self.target_backbone}
+
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the projection head of the student or the teacher."""
+        return {"head": self.projector if exported == "student" else self.target_projector}

@@ -1,0 +1,116 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from training_samples import batch_of, check_contract, gradient, network, random_rows, setup_for, step_of
+
+from sslbench.errors import UsageError
+from sslbench.methods import ijepa
+from sslbench.train.method import Step
+
+CONFIG = ijepa.Config(predictor_dim=32, predictor_depth=1, predictor_heads=2, min_patches=2)
+VIT = "timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=2,embed_dim=48,num_heads=3"
+PATCHES_ONLY = VIT + ",class_token=False,global_pool=avg,fc_norm=False"
+
+
+def make(config=CONFIG, *, backbone=PATCHES_ONLY, sizes=(32,), **changes):
+    module = network(backbone)
+    setup = dataclasses.replace(setup_for(module, sizes=sizes), backbone=backbone, **changes)
+    torch.manual_seed(0)
+    return ijepa.Method(module, config, setup), setup, batch_of(setup)
+
+
+def test_the_loss_agrees_with_a_loop_and_its_gradient_with_differences():
+    predicted, targets = random_rows(2, 3, 4) * 2, random_rows(2, 3, 4, seed=1)
+
+    def oracle(x):
+        d = np.abs(x - targets).ravel()
+        return np.mean([0.5 * e * e if e < 1 else e - 0.5 for e in d])
+
+    value, ours = gradient(lambda x: ijepa.prediction_loss(x, torch.from_numpy(targets)), predicted)
+    assert value == pytest.approx(oracle(predicted), rel=1e-12)
+    for index in np.ndindex(predicted.shape):
+        step = np.zeros_like(predicted)
+        step[index] = 1e-6
+        assert ours[index] == pytest.approx((oracle(predicted + step) - oracle(predicted - step)) / 2e-6, abs=1e-6)
+
+
+def test_the_loss_is_that_of_image_by_image_predictions(monkeypatch):
+    method, setup, batch = make()
+    torch.manual_seed(1)
+    context, targets = ijepa.draw_blocks(8, (4, 4), CONFIG)
+    monkeypatch.setattr(ijepa, "draw_blocks", lambda *_: (context, targets))
+    terms = []
+    with torch.no_grad():
+        ours = method(batch, step_of(0, setup)).value
+        vit, predictor = method.backbone, method.predictor
+        for image, seen, blocks in zip(batch.views[0], context, targets, strict=True):
+            tokens = vit.patch_embed(image[None]) + vit.pos_embed
+            wanted = functional.layer_norm(method.target_backbone.forward_features(image[None]), (48,))[0]
+            narrow = predictor.embed(vit.norm(vit.blocks(tokens[:, seen]))) + predictor.positions[:, seen]
+            for block in blocks:
+                hidden = predictor.mask_token + predictor.positions[:, block]
+                out = predictor.norm(predictor.blocks(torch.cat([narrow, hidden], 1)))[0, len(seen) :]
+                terms.append(functional.smooth_l1_loss(predictor.project(out), wanted[block]))
+    torch.testing.assert_close(ours, torch.stack(terms).mean(), rtol=1e-4, atol=1e-6)
+
+
+def test_blocks_have_the_published_sizes_and_the_context_none_of_their_patches():
+    torch.manual_seed(0)
+    config = ijepa.Config()
+    for _ in range(20):
+        context, targets = ijepa.draw_blocks(8, (16, 16), config)
+        assert 0.12 * 256 < targets.shape[2] < 0.22 * 256
+        assert context.shape[1] > 10
+        for seen, blocks in zip(context, targets, strict=True):
+            assert len(set(seen.tolist())) == context.shape[1]
+            assert not set(seen.tolist()) & set(blocks.flatten().tolist())
+            for block in blocks:
+                rows, columns = (block // 16).unique(), (block % 16).unique()
+                assert len(rows) * len(columns) == len(block)
+                assert rows[-1] - rows[0] == len(rows) - 1 and columns[-1] - columns[0] == len(columns) - 1
+
+
+def test_small_grids_have_a_context_too():
+    torch.manual_seed(0)
+    for _ in range(20):
+        context, targets = ijepa.draw_blocks(4, (3, 4), ijepa.Config())
+        assert context.shape[1] > 0 and targets.shape[1:] == (4, targets.shape[2])
+
+
+def test_the_masks_follow_from_the_state_of_torchs_generator():
+    found = []
+    for _ in range(2):
+        torch.manual_seed(4)
+        found.append(ijepa.draw_blocks(3, (8, 8), ijepa.Config()))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("backbone", [PATCHES_ONLY, VIT, VIT + ",reg_tokens=2", VIT + ",dynamic_img_size=True"])
+def test_contract(backbone):
+    config = dataclasses.replace(CONFIG, momentum=1.0)
+    _, setup, _ = make(backbone=backbone)
+    check_contract(lambda: make(config, backbone=backbone)[0], setup)
+
+
+def test_the_target_network_follows_with_a_linear_momentum():
+    method, _, _ = make(dataclasses.replace(CONFIG, momentum=0.5))
+    before = method.target_backbone.blocks[0].mlp.fc1.weight.clone()
+    with torch.no_grad():
+        method.backbone.blocks[0].mlp.fc1.weight.add_(1)
+    method.after_update(Step(5, 20, 10))
+    torch.testing.assert_close(method.target_backbone.blocks[0].mlp.fc1.weight, before + 0.375)
+    assert not method.backbone.pos_embed.requires_grad
+
+
+@pytest.mark.parametrize(("backbone", "changes", "message"), [
+    ("resnet18w0.125", {}, "ijepa needs a plain vision transformer"),
+    (PATCHES_ONLY.replace("patch_size=8", "patch_size=16"), {}, "too few for blocks"),
+    (PATCHES_ONLY, {"predictor_heads": 5}, "no multiple of predictor_heads=5"),
+    (PATCHES_ONLY, {"predictor_dim": 30}, "no multiple of 4"),
+])  # fmt: skip
+def test_what_cannot_be_trained_is_refused(backbone, changes, message):
+    with pytest.raises(UsageError, match=message):
+        make(dataclasses.replace(CONFIG, **changes), backbone=backbone)
