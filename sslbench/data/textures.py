@@ -20,6 +20,9 @@ import numpy.typing as npt
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.errors import DataError, UsageError
 
+PREFIX = "textures:"
+IMAGES, VIDEOS = f"{PREFIX}images", f"{PREFIX}videos"
+"""Locations of the drawn data."""
 SIDE = 128
 """Height and width of images and frames in pixels."""
 _SKIMAGE, _SKLEARN = ("skimage", "data"), ("sklearn", "datasets/images")

@@ -10,7 +10,6 @@ from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.data.decode.transforms import output_size
 from sslbench.data.depth.location import open_depth, open_normals
 from sslbench.data.depth.motorcycle import MOTORCYCLE
-from sslbench.data.formats.textures import IMAGES, VIDEOS
 from sslbench.data.open import (
     open_boxes_as_data,
     open_maps_as_data,
@@ -20,6 +19,7 @@ from sslbench.data.open import (
     open_videos,
 )
 from sslbench.data.source import Source
+from sslbench.data.textures import IMAGES, VIDEOS
 from sslbench.errors import UsageError
 from sslbench.evaluation.request import Task, sample_kind
 from sslbench.labels import LabelKind

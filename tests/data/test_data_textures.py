@@ -8,8 +8,8 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 
 from sslbench.data import textures
-from sslbench.data.formats.textures import IMAGES, VIDEOS
 from sslbench.data.open import open_boxes_as_data, open_data, open_label_maps, open_masks_as_data, open_videos
+from sslbench.data.textures import IMAGES, VIDEOS
 from sslbench.errors import UsageError
 
 

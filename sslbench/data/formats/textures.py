@@ -19,13 +19,21 @@ from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.data.source import Labels, Source
-from sslbench.data.textures import CLASSES, SIDE, TexturedImages, TexturedVideos, draw_images, draw_videos
+from sslbench.data.textures import (
+    CLASSES,
+    IMAGES,
+    PREFIX,
+    SIDE,
+    VIDEOS,
+    TexturedImages,
+    TexturedVideos,
+    draw_images,
+    draw_videos,
+)
 from sslbench.data.tracks import Ids, videos_source
 from sslbench.errors import UsageError
 from sslbench.metrics.detection import masks as rle
 
-PREFIX = "textures:"
-IMAGES, VIDEOS = f"{PREFIX}images", f"{PREFIX}videos"
 _NAME = re.compile(rf"{PREFIX}(?P<what>images|videos)(-seed(?P<seed>\d{{1,9}}))?")
 _NUMBERS = {"train": 72, "test": 48}
 _VIDEOS, _FRAMES = 8, 12
