@@ -1,4 +1,4 @@
-"""Every method, killed without warning in the middle of a run and continued: the weights are the same bit for bit."""
+"""Runs that end in the middle, some killed without warning, and are continued: the weights are the same bit for bit."""
 
 import time
 
@@ -7,6 +7,7 @@ import pytest
 import runs
 
 from sslbench.train import checkpoints
+from sslbench.train.observers import Observer
 
 
 def killed(method, out, **how):
@@ -18,7 +19,33 @@ def killed(method, out, **how):
     assert checkpoints.files(out / "checkpoints") and not (out / "weights.torch").exists()
 
 
+class _Stopped(Exception):
+    """End of a run by its observer."""
+
+
+class _StopAfter(Observer):
+    """Observer that ends a run after so many updates."""
+
+    def __init__(self, updates):
+        self.updates = updates
+
+    def line(self, record):
+        if record.step == self.updates:
+            raise _Stopped
+
+
 @pytest.mark.parametrize("method", sorted(runs.METHODS))
+def test_stopped_and_continued(method, tmp_path):
+    undisturbed, out = runs.run(method, tmp_path / "undisturbed"), tmp_path / "stopped"
+    with pytest.raises(_Stopped):
+        runs.run(method, out, observers=[_StopAfter(5)])
+    assert checkpoints.files(out / "checkpoints") and not (out / "weights.torch").exists()
+    outcome = runs.run(method, out)
+    assert outcome.resumed_from is not None
+    assert kill_campaign.digest(out) == kill_campaign.digest(undisturbed.weights.parent)
+
+
+@pytest.mark.parametrize("method", ["deepclusterv2", "dino", "moco", "swav"])  # a memory, a centre, queues
 def test_killed_and_continued(method, tmp_path):
     undisturbed = runs.run(method, tmp_path / "undisturbed")
     out = tmp_path / "killed"
