@@ -19,7 +19,7 @@ def killed(method, out, **how):
     assert checkpoints.files(out / "checkpoints") and not (out / "weights.torch").exists()
 
 
-class _Stopped(Exception):
+class _StoppedError(Exception):
     """End of a run by its observer."""
 
 
@@ -31,13 +31,13 @@ class _StopAfter(Observer):
 
     def line(self, record):
         if record.step == self.updates:
-            raise _Stopped
+            raise _StoppedError
 
 
 @pytest.mark.parametrize("method", sorted(runs.METHODS))
 def test_stopped_and_continued(method, tmp_path):
     undisturbed, out = runs.run(method, tmp_path / "undisturbed"), tmp_path / "stopped"
-    with pytest.raises(_Stopped):
+    with pytest.raises(_StoppedError):
         runs.run(method, out, observers=[_StopAfter(5)])
     assert checkpoints.files(out / "checkpoints") and not (out / "weights.torch").exists()
     outcome = runs.run(method, out)
