@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import logging
 import shutil
 from collections.abc import Sequence, Set
@@ -21,7 +22,7 @@ from sslbench.errors import DataError
 from sslbench.evaluation import floors
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.groups import with_details
-from sslbench.evaluation.prepare import Prepared, one_part, only_part
+from sslbench.evaluation.prepare import Prepared, one_part, only_part, task_with_noise, with_noise
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, recorded, weights_at
 from sslbench.evaluation.request import Task
 from sslbench.features.array import Features
@@ -57,15 +58,16 @@ def evaluate_on_images(
         SslbenchError: as the protocol.
     """
     check_shared(prepared.backbone)
-    images: dict[str | None, _ImageEvaluation] = {}  # of each part that tasks use
+    images: dict[tuple[str | None, float], _ImageEvaluation] = {}  # of each part that tasks use, and label noise
     results = []
     with process_group(prepared.run.torch_device()):
-        for task in tasks:
+        for task, share in itertools.product(tasks, (0.0, *prepared.request.noise)):
             part = only_part(task)
-            if part not in images:
-                used = prepared if part is None else dataclasses.replace(prepared, data=one_part(prepared.data, part))
-                images[part] = _ImageEvaluation(used, out, command, progress)
-            results += images[part].measure(task)
+            if (part, share) not in images:
+                used = with_noise(prepared, share)
+                used = used if part is None else dataclasses.replace(used, data=one_part(used.data, part))
+                images[part, share] = _ImageEvaluation(used, share, out, command, progress)
+            results += images[part, share].measure(task_with_noise(task, share))
     return results
 
 
@@ -83,10 +85,10 @@ def _kind(task: Task) -> OnImages[Any]:
 
 
 class _ImageEvaluation:
-    """The data of a request, readable images only."""
+    """The data of a request with a share of wrong train labels, readable images only."""
 
-    def __init__(self, prepared: Prepared, out: Path, command: str, progress: Progress | None) -> None:
-        self.prepared, self.out, self.command, self.progress = prepared, out, command, progress
+    def __init__(self, prepared: Prepared, noise: float, out: Path, command: str, progress: Progress | None) -> None:
+        self.prepared, self.noise, self.out, self.command, self.progress = prepared, noise, out, command, progress
         self.engine = prepared.run.extract_settings()
         data = prepared.data
         parts = (data.test,) if data.train is data.test else (data.train, data.test)
@@ -224,7 +226,8 @@ class _ImageEvaluation:
                 {"": _without_columns(self.train)}, {"": _without_columns(self.test)}, self.unreadable, 0.0, 0, costs
             )
             subject = describe(self.prepared, backbone, "", used, self.command)
-            self._known[id(backbone)] = dataclasses.replace(subject, timings={})
+            data = dataclasses.replace(subject.data, label_noise=self.noise)
+            self._known[id(backbone)] = dataclasses.replace(subject, data=data, timings={})
         known = self._known[id(backbone)]
         weights = weights_at(row, backbone, dataclasses.replace(known.weights, code=backbone.identity))
         return dataclasses.replace(known, layer=row, weights=weights)

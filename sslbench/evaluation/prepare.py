@@ -16,7 +16,7 @@ from sslbench.data.checks import samples
 from sslbench.data.decode.handlers import identified
 from sslbench.data.decode.transforms import output_size
 from sslbench.data.labels import no_labels
-from sslbench.data.noise import check_shares
+from sslbench.data.noise import check_shares, with_label_noise
 from sslbench.data.open import refuse_label_maps
 from sslbench.data.source import Labels, Source
 from sslbench.data.splits import (
@@ -274,20 +274,39 @@ def _check_single(task: Task, backbone: Backbone, layers: Sequence[Layer]) -> No
         raise UsageError(f"{task.protocol} trains one head per layer, and {joined[0]} joins several", "Name one layer.")
 
 
+def with_noise(prepared: Prepared, share: float) -> Prepared:
+    """Return the evaluation with a share of wrong labels in train; unchanged without noise."""
+    if not share:
+        return prepared
+    data = prepared.data
+    train = with_label_noise(data.train, share, prepared.run.seed)
+    how = f"{data.how}; {100 * share:g} % of the train labels are wrong"
+    return dataclasses.replace(prepared, data=dataclasses.replace(data, train=train, how=how))
+
+
+def task_with_noise(task: Task, share: float) -> Task:
+    """Return the task; with label noise it is not the benchmark that was named."""
+    if not share or task.benchmark is None:
+        return task
+    return dataclasses.replace(task, benchmark=dataclasses.replace(task.benchmark, modified=True))
+
+
 def _check_noise(task: Task) -> None:
-    """Refuse label noise where a protocol does not train on the labels of frozen features.
+    """Refuse label noise where a protocol does not train on classes or numbers of samples.
 
     Raises:
         UsageError: it does not.
     """
-    if not isinstance(sample_kind(task.protocol), OnFeatures) or not needs_labels(task) or only_part(task):
-        able = [name for name in names.list_names("protocol") if _trains_on_features(name)]
-        problem = f"--noise: {task.protocol} does not train on labels of frozen features"
+    if not _trains_on_labels(task.protocol) or only_part(task):
+        able = [name for name in names.list_names("protocol") if _trains_on_labels(name)]
+        problem = f"--noise: {task.protocol} does not train on labels of samples"
         raise UsageError(problem, f"Those that do: {', '.join(able)}.")
 
 
-def _trains_on_features(name: str) -> bool:
+def _trains_on_labels(name: str) -> bool:
     found = protocols.find(name)
+    if isinstance(found.kind, OnImages):
+        return found.kind.trains and "single" in found.kind.label_kinds
     return isinstance(found.kind, OnFeatures) and found.needs_labels and not found.kind.part(found.settings())
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.data.groups import source_groups
-from sslbench.data.noise import with_label_noise
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
@@ -36,6 +35,8 @@ from sslbench.evaluation.prepare import (
     one_part_of_features,
     only_part,
     open_train_test,
+    task_with_noise,
+    with_noise,
 )
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, score
 from sslbench.evaluation.request import Request, RunSettings, Task
@@ -247,23 +248,6 @@ def _score_features(
                 write_sheet(*measured, used, backbone.preprocessing)
                 results.append(measured[0])
     return results
-
-
-def with_noise(prepared: Prepared, share: float) -> Prepared:
-    """Return the evaluation with a share of wrong labels in train; unchanged without noise."""
-    if not share:
-        return prepared
-    data = prepared.data
-    train = with_label_noise(data.train, share, prepared.run.seed)
-    how = f"{data.how}; {100 * share:g} % of the train labels are wrong"
-    return dataclasses.replace(prepared, data=dataclasses.replace(data, train=train, how=how))
-
-
-def task_with_noise(task: Task, share: float) -> Task:
-    """Return the task; with label noise it is not the benchmark that was named."""
-    if not share or task.benchmark is None:
-        return task
-    return dataclasses.replace(task, benchmark=dataclasses.replace(task.benchmark, modified=True))
 
 
 def evaluate_features(

@@ -1,5 +1,7 @@
 """Label noise: the share of wrong labels is exact, test labels stay, and each share is a result of its own."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -55,6 +57,18 @@ def test_each_share_is_a_record_with_its_floors_and_a_column(tmp_path):
     assert sorted(names) == ["linear/sklearn:digits" + end for end in ("", ", 20 % label noise", ", 60 % label noise")]
 
 
+@pytest.mark.parametrize("protocol", ["finetune", "linear-online"])
+def test_protocols_on_images_train_on_the_wrong_labels(protocol, tmp_path):
+    short = {"epochs": 4, "lr": [0.5], "batch_size": 16}
+    asked = request(weights="random", backbone="resnet_basic_1-1-1-1w0.125", tasks=(make_task(protocol, short),))
+    asked = dataclasses.replace(asked, preprocessing={"resize": (16, 16), "crop": None}, noise=(0.7,))
+    clean, noisy = evaluate(prepare(asked, RUN), store=tmp_path / "store", out=tmp_path / "out", command="eval")
+    assert (clean.data.label_noise, noisy.data.label_noise) == (0.0, 0.7) and clean.id != noisy.id
+    assert clean.data.test.fingerprint == noisy.data.test.fingerprint
+    assert clean.data.train.fingerprint != noisy.data.train.fingerprint
+    assert clean.metrics["top1"].value > noisy.metrics["top1"].value + 5
+
+
 def test_the_labels_that_the_probe_gets_are_the_noisy_ones_of_the_same_samples(tmp_path):
     from sslbench.evaluation import run as module
 
@@ -84,7 +98,7 @@ def test_the_labels_that_the_probe_gets_are_the_noisy_ones_of_the_same_samples(t
         ({"noise": (0.2, 0.2)}, "has a share twice"),
         ({"noise": (0.01,), "limit": 20}, "none of the 20 train labels would be wrong"),
         ({"noise": (0.2,), "tasks": (make_task("geometry", {}),)}, "geometry does not train on labels"),
-        ({"noise": (0.2,), "tasks": (make_task("linear-online", {}),)}, "linear-online does not train on labels"),
+        ({"noise": (0.2,), "tasks": (make_task("robustness", {}),)}, "robustness does not train on labels"),
     ],
 )
 def test_noise_without_effect_or_sense_is_refused(changes, problem):

@@ -111,13 +111,11 @@ ON_OBJECTS = _NETWORK | {"limit_iters", "baselines", "backend"}
 """Options with an effect on a protocol on objects."""
 ON_IMAGES = _NETWORK | {
     *("presets", "layers", "image_column", "label_column", "limit", "test_classes", "value_columns", "groups"),
-    *("resize", "crop", "interpolation", "mean", "std", "precision", "batch_size", "on_error"),
+    *("resize", "crop", "interpolation", "mean", "std", "precision", "batch_size", "on_error", "noise"),
 }
 """Options with an effect on a protocol on images."""
 _SHARED = (options.WeightsFlags, options.DataFlags, options.PreprocessingFlags, options.RunFlags)
-ON_FEATURES = (
-    ON_IMAGES | {"no_overlaps", "noise"} | {field.name for flags in _SHARED for field in dataclasses.fields(flags)}
-)
+ON_FEATURES = ON_IMAGES | {"no_overlaps"} | {field.name for flags in _SHARED for field in dataclasses.fields(flags)}
 """Options with an effect on a protocol on features."""
 EMBEDDINGS = _ALWAYS | {"presets", "features", "no_overlaps"}
 """Options with an effect on embeddings made elsewhere."""
@@ -132,7 +130,7 @@ _REASONS = {
     "backend": "Only detection has --backend.",
     **dict.fromkeys(("labels", "test_features", "test_labels"), "Use it together with --features."),
     **dict.fromkeys(("feature_dtype", "store"), "Protocols on images store no features."),
-    "noise": "It needs --weights and --data, and a protocol that trains on frozen features.",
+    "noise": "It needs --weights and --data, and a protocol that trains on labels.",
     "no_overlaps": "Protocols on images do not search for overlaps.",
     **dict.fromkeys(("tensorboard", "histograms", "wandb"), "It logs the training of finetune."),
     "max_memory": "It limits the memory of the search of neighbours: knn, retrieval.",
