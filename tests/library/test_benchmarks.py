@@ -39,7 +39,7 @@ FILES = {
     "segmentation": 3,
     "segmentation_knn": 3,
     "svm": 4,
-    "tracking": 1,
+    "tracking": 3,
 }
 """Folder of benchmarks -> how many there are: one that is lost in packaging or renamed by mistake is noticed."""
 DATA_SETS = 51
