@@ -46,6 +46,10 @@ def arrays(root, channels, dtype=np.uint8, count=COUNT, side=SIDE):
 
 def request_for(method, data, out, channels, *, chosen=(), **changes):
     backbone = f"{runs.METHODS[method][2]},in_chans={channels}"
+    if method == "distillation":  # the teacher sees the same images
+        own = runs.METHODS[method][0]
+        teacher = f"{own['teacher_backbone']},in_chans={channels}"
+        changes = {"method": {"name": method, **own, "teacher_backbone": teacher}, **changes}
     settings = runs.settings(method, **{"backbone": backbone, "epochs": 1, **changes})
     return PretrainRequest(settings, str(data), Path(out), chosen=chosen)
 
