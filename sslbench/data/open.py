@@ -45,9 +45,9 @@ DEFAULT_OBJECTS = "kwcoco:shapes64-128"
 """Data with objects when the user names none: 64 drawn images of 128 x 128 pixels."""
 
 _LABEL_MAP_LAYOUTS = (
-    "Supported: images/ and masks/ with equal names (also in train/, val/), ADE20K, Cityscapes, Pascal VOC with "
-    "SegmentationClass/, COCO panoptic (.json with segments_info), and manifests with masks; "
-    "PLACE?images=photos&maps=gt names other folders."
+    "Supported: images/ and masks/ with equal names (also in train/, val/), ADE20K, Cityscapes, COCO-Stuff, Pascal VOC "
+    "with SegmentationClass/, Pascal Context, NYUv2 (.mat), COCO panoptic (.json with segments_info), and manifests "
+    "with masks; PLACE?images=photos&maps=gt names other folders."
 )
 
 _PAIRS = (

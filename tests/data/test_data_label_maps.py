@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from sample_data import nyu40
 
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.label_map import IGNORED
@@ -594,6 +595,58 @@ def test_coco_stuff_with_missing_files_or_other_classes(stuff, tmp_path):
         open_label_maps(spec)
     (tmp_path / "classes.txt").write_text("sky\nroad")  # maps of one's own in folders of these names
     assert open_label_maps(spec)["all"].classes == ("sky", "road")
+
+
+# NYUv2
+
+
+@pytest.fixture
+def nyu(tmp_path):
+    """`nyu(maps, groups, names)` writes the file of NYUv2 and its groups into a new folder."""
+    h5py, scipy_io = pytest.importorskip("h5py"), pytest.importorskip("scipy.io")
+
+    def make(maps, groups=(2, 1, 1), names=("wall", "floor")):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))  # HDF5 files stay open
+        folder.mkdir()
+        nyu40.write(h5py, scipy_io, folder, np.array(maps), groups, names)
+        return folder / "nyu_depth_v2_labeled.mat"
+
+    return make
+
+
+def test_nyu_is_read_by_columns_and_grouped(nyu):
+    maps = np.random.default_rng(0).integers(0, 4, (3, HEIGHT, WIDTH))
+    file = nyu(maps)
+    source = open_label_maps(str(file))["all"]
+    assert source.classes == ("wall", "floor") and source.grouped_by == "scene"
+    assert source.ids == ("0000", "0001", "0002")
+    for i in range(3):
+        expected = [[{0: X, 1: 1, 2: 0, 3: 0}[value] for value in row] for row in maps[i].tolist()]
+        assert source.read_map(i).semantic.tolist() == expected
+    assert open_label_maps(str(nyu(maps, (1, 2, 1))))["all"].fingerprint() != source.fingerprint()
+    pytest.importorskip("scipy.io").savemat(file.parent / "splits.mat", {"trainNdxs": [[3], [1]], "testNdxs": [[2]]})
+    parts = open_label_maps(str(file))
+    assert parts["train"].ids == ("0000", "0002") and parts["test"].ids == ("0001",)
+    np.testing.assert_array_equal(parts["test"].read_map(0).semantic, source.read_map(1).semantic)
+
+
+def test_nyu_that_is_incomplete_or_damaged(nyu):
+    maps = np.ones((2, HEIGHT, WIDTH), int)
+    maps[1] = 4
+    file = nyu(maps)
+    with pytest.raises(DataError, match=r"it holds the class 4, but classMapping40\.mat groups 3"):
+        open_label_maps(str(file))["all"].read_map(1)
+    with pytest.raises(DataError, match="mapClass has the number 3, but className has 2 names"):
+        open_label_maps(str(nyu(maps, (1, 2, 3))))
+    with pytest.raises(UsageError, match="is the only option"):
+        open_label_maps(f"{file}?classes=names.txt")
+    mapping = file.parent / "classMapping40.mat"
+    mapping.write_bytes(b"no file of MATLAB")
+    with pytest.raises(DataError, match="should hold mapClass and className"):
+        open_label_maps(str(file))
+    mapping.unlink()
+    with pytest.raises(DataError, match=r"classMapping40.mat is missing.*\n.*FOLDER\?ignore=0"):
+        open_label_maps(str(file))
 
 
 # COCO panoptic
