@@ -80,7 +80,8 @@ def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
     if "labels" not in file or len(file["labels"]) != len(file["images"]):
         raise DataError(f"{spec} does not hold 'labels' for every image; expected nyu_depth_v2_labeled.mat")
     number = len(file["labels"])
-    scenes, sources = scenes_of(file, number), {}
+    scenes = scenes_of(file, number)
+    sources: dict[str, LabelMapSource] = {}
     for split, rows in split_rows(path, number).items():
         sources[split] = LabelMapSource(
             spec if split == "all" else f"{spec} ({split})",

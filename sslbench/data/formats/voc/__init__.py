@@ -136,7 +136,9 @@ def _recognises_maps(spec: str, options: LabelMapOptions) -> bool:
 
 
 def _open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
-    return (context if context.recognises(spec, options) else maps).open_maps(spec, options)
+    if context.recognises(spec, options):
+        return context.open_maps(spec, options)
+    return maps.open_maps(spec, options)
 
 
 def _maps_only(spec: str) -> bool:
