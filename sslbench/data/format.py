@@ -84,11 +84,13 @@ class LabelMapReader:
         recognises: cheap test of a location, given the user's options.
         open: split -> source.
         maps_only: test for a layout that holds label maps and cannot be read as a classification data set.
+        train_lists: the option `train=` names a list of training images.
     """
 
     recognises: Callable[[str, LabelMapOptions], bool]
     open: Callable[[str, LabelMapOptions], Mapping[str, LabelMapSource]]
     maps_only: Callable[[str], bool] = lambda _: False
+    train_lists: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,9 +45,9 @@ DEFAULT_OBJECTS = "kwcoco:shapes64-128"
 """Data with objects when the user names none: 64 drawn images of 128 x 128 pixels."""
 
 _LABEL_MAP_LAYOUTS = (
-    "Supported: images/ and masks/ with equal names (also in train/, val/), ADE20K, Cityscapes, Pascal VOC with "
-    "SegmentationClass/, COCO panoptic (.json with segments_info), and manifests with masks; "
-    "PLACE?images=photos&maps=gt names other folders."
+    "Supported: images/ and masks/ with equal names (also in train/, val/), ADE20K, Cityscapes, COCO-Stuff, Pascal VOC "
+    "with SegmentationClass/, Pascal Context, NYUv2 (.mat), COCO panoptic (.json with segments_info), and manifests "
+    "with masks; PLACE?images=photos&maps=gt names other folders."
 )
 
 _PAIRS = (
@@ -149,7 +149,8 @@ def open_label_maps(spec: str) -> dict[str, LabelMapSource]:
 
     Args:
         spec: a folder or a manifest. Behind a '?' may stand `ignore=0,void` (values or classes that do not count),
-            `classes=names.txt` (a file that names the classes), `images=photos&maps=gt` (folders of other names).
+            `classes=names.txt` (a file that names the classes), `images=photos&maps=gt` (folders of other names),
+            `train=trainaug` (a list of Pascal VOC).
 
     Returns:
         Split name -> source; {"all": source} if there are no splits. Images without a map and maps without an image are
@@ -164,6 +165,7 @@ def open_label_maps(spec: str) -> dict[str, LabelMapSource]:
     try:
         for reader in _label_map_readers():
             if reader.recognises(location.text, options):
+                _refuse_train(location.text, options, reader)
                 return dict(reader.open(location.text, options))
         open_data(location.text)  # raises if the location does not exist or is damaged
     except OSError as error:
@@ -252,6 +254,7 @@ def open_masks_as_data(spec: str) -> dict[str, Source]:
         if not reader.recognises(location.text, options):
             continue
         if reader is folder and coding_beside(Path(location.text), options) is None:
+            _refuse_train(location.text, options, reader)
             return binary_masks(location.text, options)
         break
     return foreground_of(open_label_maps(spec))
@@ -339,6 +342,11 @@ def refuse_label_maps(spec: str) -> None:
             f"{spec} holds images with label maps, not classes of whole images",
             f"`sslbench check-data {spec}` checks the maps. To use the images alone, give their folder.",
         )
+
+
+def _refuse_train(spec: str, options: LabelMapOptions, reader: LabelMapReader) -> None:
+    if options.train is not None and not reader.train_lists:
+        raise UsageError(f"{spec}: train={options.train} names a list of a Pascal VOC tree, and this is none")
 
 
 def _label_map_readers() -> list[LabelMapReader]:

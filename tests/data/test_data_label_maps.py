@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from sample_data import nyu40
 
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.label_map import IGNORED
 from sslbench.data.maps.files import decode_pixels
 from sslbench.data.maps.types import distinct
-from sslbench.data.open import are_label_maps, open_label_maps, refuse_label_maps
+from sslbench.data.open import are_label_maps, open_label_maps, open_masks_as_data, refuse_label_maps
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import MAX_PIXELS
 
@@ -405,6 +406,247 @@ def test_voc_with_classes_of_its_own(tmp_path):
     )
     source = open_label_maps(spec)["train"]
     assert [source.classes[c] for c in source.read_map(0).semantic[0, :3]] == ["none", "dent", "rust"]
+
+
+@pytest.fixture
+def augmented(tmp_path):
+    """VOC 2012 with a map of its own (a), one of SBD (b), both (c), and one to score (d)."""
+    root = tmp_path / "VOC2012"
+    for stem in "abcd":
+        draw(root / "JPEGImages" / f"{stem}.jpg")
+    palette = np.zeros((256, 3), np.uint8)
+    for stem, values in {"a": (0, 1, 255), "c": (0, 3), "d": (0, 4)}.items():
+        write(root / "SegmentationClass" / f"{stem}.png", grid(*values), palette)
+    for stem, values in {"b": (0, 2, 255), "c": (0, 20)}.items():
+        write(root / "SegmentationClassAug" / f"{stem}.png", grid(*values))
+    lists = root / "ImageSets" / "Segmentation"
+    lists.mkdir(parents=True)
+    for name, stems in {"train": "ac", "val": "d", "trainval": "acd", "trainaug": "abc"}.items():
+        (lists / f"{name}.txt").write_text("\n".join(stems))
+    return root
+
+
+def test_voc_trains_on_a_named_list_with_its_own_maps_first(augmented):
+    found = open_label_maps(f"{augmented}?train=trainaug")
+    train = found["train"]
+    assert list(found) == ["train", "val"] and train.ids == ("a.jpg", "b.jpg", "c.jpg") and len(train.classes) == 21
+    assert [columns(train.read_map(i).semantic)[:3] for i in range(3)] == [[0, 1, X], [0, 2, X], [0, 3, 3]]
+    assert train.notes == ("train is trainaug.txt: 2 maps of SegmentationClass/ and 1 of SegmentationClassAug/",)
+    assert found["val"].fingerprint() == open_label_maps(str(augmented))["val"].fingerprint()
+    assert open_label_maps(str(augmented))["train"].ids == ("a.jpg", "c.jpg")
+
+
+def test_what_is_missing_of_an_augmented_voc_is_said(augmented):
+    lists, maps = augmented / "ImageSets" / "Segmentation", augmented / "SegmentationClassAug"
+    with pytest.raises(UsageError, match=r"no list .*trainug.txt\nDid you mean 'trainaug'.*SBD"):
+        open_label_maps(f"{augmented}?train=trainug")
+    with pytest.raises(DataError, match=r"trainval.txt: 1 of 3 images are also in val.txt: d"):
+        open_label_maps(f"{augmented}?train=trainval")
+    (maps / "b.png").unlink()
+    with pytest.raises(DataError, match=r"1 of 3 images have no map: b\nLooked in .*Convert SBD's"):
+        open_label_maps(f"{augmented}?train=trainaug")
+    (maps / "c.png").unlink()
+    maps.rmdir()
+    with pytest.raises(DataError, match=r"SegmentationClassAug, which does not exist. Convert"):
+        open_label_maps(f"{augmented}?train=trainaug")
+    (lists / "trainaug.txt").write_text("\n")
+    with pytest.raises(DataError, match=r"trainaug.txt is empty"):
+        open_label_maps(f"{augmented}?train=trainaug")
+
+
+def test_values_and_sizes_of_augmented_maps_are_checked(augmented):
+    write(augmented / "SegmentationClassAug" / "b.png", grid(0, 21))
+    train = open_label_maps(f"{augmented}?train=trainaug")["train"]
+    with pytest.raises(DataError, match=r"SegmentationClassAug/b.png has values without a class: 21"):
+        train.read_map(1)
+    write(augmented / "SegmentationClassAug" / "b.png", np.zeros((3, 3), np.uint8))
+    with pytest.raises(DataError, match="the map is 3 x 3 pixels, but its image 8 x 6"):
+        open_label_maps(f"{augmented}?train=trainaug")["train"].read_map(1)
+
+
+def test_a_list_of_voc_is_refused_for_other_data(pairs, tmp_path):
+    spec = f"{pairs(a=grid(0, 1))}?train=trainaug"
+    for opened in (open_label_maps, open_masks_as_data):
+        with pytest.raises(UsageError, match="train=trainaug names a list of a Pascal VOC tree, and this is none"):
+            opened(spec)
+        (tmp_path / "classes.txt").unlink(missing_ok=True)
+
+
+# Pascal Context
+
+
+@pytest.fixture
+def context(tmp_path):
+    """VOC 2010 with the maps of Pascal Context alone."""
+    root = tmp_path / "VOCdevkit" / "VOC2010"
+    (root / "ImageSets" / "SegmentationContext").mkdir(parents=True)
+    for split, stem, values in (("train", "a", (0, 1, 59)), ("val", "b", (6, 2))):
+        draw(root / "JPEGImages" / f"{stem}.jpg")
+        write(root / "SegmentationClassContext" / f"{stem}.png", grid(*values))
+        (root / "ImageSets" / "SegmentationContext" / f"{split}.txt").write_text(stem)
+    return root
+
+
+def test_pascal_context(context, tmp_path):
+    found = open_label_maps(str(tmp_path))
+    assert {split: source.ids for split, source in found.items()} == {"train": ("a.jpg",), "val": ("b.jpg",)}
+    source = found["val"]
+    assert len(source.classes) == 59 and [source.classes[c] for c in source.read_map(0).semantic[0, :2]] == [
+        "bicycle",
+        "bag",
+    ]
+    assert columns(found["train"].read_map(0).semantic) == [X, 0, 58, 58, 58, 58, 58, 58]
+    assert are_label_maps(str(context))
+    with_background = open_label_maps(f"{context}?ignore=none")["train"]
+    assert len(with_background.classes) == 60 and columns(with_background.read_map(0).semantic)[:2] == [59, 0]
+    (context / "classes.txt").write_text("1: aeroplane\n2: bicycle\n6: bus\n59: wood")
+    assert open_label_maps(str(context))["val"].classes == ("aeroplane", "bicycle", "bus", "wood")
+
+
+def test_pascal_context_is_named_in_a_tree_with_the_maps_of_voc(context):
+    voc(context, grid(0, 20))
+    assert len(open_label_maps(str(context))["train"].classes) == 21
+    assert len(open_label_maps(f"{context}?maps=SegmentationClassContext")["train"].classes) == 59
+
+
+def test_pascal_context_that_is_incomplete_or_damaged(context):
+    maps, lists = context / "SegmentationClassContext", context / "ImageSets" / "SegmentationContext"
+    write(maps / "a.png", grid(0, 60))
+    write(maps / "b.png", np.ones((3, 3), np.uint8))
+    found = open_label_maps(str(context))
+    with pytest.raises(DataError, match="values without a class: 60"):
+        found["train"].read_map(0)
+    with pytest.raises(DataError, match="the map is 3 x 3 pixels"):
+        found["val"].read_map(0)
+    with pytest.raises(UsageError, match="train=trainaug is a list of VOC's own maps"):
+        open_label_maps(f"{context}?train=trainaug")
+    (lists / "val.txt").write_text("b\nmissing")
+    with pytest.raises(DataError, match=r"val.txt: 1 of 2 image files missing: missing.jpg"):
+        open_label_maps(str(context))
+    for file in lists.iterdir():
+        file.unlink()
+    with pytest.raises(DataError, match="SegmentationContext holds no list of images"):
+        open_label_maps(str(context))
+    lists.rmdir()
+    with pytest.raises(DataError, match=r"but not ImageSets/SegmentationContext/\ntrain.txt and val.txt there list"):
+        open_label_maps(str(context))
+
+
+# COCO-Stuff
+
+
+@pytest.fixture
+def stuff(tmp_path):
+    """`stuff(values, "annotations", "_labelTrainIds")` writes both parts of COCO-Stuff."""
+
+    def make(values, folder="stuffthingmaps_trainval2017", ending="", photos="images/"):
+        for split, stem in (("train2017", "000000000009"), ("val2017", "000000000139")):
+            draw(tmp_path / f"{photos}{split}" / f"{stem}.jpg")
+            write(tmp_path / folder / split / f"{stem}{ending}.png", grid(*values))
+        return str(tmp_path)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("folder", "ending", "photos", "values"),
+    [
+        ("stuffthingmaps_trainval2017", "", "images/", (0, 12, 89, 91, 181, 255)),
+        ("annotations", "", "images/", (0, 12, 89, 91, 181, 255)),
+        ("stuffthingmaps_trainval2017", "", "", (0, 12, 89, 91, 181, 255)),
+        ("annotations", "_labelTrainIds", "images/", (0, 11, 79, 80, 170, 255)),
+    ],
+)
+def test_coco_stuff_has_the_same_171_classes_in_both_numberings(stuff, folder, ending, photos, values):
+    spec = stuff(values, folder, ending, photos)
+    found = open_label_maps(spec)
+    assert {split: source.ids for split, source in found.items()} == {
+        "train": ("000000000009.jpg",),
+        "val": ("000000000139.jpg",),
+    }
+    row = columns(found["val"].read_map(0).semantic)
+    assert len(found["val"].classes) == 171 and row[:6] == [0, 11, 79, 80, 170, X]
+    assert [found["val"].classes[c] for c in row[:5]] == ["person", "stop sign", "toothbrush", "banner", "wood"]
+    assert are_label_maps(spec)
+
+
+def test_coco_stuff_prefers_the_published_maps_and_its_own_names(stuff, tmp_path):
+    stuff((0, 11), "annotations", "_labelTrainIds")
+    spec = stuff((0, 12), "annotations")
+    (tmp_path / "labels.txt").write_text("0: unlabeled\n1: person\n13: stop sign")  # ids, which are values plus one
+    found = open_label_maps(spec)["val"]
+    assert columns(found.read_map(0).semantic)[:2] == [0, 11] and found.classes[11] == "stop sign"
+
+
+@pytest.mark.parametrize(("ending", "value"), [("", 11), ("", 182), ("_labelTrainIds", 171)])
+def test_coco_stuff_refuses_values_without_a_class(stuff, ending, value):
+    source = open_label_maps(stuff((0, value), "annotations", ending))["val"]
+    with pytest.raises(DataError, match=f"values without a class: {value}"):
+        source.read_map(0)
+
+
+def test_coco_stuff_with_missing_files_or_other_classes(stuff, tmp_path):
+    spec = stuff((0, 1), "annotations")
+    write(tmp_path / "annotations" / "val2017" / "000000000139.png", np.ones((3, 3), np.uint8))
+    with pytest.raises(DataError, match="the map is 3 x 3 pixels, but its image 8 x 6"):
+        open_label_maps(spec)["val"].read_map(0)
+    (tmp_path / "annotations" / "val2017" / "000000000139.png").unlink()
+    with pytest.raises(DataError, match=r"no image in .*images/val2017 has a map of the same name"):
+        open_label_maps(spec)
+    (tmp_path / "classes.txt").write_text("sky\nroad")  # maps of one's own in folders of these names
+    assert open_label_maps(spec)["all"].classes == ("sky", "road")
+
+
+# NYUv2
+
+
+@pytest.fixture
+def nyu(tmp_path):
+    """`nyu(maps, groups, names)` writes the file of NYUv2 and its groups into a new folder."""
+    h5py, scipy_io = pytest.importorskip("h5py"), pytest.importorskip("scipy.io")
+
+    def make(maps, groups=(2, 1, 1), names=("wall", "floor")):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))  # HDF5 files stay open
+        folder.mkdir()
+        nyu40.write(h5py, scipy_io, folder, np.array(maps), groups, names)
+        return folder / "nyu_depth_v2_labeled.mat"
+
+    return make
+
+
+def test_nyu_is_read_by_columns_and_grouped(nyu):
+    maps = np.random.default_rng(0).integers(0, 4, (3, HEIGHT, WIDTH))
+    file = nyu(maps)
+    source = open_label_maps(str(file))["all"]
+    assert source.classes == ("wall", "floor") and source.grouped_by == "scene"
+    assert source.ids == ("0000", "0001", "0002")
+    for i in range(3):
+        expected = [[{0: X, 1: 1, 2: 0, 3: 0}[value] for value in row] for row in maps[i].tolist()]
+        assert source.read_map(i).semantic.tolist() == expected
+    assert open_label_maps(str(nyu(maps, (1, 2, 1))))["all"].fingerprint() != source.fingerprint()
+    pytest.importorskip("scipy.io").savemat(file.parent / "splits.mat", {"trainNdxs": [[3], [1]], "testNdxs": [[2]]})
+    parts = open_label_maps(str(file))
+    assert parts["train"].ids == ("0000", "0002") and parts["test"].ids == ("0001",)
+    np.testing.assert_array_equal(parts["test"].read_map(0).semantic, source.read_map(1).semantic)
+
+
+def test_nyu_that_is_incomplete_or_damaged(nyu):
+    maps = np.ones((2, HEIGHT, WIDTH), int)
+    maps[1] = 4
+    file = nyu(maps)
+    with pytest.raises(DataError, match=r"it holds the class 4, but classMapping40\.mat groups 3"):
+        open_label_maps(str(file))["all"].read_map(1)
+    with pytest.raises(DataError, match="mapClass has the number 3, but className has 2 names"):
+        open_label_maps(str(nyu(maps, (1, 2, 3))))
+    with pytest.raises(UsageError, match="is the only option"):
+        open_label_maps(f"{file}?classes=names.txt")
+    mapping = file.parent / "classMapping40.mat"
+    mapping.write_bytes(b"no file of MATLAB")
+    with pytest.raises(DataError, match="should hold mapClass and className"):
+        open_label_maps(str(file))
+    mapping.unlink()
+    with pytest.raises(DataError, match=r"classMapping40.mat is missing.*\n.*FOLDER\?ignore=0"):
+        open_label_maps(str(file))
 
 
 # COCO panoptic

@@ -36,8 +36,8 @@ FILES = {
     "retrieval": 12,
     "robustness": 12,
     "saliency": 3,
-    "segmentation": 3,
-    "segmentation_knn": 3,
+    "segmentation": 6,
+    "segmentation_knn": 6,
     "svm": 4,
     "tracking": 3,
 }
@@ -276,6 +276,11 @@ def test_data_are_looked_for_in_the_users_data_folder(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="Give --test-data"):
         data_of(sketch, "a")
     assert data_of(load_benchmark("knn/cifar10")) == ("torchvision:CIFAR10", None)
+    context = load_benchmark("segmentation/pascal_context")
+    with pytest.raises(UsageError, match=r"looked for .*/VOCdevkit/VOC2010\n.*the folder that holds VOC2010"):
+        data_of(context)
+    (tmp_path / "VOCdevkit" / "VOC2010").mkdir(parents=True)
+    assert data_of(context) == (str(tmp_path / "VOCdevkit" / "VOC2010?maps=SegmentationClassContext"), None)
 
 
 def test_a_users_copy_is_marked_modified_only_when_it_differs(tmp_path, monkeypatch):

@@ -29,8 +29,12 @@ def recognises(path: Path) -> bool:
 
 
 @functools.lru_cache(maxsize=2)
-def _file(path: str) -> Any:
-    """Return the open file; a worker process opens its own."""
+def opened(path: str) -> Any:
+    """Return the open file; a worker process opens its own.
+
+    Raises:
+        DataError: the file is another one or damaged, or h5py is not installed.
+    """
     found = open_hdf5(Path(path))
     if missing := [name for name in ("images", "depths") if name not in found]:
         raise DataError(f"{path} has no '{missing[0]}'; expected nyu_depth_v2_labeled.mat")
@@ -54,7 +58,7 @@ class MatImages:
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
         """Return an image, uint8 (480, 640, 3)."""
-        stored = np.asarray(_file(self.file)["images"][self.rows[index]])  # (3, W, H), as MATLAB stores columns first
+        stored = np.asarray(opened(self.file)["images"][self.rows[index]])  # (3, W, H), as MATLAB stores columns first
         return np.ascontiguousarray(stored.transpose(2, 1, 0))
 
     def path(self, index: int) -> str:
@@ -91,7 +95,7 @@ class MatDepths:
 
     def read_values(self, index: int, *, size: tuple[int, int] | None = None) -> npt.NDArray[np.float32]:
         """Return the depth of an image; see `PixelValues`."""
-        stored = np.asarray(_file(self.file)["depths"][self.rows[index]], dtype=np.float32).T
+        stored = np.asarray(opened(self.file)["depths"][self.rows[index]], dtype=np.float32).T
         return metres(stored, self.options, self.path(index))
 
     def select(self, indices: npt.NDArray[np.int64]) -> "MatDepths":
@@ -102,7 +106,7 @@ class MatDepths:
         """Return a hash of the depths and their range, 32 hex digits."""
         state = hashlib.sha256(repr((self.options.min_depth, self.options.max_depth)).encode())
         for row in self.rows:
-            state.update(np.asarray(_file(self.file)["depths"][row]).tobytes())
+            state.update(np.asarray(opened(self.file)["depths"][row]).tobytes())
         return state.hexdigest()[:32]
 
 
@@ -112,11 +116,11 @@ def open_labelled(path: Path, options: DepthOptions) -> dict[str, Source]:
     Raises:
         DataError: the file is another one or damaged, or h5py is not installed.
     """
-    file = _file(str(path))
+    file = opened(str(path))
     number = len(file["depths"])
     range_ = options if options.max_depth is not None else dataclasses.replace(options, max_depth=_RANGES.max_depth)
     range_ = dataclasses.replace(range_, min_depth=max(range_.min_depth, _RANGES.min_depth))
-    scenes = _scenes(file, number)
+    scenes = scenes_of(file, number)
 
     def part(name: str, rows: list[int]) -> Source:
         labels = Labels("depth", (), np.zeros((len(rows), 0), dtype=np.int8))
@@ -131,19 +135,21 @@ def open_labelled(path: Path, options: DepthOptions) -> dict[str, Source]:
             pixel_values=MatDepths(str(path), chosen, range_),
         )
 
+    return {s: part(str(path) if s == "all" else f"{path} ({s})", rows) for s, rows in split_rows(path, number).items()}
+
+
+def split_rows(path: Path, number: int) -> dict[str, list[int]]:
+    """Return split -> positions in the file, by `splits.mat` beside it; all of them without one."""
     splits = path.parent / SPLITS
     if not splits.is_file():
-        return {"all": part(str(path), list(range(number)))}
+        return {"all": list(range(number))}
     from scipy.io import loadmat
 
     listed = loadmat(splits)
-    return {
-        split: part(f"{path} ({split})", sorted(int(i) - 1 for i in listed[f"{split}Ndxs"].reshape(-1)))
-        for split in ("train", "test")
-    }
+    return {split: sorted(int(i) - 1 for i in listed[f"{split}Ndxs"].reshape(-1)) for split in ("train", "test")}
 
 
-def _scenes(file: Any, number: int) -> list[str]:
+def scenes_of(file: Any, number: int) -> list[str]:
     """Return the scene of each image; without names, each image is one."""
     if "scenes" not in file:
         return [str(row) for row in range(number)]

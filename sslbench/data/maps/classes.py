@@ -40,12 +40,14 @@ class LabelMapOptions:
         classes: a file that names the classes, relative to the location.
         images: the folder of the images, relative to the location.
         maps: the folder of the maps, relative to the location.
+        train: the list of the images to train on, for formats with `LabelMapReader.train_lists`.
     """
 
     ignore: str | int | None = None
     classes: str | None = None
     images: str | None = None
     maps: str | None = None
+    train: str | None = None
 
     @property
     def names_folders(self) -> bool:

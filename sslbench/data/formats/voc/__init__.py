@@ -7,9 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.format import LabelMapReader, ObjectReader, SampleReader, SourceFormat
-from sslbench.data.formats.voc import maps, objects
+from sslbench.data.formats.voc import context, maps, objects
 from sslbench.data.formats.voc.tree import IMAGES, MAIN_LISTS, SPLITS, find_years, image_files, one_year, read_lines
 from sslbench.data.images import Files
+from sslbench.data.maps.classes import LabelMapOptions
+from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.objects.crops import WHOLE_IMAGES, CropOptions, crops_of
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import counted, some
@@ -129,9 +131,23 @@ def _read(path: Path) -> dict[str, int]:
     return rows
 
 
+def _recognises_maps(spec: str, options: LabelMapOptions) -> bool:
+    return context.recognises(spec, options) or maps.recognises(spec, options)
+
+
+def _open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+    if context.recognises(spec, options):
+        return context.open_maps(spec, options)
+    return maps.open_maps(spec, options)
+
+
+def _maps_only(spec: str) -> bool:
+    return context.maps_only(spec) or maps.maps_only(spec)
+
+
 FORMAT = SourceFormat(
     __doc__,
     SampleReader(recognises, lambda request: open(request.spec, options=request.options), CropOptions),
     ObjectReader(objects.recognises, objects.open_objects),
-    LabelMapReader(maps.recognises, maps.open_maps, maps.maps_only),
+    LabelMapReader(_recognises_maps, _open_maps, _maps_only, train_lists=True),
 )

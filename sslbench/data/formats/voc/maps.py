@@ -3,21 +3,26 @@
 The files have palettes: index 0 is background, 1 to 20 are the classes in alphabetical order, 255 is the border, which
 does not count (VOC development kit, section on segmentation). Trees of one's own name their classes in labelmap.txt or
 classes.txt. Maps that lost their palette and hold its colours are read by these colours.
+
+`?train=trainaug` trains on the images of that list in ImageSets/Segmentation. VOC's own map counts where there is one;
+the others, converted from the Semantic Boundaries Dataset (SBD, Hariharan et al., ICCV 2011), lie in
+SegmentationClassAug/.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from sslbench.data.containers.names import check_some
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.formats.voc.tree import (
-    IMAGES,
     MAIN_LISTS,
     SEGMENTATION_LISTS,
     find_years,
     image_files,
+    listed_pairs,
+    map_lists,
     one_year,
     read_stems,
 )
@@ -28,11 +33,13 @@ from sslbench.data.maps.colours import voc_palette
 from sslbench.data.maps.files import MapPixels, ValueMaps, load
 from sslbench.data.maps.layout import Pairs, by_key, source_of, walk
 from sslbench.data.maps.types import Coding, LabelMapSource, distinct
-from sslbench.data.wording import printable, some
-from sslbench.errors import DataError
+from sslbench.data.wording import some
+from sslbench.errors import DataError, UsageError
+from sslbench.names import did_you_mean
 from sslbench.preprocessing import MAX_PIXELS
 
-_CLASS, _OBJECT = "SegmentationClass", "SegmentationObject"
+CLASS_MAPS = "SegmentationClass"
+_AUGMENTED, _OBJECT = "SegmentationClassAug", "SegmentationObject"
 _BORDER = 255
 NAMES = (
     *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
@@ -53,54 +60,63 @@ def maps_only(spec: str) -> bool:
 
 
 def _years(spec: str) -> list[Path]:
-    return find_years(Path(spec), SEGMENTATION_LISTS, _CLASS)
+    return find_years(Path(spec), SEGMENTATION_LISTS, CLASS_MAPS)
 
 
 def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
     """Return the label maps of one year; see `sslbench.data.open.open_label_maps`."""
     root = one_year(spec, _years(spec))
-    lists = _lists(root)
-    maps = by_key(root / _CLASS, walk(root / _CLASS))
+    lists = map_lists(root, SEGMENTATION_LISTS)
+    maps = by_key(root / CLASS_MAPS, walk(root / CLASS_MAPS))
     images = image_files(root)
-    splits = {name: _pairs(root, name, stems, images, maps) for name, stems in lists.items()}
+    own = lists if options.train is None else {name: lists[name] for name in ("val", "test") if name in lists}
+    splits = {name: listed_pairs(root, *listed, images, CLASS_MAPS, maps) for name, listed in own.items()}
+    if options.train is not None:
+        splits = {"train": _named_train(root, options.train, splits, images, maps), **splits}
     coding = _coding(root, options, next(iter(splits.values())).maps)
     coding = with_ignored(spec, coding, options.ignore)
     return {s: source_of(spec, s, p, _maps(root, p.maps, coding), coding) for s, p in splits.items()}
 
 
-def _lists(root: Path) -> dict[str, list[str]]:
-    """Split -> stems: train, val and test where there are such lists; else trainval, or whatever there is, as all."""
-    files = {path.stem: path for path in sorted((root / SEGMENTATION_LISTS).glob("*.txt"))}
-    chosen: dict[str, Path] = {name: files[name] for name in ("train", "val", "test") if name in files}
-    if not chosen:
-        others = sorted(files, key=lambda name: (name != "trainval", name))
-        if not others:
-            raise DataError(f"{root / SEGMENTATION_LISTS} holds no list of images")
-        chosen = {"all": files[others[0]]}
-    found: dict[str, list[str]] = {}
-    for name, path in chosen.items():
-        if stems := read_stems(path):
-            found[name] = stems
-    if not found:
-        raise DataError(f"the lists in {root / SEGMENTATION_LISTS} are empty")
-    return found
+def _named_train(
+    root: Path, name: str, others: Mapping[str, Pairs], images: Mapping[str, str], maps: Mapping[str, str]
+) -> Pairs:
+    """Return the images of a list and their maps, VOC's own where there is one.
 
-
-def _pairs(root: Path, split: str, stems: list[str], images: dict[str, str], maps: dict[str, str]) -> Pairs:
-    spec = str(root / SEGMENTATION_LISTS / f"{split}.txt")
-    files = [images.get(stem, f"{stem}.jpg") for stem in stems]
-    check_some(spec, files, root / IMAGES, f"Looked for them in {root / 'JPEGImages'}.")
-    without = [stem for stem in stems if stem not in maps]
-    if len(without) == len(stems):
-        raise DataError(f"{spec}: none of its images has a map in {root / _CLASS}: {some(without)}")
-    kept = [stem for stem in stems if stem in maps]
-    chosen = tuple(images[stem] for stem in kept)
-    return Pairs(
-        Files(chosen, str(root / IMAGES)),
-        Files(tuple(maps[stem] for stem in kept), str(root / _CLASS)),
-        tuple(map(printable, chosen)),
-        tuple(printable(str(root / IMAGES / images[stem])) for stem in without),
-    )
+    Raises:
+        UsageError: there is no such list.
+        DataError: it lists images of the other parts, or an image or a map is missing.
+    """
+    file = root / SEGMENTATION_LISTS / f"{name}.txt"
+    if not file.is_file():
+        there = [path.stem for path in (root / SEGMENTATION_LISTS).glob("*.txt")]
+        raise UsageError(
+            f"train={name}: there is no list {file}",
+            f"{did_you_mean(name, there)} trainaug.txt lists VOC's train and the images of SBD that are not in val, "
+            f"one name per line; the maps of SBD belong into {root / _AUGMENTED}.",
+        )
+    stems = read_stems(file)
+    if not stems:
+        raise DataError(f"{file} is empty")
+    for split, pairs in others.items():
+        if both := sorted(set(stems) & {Path(path).stem for path in pairs.images.paths}):
+            raise DataError(
+                f"{file}: {len(both):,} of {len(stems):,} images are also in {split}.txt: {some(both)}",
+                "Leave them out: the lists of SBD have images of VOC's val.",
+            )
+    folder = root / _AUGMENTED
+    further = by_key(folder, walk(folder)) if folder.is_dir() else {}
+    places = {stem: f"{_AUGMENTED}/{path}" for stem, path in further.items()}
+    places |= {stem: f"{CLASS_MAPS}/{path}" for stem, path in maps.items()}
+    if without := [stem for stem in stems if stem not in places]:
+        looked = f"Looked in {root / CLASS_MAPS} and {folder}{'' if folder.is_dir() else ', which does not exist'}."
+        raise DataError(
+            f"{file}: {len(without):,} of {len(stems):,} images have no map: {some(without)}",
+            f"{looked} Convert SBD's cls/*.mat into PNG files there: the grey value is the class, 0 to 20, or 255.",
+        )
+    own = sum(stem in maps for stem in stems)
+    note = f"train is {file.name}: {own:,} maps of {CLASS_MAPS}/ and {len(stems) - own:,} of {_AUGMENTED}/"
+    return dataclasses.replace(listed_pairs(root, file, stems, images, "", places), notes=(note,))
 
 
 def _coding(root: Path, options: LabelMapOptions, maps: Files) -> Coding:
@@ -144,5 +160,5 @@ def _numbers(objects: MapPixels) -> Grid:
 
 
 def _maps(root: Path, files: Files, coding: Coding) -> ValueMaps:
-    there = all((root / _OBJECT / path).is_file() for path in files.paths)
+    there = Path(files.root).name == CLASS_MAPS and all((root / _OBJECT / path).is_file() for path in files.paths)
     return ValueMaps(files, coding.colours, Files(files.paths, str(root / _OBJECT)) if there else None, _numbers)

@@ -1,10 +1,13 @@
 """Folders and lists of Pascal VOC trees, shared by the readers of images, objects and label maps."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sslbench.data.maps.layout import by_key, walk
-from sslbench.data.wording import some
+from sslbench.data.containers.names import check_some
+from sslbench.data.images import Files
+from sslbench.data.maps.layout import Pairs, by_key, walk
+from sslbench.data.wording import printable, some
 from sslbench.errors import DataError
 
 MAIN_LISTS = Path("ImageSets") / "Main"
@@ -88,3 +91,53 @@ def read_stems(path: Path) -> list[str]:
     if outside := [stem for stem in stems if ".." in Path(stem).parts or Path(stem).is_absolute()]:
         raise DataError(f"{path} lists images outside of the tree: {some(outside)}")
     return sorted(stems)
+
+
+def map_lists(root: Path, folder: Path) -> dict[str, tuple[Path, list[str]]]:
+    """Return split -> list and its stems: train, val and test where there are such lists, else one list as all.
+
+    Raises:
+        DataError: there is no list, or all are empty.
+    """
+    files = {path.stem: path for path in sorted((root / folder).glob("*.txt"))}
+    chosen = {name: files[name] for name in ("train", "val", "test") if name in files}
+    if not chosen:
+        others = sorted(files, key=lambda name: (name != "trainval", name))
+        if not others:
+            raise DataError(f"{root / folder} holds no list of images")
+        chosen = {"all": files[others[0]]}
+    found = {name: (path, stems) for name, path in chosen.items() if (stems := read_stems(path))}
+    if not found:
+        raise DataError(f"the lists in {root / folder} are empty")
+    return found
+
+
+def listed_pairs(
+    root: Path, file: Path, stems: Sequence[str], images: Mapping[str, str], folder: str, maps: Mapping[str, str]
+) -> Pairs:
+    """Return the images of a list that have a map, and their maps.
+
+    Args:
+        root: the folder of the year.
+        file: the list, for messages.
+        stems: of the images in the list.
+        images: stem -> file name, as `image_files` returns them.
+        folder: the folder of the maps, relative to the root.
+        maps: stem -> path of the map, relative to that folder.
+
+    Raises:
+        DataError: an image is missing, or none has a map.
+    """
+    files = [images.get(stem, f"{stem}.jpg") for stem in stems]
+    check_some(str(file), files, root / IMAGES, f"Looked for them in {root / IMAGES}.")
+    without = [stem for stem in stems if stem not in maps]
+    if len(without) == len(stems):
+        raise DataError(f"{file}: none of its images has a map in {root / folder}: {some(without)}")
+    kept = [stem for stem in stems if stem in maps]
+    chosen = tuple(images[stem] for stem in kept)
+    return Pairs(
+        Files(chosen, str(root / IMAGES)),
+        Files(tuple(maps[stem] for stem in kept), str(root / folder)),
+        tuple(map(printable, chosen)),
+        tuple(printable(str(root / IMAGES / images[stem])) for stem in without),
+    )

@@ -1,0 +1,90 @@
+"""Pascal Context in a tree of VOC 2010: SegmentationClassContext/ and the lists in ImageSets/SegmentationContext.
+
+Mottaghi et al., CVPR 2014: 4,998 images for training and 5,105 for test. A pixel holds 1 to 59, the most frequent
+classes in alphabetical order, or 0 for anything else, which does not count (`?ignore=none` makes it the 60th class).
+MMSegmentation converts trainval_merged.json into such maps; those in another order name their classes in classes.txt.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from sslbench.data.formats.voc.maps import CLASS_MAPS
+from sslbench.data.formats.voc.tree import (
+    MAIN_LISTS,
+    SEGMENTATION_LISTS,
+    find_years,
+    image_files,
+    listed_pairs,
+    map_lists,
+    one_year,
+)
+from sslbench.data.maps.classes import LabelMapOptions, coding_beside, with_ignored
+from sslbench.data.maps.files import ValueMaps
+from sslbench.data.maps.layout import by_key, source_of, walk
+from sslbench.data.maps.types import Coding, LabelMapSource
+from sslbench.errors import DataError, UsageError
+
+_MAPS = "SegmentationClassContext"
+_LISTS = Path("ImageSets") / "SegmentationContext"
+NAMES = (
+    *("aeroplane", "bag", "bed", "bedclothes", "bench", "bicycle", "bird", "boat", "book", "bottle", "building", "bus"),
+    *(
+        "cabinet",
+        "car",
+        "cat",
+        "ceiling",
+        "chair",
+        "cloth",
+        "computer",
+        "cow",
+        "cup",
+        "curtain",
+        "dog",
+        "door",
+        "fence",
+    ),
+    *("floor", "flower", "food", "grass", "ground", "horse", "keyboard", "light", "motorbike", "mountain", "mouse"),
+    *("person", "plate", "platform", "pottedplant", "road", "rock", "sheep", "shelves", "sidewalk", "sign", "sky"),
+    *("snow", "sofa", "table", "track", "train", "tree", "truck", "tvmonitor", "wall", "water", "window", "wood"),
+)
+"""Classes by value, from 1."""
+
+
+def recognises(spec: str, options: LabelMapOptions) -> bool:
+    """Return whether the maps of the tree are those of Pascal Context.
+
+    A tree with VOC's own maps too is read as VOC, unless the options name the folder.
+    """
+    if options.images is not None or options.maps not in (None, _MAPS):
+        return False
+    return bool(_years(spec)) and (options.maps == _MAPS or not find_years(Path(spec), SEGMENTATION_LISTS, CLASS_MAPS))
+
+
+def maps_only(spec: str) -> bool:
+    """Return whether the string is such a tree without ImageSets/Main."""
+    return recognises(spec, LabelMapOptions()) and not any((year / MAIN_LISTS).is_dir() for year in _years(spec))
+
+
+def _years(spec: str) -> list[Path]:
+    return find_years(Path(spec), _MAPS)
+
+
+def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+    """Return the label maps of Pascal Context; see `sslbench.data.open.open_label_maps`."""
+    if options.train is not None:
+        raise UsageError(f"{spec}: train={options.train} is a list of VOC's own maps, not of Pascal Context")
+    root = one_year(spec, _years(spec))
+    if not (root / _LISTS).is_dir():
+        raise DataError(
+            f"{root} has {_MAPS}/, but not {_LISTS}/",
+            "train.txt and val.txt there list the images, one name per line.",
+        )
+    images, maps = image_files(root), by_key(root / _MAPS, walk(root / _MAPS))
+    named = coding_beside(root, options) or Coding(tuple(range(1, len(NAMES) + 1)), NAMES)
+    coding = dataclasses.replace(named, ignore=() if 0 in named.values else (0,))
+    coding = with_ignored(spec, coding, options.ignore)
+    found = {}
+    for split, (file, stems) in map_lists(root, _LISTS).items():
+        pairs = listed_pairs(root, file, stems, images, _MAPS, maps)
+        found[split] = source_of(spec, split, pairs, ValueMaps(pairs.maps, coding.colours), coding)
+    return found

@@ -1,0 +1,15 @@
+"""Small COCO-Stuff folder, for the tests that run over every format; see `sample_data`."""
+
+import numpy as np
+from PIL import Image
+
+LABELS = "none"
+WRITE = {}  # label maps only
+
+
+def make(root):
+    for split in ("train2017", "val2017"):
+        for kind, values in (("images", np.zeros((4, 5, 3))), ("annotations", np.arange(20).reshape(4, 5) % 3)):
+            (root / kind / split).mkdir(parents=True)
+            Image.fromarray(values.astype(np.uint8)).save(root / kind / split / "000000000139.png")
+    return str(root)
