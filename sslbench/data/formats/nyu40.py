@@ -51,7 +51,8 @@ class MatMaps:
     def read(self, index: int, max_pixels: int) -> RawMap:
         """Read one map; see `Maps`."""
         stored = opened(self.file)["labels"][self.rows[index]]  # (W, H), as MATLAB stores columns first
-        check_size(*stored.shape, self.path(index), max_pixels)
+        width, height = (int(side) for side in stored.shape)
+        check_size(width, height, self.path(index), max_pixels)
         classes = np.asarray(stored).T.astype(np.int64)
         if classes.max() >= len(self.groups):
             found = f"it holds the class {classes.max()}, but {_MAPPING} groups {len(self.groups) - 1}"

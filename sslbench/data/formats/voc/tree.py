@@ -100,7 +100,7 @@ def map_lists(root: Path, folder: Path) -> dict[str, tuple[Path, list[str]]]:
         DataError: there is no list, or all are empty.
     """
     files = {path.stem: path for path in sorted((root / folder).glob("*.txt"))}
-    chosen = {name: files[name] for name in ("train", "val", "test") if name in files}
+    chosen: dict[str, Path] = {name: files[name] for name in ("train", "val", "test") if name in files}
     if not chosen:
         others = sorted(files, key=lambda name: (name != "trainval", name))
         if not others:
