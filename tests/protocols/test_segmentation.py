@@ -101,12 +101,11 @@ def test_dropout_draws_the_same_channels_whatever_other_rows_there_are(backbone,
     np.testing.assert_array_equal(alone.scores, beside.scores)
 
 
-@pytest.mark.parametrize("head", ["linear", "dpt"])
-def test_the_colours_beside_a_layer_are_those_on_its_own_grid(tmp_path, head):
+def test_the_colours_beside_a_layer_are_those_on_its_own_grid(tmp_path):
     with seeded(0):
         module = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.AvgPool2d(4)).eval().requires_grad_(False)
     plain = Preprocessing(resize=None, crop=None, mean=(0.5,) * 3, std=(0.25,) * 3, origin="test")
-    network, settings = from_module("two grids", module, plain), dataclasses.replace(QUICK, lr=(1e-3,), head=head)
+    network, settings = from_module("two grids", module, plain), dataclasses.replace(QUICK, lr=(1e-3,))
     both = run(network, tmp_path / "both", settings, layer="1 2")
     for layer in ("1", "2"):
         (alone,) = run(network, tmp_path / layer, settings, layer=layer).values()
