@@ -20,8 +20,12 @@ def seed_process(seed: int, rank: int) -> None:
 
 
 @contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Seed torch's generator of the CPU during a block, and restore its state afterwards.
+
+    Args:
+        seed: any number.
+        device: a GPU whose generator is seeded and restored, too; None, or the CPU: no other.
 
     >>> with seeded(0):
     ...     first = torch.rand(3)
@@ -29,8 +33,12 @@ def seeded(seed: int) -> Iterator[None]:
     ...     torch.equal(first, torch.rand(3))
     True
     """
-    with torch.random.fork_rng(devices=[]):
+    gpu = device is not None and device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if gpu else []):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would initialise CUDA
+        if gpu:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
         yield
 
 

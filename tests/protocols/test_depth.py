@@ -203,3 +203,8 @@ def test_other_labels_and_other_layers_are_refused(backbone):
             depth.Settings(raw_blocks="last"),
             seed=0,
         )
+
+
+def test_a_rotation_of_normals_is_refused():
+    with pytest.raises(UsageError, match="rotation=30 would turn the images and not their normals"):
+        normals.PROTOCOL.kind.check(normals.Settings(rotation=30.0), value_pictures("normals", 2, 0).labels)

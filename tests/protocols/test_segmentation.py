@@ -39,7 +39,7 @@ def backbone():
 def run(backbone, folder, settings=QUICK, train=None, test=None, workers=0, layer="1"):
     return segmentation.PROTOCOL.kind.run(
         backbone,
-        resolve_layers(backbone, [layer]),
+        resolve_layers(backbone, layer.split()),
         map_pictures(30, 1) if train is None else train,
         map_pictures(12, 2) if test is None else test,
         settings,
@@ -92,6 +92,25 @@ def test_workers_and_a_kill_change_nothing(backbone, tmp_path, monkeypatch):
     for name, outcome in whole.items():
         np.testing.assert_array_equal(outcome.scores, continued[name].scores)
         assert outcome.selected == continued[name].selected
+
+
+def test_dropout_draws_the_same_channels_whatever_other_rows_there_are(backbone, tmp_path):
+    settings = dataclasses.replace(QUICK, steps=10, dropout=0.3, lr=(1e-3,))
+    alone = run(backbone, tmp_path / "alone", settings)["1"]
+    beside = run(backbone, tmp_path / "beside", settings, layer="0 1")["1"]
+    np.testing.assert_array_equal(alone.scores, beside.scores)
+
+
+def test_the_colours_beside_a_layer_are_those_on_its_own_grid(tmp_path):
+    with seeded(0):
+        module = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.AvgPool2d(4)).eval().requires_grad_(False)
+    plain = Preprocessing(resize=None, crop=None, mean=(0.5,) * 3, std=(0.25,) * 3, origin="test")
+    network, settings = from_module("two grids", module, plain), dataclasses.replace(QUICK, lr=(1e-3,))
+    both = run(network, tmp_path / "both", settings, layer="1 2")
+    for layer in ("1", "2"):
+        (alone,) = run(network, tmp_path / layer, settings, layer=layer).values()
+        assert both[layer].floors["pixels"] == alone.floors["pixels"]
+    assert both["1"].floors["pixels"] != both["2"].floors["pixels"]
 
 
 def test_a_head_that_diverges_is_left_out_and_named(backbone, tmp_path):

@@ -1,5 +1,6 @@
 """Sheets of test images with predictions and truth, as PNG, for the picture beside a record."""
 
+import dataclasses
 import io
 from collections.abc import Callable, Mapping, Sequence
 
@@ -56,9 +57,10 @@ def sheet(
         chosen: group -> numbers of images.
         captions: number of an image -> text below its picture.
         draw: see `Drawing`.
-        preprocessing: its decoder and limit read the images.
+        preprocessing: its decoder, channels and limit read the images.
     """
-    decoder = make_decoder(preprocessing.decoder, Wanted(max_pixels=preprocessing.max_pixels), source.images)
+    wanted = dataclasses.replace(Wanted.by(preprocessing), deep=False, resize=None)
+    decoder = make_decoder(preprocessing.decoder, wanted, source.images)
     rows = {name: [_small(source, row, decoder, draw) for row in group] for name, group in chosen.items()}
     width = max(sum(picture.width + _GAP for picture in row) for row in rows.values()) + _GAP + 60
     heights = [max(picture.height for picture in row) + _TEXT + _GAP for row in rows.values()]
@@ -80,6 +82,7 @@ def sheet(
 
 def _small(source: Source, row: int, decoder: PictureDecoder, draw: Drawing) -> Image.Image:
     image = loader.read(source.images, row, decoder).image
+    image = image[:3] if len(image) >= 3 else image[:1].expand(3, -1, -1)
     picture = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
     factor = SIDE / max(picture.size)
     size = max(1, round(picture.width * factor)), max(1, round(picture.height * factor))

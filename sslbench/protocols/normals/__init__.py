@@ -10,7 +10,7 @@ the learning rate is chosen on a held-out part of train. Predictions and truth a
 
 from sslbench.data.loading.joint import JointView
 from sslbench.data.source import Labels, Source
-from sslbench.errors import DataError
+from sslbench.errors import DataError, UsageError
 from sslbench.labels import LABELS
 from sslbench.protocols._parts.dense import Plan, trained_heads
 from sslbench.protocols.normals.scores import outcome, task
@@ -32,6 +32,8 @@ def check(settings: Settings, train: Labels) -> None:
             f"{NAME} needs a surface normal for every pixel, and these samples have {LABELS[train.kind].text}",
             "Give images/ with normals/, a list or a table of pairs, or skimage:motorcycle.",
         )
+    if settings.rotation:
+        raise UsageError(f"{NAME}: rotation={settings.rotation:g} would turn the images and not their normals")
 
 
 def plan(train: Source, test: Source, settings: Settings, *, seed: int) -> Plan:

@@ -20,7 +20,7 @@ from sslbench.solvers.dense.heads import ConvHead, DPTHead, Layers, LinearHead, 
 from sslbench.solvers.dense.windows import resized
 
 PIXELS = "pixels"
-"""Name of the colours as an input of heads."""
+"""Name of the colours on the first grid as an input of heads, beginning of that on others; and of their floor."""
 
 _FINEST = 3
 """Side of the smallest cells that maps are enlarged to, in pixels: a fourth of DINOv2's patches of 14 is 3.5."""
@@ -164,20 +164,29 @@ class MapEncoder:
         encoder: the backbone.
         widths: name of a map -> channels.
         strides: name of a map -> rows of pixels for each of its rows.
+        pixels_of: name of a map of the backbone -> that of the colours on its grid.
     """
 
     def __init__(self, encoder: DenseEncoder, channels: int, *, pixels: bool) -> None:
-        self.encoder, self._pixels = encoder, pixels
-        self.widths = dict(encoder.widths) | ({PIXELS: channels} if pixels else {})
-        self.strides = {PIXELS: next(iter(encoder.strides.values())), **encoder.strides}
+        self.encoder = encoder
+        self.pixels_of = _pixel_names(encoder.strides) if pixels else {}
+        strides = {own: encoder.strides[name] for name, own in self.pixels_of.items()}
+        self.widths = dict(encoder.widths) | dict.fromkeys(strides, channels)
+        self.strides = dict(encoder.strides) | strides
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         """Return the maps of normalised images whose sides are multiples of the patch."""
         maps = self.encoder(images)
-        if self._pixels:
-            first = next(iter(maps.values()))
-            maps[PIXELS] = functional.adaptive_avg_pool2d(images.to(first), (first.shape[2], first.shape[3]))
+        for name, own in self.pixels_of.items():
+            if own not in maps:
+                grid = (maps[name].shape[2], maps[name].shape[3])
+                maps[own] = functional.adaptive_avg_pool2d(images.to(maps[name]), grid)
         return maps
+
+    def pixel_input(self, input: HeadInput) -> HeadInput:
+        """Return the colours on the grids of an input."""
+        parts = tuple(self.pixels_of[name] for name in input.parts)
+        return HeadInput(", ".join(parts), parts)
 
     @property
     def multiple(self) -> int:
@@ -188,6 +197,12 @@ class MapEncoder:
     def device(self) -> torch.device:
         """Device of the backbone."""
         return self.encoder.device
+
+
+def _pixel_names(strides: Mapping[str, int]) -> dict[str, str]:
+    """Return the name of a map -> that of the colours on its grid: `PIXELS` for the first grid."""
+    names: dict[int, str] = {}
+    return {name: names.setdefault(stride, f"{PIXELS} {name}" if names else PIXELS) for name, stride in strides.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -156,8 +156,6 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
     fixed = {"constant": surveyed.constant, "position only": surveyed.by_position}
     final = Inference(sizes, settings.scales, settings.flip_test)
     on_test, floors = run.score(chosen, test, "scoring", final, fixed)
-    if PIXELS in best:
-        floors[PIXELS] = on_test[best[PIXELS].number]
     on_train, _ = run.score(chosen, _sample(fit, min(len(test), _TRAIN_IMAGES), seed), "scoring a part of")
     notes = (_training_note(settings, fit, held_out), sizes.text, *_unknown_note(surveyed))
     rows = {}
@@ -166,9 +164,10 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
             log.warning(f"{row}: every head diverged; try lower learning rates")
             continue
         head, others = best[row], [other for other in heads if other.input.row == row]
+        pixels = best.get(encode.pixel_input(head.input).row)
         rows[row] = DenseRow(
             on_test[head.number],
-            floors,
+            floors if pixels is None else {**floors, PIXELS: on_test[pixels.number]},
             task.value(on_train[head.number]),
             _selected(head, others, values, settings, seed) if held_out is not None else {},
             (*notes, *_notes(head, others, alive, settings)),
@@ -323,9 +322,8 @@ def _make_heads(
     inputs: Sequence[HeadInput], encode: MapEncoder, task: DenseTask, settings: HeadSettings, seed: int
 ) -> list[DenseHead]:
     """Return the heads of all rows, and those on the colours."""
-    parts = max(len(each.parts) for each in inputs)
-    pixels = HeadInput(PIXELS, (PIXELS,) * parts)
-    heads = make_heads((*inputs, pixels), encode, task.outputs, settings, seed=seed)
+    pixels = dict.fromkeys(encode.pixel_input(each) for each in inputs)
+    heads = make_heads((*inputs, *pixels), encode, task.outputs, settings, seed=seed)
     return [head.to(encode.device) for head in heads]
 
 

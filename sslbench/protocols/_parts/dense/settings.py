@@ -87,7 +87,8 @@ def check_settings(settings: HeadSettings, *, protocol: str) -> None:
     for name in ("steps", "batch_size", "upsample"):
         need(getattr(settings, name) >= 1, f"{name} should be at least 1, not {getattr(settings, name)}")
     need(settings.batch_size > 1, "batch_size should be at least 2: BatchNorm needs it")
-    need(0 <= settings.warmup_steps < settings.steps, f"warmup_steps={settings.warmup_steps} should be below steps")
+    warm, steps = settings.warmup_steps, settings.steps
+    need(0 <= warm < steps, f"warmup_steps={warm} should be below steps={steps}; give both")
     need(positive(settings.power), f"power should be above 0, not {settings.power}")
     need(settings.max_epochs is None or positive(settings.max_epochs), "max_epochs should be above 0")
     need(settings.power == 1 or settings.schedule == "poly", f"power has no effect with schedule={settings.schedule}")

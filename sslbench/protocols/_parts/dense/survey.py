@@ -60,9 +60,12 @@ def survey(source: Source, task: DenseTask, engine: ExtractSettings, progress: S
     """
     chunks = [np.arange(start, min(start + _CHUNK, len(source))) for start in range(0, len(source), _CHUNK)]
     found: list[_Chunk] = []
+    sums, numbers = np.zeros(()), np.zeros(())
     done = 0
     for chunk in loader.run(_Targets(source, task, chunks), engine.workers, start_method=engine.start_method):
-        found.append(chunk)
+        if chunk.sums is not None and chunk.numbers is not None:
+            sums, numbers = sums + chunk.sums, numbers + chunk.numbers
+        found.append(dataclasses.replace(chunk, sums=None, numbers=None))  # those of 150 classes take a megabyte
         done += chunk.images
         if progress is not None:
             progress(done, len(source))
@@ -82,8 +85,8 @@ def survey(source: Source, task: DenseTask, engine: ExtractSettings, progress: S
         )
     sides = np.concatenate([chunk.sides for chunk in found])
     return Survey(
-        np.sum([chunk.sums for chunk in found if chunk.sums is not None], axis=0),
-        np.sum([chunk.numbers for chunk in found if chunk.numbers is not None], axis=0),
+        sums,
+        numbers,
         float(np.median(sides)),
         unknown,
         sum(chunk.unreadable for chunk in found),

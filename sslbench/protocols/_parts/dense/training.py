@@ -187,17 +187,17 @@ class _Run:
         """
         set_rates(self.optimizer, lr=self.factor(index / self.plan.updates))
         losses = []
-        with seeded(_dropout_seed(self.plan.seed, index)):
-            for head, alive in zip(self.all, self.alive, strict=True):
-                if not alive:
-                    losses.append(torch.tensor(math.nan))
-                    continue
+        for head, alive in zip(self.all, self.alive, strict=True):
+            if not alive:
+                losses.append(torch.tensor(math.nan))
+                continue
+            with seeded(_dropout_seed(self.plan.seed, index), targets.device):  # the same channels, whatever the rows
                 outputs = resized(self.task.activated(head(maps)), (targets.shape[2], targets.shape[3]))
-                loss = self.task.loss(outputs, targets, index)
-                loss.backward()  # type: ignore[no-untyped-call]
-                if self.settings.clip_norm is not None:
-                    nn.utils.clip_grad_norm_(head.parameters(), self.settings.clip_norm)
-                losses.append(loss.detach())
+            loss = self.task.loss(outputs, targets, index)
+            loss.backward()  # type: ignore[no-untyped-call]
+            if self.settings.clip_norm is not None:
+                nn.utils.clip_grad_norm_(head.parameters(), self.settings.clip_norm)
+            losses.append(loss.detach())
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return losses

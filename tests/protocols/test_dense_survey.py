@@ -1,0 +1,40 @@
+"""Survey of the targets of dense tasks: sums of all images, in the memory of one chunk."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from sample_maps import map_pictures
+
+from sslbench.features.extract import ExtractSettings
+from sslbench.protocols import segmentation
+from sslbench.protocols._parts.dense import survey as surveyed
+from sslbench.protocols._parts.dense.survey import GRID, survey
+from sslbench.protocols.segmentation.scores import task
+
+ENGINE = ExtractSettings(torch.device("cpu"), workers=0)
+
+
+def test_sums_are_those_of_all_images(monkeypatch):
+    monkeypatch.setattr(surveyed, "_CHUNK", 3)
+    pictures = map_pictures(8, 0)
+    one = task(pictures, segmentation.Settings())
+    found = survey(pictures, one, ENGINE)
+    cells = [one.cells(one.read(pictures, i, (16, 24)), GRID) for i in range(8)]
+    np.testing.assert_array_equal(found.sums, sum(sums for sums, _ in cells))
+    np.testing.assert_array_equal(found.numbers, sum(numbers for _, numbers in cells))
+    shares = np.bincount(pictures.maps.maps.ravel(), minlength=4) / pictures.maps.maps.size
+    assert found.constant.ravel() == pytest.approx(shares)
+
+
+def test_memory_does_not_grow_with_the_number_of_images(monkeypatch):
+    monkeypatch.setattr(surveyed, "_CHUNK", 1)
+    pictures = map_pictures(60, 0)
+    one = task(pictures, segmentation.Settings())
+    of_chunk = 8 * 4 * GRID[0] * GRID[1]
+    tracemalloc.start()
+    survey(pictures, one, ENGINE)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 30 * of_chunk
