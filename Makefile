@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench hostile clean
+.PHONY: demo test check bench hostile site clean
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -27,5 +27,8 @@ bench: .venv/installed  ## speed and memory, side by side with what one would us
 hostile: .venv/installed  ## damaged and malicious input of every kind, all cases and 50 mutations of each kind; hours
 	SSLBENCH_HOSTILE=50 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/hostile
 
+site: .venv/installed  ## the guides, commands, functions and names as web pages; begins with site/index.html
+	$(BIN)/sphinx-build -q -W --keep-going -c docs . site
+
 clean:
-	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis sslbench-demo
+	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis site docs/names.md sslbench-demo

@@ -540,8 +540,8 @@ def test_every_row_of_the_table_is_tried():
     assert {row for row, _ in CHANGES.values()} == set(table())
 
 
-def test_the_readme_has_the_same_table():
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+def test_the_guide_has_the_same_table():
+    text = (Path(__file__).parents[2] / "docs" / "features.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
     assert [[name, *cells.values()] for name, cells in table().items()] == [row for row in rows if row[0] in table()]
 

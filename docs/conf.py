@@ -1,0 +1,98 @@
+"""Settings of the site: `make site` writes it to site/, from the pages that GitHub shows too."""
+
+import importlib
+from pathlib import Path
+
+import yaml
+from sphinx.application import Sphinx
+
+from sslbench.library.benchmarks import load_benchmark
+from sslbench.library.presets import load_preset
+from sslbench.names import find_file, list_names
+
+project = "sslbench"
+extensions = ["myst_parser", "sphinx_click", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+root_doc = "docs/index"
+include_patterns = [
+    "docs/*.md",
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "benchmarks/README.md",
+    "model_converters/README.md",
+    "configs/*.md",
+]
+html_theme = "furo"
+html_title = "sslbench"
+myst_heading_anchors = 3
+smartquotes = False  # it would turn -- of flags into dashes
+autodoc_typehints = "description"
+autodoc_typehints_format = "short"
+suppress_warnings = ["myst.xref_missing"]  # links to source files; tests/test_site.py follows every link itself
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def first_line(module: str) -> str:
+    """Return the first line of a module's docstring."""
+    return (importlib.import_module(module).__doc__ or "").partition("\n")[0]
+
+
+def comment(path: Path) -> str:
+    """Return the comment at the head of a recipe."""
+    lines = [line[1:].strip() for line in path.read_text(encoding="utf-8").split("\n") if line.startswith("#")]
+    return " ".join(line for line in lines if not line.startswith("@package"))
+
+
+def names_page() -> str:
+    """Return the page of everything that has a name: read from the files, so that it is never out of date."""
+    presets = [load_preset(name) for name in list_names("preset")]
+    benchmarks = [load_benchmark(name) for name in list_names("benchmark")]
+    formats = [(name, yaml.safe_load(find_file("format", name).read_text("utf-8"))) for name in list_names("format")]
+    return "\n\n".join(
+        (
+            "# Names",
+            "## Methods",
+            table(("recipe", "from"), [(f"`{n}`", comment(find_file("method", n))) for n in list_names("method")]),
+            "## Protocols",
+            table(
+                ("protocol", ""),
+                [(f"`{n}`", first_line(f"sslbench.protocols.{n.replace('-', '_')}")) for n in list_names("protocol")],
+            ),
+            "## Presets",
+            table(("preset", "", "source"), [(f"`{p.name}`", p.title, p.source) for p in presets]),
+            "## Benchmarks",
+            table(("benchmark", ""), [(f"`{b.name}`", b.title) for b in benchmarks]),
+            "## Formats of weights",
+            table(
+                ("format", "", "source"), [(f"`{n}`", str(f["title"]), str(f.get("source", ""))) for n, f in formats]
+            ),
+            "## Kinds of data",
+            table(
+                ("kind", ""),
+                [(f"`{n}`", first_line(f"sslbench.data.formats.{n.replace('-', '_')}")) for n in list_names("source")],
+            ),
+        )
+    )
+
+
+def write_names(app: Sphinx) -> None:
+    """Write docs/names.md; sphinx reads pages from files only."""
+    (Path(app.srcdir) / "docs" / "names.md").write_text(names_page() + "\n", encoding="utf-8")
+
+
+def write_start(app: Sphinx, error: Exception | None) -> None:
+    """Write index.html, which leads to the first page: the pages keep the folders of the repository."""
+    if error is None:
+        to_docs = '<meta http-equiv="refresh" content="0; url=docs/index.html">'
+        (Path(app.outdir) / "index.html").write_text(to_docs + "\n", encoding="utf-8")
+
+
+def setup(app: Sphinx) -> None:
+    """Write the generated pages before and after sphinx does its work."""
+    app.connect("config-inited", lambda app, _: write_names(app))
+    app.connect("build-finished", write_start)

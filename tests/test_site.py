@@ -1,0 +1,56 @@
+"""The site: it builds without a warning, and every link of every page leads to a file and a heading."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(page for page in ROOT.glob("*.md")) + sorted(
+    page for folder in ("docs", "benchmarks", "configs", "model_converters") for page in (ROOT / folder).glob("*.md")
+)
+
+
+def anchors(page):
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_leads_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    for link in links:
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_every_guide_is_in_the_table_of_contents():
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").splitlines()
+    guides = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert guides <= set(index)
+
+
+def test_the_readme_is_one_page():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    for name in ("docs", "benchmarks", "configs", "model_converters"):
+        shutil.copytree(ROOT / name, tmp_path / "from" / name)
+    for page in ROOT.glob("*.md"):
+        shutil.copy(page, tmp_path / "from")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", ".", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=tmp_path / "from", capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stderr) == (0, "")
+    for page in ("index", "docs/index", "docs/names", "docs/commands", "docs/functions", "README"):
+        assert (tmp_path / "site" / f"{page}.html").is_file()
+    for known in ("barlow_twins", "segmentation-knn", "knn/dino", "detectron2"):
+        assert known in (tmp_path / "site" / "docs" / "names.html").read_text(encoding="utf-8")
