@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from sslbench import locks
 from sslbench.errors import UsageError
 
 DataFolder = Literal["benchmarks", "configs", "model_converters"]
@@ -88,25 +89,30 @@ def temporary_beside(path: Path, suffix: str = "") -> Iterator[Path]:
     """
     _remove_leftovers(path, suffix)
     handle, temporary = _new_locked(path, suffix)
-    try:
-        yield temporary
-    finally:
-        os.close(handle)
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    with os.fdopen(handle, "r+b") as file:
+        if not locks.AVAILABLE:
+            file.close()  # Windows renames no open file
+        try:
+            yield temporary
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
 
 
 def _new_locked(path: Path, suffix: str) -> tuple[int, Path]:
     while True:
         temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part{suffix}")
         handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        _lock(handle, wait=True)
+        with contextlib.suppress(OSError):  # a file system without locks
+            locks.lock(handle)
         if os.fstat(handle).st_nlink:
             return handle, temporary
         os.close(handle)  # another process took it for a leftover before it was locked
 
 
 def _remove_leftovers(path: Path, suffix: str) -> None:
+    if not locks.AVAILABLE:
+        return  # a leftover looks like a file that is being written
     name = re.compile(re.escape(f".{path.name}.") + "[0-9a-f]{8}" + re.escape(f".part{suffix}"))
     with os.scandir(path.parent) as entries:
         found = [entry.path for entry in entries if name.fullmatch(entry.name)]
@@ -114,20 +120,7 @@ def _remove_leftovers(path: Path, suffix: str) -> None:
         with contextlib.suppress(OSError):  # removed meanwhile, or another user's
             handle = os.open(leftover, os.O_RDWR)
             try:
-                if _lock(handle, wait=False):
+                if locks.lock(handle, wait=False):
                     os.unlink(leftover)  # noqa: PTH108 - under the lock
             finally:
                 os.close(handle)
-
-
-def _lock(handle: int, *, wait: bool) -> bool:
-    """Return True if this process has the lock of a file now; False too where the system or file system has none."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
-        return False
-    return True

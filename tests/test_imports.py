@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent / "sslbench"
 
 # A part is a module or package directly below sslbench; it imports from rows above its own, and from itself.
 ROWS = (
-    {"arrays", "errors", "paths", "names", "text", "labels"},
+    {"arrays", "errors", "locks", "paths", "names", "text", "labels"},
     {"config", "preprocessing", "metrics", "results", "identity", "user_code", "library", "weights", "solvers"},
     {"distributed", "runtime"},
     {"data", "backbones"},
@@ -28,7 +28,7 @@ LEVEL = {part: level for level, parts in enumerate(ROWS) for part in parts}
 
 # Within a row, the few steps that are wanted; without a cycle, which is checked too.
 WITHIN_ROW = {
-    "paths": {"errors"},
+    "paths": {"errors", "locks"},
     "names": {"errors", "paths"},
     "results": {"config", "preprocessing", "metrics"},
     "identity": {"results"},
@@ -47,6 +47,7 @@ WITHIN_ROW = {
 # Read by `--help`, completion and `import sslbench`, so they must load in a moment.
 LIGHT = (
     "errors",
+    "locks",
     "paths",
     "names",
     "text",
@@ -77,6 +78,8 @@ HEAVY_OR_OPTIONAL = {
         "tensorboard",
         "zstandard",
         "fcntl",
+        "resource",
+        "psutil",
         "onnx",
         "onnxscript",
         "onnxruntime",

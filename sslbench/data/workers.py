@@ -133,7 +133,7 @@ def _context(asked: StartMethod) -> BaseContext:
     """Return the start method's context; 'auto' forks, which is fast, on Linux before CUDA is used."""
     available = multiprocessing.get_all_start_methods()
     if asked == "auto":
-        safe = sys.platform == "linux" and not _cuda_in_use()
+        safe = sys.platform == "linux" and "fork" in available and not _cuda_in_use()
         asked = "fork" if safe else "forkserver" if "forkserver" in available else "spawn"
     if asked not in available:
         raise UsageError(f"start_method={asked} does not exist on this system", f"It has {', '.join(available)}.")

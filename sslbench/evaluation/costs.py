@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -60,9 +59,20 @@ def _peak() -> float:
     try:
         line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
-        unit = 2**20 if sys.platform == "darwin" else 2**10
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+        return _peak_of_process()
     return int(line.split()[1]) / 2**10
+
+
+def _peak_of_process() -> float:
+    """Return the peak memory of the process since its start in MiB, on macOS and Windows."""
+    try:
+        import resource
+    except ImportError:
+        import psutil  # type: ignore[import-untyped]
+
+        return int(getattr(psutil.Process().memory_info(), "peak_wset")) / 2**20  # noqa: B009 - Windows has it
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 def encoding_costs(backbone: Backbone, *, decoded: int, seconds: float, stage: Stage, work: bool) -> Costs:

@@ -34,6 +34,7 @@ from sslbench.errors import StoreError
 from sslbench.features.array import UNREADABLE_HEADER
 from sslbench.features.partial import naming
 from sslbench.identity import FeatureKey, digest
+from sslbench.locks import lock
 from sslbench.text import csv_text
 
 INDEX_COLUMNS = ("row", "id", "path", "label", "split", "digest")
@@ -275,17 +276,10 @@ def _changed_images(entry: StoreEntry, source: Source) -> str:
 def locked(entry: StoreEntry) -> Iterator[None]:
     """Hold the entry's lock; another run of the same extraction waits for it, and then finds the features stored."""
     entry.folder.mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:  # Windows has no fcntl: concurrent runs both extract, and write the same values
-        yield
-        return
     with (entry.folder / "lock").open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(handle, wait=False):
             logging.getLogger("sslbench").info("another run extracts the same features; waiting for it")
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            lock(handle)
         yield
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import gzip
 import logging
 import lzma
@@ -18,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from sslbench.data.containers.members import is_image, safe_name
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError
+from sslbench.locks import lock
 
 log = logging.getLogger("sslbench")
 _NOTE_EVERY = 20_000
@@ -90,11 +90,9 @@ def refuse_existing(target: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(partial: Path) -> Iterator[None]:
-    with partial.with_name(f"{partial.name}.lock").open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(f"another process is writing {partial}") from error
+    with partial.with_name(f"{partial.name}.lock").open("ab") as mark:
+        if not lock(mark, wait=False):
+            raise UsageError(f"another process is writing {partial}")
         yield
 
 

@@ -21,6 +21,7 @@ from typing import IO
 
 from sslbench import paths
 from sslbench.errors import DataError, UsageError
+from sslbench.locks import lock
 
 DEFAULT_LIMIT = "50GB"
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -61,12 +62,10 @@ class Pin:
     """Protection of a copy from eviction while the pin exists, in this process or in one forked from it."""
 
     def __init__(self, path: Path) -> None:
-        import fcntl
-
         self._path = path
         with writable(path.parent):
             self._mark = _beside(path, "used").open("ab")
-        fcntl.flock(self._mark, fcntl.LOCK_SH)
+        lock(self._mark, shared=True)
         os.utime(self._mark.fileno())
 
     def __del__(self) -> None:
@@ -96,13 +95,11 @@ def locked(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _exclusive(file: Path) -> Iterator[IO[bytes]]:
-    import fcntl
-
     with writable(file.parent):
-        lock = file.open("a+b")
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield lock
+        handle = file.open("a+b")
+    with handle:
+        lock(handle)
+        yield handle
 
 
 @contextlib.contextmanager
@@ -128,12 +125,10 @@ def _beside(path: Path, kind: str) -> Path:
 
 def remove_unused(path: Path) -> bool:
     """Remove a copy unless it is in use, and return whether it was removed."""
-    import fcntl
-
     with contextlib.suppress(OSError), _beside(path, "used").open("ab") as mark:
-        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink(missing_ok=True)
-        return True
+        if lock(mark, wait=False):
+            path.unlink(missing_ok=True)
+            return True
     return False
 
 
@@ -209,8 +204,6 @@ def writing(path: Path, name: str, size: int | None, mtime_ns: int) -> Iterator[
     Raises:
         DataError: the cache or the disk is too small.
     """
-    import fcntl
-
     with contextlib.ExitStack() as stack:
         if size is None:  # one at a time: two growing copies could deadlock
             stack.enter_context(_exclusive(folder() / ".growing"))
@@ -218,7 +211,7 @@ def writing(path: Path, name: str, size: int | None, mtime_ns: int) -> Iterator[
             file = stack.enter_context(
                 tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".part", delete=False)
             )
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file)
         try:
             part = PartialCopy(file, name, size)
             yield part
@@ -277,11 +270,10 @@ def _evict(more: int, own: Path) -> tuple[int, bool]:
 
 def _remove_left_over(part: Path) -> int | None:
     """Remove the partial download of a killed process and return its size; None if it is being written."""
-    import fcntl
-
     try:
         with part.open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lock(file, wait=False):
+                return None
             size = os.fstat(file.fileno()).st_size
             part.unlink(missing_ok=True)
             return size
