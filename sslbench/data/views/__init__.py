@@ -253,6 +253,17 @@ class Augment:
         side = max(view.crop_side for view in views)
         return round(side * 224 / 256) if side * 224 / 256 >= 96 else side
 
+    @property
+    def first_whole_view(self) -> int:
+        """Index of the first view in a batch that no grid divides.
+
+        Raises:
+            UsageError: all views are parts of a grid.
+        """
+        cells = [view.cells for view in self.expanded() for _ in range(view.cells)]
+        _check(1 in cells, "all views are parts of a divided crop")
+        return cells.index(1)
+
     def _kinds(self) -> tuple[list[View], list[View]]:
         largest = max(view.size for view in self.views)
         large = [view for view in self.views if view.size == largest]
