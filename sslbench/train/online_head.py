@@ -18,7 +18,8 @@ from torch.nn import functional
 from sslbench.distributed.collectives import sum_, world_size
 from sslbench.train.schedules import cosine
 
-PEAK_LR = 1e-3
+PEAK_LR = 0.1
+"""Learning rate at the start of the run, times the root of the number of features."""
 _NEW = 0.1  # weight of a batch in the running statistics, as in BatchNorm
 
 
@@ -57,7 +58,7 @@ class OnlineClassifier(nn.Module):
 class OnlineHead:
     """Classifier of the training data's classes on a network that is being pretrained, with its own optimizer.
 
-    Adam without weight decay; the learning rate falls from `PEAK_LR` to 0 by half a cosine over the run.
+    Adam without weight decay; the learning rate falls from `PEAK_LR` / sqrt(width) to 0 by half a cosine over the run.
 
     Attributes:
         network: network that gives the features; never changed.
@@ -78,8 +79,8 @@ class OnlineHead:
         """
         self.network, self.classes, self.view = network, tuple(classes), view
         self.classifier = OnlineClassifier(width, len(self.classes)).to(device)
-        self._rate = cosine(PEAK_LR, 0.0)
-        self._optimizer = torch.optim.Adam(self.classifier.parameters(), lr=PEAK_LR)
+        self._rate = cosine(PEAK_LR / width**0.5, 0.0)
+        self._optimizer = torch.optim.Adam(self.classifier.parameters())
 
     def add_gradient(self, views: Sequence[Tensor], labels: Tensor, share: float) -> None:
         """Add the gradient of a forward pass; call it in the precision (autocast) of training.

@@ -111,9 +111,11 @@ def command(**_: Any) -> int | None:
     sslbench eval --preset knn/dino --preset svm/voc07 --weights w.torch --data photos/
     sslbench eval --benchmark knn/cifar10 --weights timm.pth --backbone timm:vit_small_patch16_224
     sslbench eval --suite small --weights a.torch b.torch runs/*/weights.torch
+    sslbench eval knn --weights runs/a/checkpoints --data photos/
     sslbench eval detection --benchmark detection/voc07 --weights w.torch --data VOC2007
 
-    Several weights and --suite: each record is written when it is done, and what is there is not computed again.
+    Several weights and --suite: each record is written when it is done, and what is there is not computed again. A
+    folder of checkpoints also gives table, CSV and plot of the score over training.
     """  # noqa: D301
     from sslbench.cli import terminal
     from sslbench.cli.commands.eval import detection, samples
