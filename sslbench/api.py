@@ -156,9 +156,13 @@ def evaluate_checkpoints(
         for file in files
     ]
     evaluation.check_writable(Path(out))
-    places: dict[str, Path] = {"store": paths.cache_dir() / "features", "out": Path(out)}
-    command = "sslbench.evaluate_checkpoints(...)"
-    found, holes = run_cells(cells, run or evaluation.RunSettings(), command=command, **places)
+    found, holes = run_cells(
+        cells,
+        run or evaluation.RunSettings(),
+        store=paths.cache_dir() / "features",
+        out=Path(out),
+        command="sslbench.evaluate_checkpoints(...)",
+    )
     if holes:
         raise SslbenchError(f"{holes[0].weights}: {holes[0].reason}", holes[0].remedy)
     curves = training_curves([(checkpoints.position(Path(file)), own) for file, own in found.items()])

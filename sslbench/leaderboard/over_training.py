@@ -8,14 +8,15 @@ from pathlib import Path
 from sslbench.errors import ResultError
 from sslbench.leaderboard.compare import Comparison, compare
 from sslbench.leaderboard.writers.panels import COLOURS, MARKERS, finish_panel, panels, write_png
-from sslbench.leaderboard.writers.tables import write_text
+from sslbench.leaderboard.writers.tables import number, write_text
 from sslbench.metrics.catalog import find
 from sslbench.results import MetricValue, Result
 from sslbench.results.records import slug
 from sslbench.text import csv_text
 from sslbench.train.checkpoints import Position
 
-_GREY = ("#666666", "#999999", "#bbbbbb", "#444444")
+_STYLES = (":", "--", "-.", (0, (6, 2, 1, 2, 1, 2)))
+"""Lines of the floors."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,13 +113,13 @@ def _rows(curves: Sequence[TrainingCurve]) -> list[list[object]]:
         for point in curve.points:
             result, score = point.result, point.score
             fixed = (result.protocol.name, result.layer, result.data.test.name, result.headline)
-            numbers = (point.at.step, point.at.epoch, score.value, score.low, score.high, score.n)
-            rows.append([*fixed, *("" if number is None else number for number in numbers), result.file or ""])
+            values = map(number, (point.at.epoch, score.value, score.low, score.high, score.n))
+            rows.append([*fixed, point.at.step, *values, result.file or ""])
     return rows
 
 
 def draw_training(curves: Sequence[TrainingCurve], run: str, path: Path) -> None:
-    """Draw the scores over the epochs, a panel per curve, with 95 % intervals and the floors as dashed lines.
+    """Draw the scores over the epochs, a panel per curve, with 95 % intervals and the floors as grey lines.
 
     Args:
         curves: curves of one run, at least one.
@@ -145,9 +146,11 @@ def draw_training(curves: Sequence[TrainingCurve], run: str, path: Path) -> None
         )  # fmt: skip
         metric = curve.first.headline
         floors = {name: values[metric] for name, values in points[-1].result.floors.items() if metric in values}
-        for number, (name, value) in enumerate(floors.items()):
+        for position, (name, value) in enumerate(floors.items()):
             if value is not None:
-                axis.axhline(value, color=_GREY[number % len(_GREY)], linestyle="--", linewidth=1, label=name)
+                axis.axhline(
+                    value, color="#666666", linestyle=_STYLES[position % len(_STYLES)], linewidth=1, label=name
+                )
         axis.set_xlabel("epoch" if epochs else "update")
         finish_panel(axis, textwrap.fill(f"{curve.title}: {metric}", 72), find(metric).unit)
     write_png(figure, path)

@@ -9,7 +9,7 @@ section A.1), and the optimizer is Adam, so that one learning rate serves all ne
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,16 +32,16 @@ class OnlineClassifier(nn.Module):
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
-        self.linear = nn.utils.skip_init(nn.Linear, width, classes)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
+        self.weight = nn.Parameter(torch.zeros(classes, width))
+        self.bias = nn.Parameter(torch.zeros(classes))
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("variance", torch.ones(width))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the scores (B, classes) of features (B, width)."""
-        return cast(Tensor, self.linear((features.float() - self.mean) * (self.variance + 1e-6).rsqrt()))
+        standardised = (features.float() - self.mean) * (self.variance + 1e-6).rsqrt()
+        return functional.linear(standardised, self.weight, self.bias)
 
     @torch.no_grad()
     def track(self, features: Tensor) -> None:
@@ -106,7 +106,7 @@ class OnlineHead:
         gradients = [p.grad for p in self.classifier.parameters() if p.grad is not None]
         if world_size() > 1:
             together = sum_(torch.cat([gradient.flatten() for gradient in gradients])) / world_size()
-            parts = together.split([gradient.numel() for gradient in gradients])
+            parts = torch.split(together, [gradient.numel() for gradient in gradients])
             for gradient, part in zip(gradients, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))
         for group in self._optimizer.param_groups:

@@ -416,14 +416,14 @@ def test_evaluation_beside_training(tmp_path):
 
 
 def test_the_online_linear_head_learns_and_continues_bit_for_bit(tmp_path):
-    options = {"eval_data": "sklearn:digits", "eval_every": 2, "eval_linear": True, "limit": 512, "epochs": 2}
-    whole = runs.run("rotnet", tmp_path / "whole", **options)
+    options = {"eval_data": "sklearn:digits", "eval_every": 2, "eval_linear": True, "limit": 256, "epochs": 2}
+    whole = runs.run("supervised", tmp_path / "whole", **options)
     first, last = (record["online_top1"] for record in whole.evaluations)
-    assert first < 15 and last > 25
-    stop = Recorder(20, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert first < 15 and last > 20
+    stop = Recorder(18, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(StoppedError):
-        runs.run("rotnet", tmp_path / "parts", observers=[stop], **{**options, "eval_every": 1e9})
-    again = runs.run("rotnet", tmp_path / "parts", **options)
+        runs.run("supervised", tmp_path / "parts", observers=[stop], **{**options, "eval_every": 1e9})
+    again = runs.run("supervised", tmp_path / "parts", **options)
     assert again.evaluations == whole.evaluations[-1:]
     assert same(again.weights, whole.weights)
     heads = [

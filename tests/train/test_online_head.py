@@ -60,7 +60,7 @@ def test_it_is_softmax_regression_on_standardised_features():
         t = number + 1
         step = first / (1 - 0.9**t) / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
         theta = theta - cosine(PEAK_LR / 8**0.5, 0.0)(number / 4) * step
-    linear = head.classifier.linear
+    linear = head.classifier
     assert np.allclose(linear.weight.detach(), theta[:, :8], atol=1e-5)
     assert np.allclose(linear.bias.detach(), theta[:, 8], atol=1e-5)
     assert np.abs(theta).max() > 0.05
