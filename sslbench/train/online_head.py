@@ -5,6 +5,9 @@ nothing of the network. Departures from both: the features come from a forward p
 of the network that is exported, so that every method has them and they are those that evaluations see; one view of
 each image is used; features are standardised by running statistics, as in the linear probe of MAE (He et al. 2021,
 section A.1), and the optimizer is Adam, so that one learning rate serves all networks.
+
+Departures from the protocol `linear`, whose scores are the ones to report: the classifier learns from augmented views
+while the network changes, sees each batch once, and has fixed settings.
 """
 
 import contextlib
