@@ -57,9 +57,13 @@ def test_a_damaged_checkpoint_is_a_hole_and_the_others_are_shown(run, sslbench):
 
 @pytest.mark.parametrize(
     ("folder", "message"),
-    [("runs", "Give a weights file, or RUN/checkpoints"), ("runs/a", "Did you mean runs/a/checkpoints?")],
+    [
+        ("runs", "Give a weights file, or RUN/checkpoints. It holds: w.torch."),
+        ("runs/a", "Did you mean runs/a/checkpoints?"),
+    ],
 )
 def test_a_folder_without_checkpoints_is_one_message(folder, message, run, sslbench):
+    (run / "runs" / "w.torch").touch()
     code, out, err = sslbench("eval", "knn", "--weights", folder, *DATA)
     assert (code, out) == (2, "")
     assert f"--weights {folder}: this folder has no checkpoints of a pretraining run" in err and message in err

@@ -92,14 +92,23 @@ def with_checkpoints(weights: Sequence[str]) -> tuple[list[str], dict[str, tuple
             continue
         files = tuple(str(path) for path in checkpoints.files(Path(word)))
         if not files:
-            inside = Path(word) / "checkpoints"
             raise UsageError(
                 f"--weights {word}: this folder has no checkpoints of a pretraining run (step_000000100.ckpt)",
-                f"Did you mean {inside}?" if checkpoints.files(inside) else "Give a weights file, or RUN/checkpoints.",
+                _instead(Path(word)),
             )
         runs[word] = files
         found += files
     return list(dict.fromkeys(found)), runs
+
+
+def _instead(folder: Path) -> str:
+    """Return a remedy for a folder without checkpoints: those of the run that it is, or the files in it."""
+    from sslbench.train import checkpoints
+
+    if checkpoints.files(folder / "checkpoints"):
+        return f"Did you mean {folder / 'checkpoints'}?"
+    inside = sorted(path.name for path in folder.iterdir() if path.is_file())[:5]
+    return "Give a weights file, or RUN/checkpoints." + (f" It holds: {', '.join(inside)}." if inside else "")
 
 
 def make_cells(
