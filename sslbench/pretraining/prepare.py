@@ -280,7 +280,11 @@ def _check_online_head(request: PretrainRequest, setup: Setup) -> None:
             "eval_linear=true needs the whole network on each process, and strategy=fsdp shards it",
             "Use strategy=ddp with zero=true, or leave eval_linear out.",
         )
-    _ = request.settings.augment.first_whole_view
+    if all(view.cells > 1 for view in request.settings.augment.views):
+        raise UsageError(
+            "eval_linear=true classifies a whole view of each image, and all views are parts of a divided crop",
+            "Leave it out: kNN needs no views.",
+        )
 
 
 def _check_export(name: str, method: Method[Any]) -> None:

@@ -255,14 +255,8 @@ class Augment:
 
     @property
     def first_whole_view(self) -> int:
-        """Index of the first view in a batch that no grid divides.
-
-        Raises:
-            UsageError: all views are parts of a grid.
-        """
-        cells = [view.cells for view in self.expanded() for _ in range(view.cells)]
-        _check(1 in cells, "all views are parts of a divided crop")
-        return cells.index(1)
+        """Index of the first view in a batch that is no part of a divided crop, of which there must be one."""
+        return [view.cells for view in self.expanded() for _ in range(view.cells)].index(1)
 
     def _kinds(self) -> tuple[list[View], list[View]]:
         largest = max(view.size for view in self.views)

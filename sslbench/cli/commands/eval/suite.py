@@ -87,7 +87,7 @@ def with_checkpoints(weights: Sequence[str]) -> tuple[list[str], dict[str, tuple
     found: list[str] = []
     runs: dict[str, tuple[str, ...]] = {}
     for word in weights:
-        if not Path(word).is_dir():
+        if word.partition(":")[0] in ("random", "pixels") or not Path(word).is_dir():
             found.append(word)
             continue
         files = tuple(str(path) for path in checkpoints.files(Path(word)))
