@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from sslbench.api import (
         compare,
         evaluate,
+        evaluate_checkpoints,
         evaluate_detection,
         export,
         extract_features,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "compare",
     "evaluate",
+    "evaluate_checkpoints",
     "evaluate_detection",
     "export",
     "extract_features",

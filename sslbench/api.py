@@ -13,24 +13,29 @@ from sslbench.backbones.in_memory import from_module, users_preprocessing
 from sslbench.backbones.load import load_backbone
 from sslbench.config import build
 from sslbench.detection.predict import load_detector
+from sslbench.errors import SslbenchError, UsageError
 from sslbench.evaluation import detection
 from sslbench.evaluation.detection.request import from_user
 from sslbench.evaluation.export import export_network
 from sslbench.evaluation.prediction import PredictionCounts
 from sslbench.evaluation.prediction import predict as write_predictions
 from sslbench.evaluation.pretraining import knn_evaluator
+from sslbench.evaluation.suite import SuiteCell, run_cells
 from sslbench.features.array import Features
 from sslbench.leaderboard import Board, table
 from sslbench.leaderboard.compare import Comparison
 from sslbench.leaderboard.compare import compare as compare_results
+from sslbench.leaderboard.over_training import TrainingCurve, training_curves, write_training_curves
 from sslbench.library.benchmarks import load_benchmark
 from sslbench.library.recipes import compose_pretraining
 from sslbench.results import Result, records
+from sslbench.train import checkpoints
 from sslbench.train.observers.always import always
 
 __all__ = [
     "compare",
     "evaluate",
+    "evaluate_checkpoints",
     "evaluate_detection",
     "export",
     "extract_features",
@@ -93,6 +98,77 @@ def evaluate(
     prepared = evaluation.prepare(evaluation_request, run, backbone=backbone)
     store = paths.cache_dir() / "features"
     return evaluation.evaluate(prepared, store=store, out=Path(out), command="sslbench.evaluate(...)")
+
+
+def evaluate_checkpoints(
+    folder: str | Path,
+    train: str | Path,
+    test: str | Path | None = None,
+    *,
+    protocols: str | Sequence[str] = ("knn",),
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    out: str | Path = "results",
+    run: evaluation.RunSettings | None = None,
+    **request: Any,
+) -> list[TrainingCurve]:
+    """Score every checkpoint of a pretraining run, as `sslbench eval knn --weights RUN/checkpoints` does.
+
+    Records, a CSV and a PNG of the scores over training are written to `out`; records that are there already are not
+    computed again.
+
+    Args:
+        folder: the run's folder of checkpoints.
+        train: as for `evaluate`.
+        test: as for `evaluate`.
+        protocols: as for `evaluate`.
+        settings: as for `evaluate`.
+        out: folder for the records.
+        run: device, precision, batch size, seed, ...
+        **request: other fields of `evaluation.Request`.
+
+    Returns:
+        A curve per protocol and layer.
+
+    Raises:
+        UsageError: the folder has no checkpoints.
+        SslbenchError: a checkpoint cannot be evaluated; the records of the others are written.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> tiny = {"backbone": "resnet18w0.125", "epochs": 1, "batch_size": 16, "method.projector": [32, 16]}
+        >>> tiny |= {"augment": "digits", "augment.size": 16, "workers": 0, "device": "cpu"}
+        >>> tiny |= {"schedule.warmup_epochs": 0, "save_every": "1 update"}
+        >>> _ = pretrain("simclr", "sklearn:digits", f"{folder}/a", settings=tiny, limit=32)
+        >>> run = evaluation.RunSettings(device="cpu", workers=0, floors=False, overlaps=False)
+        >>> (curve,) = evaluate_checkpoints(f"{folder}/a/checkpoints", "sklearn:digits", out=folder, run=run, limit=200)
+        >>> [point.at.step for point in curve.points], curve.first.protocol.name
+        ([1, 2], 'knn')
+    """
+    files = [str(path) for path in checkpoints.files(Path(folder))]
+    if not files:
+        raise UsageError(f"{folder} has no checkpoints of a pretraining run", "Give RUN/checkpoints.")
+    names = [protocols] if isinstance(protocols, str) else protocols
+    tasks = tuple(evaluation.make_task(name, (settings or {}).get(name, {})) for name in names)
+    request_fields = {**request, "test_data": None if test is None else str(test)}
+    cells = [
+        SuiteCell(file, " ".join(names), (evaluation.Request(file, str(train), tasks, **request_fields),))
+        for file in files
+    ]
+    evaluation.check_writable(Path(out))
+    found, holes = run_cells(
+        cells,
+        run or evaluation.RunSettings(),
+        store=paths.cache_dir() / "features",
+        out=Path(out),
+        command="sslbench.evaluate_checkpoints(...)",
+    )
+    if holes:
+        raise SslbenchError(f"{holes[0].weights}: {holes[0].reason}", holes[0].remedy)
+    curves = training_curves([(checkpoints.position(Path(file)), own) for file, own in found.items()])
+    if curves:
+        write_training_curves(curves, checkpoints.run_name(Path(folder)), Path(out))
+    return curves
 
 
 def evaluate_detection(

@@ -128,6 +128,15 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, *, each:
     return total
 
 
+def gradient_norm(gradients: list[Tensor]) -> Tensor:
+    """Return the norm of all gradients together, on their device; every process calls this.
+
+    >>> float(gradient_norm([torch.tensor([3.0]), torch.tensor([[4.0]])]))
+    5.0
+    """
+    return _full_norm(nn.utils.get_total_norm(gradients))
+
+
 def _full_norm(norm: Tensor) -> Tensor:
     """Return the full norm, of which each process has a part if gradients are sharded."""
     whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm

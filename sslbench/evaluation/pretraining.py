@@ -1,27 +1,36 @@
-"""Evaluation by kNN of a backbone during its pretraining."""
+"""Evaluation of a backbone during its pretraining: kNN, spectrum of the features, online linear head."""
 
 import dataclasses
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build
 from sslbench.distributed.collectives import barrier, rank
+from sslbench.errors import UsageError
 from sslbench.evaluation.prepare import prepare
 from sslbench.evaluation.request import Request, RunSettings, make_task
-from sslbench.evaluation.run import evaluate
+from sslbench.evaluation.run import evaluate, stored_test_features
+from sslbench.features.array import Features
+from sslbench.metrics import spectrum
+from sslbench.names import did_you_mean
 from sslbench.pretraining import PretrainRequest
+from sslbench.train.online_head import OnlineHead
 
 FEATURES = "features"
 """Name of the feature store beside the records, removed after each evaluation."""
 
+_ROWS = 8192  # rows per block
+
 
 @dataclasses.dataclass(frozen=True)
 class KnnEvaluator:
-    """Evaluation of weights by kNN.
+    """Evaluation of weights by kNN, by RankMe and alpha-ReQ of the test features, and by an online head.
 
     Attributes:
         request: data and protocol; its weights are replaced by those to evaluate.
@@ -31,21 +40,45 @@ class KnnEvaluator:
     request: Request
     run: RunSettings
 
-    def check(self) -> None:
+    def check(self, head_classes: Sequence[str] | None) -> None:
         """Open and check the evaluation data.
 
-        Raises:
-            SslbenchError: as `sslbench eval` would.
-        """
-        prepare(self.request, self.run)
+        Args:
+            head_classes: classes of the online head; None without one.
 
-    def scores(self, backbone: Backbone, tensors: Mapping[str, Tensor], out: Path, *, command: str) -> dict[str, float]:
-        """Return the scores in percent, by name ('top1', 'top5', ...); {} on processes other than the first.
+        Raises:
+            SslbenchError: as `sslbench eval` would, or the head does not know a class.
+        """
+        labels = prepare(self.request, self.run).data.test.labels
+        if head_classes is None:
+            return
+        unknown = [name for name in labels.classes if name not in head_classes]
+        if labels.kind != "single" or unknown:
+            reason = (
+                f"class '{unknown[0]}', which the training data do not have" if unknown else "several labels per image"
+            )
+            raise UsageError(
+                f"eval_linear=true: the images of {self.request.data} have {reason}",
+                (did_you_mean(unknown[0], head_classes) + " " if unknown else "")
+                + "The online head knows the classes of the training data; leave it out to evaluate by kNN alone.",
+            )
+
+    def scores(
+        self,
+        backbone: Backbone,
+        tensors: Mapping[str, Tensor],
+        out: Path,
+        *,
+        head: OnlineHead | None,
+        command: str,
+    ) -> dict[str, float]:
+        """Return scores by name ('knn_top1' in percent, 'rankme', ...); {} on processes other than the first.
 
         Args:
             backbone: architecture and preprocessing.
             tensors: weights to evaluate.
             out: folder for the records.
+            head: online head on the network with these weights; None: there is none.
             command: command line for the records.
 
         Raises:
@@ -55,12 +88,38 @@ class KnnEvaluator:
         fresh.module.load_state_dict(dict(tensors))
         copy = dataclasses.replace(fresh, preprocessing=backbone.preprocessing)
         request, store = dataclasses.replace(self.request, weights=backbone.name), out / FEATURES
-        results = evaluate(prepare(request, self.run, backbone=copy), store=store, out=out, command=command)
+        prepared = prepare(request, self.run, backbone=copy)
+        results = evaluate(prepared, store=store, out=out, command=command)
+        metrics = {f"knn_{name}": metric.value for result in results for name, metric in result.metrics.items()}
+        for features in stored_test_features(prepared, store):
+            metrics |= _spectrum(features, self.run.seed)
+            if head is not None:
+                metrics["online_top1"] = 100 * online_accuracy(head, features)
         barrier()
         if rank() == 0:  # features of intermediate weights are never reused
             shutil.rmtree(store, ignore_errors=True)
-        metrics = {name: metric.value for result in results for name, metric in result.metrics.items()}
         return {name: value for name, value in metrics.items() if value is not None}
+
+
+def _spectrum(features: Features, seed: int) -> dict[str, float | None]:
+    """Return RankMe and alpha-ReQ with the settings of the protocol geometry; None where they are not defined."""
+    part = features.select(spectrum.drawn_rows(len(features), spectrum.SAMPLES, seed))
+    rank, *_ = spectrum.rankme(spectrum.spectrum(part.x, centred=False))
+    exponent, *_ = spectrum.alpha_req(spectrum.spectrum(part.x, centred=True), spectrum.ALPHA_RANKS)
+    return {name: None if np.isnan(value) else value for name, value in (("rankme", rank), ("alpha_req", exponent))}
+
+
+@torch.no_grad()
+def online_accuracy(head: OnlineHead, features: Features) -> float:
+    """Return the fraction of samples whose class has the highest score of the online head."""
+    device = head.classifier.mean.device
+    number = torch.tensor([head.classes.index(name) for name in features.labels.classes])
+    truth = number[torch.from_numpy(np.asarray(features.labels.values)).long()]
+    right = 0
+    for start in range(0, len(features), _ROWS):
+        x = torch.from_numpy(np.asarray(features.x[start : start + _ROWS], dtype=np.float32))
+        right += int((head.classifier(x.to(device)).argmax(dim=1).cpu() == truth[start : start + _ROWS]).sum())
+    return right / len(features)
 
 
 def knn_evaluator(request: PretrainRequest) -> KnnEvaluator | None:

@@ -350,6 +350,24 @@ def encode_parts(
     return Encoded(both[0], both[1], unreadable, seconds, decoded, costs, uncut)
 
 
+def stored_test_features(prepared: Prepared, store: Path) -> list[Features]:
+    """Return the features of the test part by each layer, from the store in which `evaluate` has left them.
+
+    Args:
+        prepared: evaluation that is done.
+        store: its feature store.
+
+    Returns:
+        Features in the order of the layers; [] on processes other than the first.
+    """
+    split, part = ("test", prepared.data.test) if prepared.data.whole is None else ("all", prepared.data.whole)
+    settings = prepared.run.extract_settings()
+    found = extract(prepared.backbone, part, prepared.layers, settings, root=store, split=split)
+    if this_process().rank != 0:
+        return []
+    return [_rows(found.features[layer.text], prepared.data.test) for layer in prepared.layers]
+
+
 def _describe_parts(
     prepared: Prepared,
     backbone: Backbone,

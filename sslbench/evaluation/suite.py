@@ -70,6 +70,20 @@ def run_suite(
     command: str,
     progress: Progress | None = None,
 ) -> tuple[list[Result], list[Hole]]:
+    """Evaluate every cell as `run_cells` does, and return all results in one list, and the holes."""
+    found, holes = run_cells(cells, run, store=store, out=out, command=command, progress=progress)
+    return [result for results in found.values() for result in results], holes
+
+
+def run_cells(
+    cells: Sequence[SuiteCell],
+    run: RunSettings,
+    *,
+    store: Path,
+    out: Path,
+    command: str,
+    progress: Progress | None = None,
+) -> tuple[dict[str, list[Result]], list[Hole]]:
     """Evaluate every cell; one that fails leaves a hole, and the others go on.
 
     A cell whose records were in `out` before, by `identity.record_id` and with all that is asked for, is not computed
@@ -84,14 +98,14 @@ def run_suite(
         progress: as for `evaluate`.
 
     Returns:
-        The results, those that were there too, and the holes.
+        The results by the weights as the user gave them, those that were there too, and the holes.
 
     Raises:
         ResultError: `holes.csv` cannot be written.
     """
     before = {path.stem.rpartition("-")[2]: path for path in sorted(out.glob("*/*.json"))}
     loaded = _Loaded()
-    results: list[Result] = []
+    results: dict[str, list[Result]] = {cell.weights: [] for cell in cells}
     holes: list[Hole] = []
     _write(out, cells, holes)
     for number, cell in enumerate(cells, 1):
@@ -106,7 +120,7 @@ def run_suite(
                     found = evaluate(prepared, store=store, out=out, command=command, progress=progress)
                 else:
                     log.info(f"already computed: {', '.join(str(result.file) for result in found)}")
-                results += found
+                results[cell.weights] += found
         # Memory, disk or GPU errors concern this cell only; a bug of sslbench stops the suite.
         except (SslbenchError, OSError, MemoryError, RuntimeError) as error:
             holes.append(_hole(cell, error))

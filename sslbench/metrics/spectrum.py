@@ -65,6 +65,11 @@ FEATURE_STD = Metric(
     needs="features",
 )
 
+ALPHA_RANKS = (4, 100)
+"""First and last rank of the eigenvalues to which the authors' code of alpha-ReQ fits the exponent."""
+SAMPLES = 25600
+"""Number of samples for which the authors of RankMe compute it."""
+
 _ROWS = 1024  # rows per block
 _NAN = (float("nan"), float("nan"), float("nan"))
 
@@ -110,6 +115,17 @@ def spectrum(x: Matrix, *, centred: bool, groups: IntArray | None = None) -> Spe
     # Rounding turns zeros into tiny numbers.
     values = np.where(values > values.max(initial=0) * np.finfo(np.float64).eps * max(n, width), values, 0)
     return Spectrum(values[::-1], squares[:, ::-1], Units.of(n, groups))
+
+
+def drawn_rows(n: int, samples: int, seed: int) -> IntArray:
+    """Return ascending positions of a random subset of n samples; all positions if there are no more than `samples`.
+
+    >>> drawn_rows(5, 3, 0).tolist(), drawn_rows(2, 3, 0).tolist()
+    ([2, 3, 4], [0, 1])
+    """
+    if n <= samples:
+        return np.arange(n)
+    return np.sort(np.random.default_rng(seed).choice(n, samples, replace=False))
 
 
 def rankme(found: Spectrum, epsilon: float = 1e-7) -> Interval:

@@ -131,6 +131,8 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
         normalisation=Preprocessing(mean=augment.mean, std=augment.std),
         targets=torch.from_numpy(np.asarray(source.labels.values)) if source.labels.kind == "multi" else None,
     )
+    if settings.eval_linear:
+        _check_online_head(request, setup)
     method = make_method(backbone.module, settings.method, setup, seed=settings.seed)
     if settings.activation_checkpointing:
         checkpoint_activations(backbone)
@@ -255,6 +257,34 @@ def _plan(settings: PretrainSettings, per_epoch: int) -> TrainingPlan:
         save_every=updates(settings.save_every, per_epoch),
         evaluate_every=max(1, round(settings.eval_every * per_epoch)) if settings.eval_every > 0 else 0,
     )
+
+
+def _check_online_head(request: PretrainRequest, setup: Setup) -> None:
+    """Refuse an online linear head that cannot be trained or scored.
+
+    Raises:
+        UsageError: the message names the reason.
+    """
+    if request.eval_data is None:
+        raise UsageError("eval_linear=true has no effect without evaluation data", "Add --eval-data.")
+    if request.settings.eval_every <= 0:
+        raise UsageError("eval_linear=true has no effect with eval_every=0", "Set eval_every=1.")
+    if setup.classes < 2:
+        raise UsageError(
+            f"eval_linear=true trains a classifier on the training images, and {request.data} does not have one of at "
+            "least two classes for each",
+            "Give labelled data, or leave it out: kNN needs labels of --eval-data only.",
+        )
+    if request.settings.strategy == "fsdp":
+        raise UsageError(
+            "eval_linear=true needs the whole network on each process, and strategy=fsdp shards it",
+            "Use strategy=ddp with zero=true, or leave eval_linear out.",
+        )
+    if all(view.cells > 1 for view in request.settings.augment.views):
+        raise UsageError(
+            "eval_linear=true classifies a whole view of each image, and all views are parts of a divided crop",
+            "Leave it out: kNN needs no views.",
+        )
 
 
 def _check_export(name: str, method: Method[Any]) -> None:

@@ -28,6 +28,7 @@ from sslbench.train.lock import exclusive
 from sslbench.train.loop import run_first_pass, train
 from sslbench.train.meter import LogRecord
 from sslbench.train.observers import Observer, RunInfo
+from sslbench.train.online_head import OnlineHead
 from sslbench.train.resume import continue_from
 from sslbench.train.state import from_checkpoint, to_checkpoint
 from sslbench.weights.heads import METADATA as HEADS
@@ -38,10 +39,22 @@ from sslbench.weights.save import save
 class Evaluator(Protocol):
     """Evaluation of the backbone at intervals during a run; see `sslbench.evaluation.pretraining.knn_evaluator`."""
 
-    def check(self) -> None:
-        """Open and check the evaluation data before hours of training."""
+    def check(self, head_classes: Sequence[str] | None) -> None:
+        """Open and check the evaluation data before hours of training.
 
-    def scores(self, backbone: Backbone, tensors: Mapping[str, Tensor], out: Path, *, command: str) -> dict[str, float]:
+        Args:
+            head_classes: classes that the online head knows; None without a head.
+        """
+
+    def scores(
+        self,
+        backbone: Backbone,
+        tensors: Mapping[str, Tensor],
+        out: Path,
+        *,
+        head: OnlineHead | None,
+        command: str,
+    ) -> dict[str, float]:
         """Evaluate weights on all processes, and return the scores by name; {} on processes other than the first."""
 
 
@@ -92,7 +105,7 @@ def pretrain(
         with preserved_random_states():
             prepared = prepare(request)
             if evaluator is not None:
-                evaluator.check()
+                evaluator.check(prepared.setup.class_names if request.settings.eval_linear else None)
             with process_group(prepared.device):
                 return _PretrainingRun(prepared, command, observers, evaluator).go()
     except RuntimeError as error:
@@ -134,6 +147,7 @@ class _PretrainingRun:
             checkpoints.remove_leftovers(out)
             folder.write_config(self.request, self.command, prepared.changes)
         self.state = make_state(prepared.method, self.settings, prepared.device)
+        self.state.online_head = self._online_head()
         if found is not None:
             path, content = found
             from_checkpoint(self.state, content)
@@ -166,6 +180,13 @@ class _PretrainingRun:
         resumed = start if found is not None else None
         return PretrainingOutcome(weights, prepared.plan.steps, resumed, self.last, tuple(self.evaluations))
 
+    def _online_head(self) -> OnlineHead | None:
+        """Return the linear head to train beside the network that is exported, if one is requested."""
+        if not self.settings.eval_linear:
+            return None
+        setup, view = self.prepared.setup, self.settings.augment.first_whole_view
+        return OnlineHead(self._exported()[1], setup.feature_dim, setup.class_names, self.prepared.device, view)
+
     def _first_pass(self) -> None:
         """Run the pass before the first update, if the method needs one."""
         if not self.state.method.first_pass:
@@ -197,11 +218,12 @@ class _PretrainingRun:
             broadcast_buffers(self.state.method)  # every process must encode with the same statistics
         tensors = module_state(self._exported()[1])
         out = self.request.out / "evaluations"
-        scores = self.evaluator.scores(self.prepared.backbone, tensors, out, command=self.command)
+        head = self.state.online_head
+        scores = self.evaluator.scores(self.prepared.backbone, tensors, out, head=head, command=self.command)
         if rank() != 0:
             return
         record: dict[str, float | int] = {"step": step, "epoch": step / self.prepared.plan.per_epoch}
-        record |= {f"knn_{name}": value for name, value in scores.items()}
+        record |= scores
         self.evaluations.append(record)
         for observer in self.observers:
             observer.evaluated(record)

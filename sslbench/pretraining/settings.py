@@ -75,6 +75,7 @@ class PretrainSettings:
     keep: int = setting(2, "checkpoints to keep; older ones are removed")
     eval_every: float = setting(10, "interval of evaluations on --eval-data", unit="epochs")
     eval_k: int = setting(20, "neighbours of the kNN evaluation")
+    eval_linear: bool = setting(False, "train a linear head beside the network, and score it on --eval-data")
     export: str = setting("auto", "network in weights.torch, if a method has several: student, teacher")
 
 
@@ -89,6 +90,7 @@ FREE = (
     "keep",
     "eval_every",
     "eval_k",
+    "eval_linear",
     "export",
     *ROUNDING,
 )
@@ -160,6 +162,7 @@ def plain(settings: PretrainSettings) -> dict[str, Any]:
     Settings of later versions are omitted at their defaults, so that runs of earlier versions can be continued.
     """
     defaults = {"clip_each": False, "decoder": (), "max_pixels": MAX_PIXELS, "sampler": "auto", "shard_window": WINDOW}
+    defaults |= {"eval_linear": False}
     values = dataclasses.asdict(settings)
     return {key: _plain(value) for key, value in values.items() if key not in defaults or value != defaults[key]}
 

@@ -31,10 +31,10 @@ class Settings:
 
     part: Literal["train", "test"] = setting("test", "split whose features are measured")
     samples: int = setting(
-        25600, "largest number of samples; of more, a random subset is used (RankMe's authors use as many)"
+        spectrum.SAMPLES, "largest number of samples; of more, a random subset is used (RankMe's authors use as many)"
     )
     alpha_ranks: tuple[int, int] = setting(
-        (4, 100), "first and last rank of the eigenvalues to which alpha-ReQ is fitted"
+        spectrum.ALPHA_RANKS, "first and last rank of the eigenvalues to which alpha-ReQ is fitted"
     )
 
 
@@ -84,8 +84,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     notes = []
     if len(part) > settings.samples:
         notes.append(f"Measured on a random subset of {settings.samples} of {len(part)} samples.")
-        rows = np.random.default_rng(seed).choice(len(part), settings.samples, replace=False)
-        part = part.select(np.sort(rows))
+        part = part.select(spectrum.drawn_rows(len(part), settings.samples, seed))
     width = part.x.shape[1]
     if len(part) < width:
         notes.append(f"There are fewer samples ({len(part)}) than features ({width}), which limits the ranks.")

@@ -4,6 +4,7 @@ They are zip files, as `torch.save` writes them, with a checksum of each part. `
 `check` compares them.
 """
 
+import dataclasses
 import hashlib
 import re
 import zipfile
@@ -54,6 +55,34 @@ def write(folder: Path, step: int, content: dict[str, Any], *, keep: int) -> Pat
 def files(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, oldest first."""
     return sorted(path for path in folder.glob("step_*.ckpt") if _NAME.fullmatch(path.name))
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """Position of a checkpoint in its run: updates done, and epochs; None for files that do not record them."""
+
+    step: int
+    epoch: float | None
+
+
+def position(path: Path) -> Position:
+    """Return the position of a checkpoint in its run; its tensors are not read."""
+    step = int(path.stem.removeprefix("step_"))
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return Position(step, float(content["metadata"]["epochs"]))
+    except Exception:  # noqa: BLE001  a damaged file is reported where its tensors are read
+        return Position(step, None)
+
+
+def run_name(folder: Path) -> str:
+    """Return the name of the run that a folder of checkpoints belongs to.
+
+    >>> run_name(Path("runs/a/checkpoints")), run_name(Path("copied"))
+    ('a', 'copied')
+    """
+    whole = folder.absolute()
+    return whole.parent.name if whole.name == "checkpoints" else whole.name
 
 
 def newest(folder: Path) -> Path | None:

@@ -5,6 +5,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,13 +13,13 @@ from torch import Tensor
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading.pretraining import RawBatch
 from sslbench.distributed.collectives import sum_, world_size
-from sslbench.distributed.parallel import clip_gradients, without_synchronisation
+from sslbench.distributed.parallel import clip_gradients, gradient_norm, without_synchronisation
 from sslbench.errors import SslbenchError
 from sslbench.preprocessing import Preprocessing
 from sslbench.runtime.device import DTYPES, Precision
 from sslbench.runtime.signals import SIGNAL_INTERVAL, StoppedError, signal_on_any_process
 from sslbench.train.meter import LogRecord, TrainingMeter
-from sslbench.train.method import Batch, Loss, Step
+from sslbench.train.method import Batch, Loss, Method, Step
 from sslbench.train.optimizers import set_rates
 from sslbench.train.schedules import Schedule
 from sslbench.train.state import State, update_average
@@ -77,7 +78,7 @@ def run_first_pass(state: State, plan: TrainingPlan, batches: Iterator[RawBatch]
         step = Step(number - plan.per_epoch, plan.steps, plan.per_epoch)
         for part in _split(raw, plan.accumulate):
             with torch.no_grad():
-                _forward(state, plan, part, step)
+                _forward(state, plan, _to_device(part, state.device, plan.normalisation), step)
         state.method.after_update(step)
 
 
@@ -122,12 +123,14 @@ def train(
         loss, value = _forward_backward(state, plan, raw, step)
         if not torch.isfinite(value):
             _stop_not_finite(raw, step, float(loss.value.detach()), float(value), failed)
-        norm = _update(state, plan, step)
+        last = index + 1 == plan.steps
+        logged = (index + 1) % plan.log_every == 0 or last
+        norm, norms = _update(state, plan, step, parts=logged)
         state.step = index + 1
-        last, epoch_ends = state.step == plan.steps, state.step % plan.per_epoch == 0
-        if state.step % plan.log_every == 0 or last:
+        epoch_ends = state.step % plan.per_epoch == 0
+        if logged:
             rates = plan.lr(step.where), plan.weight_decay(step.where) if plan.weight_decay else None
-            log(meter.line(state.step / plan.per_epoch, state.step, loss, float(value), rates, norm))
+            log(meter.line(state.step / plan.per_epoch, state.step, loss, float(value), rates, norm, norms))
         if plan.evaluate_every and (state.step % plan.evaluate_every == 0 or last):
             evaluate(step)
         compare = state.step % SIGNAL_INTERVAL == 0 or epoch_ends
@@ -146,22 +149,33 @@ def _forward_backward(state: State, plan: TrainingPlan, raw: RawBatch, step: Ste
     for number, part in enumerate(parts):
         final = number == len(parts) - 1
         with contextlib.nullcontext() if final else without_synchronisation(state.model):
-            loss = _forward(state, plan, part, step)
+            batch = _to_device(part, state.device, plan.normalisation)
+            loss = _forward(state, plan, batch, step)
             state.scaler.scale(loss.value / len(parts)).backward()  # type: ignore[no-untyped-call]
+        if state.online_head is not None and batch.labels is not None:
+            with _autocast(state, plan):
+                state.online_head.add_gradient(batch.views, batch.labels, 1 / len(parts))
         total += loss.value.detach() / len(parts)
     return loss, sum_(total) / world_size()
 
 
-def _forward(state: State, plan: TrainingPlan, raw: RawBatch, step: Step) -> Loss:
+def _forward(state: State, plan: TrainingPlan, batch: Batch, step: Step) -> Loss:
     """Return the loss of a forward pass in the precision of the plan."""
-    batch = _to_device(raw, state.device, plan.normalisation)
-    with torch.autocast(state.device.type, dtype=DTYPES[plan.precision], enabled=plan.precision != "fp32"):
+    with _autocast(state, plan):
         loss: Loss = state.model(batch, step)
     return loss
 
 
-def _update(state: State, plan: TrainingPlan, step: Step) -> Tensor | None:
-    """Update parameters and moving average; return the norm of the gradients if they are clipped."""
+def _autocast(state: State, plan: TrainingPlan) -> torch.autocast:
+    return torch.autocast(state.device.type, dtype=DTYPES[plan.precision], enabled=plan.precision != "fp32")
+
+
+def _update(state: State, plan: TrainingPlan, step: Step, *, parts: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """Update parameters, moving average and online head.
+
+    Returns:
+        The norm of the gradients if they are clipped, and with `parts` the norms of the method's parts before clipping.
+    """
     state.scaler.unscale_(state.optimizer)
     for prefix, updates in plan.frozen.items():
         if step.index < updates:
@@ -169,6 +183,7 @@ def _update(state: State, plan: TrainingPlan, step: Step) -> Tensor | None:
                 if name.startswith(prefix):
                     parameter.grad = None
     state.method.before_update(step)
+    norms = _gradient_norms(state.method) if parts else {}
     norm = None
     if plan.clip_norm:
         norm = clip_gradients(state.method.parameters(), plan.clip_norm, each=plan.clip_each)
@@ -177,7 +192,18 @@ def _update(state: State, plan: TrainingPlan, step: Step) -> Tensor | None:
     state.method.after_update(step)
     if state.average is not None:
         update_average(state.average, state.method.averaged(), plan.average_decay)
-    return norm
+    if state.online_head is not None:
+        state.online_head.update(step.where)
+    return norm, norms
+
+
+def _gradient_norms(method: Method[Any]) -> dict[str, Tensor]:
+    """Return the norm of the gradients of each network of a method, by its name: 'backbone', 'projector', ..."""
+    parts: dict[str, list[Tensor]] = {}
+    for name, parameter in method.named_parameters():
+        if parameter.grad is not None:
+            parts.setdefault(name.partition(".")[0], []).append(parameter.grad)
+    return {name: gradient_norm(gradients) for name, gradients in parts.items()}
 
 
 def _set_rates(state: State, plan: TrainingPlan, progress: float) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class LogRecord:
         parts: further scalars of the method.
         memory: peak memory on the GPU in bytes; None on a CPU.
         origins: images of each source that this process saw since the previous record, if sources are mixed.
+        gradient_norms: norm of the gradients of each network of the method in this update, before clipping.
     """
 
     step: int
@@ -47,6 +48,7 @@ class LogRecord:
     parts: dict[str, float]
     memory: int | None
     origins: dict[str, int] = dataclasses.field(default_factory=dict)
+    gradient_norms: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 class TrainingMeter:
@@ -79,6 +81,7 @@ class TrainingMeter:
         value: float,
         rates: tuple[float, float | None],
         norm: Tensor | None,
+        norms: Mapping[str, Tensor],
     ) -> LogRecord:
         """Return the record of the update that has just ended, and restart the clock."""
         seconds = max(time.perf_counter() - self.started, 1e-9)
@@ -96,6 +99,7 @@ class TrainingMeter:
             parts={name: float(part) for name, part in loss.parts.items()},
             memory=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
             origins=dict(self.origins),
+            gradient_norms=dict(zip(norms, torch.stack(list(norms.values())).tolist(), strict=True)) if norms else {},
         )
         self._restart()
         return line

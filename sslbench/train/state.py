@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,10 @@ from sslbench.errors import UsageError
 from sslbench.runtime.device import Precision
 from sslbench.runtime.seeds import random_states, restore_random_states, seed_process
 from sslbench.train.method import Method
+from sslbench.train.online_head import OnlineHead
 from sslbench.train.optimizers import OptimizerSettings, make_optimizer, parameter_groups
+
+log = logging.getLogger("sslbench")
 
 
 @dataclasses.dataclass
@@ -35,6 +39,7 @@ class State:
         scaler: scaler of the loss, for float16.
         average: exponential moving average of `method.averaged()`, or None.
         step: optimizer updates done.
+        online_head: classifier trained beside the method, or None.
     """
 
     method: Method[Any]
@@ -43,6 +48,7 @@ class State:
     scaler: torch.amp.GradScaler
     average: nn.Module | None = None
     step: int = 0
+    online_head: OnlineHead | None = None
 
     @property
     def device(self) -> torch.device:
@@ -124,6 +130,7 @@ def to_checkpoint(state: State) -> dict[str, Any]:
         "scaler": state.scaler.state_dict(),
         "average": module_state(state.average) if state.average is not None else {},
         "processes": processes,
+        **({"online_head": state.online_head.state_dict()} if state.online_head is not None else {}),
     }
 
 
@@ -144,6 +151,11 @@ def from_checkpoint(state: State, content: dict[str, Any]) -> None:
     state.scaler.load_state_dict(content["scaler"])
     if state.average is not None:
         load_module_state(state.average, content["average"])
+    if state.online_head is not None:
+        if "online_head" in content:
+            state.online_head.load_state_dict(content["online_head"])
+        else:
+            log.warning("the online linear head starts untrained: the checkpoint was written without it")
     own = processes[rank()]
     state.method.load_local_state(own["local"])
     restore_random_states(own["random"])

@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from sslbench.backbones.classifier import read_classifier
 from sslbench.backbones.load import load_backbone, load_file
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.evaluation import RunSettings
+from sslbench.evaluation.pretraining import knn_evaluator
 from sslbench.pretraining import PretrainRequest, pretrain
 from sslbench.pretraining.settings import FREE, ROUNDING
 from sslbench.runtime.signals import StoppedError
@@ -143,6 +145,7 @@ NEUTRAL = {
     "keep": 1,
     "eval_every": 1,
     "eval_k": 5,
+    "eval_linear": True,
     "export": "student",
 }
 
@@ -151,8 +154,12 @@ def test_what_changes_no_number_may_change(undisturbed, tmp_path):
     """Every setting that is declared to change nothing, bit for bit; `ROUNDING` has those that change a little."""
     assert set(NEUTRAL) | set(ROUNDING) == set(FREE)
     stopped_at(4, tmp_path)
-    outcome = runs.run("simclr", tmp_path, eval_data=str(write_images(tmp_path / "labelled", 32)), **NEUTRAL)
+    labelled = write_images(tmp_path / "labelled", 32)
+    for number in range(2):
+        (labelled / f"class{number}").rename(labelled / str(number))  # names of the digits
+    outcome = runs.run("simclr", tmp_path, eval_data=str(labelled), **NEUTRAL)
     assert same(outcome.weights, undisturbed[0].weights) and len(outcome.evaluations) == 3
+    assert all("online_top1" in record for record in outcome.evaluations)
     assert len(checkpoints.files(tmp_path / "checkpoints")) == 1
 
 
@@ -403,7 +410,84 @@ def test_evaluation_beside_training(tmp_path):
     outcome = runs.run("simclr", tmp_path, observers=[recorder], eval_data="sklearn:digits", eval_every=2)
     assert [record["step"] for record in outcome.evaluations] == [0, 12, 18]
     assert all(0 < record["knn_top1"] <= 100 for record in recorder.records)
+    assert all(record["rankme"] > 1 and record["alpha_req"] > 0 for record in recorder.records)
+    assert not any("online_top1" in record for record in recorder.records)
     assert not (tmp_path / "evaluations" / "features").exists()
+
+
+def test_the_online_linear_head_learns_and_continues_bit_for_bit(tmp_path):
+    options = {"eval_data": "sklearn:digits", "eval_every": 2, "eval_linear": True, "limit": 256, "epochs": 2}
+    whole = runs.run("supervised", tmp_path / "whole", **options)
+    first, last = (record["online_top1"] for record in whole.evaluations)
+    assert first < 15 and last > 20
+    stop = Recorder(18, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(StoppedError):
+        runs.run("supervised", tmp_path / "parts", observers=[stop], **{**options, "eval_every": 1e9})
+    again = runs.run("supervised", tmp_path / "parts", **options)
+    assert again.evaluations == whole.evaluations[-1:]
+    assert same(again.weights, whole.weights)
+    heads = [
+        checkpoints.read(checkpoints.newest(out / "checkpoints"))["online_head"]["classifier"]
+        for out in (tmp_path / "whole", tmp_path / "parts")
+    ]
+    assert all(torch.equal(tensor, heads[1][name]) for name, tensor in heads[0].items())
+
+
+REFUSED_HEADS = {
+    "no evaluation": ({"eval_data": None}, "no effect without evaluation data"),
+    "no labels": ({"data": "flat"}, "does not have one of at least two classes"),
+    "other classes": ({"eval_data": "named"}, "class 'class0', which the training data do not have"),
+    "sharded": ({"strategy": "fsdp"}, "needs the whole network on each process"),
+    "never": ({"eval_every": 0}, "no effect with eval_every=0"),
+    "patches": ({"augment": {"views": [runs.PIECES]}}, "all views are parts of a divided crop"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_HEADS)
+def test_an_online_head_that_cannot_be_is_refused(case, tmp_path):
+    changes, message = REFUSED_HEADS[case]
+    named = write_images(tmp_path / "named", 48)
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for path in named.rglob("*.png"):
+        shutil.copy(path, flat)
+    folders = {"named": str(named), "flat": str(flat)}
+    values = {"data": "sklearn:digits", "eval_data": "sklearn:digits", **changes}
+    data, eval_data = (
+        folders.get(values.pop(name), changes.get(name, "sklearn:digits")) for name in ("data", "eval_data")
+    )
+    settings = runs.settings("jigsaw" if case == "patches" else "simclr", eval_linear=True, **values)
+    request = PretrainRequest(settings, data, tmp_path / "out", eval_data=eval_data)
+    with pytest.raises(UsageError, match=message):
+        pretrain(request, command="test", evaluator=knn_evaluator(request))
+    assert not (tmp_path / "out").exists()
+
+
+def test_gradient_norms_are_those_of_the_parts(tmp_path):
+    """By hand from the gradients that observers find after an update; clipping comes later."""
+
+    class Norms(Recorder):
+        def line(self, line):
+            super().line(line)
+            parts = {}
+            for name, parameter in self.about.method.named_parameters():
+                if parameter.grad is not None:
+                    parts[name.split(".")[0]] = parts.get(name.split(".")[0], 0.0) + float(
+                        parameter.grad.double().square().sum()
+                    )
+            self.expected = {name: square**0.5 for name, square in parts.items()}
+
+    recorder = Norms()
+    runs.run("byol", tmp_path / "a", observers=[recorder], limit=32, epochs=1, schedule={"lr": 1.0})
+    assert recorder.lines[-1].gradient_norms == pytest.approx(recorder.expected, rel=1e-5)
+    assert set(recorder.expected) == {"backbone", "projector", "predictor"}
+    clipped = Recorder()
+    changes = {"limit": 32, "epochs": 1, "schedule": {"lr": 1.0}, "clip_norm": 0.01}
+    runs.run("byol", tmp_path / "b", observers=[clipped], **changes)
+    for line in clipped.lines:
+        assert sum(norm**2 for norm in line.gradient_norms.values()) ** 0.5 == pytest.approx(
+            line.gradient_norm, rel=1e-5
+        )
 
 
 def test_the_callers_random_numbers_are_left_alone(tmp_path):

@@ -61,11 +61,16 @@ def drive(observer, about, lines, records=()):
 def test_every_line_and_every_evaluation_stands_in_metrics_jsonl(tmp_path):
     path = tmp_path / "metrics.jsonl"
     scores = {"step": 10, "epoch": 1.0, "knn_top1": 91.5}
-    drive(JsonLines(path), info(tmp_path), [line(5), line(10, parts={"accuracy": 0.5}, gradient_norm=2.0)], [scores])
+    drive(
+        JsonLines(path),
+        info(tmp_path),
+        [line(5), line(10, parts={"accuracy": 0.5}, gradient_norm=2.0, gradient_norms={"head": 1.5})],
+        [scores],
+    )
     first, second, third = (json.loads(text) for text in path.read_text().splitlines())
     assert (first["step"], first["epoch"], first["loss"], first["lr"]) == (5, 0.5, 1.0, 0.1)
     assert first["embedding_std"] == 0.9 and "gradient_norm" not in first and "memory" not in first
-    assert (second["accuracy"], second["gradient_norm"]) == (0.5, 2.0)
+    assert (second["accuracy"], second["gradient_norm"], second["gradient_norm/head"]) == (0.5, 2.0, 1.5)
     assert third == scores
 
 
@@ -212,7 +217,7 @@ def test_tensorboard_has_the_scalars_of_vissl_and_histograms_once_an_epoch(tmp_p
 
     about = info(tmp_path)
     about.method(torch.ones(1, 3)).sum().backward()
-    lines = [line(5), line(10, weight_decay=0.1), line(15)]
+    lines = [line(5), line(10, weight_decay=0.1, gradient_norms={"backbone": 2.0}), line(15)]
     drive(TensorBoard(tmp_path / "tb", histograms=True), about, lines, [{"step": 10, "epoch": 1.0, "knn_top1": 90.0}])
     events = EventAccumulator(str(tmp_path / "tb"), size_guidance={"histograms": 0})
     events.Reload()
@@ -222,6 +227,7 @@ def test_tensorboard_has_the_scalars_of_vissl_and_histograms_once_an_epoch(tmp_p
         *("Speed/Batch_processing_time_ms", "Speed/img_per_sec_per_gpu", "Speed/ETA_hours", "Evaluation/knn_top1"),
     } <= set(tags["scalars"])
     assert [event.step for event in events.Scalars("Training/Loss")] == [5, 10, 15]
+    assert [event.value for event in events.Scalars("Training/Gradient_norm/backbone")] == [2.0]
     assert events.Scalars("Speed/Batch_processing_time_ms")[0].value == pytest.approx(100)
     assert events.Scalars("Speed/ETA_hours")[0].value == pytest.approx(35 * 0.1 / 3600)
     assert set(tags["histograms"]) == {

@@ -253,6 +253,11 @@ class Augment:
         side = max(view.crop_side for view in views)
         return round(side * 224 / 256) if side * 224 / 256 >= 96 else side
 
+    @property
+    def first_whole_view(self) -> int:
+        """Index of the first view in a batch that is no part of a divided crop, of which there must be one."""
+        return [view.cells for view in self.expanded() for _ in range(view.cells)].index(1)
+
     def _kinds(self) -> tuple[list[View], list[View]]:
         largest = max(view.size for view in self.views)
         large = [view for view in self.views if view.size == largest]

@@ -69,6 +69,7 @@ def scalars(line: LogRecord) -> dict[str, float | int]:
         "replaced": line.replaced,
         "memory": line.memory,
         **line.parts,
+        **{f"gradient_norm/{name}": norm for name, norm in line.gradient_norms.items()},
         **{f"images/{name}": n for name, n in sorted(line.origins.items())},
     }
     return {name: value for name, value in values.items() if value is not None}

@@ -1,9 +1,19 @@
-"""Plot curve.png: loss, learning rate and kNN scores over the epochs."""
+"""Plot curve.png: loss, learning rate, scores and feature spectrum over the epochs."""
 
 from pathlib import Path
 
 from sslbench.train.observers import Observer, RunInfo, json_lines
 from sslbench.weights.save import new_file
+
+_ROWS = (
+    ("loss", "loss"),
+    ("lr", "learning rate"),
+    ("knn_top1", "kNN top-1 in %"),
+    ("knn_mAP", "kNN mAP in %"),
+    ("online_top1", "online linear\ntop-1 in %"),
+    ("rankme", "RankMe"),
+    ("alpha_req", "alpha-ReQ"),
+)
 
 
 class CurvePlot(Observer):
@@ -34,8 +44,7 @@ def curve(metrics: Path, target: Path) -> None:
     from matplotlib.ticker import MaxNLocator
 
     records = json_lines.read(metrics)
-    rows = [("loss", "loss"), ("lr", "learning rate"), ("knn_top1", "kNN top-1 in %"), ("knn_mAP", "kNN mAP in %")]
-    found = [(key, label, [(r["epoch"], r[key]) for r in records if key in r]) for key, label in rows]
+    found = [(key, label, [(r["epoch"], r[key]) for r in records if key in r]) for key, label in _ROWS]
     curves = [(key, label, points) for key, label, points in found if points]
     if not curves:
         raise ValueError(f"{metrics} has no values to plot")
@@ -45,9 +54,15 @@ def curve(metrics: Path, target: Path) -> None:
     for axis, (key, label, points) in zip(axes, curves, strict=True):
         few = len(points) < 30
         axis.plot(*zip(*points, strict=True), color="#2a6f97", linewidth=1.4, marker="o" if few else None, markersize=4)
-        if key.startswith("knn"):
+        if key not in ("loss", "lr"):
             epoch, last = points[-1]
-            axis.annotate(f"{last:.1f}", (epoch, last), textcoords="offset points", xytext=(-4, -12), ha="right")
+            axis.annotate(
+                f"{last:.3g}" if key == "alpha_req" else f"{last:.1f}",
+                (epoch, last),
+                textcoords="offset points",
+                xytext=(-4, -12),
+                ha="right",
+            )
         axis.set_ylabel(label)
         axis.yaxis.set_major_locator(MaxNLocator(5))
         axis.grid(alpha=0.3)

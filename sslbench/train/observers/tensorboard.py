@@ -82,6 +82,7 @@ class TensorBoard(Observer):
             "Speed/ETA_hours": (self.run.steps - line.step) * seconds / 3600,
             "Speed/Waiting_for_data": line.waiting,
             **{f"Training/{name}": value for name, value in line.parts.items()},
+            **{f"Training/Gradient_norm/{name}": norm for name, norm in line.gradient_norms.items()},
         }
         if line.memory is not None:
             values["Memory/Peak_GPU_Memory_allocated_MiB"] = line.memory / _MIB

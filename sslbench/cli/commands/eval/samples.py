@@ -27,11 +27,13 @@ class SamplesPlan:
     Attributes:
         requests: of one weights file; () where `cells` are evaluated.
         cells: weights x benchmarks; one that fails leaves a hole.
+        runs: folders of checkpoints among the weights -> their files.
         origins: setting of the run -> its origin, for the user.
     """
 
     requests: tuple["Request", ...]
     cells: tuple["SuiteCell", ...]
+    runs: dict[str, tuple[str, ...]]
     run: "RunSettings"
     origins: dict[str, str]
     store: Path
@@ -71,16 +73,18 @@ def make_plan(ctx: click.Context, chosen: EvalOptions, names: Sequence[str], val
 
     benchmarks = _benchmarks(chosen, names)
     runs, routed, run, origins = _settings(ctx, chosen, names, values, benchmarks)
-    weights = suite.expand(chosen.weights)
+    weights, of_runs = suite.with_checkpoints(suite.expand(chosen.weights))
     requests: tuple[Request, ...] = ()
     cells: tuple[SuiteCell, ...] = ()
-    if len(weights) > 1 or (weights and chosen.suite):
+    if len(weights) > 1 or of_runs or (weights and chosen.suite):
         cells = suite.make_cells(
             weights, benchmarks, chosen, lambda one, own, on: _requests(runs, on, routed, chosen, one, own)
         )
     else:
         requests = _requests(runs, benchmarks, routed, chosen, weights[0] if weights else None, chosen.network.backbone)
-    return SamplesPlan(requests, cells, run, origins, chosen.run.store_folder(), Path(chosen.out), chosen.dry_run)
+    return SamplesPlan(
+        requests, cells, of_runs, run, origins, chosen.run.store_folder(), Path(chosen.out), chosen.dry_run
+    )
 
 
 def run(plan: SamplesPlan, command: str) -> int | None:
@@ -95,7 +99,7 @@ def run(plan: SamplesPlan, command: str) -> int | None:
     if plan.cells and plan.dry_run:
         suite.dry_run(plan.cells, plan.run, plan.origins, plan.store)
     elif plan.cells:
-        return suite.run(plan.cells, plan.run, store=plan.store, out=plan.out, command=command)
+        return suite.run(plan.cells, plan.run, runs=plan.runs, store=plan.store, out=plan.out, command=command)
     elif plan.dry_run:
         _print(plan)
     else:

@@ -1,7 +1,7 @@
 """`sslbench eval --suite` and `--weights a b c`: many cells, with their holes."""
 
 import glob
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,6 +70,47 @@ def expand(weights: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def with_checkpoints(weights: Sequence[str]) -> tuple[list[str], dict[str, tuple[str, ...]]]:
+    """Return the weights with folders of checkpoints replaced by their files in the order of training.
+
+    Args:
+        weights: from `expand`.
+
+    Returns:
+        The weights files, and those of each folder.
+
+    Raises:
+        UsageError: a folder has no checkpoints.
+    """
+    from sslbench.train import checkpoints
+
+    found: list[str] = []
+    runs: dict[str, tuple[str, ...]] = {}
+    for word in weights:
+        if word.partition(":")[0] in ("random", "pixels") or not Path(word).is_dir():
+            found.append(word)
+            continue
+        files = tuple(str(path) for path in checkpoints.files(Path(word)))
+        if not files:
+            raise UsageError(
+                f"--weights {word}: this folder has no checkpoints of a pretraining run (step_000000100.ckpt)",
+                _instead(Path(word)),
+            )
+        runs[word] = files
+        found += files
+    return list(dict.fromkeys(found)), runs
+
+
+def _instead(folder: Path) -> str:
+    """Return a remedy for a folder without checkpoints: those of the run that it is, or the files in it."""
+    from sslbench.train import checkpoints
+
+    if checkpoints.files(folder / "checkpoints"):
+        return f"Did you mean {folder / 'checkpoints'}?"
+    inside = sorted(path.name for path in folder.iterdir() if path.is_file())[:5]
+    return "Give a weights file, or RUN/checkpoints." + (f" It holds: {', '.join(inside)}." if inside else "")
+
+
 def make_cells(
     weights: Sequence[str],
     benchmarks: Sequence["Benchmark"],
@@ -123,8 +164,24 @@ def _problem(benchmark: "Benchmark", chosen: "EvalOptions") -> SslbenchError | N
     return None
 
 
-def run(cells: Sequence["SuiteCell"], settings: "RunSettings", *, store: Path, out: Path, command: str) -> int:
+def run(
+    cells: Sequence["SuiteCell"],
+    settings: "RunSettings",
+    *,
+    runs: Mapping[str, tuple[str, ...]],
+    store: Path,
+    out: Path,
+    command: str,
+) -> int:
     """Evaluate the cells, print the table of their results and the holes.
+
+    Args:
+        cells: weights x benchmarks.
+        settings: how.
+        runs: folders of checkpoints -> their files, whose scores are shown over training.
+        store: folder of the feature store.
+        out: folder for the records.
+        command: as the user typed it.
 
     Returns:
         The exit code: 1 if there is a hole. The first process alone tells: torchrun kills all when one ends with it.
@@ -134,16 +191,20 @@ def run(cells: Sequence["SuiteCell"], settings: "RunSettings", *, store: Path, o
     """
     from sslbench import evaluation
     from sslbench.cli import terminal
-    from sslbench.cli.commands.eval import table
-    from sslbench.evaluation.suite import run_suite
+    from sslbench.cli.commands.eval import over_training, table
+    from sslbench.evaluation.suite import run_cells
 
     evaluation.check_writable(out)
     with terminal.progress() as progress:
-        results, holes = run_suite(cells, settings, store=store, out=out, command=command, progress=progress)
+        found, holes = run_cells(cells, settings, store=store, out=out, command=command, progress=progress)
     if this_process().rank != 0:
         return 0
+    of_runs = {file for files in runs.values() for file in files}
+    results = [result for weights, own in found.items() if weights not in of_runs for result in own]
     if results:
         table.print_results(results, out)
+    for folder, files in runs.items():
+        over_training.show(Path(folder), {file: found[file] for file in files}, out)
     _print_holes(holes, len(cells), out)
     return 1 if holes else 0
 

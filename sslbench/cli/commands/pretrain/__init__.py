@@ -133,8 +133,11 @@ class PretrainCommand(click.Command):
 @click.option(
     "--stem", help="Rule that adapts the first convolution of --init to the number of channels: average, repeat, ..."
 )
-@click.option("--eval-data", help="Labelled data for kNN every eval_every epochs.")
-@click.option("--eval-test-data", help="Test split for kNN. Default: found in --eval-data, or split off.")
+@click.option(
+    "--eval-data",
+    help="Labelled data for kNN and feature spectra every eval_every epochs (eval_linear=true: a linear head, too).",
+)
+@click.option("--eval-test-data", help="Test split of --eval-data. Default: found there, or split off.")
 @options.image_column
 @options.label_column
 @click.option("--limit", type=click.IntRange(1), help="Largest number of images, for a quick look.")

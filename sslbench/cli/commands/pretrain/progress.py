@@ -11,6 +11,14 @@ if TYPE_CHECKING:
     from sslbench.train.meter import LogRecord
     from sslbench.train.observers import RunInfo
 
+_SCORES = {
+    "knn_top1": ("kNN top1", 2),
+    "knn_mAP": ("kNN mAP", 2),
+    "online_top1": ("online linear top1", 2),
+    "rankme": ("RankMe", 1),
+    "alpha_req": ("alpha-ReQ", 3),
+}
+"""Scores of an evaluation: title and number of digits."""
 QUIET_AT_EPOCH = 2.0  # seconds; shorter epochs get no line of their own
 
 
@@ -43,10 +51,11 @@ def summary(line: "LogRecord") -> str:
 
 
 def scores(record: dict[str, float | int]) -> str:
-    """Return a line such as 'epoch 10: kNN top1 85.32'."""
-    names: list[str] = [name for name in ("knn_top1", "knn_mAP") if name in record]
-    shown = "  ".join(f"{name.removeprefix('knn_')} {record[name]:.2f}" for name in names)
-    return f"epoch {record['epoch']:.4g}: kNN {shown}"
+    """Return a line such as 'epoch 10: kNN top1 85.32  online linear top1 87.01  RankMe 41.2  alpha-ReQ 1.13'."""
+    shown = "  ".join(
+        f"{title} {record[name]:.{digits}f}" for name, (title, digits) in _SCORES.items() if name in record
+    )
+    return f"epoch {record['epoch']:.4g}: {shown}"
 
 
 class TrainingLines:
