@@ -110,12 +110,8 @@ def command(**_: Any) -> int | None:
     sslbench eval knn svm linear --weights w.torch --data train.csv --test-data test.csv k=[20,200]
     sslbench eval --preset knn/dino --preset svm/voc07 --weights w.torch --data photos/
     sslbench eval --benchmark knn/cifar10 --weights timm.pth --backbone timm:vit_small_patch16_224
-<<<<<<< HEAD
     sslbench eval --suite small --weights a.torch b.torch
-=======
-    sslbench eval --suite small --weights a.torch b.torch runs/*/weights.torch
     sslbench eval knn --weights runs/a/checkpoints --data photos/
->>>>>>> beside
     sslbench eval detection --benchmark detection/voc07 --weights w.torch --data VOC2007
 
     Several weights and --suite: each record is written when it is done, and what is there is not computed again. A
