@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from sslbench.data.views.own import own_functions
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.names import find_object
-from sslbench.preprocessing import Preprocessing
+from sslbench.preprocessing import LIGHTNESS, Preprocessing
 from sslbench.pretraining.channels import normalised, views_for
 from sslbench.pretraining.networks import (
     checkpoint_activations,
@@ -33,7 +33,7 @@ from sslbench.runtime.device import choose_device
 from sslbench.runtime.workers import resolve_workers
 from sslbench.train import schedules
 from sslbench.train.loop import TrainingPlan
-from sslbench.train.method import Method, Setup
+from sslbench.train.method import Method, Setup, find_method
 from sslbench.train.optimizers import class_of, scaled_lr
 
 log = logging.getLogger("sslbench")
@@ -94,8 +94,9 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     source, reading = _open(request), _reading(settings)
     backbone = make_backbone(request)
     init_sha256 = backbone.weights_sha256 if request.init is not None else None  # a method may change tensors
-    augment, changes = views_for(request, backbone, source, reading)
-    channels = backbone.preprocessing.channels
+    space = _space(request)
+    channels = 3 if space == "lightness" else backbone.preprocessing.channels
+    augment, changes = views_for(request, backbone, source, reading, channels)
     data = TrainingData(
         source,
         augment,
@@ -112,10 +113,12 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     )
     plan = _plan(settings, data.steps_per_epoch)
     sizes = settings.augment.sizes
-    accept_sizes(backbone.module, sizes, name=backbone.name, channels=channels)
-    augment, origins = normalised(augment, backbone.preprocessing, source, reading, seed=settings.seed)
+    accept_sizes(backbone.module, sizes, name=backbone.name, channels=backbone.preprocessing.channels)
+    origins: dict[str, str] = {}
+    if space == "RGB":
+        augment, origins = normalised(augment, backbone.preprocessing, source, reading, seed=settings.seed)
     setup = Setup(
-        feature_dim=feature_dim(backbone.module, max(sizes), channels),
+        feature_dim=feature_dim(backbone.module, max(sizes), backbone.preprocessing.channels),
         sizes=sizes,
         batch_size=per_process // settings.accumulate,
         images_per_update=settings.batch_size,
@@ -142,7 +145,7 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
         device,
         source,
         data,
-        dataclasses.replace(backbone, preprocessing=evaluation_transform(settings)),
+        dataclasses.replace(backbone, preprocessing=evaluation_transform(settings, space)),
         method,
         setup,
         dataclasses.replace(plan, normalisation=Preprocessing(mean=augment.mean, std=augment.std, origin="augment")),
@@ -151,8 +154,10 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     )
 
 
-def evaluation_transform(settings: PretrainSettings) -> Preprocessing:
+def evaluation_transform(settings: PretrainSettings, space: Literal["RGB", "lightness"] = "RGB") -> Preprocessing:
     """Return the preprocessing for evaluations: size and normalisation of the largest whole views.
+
+    With 'lightness' the normalisation is that of colorization networks.
 
     From 96 pixels on, the shorter side is resized to 256/224 of the crop, as for ImageNet; smaller images are resized
     without a crop.
@@ -161,10 +166,23 @@ def evaluation_transform(settings: PretrainSettings) -> Preprocessing:
     return Preprocessing(
         resize=round(size * 256 / 224) if size >= 96 else (size, size),
         crop=(size, size),
-        mean=settings.augment.mean,
-        std=settings.augment.std,
+        mean=LIGHTNESS.mean if space == "lightness" else settings.augment.mean,
+        std=LIGHTNESS.std if space == "lightness" else settings.augment.std,
+        space=space,
         origin=f"pretrained on views of {size} x {size} pixels",
     )
+
+
+def _space(request: PretrainRequest) -> Literal["RGB", "lightness"]:
+    """Return the input space of the method's backbone; refuse a normalisation that has no effect there."""
+    name = request.settings.method.get("name")
+    space = find_method(name).space if isinstance(name, str) else "RGB"
+    for key in ("augment.mean", "augment.std"):
+        if space == "lightness" and key in request.chosen:
+            raise UsageError(
+                f"{key} has no effect on {name}, whose backbone takes L of CIE Lab minus 50", "Leave it out."
+            )
+    return space
 
 
 def _images_per_process(settings: PretrainSettings, world: int) -> int:
