@@ -13,6 +13,7 @@ import dataclasses
 import functools
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -89,7 +90,7 @@ def colours() -> Tensor:
         face = torch.full_like(first, level)
         for channels in ((face, first, second), (first, face, second), (first, second, face)):
             a, b = chroma(torch.stack(channels)[None, :, :, None])[0, :, :, 0]
-            cells = torch.stack((a, b), dim=1).div(GRID).floor().int().unique(dim=0).tolist()
+            cells = np.unique(torch.stack((a, b), dim=1).div(GRID).floor().int().numpy(), axis=0).tolist()
             found |= {(GRID * (i + x), GRID * (j + y)) for i, j in cells for x in (0, 1) for y in (0, 1)}
     return torch.tensor(sorted(found), dtype=torch.float32)
 
@@ -167,7 +168,7 @@ class Method(method.Method[Config]):
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require a single view and a ResNet or AlexNet of one channel, and settings within their bounds."""
         need_views(setup, 1, method="colorization")
-        first = backbone.conv1 if isinstance(backbone, ResNet) else None
+        first: nn.Module | None = backbone.conv1 if isinstance(backbone, ResNet) else None
         first = backbone.features[0] if isinstance(backbone, AlexNet) else first
         if not isinstance(first, nn.Conv2d) or first.in_channels != 1:
             raise UsageError(

@@ -20,7 +20,8 @@ class Batch:
 
     Attributes:
         views: one tensor per view, float32 (B, C, h_v, w_v), channels-last; large views come before small ones.
-        labels: int64 (B,), class indices; None for data without labels.
+        labels: int64 (B,), class indices, or float32 (B, classes), their shares in mixed images; None for data without
+            labels.
         indices: int64 (B,), positions of the images in the source, on the CPU.
         origins: names of the source of each image, if several sources are mixed; else empty.
         boxes: float32 (B, V, 4), edges of each view in its picture in pixels: top, left, bottom, right, with right

@@ -21,7 +21,7 @@ from sslbench.errors import UsageError
 from sslbench.runtime.device import Precision
 from sslbench.runtime.seeds import random_states, restore_random_states, seed_process
 from sslbench.train.method import Method
-from sslbench.train.optimizers import OptimizerSettings, make_optimizer, parameter_groups
+from sslbench.train.optimizers import OptimizerSettings, PartSettings, make_optimizer, parameter_groups
 
 
 @dataclasses.dataclass
@@ -63,6 +63,7 @@ def new_state(  # noqa: PLR0913  how a run computes, each from another setting
     compiled: bool = False,
     averaged: bool = False,
     layers: Mapping[str, int] | None = None,
+    parts: Mapping[str, PartSettings] | None = None,
 ) -> State:
     """Return the state at the start of training, on its device; every process calls this.
 
@@ -80,6 +81,7 @@ def new_state(  # noqa: PLR0913  how a run computes, each from another setting
         compiled: compile the networks of the method.
         averaged: keep a moving average of `method.averaged()`.
         layers: see `parameter_groups`.
+        parts: see `parameter_groups`.
     """
     method = method.to(device)
     sharded = strategy == "fsdp" and world_size() > 1
@@ -91,7 +93,7 @@ def new_state(  # noqa: PLR0913  how a run computes, each from another setting
         average = wrap(average, device, strategy)  # each process averages its share
     if compiled:
         method.compile_networks()
-    groups = parameter_groups(method, optimizer, layers)
+    groups = parameter_groups(method, optimizer, layers, parts)
     own_optimizer = make_optimizer(groups, optimizer, zero=zero)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     seed_process(seed, rank())

@@ -39,7 +39,7 @@ from sslbench.pretraining import PretrainSettings
 from sslbench.pretraining.networks import make_method, make_state
 from sslbench.train import schedules
 from sslbench.train import state as states
-from sslbench.train.loop import TrainingPlan, train
+from sslbench.train.loop import RateSchedules, TrainingPlan, train
 from sslbench.train.method import Batch, Setup, Step, find_method
 
 RESNET = "resnet_basic_1-1-1-1w0.125"
@@ -116,10 +116,7 @@ def trained(method, backbone, changes):
     plan = TrainingPlan(
         steps=updates,
         per_epoch=2,
-        lr=schedule,
-        peak_lr=settings.optimizer.lr,
-        weight_decay=None,
-        momentum=None,
+        rates=RateSchedules(schedule, settings.optimizer.lr),
         normalisation=Preprocessing(),
         accumulate=settings.accumulate,
         clip_norm=settings.clip_norm,
