@@ -51,6 +51,7 @@ class Config:
     hidden: tuple[int, ...] = setting((), "widths of the 1x1 convolutions before the classifier of the colours")
 
 
+@in_float32
 def chroma(images: Tensor) -> Tensor:
     """Return a and b of CIE Lab (sRGB, D65).
 

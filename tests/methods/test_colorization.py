@@ -69,6 +69,13 @@ def test_a_and_b_are_those_of_scikit_image_and_opencv():
     np.testing.assert_allclose(found, color.rgb2lab(pixels)[..., 1:], atol=0.01)  # rounding of the white point
 
 
+def test_a_and_b_are_as_exact_under_autocast():
+    images = torch.randint(0, 256, (2, 3, 4, 4), generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = colorization.chroma(images)
+    assert torch.equal(found, colorization.chroma(images))
+
+
 @pytest.mark.parametrize("neighbours", [1, 5, 10])
 def test_the_encoding_is_that_of_a_loop(neighbours):
     ab = np.random.default_rng(1).uniform(-60, 60, (50, 2))
