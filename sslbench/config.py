@@ -185,12 +185,13 @@ def convert(value: Any, kind: Any, where: str) -> Any:
     if kind is Any:
         return value
     if origin in (Union, types.UnionType):
+        inside: UsageError | None = None
         for option in sorted(arguments, key=lambda option: option is str):
             try:
                 return convert(value, option, where)
-            except UsageError:
-                continue
-        raise _wrong(value, kind, where)
+            except UsageError as error:
+                inside = error if typing.get_origin(option) is dict and isinstance(value, Mapping) else inside
+        raise inside or _wrong(value, kind, where)
     if origin is Literal:
         if value in arguments and type(value) in {type(a) for a in arguments}:
             return value

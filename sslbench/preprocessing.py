@@ -127,3 +127,7 @@ class Preprocessing:
     def record(self) -> dict[str, object]:
         """Return `values`, `space` and `origin`, for result records and weights files."""
         return {**self.values(), "space": self.space, "origin": self.origin}
+
+
+LIGHTNESS = Preprocessing(mean=LIGHTNESS_MEAN, std=LIGHTNESS_STD, space="lightness", origin="L of CIE Lab minus 50")
+"""Input of colorization networks."""

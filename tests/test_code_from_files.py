@@ -44,6 +44,8 @@ PLACES = {
     "data/views/own.py": {"find_object"},
     # schedules, of pretraining only: likewise
     "train/schedules.py": {"find_object"},
+    # a function of batches: likewise
+    "pretraining/batch_transform.py": {"find_object"},
     # decoders: files' names are NamedByFile
     "data/decode/handlers.py": {"find_object"},
     # a source: the user's word; catalogs, lists and benchmarks go through names.refuse_location
@@ -288,6 +290,11 @@ def recipe(**changes):
         ({"method": "bomb.code"}, "method.name=bomb.code"),
         ({"backbone": "bomb.code:net"}, "--backbone bomb.code:net"),
         ({"decoder": ["bomb.code.decode"]}, "decoder=[bomb.code.decode]"),
+        ({"batch_transform": "bomb.code:net"}, "batch_transform=bomb.code:net"),
+        (
+            {"groups": {"head": {"schedule": {"lr": {"name": "bomb.code:net"}}}}},
+            "groups.head.schedule.lr.name=bomb.code:net",
+        ),
     ],
 )
 def test_the_configuration_of_an_earlier_run_chooses_no_code(bomb, tmp_path, changes, flag):

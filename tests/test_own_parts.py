@@ -35,7 +35,7 @@ def runs(tmp_path_factory):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
     commands = [line for language, text in blocks() if not language for line in text.splitlines()]
-    assert len(files) == 2 and len(commands) == 5
+    assert len(files) == 2 and len(commands) == 9
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(folder)
@@ -60,8 +60,10 @@ def first_layer(path):
 
 
 def test_every_command_of_the_page_writes_weights_of_its_own(runs):
-    assert sorted(run.name for run in runs.iterdir()) == ["darker", "losses", "posterized", "sign", "triangle"]
-    assert len({first_layer(run / "weights.torch") for run in runs.iterdir()}) == 5
+    assert sorted(run.name for run in runs.iterdir()) == [
+        *("crops", "darker", "groups", "losses", "mixed", "mixup", "posterized", "sign", "triangle")
+    ]
+    assert len({first_layer(run / "weights.torch") for run in runs.iterdir()}) == 9
 
 
 def test_the_observer_writes_a_line_per_update(runs):
@@ -77,3 +79,11 @@ def test_the_schedule_gives_the_rates(runs):
     peak = recipe["lr"] * 64 / recipe["base_batch_size"]
     assert recipe["lr_scaling"] == "linear"
     assert rates[4] == pytest.approx(peak * 0.25 / 0.7)
+
+
+def test_each_group_has_its_rates(runs):
+    """4 updates: the run's rate rises for two; the triangle of the prototypes has its peak of 1 at the third."""
+    rows = [json.loads(line) for line in (runs / "groups" / "metrics.jsonl").read_text().splitlines()]
+    found = {row["step"]: row for row in rows if "lr" in row}
+    assert [found[step]["lr_prototypes"] for step in (1, 2, 3, 4)] == pytest.approx([0, 0.0125, 0.025, 0.0125])
+    assert found[1]["lr"] < found[3]["lr"]

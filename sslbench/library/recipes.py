@@ -163,14 +163,25 @@ def _mark_code(values: dict[str, Any], origins: Mapping[str, str], method: str) 
         own = optimizer.get("name")
         if not str(own).startswith("timm:"):
             optimizer["name"] = from_file(own, f"{method}: optimizer.name", "optimizer.name={}")
-    schedule, augment = values.get("schedule"), values.get("augment")
-    for key, spec in schedule.items() if isinstance(schedule, dict) else ():
-        if origins.get(f"schedule.{key}.name") not in typed:
-            _mark_schedule(spec, f"{method}: schedule.{key}", f"schedule.{key}.name={{}}")
+    _mark_schedules(values, origins, method)
+    augment = values.get("augment")
     if isinstance(augment, dict) and origins.get("augment.views") not in typed:
         _mark_changes(augment, method, augment.get("code") if origins.get("augment.code") in typed else None)
-    if "decoder" in values and origins.get("decoder") not in typed:
-        values["decoder"] = from_file(values["decoder"], f"{method}: decoder", "decoder=[{}]")
+    for key, remedy in (("decoder", "decoder=[{}]"), ("batch_transform", "batch_transform={}")):
+        if key in values and origins.get(key) not in typed:
+            values[key] = from_file(values[key], f"{method}: {key}", remedy)
+
+
+def _mark_schedules(values: Mapping[str, Any], origins: Mapping[str, str], method: str) -> None:
+    """Mark, in place, the functions of the user's own in the schedules of a run and of its groups."""
+    groups = values.get("groups")
+    found = {"schedule": values.get("schedule")}
+    for name, part in groups.items() if isinstance(groups, dict) else ():
+        found[f"groups.{name}.schedule"] = part.get("schedule") if isinstance(part, dict) else None
+    for place, schedule in found.items():
+        for key, spec in schedule.items() if isinstance(schedule, dict) else ():
+            if origins.get(f"{place}.{key}.name") not in ("key=value", "flag"):
+                _mark_schedule(spec, f"{method}: {place}.{key}", f"{place}.{key}.name={{}}")
 
 
 def _mark_schedule(spec: Any, where: str, remedy: str) -> None:

@@ -4,6 +4,7 @@ Images with several labels are trained as in VISSL, with a binary classifier for
 """
 
 import dataclasses
+import math
 
 from torch import nn
 
@@ -13,6 +14,7 @@ from sslbench.methods._parts.checks import need_views
 from sslbench.methods._parts.classification import cross_entropy, multi_label_loss, top1
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.mixing import make_mix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +22,8 @@ class Config:
     """Settings of supervised training."""
 
     label_smoothing: float = setting(0.0, "fraction of the target spread over all classes")
+    mixup: float = setting(0.0, "alpha of mixup; 0: none")
+    cutmix: float = setting(0.0, "alpha of CutMix; 0: none. With mixup too, each batch has one of them")
 
 
 class Method(method.Method[Config]):
@@ -37,29 +41,36 @@ class Method(method.Method[Config]):
                 "supervised training needs images of several labels, or of one of at least two classes each",
                 "Give labelled data (one folder per class, or a table with a label column), or use another method.",
             )
-        if setup.targets is not None and config.label_smoothing:
-            raise UsageError(
-                "supervised: label_smoothing has no effect on images of several labels", "Leave it out, or set it to 0."
-            )
+        for name in ("label_smoothing", "mixup", "cutmix"):
+            if setup.targets is not None and getattr(config, name):
+                raise UsageError(
+                    f"supervised: {name} has no effect on images of several labels", "Leave it out, or set it to 0."
+                )
+        if not (0 <= config.mixup < math.inf and 0 <= config.cutmix < math.inf):
+            raise UsageError("supervised: method.mixup and method.cutmix must be 0 or more")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)
         classes = setup.classes if setup.targets is None else setup.targets.shape[1]
         self.head = nn.Linear(setup.feature_dim, classes)
         self.targets = setup.targets
+        self._mix = make_mix(config.mixup, config.cutmix, classes)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the cross entropy with label smoothing, or the binary cross entropy of several labels."""
-        features = self.backbone(batch.views[0])
+        images, labels = batch.views[0], batch.labels
+        if self._mix is not None and labels is not None:
+            images, labels = self._mix(images, labels)
+        features = self.backbone(images)
         logits = self.head(features)
         embeddings = features.detach().float()
         if self.targets is not None:
             targets = self.targets[batch.indices].to(logits.device)
             return Loss(multi_label_loss(logits, targets), embeddings)
-        if batch.labels is None:
+        if labels is None:
             raise UsageError("supervised training received a batch without labels")
-        value = cross_entropy(logits, batch.labels, self.config.label_smoothing)
-        return Loss(value, embeddings, {"top1": top1(logits, batch.labels)})
+        value = cross_entropy(logits, labels, self.config.label_smoothing)
+        return Loss(value, embeddings, {} if labels.is_floating_point() else {"top1": top1(logits, labels)})
 
     def heads(self, exported: str) -> dict[str, nn.Module]:
         """Return the classifier."""

@@ -17,22 +17,29 @@ log = logging.getLogger("sslbench")
 
 
 def views_for(
-    request: PretrainRequest, backbone: Backbone, source: Source, reading: Reading
+    request: PretrainRequest, backbone: Backbone, source: Source, reading: Reading, channels: int
 ) -> tuple[Augment, dict[str, str]]:
-    """Return a recipe's views for the number of channels of the backbone, after a check of the first images.
+    """Return a recipe's views for a number of channels, after a check of the first images.
 
     Operations for red, green and blue are removed from a recipe, with a log message; if the user set them, they are
     refused.
+
+    Args:
+        request: the run.
+        backbone: the network, for messages.
+        source: training images.
+        reading: decoder settings.
+        channels: number of channels of the views: the backbone's, or 3 for methods that compute its input.
 
     Returns:
         The views, and a description of each change by the dotted key of its setting; empty for RGB.
 
     Raises:
-        UsageError: the images have another number of channels than the backbone; a setting of the user's is for RGB
+        UsageError: the images have another number of channels; a setting of the user's is for RGB
             only; mean or std have another number of values.
     """
-    channels, augment = backbone.preprocessing.channels, request.settings.augment
-    _check_images(source, reading, backbone)
+    augment = request.settings.augment
+    _check_images(source, reading, backbone, channels)
     for name in _wrong_lengths(augment, channels):
         if channels == 3 or f"augment.{name}" in request.chosen:
             raise UsageError(
@@ -102,13 +109,17 @@ def _wrong_lengths(augment: Augment, channels: int) -> list[str]:
     return [name for name in ("mean", "std") if len(getattr(augment, name)) != channels]
 
 
-def _check_images(source: Source, reading: Reading, backbone: Backbone) -> None:
-    """Refuse images with another number of channels than the backbone."""
-    channels = backbone.preprocessing.channels
+def _check_images(source: Source, reading: Reading, backbone: Backbone, channels: int) -> None:
+    """Refuse images with another number of channels."""
     other = first_look(source, channels, reading=reading)
     if other is None:
         return
     path, channels_found = other
+    if channels != backbone.preprocessing.channels:
+        raise UsageError(
+            f"{path} has {_channels(channels_found)}, and the method takes red, green and blue",
+            "Convert the channels by your own decoder=my_module.my_function.",
+        )
     remedy = "Or convert the channels by your own decoder=my_module.my_function."
     if "in_chans" in backbone.kind.options:
         name = with_channels(backbone.name, channels_found)

@@ -122,6 +122,7 @@ def make_state(method: Method[Any], settings: PretrainSettings, device: torch.de
         channels_last=settings.channels_last,
         compiled=settings.compile,
         averaged=settings.ema is not None,
+        parts=settings.groups,
     )
 
 

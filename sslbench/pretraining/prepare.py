@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ import torch
 from sslbench import user_code
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.sizes import accept_sizes, feature_dim
+from sslbench.config import build
 from sslbench.data.decode.handlers import Reading, resolve
 from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.open import open_data, refuse_label_maps
@@ -20,7 +21,8 @@ from sslbench.data.views.own import own_functions
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.names import find_object
-from sslbench.preprocessing import Preprocessing
+from sslbench.preprocessing import LIGHTNESS, Preprocessing
+from sslbench.pretraining.batch_transform import make_batch_transform
 from sslbench.pretraining.channels import normalised, views_for
 from sslbench.pretraining.networks import (
     checkpoint_activations,
@@ -28,13 +30,13 @@ from sslbench.pretraining.networks import (
     make_method,
     with_sync_bn,
 )
-from sslbench.pretraining.settings import PretrainRequest, PretrainSettings, updates
+from sslbench.pretraining.settings import PretrainRequest, PretrainSettings, ScheduleSettings, updates
 from sslbench.runtime.device import choose_device
 from sslbench.runtime.workers import resolve_workers
 from sslbench.train import schedules
-from sslbench.train.loop import TrainingPlan
-from sslbench.train.method import Method, Setup
-from sslbench.train.optimizers import class_of, scaled_lr
+from sslbench.train.loop import RateSchedules, TrainingPlan
+from sslbench.train.method import Method, Setup, find_method
+from sslbench.train.optimizers import PartSettings, class_of, parameter_groups, scaled_lr
 
 log = logging.getLogger("sslbench")
 
@@ -72,8 +74,10 @@ class PreparedPretraining:
         name, settings = self.backbone.name, self.request.settings
         builder = [find_object(name)] if self.backbone.kind.users else []
         own = [*builder, class_of(settings.optimizer.name), *self.method.modules(), *resolve(settings.decoder)]
-        specs = (settings.schedule.lr, settings.schedule.weight_decay, settings.schedule.momentum)
+        specs = [settings.schedule.lr, settings.schedule.weight_decay, settings.schedule.momentum]
+        specs += [spec for part in (settings.groups or {}).values() for spec in (part.schedule or {}).values()]
         own += [function for spec in specs for function in schedules.own_functions(spec)]
+        own += [find_object(settings.batch_transform)] if settings.batch_transform else []
         return user_code.sha256([*own, *own_functions(settings.augment.views)])
 
 
@@ -94,8 +98,9 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     source, reading = _open(request), _reading(settings)
     backbone = make_backbone(request)
     init_sha256 = backbone.weights_sha256 if request.init is not None else None  # a method may change tensors
-    augment, changes = views_for(request, backbone, source, reading)
-    channels = backbone.preprocessing.channels
+    space = _space(request)
+    channels = 3 if space == "lightness" else backbone.preprocessing.channels
+    augment, changes = views_for(request, backbone, source, reading, channels)
     data = TrainingData(
         source,
         augment,
@@ -112,10 +117,12 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     )
     plan = _plan(settings, data.steps_per_epoch)
     sizes = settings.augment.sizes
-    accept_sizes(backbone.module, sizes, name=backbone.name, channels=channels)
-    augment, origins = normalised(augment, backbone.preprocessing, source, reading, seed=settings.seed)
+    accept_sizes(backbone.module, sizes, name=backbone.name, channels=backbone.preprocessing.channels)
+    origins: dict[str, str] = {}
+    if space == "RGB":
+        augment, origins = normalised(augment, backbone.preprocessing, source, reading, seed=settings.seed)
     setup = Setup(
-        feature_dim=feature_dim(backbone.module, max(sizes), channels),
+        feature_dim=feature_dim(backbone.module, max(sizes), backbone.preprocessing.channels),
         sizes=sizes,
         batch_size=per_process // settings.accumulate,
         images_per_update=settings.batch_size,
@@ -134,27 +141,35 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     if settings.eval_linear:
         _check_online_head(request, setup)
     method = make_method(backbone.module, settings.method, setup, seed=settings.seed)
+    parameter_groups(method, settings.optimizer, parts=settings.groups)  # refuses names before anything is written
     if settings.activation_checkpointing:
         checkpoint_activations(backbone)
     method = with_sync_bn(method, device, enabled=settings.sync_bn, world=process.world)
     _check_export(settings.export, method)
+    transform = make_batch_transform(settings.batch_transform, setup) if settings.batch_transform else None
     settings = dataclasses.replace(settings, augment=augment)
     return PreparedPretraining(
         dataclasses.replace(request, settings=settings),
         device,
         source,
         data,
-        dataclasses.replace(backbone, preprocessing=evaluation_transform(settings)),
+        dataclasses.replace(backbone, preprocessing=evaluation_transform(settings, space)),
         method,
         setup,
-        dataclasses.replace(plan, normalisation=Preprocessing(mean=augment.mean, std=augment.std, origin="augment")),
+        dataclasses.replace(
+            plan,
+            normalisation=Preprocessing(mean=augment.mean, std=augment.std, origin="augment"),
+            transform=transform,
+        ),
         init_sha256,
         {**changes, **origins},
     )
 
 
-def evaluation_transform(settings: PretrainSettings) -> Preprocessing:
+def evaluation_transform(settings: PretrainSettings, space: Literal["RGB", "lightness"] = "RGB") -> Preprocessing:
     """Return the preprocessing for evaluations: size and normalisation of the largest whole views.
+
+    With 'lightness' the normalisation is that of colorization networks.
 
     From 96 pixels on, the shorter side is resized to 256/224 of the crop, as for ImageNet; smaller images are resized
     without a crop.
@@ -163,10 +178,23 @@ def evaluation_transform(settings: PretrainSettings) -> Preprocessing:
     return Preprocessing(
         resize=round(size * 256 / 224) if size >= 96 else (size, size),
         crop=(size, size),
-        mean=settings.augment.mean,
-        std=settings.augment.std,
+        mean=LIGHTNESS.mean if space == "lightness" else settings.augment.mean,
+        std=LIGHTNESS.std if space == "lightness" else settings.augment.std,
+        space=space,
         origin=f"pretrained on views of {size} x {size} pixels",
     )
+
+
+def _space(request: PretrainRequest) -> Literal["RGB", "lightness"]:
+    """Return the input space of the method's backbone; refuse a normalisation that has no effect there."""
+    name = request.settings.method.get("name")
+    space = find_method(name).space if isinstance(name, str) else "RGB"
+    for key in ("augment.mean", "augment.std"):
+        if space == "lightness" and key in request.chosen:
+            raise UsageError(
+                f"{key} has no effect on {name}, whose backbone takes L of CIE Lab minus 50", "Leave it out."
+            )
+    return space
 
 
 def _images_per_process(settings: PretrainSettings, world: int) -> int:
@@ -224,28 +252,11 @@ def _plan(settings: PretrainSettings, per_epoch: int) -> TrainingPlan:
         raise UsageError("zero=true and strategy=fsdp: fsdp divides the optimizer's state already", "Leave zero out.")
     steps = max(1, round(settings.epochs * per_epoch))
     epochs = steps / per_epoch
-    schedule = settings.schedule
-    factor = schedules.build_with_warmup(
-        schedule.lr,
-        freeze_epochs=schedule.freeze_epochs,
-        warmup_epochs=schedule.warmup_epochs,
-        warmup_start=schedule.warmup_start,
-        where="schedule.lr",
-        epochs=epochs,
-        own=True,
-    )
-    base = scaled_lr(settings.optimizer, settings.batch_size)
-    others = [
-        None if spec is None else schedules.build(spec, where=f"schedule.{name}", epochs=epochs, own=True)
-        for name, spec in (("weight_decay", schedule.weight_decay), ("momentum", schedule.momentum))
-    ]
     return TrainingPlan(
         steps=steps,
         per_epoch=per_epoch,
-        lr=schedules.scaled(factor, base),
-        peak_lr=base,
-        weight_decay=others[0],
-        momentum=others[1],
+        rates=_rates(settings.schedule, scaled_lr(settings.optimizer, settings.batch_size), epochs, "schedule"),
+        parts={name: _part_rates(settings, name, part, epochs) for name, part in (settings.groups or {}).items()},
         normalisation=Preprocessing(mean=settings.augment.mean, std=settings.augment.std, origin="augment"),
         accumulate=settings.accumulate,
         clip_norm=settings.clip_norm,
@@ -285,6 +296,36 @@ def _check_online_head(request: PretrainRequest, setup: Setup) -> None:
             "eval_linear=true classifies a whole view of each image, and all views are parts of a divided crop",
             "Leave it out: kNN needs no views.",
         )
+
+
+def _rates(schedule: ScheduleSettings, base: float, epochs: float, where: str) -> RateSchedules:
+    """Return the rates of a schedule, for a learning rate that its factors refer to."""
+    factor = schedules.build_with_warmup(
+        schedule.lr,
+        freeze_epochs=schedule.freeze_epochs,
+        warmup_epochs=schedule.warmup_epochs,
+        warmup_start=schedule.warmup_start,
+        where=f"{where}.lr",
+        epochs=epochs,
+        own=True,
+    )
+    weight_decay, momentum = (
+        None if spec is None else schedules.build(spec, where=f"{where}.{name}", epochs=epochs, own=True)
+        for name, spec in (("weight_decay", schedule.weight_decay), ("momentum", schedule.momentum))
+    )
+    return RateSchedules(schedules.scaled(factor, base), base, weight_decay, momentum)
+
+
+def _part_rates(settings: PretrainSettings, name: str, part: PartSettings, epochs: float) -> RateSchedules:
+    """Return the rates of an entry of `groups`: the run's, where it has none of its own."""
+    where = f"groups.{name}.schedule"
+    values = {**dataclasses.asdict(settings.schedule), **(part.schedule or {})}
+    lr = settings.optimizer.lr if part.lr is None else part.lr
+    base = scaled_lr(dataclasses.replace(settings.optimizer, lr=lr), settings.batch_size)
+    rates = _rates(build(ScheduleSettings, values, where), base, epochs, where)
+    if part.weight_decay is None:
+        return rates
+    return dataclasses.replace(rates, weight_decay=schedules.constant(part.weight_decay))
 
 
 def _check_export(name: str, method: Method[Any]) -> None:

@@ -13,7 +13,7 @@ from sslbench.errors import UsageError
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.runtime.device import Precision
 from sslbench.runtime.workers import StartMethod
-from sslbench.train.optimizers import OptimizerSettings
+from sslbench.train.optimizers import OptimizerSettings, PartSettings
 
 Spec = dict[str, Any] | float
 
@@ -54,6 +54,9 @@ class PretrainSettings:
     channels_last: bool = setting(True, "memory layout of images and convolutions")
     compile: bool = setting(False, "torch.compile every network of the method, including momentum copies")
     activation_checkpointing: bool = setting(False, "recompute activations in the backward pass, to save memory")
+    groups: dict[str, PartSettings] | None = setting(
+        None, "own learning rate, weight decay and schedule of the parameters of a name, or part of it between dots"
+    )
     freeze: dict[str, int] | None = setting(None, "frozen parameters: prefix of the name, and number of updates")
     ema: float | None = setting(None, "decay of a moving average of the backbone, saved as weights_ema.torch")
     seed: int = setting(0, "seed of initial weights, order of images, and views")
@@ -61,6 +64,7 @@ class PretrainSettings:
     workers: int | Literal["auto"] = setting("auto", "worker processes for decoding and views, per training process")
     prefetch: int = setting(4, "batches prefetched by each worker")
     start_method: StartMethod = setting("auto", "start method of the worker processes")
+    batch_transform: str | None = setting(None, "function of your own that changes every batch: my_module:my_function")
     decoder: tuple[str, ...] = setting((), "decoders of your own: my_module.my_function")
     max_pixels: int = setting(MAX_PIXELS, "larger images count as unreadable", unit="pixels")
     sampler: AskedSampler = setting(
@@ -161,8 +165,16 @@ def plain(settings: PretrainSettings) -> dict[str, Any]:
 
     Settings of later versions are omitted at their defaults, so that runs of earlier versions can be continued.
     """
-    defaults = {"clip_each": False, "decoder": (), "max_pixels": MAX_PIXELS, "sampler": "auto", "shard_window": WINDOW}
-    defaults |= {"eval_linear": False}
+    defaults = {
+        "clip_each": False,
+        "eval_linear": False,
+        "decoder": (),
+        "groups": None,
+        "batch_transform": None,
+        "max_pixels": MAX_PIXELS,
+        "sampler": "auto",
+        "shard_window": WINDOW,
+    }
     values = dataclasses.asdict(settings)
     return {key: _plain(value) for key, value in values.items() if key not in defaults or value != defaults[key]}
 

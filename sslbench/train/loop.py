@@ -26,17 +26,33 @@ from sslbench.train.state import State, update_average
 
 
 @dataclasses.dataclass(frozen=True)
+class RateSchedules:
+    """RateSchedules over the course of training.
+
+    Attributes:
+        lr: learning rate, as a function of the progress in [0, 1].
+        peak_lr: learning rate of parameters with a constant rate.
+        weight_decay: schedule of the weight decay; None keeps that of the groups.
+        momentum: schedule of SGD's momentum; None keeps it constant.
+    """
+
+    lr: Schedule
+    peak_lr: float
+    weight_decay: Schedule | None = None
+    momentum: Schedule | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainingPlan:
     """Plan of a training run.
 
     Attributes:
         steps: optimizer updates of the whole run.
         per_epoch: updates per epoch.
-        lr: learning rate, as a function of the progress in [0, 1].
-        peak_lr: learning rate of parameters with a constant rate.
-        weight_decay: schedule of the weight decay; None keeps that of the groups.
-        momentum: schedule of SGD's momentum; None keeps it constant.
+        rates: rates of all parameters but those of `parts`.
         normalisation: mean and std of the views.
+        transform: change of every batch on the device; None: none.
+        parts: rates of the groups of a `part`, see `parameter_groups`.
         accumulate: forward passes per update.
         clip_norm: largest norm of the gradients.
         clip_each: apply clip_norm to each tensor's gradient instead of all together.
@@ -50,11 +66,10 @@ class TrainingPlan:
 
     steps: int
     per_epoch: int
-    lr: Schedule
-    peak_lr: float
-    weight_decay: Schedule | None
-    momentum: Schedule | None
+    rates: RateSchedules
     normalisation: Preprocessing
+    transform: Callable[[Batch], Batch] | None = None
+    parts: Mapping[str, RateSchedules] = dataclasses.field(default_factory=dict)
     accumulate: int = 1
     clip_norm: float | None = None
     clip_each: bool = False
@@ -129,7 +144,10 @@ def train(
         state.step = index + 1
         epoch_ends = state.step % plan.per_epoch == 0
         if logged:
-            rates = plan.lr(step.where), plan.weight_decay(step.where) if plan.weight_decay else None
+            decay = plan.rates.weight_decay
+            rates = plan.rates.lr(step.where), decay(step.where) if decay else None
+            own = {f"lr_{name}": torch.tensor(part.lr(step.where)) for name, part in plan.parts.items()}
+            loss = dataclasses.replace(loss, parts={**loss.parts, **own})
             log(meter.line(state.step / plan.per_epoch, state.step, loss, float(value), rates, norm, norms))
         if plan.evaluate_every and (state.step % plan.evaluate_every == 0 or last):
             evaluate(step)
@@ -161,6 +179,7 @@ def _forward_backward(state: State, plan: TrainingPlan, raw: RawBatch, step: Ste
 
 def _forward(state: State, plan: TrainingPlan, batch: Batch, step: Step) -> Loss:
     """Return the loss of a forward pass in the precision of the plan."""
+    batch = batch if plan.transform is None else plan.transform(batch)
     with _autocast(state, plan):
         loss: Loss = state.model(batch, step)
     return loss
@@ -207,13 +226,15 @@ def _gradient_norms(method: Method[Any]) -> dict[str, Tensor]:
 
 
 def _set_rates(state: State, plan: TrainingPlan, progress: float) -> None:
-    set_rates(
-        state.optimizer,
-        lr=plan.lr(progress),
-        peak_lr=plan.peak_lr,
-        weight_decay=plan.weight_decay(progress) if plan.weight_decay else None,
-        momentum=plan.momentum(progress) if plan.momentum else None,
-    )
+    for part, rates in {"": plan.rates, **plan.parts}.items():
+        set_rates(
+            state.optimizer,
+            lr=rates.lr(progress),
+            peak_lr=rates.peak_lr,
+            weight_decay=rates.weight_decay(progress) if rates.weight_decay else None,
+            momentum=rates.momentum(progress) if rates.momentum else None,
+            part=part,
+        )
 
 
 def _split(raw: RawBatch, parts: int) -> list[RawBatch]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torch import Tensor, nn
 
@@ -20,7 +20,8 @@ class Batch:
 
     Attributes:
         views: one tensor per view, float32 (B, C, h_v, w_v), channels-last; large views come before small ones.
-        labels: int64 (B,), class indices; None for data without labels.
+        labels: int64 (B,), class indices, or float32 (B, classes), their shares in mixed images; None for data without
+            labels.
         indices: int64 (B,), positions of the images in the source, on the CPU.
         origins: names of the source of each image, if several sources are mixed; else empty.
         boxes: float32 (B, V, 4), edges of each view in its picture in pixels: top, left, bottom, right, with right
@@ -147,6 +148,8 @@ class Method(nn.Module, Generic[ConfigT]):
             weights file then names the classes.
         first_pass: true if one epoch of forward passes, each followed by `after_update`, precedes the first update, for
             instance to fill a memory; the steps of these passes have the indices -per_epoch to -1.
+        space: input of the backbone; with 'lightness' views are RGB, the method itself gives the backbone L of CIE Lab
+            minus 50, and so do evaluations of the weights.
         backbone: network that is pretrained.
         config: settings.
     """
@@ -154,6 +157,7 @@ class Method(nn.Module, Generic[ConfigT]):
     config_type: ClassVar[type[Any]]
     has_classifier: ClassVar[bool] = False
     first_pass: ClassVar[bool] = False
+    space: ClassVar[Literal["RGB", "lightness"]] = "RGB"
     backbone: nn.Module
 
     def __init__(self, backbone: nn.Module, config: ConfigT, setup: Setup) -> None:

@@ -88,6 +88,29 @@ class OptimizerSettings:
             raise UsageError(f"there is no optimizer called '{self.name}'", did_you_mean(self.name, known))
 
 
+@dataclasses.dataclass(frozen=True)
+class PartSettings:
+    """Rates of the parameters of some names, in place of the run's."""
+
+    lr: float | None = setting(None, "learning rate, scaled as optimizer.lr; null: that, times head_lr_factor")
+    weight_decay: float | None = setting(None, "weight decay throughout; null: that of the run")
+    schedule: dict[str, Any] | None = setting(None, "keys of schedule that differ from the run's")
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "weight_decay"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise UsageError(f"groups: {name} must be 0 or more, not {value}")
+        if self.lr is None and self.weight_decay is None and not self.schedule:
+            raise UsageError("groups: an entry without settings has no effect", "Give lr, weight_decay or schedule.")
+        if self.weight_decay is not None and self.own("weight_decay"):
+            raise UsageError("groups: weight_decay has no effect beside schedule.weight_decay", "Give one of them.")
+
+    def own(self, *keys: str) -> bool:
+        """Return whether the part's own schedule has one of the keys."""
+        return any((self.schedule or {}).get(key) is not None for key in keys)
+
+
 def scaled_lr(settings: OptimizerSettings, images_per_update: int) -> float:
     """Return the learning rate that the factors of a schedule refer to.
 
@@ -106,7 +129,10 @@ def scaled_lr(settings: OptimizerSettings, images_per_update: int) -> float:
 
 
 def parameter_groups(
-    module: nn.Module, settings: OptimizerSettings, layers: Mapping[str, int] | None = None
+    module: nn.Module,
+    settings: OptimizerSettings,
+    layers: Mapping[str, int] | None = None,
+    parts: Mapping[str, PartSettings] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the trainable parameters in groups with the same rates.
 
@@ -122,6 +148,7 @@ def parameter_groups(
         module: module whose parameters named 'backbone.*' are the backbone, all others the head.
         settings: decay rules, factors of the head, layer decay.
         layers: name of a parameter -> its layer for layer decay, 0 for the first; None: numbered as below.
+        parts: name, or part of it between dots -> own rates of the parameters that have it.
 
     Returns:
         Non-empty groups, from backbone to head and from first to last layer, each with
@@ -130,10 +157,12 @@ def parameter_groups(
             weight_decay_factor: 0.0 or 1.0;
             own_weight_decay: head_weight_decay in groups of the head, else None;
             constant_lr: true if the rate stays at its peak;
+            part: key of `parts` that names them, else '';
             layer: 0 for the stem, i + 1 for block i, and one more for everything after the blocks.
 
     Raises:
-        UsageError: no parameter is trainable, or layer decay needs numbered blocks and the backbone has none.
+        UsageError: no parameter is trainable, layer decay needs numbered blocks and the backbone has none, or an entry
+            of `parts` names no trained parameter, one of another entry too, or gives a schedule to a constant rate.
     """
     norms = _norm_parameters(module)
     trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -141,26 +170,37 @@ def parameter_groups(
         raise UsageError("no parameter is trainable: all of them are frozen")
     for key in ("no_decay", "constant_lr"):
         _check_names(key, getattr(settings, key), [name for name, _ in module.named_parameters()])
+    parts = parts or {}
+    part_of = _parts_of([name for name, _ in trainable], parts)
     if settings.layer_decay is None:
         layers = {}
     elif layers is None:
         layers = numbered_layers([name for name, _ in module.named_parameters()])
     last = max(layers.values(), default=0)
-    groups: dict[tuple[bool, int, bool, bool], dict[str, Any]] = {}
+    groups: dict[tuple[bool, int, bool, bool, str], dict[str, Any]] = {}
     for name, parameter in trainable:
         head = not name.startswith(_BACKBONE)
         layer = layers.get(name, last)
         decayed = _is_decayed(name, parameter, name in norms, settings)
         constant = any(_matches(entry, name) for entry in settings.constant_lr)
+        part = part_of.get(name, "")
+        own = parts.get(part)
+        own_decay = own is not None and (own.weight_decay is not None or own.own("weight_decay"))
+        if constant and own and own.own("lr", "freeze_epochs", "warmup_epochs", "warmup_start"):
+            raise UsageError(
+                f"groups.{part}.schedule has no effect on {name}, whose rate optimizer.constant_lr keeps constant",
+                "Leave one of them out.",
+            )
         group = groups.setdefault(
-            (head, layer, not decayed, constant),
+            (head, layer, not decayed, constant, part),
             {
                 "params": [],
                 "names": [],
-                "lr_factor": (settings.head_lr_factor if head else 1.0)
+                "lr_factor": (settings.head_lr_factor if head and (own is None or own.lr is None) else 1.0)
                 * (settings.layer_decay or 1.0) ** (last - layer),
                 "weight_decay_factor": float(decayed),
-                "own_weight_decay": settings.head_weight_decay if head else None,
+                "own_weight_decay": None if own_decay or not head else settings.head_weight_decay,
+                "part": part,
                 "layer": layer,
                 "constant_lr": constant,
             },
@@ -168,6 +208,23 @@ def parameter_groups(
         group["params"].append(parameter)
         group["names"].append(name)
     return [groups[key] for key in sorted(groups)]
+
+
+def _parts_of(names: list[str], parts: Mapping[str, PartSettings]) -> dict[str, str]:
+    """Return the entry of `parts` that names each parameter."""
+    found: dict[str, str] = {}
+    for entry in parts:
+        matching = [name for name in names if _matches(entry, name)]
+        if not matching:
+            known = {part for name in names for part in name.split(".") if not part.isdigit()}
+            raise UsageError(f"groups: no trained parameter is called '{entry}'", did_you_mean(entry, known))
+        for name in matching:
+            if name in found:
+                raise UsageError(
+                    f"groups: {name} belongs to '{found[name]}' and to '{entry}'", "Name each parameter once."
+                )
+            found[name] = entry
+    return found
 
 
 def _norm_parameters(module: nn.Module) -> set[str]:
@@ -343,6 +400,7 @@ def set_rates(
     peak_lr: float | None = None,
     weight_decay: float | None = None,
     momentum: float | None = None,
+    part: str | None = None,
 ) -> None:
     """Set the rates of the next update.
 
@@ -352,8 +410,11 @@ def set_rates(
         peak_lr: learning rate of groups with a constant rate; None for lr.
         weight_decay: weight decay of decayed groups without their own; None keeps it.
         momentum: momentum, or AdamW's first beta; None keeps it.
+        part: groups with this `part` only; None: all.
     """
     for group in optimizer.param_groups:
+        if part is not None and group.get("part", "") != part:  # checkpoints of earlier versions have none
+            continue
         rate = peak_lr if group["constant_lr"] and peak_lr is not None else lr
         group["lr"] = rate * group["lr_factor"]
         if weight_decay is not None:

@@ -23,7 +23,7 @@ from sslbench.runtime.device import Precision
 from sslbench.runtime.seeds import random_states, restore_random_states, seed_process
 from sslbench.train.method import Method
 from sslbench.train.online_head import OnlineHead
-from sslbench.train.optimizers import OptimizerSettings, make_optimizer, parameter_groups
+from sslbench.train.optimizers import OptimizerSettings, PartSettings, make_optimizer, parameter_groups
 
 log = logging.getLogger("sslbench")
 
@@ -69,6 +69,7 @@ def new_state(  # noqa: PLR0913  how a run computes, each from another setting
     compiled: bool = False,
     averaged: bool = False,
     layers: Mapping[str, int] | None = None,
+    parts: Mapping[str, PartSettings] | None = None,
 ) -> State:
     """Return the state at the start of training, on its device; every process calls this.
 
@@ -86,6 +87,7 @@ def new_state(  # noqa: PLR0913  how a run computes, each from another setting
         compiled: compile the networks of the method.
         averaged: keep a moving average of `method.averaged()`.
         layers: see `parameter_groups`.
+        parts: see `parameter_groups`.
     """
     method = method.to(device)
     sharded = strategy == "fsdp" and world_size() > 1
@@ -97,7 +99,7 @@ def new_state(  # noqa: PLR0913  how a run computes, each from another setting
         average = wrap(average, device, strategy)  # each process averages its share
     if compiled:
         method.compile_networks()
-    groups = parameter_groups(method, optimizer, layers)
+    groups = parameter_groups(method, optimizer, layers, parts)
     own_optimizer = make_optimizer(groups, optimizer, zero=zero)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     seed_process(seed, rank())

@@ -43,7 +43,8 @@ def make(method, *, small=None, **changes):
     backbone.module.requires_grad_(True).train()
     kinds = config.build(Augment, augment, "test")
     sizes = kinds.sizes
-    setup = Setup(feature_dim(backbone.module, 32), sizes, 16, 16, 1, 96, 10, 40, 20, name)
+    dim = feature_dim(backbone.module, 32, backbone.preprocessing.channels)
+    setup = Setup(dim, sizes, 16, 16, 1, 96, 10, 40, 20, name)
     made = make_method(backbone.module, {"name": method, **own}, setup, seed=0)
     generator = torch.Generator().manual_seed(1)
     images = torch.rand(16, 3, 32, 32, generator=generator) * 2 - 1
@@ -157,14 +158,16 @@ def test_heads_are_sequences_that_take_the_output_of_the_exported_backbone(metho
     made.eval()
     for exported, network in made.exports().items():
         with torch.no_grad():
-            x = network(batch.views[0])
+            x = network(batch.views[0]) if made.space == "RGB" else None
             for name, head in made.heads(exported).items():
                 tensors = heads.head_tensors(name, head, head.state_dict())
                 own = {key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items()}
                 again = heads.build_head(heads.layer_kinds(head), own, name)
                 assert torch.equal(again(x), head(x))
                 x = head(x)
-    assert method in ("data2vec2", "ijepa", "jigsaw", "mae", "my_method", "simmim") or made.heads("student")
+    assert method in ("colorization", "data2vec2", "ijepa", "jigsaw", "mae", "my_method", "simmim") or made.heads(
+        "student"
+    )
 
 
 def test_half_precision_runs_and_stays_finite(method):

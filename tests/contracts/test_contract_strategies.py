@@ -39,7 +39,7 @@ from sslbench.pretraining import PretrainSettings
 from sslbench.pretraining.networks import make_method, make_state
 from sslbench.train import schedules
 from sslbench.train import state as states
-from sslbench.train.loop import TrainingPlan, train
+from sslbench.train.loop import RateSchedules, TrainingPlan, train
 from sslbench.train.method import Batch, Setup, Step, find_method
 
 RESNET = "resnet_basic_1-1-1-1w0.125"
@@ -116,10 +116,7 @@ def trained(method, backbone, changes):
     plan = TrainingPlan(
         steps=updates,
         per_epoch=2,
-        lr=schedule,
-        peak_lr=settings.optimizer.lr,
-        weight_decay=None,
-        momentum=None,
+        rates=RateSchedules(schedule, settings.optimizer.lr),
         normalisation=Preprocessing(),
         accumulate=settings.accumulate,
         clip_norm=settings.clip_norm,
@@ -155,12 +152,13 @@ def trained(method, backbone, changes):
 
 
 def start(settings, backbone, *, seed):
-    network = build(backbone, seed=seed).module
+    built = build(backbone, seed=seed)
+    network, channels = built.module, built.preprocessing.channels
     network.requires_grad_(True).train()
     sizes = sizes_of(settings.method["name"])
-    accept_sizes(network, sizes, name=backbone)
+    accept_sizes(network, sizes, name=backbone, channels=channels)
     passes = IMAGES // world_size() // settings.accumulate
-    dim = feature_dim(network, 32)
+    dim = feature_dim(network, 32, channels)
     setup = Setup(dim, sizes, passes, IMAGES, world_size(), 96, 4, UPDATES, 2, backbone)
     method = make_method(network, settings.method, setup, seed=seed)
     if settings.precision == "fp32":
@@ -242,7 +240,10 @@ def compiled(event):
     return False
 
 
-BACKBONES = {name: VIT if backbone == runs.VIT else RESNET for name, (_, _, backbone) in runs.METHODS.items()}
+BACKBONES = {
+    name: VIT if backbone == runs.VIT else backbone.replace(runs.RESNET, RESNET)  # with options, such as in_chans=1
+    for name, (_, _, backbone) in runs.METHODS.items()
+}
 
 
 @pytest.mark.parametrize("method", WITH_ALL_OPTIONS)

@@ -7,6 +7,9 @@ import pkgutil
 import sys
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
+
 import sslbench.methods
 from sslbench.config import build
 from sslbench.evaluation.pretraining import knn_evaluator
@@ -112,7 +115,8 @@ def recipe_in_small(method):
         }
         for view in views
     ]
-    return own, {"views": small}, VIT if recipe["backbone"].startswith("timm:vit") else RESNET
+    lightness = ",in_chans=1" if "in_chans=1" in recipe["backbone"] else ""  # colorization
+    return own, {"views": small}, VIT if recipe["backbone"].startswith("timm:vit") else f"{RESNET}{lightness}"
 
 
 def in_small(value):
@@ -145,11 +149,24 @@ def settings(method, /, **changes):
     return build(PretrainSettings, values, "test")
 
 
-def run(method, out, *, limit=96, observers=(), eval_data=None, **changes):
-    """A small run on the digits."""
-    request = PretrainRequest(
-        settings(method, **changes), data="sklearn:digits", out=Path(out), limit=limit, eval_data=eval_data
-    )
+def coloured(folder, count=96):
+    """Return a folder of images of 32 x 32 pixels, written once: colours that change from left to right."""
+    if not folder.exists():
+        rng, part = np.random.default_rng(0), folder.with_suffix(".part")
+        part.mkdir(parents=True)
+        for i in range(count):
+            edges = rng.integers(0, 256, (2, 1, 1, 3))
+            ramp = np.linspace(0, 1, 32)[None, :, None]
+            pixels = edges[0] * (1 - ramp) + edges[1] * ramp + rng.normal(0, 10, (32, 32, 3))
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(part / f"{i:02d}.png")
+        part.rename(folder)
+    return str(folder)
+
+
+def run(method, out, /, *, limit=96, observers=(), eval_data=None, **changes):
+    """A small run on the digits, which are grey, or on coloured images."""
+    data = coloured(Path(out).parent / "coloured") if method == "colorization" else "sklearn:digits"
+    request = PretrainRequest(settings(method, **changes), data=data, out=Path(out), limit=limit, eval_data=eval_data)
     return pretrain(request, command="test", observers=observers, evaluator=knn_evaluator(request))
 
 

@@ -13,7 +13,7 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import finetune
 from sslbench.protocols.finetune.network import Targets, make_network
 from sslbench.protocols.finetune.plan import candidates, optimizer_settings
-from sslbench.train.loop import TrainingPlan, train
+from sslbench.train.loop import RateSchedules, TrainingPlan, train
 from sslbench.train.method import Setup
 from sslbench.train.state import new_state
 
@@ -57,7 +57,7 @@ def own_seconds():
     targets = Targets("single", labels, torch.zeros(CLASSES), torch.ones(CLASSES))
     network = make_network(backbone, layer, targets, settings, setup, probe=0, side=SIZE, seed=0)
     state = new_state(network, torch.device("cpu"), optimizer_settings(settings, candidates(settings)[0]), seed=0)
-    plan = TrainingPlan(UPDATES, UPDATES, lambda progress: 0.01, 0.01, None, None, Preprocessing(), log_every=10)
+    plan = TrainingPlan(UPDATES, UPDATES, RateSchedules(lambda progress: 0.01, 0.01), Preprocessing(), log_every=10)
     batches = list(raw_batches())
     began = time.process_time()
     train(

@@ -20,7 +20,7 @@ from sslbench.data.loading.pretraining import RawBatch
 from sslbench.preprocessing import Preprocessing
 from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
 from sslbench.pretraining.networks import make_method
-from sslbench.train.loop import TrainingPlan, train
+from sslbench.train.loop import RateSchedules, TrainingPlan, train
 from sslbench.train.method import Setup
 from sslbench.train.optimizers import OptimizerSettings, make_optimizer, parameter_groups
 from sslbench.train.state import State
@@ -86,7 +86,7 @@ def our_seconds(batches):
     settings = OptimizerSettings(lr=0.01)
     optimizer = make_optimizer(parameter_groups(method, settings), settings)
     state = State(method, method, optimizer, torch.amp.GradScaler("cpu", enabled=False))
-    plan = TrainingPlan(UPDATES, UPDATES, lambda where: 0.01, 0.01, None, None, Preprocessing())
+    plan = TrainingPlan(UPDATES, UPDATES, RateSchedules(lambda where: 0.01, 0.01), Preprocessing())
     began = time.perf_counter()
     train(
         state,

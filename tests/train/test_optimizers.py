@@ -17,7 +17,14 @@ from torch import nn
 from sslbench import paths
 from sslbench.config import build, read_yaml
 from sslbench.errors import UsageError
-from sslbench.train.optimizers import OptimizerSettings, make_optimizer, parameter_groups, scaled_lr, set_rates
+from sslbench.train.optimizers import (
+    OptimizerSettings,
+    PartSettings,
+    make_optimizer,
+    parameter_groups,
+    scaled_lr,
+    set_rates,
+)
 
 
 class Model(nn.Module):
@@ -298,6 +305,52 @@ def test_a_constant_rate_ignores_the_schedule():
     rates = {name: group["lr"] for group in optimizer.param_groups for name in group["names"]}
     assert {rate for name, rate in rates.items() if name.startswith("projector")} == {1.0}
     assert {rate for name, rate in rates.items() if name.startswith("backbone")} == {0.01}
+
+
+class TestParts:
+    """Own rates of the parameters of a name."""
+
+    def rates(self, parts, **settings):
+        chosen = OptimizerSettings(lr=0.1, weight_decay=0.01, **settings)
+        optimizer = make_optimizer(parameter_groups(small(), chosen, parts=parts), chosen)
+        set_rates(optimizer, lr=0.05, weight_decay=0.02, part="")
+        set_rates(optimizer, lr=0.7, weight_decay=0.3, part="projector")
+        return {n: (g["lr"], g["weight_decay"]) for g in optimizer.param_groups for n in g["names"]}
+
+    def test_the_named_parameters_have_their_rates_and_the_others_the_runs(self):
+        found = self.rates({"projector": PartSettings(lr=0.7)})
+        assert {rate for name, rate in found.items() if name.startswith("projector")} == {(0.7, 0.3)}
+        assert {rate for name, rate in found.items() if not name.startswith("projector")} == {(0.05, 0.02)}
+
+    def test_own_rates_replace_those_of_the_head(self):
+        head = {"head_lr_factor": 2.0, "head_weight_decay": 0.5}
+        replaced = self.rates({"projector": PartSettings(lr=0.7, weight_decay=0.3)}, **head)
+        assert {rate for name, rate in replaced.items() if name.startswith("projector")} == {(0.7, 0.3)}
+        kept = self.rates({"projector": PartSettings(schedule={"warmup_epochs": 1})}, **head)
+        assert {rate for name, rate in kept.items() if name.startswith("projector")} == {(1.4, 0.5)}
+
+    @pytest.mark.parametrize(
+        ("parts", "message"),
+        [
+            ({"projecter": PartSettings(lr=1.0)}, "no trained parameter is called 'projecter'"),
+            ({"projector": PartSettings(lr=1.0), "projector.0": PartSettings(lr=2.0)}, "belongs to 'projector' and to"),
+        ],
+    )
+    def test_names_of_nothing_and_of_two_entries_are_refused(self, parts, message):
+        with pytest.raises(UsageError, match=message):
+            parameter_groups(small(), OptimizerSettings(), parts=parts)
+
+    def test_a_schedule_of_a_constant_rate_is_refused(self):
+        settings = OptimizerSettings(constant_lr=("projector",))
+        with pytest.raises(UsageError, match="constant_lr keeps constant"):
+            parameter_groups(small(), settings, parts={"projector": PartSettings(schedule={"lr": 0.5})})
+
+    @pytest.mark.parametrize(
+        "values", [{}, {"lr": -1.0}, {"lr": float("nan")}, {"weight_decay": 0.1, "schedule": {"weight_decay": 0.2}}]
+    )
+    def test_settings_without_effect_or_sense_are_refused(self, values):
+        with pytest.raises(UsageError, match="groups: "):
+            PartSettings(**values)
 
 
 def _two_layers():

@@ -17,7 +17,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Ten
 
     Args:
         logits: (B, C).
-        labels: int64 (B,).
+        labels: int64 (B,), or the shares of the classes (B, C) of mixed images.
         smoothing: fraction of the target spread over all C classes (Szegedy et al. 2016, section 7).
     """
     return functional.cross_entropy(logits, labels, ignore_index=-1, label_smoothing=smoothing)

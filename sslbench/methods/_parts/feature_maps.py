@@ -2,19 +2,23 @@
 
 from torch import Tensor
 
+from sslbench.backbones.alexnet import AlexNet
 from sslbench.backbones.resnet import ResNet
 
 
-def feature_map(resnet: ResNet, images: Tensor) -> Tensor:
-    """Return the last feature map of a ResNet, whose mean over the places is the backbone's output.
+def feature_map(network: ResNet | AlexNet, images: Tensor) -> Tensor:
+    """Return the last feature map before the pooling that gives the backbone's output.
 
     Args:
-        resnet: the network.
+        network: of a ResNet, the mean of the map over the places is the output.
         images: (B, C, H, W).
 
     Returns:
         (B, D, h, w).
     """
-    x = resnet.maxpool(resnet.relu(resnet.bn1(resnet.conv1(images))))
-    maps: Tensor = resnet.layer4(resnet.layer3(resnet.layer2(resnet.layer1(x))))
+    if isinstance(network, AlexNet):
+        convolved: Tensor = network.features[:-1](network.input(images))
+        return convolved
+    x = network.maxpool(network.relu(network.bn1(network.conv1(images))))
+    maps: Tensor = network.layer4(network.layer3(network.layer2(network.layer1(x))))
     return maps

@@ -25,6 +25,7 @@ from sslbench.protocols.finetune.settings import Settings
 from sslbench.runtime.seeds import seeded
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.mixing import make_mix
 from sslbench.train.optimizers import numbered_layers
 from sslbench.weights.fill import fill
 
@@ -83,7 +84,7 @@ class FinetunedNetwork(method.Method[Settings]):
         _initialise(self.head.head, settings.init)
         self.register_buffer("targets", targets.values, persistent=False)
         self.targets: Tensor
-        self._mix = _mix(settings, len(targets.shift))
+        self._mix = make_mix(settings.mixup, settings.cutmix, len(targets.shift))
         self._erase = v2.RandomErasing(settings.erasing, value="random", inplace=True) if settings.erasing else None
         self.train()
 
@@ -143,16 +144,6 @@ def _initialise(linear: nn.Linear, init: str) -> None:
     else:
         nn.init.normal_(linear.weight, std=0.01)
     nn.init.zeros_(linear.bias)
-
-
-def _mix(settings: Settings, classes: int) -> nn.Module | None:
-    """Return mixup or CutMix, or a random choice between both for each batch; None without either."""
-    transforms: list[nn.Module] = []
-    if settings.mixup:
-        transforms.append(v2.MixUp(alpha=settings.mixup, num_classes=classes))
-    if settings.cutmix:
-        transforms.append(v2.CutMix(alpha=settings.cutmix, num_classes=classes))
-    return v2.RandomChoice(transforms) if len(transforms) > 1 else transforms[0] if transforms else None
 
 
 def check_backbone(backbone: Backbone, settings: Settings) -> None:

@@ -35,7 +35,7 @@ from sslbench.runtime.signals import stop_signals
 from sslbench.train import checkpoints, loop
 from sslbench.train.failed_batch import keep_failed
 from sslbench.train.lock import exclusive
-from sslbench.train.loop import NotFiniteError, TrainingPlan
+from sslbench.train.loop import NotFiniteError, RateSchedules, TrainingPlan
 from sslbench.train.meter import LogRecord
 from sslbench.train.method import Setup, Step
 from sslbench.train.observers import Observer, RunInfo
@@ -174,10 +174,7 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
     plan = TrainingPlan(
         steps=prepared.updates,
         per_epoch=data.steps_per_epoch,
-        lr=scaled(prepared.factor, peak),
-        peak_lr=peak,
-        weight_decay=None,
-        momentum=None,
+        rates=RateSchedules(scaled(prepared.factor, peak), peak),
         normalisation=backbone.preprocessing,
         accumulate=settings.accumulate,
         clip_norm=settings.clip_norm,

@@ -8,6 +8,7 @@ from sslbench.cli.settings_page import section, show_value
 from sslbench.config import build
 from sslbench.library.recipes import leaves
 from sslbench.pretraining import PretrainRequest, prepare
+from sslbench.train.loop import RateSchedules
 from sslbench.train.method import find_method
 
 
@@ -38,11 +39,19 @@ def print_plan(request: PretrainRequest, origins: Mapping[str, str], launcher: M
         ("updates", f"{plan.steps} ({plan.per_epoch} per epoch, {setup.images_per_update} images each)", ""),
         ("processes", f"{setup.world} on {prepared.device}, {setup.batch_size} images per forward pass of each", ""),
         ("views", ", ".join(f"{size} x {size}" for size in setup.sizes), ""),
-        ("rate", f"{plan.lr(0.0):.4g} at first, {max(plan.lr(i / 200) for i in range(200)):.4g} at most", ""),
+        *(
+            (f"rate of {name}" if name else "rate", f"{rates.lr(0.0):.4g} at first, {_most(rates):.4g} at most", "")
+            for name, rates in {"": plan.rates, **plan.parts}.items()
+        ),
         ("parameters", f"{trained:,} trained; the backbone has {rest:,}", ""),
         ("folder", str(request.out), ""),
     ]
     section("derived", rows)
+
+
+def _most(rates: RateSchedules) -> float:
+    """Return the largest learning rate."""
+    return max(rates.lr(i / 200) for i in range(200))
 
 
 def _with_defaults(method: dict[str, Any]) -> dict[str, Any]:
