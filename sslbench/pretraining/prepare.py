@@ -139,7 +139,7 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
         targets=torch.from_numpy(np.asarray(source.labels.values)) if source.labels.kind == "multi" else None,
     )
     if settings.eval_linear:
-        _check_online_head(request, setup)
+        _check_online_head(request, setup, space)
     method = make_method(backbone.module, settings.method, setup, seed=settings.seed)
     parameter_groups(method, settings.optimizer, parts=settings.groups)  # refuses names before anything is written
     if settings.activation_checkpointing:
@@ -270,7 +270,7 @@ def _plan(settings: PretrainSettings, per_epoch: int) -> TrainingPlan:
     )
 
 
-def _check_online_head(request: PretrainRequest, setup: Setup) -> None:
+def _check_online_head(request: PretrainRequest, setup: Setup, space: str) -> None:
     """Refuse an online linear head that cannot be trained or scored.
 
     Raises:
@@ -290,6 +290,11 @@ def _check_online_head(request: PretrainRequest, setup: Setup) -> None:
         raise UsageError(
             "eval_linear=true needs the whole network on each process, and strategy=fsdp shards it",
             "Use strategy=ddp with zero=true, or leave eval_linear out.",
+        )
+    if space != "RGB":
+        raise UsageError(
+            f"eval_linear=true gives the views of training to the backbone, and this method's reads {space}",
+            "Leave it out: kNN converts the images.",
         )
     if all(view.cells > 1 for view in request.settings.augment.views):
         raise UsageError(
