@@ -311,7 +311,10 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
     request = prepared.request
     own = backbone is prepared.backbone
     given = request.weights if own else ("pixels" if backbone.kind.pixels else "random")
-    weights = with_classifier(weights_at(layer, backbone, weights_used(backbone, given)), prepared.classifier)
+    used_weights = weights_used(backbone, given)
+    if own and request.name is not None:
+        used_weights = dataclasses.replace(used_weights, name=request.name)
+    weights = with_classifier(weights_at(layer, backbone, used_weights), prepared.classifier)
     data = prepared.data
     parts = [
         DataPart(

@@ -103,14 +103,39 @@ def _open(
     attribute_columns: Sequence[str],
     value_columns: Sequence[str],
 ) -> dict[str, Source]:
-    table = _read(Path(spec))
+    folder = Path(spec).parent
+    return read_columns(_read(Path(spec)), folder, image_column, label_column, attribute_columns, value_columns)
+
+
+def read_columns(
+    table: TableColumns,
+    folder: Path,
+    image_column: str | None,
+    label_column: str | None,
+    attribute_columns: Sequence[str],
+    value_columns: Sequence[str],
+) -> dict[str, Source]:
+    """Return the images that the columns of a table list.
+
+    Args:
+        table: its columns.
+        folder: base of relative paths.
+        image_column: as for `open`.
+        label_column: as for `open`.
+        attribute_columns: as for `open`.
+        value_columns: as for `open`.
+
+    Raises:
+        DataError: as for `open`.
+        UsageError: there is no such column.
+    """
+    spec = table.name
     image = _find(table, image_column, IMAGE_COLUMNS, "image")
     if image is None:
         raise UsageError(
             f"{spec}: no column for the images was recognised among: {', '.join(table.columns)}",
             "Name it with --image-column, or call it 'path'. The first line must be a header.",
         )
-    folder = Path(spec).parent
     files = [str(value).strip() if value is not None else "" for value in table.columns[image]]
     _refuse_empty(table, image, files)
     ids = [image_id(file, folder) for file in files]
@@ -258,7 +283,7 @@ def _splits(table: TableColumns, column: str | None) -> list[str] | None:
 def _labels(table: TableColumns, column: str | None, leave_out: set[str | None]) -> tuple[Labels, tuple[str, ...]]:
     """Return labels and notes; all rows decide, so that every split has the same kind and classes."""
     if column is None:
-        return _labels_from_flags(table, [name for name in table.columns if name not in leave_out])
+        return flag_labels(table, [name for name in table.columns if name not in leave_out])
     cells = table.columns[column]
     if any(isinstance(cell, list) for cell in cells):
         lists = [[str(name) for name in cell or ()] for cell in cells]
@@ -283,7 +308,12 @@ def _text(cell: object) -> str:
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
 
 
-def _labels_from_flags(table: TableColumns, names: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
+def flag_labels(table: TableColumns, names: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
+    """Return the columns of 0, 1 and -1 (ignore) among `names` as classes, with notes; no labels without any.
+
+    Raises:
+        DataError: such a column has empty cells.
+    """
     cells = {name: [_text(cell) for cell in table.columns[name]] for name in names}
     classes = [name for name in names if any(cells[name]) and all(c.lower() in _FLAGS for c in cells[name] if c)]
     n = len(next(iter(table.columns.values())))
