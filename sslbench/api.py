@@ -116,8 +116,8 @@ def evaluate(
     backbone = _copied(model, request_options) if isinstance(model, nn.Module) else None
     weights = backbone.name if backbone is not None else str(model)
     request = evaluation.Request(weights=weights, tasks=tasks, name=name, **places.names, **request_options)
-    evaluation.check_writable(folder)
     prepared = evaluation.prepare(request, run_settings, backbone=backbone, in_memory=places.in_memory)
+    evaluation.check_writable(folder)
     store = paths.cache_dir() / "features"
     command = "sslbench.evaluate(...)"
     with interactive() as progress:
@@ -139,7 +139,8 @@ def _evaluate_features(
         raise UsageError("features (N, D) need no model", "Pass None as the model.")
     run_settings, unused = _options(options, run, evaluation.Request)
     if unused:
-        raise UsageError(f"'{next(iter(unused))}' has no effect on features")
+        typed = next(key for key in options if key in unused or "preprocessing" in unused)
+        raise UsageError(f"'{typed}' has no effect on features")
     pair = read_in_memory(
         train,
         test,

@@ -125,7 +125,7 @@ def _of_images(data: Any, name: str) -> Source:
         return Source(name, numbered_ids(len(found)), no_labels(len(found)), found)
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         return _of_pairs(data, name)
-    raise UsageError(f"{name}: a {type(data).__name__} holds no images", SUPPORTED)
+    raise UsageError(f"{name}: these are no images", SUPPORTED)
 
 
 def _refuse_other_length(name: str, images: int, labels: Any) -> None:
@@ -168,7 +168,7 @@ def _images(images: Any, name: str) -> Images:
         if images.dtype == np.uint8:
             return Arrays(images, name)
     if not (hasattr(images, "__len__") and hasattr(images, "__getitem__")):
-        raise UsageError(f"{name}: a {type(images).__name__} holds no images", SUPPORTED)
+        raise UsageError(f"{name}: these are no images", SUPPORTED)
     return InMemory(images, name, _digests(images, name))
 
 

@@ -202,7 +202,7 @@ REFUSED = {
     "normalised tensors": (lambda images: [to_tensor(i) * 4 - 2 for i in images], DataError, "Normalize"),
     "channels first": (lambda _: np.zeros((2, 3, 64, 64), np.uint8), UsageError, "channels first"),
     "channels last": (lambda _: torch.zeros(2, 64, 64, 3), UsageError, "channels last"),
-    "text": (lambda _: 7, UsageError, "holds no images"),
+    "a number": (lambda _: 7, UsageError, "these are no images"),
     "other lengths": (lambda images: (images, LABELS[1:]), DataError, "6 images and 5 labels"),
     "empty": (lambda _: [], DataError, "no images"),
     "words as images": (lambda _: [None, None], UsageError, "is no image"),
