@@ -20,9 +20,12 @@ if TYPE_CHECKING:
         predict,
         pretrain,
     )
+    from sslbench.evaluation.estimators import KNNProbe, LinearProbe
     from sslbench.names import list_names
 
 __all__ = [
+    "KNNProbe",
+    "LinearProbe",
     "compare",
     "evaluate",
     "evaluate_detection",
@@ -37,7 +40,10 @@ __all__ = [
     "pretrain",
 ]
 
-_HOME = dict.fromkeys(__all__, "sslbench.api") | {"list_names": "sslbench.names"}
+_HOME = dict.fromkeys(__all__, "sslbench.api") | {
+    "list_names": "sslbench.names",
+    **dict.fromkeys(("KNNProbe", "LinearProbe"), "sslbench.evaluation.estimators"),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -20,6 +20,7 @@ from sslbench.evaluation import floors, subset
 from sslbench.evaluation.costs import measured
 from sslbench.evaluation.file_classifier import with_classifier
 from sslbench.evaluation.groups import UNNAMED, groups_of, with_details
+from sslbench.evaluation.predicted import write_predicted
 from sslbench.evaluation.prepare import Prepared, is_on_images
 from sslbench.evaluation.references import compare_references
 from sslbench.evaluation.request import RunSettings, Task, sample_kind
@@ -294,7 +295,9 @@ def finish(
         notes.append(warning)
     lacking = {name: reason for name, reason in missing.items() if name not in floors_}
     result = dataclasses.replace(result, floors=floors_, missing_floors=lacking, notes=tuple(notes))
-    return floors.write(result, scores, out)
+    written = floors.write(result, scores, out)
+    write_predicted(written, scores)
+    return written
 
 
 def _protocol(task: Task) -> ProtocolUsed:

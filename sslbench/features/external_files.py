@@ -50,8 +50,10 @@ def read_features(path: Path) -> npt.NDArray[np.floating]:
 
 
 def is_table(path: Path) -> bool:
-    """Return whether labels are in the columns of a table, rather than in an array."""
-    return path.suffix.lower() not in (".npy", ".npz", *_HDF5, *_TORCH)
+    """Return whether labels are in columns beside others, rather than in an array alone."""
+    if path.suffix.lower() not in (".npz", *_HDF5):
+        return path.suffix.lower() not in (".npy", *_TORCH)
+    return path.is_file() and not {"id", "split"}.isdisjoint(_opened(path))
 
 
 def read_label_array(path: Path) -> npt.NDArray[Any]:
@@ -71,7 +73,9 @@ def read_label_array(path: Path) -> npt.NDArray[Any]:
 
 
 def read_table(path: Path) -> Columns:
-    """Return the columns of a .csv, .tsv or .parquet with a header.
+    """Return the columns of a .csv, .tsv or .parquet with a header, or the arrays (N,) of an .npz or .h5.
+
+    The column of features is left out.
 
     Raises:
         UsageError: there is no such file.
@@ -80,6 +84,9 @@ def read_table(path: Path) -> Columns:
     _check_exists(path)
     if path.suffix.lower() == ".parquet":
         return _read_parquet(path)
+    if path.suffix.lower() in (".npz", *_HDF5):
+        arrays = {name: array for name, array in _opened(path).items() if array.ndim == 1}
+        return {name: [_plain(cell) for cell in array.tolist()] for name, array in arrays.items()}
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
             reader = csv.DictReader(handle, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", restval="")
@@ -98,8 +105,10 @@ def _read_parquet(path: Path) -> Columns:
     except ImportError as error:
         raise DataError(f"reading {path} needs pyarrow", "pip install 'sslbench[parquet]'") from error
     try:
-        content = pyarrow.parquet.ParquetFile(path).read()
-        return {name: content.column(name).to_pylist() for name in content.column_names}
+        file = pyarrow.parquet.ParquetFile(path)
+        names = [name for name in file.schema_arrow.names if name != "features"]
+        content = file.read(columns=names)
+        return {name: content.column(name).to_pylist() for name in names}
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"cannot read {path} as Parquet: {error}") from error
 
@@ -110,14 +119,30 @@ def _check_exists(path: Path) -> None:
         raise UsageError(f"there is no file {path}", did_you_mean(path.name, siblings))
 
 
+def _lists_of_parquet(path: Path) -> npt.NDArray[np.floating] | None:
+    """Return the column 'features' of a .parquet, lists of equal length; None without it."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        if "features" not in file.schema_arrow.names:
+            return None
+        column = file.read(columns=["features"]).column(0).combine_chunks()
+        rows: npt.NDArray[np.floating] = column.flatten().to_numpy(zero_copy_only=False)
+        lengths = set(pyarrow.compute.list_value_length(column).to_pylist())
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"cannot read {path} as Parquet: {error}") from error
+    if len(lengths) != 1 or None in lengths:
+        raise UsageError(f"{path}: the lists in the column 'features' differ in length")
+    return rows.reshape(len(column), -1)
+
+
 def _features_of_table(path: Path) -> npt.NDArray[np.floating]:
     """Return the column 'features' of lists, or all columns of numbers but the descriptive ones."""
     columns = read_table(path)
-    if "features" in columns:
-        rows = columns["features"]
-        if len({len(row) if isinstance(row, list) else -1 for row in rows}) > 1:
-            raise UsageError(f"{path}: the lists in the column 'features' differ in length")
-        return _as_numbers(path, "features", rows)
+    if path.suffix.lower() == ".parquet" and (lists := _lists_of_parquet(path)) is not None:
+        return lists
     names = [name for name in columns if name not in DESCRIPTIVE]
     if not names:
         raise UsageError(f"{path} has no features: its columns are {', '.join(columns)}")
@@ -135,21 +160,35 @@ def _as_numbers(path: Path, name: str, cells: Sequence[Any]) -> npt.NDArray[np.f
     return numbers
 
 
-def _only_array(path: Path, known: Sequence[str], what: str) -> npt.NDArray[Any]:
-    """Return the array of a file; of several, the one with a known name."""
+def _plain(cell: Any) -> Any:
+    return cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell
+
+
+def _opened(path: Path) -> Any:
+    """Return the array of a file, or a mapping of its arrays.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
     suffix = path.suffix.lower()
     try:
         content = _torch_arrays(path) if suffix in _TORCH else _hdf5_arrays(path) if suffix in _HDF5 else _numpy(path)
-        if isinstance(content, np.ndarray):
-            return content
-        keys = list(content)
-        key = next((name for name in known if name in keys), keys[0] if len(keys) == 1 else None)
-        if key is None:
-            held = ", ".join(keys) or "no array"
-            raise UsageError(f"{path} holds several arrays ({held}) and none is called '{what}'")
-        array: npt.NDArray[Any] = content[key]
+        return content if isinstance(content, np.ndarray) else {key: content[key] for key in content}
     except (OSError, zipfile.BadZipFile, *UNREADABLE_HEADER) as error:
         raise UsageError(f"{path} cannot be read as a NumPy array: {error}") from error
+
+
+def _only_array(path: Path, known: Sequence[str], what: str) -> npt.NDArray[Any]:
+    """Return the array of a file; of several, the one with a known name."""
+    content = _opened(path)
+    if isinstance(content, np.ndarray):
+        return content
+    keys = list(content)
+    key = next((name for name in known if name in keys), keys[0] if len(keys) == 1 else None)
+    if key is None:
+        held = ", ".join(keys) or "no array"
+        raise UsageError(f"{path} holds several arrays ({held}) and none is called '{what}'")
+    array: npt.NDArray[Any] = content[key]
     return array
 
 
