@@ -20,8 +20,8 @@ if TYPE_CHECKING:
         predict,
         pretrain,
     )
-    from sslbench.evaluation.estimators import KNNProbe, LinearProbe
     from sslbench.names import list_names
+    from sslbench.protocols._parts.estimators import KNNProbe, LinearProbe
 
 __all__ = [
     "KNNProbe",
@@ -42,7 +42,7 @@ __all__ = [
 
 _HOME = dict.fromkeys(__all__, "sslbench.api") | {
     "list_names": "sslbench.names",
-    **dict.fromkeys(("KNNProbe", "LinearProbe"), "sslbench.evaluation.estimators"),
+    **dict.fromkeys(("KNNProbe", "LinearProbe"), "sslbench.protocols._parts.estimators"),
 }
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.booleans import FLAGS
 from sslbench.data.containers.names import split_name
-from sslbench.data.formats.table import flag_labels
-from sslbench.data.formats.table.lists import TableColumns
 from sslbench.data.groups import group_numbers
 from sslbench.data.labels import among_classes, labels_of, no_labels, single_labels
 from sslbench.data.source import Labels
@@ -266,10 +265,10 @@ def _labels(path: Path, columns: Columns, column: str | None, numbers: Sequence[
         return Labels("value", tuple(numbers), _numbers(path, numbers, columns))
     found = column or next((name for name in ("label", "class", "target") if name in columns), None)
     if found is None:
-        table = TableColumns(str(path), dict(columns), lambda row: f"line {row + 2}")
-        flags, _ = flag_labels(table, [name for name in columns if name not in leave_out | set(DESCRIPTIVE)])
-        if flags.labelled:
-            return flags
+        flags = {name: cells for name, cells in columns.items() if name not in leave_out.union(DESCRIPTIVE)}
+        flags = {name: [FLAGS.get(str(cell).lower()) for cell in cells] for name, cells in flags.items()}
+        if present := {name: cells for name, cells in flags.items() if None not in cells}:
+            return Labels("multi", tuple(present), np.array(list(present.values()), dtype=np.int8).T)
     if found is None or found not in columns:
         wanted = column or "label"
         raise UsageError(

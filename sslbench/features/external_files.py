@@ -1,6 +1,7 @@
 """Files of embeddings and of their labels: NumPy (.npy, .npz), tables (.csv, .tsv, .parquet), HDF5, torch.save."""
 
 import csv
+import pickle
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -209,8 +210,6 @@ def _hdf5_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 def _torch_arrays(path: Path) -> Any:
     """Return the tensor in a file of torch.save, or the dictionary of tensors; nothing else is unpickled."""
-    import pickle
-
     import torch
 
     try:

@@ -97,7 +97,7 @@ def _write_hdf5(path: Path, columns: Mapping[str, list[Any]], x: npt.NDArray[np.
         import h5py  # type: ignore[import-untyped]
     except ImportError as error:
         raise UsageError(f"writing {path} needs h5py", "pip install h5py") from error
-    with h5py.File(path, "w") as file:
+    with h5py.File(path, "w", locking=False) as file:  # temporary files are locked already
         file["features"] = x
         for name, cells in columns.items():
             file[name] = cells if isinstance(cells[0], int) else np.array(cells, dtype=h5py.string_dtype())

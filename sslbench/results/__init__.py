@@ -4,6 +4,7 @@ import dataclasses
 import html
 import json
 import math
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -482,7 +483,8 @@ class Result:
 
     def show(self) -> None:
         """Print all metrics with their intervals and floors."""
-        print(self.title(), tables.as_text(self.metric_rows()), *self.notes, sep="\n")  # noqa: T201
+        lines = [self.title(), tables.as_text(self.metric_rows()), *self.notes]
+        sys.stdout.write("\n".join(lines) + "\n")
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with a line per metric."""
@@ -507,7 +509,7 @@ class Results(list[Result]):
 
     def show(self) -> None:
         """Print a line per result: the leading metric with its interval."""
-        print(tables.as_text(self._rows()))  # noqa: T201
+        sys.stdout.write(tables.as_text(self._rows()) + "\n")
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with a line per result, and a column per metric."""

@@ -43,9 +43,6 @@ class TableOptions:
     group: str = setting("", "column of groups that a seeded split keeps on one side: patient, video, scene")
 
 
-_FLAGS = {text: int(flag) for text, flag in booleans.TEXTS.items()} | {"-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1}
-
-
 def recognises(spec: str) -> bool:
     """Return whether the string ends like a table, and is no folder, no manifest and no file with images inside."""
     lower = spec.lower()
@@ -283,7 +280,7 @@ def _splits(table: TableColumns, column: str | None) -> list[str] | None:
 def _labels(table: TableColumns, column: str | None, leave_out: set[str | None]) -> tuple[Labels, tuple[str, ...]]:
     """Return labels and notes; all rows decide, so that every split has the same kind and classes."""
     if column is None:
-        return flag_labels(table, [name for name in table.columns if name not in leave_out])
+        return _labels_from_flags(table, [name for name in table.columns if name not in leave_out])
     cells = table.columns[column]
     if any(isinstance(cell, list) for cell in cells):
         lists = [[str(name) for name in cell or ()] for cell in cells]
@@ -308,14 +305,11 @@ def _text(cell: object) -> str:
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
 
 
-def flag_labels(table: TableColumns, names: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
-    """Return the columns of 0, 1 and -1 (ignore) among `names` as classes, with notes; no labels without any.
-
-    Raises:
-        DataError: such a column has empty cells.
-    """
+def _labels_from_flags(table: TableColumns, names: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
     cells = {name: [_text(cell) for cell in table.columns[name]] for name in names}
-    classes = [name for name in names if any(cells[name]) and all(c.lower() in _FLAGS for c in cells[name] if c)]
+    classes = [
+        name for name in names if any(cells[name]) and all(c.lower() in booleans.FLAGS for c in cells[name] if c)
+    ]
     n = len(next(iter(table.columns.values())))
     if not classes:
         listed = ", ".join(table.columns)
@@ -324,7 +318,7 @@ def flag_labels(table: TableColumns, names: Sequence[str]) -> tuple[Labels, tupl
         )
     for name in classes:
         _refuse_empty(table, name, cells[name])
-    values = np.array([[_FLAGS[cell.lower()] for cell in cells[name]] for name in classes], dtype=np.int8).T
+    values = np.array([[booleans.FLAGS[cell.lower()] for cell in cells[name]] for name in classes], dtype=np.int8).T
     note = f"{table.name}: {counted(len(classes), 'column')} of 0 and 1 taken as classes: {some(classes, 5)}"
     return Labels("multi", tuple(classes), np.ascontiguousarray(values)), (note,)
 
