@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sslbench.api import (
+        KNNProbe,
+        LinearProbe,
         compare,
         evaluate,
         evaluate_detection,
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
         pretrain,
     )
     from sslbench.names import list_names
-    from sslbench.protocols._parts.estimators import KNNProbe, LinearProbe
 
 __all__ = [
     "KNNProbe",
@@ -40,10 +41,7 @@ __all__ = [
     "pretrain",
 ]
 
-_HOME = dict.fromkeys(__all__, "sslbench.api") | {
-    "list_names": "sslbench.names",
-    **dict.fromkeys(("KNNProbe", "LinearProbe"), "sslbench.protocols._parts.estimators"),
-}
+_HOME = dict.fromkeys(__all__, "sslbench.api") | {"list_names": "sslbench.names"}
 
 
 def __getattr__(name: str) -> Any:

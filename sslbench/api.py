@@ -25,6 +25,7 @@ from sslbench.detection.predict import load_detector
 from sslbench.errors import UsageError
 from sslbench.evaluation import detection
 from sslbench.evaluation.detection.request import from_user
+from sslbench.evaluation.estimators import KNNProbe, LinearProbe
 from sslbench.evaluation.export import export_network
 from sslbench.evaluation.prediction import PredictionCounts
 from sslbench.evaluation.prediction import predict as write_predictions
@@ -43,6 +44,8 @@ from sslbench.runtime.progress import interactive
 from sslbench.train.observers.always import always
 
 __all__ = [
+    "KNNProbe",
+    "LinearProbe",
     "compare",
     "evaluate",
     "evaluate_detection",

@@ -15,10 +15,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from sslbench.data.labels import no_labels
 from sslbench.data.source import Labels
 from sslbench.features.array import Features
-from sslbench.protocols import knn, linear
-from sslbench.protocols.linear.settings import Settings as LinearSettings
+from sslbench.names import find_module
 
-_KNN, _LINEAR = knn.Settings(), LinearSettings()
+knn, linear = find_module("protocol", "knn"), find_module("protocol", "linear")
+_KNN, _LINEAR = knn.PROTOCOL.settings(), linear.PROTOCOL.settings()
 
 
 class _Probe(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -94,7 +94,8 @@ class KNNProbe(_Probe):
     def predict_proba(self, x: Any) -> npt.NDArray[np.floating]:
         """Return each class's share of the neighbours' weight, (M, C); rows sum to 1."""
         test = self._unlabelled(x)
-        return knn.scores(self._train, test, self.k_, self._settings)
+        shares: npt.NDArray[np.floating] = knn.scores(self._train, test, self.k_, self._settings)
+        return shares
 
     def predict(self, x: Any) -> npt.NDArray[Any]:
         """Return the class of each sample, (M,)."""
@@ -146,7 +147,7 @@ class LinearProbe(_Probe):
         if len(self.classes_) < 2:
             raise ValueError(f"y has one class, {self.classes_[0]!r}, so nothing can be learned")
         cs = (float(self.c),) if isinstance(self.c, int | float) else tuple(self.c)
-        settings = LinearSettings(cs, holdout=self.holdout, scale=self.scale, max_iter=self.max_iter)
+        settings = linear.PROTOCOL.settings(cs, holdout=self.holdout, scale=self.scale, max_iter=self.max_iter)
         linear.check(settings, train.labels)
         self._labels = train.labels
         self._probe = linear.train_probe(train, settings, seed=self.seed)
@@ -174,4 +175,5 @@ class LinearProbe(_Probe):
 
     def _probe_scores(self, x: Any) -> npt.NDArray[np.floating]:
         test = self._unlabelled(x)
-        return self._probe.scores(test.x, self._labels)
+        values: npt.NDArray[np.floating] = self._probe.scores(test.x, self._labels)
+        return values
