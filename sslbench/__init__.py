@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sslbench.api import (
+        KNNProbe,
+        LinearProbe,
         compare,
         evaluate,
         evaluate_checkpoints,
         evaluate_detection,
         export,
+        extract,
         extract_features,
         load_backbone,
         load_detector,
@@ -23,11 +26,14 @@ if TYPE_CHECKING:
     from sslbench.names import list_names
 
 __all__ = [
+    "KNNProbe",
+    "LinearProbe",
     "compare",
     "evaluate",
     "evaluate_checkpoints",
     "evaluate_detection",
     "export",
+    "extract",
     "extract_features",
     "list_names",
     "load_backbone",

@@ -1,43 +1,60 @@
 """Public functions: the commands of the command line, from Python."""
 
+import atexit
+import dataclasses
+import functools
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from torch import nn
 
 from sslbench import evaluation, paths, pretraining
 from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.export import ExportReport
-from sslbench.backbones.in_memory import from_module, users_preprocessing
+from sslbench.backbones.in_memory import from_module, unwrapped, users_preprocessing
+from sslbench.backbones.layers import split_layers
 from sslbench.backbones.load import load_backbone
-from sslbench.config import build
+from sslbench.config import build, build_partial, resolve
+from sslbench.data.in_memory import Columns, sources_of
 from sslbench.detection.predict import load_detector
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.evaluation import detection
 from sslbench.evaluation.detection.request import from_user
+from sslbench.evaluation.estimators import KNNProbe, LinearProbe
 from sslbench.evaluation.export import export_network
 from sslbench.evaluation.prediction import PredictionCounts
 from sslbench.evaluation.prediction import predict as write_predictions
 from sslbench.evaluation.pretraining import knn_evaluator
 from sslbench.evaluation.suite import SuiteCell, run_cells
 from sslbench.features.array import Features
+from sslbench.features.external import are_features, read_in_memory
 from sslbench.leaderboard import Board, table
 from sslbench.leaderboard.compare import Comparison
 from sslbench.leaderboard.compare import compare as compare_results
 from sslbench.leaderboard.over_training import TrainingCurve, training_curves, write_training_curves
 from sslbench.library.benchmarks import load_benchmark
 from sslbench.library.recipes import compose_pretraining
-from sslbench.results import Result, records
+from sslbench.names import did_you_mean
+from sslbench.preprocessing import Preprocessing
+from sslbench.results import Result, Results, records
+from sslbench.runtime.progress import interactive
 from sslbench.train import checkpoints
 from sslbench.train.observers.always import always
 
 __all__ = [
+    "KNNProbe",
+    "LinearProbe",
     "compare",
     "evaluate",
     "evaluate_checkpoints",
     "evaluate_detection",
     "export",
+    "extract",
     "extract_features",
     "load_backbone",
     "load_detector",
@@ -48,56 +65,100 @@ __all__ = [
 
 
 def evaluate(
-    model: str | Path | nn.Module,
-    train: str | Path,
-    test: str | Path | None = None,
+    model: str | Path | nn.Module | None,
+    train: Any,
+    test: Any = None,
     *,
     protocols: str | Sequence[str] = ("knn", "linear"),
     settings: Mapping[str, Mapping[str, Any]] | None = None,
-    out: str | Path = "results",
+    name: str | None = None,
+    out: str | Path | None = "results",
     run: evaluation.RunSettings | None = None,
-    **request: Any,
-) -> list[Result]:
+    **options: Any,
+) -> Results:
     """Score a backbone and write the records, as `sslbench eval` does.
 
     Args:
         model: a weights file, 'random', 'pixels', or any `nn.Module` that takes (B, 3, H, W). A module is copied: its
-            mode, device, gradients and values do not change, nor does the global random state.
-        train: data, as for `--data`.
-        test: test split, as for `--test-data`; by default found in `train` or split off.
+            mode, device, gradients and values do not change, nor does the global random state. None for features.
+        train: a location, as for `--data`; a torch Dataset or DataLoader, a Hugging Face Dataset, a pandas frame with a
+            column of paths; (images, labels) with paths, Pillow images, an array or a tensor; {'train': ..., 'test':
+            ...} of these; or (features, labels), with features (N, D).
+        test: test split, in the same forms; by default found in `train` or split off.
         protocols: names, or a single one; each runs on the features of one pass over the images.
         settings: protocol -> settings other than its defaults.
-        out: folder for the records.
-        run: device, precision, batch size, seed, ...
-        **request: other fields of `evaluation.Request`: backbone, format, layers, limit, preprocessing, ...
+        name: name of the weights in records and tables: 'epoch 10'; by default the file's, or the module's class.
+        out: folder for the records; None: a temporary one, removed when Python ends.
+        run: settings of the run, as one object.
+        **options: settings by the names of the flags: device, batch_size, seed, resize, layers, limit, ...; the fields
+            of `evaluation.RunSettings`, `evaluation.Request` and `Preprocessing`.
 
     Returns:
-        One result per layer and protocol; rates in percent.
+        One result per layer and protocol; rates in percent. Notebooks show them as a table.
 
     Raises:
         SslbenchError: anything that is wrong with the arguments, the weights or the data.
 
-    Example:
-        >>> import tempfile
-        >>> out = tempfile.mkdtemp()
-        >>> run = evaluation.RunSettings(device="cpu", floors=False, overlaps=False)
-        >>> (result,) = evaluate("pixels:8", "sklearn:digits", protocols=["knn"], out=out, run=run)
+    Examples:
+        >>> from sklearn.datasets import load_digits
+        >>> digits = load_digits()
+        >>> images = (digits.images * 15).astype("uint8")
+        >>> quick = {"device": "cpu", "floors": False, "overlaps": False, "out": None}
+        >>> (result,) = evaluate("pixels:8", (images, digits.target), protocols="knn", **quick)
         >>> result.protocol.name, round(result.metrics["top1"].value)
         ('knn', 99)
+        >>> (result,) = evaluate(None, (digits.data, digits.target), protocols="knn", **quick)
+        >>> round(result.metrics["top1"].value)
+        99
     """
-    run = run or evaluation.RunSettings()
     names = [protocols] if isinstance(protocols, str) else protocols
-    tasks = tuple(evaluation.make_task(name, (settings or {}).get(name, {})) for name in names)
-    request_fields = {**request, "test_data": None if test is None else str(test)}
-    backbone = None
-    if isinstance(model, nn.Module):
-        backbone = _copied(model, request_fields)
+    tasks = tuple(evaluation.make_task(protocol, (settings or {}).get(protocol, {})) for protocol in names)
+    folder = Path(out) if out is not None else _temporary_folder()
+    if are_features(train):
+        return _evaluate_features(model, train, test, tasks, name, folder, run, options)
+    if model is None:
+        raise UsageError("model=None goes with features (N, D) and their labels only", "Give a module or a file.")
+    run_settings, request_options = _options(options, run, evaluation.Request)
+    places = _places(train, test, request_options)
+    backbone = _copied(model, request_options) if isinstance(model, nn.Module) else None
     weights = backbone.name if backbone is not None else str(model)
-    evaluation_request = evaluation.Request(weights=weights, data=str(train), tasks=tasks, **request_fields)
-    evaluation.check_writable(Path(out))
-    prepared = evaluation.prepare(evaluation_request, run, backbone=backbone)
+    request = evaluation.Request(weights=weights, tasks=tasks, name=name, **places.names, **request_options)
+    prepared = evaluation.prepare(request, run_settings, backbone=backbone, in_memory=places.in_memory)
+    evaluation.check_writable(folder)
     store = paths.cache_dir() / "features"
-    return evaluation.evaluate(prepared, store=store, out=Path(out), command="sslbench.evaluate(...)")
+    command = "sslbench.evaluate(...)"
+    with interactive() as progress:
+        return Results(evaluation.evaluate(prepared, store=store, out=folder, command=command, progress=progress))
+
+
+def _evaluate_features(
+    model: object,
+    train: Any,
+    test: Any,
+    tasks: tuple[evaluation.Task, ...],
+    name: str | None,
+    out: Path,
+    run: evaluation.RunSettings | None,
+    options: Mapping[str, Any],
+) -> Results:
+    """Score (features, labels), as `sslbench eval --features` does."""
+    if model is not None:
+        raise UsageError("features (N, D) need no model", "Pass None as the model.")
+    run_settings, unused = _options(options, run, evaluation.Request)
+    if unused:
+        typed = next(key for key in options if key in unused or "preprocessing" in unused)
+        raise UsageError(f"'{typed}' has no effect on features")
+    pair = read_in_memory(
+        train,
+        test,
+        name=name or "features",
+        test_fraction=run_settings.test_fraction,
+        seed=run_settings.seed,
+        own_classes=evaluation.has_own_classes(tasks),
+    )
+    evaluation.check_writable(out)
+    command = "sslbench.evaluate(...)"
+    return Results(evaluation.evaluate_features(pair, tasks, run_settings, out=out, command=command))
 
 
 def evaluate_checkpoints(
@@ -109,7 +170,7 @@ def evaluate_checkpoints(
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     out: str | Path = "results",
     run: evaluation.RunSettings | None = None,
-    **request: Any,
+    **options: Any,
 ) -> list[TrainingCurve]:
     """Score every checkpoint of a pretraining run, as `sslbench eval knn --weights RUN/checkpoints` does.
 
@@ -123,8 +184,8 @@ def evaluate_checkpoints(
         protocols: as for `evaluate`.
         settings: as for `evaluate`.
         out: folder for the records.
-        run: device, precision, batch size, seed, ...
-        **request: other fields of `evaluation.Request`.
+        run: settings of the run, as one object.
+        **options: as for `evaluate`.
 
     Returns:
         A curve per protocol and layer.
@@ -140,8 +201,8 @@ def evaluate_checkpoints(
         >>> tiny |= {"augment": "digits", "augment.size": 16, "workers": 0, "device": "cpu"}
         >>> tiny |= {"schedule.warmup_epochs": 0, "save_every": "1 update"}
         >>> _ = pretrain("simclr", "sklearn:digits", f"{folder}/a", settings=tiny, limit=32)
-        >>> run = evaluation.RunSettings(device="cpu", workers=0, floors=False, overlaps=False)
-        >>> (curve,) = evaluate_checkpoints(f"{folder}/a/checkpoints", "sklearn:digits", out=folder, run=run, limit=200)
+        >>> quick = {"device": "cpu", "workers": 0, "floors": False, "overlaps": False, "limit": 200}
+        >>> (curve,) = evaluate_checkpoints(f"{folder}/a/checkpoints", "sklearn:digits", out=folder, **quick)
         >>> [point.at.step for point in curve.points], curve.first.protocol.name
         ([1, 2], 'knn')
     """
@@ -150,15 +211,16 @@ def evaluate_checkpoints(
         raise UsageError(f"{folder} has no checkpoints of a pretraining run", "Give RUN/checkpoints.")
     names = [protocols] if isinstance(protocols, str) else protocols
     tasks = tuple(evaluation.make_task(name, (settings or {}).get(name, {})) for name in names)
-    request_fields = {**request, "test_data": None if test is None else str(test)}
+    run_settings, request_options = _options(options, run, evaluation.Request)
+    request_options["test_data"] = None if test is None else str(test)
     cells = [
-        SuiteCell(file, " ".join(names), (evaluation.Request(file, str(train), tasks, **request_fields),))
+        SuiteCell(file, " ".join(names), (evaluation.Request(file, str(train), tasks, **request_options),))
         for file in files
     ]
     evaluation.check_writable(Path(out))
     found, holes = run_cells(
         cells,
-        run or evaluation.RunSettings(),
+        run_settings,
         store=paths.cache_dir() / "features",
         out=Path(out),
         command="sslbench.evaluate_checkpoints(...)",
@@ -181,8 +243,8 @@ def evaluate_detection(
     baselines: Sequence[str | Path] = (),
     out: str | Path = "results",
     run: evaluation.RunSettings | None = None,
-    **request: Any,
-) -> list[Result]:
+    **options: Any,
+) -> Results:
     """Train a detector around a backbone, score it and write the records, as `sslbench eval detection` does.
 
     The same call continues an interrupted run.
@@ -196,8 +258,9 @@ def evaluate_detection(
         settings: what differs from the recipe: {"iterations": 500, "freeze_at": 5}.
         baselines: 'random' for the untrained backbone, or weights files: trained alike, to stand beside.
         out: folder for the records.
-        run: device, workers, seed, ...
-        **request: other fields of `evaluation.detection.DetectionRequest`: backbone, format, stem, ...
+        run: settings of the run, as one object.
+        **options: settings by the names of the flags: device, workers, seed, ...; the fields of
+            `evaluation.RunSettings` and `evaluation.detection.DetectionRequest`.
 
     Returns:
         Results of the baselines, then that of the model; rates in percent.
@@ -206,7 +269,10 @@ def evaluate_detection(
         SslbenchError: anything that is wrong with the arguments, the weights or the data.
     """
     values, origins, benchmark = detection.make_recipe(settings or {}, load_benchmark(str(recipe)))
-    backbone = from_user(model, request.get("backbone")) if isinstance(model, nn.Module) else None
+    run_settings, request_options = _options(options, run, detection.DetectionRequest)
+    backbone = None
+    if isinstance(model, nn.Module):
+        backbone = from_user(unwrapped(model), request_options.get("backbone"))
     request_fields: dict[str, Any] = {
         "recipe": values,
         "origins": origins,
@@ -218,50 +284,89 @@ def evaluate_detection(
         data=str(train),
         test_data=None if test is None else str(test),
         **request_fields,
-        **request,
+        **request_options,
     )
     evaluation.check_writable(Path(out))
-    prepared = detection.prepare_detection(detection_request, run or evaluation.RunSettings(), backbone=backbone)
-    return detection.evaluate_detection(prepared, out=Path(out), command="sslbench.evaluate_detection(...)")
+    prepared = detection.prepare_detection(detection_request, run_settings, backbone=backbone)
+    command = "sslbench.evaluate_detection(...)"
+    return Results(detection.evaluate_detection(prepared, out=Path(out), command=command))
+
+
+def extract(
+    model: str | Path | nn.Module, images: Any, *, layer: str | None = None, **options: Any
+) -> npt.NDArray[np.floating]:
+    """Return the features of images as one array.
+
+    Args:
+        model: as for `evaluate`.
+        images: as for `evaluate`, without splits: a location, or images in memory; labels are not read.
+        layer: layer and its pooling; None: the backbone's default layer.
+        **options: as for `evaluate`.
+
+    Returns:
+        (N, D) in the order of the images; of a location, in the order of the ids.
+
+    Raises:
+        SslbenchError: anything that is wrong with the arguments, the weights or the images.
+
+    Examples:
+        >>> images = np.zeros((3, 8, 8, 3), dtype=np.uint8)
+        >>> extract("pixels:8", images, device="cpu").shape
+        (3, 192)
+    """
+    if hasattr(images, "iloc") and hasattr(images, "columns"):
+        raise UsageError("a frame is read in the order of its paths", "Pass its column: frame['path'].")
+    layers: dict[str, Any] = {} if layer is None else {"layers": (layer,)}
+    found = extract_features(model, images, **layers, **options)
+    if len(found) > 1:
+        raise UsageError(f"the data have the splits {', '.join(found)}", "Pass one of them, or call extract_features.")
+    by_layer = next(iter(found.values()))
+    if len(by_layer) > 1:
+        raise UsageError(f"there are {len(by_layer)} layers: {', '.join(by_layer)}", "Name one by layer=.")
+    return np.array(next(iter(by_layer.values())).x)
 
 
 def extract_features(
     model: str | Path | nn.Module,
-    data: str | Path,
+    data: Any,
     *,
     store: str | Path | None = None,
     run: evaluation.RunSettings | None = None,
-    **request: Any,
+    **options: Any,
 ) -> dict[str, dict[str, Features]]:
     """Extract the features of every split and write them to a store, as `sslbench extract` does.
 
     Args:
         model: as for `evaluate`.
-        data: images, as for `--data`; labels are optional.
+        data: images, as for `evaluate`; labels are optional.
         store: folder of the feature store; None is the one that `evaluate` uses.
-        run: device, precision, batch size, ...
-        **request: other fields of `evaluation.Request`: backbone, layers, limit, preprocessing, ...
+        run: settings of the run, as one object.
+        **options: as for `evaluate`.
 
     Returns:
         Split ('train', 'test', 'all') -> layer -> features (N, D), memory-mapped.
 
     Example:
         >>> import tempfile
-        >>> run = evaluation.RunSettings(device="cpu")
-        >>> features = extract_features("pixels:8", "sklearn:digits", store=tempfile.mkdtemp(), run=run)
+        >>> features = extract_features("pixels:8", "sklearn:digits", store=tempfile.mkdtemp(), device="cpu")
         >>> {split: layers["pixels"].x.shape for split, layers in features.items()}
         {'all': (1797, 192)}
     """
-    backbone = _copied(model, request) if isinstance(model, nn.Module) else None
+    run_settings, request_options = _options(options, run, evaluation.Request)
+    places = _places(data, None, request_options)
+    backbone = _copied(model, request_options) if isinstance(model, nn.Module) else None
     weights = backbone.name if backbone is not None else str(model)
-    feature_request = evaluation.Request(weights=weights, data=str(data), tasks=(), **request)
+    request = evaluation.Request(weights=weights, tasks=(), **places.names, **request_options)
     root = Path(store) if store is not None else paths.cache_dir() / "features"
-    found = evaluation.extract_only(feature_request, run or evaluation.RunSettings(), store=root, backbone=backbone)
+    with interactive() as progress:
+        found = evaluation.extract_only(
+            request, run_settings, store=root, progress=progress, backbone=backbone, in_memory=places.in_memory
+        )
     return {split: extraction.features for split, extraction in found.items()}
 
 
 def export(
-    weights: str | Path, out: str | Path, *, layer: str | None = None, overwrite: bool = False, **request: Any
+    weights: str | Path, out: str | Path, *, layer: str | None = None, overwrite: bool = False, **options: Any
 ) -> ExportReport:
     """Write a network as .onnx or .pt2 (torch.export), as `sslbench export` does; its outputs are compared.
 
@@ -271,7 +376,7 @@ def export(
         layer: layer whose features are the output; None: the scores of the file's classifier, if it has one, else the
             backbone's default layer.
         overwrite: replace an existing file.
-        **request: other fields of `evaluation.Request`: backbone, format, preprocessing, ...
+        **options: backbone, format, resize, ...; fields of `evaluation.Request` and `Preprocessing`.
 
     Returns:
         Shapes of input and output, preprocessing, and the largest difference from the network.
@@ -282,8 +387,9 @@ def export(
         >>> report.shape, report.width, report.difference < 1e-4
         ((1, 224, 224), 64, True)
     """
+    _, request_options = _options(options, None, evaluation.Request, runs=False)
     layers = () if layer is None else (layer,)
-    export_request = evaluation.Request(weights=str(weights), data="", tasks=(), layers=layers, **request)
+    export_request = evaluation.Request(weights=str(weights), data="", tasks=(), layers=layers, **request_options)
     return export_network(export_request, Path(out), overwrite=overwrite)
 
 
@@ -296,7 +402,7 @@ def predict(
     top_k: int = 1,
     threshold: float | None = None,
     run: evaluation.RunSettings | None = None,
-    **request: Any,
+    **options: Any,
 ) -> PredictionCounts:
     """Write the classes and probabilities of images to a CSV file, as `sslbench predict` does.
 
@@ -307,8 +413,8 @@ def predict(
         classes: names of the classes, for files that do not name them; None: numbers.
         top_k: number of most probable classes per image.
         threshold: smallest probability of the predicted classes, for several labels per image; None: 0.5.
-        run: device, precision, batch size, ...
-        **request: other fields of `evaluation.Request`: backbone, format, limit, preprocessing, ...
+        run: settings of the run, as one object.
+        **options: as for `evaluate`.
 
     Returns:
         Numbers of predicted and of unreadable images.
@@ -319,15 +425,14 @@ def predict(
         >>> state = {**net.state_dict(), "fc.weight": torch.ones(3, 128), "fc.bias": torch.tensor([0.0, 2.0, 1.0])}
         >>> folder = tempfile.mkdtemp()
         >>> torch.save(state, f"{folder}/w.pth")
-        >>> run = evaluation.RunSettings(device="cpu", workers=0)
-        >>> counts = predict(f"{folder}/w.pth", "sklearn:digits", f"{folder}/out.csv", run=run, limit=2)
+        >>> counts = predict(f"{folder}/w.pth", "sklearn:digits", f"{folder}/out.csv", device="cpu", workers=0, limit=2)
         >>> counts.predicted, [line.split(",")[2] for line in open(f"{folder}/out.csv")]
         (2, ['class', '1', '1'])
     """
-    prediction_request = evaluation.Request(weights=str(weights), data=str(data), tasks=(), **request)
-    settings = run or evaluation.RunSettings()
-    options: dict[str, Any] = {"classes": classes, "top_k": top_k, "threshold": threshold}
-    return write_predictions(prediction_request, settings, Path(csv), **options)
+    run_settings, request_options = _options(options, run, evaluation.Request)
+    prediction_request = evaluation.Request(weights=str(weights), data=str(data), tasks=(), **request_options)
+    chosen: dict[str, Any] = {"classes": classes, "top_k": top_k, "threshold": threshold}
+    return write_predictions(prediction_request, run_settings, Path(csv), **chosen)
 
 
 def pretrain(
@@ -422,11 +527,94 @@ def make_leaderboard(folder: str | Path, *, metric: str | None = None) -> Board:
     return table(records.read_tree(Path(folder)), metric=metric)
 
 
-def _copied(model: nn.Module, request: dict[str, Any]) -> Backbone:
+def _copied(model: nn.Module, request: Mapping[str, Any]) -> Backbone:
     """Return a backbone around a copy of the user's module."""
-    name = request.get("backbone") or type(model).__name__
-    module = copied(model).cpu().eval().requires_grad_(False)
-    return from_module(name, module, users_preprocessing(name, model))
+    inner = unwrapped(model)
+    name = request.get("backbone") or type(inner).__name__
+    module = copied(inner).cpu().eval().requires_grad_(False)
+    return from_module(name, module, users_preprocessing(name, inner))
+
+
+_OWN_ARGUMENTS = frozenset(
+    ("weights", "data", "test_data", "tasks", "name", "recipe", "origins", "benchmark", "baselines")
+)
+"""Fields of requests that are arguments of their own."""
+
+
+def _options(
+    given: Mapping[str, Any], run: evaluation.RunSettings | None, request: type[Any], *, runs: bool = True
+) -> tuple[evaluation.RunSettings, dict[str, Any]]:
+    """Return the settings of a run and the further fields of a request, from keyword arguments.
+
+    Args:
+        given: the keyword arguments.
+        run: settings to start from.
+        request: dataclass of the request; one with a preprocessing takes its values by their names, too.
+        runs: settings of a run have an effect.
+
+    Raises:
+        UsageError: an option that does not exist, with the nearest one, or of another type.
+    """
+    fields = {field.name for field in dataclasses.fields(request)} - _OWN_ARGUMENTS
+    of_run = {field.name for field in dataclasses.fields(evaluation.RunSettings)} if runs else set()
+    of_images = {field.name for field in dataclasses.fields(Preprocessing)} - {"origin"} - of_run
+    known = fields | of_run | (of_images if "preprocessing" in fields else set())
+    for key in given:
+        if key not in known:
+            raise UsageError(f"there is no option '{key}'", did_you_mean(key, known))
+    start = {} if run is None else dataclasses.asdict(run)
+    settings, _ = resolve(evaluation.RunSettings, [("the options", start | _chosen(given, of_run))])
+    values = _chosen(given, fields - {"preprocessing"})
+    if isinstance(values.get("layers"), str):
+        values["layers"] = tuple(split_layers(values["layers"]))
+    values = build_partial(request, values, "the options")
+    preprocessing = {**(given.get("preprocessing") or {}), **_chosen(given, of_images)}
+    if isinstance(preprocessing.get("crop"), int):
+        preprocessing["crop"] = (preprocessing["crop"],) * 2
+    return settings, values | ({"preprocessing": preprocessing} if preprocessing else {})
+
+
+def _chosen(given: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    """Return the given values of these names."""
+    return {name: value for name, value in given.items() if name in names}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Places:
+    """Data of a request: locations, and data in memory by the names that take their place."""
+
+    names: dict[str, Any]
+    in_memory: evaluation.InMemoryData
+
+
+def _places(train: Any, test: Any, options: Mapping[str, Any]) -> _Places:
+    """Return the locations of a request; data in memory are opened."""
+    columns = Columns(
+        options.get("image_column"),
+        options.get("label_column"),
+        tuple(options.get("groups", ())),
+        tuple(options.get("value_columns", ())),
+    )
+    names: dict[str, Any] = {"test_data": None}
+    in_memory = {}
+    for field, part, data in (("data", "train", train), ("test_data", "test", test)):
+        if data is None and field == "test_data":
+            continue
+        if isinstance(data, str | Path):
+            names[field] = str(data)
+            continue
+        name = f"{type(data).__name__} in memory"
+        names[field] = name if test is None else f"{name} ({part})"
+        in_memory[str(names[field])] = sources_of(data, str(names[field]), columns)
+    return _Places(names, in_memory)
+
+
+@functools.cache
+def _temporary_folder() -> Path:
+    """Return a folder for records that is removed when Python ends."""
+    folder = Path(tempfile.mkdtemp(prefix="sslbench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _record(result: str | Path | Result) -> Result:

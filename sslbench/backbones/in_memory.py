@@ -26,6 +26,18 @@ def from_module(name: str, module: nn.Module, preprocessing: Preprocessing) -> B
     )
 
 
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the network inside the wrappers of data-parallel training and of `torch.compile`.
+
+    >>> unwrapped(nn.DataParallel(nn.Linear(2, 3)))
+    Linear(in_features=2, out_features=3, bias=True)
+    """
+    while isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        module = module.module
+    inner = getattr(module, "_orig_mod", None)
+    return unwrapped(inner) if isinstance(inner, nn.Module) else module
+
+
 def untrained_copy(backbone: Backbone, seed: int) -> Backbone | None:
     """Return the same network with every part initialised anew by PyTorch's own rules, for modules in memory.
 

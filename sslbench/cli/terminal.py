@@ -5,15 +5,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import click
 
 from sslbench.cli.echo import echo
 from sslbench.distributed import this_process
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from sslbench.runtime.progress import ProgressBars
 
 
 class _Lines(logging.Handler):
@@ -67,47 +64,6 @@ def progress() -> Iterator["ProgressLines | ProgressBars | None"]:
         yield bars
     finally:
         bars.close()
-
-
-def make_bars(width: int, *, time_left: bool = False) -> "Progress":
-    """Return bars on stderr: description, bar, done of total, the field `text`, and the time left on request."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=width),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[text]}"),
-        *([TimeRemainingColumn()] if time_left else []),
-        console=Console(stderr=True),
-    )
-
-
-class ProgressBars:
-    """Progress on a terminal: one bar per job, with images per second and the time left."""
-
-    def __init__(self) -> None:
-        self.bars = make_bars(24, time_left=True)
-        self.tasks: dict[str, tuple[int, float]] = {}
-
-    def __call__(self, title: str, done: int, total: int) -> None:
-        """Report `done` of `total` images of one job."""
-        from rich.progress import TaskID
-
-        self.bars.start()  # without effect after the first time
-        if title not in self.tasks:
-            self.tasks[title] = (self.bars.add_task(title, total=total, text=""), time.monotonic())
-        task, started = self.tasks[title]
-        elapsed = time.monotonic() - started
-        text = f"{done / elapsed:.0f} img/s" if elapsed > 0.5 else ""
-        self.bars.update(TaskID(task), completed=done, text=text)
-        if done >= total:
-            del self.tasks[title]
-
-    def close(self) -> None:
-        """Stop the bars, if there are any, and restore the terminal."""
-        self.bars.stop()
 
 
 QUIET = 10.0  # shortest time between two lines of a log file, in seconds

@@ -43,3 +43,7 @@ def marks(spec: str, annotation: Mapping[str, Any]) -> tuple[bool, bool]:
     where = f"{spec}, annotation {annotation['id']}"
     crowd, ignored, difficult = (boolean(annotation.get(key), where, key) for key in ("iscrowd", "ignore", "difficult"))
     return crowd, ignored or difficult
+
+
+FLAGS = {text: int(flag) for text, flag in TEXTS.items()} | {"-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1}
+"""Cells of a column of one class, in lower case -> 1 present, 0 absent, -1 ignore."""

@@ -1,11 +1,13 @@
 """Conversion of the text in folders, tables and manifests to `Labels`."""
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.source import Labels
+from sslbench.errors import DataError
 from sslbench.labels import LABELS
 
 SEPARATORS = (";", "|")
@@ -55,6 +57,83 @@ def multi_labels(
         values[row, [number[name] for name in ignore]] = -1
         values[row, [number[name] for name in names]] = 1
     return Labels("multi", ordered, values)
+
+
+def labels_of(values: Any, n: int, *, classes: Sequence[str] = (), name: str = "labels") -> Labels:
+    """Return labels in memory as those of a data set.
+
+    Args:
+        values: N class names or numbers ('cat;dog' has several); N lists of them; an array (N, C) of 0, 1 and -1
+            (ignore), a column per class; floats (N,) or (N, C) that are not all whole, to predict; None: unlabelled.
+        n: number of samples.
+        classes: names of the class numbers; by default the numbers themselves. Those without a sample are left out of
+            labels with one class per sample.
+        name: of the data, for messages.
+
+    Raises:
+        DataError: a label is missing, out of range or of another kind.
+
+    >>> labels_of([2, 0, 2], 3).classes, labels_of([2, 0, 2], 3, classes=["cat", "dog", "owl"]).classes
+    (('0', '2'), ('cat', 'owl'))
+    >>> labels_of([[0, 1], [1, 1]], 2).kind, labels_of([0.5, 1.0], 2).kind
+    ('multi', 'value')
+    """
+    if values is None:
+        return no_labels(n)
+    if getattr(values, "ndim", 1) > 2:
+        raise DataError(f"{name}: labels should be an array (N,) or (N, C), not {tuple(values.shape)}")
+    rows = values.tolist() if hasattr(values, "tolist") else [v.tolist() if hasattr(v, "tolist") else v for v in values]
+    if len(rows) != n:
+        raise DataError(f"{name}: {n:,} samples and {len(rows):,} labels")
+    if rows and all(isinstance(row, list | tuple | set | frozenset) for row in rows):
+        found = _of_lists([list(row) for row in rows], classes, name)
+        if found.kind == "multi" and hasattr(values, "ndim") and len(found.classes) != values.shape[1]:
+            raise DataError(f"{name}: an array {tuple(values.shape)} of labels should hold 0, 1 and -1 (ignore)")
+        return found
+    if rows and all(type(row) is float for row in rows):
+        if not np.isfinite(rows).all():
+            raise DataError(f"{name}: {int((~np.isfinite(rows)).sum()):,} labels are no finite number")
+        if not all(row.is_integer() for row in rows):
+            return Labels("value", ("value",), np.array(rows, dtype=np.float64)[:, None])
+    texts = [_class_name(row, classes, name) for row in rows]
+    if not classes and any(map(has_separator, texts)):
+        present, ignored = zip(*map(split_cell, texts), strict=True)
+        return multi_labels(present, ignored)
+    used = set(texts)
+    return single_labels(texts, [c for c in classes if c in used] if classes else None)
+
+
+def _of_lists(rows: list[list[Any]], classes: Sequence[str], name: str) -> Labels:
+    """Return the labels of rows of equal length of flags or numbers, or of rows of names."""
+    widths = {len(row) for row in rows}
+    numeric = all(isinstance(cell, int | float) for row in rows for cell in row)
+    if widths == {1}:
+        return labels_of([row[0] for row in rows], len(rows), classes=classes, name=name)
+    if numeric and len(widths) == 1 and {cell for row in rows for cell in row} <= {-1, 0, 1}:
+        names = tuple(classes) if len(classes) in widths else tuple(map(str, range(len(rows[0]))))
+        return Labels("multi", names, np.array(rows, dtype=LABELS["multi"].dtype))
+    if numeric and len(widths) == 1 and any(isinstance(cell, float) for row in rows for cell in row):
+        if not np.isfinite(rows).all():
+            raise DataError(f"{name}: a number to predict is not finite")
+        return Labels("value", tuple(f"value{i}" for i in range(len(rows[0]))), np.array(rows, dtype=np.float64))
+    return multi_labels([[_class_name(cell, classes, name) for cell in row] for row in rows], classes=classes or None)
+
+
+def _class_name(value: Any, classes: Sequence[str], name: str) -> str:
+    """Return the name of a class; a number is that of `classes`, or its own."""
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool):
+        value = int(value)
+    if isinstance(value, int) and classes:
+        if not 0 <= value < len(classes):
+            raise DataError(f"{name}: there is a label {value}, but {len(classes)} classes")
+        return classes[value]
+    if not isinstance(value, int | str) or not str(value).strip():
+        raise DataError(f"{name}: a label is {value!r:.40}", "Every sample needs a class: a name or a whole number.")
+    return str(value).strip()
 
 
 def among_classes(values: npt.NDArray[np.int8], columns: npt.NDArray[np.int64], classes: int) -> npt.NDArray[np.int8]:

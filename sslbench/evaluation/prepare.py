@@ -1,6 +1,7 @@
 """Opening weights and data and checking them, before the first image is decoded."""
 
 import dataclasses
+import functools
 import logging
 import typing
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from sslbench.data.decode.handlers import identified
 from sslbench.data.decode.transforms import output_size
 from sslbench.data.labels import no_labels
 from sslbench.data.noise import check_shares, with_label_noise
-from sslbench.data.open import refuse_label_maps
+from sslbench.data.open import open_data, refuse_label_maps
 from sslbench.data.source import Labels, Source
 from sslbench.data.splits import (
     TrainTest,
@@ -111,6 +112,9 @@ def _unlabelled(source: Source) -> Source:
 
 log = logging.getLogger("sslbench")
 
+InMemoryData = Mapping[str, Mapping[str, Source]]
+"""Data in memory: the name in `Request.data` or `Request.test_data` -> split -> source."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
@@ -137,13 +141,20 @@ class Prepared:
     classifier: FileClassifier | None = None
 
 
-def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = None) -> Prepared:
+def prepare(
+    request: Request,
+    run: RunSettings,
+    *,
+    backbone: Backbone | None = None,
+    in_memory: InMemoryData | None = None,
+) -> Prepared:
     """Open the weights and the data and check them against each other and against the protocols' needs.
 
     Args:
         request: what to evaluate.
         run: how.
         backbone: takes the place of request.weights when it is in memory already.
+        in_memory: takes the place of locations; see there.
 
     Raises:
         SslbenchError: anything that is wrong; no image has been decoded then.
@@ -152,7 +163,7 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
     loaded = load(request, run) if backbone is None else backbone
     backbone, origins = for_request(loaded, request, run)
     layers = _layers(backbone, request)
-    data = open_train_test(request, run)
+    data = open_train_test(request, run, in_memory)
     if request.test_classes == "numbers":
         data = dataclasses.replace(data, test=name_numbered(data.train, data.test))
     check_groups(data.test, request.groups)
@@ -351,10 +362,18 @@ def load(request: Request, run: RunSettings) -> Backbone:
     return backbone
 
 
-def open_train_test(request: Request, run: RunSettings) -> TrainTest:
-    """Train and test part of the data, classes matched by name, limited if that was asked for."""
+def open_train_test(request: Request, run: RunSettings, in_memory: InMemoryData | None = None) -> TrainTest:
+    """Return the train and test part of the data, limited if that was asked for."""
     if (kind := dense_kind(request.tasks)) is not None:
+        if in_memory:
+            raise UsageError(
+                f"{request.tasks[0].protocol} needs a location of {LABELS[kind].text}, not images in memory"
+            )
         data = _dense_data(kind, request, run)
+    elif in_memory:
+        opener = functools.partial(open_parts, request, in_memory=in_memory)
+        fraction = run.test_fraction
+        data = train_test_of(opener, request.data, request.test_data, seed=run.seed, test_fraction=fraction)
     else:
         refuse_label_maps(request.data)
         data = train_test(
@@ -377,6 +396,15 @@ def open_train_test(request: Request, run: RunSettings) -> TrainTest:
     train, test = (limit(part, request.limit, run.seed) for part in (data.train, data.test))
     description = f"{data.how}; limited to {len(train)} train and {len(test)} test samples"
     return dataclasses.replace(data, train=train, test=test, how=description, whole=None)
+
+
+def open_parts(request: Request, place: str, in_memory: InMemoryData | None = None) -> Mapping[str, Source]:
+    """Return split -> source of a location of a request, or of data in memory under this name."""
+    if in_memory and place in in_memory:
+        return in_memory[place]
+    columns: dict[str, Any] = {"image_column": request.image_column, "label_column": request.label_column}
+    further: dict[str, Any] = {"attribute_columns": request.groups, "value_columns": request.value_columns}
+    return open_data(place, **columns, **{key: names for key, names in further.items() if names})
 
 
 def _dense_data(kind: LabelKind, request: Request, run: RunSettings) -> TrainTest:

@@ -20,6 +20,7 @@ from sslbench.evaluation import floors, subset
 from sslbench.evaluation.costs import measured
 from sslbench.evaluation.file_classifier import with_classifier
 from sslbench.evaluation.groups import UNNAMED, groups_of, with_details
+from sslbench.evaluation.predicted import write_predicted
 from sslbench.evaluation.prepare import Prepared, is_on_images
 from sslbench.evaluation.references import compare_references
 from sslbench.evaluation.request import RunSettings, Task, sample_kind
@@ -294,7 +295,9 @@ def finish(
         notes.append(warning)
     lacking = {name: reason for name, reason in missing.items() if name not in floors_}
     result = dataclasses.replace(result, floors=floors_, missing_floors=lacking, notes=tuple(notes))
-    return floors.write(result, scores, out)
+    written = floors.write(result, scores, out)
+    write_predicted(written, scores)
+    return written
 
 
 def _protocol(task: Task) -> ProtocolUsed:
@@ -311,7 +314,10 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
     request = prepared.request
     own = backbone is prepared.backbone
     given = request.weights if own else ("pixels" if backbone.kind.pixels else "random")
-    weights = with_classifier(weights_at(layer, backbone, weights_used(backbone, given)), prepared.classifier)
+    used_weights = weights_used(backbone, given)
+    if own and request.name is not None:
+        used_weights = dataclasses.replace(used_weights, name=request.name)
+    weights = with_classifier(weights_at(layer, backbone, used_weights), prepared.classifier)
     data = prepared.data
     parts = [
         DataPart(

@@ -101,7 +101,11 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Evaluation to run; the fields have the names and meaning of the flags."""
+    """Evaluation to run; the fields have the names and meaning of the flags.
+
+    Attributes:
+        name: name of the weights in records and tables; None: that of their file, or the class of a module.
+    """
 
     weights: str
     data: str
@@ -121,6 +125,7 @@ class Request:
     groups: tuple[str, ...] = ()
     value_columns: tuple[str, ...] = ()
     noise: tuple[float, ...] = ()
+    name: str | None = None
 
 
 def sample_kind(protocol: str) -> OnFeatures[Any] | OnImages[Any] | OnSets[Any]:

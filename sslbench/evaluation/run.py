@@ -6,14 +6,12 @@ import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.data.groups import source_groups
-from sslbench.data.open import open_data
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.distributed import this_process
@@ -26,6 +24,7 @@ from sslbench.evaluation.groups import check_groups, groups_of_features, with_de
 from sslbench.evaluation.images import evaluate_on_images
 from sslbench.evaluation.neighbours import write_sheet
 from sslbench.evaluation.prepare import (
+    InMemoryData,
     Prepared,
     check_label_kind,
     for_request,
@@ -34,6 +33,7 @@ from sslbench.evaluation.prepare import (
     one_part,
     one_part_of_features,
     only_part,
+    open_parts,
     open_train_test,
     task_with_noise,
     with_noise,
@@ -113,6 +113,7 @@ def extract_only(
     store: Path,
     progress: Progress | None = None,
     backbone: Backbone | None = None,
+    in_memory: InMemoryData | None = None,
 ) -> dict[str, Extraction]:
     """Extract features of every part of the data, without evaluating them; labels are not needed.
 
@@ -122,6 +123,7 @@ def extract_only(
         store: folder of the feature store.
         progress: see there.
         backbone: takes the place of request.weights when it is in memory already.
+        in_memory: takes the place of locations; see there.
 
     Returns:
         Name of the part ('train', 'test', 'all') -> its extraction.
@@ -129,15 +131,13 @@ def extract_only(
     loaded = load(request, run) if backbone is None else backbone
     backbone, _ = for_request(loaded, request, run)
     layers = resolve_layers(backbone, request.layers or (backbone.default_layer,))
-    columns: dict[str, Any] = {"image_column": request.image_column, "label_column": request.label_column}
-    columns |= {"attribute_columns": request.groups} if request.groups else {}
     if request.limit is not None:
-        both = open_train_test(request, run)
+        both = open_train_test(request, run, in_memory)
         parts = {"train": both.train, "test": both.test}
     else:
-        parts = open_data(request.data, **columns)
+        parts = dict(open_parts(request, request.data, in_memory))
         if request.test_data is not None:
-            test = open_data(request.test_data, **columns)
+            test = open_parts(request, request.test_data, in_memory)
             parts = {**parts, **({"test": test["all"]} if set(test) == {"all"} else test)}
     for note in dict.fromkeys(note for part in parts.values() for note in part.notes):
         log.info(note)

@@ -1,22 +1,24 @@
-"""Features computed by other programs: an array file and a CSV with the label of each row."""
+"""Features computed by other programs, in files or in memory, with the label of each row."""
 
-import csv
+import contextlib
 import dataclasses
 import hashlib
-import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.booleans import FLAGS
 from sslbench.data.containers.names import split_name
 from sslbench.data.groups import group_numbers
-from sslbench.data.labels import among_classes, has_separator, multi_labels, no_labels, single_labels, split_cell
+from sslbench.data.labels import among_classes, labels_of, no_labels, single_labels
 from sslbench.data.source import Labels
 from sslbench.data.splits import holdout
 from sslbench.errors import DataError, UsageError
-from sslbench.features.array import UNREADABLE_HEADER, Features
+from sslbench.features.array import Features
+from sslbench.features.external_files import DESCRIPTIVE, Columns, is_table, read_features, read_label_array, read_table
 from sslbench.names import did_you_mean
 
 
@@ -50,7 +52,7 @@ def read_unlabelled(features: Path) -> FeaturePair:
     Raises:
         UsageError: the file is missing or holds no suitable array.
     """
-    x = _read_array(features)
+    x = read_features(features)
     whole = Features(x, no_labels(len(x)), tuple(f"{i:09d}" for i in range(len(x))))
     return FeaturePair(whole, whole, f"all of {features.name}", (_fingerprint(whole),) * 2, features.name)
 
@@ -71,10 +73,11 @@ def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
     """Read features and labels: one pair of files, which is split, or one pair for each part.
 
     Args:
-        features: .npy (N, D), or .npz with one such array or one named 'features'.
-        labels: .csv with a header and one line per row: the label column ('cat;dog' has several), and optionally 'id'
-            and 'split' ('train' and 'test', otherwise 'val'). A suffix '?group=COLUMN' names the column of groups (see
-            `Features.groups`); each empty cell is a group of its own.
+        features: .npy (N, D); .npz, .h5 or .pt with one such array or one named 'features'; a table of numbers.
+        labels: an array (N,) of classes, or (N, C) of 0 and 1, in .npy, .npz, .h5 or .pt; or a table (.csv, .tsv,
+            .parquet) with a header and one line per row: the label column ('cat;dog' has several) or columns of 0 and
+            1, and optionally 'id' and 'split' ('train' and 'test', otherwise 'val'). A suffix '?group=COLUMN'
+            names the column of groups (see `Features.groups`); each empty cell is a group of its own.
         test_features: features of the test part, if in a file of its own.
         test_labels: labels of the test part.
         label_column: name of the label column; None: 'label', 'class' or 'target'.
@@ -99,39 +102,123 @@ def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
         >>> pair.train.x.shape, pair.test.labels.classes, pair.how
         ((2, 2), ('cat', 'dog'), 'the split column of the labels')
     """
-    x = _read_array(features)
+    x = read_features(features)
     table = _read_labels(labels, label_column, value_columns, len(x), features, attribute_columns)
     if (test_features is None) != (test_labels is None):
         raise UsageError("--test-features and --test-labels belong together")
+    test = None
+    description = ""
     if test_features is not None and test_labels is not None:
-        test_x = _read_array(test_features)
-        test_table = _read_labels(
-            test_labels, label_column, value_columns, len(test_x), test_features, attribute_columns
+        test_x = read_features(test_features)
+        test = (
+            test_x,
+            _read_labels(test_labels, label_column, value_columns, len(test_x), test_features, attribute_columns),
         )
         if test_x.shape[1] != x.shape[1]:
             raise DataError(f"{features} has {x.shape[1]} features per row, {test_features} has {test_x.shape[1]}")
         description = f"{features.name} against {test_features.name}"
+    return _paired(features.name, (x, table), test, description, test_fraction, seed, own_classes=own_classes)
+
+
+def are_features(data: object) -> bool:
+    """Return whether data in memory are (features, labels), with features (N, D)."""
+    return isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "ndim") and data[0].ndim == 2
+
+
+def read_in_memory(
+    train: tuple[Any, Any],
+    test: tuple[Any, Any] | None,
+    *,
+    name: str,
+    test_fraction: float,
+    seed: int,
+    own_classes: bool = False,
+) -> FeaturePair:
+    """Return features and labels in memory, as `read_train_test` returns those of files.
+
+    Args:
+        train: features (N, D), an array or tensor of floats, and labels as for `labels_of`.
+        test: the same of the test part; None: split off.
+        name: of the features in records.
+        test_fraction: share of the test part in a seeded split.
+        seed: of that split.
+        own_classes: the test part may have classes that the train part lacks.
+
+    Raises:
+        UsageError: they are no features.
+        DataError: the labels do not fit them, or each other.
+
+    Examples:
+        >>> pair = read_in_memory((np.eye(4), [0, 1, 0, 1]), None, name="x", test_fraction=0.5, seed=0)
+        >>> len(pair.train), pair.test.labels.classes
+        (2, ('0', '1'))
+    """
+    if train[1] is None and test is None:
+        x = _as_features(train[0], name)
+        whole = Features(x, no_labels(len(x)), tuple(f"{i:09d}" for i in range(len(x))))
+        return FeaturePair(whole, whole, f"all of {name}", (_fingerprint(whole),) * 2, name)
+    fitted = _in_memory(train, name)
+    if test is None:
+        return _paired(name, fitted, None, "", test_fraction, seed, own_classes=own_classes)
+    if not are_features(test):
+        raise UsageError(f"{name}: train holds features and test does not", "Pass (features, labels) as both.")
+    scored = _in_memory(test, f"{name} (test)")
+    if fitted[0].shape[1] != scored[0].shape[1]:
+        raise DataError(f"{name}: {fitted[0].shape[1]} features per row in train, {scored[0].shape[1]} in test")
+    how = "train against test, as given"
+    return _paired(name, fitted, scored, how, test_fraction, seed, own_classes=own_classes)
+
+
+def _in_memory(given: tuple[Any, Any], name: str) -> tuple[npt.NDArray[np.floating], "_Table"]:
+    x = _as_features(given[0], name)
+    labels = labels_of(given[1], len(x), name=name)
+    rows = [f"{i:09d}" for i in range(len(x))]
+    return x, _Table(labels, rows, [""] * len(x), {}, None, "")
+
+
+def _as_features(given: Any, name: str) -> npt.NDArray[np.floating]:
+    if hasattr(given, "detach"):  # a tensor, of bfloat16 too
+        given = given.detach().cpu().float().numpy()
+    x = np.asarray(given)
+    if x.ndim != 2 or not x.size or not np.issubdtype(x.dtype, np.number) or np.iscomplexobj(x):
+        raise UsageError(f"{name}: features should be an array of numbers (N, D), not {x.dtype} {x.shape}")
+    return x if x.dtype in (np.float16, np.float32) else x.astype(np.float32)
+
+
+def _paired(
+    name: str,
+    fitted: tuple[npt.NDArray[np.floating], "_Table"],
+    scored: tuple[npt.NDArray[np.floating], "_Table"] | None,
+    description: str,
+    test_fraction: float,
+    seed: int,
+    *,
+    own_classes: bool,
+) -> FeaturePair:
+    """Return two parts with matching classes; without a test part, the train part is split."""
+    x, table = fitted
+    if scored is not None:
+        test_x, test_table = scored
         parts = [(x, table, np.arange(len(x))), (test_x, test_table, np.arange(len(test_x)))]
     else:
         test_table = table
         fit, held_out, description = _split(table, test_fraction, seed)
         parts = [(x, table, fit), (x, table, held_out)]
-    matched = _matched(table, test_table, tuple(value_columns), own_classes=own_classes)
+    matched = _matched(table.labels, test_table.labels, own_classes=own_classes)
     train, test = (_features(*part, labels) for part, labels in zip(parts, matched, strict=True))
     if train.labels.kind == "single" and not own_classes:
         learned = {train.labels.classes[i] for i in np.unique(train.labels.values)}
         _refuse_unknown({test.labels.classes[i] for i in np.unique(test.labels.values)}, learned)
-    split = test_features is None and not _parts(table)
+    split = scored is None and not _parts(table)
     whole = _features(x, table, np.arange(len(x)), matched[0]) if split else None
-    return FeaturePair(train, test, description, (_fingerprint(train), _fingerprint(test)), features.name, whole)
+    return FeaturePair(train, test, description, (_fingerprint(train), _fingerprint(test)), name, whole)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-    """Lines of a CSV of labels: class names, or regression targets (N, C) in their place."""
+    """Labels of a file with its other columns."""
 
-    label: list[str]
-    values: npt.NDArray[np.float64] | None
+    labels: Labels
     id: list[str]
     split: list[str]
     attributes: dict[str, list[str]]
@@ -139,67 +226,58 @@ class _Table:
     grouped_by: str
 
 
-def _read_array(path: Path) -> npt.NDArray[np.floating]:
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}", did_you_mean(path.name, _siblings(path)))
-    try:
-        content = np.load(path, mmap_mode="r" if path.suffix == ".npy" else None, allow_pickle=False)
-        if not isinstance(content, np.ndarray):
-            content = content[_key_of_features(path, list(content.keys()))]
-    except (OSError, zipfile.BadZipFile, *UNREADABLE_HEADER) as error:
-        raise UsageError(f"{path} cannot be read as a NumPy array: {error}") from error
-    if content.ndim != 2 or not np.issubdtype(content.dtype, np.floating):
-        raise UsageError(f"{path}: should be a float array (N, D), not {content.dtype} {content.shape}")
-    if not content.size:
-        raise UsageError(f"{path}: the array of {content.shape[0]} x {content.shape[1]} is empty")
-    features: npt.NDArray[np.floating] = content
-    return features if features.dtype in (np.float16, np.float32) else features.astype(np.float32)
-
-
-def _key_of_features(path: Path, keys: Sequence[str]) -> str:
-    key = "features" if "features" in keys else keys[0] if len(keys) == 1 else None
-    if key is None:
-        raise UsageError(f"{path} holds several arrays ({', '.join(keys)}) and none is called 'features'")
-    return key
-
-
 def _read_labels(
     given: Path, column: str | None, numbers: Sequence[str], rows: int, features: Path, further: Sequence[str]
 ) -> _Table:
     path, grouped_by = _without_group(given)
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}", did_you_mean(path.name, _siblings(path)))
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as handle:
-            reader = csv.DictReader(handle)
-            header = list(reader.fieldnames or ())
-            lines = list(reader)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is not a table in UTF-8: {error}", "Save it as CSV in UTF-8.") from error
+    if not is_table(path):
+        return _array_of_labels(path, [*([column] if column else []), *numbers, *further, grouped_by], rows, features)
     if numbers and column:
         raise UsageError("--label-col names classes and --value-col numbers: give only one")
-    candidates = list(numbers) or ([column] if column else [c for c in ("label", "class", "target") if c in header])
-    if not candidates or candidates[0] not in header:
-        label_column = column or "label"
-        raise UsageError(
-            f"{path} has no column '{label_column}'; its columns: {', '.join(header)}",
-            did_you_mean(label_column, header),
-        )
-    if len(lines) != rows:
-        raise DataError(f"{path} has {len(lines)} lines, {features} has {rows} rows")
-    values = _numbers(path, candidates, lines) if numbers else None
-    labels = [line[candidates[0]] or "" for line in lines]
-    empty = [i for i, label in enumerate(labels) if not label]
-    if empty:
-        raise DataError(f"{path}: {len(empty)} rows have no label, first line {empty[0] + 2}")
-    ids = [line.get("id") or f"{i:09d}" for i, line in enumerate(lines)]
+    columns = read_table(path)
+    n = len(next(iter(columns.values()), ()))
+    if n != rows and columns:
+        raise DataError(f"{path} has {n} lines, {features} has {rows} rows")
+    ids = [str(cell) or f"{i:09d}" for i, cell in enumerate(columns.get("id", [""] * n))]
     if len(set(ids)) != len(ids):
         raise DataError(f"{path}: the column 'id' has the same value twice")
-    attributes = {name: _column(path, name, header, lines) for name in further}
-    groups = group_numbers(_column(path, grouped_by, header, lines)) if grouped_by else None
-    return _Table(labels, values, ids, [line.get("split") or "" for line in lines], attributes, groups, grouped_by)
+    attributes = {name: _column(path, name, columns) for name in further}
+    groups = group_numbers(_column(path, grouped_by, columns)) if grouped_by else None
+    labels = _labels(path, columns, column, numbers, leave_out={*further, grouped_by})
+    return _Table(
+        labels, ids, [str(cell or "") for cell in columns.get("split", [""] * n)], attributes, groups, grouped_by
+    )
+
+
+def _array_of_labels(path: Path, columns: Sequence[str], rows: int, features: Path) -> _Table:
+    if asked := [name for name in columns if name]:
+        raise UsageError(f"{path} has no column '{asked[0]}': it holds an array", "Give the labels as a table.")
+    array = read_label_array(path)
+    if len(array) != rows:
+        raise DataError(f"{path} has {len(array)} labels, {features} has {rows} rows")
+    return _Table(labels_of(array, rows, name=str(path)), [f"{i:09d}" for i in range(rows)], [""] * rows, {}, None, "")
+
+
+def _labels(path: Path, columns: Columns, column: str | None, numbers: Sequence[str], leave_out: set[str]) -> Labels:
+    """Return the labels in a column, those in columns of 0 and 1, or the numbers to predict."""
+    n = len(next(iter(columns.values()), ()))
+    if numbers:
+        return Labels("value", tuple(numbers), _numbers(path, numbers, columns))
+    found = column or next((name for name in ("label", "class", "target") if name in columns), None)
+    if found is None:
+        flags = {name: cells for name, cells in columns.items() if name not in leave_out.union(DESCRIPTIVE)}
+        flags = {name: [FLAGS.get(str(cell).lower()) for cell in cells] for name, cells in flags.items()}
+        if present := {name: cells for name, cells in flags.items() if None not in cells}:
+            return Labels("multi", tuple(present), np.array(list(present.values()), dtype=np.int8).T)
+    if found is None or found not in columns:
+        wanted = column or "label"
+        raise UsageError(
+            f"{path} has no column '{wanted}'; its columns: {', '.join(columns)}", did_you_mean(wanted, columns)
+        )
+    empty = [i for i, label in enumerate(columns[found]) if label is None or label == ""]
+    if empty:
+        raise DataError(f"{path}: {len(empty)} rows have no label, first line {empty[0] + 2}")
+    return labels_of(list(columns[found]), n, name=str(path))
 
 
 def _without_group(path: Path) -> tuple[Path, str]:
@@ -215,63 +293,70 @@ def _without_group(path: Path) -> tuple[Path, str]:
     return path.with_name(name), column
 
 
-def _column(path: Path, name: str, header: Sequence[str], lines: Sequence[Mapping[str, str]]) -> list[str]:
-    if name not in header:
+def _column(path: Path, name: str, columns: Columns) -> list[str]:
+    if name not in columns:
         raise UsageError(
-            f"{path} has no column '{name}'; its columns: {', '.join(header)}",
-            f"{did_you_mean(name, header)} sslbench extract --groups {name} writes it into index.csv.".strip(),
+            f"{path} has no column '{name}'; its columns: {', '.join(columns)}",
+            f"{did_you_mean(name, columns)} sslbench extract --groups {name} writes it into index.csv.".strip(),
         )
-    return [line[name] or "" for line in lines]
+    return ["" if cell is None else str(cell) for cell in columns[name]]
 
 
-def _numbers(path: Path, names: Sequence[str], lines: Sequence[Mapping[str, str]]) -> npt.NDArray[np.float64]:
+def _numbers(path: Path, names: Sequence[str], columns: Columns) -> npt.NDArray[np.float64]:
     """Return the columns as numbers, (N, C)."""
-    values = np.empty((len(lines), len(names)))
+    for name in names:
+        if name not in columns:
+            text = f"{path} has no column '{name}'; its columns: {', '.join(columns)}"
+            raise UsageError(text, did_you_mean(name, columns))
+    values = np.full((len(columns[names[0]]), len(names)), np.nan)
     for c, name in enumerate(names):
-        if name not in lines[0]:
-            raise UsageError(f"{path} has no column '{name}'", did_you_mean(name, lines[0]))
-        for row, line in enumerate(lines):
-            try:
-                values[row, c] = float(line[name])
-            except (TypeError, ValueError):
-                values[row, c] = np.nan
+        for row, cell in enumerate(columns[name]):
+            with contextlib.suppress(TypeError, ValueError):
+                values[row, c] = float(cell)
             if not np.isfinite(values[row, c]):
-                raise DataError(f"{path}: the column '{name}' has no number in line {row + 2} ({line[name]!r})")
+                raise DataError(f"{path}: the column '{name}' has no number in line {row + 2} ({cell!r})")
     return values
 
 
-def _labels(texts: Sequence[str], *, several: bool) -> Labels:
-    """Return the labels of the cells of a column; with `several`, a cell may hold any number of them."""
-    if not several:
-        return single_labels(texts)
-    present, ignored = zip(*map(split_cell, texts), strict=True)
-    return multi_labels(present, ignored)
-
-
-def _matched(
-    train: _Table, test: _Table, numbers: tuple[str, ...], *, own_classes: bool = False
-) -> tuple[Labels, Labels]:
+def _matched(train: Labels, test: Labels, *, own_classes: bool = False) -> tuple[Labels, Labels]:
     """Return the labels of both tables over the classes of train; a class that a test table does not list is ignored.
 
-    With `own_classes` and one label per row, test may have classes that train lacks: the classes are those of both.
+    Where one table has several labels per row, so has the other. With `own_classes` and one label per row, test may
+    have classes that train lacks: the classes are those of both.
 
     Raises:
-        DataError: test has a class that train lacks.
+        DataError: test has a class that train lacks, or only one of the tables has numbers.
     """
-    if train.values is not None and test.values is not None:
-        return Labels("value", numbers, train.values), Labels("value", numbers, test.values)
-    several = any(map(has_separator, (*train.label, *test.label)))
-    fitted, scored = (_labels(table.label, several=several) for table in (train, test))
+    if (train.kind == "value") != (test.kind == "value") or (
+        train.kind == "value" and len(train.classes) != len(test.classes)
+    ):
+        raise DataError(f"the labels of train and test differ in kind: {_kind(train)} and {_kind(test)}")
+    if train.kind == "value":
+        return train, test
+    several = "multi" in (train.kind, test.kind)
+    fitted, scored = (_as_multi(labels) if several else labels for labels in (train, test))
     if own_classes and not several and set(scored.classes) - set(fitted.classes):
-        both = single_labels([*train.label, *test.label])
+        names = [labels.classes[i] for labels in (train, test) for i in labels.values]
+        both = single_labels(names)
         rows = np.arange(len(both.values))
-        return both.select(rows[: len(train.label)]), both.select(rows[len(train.label) :])
+        return both.select(rows[: len(train)]), both.select(rows[len(train) :])
     _refuse_unknown(set(scored.classes), set(fitted.classes))
     number = {name: i for i, name in enumerate(fitted.classes)}
     columns = np.array([number[name] for name in scored.classes], dtype=np.int64)
     if several:
         return fitted, Labels("multi", fitted.classes, among_classes(scored.values, columns, len(number)))
     return fitted, Labels("single", fitted.classes, columns[scored.values])
+
+
+def _as_multi(labels: Labels) -> Labels:
+    """Return one label per row as any number of them."""
+    if labels.kind == "multi":
+        return labels
+    return Labels("multi", labels.classes, np.eye(len(labels.classes), dtype=np.int8)[labels.values])
+
+
+def _kind(labels: Labels) -> str:
+    return f"{len(labels.classes)} numbers" if labels.kind == "value" else f"{len(labels.classes)} classes"
 
 
 def _refuse_unknown(test: set[str], train: set[str]) -> None:
@@ -305,14 +390,13 @@ def _split(table: _Table, fraction: float, seed: int) -> tuple[npt.NDArray[np.in
         description = "the split column of the labels" + (" (val is scored)" if scored == "val" else "")
         description = "; not used: ".join([description, *([", ".join(unused)] if unused else [])])
         return parts["train"], parts[scored], description
-    labels = _matched(table, table, ())[0]
-    fit, held_out = holdout(labels, fraction, seed, groups=table.groups)
+    fit, held_out = holdout(table.labels, fraction, seed, groups=table.groups)
     if table.groups is not None and not (len(fit) and len(held_out)):
         raise DataError(
-            f"the {len(table.label)} rows cannot be split without separating a {table.grouped_by}",
+            f"the {len(table.labels)} rows cannot be split without separating a {table.grouped_by}",
             "Every class of test needs two groups; or add a column 'split' with train and test.",
         )
-    kind, share = "stratified" if table.values is None else "random", len(held_out) / max(1, len(table.label))
+    kind, share = "stratified" if table.labels.kind != "value" else "random", len(held_out) / max(1, len(table.labels))
     share = fraction if table.groups is None else share
     by = "" if table.groups is None else f" by {table.grouped_by}"
     return fit, held_out, f"seeded {kind} split{by}: {1 - share:.0%} train, {share:.0%} test (seed {seed})"
@@ -333,7 +417,3 @@ def _fingerprint(features: Features) -> str:
     if features.groups is not None:
         digest.update(np.unique(features.groups, return_inverse=True)[1].tobytes())
     return digest.hexdigest()[:32]
-
-
-def _siblings(path: Path) -> list[str]:
-    return [f.name for f in path.parent.iterdir()] if path.parent.is_dir() else []

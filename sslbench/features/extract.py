@@ -392,6 +392,7 @@ class Extraction:
         seconds: wall time of the extraction, 0.0 when nothing was decoded.
         unreadable: id, path and reason of the samples left out.
         conversions: number of decoded images by conversion ('grey to RGB': 12).
+        source: the images.
     """
 
     features: dict[str, Features]
@@ -400,6 +401,7 @@ class Extraction:
     seconds: float
     unreadable: list[dict[str, str]]
     conversions: dict[str, int]
+    source: Source
 
 
 def store_key(backbone: Backbone, source: Source, settings: ExtractSettings) -> FeatureKey:
@@ -478,7 +480,7 @@ def extract(
                         job.finish(key, split)
                 seconds = time.perf_counter() - started
     if process.rank != 0:
-        return Extraction({}, entry, decoded, seconds, [], dict(conversions))
+        return Extraction({}, entry, decoded, seconds, [], dict(conversions), source)
     for layer in layers:
         remove(entry.layer_file(layer.text))  # left by a run killed right after publishing
     store.update_index(entry, source, split)
@@ -486,7 +488,7 @@ def extract(
     if unreadable and settings.on_error == "stop":
         raise unreadable_error(source, [(r["path"], r["reason"]) for r in unreadable])
     features = {layer.text: _as_features(entry, layer, source, unreadable) for layer in layers}
-    return Extraction(features, entry, decoded, seconds, unreadable, dict(conversions))
+    return Extraction(features, entry, decoded, seconds, unreadable, dict(conversions), source)
 
 
 @contextlib.contextmanager

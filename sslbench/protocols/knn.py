@@ -92,13 +92,10 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     """
     check_features(train, test)
     check(settings, train.labels)
-    ks, notes = _usable_k(settings, _candidates(train, settings))
+    ks, _ = _usable_k(settings, _candidates(train, settings))
     if settings.leave_one_out and train.ids != test.ids:
         raise UsageError("knn: leave_one_out scores the training samples, so test must be the same samples")
-    chosen, selected = ks[0], dict[str, Any]()
-    if len(ks) > 1 and not settings.leave_one_out:
-        chosen, selected, note = _select(train, ks, settings, seed, device)
-        notes += note
+    chosen, selected, notes = choose_k(train, settings, seed=seed, device=device)
     found = _search(train, test, ks[-1], settings, device, _scope(train, settings))
     kind, values = test.labels.kind, test.labels.values
     scores = found.vote(chosen, train.labels, settings)
@@ -118,6 +115,29 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         notes=tuple(notes),
         probabilities="scores",
     )
+
+
+def choose_k(
+    train: Features, settings: Settings, *, seed: int, device: str = "cpu"
+) -> tuple[int, dict[str, Any], list[str]]:
+    """Return the number of neighbours, the record of its choice, and notes.
+
+    Args:
+        train: features and labels that vote.
+        settings: with one or several values of k; with `leave_one_out` the smallest is returned.
+        seed: of the held-out part.
+        device: where torch searches.
+    """
+    ks, notes = _usable_k(settings, _candidates(train, settings))
+    if len(ks) == 1 or settings.leave_one_out:
+        return ks[0], {}, notes
+    chosen, selected, further = _select(train, ks, settings, seed, device)
+    return chosen, selected, notes + further
+
+
+def scores(train: Features, test: Features, k: int, settings: Settings, device: str = "cpu") -> FloatArray:
+    """Return scores (M, C) of test by its k nearest neighbours in train, see `vote`; test needs no labels."""
+    return _search(train, test, k, settings, device, Scope()).vote(k, train.labels, settings)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """Outcome of a protocol, and the result record (one JSON file) made from it."""
 
 import dataclasses
+import html
 import json
 import math
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +16,7 @@ from sslbench.labels import LabelKind
 from sslbench.metrics import catalog
 from sslbench.metrics.intervals import Interval
 from sslbench.metrics.sample_means import SampleMeans
+from sslbench.results import tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,6 +295,7 @@ __all__ = [
     "ReferenceCompared",
     "RequestedParts",
     "Result",
+    "Results",
     "Stage",
     "WeightsUsed",
     "as_recorded",
@@ -442,6 +446,78 @@ class Result:
     scores_file: str | None = None
     weights_file: str | None = None
     file: Path | None = dataclasses.field(default=None, compare=False)
+
+    def row(self) -> dict[str, Any]:
+        """Return one row of a table: weights, protocol and data, the leading metric with its interval, all metrics."""
+        leading = self.metrics[self.headline]
+        return {
+            "weights": self.weights.name,
+            "layer": self.layer,
+            "protocol": self.protocol.name,
+            "test": self.data.test.name,
+            "n": self.data.test.n_used,
+            "metric": self.headline,
+            "value": leading.value,
+            "low": leading.low,
+            "high": leading.high,
+            **{name: metric.value for name, metric in self.metrics.items()},
+        }
+
+    def metric_rows(self) -> list[dict[str, Any]]:
+        """Return one row per metric: value, interval and floors."""
+        floors = {floor: values for floor, values in self.floors.items() if values}
+        return [
+            {
+                "metric": name,
+                "value": metric.value,
+                "low": metric.low,
+                "high": metric.high,
+                **{floor: values.get(name) for floor, values in floors.items()},
+            }
+            for name, metric in self.metrics.items()
+        ]
+
+    def title(self) -> str:
+        """Return weights, layer, protocol and data in one line."""
+        return f"{self.weights.name}, {self.layer}, {self.protocol.name}: {self.data.test.name}, {self.data.how}"
+
+    def show(self) -> None:
+        """Print all metrics with their intervals and floors."""
+        lines = [self.title(), tables.as_text(self.metric_rows()), *self.notes]
+        sys.stdout.write("\n".join(lines) + "\n")
+
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame` with a line per metric."""
+        return tables.as_frame(self.metric_rows())
+
+    def _repr_html_(self) -> str:
+        """Return the metrics as a table, for notebooks."""
+        return f"<p>{html.escape(self.title())}</p>{tables.as_html(self.metric_rows())}"
+
+
+class Results(list[Result]):
+    """List of results that notebooks display as a table.
+
+    >>> Results().to_pandas().empty
+    True
+    """
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """Return the rows of the short table."""
+        short = ("weights", "layer", "protocol", "test", "n", "metric", "value", "low", "high")
+        return [{name: result.row()[name] for name in short} for result in self]
+
+    def show(self) -> None:
+        """Print a line per result: the leading metric with its interval."""
+        sys.stdout.write(tables.as_text(self._rows()) + "\n")
+
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame` with a line per result, and a column per metric."""
+        return tables.as_frame([result.row() for result in self])
+
+    def _repr_html_(self) -> str:
+        """Return the table of `show` as HTML, for notebooks."""
+        return tables.as_html(self._rows())
 
 
 def percent(fraction: float) -> float | None:

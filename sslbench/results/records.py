@@ -32,8 +32,13 @@ PICTURE = ".png"
 """Suffix of the picture of some test images, with prediction and truth, beside a record."""
 WEIGHTS = ".weights.torch"
 """Suffix of the network that a protocol has trained, beside its record."""
+PREDICTIONS_CSV = ".predictions.csv"
+"""Suffix of the predicted class of every test sample beside a record with one class per sample."""
+CONFUSION_CSV, CONFUSION_PNG = ".confusion.csv", ".confusion.png"
+"""Suffixes of the confusion matrix beside it."""
 PREDICTIONS = ".predictions.json"
 """Suffix of a detector's COCO result file beside its record; `read_tree` skips it."""
+_BESIDE = (_SCORES, OVERLAPS, WEIGHTS, NEIGHBOURS, PICTURE, PREDICTIONS_CSV, CONFUSION_CSV, CONFUSION_PNG)
 _COMPRESSED_UP_TO = 64_000_000  # largest size of stored scores, in bytes
 _DRAWS_UP_TO = 256_000_000  # bytes of the scores of all draws: 5 of 50,000 samples and 256 classes
 _RECORDED_PACKAGES = ("sslbench", "torch", "torchvision", "numpy", "scikit-learn", "timm")
@@ -186,7 +191,7 @@ def _write(result: Result, folder: Path, write_scores: Callable[[IO[bytes]], obj
         for other in target.glob(f"*-{result.id}.json"):
             if other != path:
                 other.unlink(missing_ok=True)
-                for suffix in (_SCORES, OVERLAPS, WEIGHTS, NEIGHBOURS, PICTURE):
+                for suffix in _BESIDE:
                     other.with_suffix(suffix).unlink(missing_ok=True)
     except OSError as error:
         raise ResultError(f"cannot write the result to {target}: {error.strerror or error}") from error

@@ -1,5 +1,7 @@
 """`sslbench extract`."""
 
+from pathlib import Path
+
 import click
 
 from sslbench.cli import options
@@ -12,6 +14,9 @@ from sslbench.errors import UsageError
 @options.data_options
 @options.preprocessing_options
 @options.run_options
+@click.option(
+    "-o", "--output", help="Also write one layer with names, labels and image sizes to a .parquet, .npz or .h5 file."
+)
 @click.option("--groups", multiple=True, metavar="COLUMN", help="Column of the data to copy into index.csv; repeat.")
 @click.pass_context
 def command(
@@ -21,17 +26,21 @@ def command(
     data: options.DataFlags,
     preprocessing: options.PreprocessingFlags,
     run: options.RunFlags,
+    output: str | None,
     groups: tuple[str, ...],
 ) -> None:
     """Write a backbone's features of a data set to disk: one .npy per layer, index.csv and meta.json beside it.
 
-    They go into the feature store, where `eval` finds them. --store names another folder.
+    They go into the feature store, where `eval` finds them. --store names another folder. With -o FILE they are also
+    written to one file, which `eval --features FILE --labels FILE` reads.
     """
     from sslbench import evaluation
     from sslbench.backbones.layers import split_layers
     from sslbench.cli import terminal
     from sslbench.cli.words import compose_run
     from sslbench.config import resolve
+    from sslbench.distributed import this_process
+    from sslbench.features import one_file
     from sslbench.features.presence import announced
 
     terminal.show_messages()
@@ -51,10 +60,18 @@ def command(
         preprocessing=preprocessing.values(),
         groups=groups,
     )
+    if output is not None:
+        one_file.check_path(Path(output))
+        if len(request.layers) > 1:
+            raise UsageError(f"-o writes one layer, and --layers names {len(request.layers)}")
     store = run.store_folder()
     evaluation.check_writable(store)
     with announced(store), terminal.progress() as progress:
-        for split, extraction in evaluation.extract_only(request, settings, store=store, progress=progress).items():
+        found = evaluation.extract_only(request, settings, store=store, progress=progress)
+        for split, extraction in found.items():
             for layer, features in extraction.features.items():
                 path = extraction.entry.layer_file(layer).resolve()
                 echo(f"{split}\t{layer}\t{features.x.shape[0]} x {features.x.shape[1]}\t{path}")
+    if output is not None and this_process().rank == 0:
+        one_file.write_one_file(found, Path(output))
+        echo(f"features, names, labels and sizes of the images: {output}")

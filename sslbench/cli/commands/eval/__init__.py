@@ -62,8 +62,10 @@ class EvalCommand(click.Command):
     help="Column of groups: each group is scored too, and the worst reported.",
 )
 @click.option("--noise", help="Shares of wrong train labels, each a further result: 0.1,0.2,0.4.")
-@click.option("--features", help="Embeddings made elsewhere, .npy or .npz (N x D); replaces --weights and --data.")
-@click.option("--labels", help="Labels of --features: a .csv with a column 'label', one line per row; ?group=COLUMN.")
+@click.option(
+    "--features", help="Embeddings made elsewhere: .npy .npz .h5 .pt .parquet .csv; replaces --weights, --data."
+)
+@click.option("--labels", help="Labels of --features: an array, or a table with a column 'label'; ?group=COLUMN.")
 @click.option("--test-features", help="Embeddings of the test part.")
 @click.option("--test-labels", help="Labels of --test-features.")
 @options.preprocessing_options

@@ -135,7 +135,9 @@ _REASONS = {
     **dict.fromkeys(("tensorboard", "histograms", "wandb"), "It logs the training of finetune."),
     "max_memory": "It limits the memory of the search of neighbours: knn, retrieval.",
 }
-_UNLABELLED = "It needs --labels: a .csv with a column 'label', one line per row of the features."
+_UNLABELLED = (
+    "It needs --labels: an array of labels, or a table with a column 'label', one line per row of the features."
+)
 _EMBEDDING_REASONS = {
     **{
         name: f"--features and --{name} exclude each other: --features replaces the images and the network."

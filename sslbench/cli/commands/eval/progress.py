@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sslbench.cli.echo import echo
-from sslbench.cli.terminal import QUIET, ProgressLines, duration, make_bars
+from sslbench.cli.terminal import QUIET, ProgressLines, duration
 from sslbench.distributed import this_process
+from sslbench.runtime.progress import make_bars
 
 if TYPE_CHECKING:
     from sslbench.detection.log import DetectionLogLine

@@ -120,7 +120,7 @@ def plan_embeddings(
         for one in runs
     )
     if not chosen.labels and any(evaluation.needs_labels(task) for task in tasks):
-        text = "--features needs --labels: a .csv with a column 'label', one line per row of the features"
+        text = "--features needs --labels: an array, or a table with a column 'label', one line per row of the features"
         raise UsageError(text, "Protocols that need none: geometry.")
     if chosen.test_features:
         _refuse_unscored_test("--test-features", tasks)

@@ -5,7 +5,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sslbench.cli.echo import echo
-from sslbench.cli.terminal import QUIET, duration, make_bars
+from sslbench.cli.terminal import QUIET, duration
+from sslbench.runtime.progress import make_bars
 
 if TYPE_CHECKING:
     from sslbench.train.meter import LogRecord

@@ -43,9 +43,6 @@ class TableOptions:
     group: str = setting("", "column of groups that a seeded split keeps on one side: patient, video, scene")
 
 
-_FLAGS = {text: int(flag) for text, flag in booleans.TEXTS.items()} | {"-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1}
-
-
 def recognises(spec: str) -> bool:
     """Return whether the string ends like a table, and is no folder, no manifest and no file with images inside."""
     lower = spec.lower()
@@ -103,14 +100,39 @@ def _open(
     attribute_columns: Sequence[str],
     value_columns: Sequence[str],
 ) -> dict[str, Source]:
-    table = _read(Path(spec))
+    folder = Path(spec).parent
+    return read_columns(_read(Path(spec)), folder, image_column, label_column, attribute_columns, value_columns)
+
+
+def read_columns(
+    table: TableColumns,
+    folder: Path,
+    image_column: str | None,
+    label_column: str | None,
+    attribute_columns: Sequence[str],
+    value_columns: Sequence[str],
+) -> dict[str, Source]:
+    """Return the images that the columns of a table list.
+
+    Args:
+        table: its columns.
+        folder: base of relative paths.
+        image_column: as for `open`.
+        label_column: as for `open`.
+        attribute_columns: as for `open`.
+        value_columns: as for `open`.
+
+    Raises:
+        DataError: as for `open`.
+        UsageError: there is no such column.
+    """
+    spec = table.name
     image = _find(table, image_column, IMAGE_COLUMNS, "image")
     if image is None:
         raise UsageError(
             f"{spec}: no column for the images was recognised among: {', '.join(table.columns)}",
             "Name it with --image-column, or call it 'path'. The first line must be a header.",
         )
-    folder = Path(spec).parent
     files = [str(value).strip() if value is not None else "" for value in table.columns[image]]
     _refuse_empty(table, image, files)
     ids = [image_id(file, folder) for file in files]
@@ -285,7 +307,9 @@ def _text(cell: object) -> str:
 
 def _labels_from_flags(table: TableColumns, names: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
     cells = {name: [_text(cell) for cell in table.columns[name]] for name in names}
-    classes = [name for name in names if any(cells[name]) and all(c.lower() in _FLAGS for c in cells[name] if c)]
+    classes = [
+        name for name in names if any(cells[name]) and all(c.lower() in booleans.FLAGS for c in cells[name] if c)
+    ]
     n = len(next(iter(table.columns.values())))
     if not classes:
         listed = ", ".join(table.columns)
@@ -294,7 +318,7 @@ def _labels_from_flags(table: TableColumns, names: Sequence[str]) -> tuple[Label
         )
     for name in classes:
         _refuse_empty(table, name, cells[name])
-    values = np.array([[_FLAGS[cell.lower()] for cell in cells[name]] for name in classes], dtype=np.int8).T
+    values = np.array([[booleans.FLAGS[cell.lower()] for cell in cells[name]] for name in classes], dtype=np.int8).T
     note = f"{table.name}: {counted(len(classes), 'column')} of 0 and 1 taken as classes: {some(classes, 5)}"
     return Labels("multi", tuple(classes), np.ascontiguousarray(values)), (note,)
 

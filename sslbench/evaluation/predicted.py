@@ -1,0 +1,105 @@
+"""Predictions and the confusion matrix of one record, beside it: CSV files and a picture."""
+
+import io
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from sslbench.arrays import IntArray
+from sslbench.errors import ResultError
+from sslbench.results import Result, records
+from sslbench.text import csv_text
+
+MOST_CLASSES = 1000
+"""Largest number of classes of a confusion matrix."""
+_SIDE = 640  # of the matrix in the picture, in pixels
+_LARGEST_CELL = 40
+_MARGIN = 150  # for the names of the classes
+_BLUE = (8, 48, 107)
+
+
+def write_predicted(result: Result, scores: records.Scores) -> None:
+    """Write predictions.csv, confusion.csv and confusion.png of a record with one class per sample.
+
+    Other records have none; nor has a matrix of more than `MOST_CLASSES` classes.
+
+    Raises:
+        ResultError: a file cannot be written.
+    """
+    if result.file is None or result.data.labels != "single" or "top1" not in result.metrics or not scores.scores.size:
+        return
+    predicted = np.argmax(scores.scores, axis=1)
+    classes = scores.classes
+    table = [("id", "label", "predicted", "correct", "score")]
+    for row, (sample, label, found) in enumerate(zip(scores.ids, scores.labels, predicted, strict=True)):
+        score = f"{scores.scores[row, found]:.6g}"
+        table.append((sample, classes[int(label)], classes[found], str(int(label == found)), score))
+    files = {records.PREDICTIONS_CSV: csv_text(table).encode()}
+    if len(classes) <= MOST_CLASSES:
+        counts = confusion(scores.labels.astype(np.int64), predicted, len(classes))
+        lines = [[name, *row] for name, row in zip(classes, counts.tolist(), strict=True)]
+        files[records.CONFUSION_CSV] = csv_text([["label \\ predicted", *classes], *lines]).encode()
+        files[records.CONFUSION_PNG] = picture(counts, classes)
+    try:
+        for suffix, content in files.items():
+            records.replace_file(result.file.with_suffix(suffix), content)
+    except OSError as error:
+        raise ResultError(f"cannot write beside {result.file}: {error.strerror or error}") from error
+
+
+def confusion(labels: IntArray, predicted: IntArray, classes: int) -> IntArray:
+    """Return the number of samples of each class (row) for each predicted class (column), (C, C).
+
+    >>> confusion(np.array([0, 0, 1]), np.array([0, 1, 1]), 2).tolist()
+    [[1, 1], [0, 1]]
+    """
+    counts = np.bincount(labels * classes + predicted, minlength=classes * classes)
+    return counts.reshape(classes, classes).astype(np.int64)
+
+
+def picture(counts: IntArray, classes: tuple[str, ...]) -> bytes:
+    """Return the matrix as a PNG: the share of each row, white 0 and dark blue 1; names and counts where they fit."""
+    n = len(counts)
+    cell = max(1, min(_LARGEST_CELL, _SIDE // n))
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    colours = 255 + shares[:, :, None] * (np.array(_BLUE) - 255)
+    matrix = np.rint(colours).astype(np.uint8).repeat(cell, axis=0).repeat(cell, axis=1)
+    named = cell >= 10
+    left, top = (_MARGIN, _MARGIN) if named else (24, 24)
+    image = Image.new("RGB", (left + n * cell + 8, top + n * cell + 8), "white")
+    image.paste(Image.fromarray(matrix), (left, top))
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(10)
+    draw.rectangle((left - 1, top - 1, left + n * cell, top + n * cell), outline="grey")
+    if not named:
+        draw.text((left, 6), f"predicted, {n} classes", fill="black", font=font)
+        return _png(image)
+    draw.text((4, 4), "label (row), predicted (column)", fill="black", font=font)
+    for i, name in enumerate(classes):
+        text = _shortened(name, font)
+        draw.text((left - 6, top + (i + 0.5) * cell), text, fill="black", font=font, anchor="rm")
+        upright = Image.new("RGB", (_MARGIN - 24, 14), "white")
+        ImageDraw.Draw(upright).text((2, 7), text, fill="black", font=font, anchor="lm")
+        image.paste(
+            upright.rotate(90, expand=True).crop((0, 0, min(14, cell), _MARGIN - 24)),
+            (left + i * cell + max(0, cell - 14) // 2, 20),
+        )
+    if cell >= 24:
+        for i, j in np.argwhere(counts):
+            colour = "white" if shares[i, j] > 0.5 else "black"
+            place = (left + (j + 0.5) * cell, top + (i + 0.5) * cell)
+            draw.text(place, str(counts[i, j]), fill=colour, font=font, anchor="mm")
+    return _png(image)
+
+
+def _shortened(name: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont) -> str:
+    """Return a name that fits into the margin."""
+    text = "".join(character if character.isprintable() else "?" for character in name[:60])
+    while font.getlength(text) > _MARGIN - 30:
+        text = text[:-2] + "\N{HORIZONTAL ELLIPSIS}"
+    return text
+
+
+def _png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()

@@ -1,0 +1,103 @@
+"""Features of one layer in one file, with the names, labels and sizes of their images: .parquet, .npz or .h5."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.maps.sizes import size_and_turn
+from sslbench.errors import StoreError, UsageError
+from sslbench.features.extract import Extraction
+from sslbench.paths import temporary_beside
+
+SUFFIXES = (".parquet", ".npz", ".h5")
+
+
+def check_path(path: Path) -> None:
+    """Refuse a file of a format that is not written.
+
+    Raises:
+        UsageError: its suffix is not among `SUFFIXES`.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"{path} should end in one of {', '.join(SUFFIXES)}")
+
+
+def write_one_file(found: Mapping[str, Extraction], path: Path) -> None:
+    """Write the features of all splits, a row per image; `eval --features FILE --labels FILE` reads them.
+
+    Columns: id, path, split, width, height (of the upright image; 0 where it cannot be read), label (of labelled
+    images; several are joined by ';') and features (D).
+
+    Args:
+        found: split -> its extraction, of one layer.
+        path: the file, replaced if it exists.
+
+    Raises:
+        UsageError: another suffix, or a missing library.
+        StoreError: the file cannot be written.
+    """
+    check_path(path)
+    columns = _columns(found)
+    x = np.concatenate([np.asarray(next(iter(each.features.values())).x) for each in found.values()])
+    writers = {".parquet": _write_parquet, ".npz": _write_npz, ".h5": _write_hdf5}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary_beside(path) as temporary:
+            writers[path.suffix.lower()](temporary, columns, x)
+            temporary.replace(path)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _columns(found: Mapping[str, Extraction]) -> dict[str, list[Any]]:
+    """Return the columns that describe the images."""
+    columns: dict[str, list[Any]] = {name: [] for name in ("id", "path", "split", "width", "height", "label")}
+    for split, extraction in found.items():
+        source = extraction.source
+        left_out = {row["id"] for row in extraction.unreadable}
+        for i, sample in enumerate(source.ids):
+            if sample in left_out:
+                continue
+            height, width = size_and_turn(source.images, i)[0] or (0, 0)
+            row = (sample, source.images.path(i), split, width, height, _label(extraction, i))
+            for cells, cell in zip(columns.values(), row, strict=True):
+                cells.append(cell)
+    if not any(columns["label"]):
+        del columns["label"]
+    return columns
+
+
+def _label(extraction: Extraction, index: int) -> str:
+    labels = extraction.source.labels
+    return labels.text(index) if labels.labelled else ""
+
+
+def _write_parquet(path: Path, columns: Mapping[str, list[Any]], x: npt.NDArray[np.floating]) -> None:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UsageError(f"writing {path} needs pyarrow", "pip install 'sslbench[parquet]'") from error
+    arrays = {name: pyarrow.array(cells) for name, cells in columns.items()}
+    features = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(x.ravel()), x.shape[1])
+    pyarrow.parquet.write_table(pyarrow.table({**arrays, "features": features}), path)
+
+
+def _write_npz(path: Path, columns: Mapping[str, list[Any]], x: npt.NDArray[np.floating]) -> None:
+    arrays: dict[str, Any] = {name: np.asarray(cells) for name, cells in columns.items()}
+    with path.open("wb") as file:
+        np.savez(file, features=x, **arrays)
+
+
+def _write_hdf5(path: Path, columns: Mapping[str, list[Any]], x: npt.NDArray[np.floating]) -> None:
+    try:
+        import h5py  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise UsageError(f"writing {path} needs h5py", "pip install h5py") from error
+    with h5py.File(path, "w", locking=False) as file:  # temporary files are locked already
+        file["features"] = x
+        for name, cells in columns.items():
+            file[name] = cells if isinstance(cells[0], int) else np.array(cells, dtype=h5py.string_dtype())

@@ -1,0 +1,160 @@
+"""Embeddings in every format score alike, what extract -o writes is read back, and damaged files are named."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+import sslbench
+from sslbench.cli.main import main
+from sslbench.errors import DataError, SslbenchError, UsageError
+from sslbench.features.external import read_train_test
+from sslbench.results import records
+
+N = 300
+
+
+@pytest.fixture(scope="module")
+def digits():
+    x, y = load_digits(return_X_y=True)
+    return x[:N].astype(np.float32), y[:N]
+
+
+def read(features, labels, **options):
+    return read_train_test(features, labels, None, None, label_column=None, test_fraction=0.2, seed=0, **options)
+
+
+def save(folder, x, y, suffix):
+    """Write features and labels in a format; return both paths."""
+    h5py = pytest.importorskip("h5py")
+    a, b = folder / f"x{suffix}", folder / f"y{suffix}"
+    if suffix == ".npy":
+        np.save(a, x), np.save(b, y)
+    elif suffix == ".npz":
+        np.savez(a, features=x, other=y), np.savez(b, labels=y, other=x)
+    elif suffix == ".h5":
+        with h5py.File(a, "w") as one, h5py.File(b, "w") as two:
+            one["features"], two["y"] = x, y
+    elif suffix == ".pt":
+        torch.save(torch.from_numpy(x), a), torch.save({"labels": torch.from_numpy(y)}, b)
+    else:
+        columns = pd.DataFrame(x, columns=[f"f{i}" for i in range(x.shape[1])])
+        labels = (
+            pd.DataFrame({"label": y}) if y.ndim == 1 else pd.DataFrame(y, columns=[f"c{i}" for i in range(y.shape[1])])
+        )
+        for frame, path in ((columns, a), (labels, b)):
+            frame.to_parquet(path) if suffix == ".parquet" else frame.to_csv(
+                path, index=False, sep="\t" if suffix == ".tsv" else ","
+            )
+    return a, b
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".h5", ".pt", ".parquet", ".csv", ".tsv"])
+def test_every_format_holds_the_same_features_and_labels(tmp_path, digits, suffix):
+    x, y = digits
+    expected = read(*save(tmp_path, x, y, ".npy"))
+    found = read(*save(tmp_path, x, y, suffix))
+    assert found.test.labels.classes == expected.test.labels.classes == tuple("0123456789")
+    np.testing.assert_array_equal(found.test.labels.values, expected.test.labels.values)
+    np.testing.assert_allclose(found.train.x, expected.train.x, rtol=1e-6)
+    several = read(*save(tmp_path, x, np.eye(10, dtype=np.int64)[y] | np.eye(10, dtype=np.int64)[(y * 7) % 10], suffix))
+    assert several.train.labels.kind == "multi" and len(several.train.labels.classes) == 10
+    assert several.train.labels.values.sum() > len(several.train)
+
+
+def test_flags_and_joined_names_are_the_same_labels(tmp_path, digits):
+    x, y = digits
+    flags = np.stack([np.ones_like(y), y % 2], axis=1)
+    np.save(tmp_path / "x.npy", x)
+    (tmp_path / "flags.csv").write_text("c0,c1\n" + "\n".join(f"{a},{b}" for a, b in flags))
+    (tmp_path / "names.csv").write_text("label\n" + "\n".join("c0;c1" if row[1] else "c0" for row in flags))
+    one, other = (read(tmp_path / "x.npy", tmp_path / name) for name in ("flags.csv", "names.csv"))
+    assert one.train.labels.classes == other.train.labels.classes == ("c0", "c1")
+    np.testing.assert_array_equal(one.train.labels.values, other.train.labels.values)
+
+
+def command(*words):
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    assert ended.value.code == 0
+
+
+def test_extracted_files_are_scored_like_the_images(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    quick = ["--device", "cpu", "--no-floors", "--no-overlaps"]
+    command("eval", "knn", "--weights", "pixels:8", "--data", "sklearn:digits", *quick, "--out", "images")
+    expected = records.read_tree(tmp_path / "images")[0].metrics["top1"].value
+    for suffix in (".parquet", ".npz", ".h5"):
+        command("extract", "--weights", "pixels:8", "--data", "sklearn:digits", "--device", "cpu", "-o", f"x{suffix}")
+        command("eval", "knn", "--features", f"x{suffix}", "--labels", f"x{suffix}", *quick, "--out", f"r{suffix}")
+        assert records.read_tree(tmp_path / f"r{suffix}")[0].metrics["top1"].value == expected
+    frame = pd.read_parquet("x.parquet")
+    assert list(frame.columns) == ["id", "path", "split", "width", "height", "label", "features"]
+    assert (frame["width"] == 8).all() and len(frame) == 1797 and len(frame["features"][0]) == 192
+    capsys.readouterr()
+
+
+def test_the_predictions_and_the_matrix_lie_beside_the_record(tmp_path, digits):
+    (result,) = sslbench.evaluate(None, digits, protocols="knn", out=tmp_path, device="cpu")
+    beside = {suffix: result.file.with_suffix(suffix) for suffix in (".predictions.csv", ".confusion.csv")}
+    rows = pd.read_csv(beside[".predictions.csv"])
+    assert 100 * rows["correct"].mean() == pytest.approx(result.metrics["top1"].value)
+    matrix = pd.read_csv(beside[".confusion.csv"], index_col=0)
+    assert matrix.to_numpy().sum() == len(rows) and np.trace(matrix.to_numpy()) == rows["correct"].sum()
+    assert result.file.with_suffix(".confusion.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_parts_named_in_an_archive_are_used(tmp_path, digits):
+    x, y = digits
+    split = np.array(["train"] * 200 + ["test"] * 100)
+    np.savez(tmp_path / "all.npz", features=x, label=y, split=split)
+    found = read(tmp_path / "all.npz", tmp_path / "all.npz")
+    assert len(found.train) == 200 and found.whole is None
+
+
+BROKEN = {
+    "x.npy": b"\x93NUMPY nothing",
+    "x.npz": b"PK\x03\x04",
+    "x.h5": b"\x89HDF\r\n\x1a\n nothing",
+    "x.pt": b"PK\x03\x04 nothing",
+    "x.parquet": b"PAR1",
+    "x.csv": b"\xff\xfe\x00",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_damaged_files_are_refused_by_name(tmp_path, digits, name):
+    (tmp_path / name).write_bytes(BROKEN[name])
+    np.save(tmp_path / "good.npy", digits[0])
+    with pytest.raises(SslbenchError, match=name.replace(".", r"\.")):
+        read(tmp_path / name, tmp_path / "good.npy")
+    with pytest.raises(SslbenchError, match=name.replace(".", r"\.")):
+        read(tmp_path / "good.npy", tmp_path / name)
+
+
+class Harmful:
+    def __reduce__(self):
+        return (print, ("run",))
+
+
+def test_nothing_is_unpickled_but_tensors(tmp_path, digits, capsys):
+    torch.save({"features": Harmful()}, tmp_path / "x.pt")
+    np.save(tmp_path / "y.npy", np.array([Harmful()], dtype=object), allow_pickle=True)
+    np.save(tmp_path / "x.npy", digits[0])
+    for pair in (("x.pt", "y.npy"), ("x.npy", "y.npy")):
+        with pytest.raises(UsageError):
+            read(*(tmp_path / name for name in pair))
+    assert capsys.readouterr().out == ""
+
+
+def test_labels_that_do_not_fit_are_refused(tmp_path, digits):
+    x, y = digits
+    np.save(tmp_path / "x.npy", x)
+    for labels, words in ((y[1:], "299 labels"), (np.arange(2 * N).reshape(N, 2), "0, 1 and -1")):
+        np.save(tmp_path / "y.npy", labels)
+        with pytest.raises(DataError, match=words):
+            read(tmp_path / "x.npy", tmp_path / "y.npy")
+    np.save(tmp_path / "y.npy", y)
+    with pytest.raises(UsageError, match="no column 'site'"):
+        read(tmp_path / "x.npy", tmp_path / "y.npy", attribute_columns=("site",))

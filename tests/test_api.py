@@ -1,0 +1,165 @@
+"""Public functions with data in memory: the same numbers and keys as from files, and clear refusals."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from torch import nn
+
+import sslbench
+from sslbench import paths
+from sslbench.errors import SslbenchError, UsageError
+
+N = 240
+QUICK = {"device": "cpu", "floors": False, "overlaps": False, "resize": 8, "crop": 8}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.conv = nn.Conv2d(3, 8, 3, 2, 1)
+
+    def forward(self, x):
+        return torch.relu(self.conv(x)).flatten(1)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    found = load_digits()
+    return (found.images[:N] * 15).astype(np.uint8), found.target[:N]
+
+
+def one(model, *data, **options):
+    (result,) = sslbench.evaluate(model, *data, protocols="knn", **{"out": None, **QUICK, **options})
+    return result
+
+
+def test_every_form_of_the_same_images_is_one_measurement(digits):
+    images, labels = digits
+    tensors = torch.from_numpy(images)[:, None]
+    forms = [
+        (images, labels),
+        (tensors, torch.from_numpy(labels)),
+        torch.utils.data.TensorDataset(tensors.float() / 255, torch.from_numpy(labels)),
+        torch.utils.data.DataLoader(torch.utils.data.TensorDataset(tensors, torch.from_numpy(labels)), batch_size=7),
+        ([Image.fromarray(image) for image in images], labels.tolist()),
+        {"all": (images, labels)},
+    ]
+    results = [one(Net(), form) for form in forms]
+    assert len({result.id for result in results[:5]}) == 1
+    assert len({result.metrics["top1"].value for result in results}) == 1
+    assert len(list((paths.cache_dir() / "features").glob("*/meta.json"))) == 1, "features are extracted once"
+
+
+def test_files_and_images_in_memory_have_the_same_features(digits, tmp_path):
+    images, labels = digits
+    files = []
+    for i, image in enumerate(images):
+        files.append(tmp_path / "photos" / str(labels[i]) / f"{i:04d}.png")
+        files[-1].parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(files[-1])
+    expected = sslbench.extract(Net(), images, resize=8, crop=8, device="cpu")
+    np.testing.assert_array_equal(sslbench.extract(Net(), files, resize=8, crop=8, device="cpu"), expected)
+    (folder,) = sslbench.extract_features(Net(), tmp_path / "photos", resize=8, crop=8, device="cpu").values()
+    of_file = {
+        sample.rsplit("/", 1)[-1]: row for sample, row in zip(folder["output"].ids, folder["output"].x, strict=True)
+    }
+    np.testing.assert_array_equal(np.stack([of_file[file.name] for file in files]), expected)
+    assert expected.shape == (N, 8 * 4 * 4)
+
+
+def test_processes_decode_images_in_memory(digits):
+    images, _ = digits
+    expected = sslbench.extract(Net(), images[:20], resize=8, crop=8, device="cpu", workers=0)
+    pictures = [Image.fromarray(image).convert("RGB") for image in images[:20]]
+    np.testing.assert_array_equal(
+        sslbench.extract(Net(), pictures, resize=8, crop=8, device="cpu", workers=2, batch_size=3), expected
+    )
+
+
+def test_train_and_test_may_be_of_different_kinds(digits, tmp_path):
+    images, labels = digits
+    for i in range(40):
+        folder = tmp_path / "test" / str(labels[i])
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(images[i]).save(folder / f"{i}.png")
+    result = one(Net(), (images, labels), tmp_path / "test")
+    assert result.data.test.n == 40 and result.metrics["top1"].value > 90
+
+
+def test_wrapped_modules_are_unwrapped_and_names_are_used(digits):
+    plain, wrapped = one(Net(), digits, name="epoch 1"), one(nn.DataParallel(Net()), digits, name="epoch 2")
+    assert plain.id == wrapped.id
+    assert (plain.weights.name, wrapped.weights.name) == ("epoch 1", "epoch 2")
+    assert wrapped.weights.backbone == "Net"
+
+
+def test_features_are_scored_without_a_model(digits):
+    images, labels = digits
+    x = images.reshape(N, -1).astype(np.float64)
+    options = {"device": "cpu", "out": None, "protocols": "knn"}
+    (of_array,) = sslbench.evaluate(None, (x, labels), **options)
+    (of_tensor,) = sslbench.evaluate(None, (torch.from_numpy(x), torch.from_numpy(labels)), **options)
+    assert of_array.id == of_tensor.id
+    (parts,) = sslbench.evaluate(None, (x[:200], labels[:200]), (x[200:], labels[200:]), **options)
+    assert parts.data.test.n == 40
+    with pytest.raises(UsageError, match="'resize' has no effect"):
+        sslbench.evaluate(None, (x, labels), resize=3, **options)
+
+
+def test_without_out_nothing_is_written_and_results_compare(digits, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = {"protocols": "knn", "out": None, "device": "cpu", "floors": False}
+    a, b = (sslbench.evaluate(f"pixels:{side}", digits, **options)[0] for side in (1, 8))
+    assert sslbench.compare(a, b).verdict == "B better"
+    assert not list(tmp_path.iterdir())
+
+
+def test_results_show_themselves(digits, capsys):
+    results = sslbench.evaluate(Net(), digits, protocols=["knn"], name="<b>", out=None, **QUICK)
+    frame = results.to_pandas()
+    assert frame.loc[0, "weights"] == "<b>" and frame.loc[0, "top1"] == results[0].metrics["top1"].value
+    assert "&lt;b&gt;" in results._repr_html_() and "<b>" not in results[0]._repr_html_()
+    assert set(results[0].to_pandas()["metric"]) == set(results[0].metrics)
+    results.show()
+    results[0].show()
+    out = capsys.readouterr().out
+    assert "top1" in out and f"{results[0].metrics['top1'].value:.2f}" in out
+
+
+REFUSED = {
+    "a misspelt option": ({"batchsize": 3}, "Did you mean 'batch_size'"),
+    "a value of another type": ({"batch_size": "many"}, "whole number"),
+    "a misspelt protocol": ({"protocols": "knnn"}, "Did you mean 'knn'"),
+    "a protocol on label maps": (
+        {"protocols": "segmentation-knn", "layers": "conv"},
+        "needs a location|not images in memory|grid",
+    ),
+    "a column": ({"label_column": "x"}, "no column 'x'"),
+    "no model": ({"model": None}, "model=None"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_calls_end_in_one_message(case, digits, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options, words = REFUSED[case]
+    with pytest.raises(SslbenchError, match=words) as error:
+        sslbench.evaluate(**{"model": Net(), "train": digits, **options})
+    assert "0x" not in str(error.value) and not list(tmp_path.iterdir())
+
+
+def test_a_frame_cannot_be_extracted_in_its_order(tmp_path):
+    pd = pytest.importorskip("pandas")
+    with pytest.raises(UsageError, match="frame\\['path'\\]"):
+        sslbench.extract(Net(), pd.DataFrame({"path": ["a.png"]}))
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog):
+    caplog.set_level(logging.ERROR, "sslbench")
