@@ -140,6 +140,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         chance=_majority(memory.pixels, labelled),
         floors={"position only": position},
         notes=tuple(notes),
+        scored=int(areas[:, 2].any(axis=1).sum()),
     )
 
 
