@@ -132,15 +132,16 @@ class StreamedRows:
                 rows = np.arange(len(self))
                 found = loader.scan(self.source, rows, settings.workers, preprocessing=own)
                 raise unreadable_error(self.source, [(path, reason) for _, path, reason in found])
-            yield self._features(batch.images)
+            features = self._features(batch.images)
             done += len(batch.indices)
+            if done == len(self) and self._encode.state_sha256() != self._frozen:
+                raise BackboneError(
+                    f"{self._backbone.name} changed while it was evaluated: parameters or BatchNorm statistics moved",
+                    "Its forward pass should not switch to training mode or modify weights.",
+                )
             if self.progress is not None:
                 self.progress(done, len(self))
-        if self._encode.state_sha256() != self._frozen:
-            raise BackboneError(
-                f"{self._backbone.name} changed while it was evaluated: parameters or BatchNorm statistics moved",
-                "Its forward pass should not switch to training mode or modify weights.",
-            )
+            yield features
 
     def _features(self, images: torch.Tensor) -> npt.NDArray[np.floating]:
         inputs = transforms.normalise(

@@ -1,5 +1,7 @@
 """Grids of features: every patch or cell where it lies in the image."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -85,6 +87,8 @@ def test_the_class_token_stands_in_every_cell_and_mirror_images_are_averaged():
 
 def test_mirrored_maps_of_convolutions_are_averaged():
     backbone = build(RESNET, seed=0)
+    sizes = dataclasses.replace(backbone.preprocessing, resize=(64, 96), crop=None)
+    backbone = dataclasses.replace(backbone, preprocessing=sizes)
     plain, averaged = resolve_grids(backbone, ["res3", "res3:grid+flip"], (64, 96))
     encode = prepare(backbone, [plain, averaged], device=torch.device("cpu"))
     images = torch.rand(2, 3, 64, 96)
