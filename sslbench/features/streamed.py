@@ -91,7 +91,8 @@ class StreamedRows:
         channels = Wanted.by(backbone.preprocessing).channels
         width = self._features(torch.zeros((1, channels, *size), dtype=torch.uint8)).shape[1]
         self.shape = (len(source), width)
-        self._restart()
+        self._first, self._kept = 0, self._none()
+        self._batches = self._encoded()
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -105,7 +106,7 @@ class StreamedRows:
         """
         start, stop, _ = (slice(rows, rows + 1) if isinstance(rows, int) else rows).indices(len(self))
         if start < self._first:
-            self._restart()
+            self._first, self._kept, self._batches = 0, self._none(), self._encoded()
         while self._first + len(self._kept) < stop:
             batch = next(self._batches)
             skipped = max(0, min(start - self._first, len(self._kept)))
@@ -113,9 +114,8 @@ class StreamedRows:
         found = self._kept[start - self._first : stop - self._first]
         return found[0] if isinstance(rows, int) else found
 
-    def _restart(self) -> None:
-        self._first, self._kept = 0, np.zeros((0, self.shape[1]), self.dtype)
-        self._batches = self._encoded()
+    def _none(self) -> npt.NDArray[np.floating]:
+        return np.zeros((0, self.shape[1]), self.dtype)
 
     def _encoded(self) -> Iterator[npt.NDArray[np.floating]]:
         """Yield the rows of a batch of images after the other."""
