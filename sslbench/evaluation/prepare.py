@@ -150,6 +150,9 @@ def prepare(request: Request, run: RunSettings, *, backbone: Backbone | None = N
         SslbenchError: anything that is wrong; no image has been decoded then.
     """
     run.extract_settings()
+    _check_on_the_fly(request, run)
+    if run.on_the_fly:  # a search for copies would encode all images once more
+        run = dataclasses.replace(run, overlaps=False)
     loaded = load(request, run) if backbone is None else backbone
     backbone, origins = for_request(loaded, request, run)
     layers = _layers(backbone, request)
@@ -216,7 +219,6 @@ def _check_tasks(
     Raises:
         SslbenchError: they do not.
     """
-    _check_on_the_fly(request, run)
     check_shares(request.noise, data.train.labels)
     for task in request.tasks:
         kind = sample_kind(task.protocol)

@@ -223,11 +223,7 @@ def _score_features(
     note_skipped(out, (prepared.data.train, prepared.data.test), [dataclasses.asdict(u) for u in encoded.unreadable])
     # Colours of a coarse grid do not tell images apart; those of 8 x 8 pixels do.
     with_pixels = "pixels" in floor_features and dense_kind(tasks) is None
-    suspected = (
-        None
-        if prepared.run.on_the_fly  # it would encode all images once more
-        else overlaps.find(prepared, encoded, floor_features["pixels"][1] if with_pixels else None)
-    )
+    suspected = overlaps.find(prepared, encoded, floor_features["pixels"][1] if with_pixels else None)
     results = []
     for layer in prepared.layers:
         for task in tasks:
