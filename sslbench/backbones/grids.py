@@ -19,6 +19,7 @@ from sslbench.errors import BackboneError, UsageError
 
 _LAST_MAPS = ("last", "res5", "conv5")
 """Names of the last layer with a grid, of timm's models, ResNets and AlexNets."""
+_KINDS = ("grid", "grid+cls", "grid+flip", "grid+cls+flip")
 
 
 def resolve_grids(backbone: Backbone, specs: Sequence[str], size: tuple[int, int] | None) -> tuple[Layer, ...]:
@@ -26,7 +27,8 @@ def resolve_grids(backbone: Backbone, specs: Sequence[str], size: tuple[int, int
 
     Args:
         backbone: any.
-        specs: LAYER or LAYER:grid, without names the last layer that has a grid.
+        specs: LAYER or LAYER:grid, without names the last layer that has a grid. LAYER:grid+cls joins the class token
+            to each cell, LAYER:grid+flip averages the image and its mirror image, LAYER:grid+cls+flip does both.
         size: height and width of all images.
 
     Raises:
@@ -38,9 +40,15 @@ def resolve_grids(backbone: Backbone, specs: Sequence[str], size: tuple[int, int
             f"{backbone.name}: grids of features need images of one size",
             "Give --resize HEIGHTxWIDTH --crop none, such as --resize 448x448 --crop none.",
         )
-    layers = resolve_layers(backbone, [name.removesuffix(":grid") for name in specs or [last_map(backbone)]])
-    shapes = _shapes(backbone, layers, size)
-    return tuple(_with_grid(layer, shapes) for layer in layers)
+    found: dict[str, Layer] = {}
+    for spec in specs or [last_map(backbone)]:
+        name, kind = next(
+            ((spec.removesuffix(f":{kind}"), kind) for kind in _KINDS if spec.endswith(f":{kind}")), (spec, "")
+        )
+        layers = resolve_layers(backbone, [name])
+        shapes = _shapes(backbone, layers, size)
+        found |= {layer.text: layer for layer in (_with_grid(each, shapes, kind or _KINDS[0]) for each in layers)}
+    return tuple(found.values())
 
 
 def last_map(backbone: Backbone) -> str:
@@ -92,9 +100,9 @@ def grid_of_tokens(n: int, size: tuple[int, int], layer: str) -> tuple[int, int]
     return rows, n // rows
 
 
-def _with_grid(layer: Layer, shapes: dict[str, tuple[int, int]]) -> Layer:
+def _with_grid(layer: Layer, shapes: dict[str, tuple[int, int]], kind: str) -> Layer:
     if layer.parts:
-        parts = tuple(_with_grid(part, shapes) for part in layer.parts)
+        parts = tuple(_with_grid(part, shapes, kind) for part in layer.parts)
         if len({part.pool for part in parts}) > 1:
             raise UsageError(
                 f"layer '{layer.text}' joins grids of different sizes: {', '.join(part.text for part in parts)}"
@@ -102,5 +110,5 @@ def _with_grid(layer: Layer, shapes: dict[str, tuple[int, int]]) -> Layer:
         return dataclasses.replace(layer, text=f"concat({','.join(part.text for part in parts)})", parts=parts)
     if layer.pool is not None or layer.head is not None:
         raise UsageError(f"layer '{layer.text}': the pool of a grid is grid", f"Write {layer.text.partition(':')[0]}.")
-    pool = Pool("grid", shapes[layer.text])
+    pool = Pool(kind, shapes[layer.text])
     return dataclasses.replace(layer, text=f"{layer.text}:{pool}", pool=pool)

@@ -55,11 +55,17 @@ class Layer:
         return 1 if self.pool is None else self.pool.regions
 
     @property
+    def flipped(self) -> bool:
+        """True where features are means over an image and its mirror image (pool `grid+flip`)."""
+        pool = self.parts[0].pool if self.parts else self.pool
+        return pool is not None and pool.of_grid and pool.name.endswith("+flip")
+
+    @property
     def grid(self) -> tuple[int, int] | None:
         """Rows and columns of the regions of the pool `grid`; None for other pools."""
         if self.parts:
             return self.parts[0].grid
-        if self.pool is None or self.pool.name != "grid":
+        if self.pool is None or not self.pool.of_grid:
             return None
         return int(self.pool.arguments[0]), int(self.pool.arguments[1])
 

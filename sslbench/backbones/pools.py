@@ -31,6 +31,9 @@ _ARGUMENTS = {
     "regions": (0, 1),
     "vissl": (0, 0),
     "grid": (2, 2),
+    "grid+cls": (2, 2),
+    "grid+flip": (2, 2),
+    "grid+cls+flip": (2, 2),
 }
 _MAP_POOLS = (
     "avg, max, gem(p), rmac(levels), regions(levels), flatten, avg(kernel,stride), adaptive(h,w), adaptive-max(h,w), "
@@ -61,9 +64,14 @@ class Pool:
         return self.name in _POWERED and not self.arguments
 
     @property
+    def of_grid(self) -> bool:
+        """True for `grid`, a vector for each cell; `+cls` joins the class token, `+flip` averages mirror images."""
+        return self.name.startswith("grid")
+
+    @property
     def regions(self) -> int:
         """Number of regions, each with a descriptor of its own, in one vector; 1 for most pools."""
-        if self.name == "grid":
+        if self.of_grid:
             return int(self.arguments[0]) * int(self.arguments[1])
         return most_regions(int(self.arguments[0])) if self.name == "regions" else 1
 
@@ -168,19 +176,21 @@ def _pool_map(x: Tensor, pool: Pool, layer: str) -> Tensor:
         "regions": lambda: padded_regions(x, sizes[0]),
         "grid": lambda: x.permute(0, 2, 3, 1),
     }
-    if pool.name not in ways or (pool.name == "grid" and tuple(sizes) != tuple(x.shape[2:])):
+    name = pool.name.removesuffix("+flip")
+    if name not in ways or (name == "grid" and tuple(sizes) != tuple(x.shape[2:])):
         raise _no_fit(x, pool, layer, _MAP_POOLS)
     if pool.name == "avg" and sizes and (min(x.shape[2:]) + 2 * padding < kernel or 2 * padding > kernel):
         raise _no_fit(x, pool, layer, _MAP_POOLS + " with a kernel no larger than the map")
-    return ways[pool.name]().flatten(1)
+    return ways[name]().flatten(1)
 
 
 def _pool_tokens(x: Tensor, pool: Pool, tokens: Tokens, layer: str) -> Tensor:
     patches = x[:, tokens.prefix :]
     fitting = ["mean", "max", "gem(p)", "flatten"] + (["cls", "cls+mean", "cls+gem(p)"] if tokens.has_class else [])
-    if pool.name == "grid" and pool.regions == patches.shape[1]:
-        return patches.flatten(1)
-    fitting.append("grid(h,w)")
+    if pool.of_grid and pool.regions == patches.shape[1] and (tokens.has_class or "+cls" not in pool.name):
+        token = [x[:, :1].expand(-1, pool.regions, -1)] if "+cls" in pool.name else []
+        return torch.cat([patches, *token], dim=2).flatten(1)
+    fitting += ["grid(h,w)", "grid+cls(h,w)"] if tokens.has_class else ["grid(h,w)"]
     if pool.name not in {name.removesuffix("(p)") for name in fitting}:
         raise _no_fit(x, pool, layer, ", ".join(fitting))
     if pool.name == "cls":

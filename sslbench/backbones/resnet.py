@@ -4,9 +4,9 @@ A name says everything: `resnet50`, `resnext101_32x8d`, `wide_resnet50_2`, and e
 (`resnet50w2` is VISSL's RN50-w2, `resnet18w0.25` a quarter of the width). Depths that have no number of their own are
 written with their blocks: `resnet_bottleneck_2-2-2-2`. `_cifar` at the end stands for the stem that small images get
 (`resnet18_cifar`, `resnet18w0.25_cifar`). Options follow commas: `,in_chans=13` for images of 13 channels,
-`,last_stride=1` for a last stage that keeps its input's size, `,stride_in_1x1=true` for strides in the first
-convolution of a bottleneck block in place of the second, `,zero_init_residual=true` for random weights whose residual
-branches begin at zero.
+`,last_stride=1` (`,third_stride=1`) for a last (third) stage that keeps its input's size, `,output_stride=8` (or 16)
+for last stages that keep it and are dilated, `,stride_in_1x1=true` for strides in the first convolution of a bottleneck
+block in place of the second, `,zero_init_residual=true` for random weights whose residual branches begin at zero.
 """
 
 import collections
@@ -57,6 +57,9 @@ class ResNetSpec:
             2020, SimCLR, appendix B.9).
         channels: of the images.
         last_stride: of the last stage: 2, or 1 as colorization networks have it (Goyal et al. 2019).
+        third_stride: of the third stage: 2, or 1 as the contrastive random walk has it (Jabri et al. 2020).
+        output_stride: pixels for each cell of the last map, at most: a stage that would exceed it has stride 1, and the
+            convolutions from there on are dilated, so that they see what they were trained on (Chen et al., DeepLab).
         stride_in_1x1: strides lie in the first convolution of a bottleneck block, as in MSRA's own ResNets (He et al.
             2016), and not in its 3x3 convolution, as in torchvision's.
         zero_init_residual: the last BatchNorm of every block begins with a weight of 0, so that the block begins as its
@@ -71,6 +74,8 @@ class ResNetSpec:
     stem: Stem = "imagenet"
     channels: int = 3
     last_stride: int = 2
+    third_stride: int = 2
+    output_stride: int = 32
     stride_in_1x1: bool = False
     zero_init_residual: bool = False
 
@@ -83,6 +88,8 @@ class ResNetSpec:
         end += "_cifar" if self.stem == "cifar" else ""
         end += f",in_chans={self.channels}" if self.channels != 3 else ""
         end += f",last_stride={self.last_stride}" if self.last_stride != 2 else ""
+        end += f",third_stride={self.third_stride}" if self.third_stride != 2 else ""
+        end += f",output_stride={self.output_stride}" if self.output_stride != 32 else ""
         end += ",stride_in_1x1=true" if self.stride_in_1x1 else ""
         end += _ZERO_INIT if self.zero_init_residual else ""
         if self.groups > 1:
@@ -90,6 +97,21 @@ class ResNetSpec:
         if self.width_per_group != 64:
             return f"wide_resnet{depth}_{_decimal(self.width_per_group / 64)}{end}"
         return f"resnet{depth}{end}"
+
+    def stage_strides(self, stage: int) -> tuple[int, int, int]:
+        """Return the stride of a stage (0 to 3), and the dilations of its input and of its convolutions.
+
+        >>> spec = ResNetSpec("bottleneck", (3, 4, 6, 3), output_stride=8)
+        >>> [spec.stage_strides(stage) for stage in range(4)]
+        [(1, 1, 1), (2, 1, 1), (1, 1, 2), (1, 2, 4)]
+        """
+        total, before, dilation, stride = 4, 1, 1, 1
+        for stride in (1, 2, self.third_stride, self.last_stride)[: stage + 1]:
+            before = dilation
+            if total * stride > self.output_stride:
+                dilation, stride = dilation * stride, 1
+            total *= stride
+        return stride, before, dilation
 
     def inner(self, stage: int) -> int:
         """Channels of the 3x3 convolutions in a stage (0 to 3)."""
@@ -131,10 +153,12 @@ def parse(name: str) -> ResNetSpec | None:
         stem="cifar" if found["cifar"] else "imagenet",
         channels=int(options.get("in_chans", "3")),
         last_stride=int(options.get("last_stride", "2")),
+        third_stride=int(options.get("third_stride", "2")),
+        output_stride=int(options.get("output_stride", "32")),
         stride_in_1x1=options.get("stride_in_1x1") == "true",
         zero_init_residual=options.get("zero_init_residual") == "true",
     )
-    if spec.stride_in_1x1 and block == "basic":
+    if (spec.stride_in_1x1 and block == "basic") or (spec.output_stride != 32 and spec.stem == "cifar"):
         return None
     plain_basic = block == "bottleneck" or (spec.groups == 1 and spec.width_per_group == 64)
     return spec if width == int(width) > 0 and min(layers) > 0 and plain_basic and _divides(spec) else None
@@ -143,6 +167,8 @@ def parse(name: str) -> ResNetSpec | None:
 _OPTIONS = {
     "in_chans": r"[1-9]\d*",
     "last_stride": "1|2",
+    "third_stride": "1|2",
+    "output_stride": "8|16|32",
     "stride_in_1x1": "true|True|false|False",
     "zero_init_residual": "true|True|false|False",
 }
@@ -219,7 +245,7 @@ class ResNet(nn.Module):
 def _stage(spec: ResNetSpec, stage: int, channels: int) -> tuple[nn.Sequential, int]:
     """Return the blocks of one stage and its output channels."""
     block: Any = BasicBlock if spec.block == "basic" else Bottleneck
-    planes, stride = spec.width * 2**stage, (1, 2, 2, spec.last_stride)[stage]
+    planes, (stride, dilation_before, dilation) = spec.width * 2**stage, spec.stage_strides(stage)
     blocks = []
     for index in range(spec.layers[stage]):
         stride_here, downsample = stride if index == 0 else 1, None
@@ -238,6 +264,12 @@ def _stage(spec: ResNetSpec, stage: int, channels: int) -> tuple[nn.Sequential, 
         )
         if spec.stride_in_1x1:
             blocks[-1].conv1.stride, blocks[-1].conv2.stride = blocks[-1].conv2.stride, blocks[-1].conv1.stride
+        # The first convolution still reads the cells of the stage before, as in torchvision and timm.
+        first = dilation_before if index == 0 else dilation
+        own = {"conv1": first, "conv2": dilation} if spec.block == "basic" else {"conv2": first}
+        for name, reach in own.items():
+            convolution = blocks[-1].get_submodule(name)
+            convolution.dilation = convolution.padding = (reach, reach)
         channels = planes * block.expansion
     return nn.Sequential(*blocks), channels
 

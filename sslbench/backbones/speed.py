@@ -170,10 +170,17 @@ class Encoder:
         images = images.to(device=self.device, dtype=self.dtype, memory_format=torch.channels_last)
         pieces = torch.split(images, CPU_CHUNK) if self.device.type == "cpu" else (images,)
         with torch.inference_mode(), exact_float32(self.device):
-            outputs = [forward_layers(self.module, piece, self.layers) for piece in pieces]
+            outputs = [self._of_piece(piece) for piece in pieces]
         if len(outputs) == 1:
             return outputs[0]
         return {layer.text: torch.cat([output[layer.text] for output in outputs]) for layer in self.layers}
+
+    def _of_piece(self, images: Tensor) -> dict[str, Tensor]:
+        found = forward_layers(self.module, images, self.layers)
+        if flipped := [layer for layer in self.layers if layer.flipped]:
+            mirrored = forward_layers(self.module, images.flip(-1), flipped)
+            found |= {layer.text: (found[layer.text] + _mirrored(mirrored[layer.text], layer)) / 2 for layer in flipped}
+        return found
 
     def state_sha256(self) -> str:
         """Return a hash of parameters and normalisation statistics, to detect that a forward pass changed them.
@@ -183,6 +190,13 @@ class Encoder:
         state: dict[str, Tensor] = dict(self.module.named_parameters())
         state |= {name: b for name, b in self.module.named_buffers() if name.rpartition(".")[2].startswith("running_")}
         return tensors_sha256({name: tensor.detach().cpu() for name, tensor in state.items()})
+
+
+def _mirrored(features: Tensor, layer: Layer) -> Tensor:
+    """Return grids (B, h * w * C) with their columns in reverse order."""
+    if layer.grid is None:
+        return features
+    return features.reshape(len(features), *layer.grid, -1).flip(2).flatten(1)
 
 
 def prepare(

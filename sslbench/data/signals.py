@@ -20,8 +20,10 @@ _TRUNCATED = 3.0
 """Standard deviations at which the Gaussian ends."""
 
 
-def signal_of(image: npt.NDArray[np.uint8], signal: Signal, sigma: float) -> npt.NDArray[np.float32]:
-    """Return the strength of edges or corners of an image (H, W, 3), as ln(1 + gain * strength), (H, W).
+def signal_of(
+    image: npt.NDArray[np.uint8] | npt.NDArray[np.float32], signal: Signal, sigma: float
+) -> npt.NDArray[np.float32]:
+    """Return the strength of edges or corners of an image (H, W, C), as ln(1 + gain * strength), (H, W).
 
     The gain of corners is 10,000, that of edges its root, 100: the logarithm keeps the strongest of the pixels from
     ruling losses and correlations, and the gain makes typical values about 1.
@@ -33,11 +35,12 @@ def signal_of(image: npt.NDArray[np.uint8], signal: Signal, sigma: float) -> npt
     (True, True, True)
 
     Args:
-        image: RGB.
+        image: RGB, of which the luminance is taken, or other channels, of which the mean is; from 0 to 255.
         signal: see `Signal`.
         sigma: standard deviation of the Gaussian, in pixels.
     """
-    grey = image.astype(np.float64) @ np.array(_LUMA) / 255
+    values = image.astype(np.float64)
+    grey = (values @ np.array(_LUMA) if values.shape[2] == 3 else values.mean(axis=2)) / 255
     xx, xy, yy = structure_tensor(grey, sigma)
     centre, radius = (xx + yy) / 2, np.hypot((xx - yy) / 2, xy)
     strength = 100 * np.sqrt(centre + radius) if signal == "edges" else 10_000 * np.maximum(centre - radius, 0)

@@ -32,6 +32,7 @@ from sslbench.data.splits import (
     train_test_of,
     unite_classes,
 )
+from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
 from sslbench.evaluation.dense import DATA, SIZES, dense_kind, dense_layers, takes_own_sizes, whole_image
@@ -160,6 +161,9 @@ def prepare(
         SslbenchError: anything that is wrong; no image has been decoded then.
     """
     run.extract_settings()
+    _check_on_the_fly(request, run)
+    if run.on_the_fly:  # a search for copies would encode all images once more
+        run = dataclasses.replace(run, overlaps=False)
     loaded = load(request, run) if backbone is None else backbone
     backbone, origins = for_request(loaded, request, run)
     layers = _layers(backbone, request)
@@ -198,6 +202,24 @@ def prepare(
         data = one_part(data, part)
     sets = tuple(open_sets(task, data, backbone.preprocessing, request.limit, run.seed) for task in request.tasks)
     return Prepared(request, run, loaded, backbone, layers, data, origins, findings, sets, classifier)
+
+
+def _check_on_the_fly(request: Request, run: RunSettings) -> None:
+    """Refuse features without a store where they would be read more than once.
+
+    Raises:
+        UsageError: a protocol on other features than grids, several processes, or unreadable images to be left out.
+    """
+    if not run.on_the_fly:
+        return
+    if dense_kind(request.tasks) is None or takes_own_sizes(request.tasks):
+        raise UsageError(
+            f"--on-the-fly is for grids of features (segmentation-knn), not for {request.tasks[0].protocol}"
+        )
+    if (world := this_process().world) > 1:
+        raise UsageError(f"--on-the-fly works in one process, and {world} were started", "Start one process.")
+    if run.on_error == "skip":
+        raise UsageError("--on-the-fly stops at unreadable images; it does not go with --on-error skip")
 
 
 def _check_tasks(

@@ -54,6 +54,7 @@ from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
 from sslbench.features.extract import Extraction, extract
 from sslbench.features.skipped import note_skipped
+from sslbench.features.streamed import streamed
 from sslbench.identity import groups_digest, record_id
 from sslbench.results import DataPart, DataUsed, ExcludedImage, Neighbours, Result, WeightsUsed, records
 from sslbench.runtime.progress import Progress, stage_progress
@@ -206,9 +207,7 @@ def _score_features(
     progress: Progress | None,
 ) -> list[Result]:
     """Run every protocol on every layer, with the floors; `stores` has '' and the names of the floors."""
-    encoded = encode_parts(
-        prepared.backbone, prepared.data, prepared.layers, prepared.run, stores[""], progress, work=True
-    )
+    encoded = _encode(prepared.backbone, prepared, prepared.layers, stores[""], progress)
     floor_features = {
         name: (backbone, _encode_floor(backbone, prepared, stores[name], progress))
         for name, backbone in beside.found.items()
@@ -430,7 +429,36 @@ def _encode_floor(backbone: Backbone, prepared: Prepared, store: Path, progress:
     """Encode a floor: the untrained backbone at the layers evaluated; the pixels have one layer only."""
     same = backbone.name == prepared.backbone.name
     layers = prepared.layers if same else resolve_layers(backbone, (backbone.default_layer,))
-    return encode_parts(backbone, prepared.data, layers, prepared.run, store, progress)
+    return _encode(backbone, prepared, layers, store, progress, work=False)
+
+
+def _encode(
+    backbone: Backbone,
+    prepared: Prepared,
+    layers: Sequence[Layer],
+    store: Path,
+    progress: Progress | None,
+    *,
+    work: bool = True,
+) -> Encoded:
+    """Return the features of both parts, from the store or computed when they are read."""
+    if not prepared.run.on_the_fly:
+        return encode_parts(backbone, prepared.data, layers, prepared.run, store, progress, work=work)
+    settings = prepared.run.extract_settings()
+    train, test = (
+        {
+            layer.text: streamed(
+                backbone,
+                part,
+                layer,
+                settings,
+                stage_progress(progress, f"{backbone.name} on {part.name}: {layer.text}"),
+            )
+            for layer in layers
+        }
+        for part in (prepared.data.train, prepared.data.test)
+    )
+    return Encoded(train, test, (), 0.0, len(prepared.data.train) + len(prepared.data.test))
 
 
 def _floor(

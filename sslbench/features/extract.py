@@ -315,7 +315,7 @@ class ExtractionJob:
             raise StoreError(
                 f"{size}, where {free / 1e9:.1f} GB are free",
                 "Give --store on another disk, --feature-dtype float16, fewer --layers, a smaller --resize or --limit; "
-                "linear-online and segmentation store no features.",
+                "segmentation-knn needs no store with --on-the-fly; linear-online and segmentation have none.",
             )
         if needed > _MUCH:
             log.info(size)

@@ -9,6 +9,9 @@ Differences from the authors' and later code: the search is exact; scores are at
 resized image; ignored pixels are in neither memory nor score. Their scores are those after a one-to-one assignment of
 the predicted classes, which can only raise them: `matching=iou` adds these as `matched_mIoU` and `matched_aAcc`.
 
+A layer may be named with `grid+cls` (the class token joined to each patch), `grid+flip` (features averaged with those
+of the mirrored image) or both: `--layers last:grid+cls+flip`.
+
 Memory: that of the patches, 10^6 x 768 numbers in float32 are 3.1 GB, with their labels of 150 classes 0.6 GB. Time:
 the search, 2 * patches * memory * D operations; the 1,449 images of Pascal VOC with 32 x 32 patches against 10^6 take
 2.3 * 10^15, which is 13 hours at 50 GFLOP/s, minutes on a GPU.
@@ -31,7 +34,6 @@ from sslbench.labels import LABELS
 from sslbench.metrics.dense import matching, segmentation
 from sslbench.metrics.intervals import Units, Values
 from sslbench.metrics.summary import summarise, with_intervals
-from sslbench.protocols._parts.selection import check_finite
 from sslbench.protocols.protocol import MAPS, OnFeatures, Protocol
 from sslbench.results import Outcome
 from sslbench.solvers.in_context import class_counts, sample_patches, shares, weighted_labels
@@ -114,8 +116,6 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     Raises:
         DataError: features that are not finite, or maps that cannot be used or have no counted pixel.
     """
-    check_finite(train, "train")
-    check_finite(test, "test")
     memory = patch_memory(train, settings.memory, seed)
     classes = train.labels.classes
     areas, tables = np.zeros((len(test), 3, len(classes)), np.int64), list[IntArray]()
@@ -140,6 +140,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         chance=_majority(memory.pixels, labelled),
         floors={"position only": position},
         notes=tuple(notes),
+        scored=int(areas[:, 2].any(axis=1).sum()),
     )
 
 
@@ -162,7 +163,9 @@ def patch_memory(train: Features, most: int, seed: int) -> PatchMemory:
         places += shares(counts)
         chosen = np.sort(sample_patches(counts, room, generator))
         left_out += int(counts.any(axis=1).sum()) - len(chosen)
-        kept.append(np.asarray(train.x[index].reshape(cells, -1)[chosen], dtype=np.float32))
+        row = np.asarray(train.x[index], dtype=np.float32)
+        _check_finite(row[None], train, index, "train")
+        kept.append(row.reshape(cells, -1)[chosen])
         labels.append(shares(counts[chosen]))
     if not pixels.any():
         raise DataError("segmentation-knn: no pixel of the training maps counts: all are ignored")
@@ -204,6 +207,7 @@ def predicted_maps(
     step = max(1, _QUERIES // cells)
     for start in range(0, len(test), step):
         block = np.asarray(test.x[start : start + step], dtype=np.float32)
+        _check_finite(block, test, start, "test")
         similarity, rows = nearest(
             memory.x,
             block.reshape(len(block) * cells, -1),
@@ -223,6 +227,20 @@ def _largest(scores: Matrix, label: Grid) -> IntArray:
     """Return the classes of highest score (h, w, C) at the size of a label map (H, W)."""
     height, width = label.shape
     return upsampled_classes(torch.from_numpy(np.moveaxis(scores, 2, 0).copy()), (height, width)).numpy()
+
+
+def _check_finite(rows: Matrix, features: Features, start: int, part: str) -> None:
+    """Refuse rows from `start` on that are NaN or infinite. Each is looked at when it is read: that may encode it.
+
+    Raises:
+        DataError: with the id of the first one.
+    """
+    bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+    if len(bad):
+        raise DataError(
+            f"the features of {part} sample {features.ids[start + bad[0]]} are not finite numbers",
+            "The backbone overflowed (try --precision fp32) or its weights are damaged (see sslbench inspect).",
+        )
 
 
 def _parts(features: Features) -> tuple[PixelLabels, tuple[int, int]]:

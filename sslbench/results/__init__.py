@@ -335,7 +335,7 @@ class Outcome:
         per_class: class name -> recall (single label) or average precision (multi-label); NaN where not computable.
         train: headline metric of the final model on its training samples; NaN if meaningless.
         selected: settings and data of the choice, e.g. {'k': 20, 'on': 'held-out 10 % of train', 'score': 0.91};
-            empty when nothing was chosen.
+            empty when nothing was chosen. Its scores are as computed, in records too: rates are fractions.
         variants: results of the settings that were not chosen, e.g. {'k=10': {'top1': 0.9}}.
         converged: False marks the row; None for protocols without an iterative solver.
         notes: remarks on the numbers, one sentence each.
@@ -351,6 +351,7 @@ class Outcome:
         picture: PNG of some test images with prediction and truth, written beside the record; empty: none.
         means: metrics that are means over the test samples, with the outcomes of each sample; None where there are
             none beside those computed from `scores`.
+        scored: number of test samples that the metrics are over; None: all.
     """
 
     metrics: dict[str, Interval]
@@ -371,6 +372,7 @@ class Outcome:
     picture: bytes = b""
     neighbours: tuple[Neighbours, ...] = ()
     means: SampleMeans | None = None
+    scored: int | None = None
 
 
 SCHEMA = 1
@@ -380,7 +382,8 @@ SCHEMA = 1
 class Result:
     """Record of one measurement: one JSON file per (weights, layer, protocol, data).
 
-    Rates are percent. Numbers that cannot be computed are None (JSON has no NaN).
+    Rates are percent, but for those in `selected`, which are fractions. Numbers that cannot be computed are None (JSON
+    has no NaN).
 
     Attributes:
         schema: version of this class; a larger one than `SCHEMA` is not read.
@@ -531,6 +534,7 @@ def percent(fraction: float) -> float | None:
 
 def percent_metrics(outcome: Outcome, n: int) -> dict[str, MetricValue]:
     """Return the metrics of an outcome in the units of records; `n` is the number of test samples."""
+    n = n if outcome.scored is None else outcome.scored
     return {
         name: MetricValue(
             **{part: as_recorded(name, v, outcome.absolute) for part, v in zip(_PARTS, values, strict=True)}, n=n

@@ -216,7 +216,7 @@ def _network(result: Result, typed: AsTyped) -> dict[str, Any]:
     values["decoder"] = reading(result, typed).decoder
     named = re.sub(r",img_size=\d+$", "", used.backbone)
     backbone = typed.backbone or from_file(named, f"{result.file}: weights.backbone", "--backbone {}")
-    layer = re.sub(r":grid\(\d+,\d+\)", "", result.layer)
+    layer = re.sub(r":(grid[a-z+]*)\(\d+,\d+\)", r":\1", result.layer)
     return {
         "weights": used.path or ("random" if used.untrained else used.backbone),
         "backbone": backbone if used.path or used.untrained else None,

@@ -1,6 +1,7 @@
 """ResNets: the names and shapes are torchvision's, the outputs too, and shapes alone tell which one it is."""
 
 import pytest
+import timm
 import torch
 import torchvision
 
@@ -22,6 +23,7 @@ UNUSUAL = [
     "resnext50_32x4d_cifar",
     *(f"resnet{depth}_cifar" for depth in DEPTHS),
 ]
+STRIDES = ["resnet50,output_stride=8", "resnet18w0.5,third_stride=1", "resnet50,last_stride=1,third_stride=1"]
 
 
 def shapes_of(module):
@@ -62,6 +64,47 @@ def test_outputs_are_those_of_torchvision(name):
     images = torch.randn(2, 3, 64, 64)
     with torch.inference_mode():
         torch.testing.assert_close(ours(images), theirs(images))
+
+
+@pytest.mark.parametrize(("stride", "replaced"), [(8, (False, True, True)), (16, (False, False, True))])
+def test_dilated_networks_are_those_of_torchvision(stride, replaced):
+    """The same weights give the same maps of the third and the last stage."""
+    theirs = torchvision.models.resnet50(replace_stride_with_dilation=replaced).eval()
+    ours = ResNet(parse(f"resnet50,output_stride={stride}")).eval()
+    ours.load_state_dict({key: value for key, value in theirs.state_dict().items() if not key.startswith("fc.")})
+    assert maps_of(ours)["layer4"].shape[2:] == (96 // stride, 64 // stride)
+    for name, found in maps_of(theirs).items():
+        torch.testing.assert_close(maps_of(ours)[name], found)
+
+
+@pytest.mark.parametrize("stride", [8, 16])
+def test_dilated_basic_blocks_are_those_of_timm(stride):
+    theirs = timm.create_model("resnet18", output_stride=stride).eval()
+    ours = ResNet(parse(f"resnet18,output_stride={stride}")).eval()
+    ours.load_state_dict({key: value for key, value in theirs.state_dict().items() if not key.startswith("fc.")})
+    for name, found in maps_of(theirs).items():
+        torch.testing.assert_close(maps_of(ours)[name], found)
+
+
+def maps_of(module):
+    images, seen = torch.randn(2, 3, 96, 64, generator=torch.Generator().manual_seed(0)), {}
+    hooks = [
+        getattr(module, name).register_forward_hook(lambda _, args, output, name=name: seen.update({name: output}))
+        for name in ("layer3", "layer4")
+    ]
+    with torch.inference_mode():
+        module(images)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def test_the_network_of_the_random_walk_has_stride_8_without_dilation():
+    """Jabri et al. 2020 set the strides of the last two stages to 1 and change nothing else."""
+    ours = ResNet(parse("resnet18w0.25,third_stride=1,last_stride=1"))
+    assert maps_of(ours)["layer3"].shape[2:] == maps_of(ours)["layer4"].shape[2:] == (12, 8)
+    convolutions = [module for module in ours.modules() if isinstance(module, torch.nn.Conv2d)]
+    assert {each.dilation for each in convolutions} == {(1, 1)}
 
 
 def test_the_stem_for_small_images_keeps_their_size():
@@ -117,7 +160,8 @@ def test_other_architectures_are_not_taken_for_a_resnet():
     "resnet resnet49 resnet50w0.3 resnet50w0 resnet50_2 resnext50 wide_resnet50 wide_resnet18_2 resnext18_32x4d "
     "resnet50d resnet50w xresnet50 resnet_basic_2-2-2 resnet50_cifar10 resnet50_cifarw2 resnet50,in_chans=0 "
     "resnet50,in_chans= resnet50,in_chans=3,in_chans=3 resnet50,drop=1 resnet50,zero_init_residual=2 "
-    "resnet50,zero_init_residual".split(),
+    "resnet50,zero_init_residual resnet50,output_stride=4 resnet50_cifar,output_stride=8 "
+    "resnet50,third_stride=3".split(),
 )
 def test_names_that_mean_nothing_are_refused(name):
     assert parse(name) is None
@@ -135,6 +179,8 @@ def test_residual_branches_that_begin_at_zero(name, last):
 
 
 def test_options_of_a_name_in_any_order():
+    for name in STRIDES:
+        assert parse(name).name == name
     spec = parse("resnet18,zero_init_residual=True,in_chans=4")
     assert spec.name == "resnet18,in_chans=4,zero_init_residual=true"
     assert parse("resnet18,zero_init_residual=false").name == "resnet18"

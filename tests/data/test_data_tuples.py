@@ -1,6 +1,7 @@
 """Pairs of images and videos with masks: what is read, and what is refused before anything is encoded."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -120,6 +121,16 @@ def test_davis_reads_frames_in_order_and_void_as_background(tmp_path):
 def test_videos_that_cannot_be_scored_are_listed(tmp_path, make, message):
     with pytest.raises(DataError, match=message):
         open_videos(davis.make(tmp_path, **make))
+
+
+@pytest.mark.parametrize("part", ["JPEGImages", "Annotations"])
+def test_a_missing_video_of_davis_is_named_and_a_list_without_masks_is_left_out(tmp_path, part):
+    root = davis.make(tmp_path)
+    (tmp_path / "ImageSets/2017/test-dev.txt").write_text("fish\n")
+    assert list(open_videos(root)) == ["val"]
+    shutil.rmtree(tmp_path / part / "480p" / "dog")
+    with pytest.raises(DataError, match=rf"val.txt: there is no folder .*{part}/480p/dog\nUnpack the archive again"):
+        open_videos(root)
 
 
 def test_frames_without_a_mask_are_listed(tmp_path):

@@ -16,8 +16,10 @@ from sslbench.features.extract import ExtractSettings
 from sslbench.metrics.dense.depth import COLUMNS
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import depth, normals
+from sslbench.protocols._parts.selection import holdout_rows
 from sslbench.protocols.depth import scores as of_depth
 from sslbench.protocols.normals import scores as of_normals
+from sslbench.results import percent_metrics
 from sslbench.runtime.seeds import seeded
 
 PROTOCOLS = {"depth": depth, "normals": normals}
@@ -142,6 +144,7 @@ def test_images_without_values_are_left_out_and_listed(kind, backbone, tmp_path)
     test.pixel_values.values[3] = np.nan
     outcome = run(kind, backbone, tmp_path, test=test, steps=10)
     assert any("1 test image has no pixel to score" in note and "2-0003" in note for note in outcome.notes)
+    assert outcome.scored == 7 and {value.n for value in percent_metrics(outcome, 8).values()} == {7}
     fewer = run(kind, backbone, tmp_path / "fewer", test=test.select([0, 1, 2, 4, 5, 6, 7]), steps=10)
     assert fewer.metrics.keys() == outcome.metrics.keys()
     for name, values in fewer.metrics.items():
@@ -208,3 +211,18 @@ def test_other_labels_and_other_layers_are_refused(backbone):
 def test_a_rotation_of_normals_is_refused():
     with pytest.raises(UsageError, match="rotation=30 would turn the images and not their normals"):
         normals.PROTOCOL.kind.check(normals.Settings(rotation=30.0), value_pictures("normals", 2, 0).labels)
+
+
+def test_a_held_out_part_without_values_is_refused_before_training(backbone, tmp_path):
+    train = value_pictures("depth", 24, 1)
+    _, held_out = holdout_rows(train.labels, depth.Settings().holdout, 0, None)
+    train.pixel_values.values[held_out] = np.nan
+    with pytest.raises(DataError, match=r"images held out to select a head has a pixel that counts; \d of 24"):
+        run("depth", backbone, tmp_path, train=train, lr=(1e-3, 1e-2))
+
+
+def test_a_held_out_part_outside_the_scored_region_is_refused(backbone, tmp_path, monkeypatch):
+    """The survey sees known depths, and the region has none of them."""
+    monkeypatch.setattr(of_depth, "scored_region", lambda target, limits, scored: np.zeros(target.shape, dtype=bool))
+    with pytest.raises(DataError, match=r"no head has a score on the \d images held out"):
+        run("depth", backbone, tmp_path, lr=(1e-3, 1e-2), steps=4, warmup_steps=1)

@@ -1,14 +1,19 @@
 """Regression of edges and corners: targets and scores against loops, heads on features that know the answer."""
 
+import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import torch
+from PIL import Image
 from torch import nn
 
 from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
+from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.images import Arrays
 from sslbench.data.open import open_signals
 from sslbench.data.signals import signal_of
@@ -138,7 +143,7 @@ def test_features_that_hold_the_derivatives_predict_edges_better_than_all_floors
 
 def test_the_target_has_the_size_of_the_image_in_its_file():
     source = blobs(2, 3)
-    target = read_signal("corners", 1.0, source, 1, (32, 32))
+    target = read_signal("corners", 1.0, derivatives().preprocessing, source, 1, (32, 32))
     assert target.shape == (1, 32, 32) and target.dtype == np.float32
     np.testing.assert_array_equal(target[0], signal_of(source.images.read(1), "corners", 1.0))
 
@@ -158,3 +163,22 @@ def test_images_of_one_colour_and_impossible_settings_are_one_message(tmp_path):
 def test_any_images_serve():
     (source,) = open_signals("sklearn:digits").values()
     assert source.labels.kind == "signal" and len(source) == 1797
+
+
+def test_images_are_read_as_for_the_backbone(tmp_path):
+    rng = np.random.default_rng(0)
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+        for i in range(2):
+            Image.fromarray(rng.integers(0, 256, (8, 9, 3)).astype(np.uint8)).save(tmp_path / part / f"{i}.png")
+            tifffile.imwrite(tmp_path / part / f"{i}.tif", rng.integers(0, 256, (8, 9, 5)).astype(np.uint8))
+    source, own = open_signals(str(tmp_path))["train"], derivatives().preprocessing
+    names = [Path(source.images.path(i)).name for i in range(len(source))]
+    colours, bands = names.index("0.png"), names.index("0.tif")
+    with pytest.raises(UnreadableImage, match="9 x 8 pixels, more than the limit of 71"):
+        read_signal("edges", 1.0, dataclasses.replace(own, max_pixels=71), source, colours, (8, 9))
+    of_bands = dataclasses.replace(own, mean=(0.5,) * 5, std=(0.25,) * 5)
+    raw = tifffile.imread(tmp_path / "train" / "0.tif").astype(np.float32)
+    grey = np.repeat(raw.mean(axis=2, keepdims=True), 3, axis=2)
+    found = read_signal("edges", 1.0, of_bands, source, bands, (8, 9))
+    np.testing.assert_allclose(found[0], signal_of(grey, "edges", 1.0), rtol=1e-4)

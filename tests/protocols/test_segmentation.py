@@ -17,12 +17,15 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.extract import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import segmentation
+from sslbench.protocols._parts.dense import run as dense_run
 from sslbench.protocols._parts.dense import training
 from sslbench.protocols._parts.dense.heads import HeadInput, MapEncoder, Sizes, head_inputs, make_heads
 from sslbench.protocols._parts.dense.scoring import Inference, outputs_of
 from sslbench.protocols._parts.dense.training import rate_factor
+from sslbench.protocols._parts.selection import holdout_rows
 from sslbench.protocols.segmentation import Settings
 from sslbench.protocols.segmentation.scores import _regions, task
+from sslbench.results import percent_metrics
 from sslbench.runtime.seeds import seeded
 
 QUICK = Settings(steps=40, warmup_steps=4, batch_size=8)
@@ -266,6 +269,7 @@ def test_what_cannot_be_used_is_listed_before_training(backbone, tmp_path):
         {"crop": (0, 8)},
         {"boundary": 1.0},
         {"scales": ()},
+        {"stride": (100, 100), "window": None},
     ],
 )
 def test_settings_that_are_not_possible_are_refused(change):
@@ -283,3 +287,54 @@ def test_maps_are_enlarged_to_cells_of_three_pixels_at_most(backbone):
         encode.strides["1"] = stride
         (head,) = make_heads(inputs, encode, 4, dataclasses.replace(settings, lr=(0.1,)), seed=0)
         assert head(encode(torch.zeros(1, 3, 16, 16))).shape[2:] == (8 * factor, 8 * factor)
+
+
+def test_every_part_is_scored_with_flips_and_scales_and_few_windows_at_a_time(backbone, tmp_path, monkeypatch):
+    seen, batches = [], []
+    original, encode = dense_run.outputs, MapEncoder.__call__
+
+    def noted(heads, own, source, task, preprocessing, inference, engine, *, unreadable):
+        seen.append((len(source), inference.flip, inference.scales))
+        return original(heads, own, source, task, preprocessing, inference, engine, unreadable=unreadable)
+
+    monkeypatch.setattr(dense_run, "outputs", noted)
+    monkeypatch.setattr(MapEncoder, "__call__", lambda self, x: batches.append(len(x)) or encode(self, x))
+    settings = dataclasses.replace(
+        QUICK, steps=2, warmup_steps=0, batch_size=3, flip_test=True, scales=(1.0, 1.5), window=(8, 8), stride=(4, 4)
+    )
+    run(backbone, tmp_path, dataclasses.replace(settings, size=None, crop=(16, 16)))
+    assert {count for count, *_ in seen} >= {3, 12} and {(flip, *scales) for _, flip, scales in seen} == {
+        (True, 1, 1.5)
+    }
+    assert max(batches) == 3
+
+
+def test_windows_in_small_batches_are_the_same(backbone):
+    heads, encode = heads_of(backbone)
+    image = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 3, 20, 33)).astype(np.float32))
+    whole = Inference(Sizes(None, (16, 16), (16, 16), (5, 5)), batch=1000)
+    with torch.inference_mode():
+        found = [
+            next(outputs_of(image, (20, 33), heads, encode, task(map_pictures(4, 0), QUICK), inference))
+            for inference in (whole, dataclasses.replace(whole, batch=3))
+        ]
+    torch.testing.assert_close(*found)
+
+
+def test_a_held_out_part_of_ignored_pixels_is_refused_before_training(backbone, tmp_path):
+    train = map_pictures(30, 1)
+    _, held_out = holdout_rows(train.labels, QUICK.holdout, 0, None)
+    train.maps.maps[held_out] = -1
+    with pytest.raises(DataError, match=r"none of the 3 images held out .*\nGive one learning rate, such as lr=0.001"):
+        run(backbone, tmp_path, train=train)
+    assert not list(tmp_path.iterdir()), "nothing was trained"
+    (outcome,) = run(backbone, tmp_path, dataclasses.replace(QUICK, steps=5, lr=(1e-3,)), train=train).values()
+    assert not outcome.selected
+
+
+def test_intervals_count_the_images_with_a_counted_pixel(backbone, tmp_path):
+    test = map_pictures(12, 2)
+    test.maps.maps[[3, 7]] = -1
+    (outcome,) = run(backbone, tmp_path, dataclasses.replace(QUICK, steps=5), test=test).values()
+    assert outcome.scored == 10 and percent_metrics(outcome, 12)["mIoU"].n == 10
+    assert 0 <= outcome.selected["score"] <= 1, "a fraction, as in knn and linear"

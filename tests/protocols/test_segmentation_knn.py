@@ -6,11 +6,21 @@ import math
 import numpy as np
 import pytest
 import torch
-from sample_maps import ArrayMaps, map_sample
+from PIL import Image
+from sample_maps import ArrayMaps, map_pictures, map_sample
+from torch import nn
 
+from sslbench.backbones.build import build
+from sslbench.backbones.grids import resolve_grids
+from sslbench.backbones.in_memory import from_module
+from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
+from sslbench.features.extract import ExtractSettings, extract
+from sslbench.features.streamed import streamed
+from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import segmentation_knn
 from sslbench.protocols.segmentation_knn import Settings, patch_memory, run
+from sslbench.runtime.seeds import seeded
 
 
 def slow_miou(train, test, k, temperature):
@@ -130,3 +140,51 @@ def test_maps_without_meaning_are_predicted_at_chance():
     )
     outcome = run(train, test, Settings(), seed=0)
     assert abs(outcome.metrics["aAcc"][0] - 1 / 4) < math.sqrt(math.log(2e6) / (2 * 240))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_features_that_are_not_stored_give_the_same_result(tmp_path, dtype, monkeypatch):
+    with seeded(0):
+        module = nn.Sequential(nn.Conv2d(3, 12, 3, stride=4, padding=1), nn.ReLU()).eval().requires_grad_(False)
+    plain = Preprocessing(resize=None, crop=(16, 24), mean=(0.5,) * 3, std=(0.25,) * 3, origin="test")
+    backbone = from_module("small", module, plain)
+    (layer,) = resolve_grids(backbone, ["1:grid+flip"], (16, 24))
+    settings = ExtractSettings(torch.device("cpu"), batch_size=4, workers=0, dtype=dtype)
+    parts = {"train": map_pictures(14, 1), "test": map_pictures(9, 2)}
+    stored = [
+        extract(backbone, part, (layer,), settings, root=tmp_path, split=name).features[layer.text]
+        for name, part in parts.items()
+    ]
+    stored = [dataclasses.replace(found, maps=part.maps) for found, part in zip(stored, parts.values(), strict=True)]
+    seen = []
+    fresh = [
+        streamed(backbone, part, layer, settings, lambda done, total: seen.append((done, total)))
+        for part in parts.values()
+    ]
+    for one, other in zip(stored, fresh, strict=True):
+        assert other.x.shape == one.x.shape and other.grid == one.grid and other.x.dtype == one.x.dtype
+    monkeypatch.setattr(segmentation_knn, "_QUERIES", 60)  # two images, of batches of four
+    wanted, found = (run(train, test, Settings(memory=100), seed=0) for train, test in (stored, fresh))
+    np.testing.assert_array_equal(found.scores, wanted.scores)
+    assert found.metrics == wanted.metrics and found.notes == wanted.notes
+    assert [done for done, _ in seen] == [4, 8, 12, 14, 4, 8, 9], "every image is encoded once"
+
+
+def test_rows_that_are_not_stored_may_be_read_again_and_name_unreadable_images(tmp_path):
+    folder = tmp_path / "train" / "images"
+    folder.mkdir(parents=True)
+    for i in range(3):
+        Image.new("RGB", (8, 8), (i, 0, 0)).save(folder / f"{i}.png")
+    source = open_data(str(tmp_path))["train"]
+    backbone = build("resnet18w0.125", seed=0)
+    backbone = dataclasses.replace(
+        backbone, preprocessing=dataclasses.replace(backbone.preprocessing, resize=(64, 64), crop=None)
+    )
+    (layer,) = resolve_grids(backbone, ["res3"], (64, 64))
+    x = streamed(backbone, source, layer, ExtractSettings(torch.device("cpu"), batch_size=2, workers=0)).x
+    both = x[0:3]
+    np.testing.assert_array_equal(x[1], both[1])
+    (folder / "1.png").write_bytes(b"no image")
+    again = streamed(backbone, source, layer, ExtractSettings(torch.device("cpu"), batch_size=2, workers=0)).x
+    with pytest.raises(DataError, match=r"1 of 3 images .* cannot be read:\n.*1.png"):
+        again[0]

@@ -43,7 +43,7 @@ VISSL_LAST_STRIDE_1 = {"res5": "avg(12,2)"}
 
 _CIFAR = Preprocessing(32, (32, 32), origin="CIFAR stem: images of 32 x 32, ImageNet's mean and std")
 _MOST_BLOCKS = 1000
-_OPTIONS = "in_chans=4, last_stride=1, stride_in_1x1=true and zero_init_residual=true"
+_OPTIONS = "in_chans=4, last_stride=1, third_stride=1, output_stride=8, stride_in_1x1=true and zero_init_residual=true"
 
 
 def _takes(name: str) -> bool:
@@ -55,7 +55,8 @@ def _build(name: str) -> Backbone:
     if spec is None:
         base = name.partition(",")[0]
         raise no_such_option(name, f"{_OPTIONS}: {base},in_chans=4")
-    pools = VISSL_POOLS.get(spec.width / 64, {}) if spec.block == "bottleneck" and spec.stem == "imagenet" else {}
+    usual_maps = spec.stem == "imagenet" and spec.third_stride == 2 and spec.output_stride == 32
+    pools = VISSL_POOLS.get(spec.width / 64, {}) if spec.block == "bottleneck" and usual_maps else {}
     if pools and spec.last_stride == 1:
         pools = pools | VISSL_LAST_STRIDE_1
     usual = _CIFAR if spec.stem == "cifar" else Preprocessing(origin="torchvision default")

@@ -9,6 +9,7 @@ from pathlib import Path
 from sslbench.data.format import SourceFormat, TupleReader
 from sslbench.data.palette_masks import palette_videos
 from sslbench.data.source import Source
+from sslbench.data.wording import some
 from sslbench.errors import DataError
 
 
@@ -23,16 +24,25 @@ def recognises(spec: str) -> bool:
 def open(spec: str) -> dict[str, Source]:
     """Return the videos of each list in ImageSets/2017 (train, val, test-dev).
 
+    A list without any masks is left out: the archives of train and val lack those of test-dev and test-challenge.
+
     Raises:
-        DataError: a frame has no mask or one of another size, or a video cannot be scored; all of them are listed.
+        DataError: a video is missing, a frame has no mask or one of another size, or a video cannot be scored; all of
+            them are listed.
     """
     root, sources = Path(spec), {}
+    photos, masks = root / "JPEGImages" / "480p", root / "Annotations" / "480p"
     for file in sorted((root / "ImageSets" / "2017").glob("*.txt")):
         split = file.stem
         names = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-        photos, masks = root / "JPEGImages" / "480p", root / "Annotations" / "480p"
-        if names and all((photos / name).is_dir() and (masks / name).is_dir() for name in names):
-            sources[split] = palette_videos(f"{spec} ({split})", photos, masks, names)
+        if not any((masks / name).is_dir() for name in names):
+            continue
+        if missing := [str(part / name) for name in names for part in (photos, masks) if not (part / name).is_dir()]:
+            raise DataError(
+                f"{file}: there is no folder {some(missing, 5)}",
+                "Unpack the archive again, or remove the names of videos that should not be used from the list.",
+            )
+        sources[split] = palette_videos(f"{spec} ({split})", photos, masks, names)
     if not sources:
         raise DataError(f"{spec}: no list in ImageSets/2017 names videos in JPEGImages/480p and Annotations/480p")
     return sources

@@ -49,10 +49,10 @@ def prepared(backbone: Backbone, recipe: DetectionRecipe) -> ResNet:
             f"{backbone.name} has the stem for small images, whose maps are too fine for a detector",
             "Use a backbone with the usual stem.",
         )
-    if network.spec.last_stride != 2:
+    if (network.spec.last_stride, network.spec.third_stride, network.spec.output_stride) != (2, 2, 32):
         raise UsageError(
-            f"{backbone.name} has a last stage of stride 1, but a detector needs maps of stride 4, 8, 16 and 32",
-            "Use a backbone without last_stride=1.",
+            f"{backbone.name} has finer maps, but a detector needs those of stride 4, 8, 16 and 32",
+            "Use a backbone without last_stride=1, third_stride=1 and output_stride.",
         )
     network.requires_grad_(True)
     if recipe.norm == "frozen":

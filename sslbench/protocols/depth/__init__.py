@@ -15,6 +15,7 @@ from sslbench.data.loading.joint import JointView
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.labels import LABELS
+from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense import Plan, trained_heads
 from sslbench.protocols.depth.scores import check_region, limits_of, median_rows, outcome, range_of, task
 from sslbench.protocols.depth.settings import Settings
@@ -51,7 +52,7 @@ def check(settings: Settings, train: Labels) -> None:
         )
 
 
-def plan(train: Source, test: Source, settings: Settings, *, seed: int) -> Plan:
+def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Preprocessing, seed: int) -> Plan:
     """Return the parts of a run that are depth's own.
 
     Raises:

@@ -261,6 +261,7 @@ def outcome(
             *(f"Metrics in brackets are after alignment to the true depth of each image: {how}." for how in aligned),
         ),
         picture=row.picture,
+        scored=int((row.rows[:, 0] > 0).sum()),
     )
 
 

@@ -1,6 +1,7 @@
 """Regression of low-level signals by heads on frozen features: the strength of edges or corners at every pixel.
 
-The signal is computed from the image itself, at its own size, so any images serve. A linear head on the patches
+The signal is computed from the image itself, at its own size, so any images serve: from the luminance of colours, from
+the mean of any other channels. A linear head on the patches
 predicts it (mean absolute error, AdamW), enlarged to the image by bilinear interpolation. The score is the correlation
 over the pixels of an image, mean over images: a constant scores 0, whatever its error. What a grid of patches can
 express at best is in no score: a finer grid scores higher.
@@ -15,6 +16,7 @@ from sslbench.data.loading.joint import JointView
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.labels import LABELS
+from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense import Plan, trained_heads
 from sslbench.protocols.low_level.scores import outcome, task
 from sslbench.protocols.low_level.settings import Settings
@@ -36,9 +38,9 @@ def check(settings: Settings, train: Labels) -> None:
         raise DataError(f"{NAME} computes its targets, and these samples have {LABELS[train.kind].text}")
 
 
-def plan(train: Source, test: Source, settings: Settings, *, seed: int) -> Plan:
+def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Preprocessing, seed: int) -> Plan:
     """Return the parts of a run that are those of signals."""
-    return Plan(task(settings), JointView(crop=settings.crop), lambda row: outcome(row, test, seed=seed))
+    return Plan(task(settings, preprocessing), JointView(crop=settings.crop), lambda row: outcome(row, test, seed=seed))
 
 
 PROTOCOL = Protocol(

@@ -8,16 +8,17 @@ from PIL import Image
 from torch import Tensor, nn
 
 from sslbench.arrays import FloatArray
-from sslbench.data.decode.handlers import DEFAULT, make_decoder
-from sslbench.data.decode.picture import Wanted
+from sslbench.data.decode.handlers import Reading
 from sslbench.data.groups import source_groups
 from sslbench.data.loading import loader
+from sslbench.data.loading.batch import training_decoder
 from sslbench.data.loading.joint import Target
 from sslbench.data.signals import Signal, signal_of
 from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.metrics.dense.signals import signal_measures, signal_row
 from sslbench.metrics.summary import summarise
+from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense import DenseRow, DenseTask
 from sslbench.protocols._parts.pictures import grey
 from sslbench.protocols.low_level.settings import Settings
@@ -25,12 +26,12 @@ from sslbench.results import Outcome
 from sslbench.solvers.dense.windows import resized
 
 
-def task(settings: Settings) -> DenseTask:
-    """Return the task of one signal."""
+def task(settings: Settings, preprocessing: Preprocessing) -> DenseTask:
+    """Return the task of one signal of images that are decoded as for a backbone."""
     return DenseTask(
         name="low-level",
         outputs=1,
-        read=functools.partial(read_signal, settings.signal, settings.sigma),
+        read=functools.partial(read_signal, settings.signal, settings.sigma, preprocessing),
         loss=_loss,
         row=_row,
         value=_mean_correlation,
@@ -41,16 +42,18 @@ def task(settings: Settings) -> DenseTask:
     )
 
 
-def read_signal(signal: Signal, sigma: float, source: Source, index: int, size: tuple[int, int]) -> Target:
+def read_signal(
+    signal: Signal, sigma: float, preprocessing: Preprocessing, source: Source, index: int, size: tuple[int, int]
+) -> Target:
     """Return the signal of an image at its own size, float32 (1, H, W).
 
     Raises:
         UnreadableImage: the image cannot be read.
     """
-    decoder = make_decoder(DEFAULT.decoder, Wanted(max_pixels=DEFAULT.max_pixels), source.images)
+    reading = Reading(preprocessing.decoder, preprocessing.max_pixels)
+    decoder = training_decoder(source.images, reading, preprocessing.channels)
     image = loader.read(source.images, index, decoder).image
-    array = image.expand(3, -1, -1) if image.shape[0] == 1 else image
-    return signal_of(array.permute(1, 2, 0).numpy(), signal, sigma)[None]
+    return signal_of(image.permute(1, 2, 0).numpy(), signal, sigma)[None]
 
 
 def outcome(row: DenseRow, test: Source, *, seed: int) -> Outcome:

@@ -12,6 +12,7 @@ from sslbench.data.loading.joint import JointView
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.labels import LABELS
+from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense import Plan, trained_heads
 from sslbench.protocols.normals.scores import outcome, task
 from sslbench.protocols.normals.settings import Settings
@@ -36,7 +37,7 @@ def check(settings: Settings, train: Labels) -> None:
         raise UsageError(f"{NAME}: rotation={settings.rotation:g} would turn the images and not their normals")
 
 
-def plan(train: Source, test: Source, settings: Settings, *, seed: int) -> Plan:
+def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Preprocessing, seed: int) -> Plan:
     """Return the parts of a run that are those of normals."""
     return Plan(task(settings), JointView(crop=settings.crop), lambda row: outcome(row, test, seed=seed))
 

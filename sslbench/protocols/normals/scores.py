@@ -120,4 +120,5 @@ def outcome(row: DenseRow, test: Source, *, seed: int) -> Outcome:
             "normal of train.",
         ),
         picture=row.picture,
+        scored=int((row.rows[:, 0] > 0).sum()),
     )

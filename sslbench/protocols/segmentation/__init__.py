@@ -14,6 +14,7 @@ from sslbench.data.loading.joint import JointView
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.labels import LABELS
+from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense import Plan, trained_heads
 from sslbench.protocols.protocol import MAPS, Protocol
 from sslbench.protocols.segmentation.scores import outcome, task
@@ -42,7 +43,7 @@ def check(settings: Settings, train: Labels) -> None:
         raise DataError(f"{NAME} needs two classes, the maps have {len(train.classes)}")
 
 
-def plan(train: Source, test: Source, settings: Settings, *, seed: int) -> Plan:
+def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Preprocessing, seed: int) -> Plan:
     """Return the parts of a run that are segmentation's own.
 
     Raises:

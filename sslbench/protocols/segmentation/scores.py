@@ -130,6 +130,7 @@ def outcome(row: DenseRow, test: Source, settings: Settings, *, seed: int) -> Ou
         floors=floors,
         notes=tuple(notes),
         picture=row.picture,
+        scored=int(parts["areas"][:, 2].any(axis=1).sum()),
     )
 
 

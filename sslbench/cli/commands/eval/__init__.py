@@ -81,6 +81,11 @@ class EvalCommand(click.Command):
 )
 @click.option("--wandb", metavar="PROJECT", help="finetune: Weights & Biases project to log to.")
 @click.option("--no-floors", is_flag=True, help="Skip chance, pixels and the untrained backbone.")
+@click.option(
+    "--on-the-fly",
+    is_flag=True,
+    help="segmentation-knn: compute the features of patches when they are read, and store none.",
+)
 @click.option("--no-overlaps", is_flag=True, help="Skip the search for test images that also occur in train.")
 @click.option(
     "--limit-iters",

@@ -47,6 +47,7 @@ class EvalOptions:
     wandb: str | None
     no_floors: bool
     no_overlaps: bool
+    on_the_fly: bool
     limit_iters: int | None
     baselines: tuple[str, ...]
     backend: Backend | None
@@ -78,10 +79,17 @@ class EvalOptions:
             raise UsageError(f"--noise {self.noise}: should be shares such as 0.1,0.2,0.4") from None
 
     def run_settings(self) -> dict[str, Any]:
-        """Return the given options as fields of `RunSettings`."""
+        """Return the given options as fields of `RunSettings`.
+
+        Raises:
+            UsageError: two of them exclude each other.
+        """
         floors = {"floors": False} if self.no_floors else {}
         overlaps = {"overlaps": False} if self.no_overlaps else {}
-        return self.run.settings() | floors | overlaps
+        if self.on_the_fly and self.run.store is not None:
+            raise UsageError("--store has no effect with --on-the-fly, which stores no features", "Leave one out.")
+        on_the_fly = {"on_the_fly": True} if self.on_the_fly else {}
+        return self.run.settings() | floors | overlaps | on_the_fly
 
     def protocol_settings(self) -> dict[str, Any]:
         """Return the settings of protocols among the options that were given."""
@@ -115,7 +123,9 @@ ON_IMAGES = _NETWORK | {
 }
 """Options with an effect on a protocol on images."""
 _SHARED = (options.WeightsFlags, options.DataFlags, options.PreprocessingFlags, options.RunFlags)
-ON_FEATURES = ON_IMAGES | {"no_overlaps"} | {field.name for flags in _SHARED for field in dataclasses.fields(flags)}
+ON_FEATURES = (
+    ON_IMAGES | {"no_overlaps", "on_the_fly"} | {field.name for flags in _SHARED for field in dataclasses.fields(flags)}
+)
 """Options with an effect on a protocol on features."""
 EMBEDDINGS = _ALWAYS | {"presets", "features", "no_overlaps"}
 """Options with an effect on embeddings made elsewhere."""
@@ -129,7 +139,7 @@ _REASONS = {
     "baselines": "Only detection has --baseline.",
     "backend": "Only detection has --backend.",
     **dict.fromkeys(("labels", "test_features", "test_labels"), "Use it together with --features."),
-    **dict.fromkeys(("feature_dtype", "store"), "Protocols on images store no features."),
+    **dict.fromkeys(("feature_dtype", "store", "on_the_fly"), "Protocols on images store no features."),
     "noise": "It needs --weights and --data, and a protocol that trains on labels.",
     "no_overlaps": "Protocols on images do not search for overlaps.",
     **dict.fromkeys(("tensorboard", "histograms", "wandb"), "It logs the training of finetune."),

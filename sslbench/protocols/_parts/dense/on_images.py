@@ -11,6 +11,7 @@ from sslbench.data.loading.joint import JointView
 from sslbench.data.source import Labels, Source
 from sslbench.features.extract import ExtractSettings
 from sslbench.labels import LabelKind
+from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.run import DenseRow, checked_rows, train_and_score
 from sslbench.protocols._parts.dense.settings import HeadSettings, check_settings
 from sslbench.protocols._parts.dense.task import DenseTask
@@ -39,7 +40,9 @@ class Plan:
 class MakePlan(Protocol[S_contra]):
     """Signature of the function that makes a plan."""
 
-    def __call__(self, train: Source, test: Source, settings: S_contra, *, seed: int) -> Plan:
+    def __call__(
+        self, train: Source, test: Source, settings: S_contra, *, preprocessing: Preprocessing, seed: int
+    ) -> Plan:
         """Return the plan for data; raise a DataError for targets of train that cannot be used."""
 
 
@@ -51,7 +54,7 @@ def trained_heads(
     Args:
         name: of the protocol, for messages.
         check: raises a UsageError or DataError for settings of its own, or labels, that cannot work.
-        plan: parts of a run, from train, test, settings and the seed of intervals.
+        plan: parts of a run, from train, test, settings, the backbone's preprocessing and the seed of intervals.
         label_kinds: see `OnImages`.
     """
 
@@ -78,7 +81,7 @@ def trained_heads(
     ) -> dict[str, Outcome]:
         """Train heads on train, choose one per row on a held-out part of it, score test; see `train_and_score`."""
         check_all(settings, train.labels)
-        own = plan(train, test, settings, seed=seed)
+        own = plan(train, test, settings, preprocessing=backbone.preprocessing, seed=seed)
         found = train_and_score(
             backbone,
             layers,

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sslbench.arrays import FloatArray
+from sslbench.arrays import FloatArray, IntArray
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.dense import DenseEncoder
 from sslbench.backbones.layers import Layer
@@ -22,7 +22,7 @@ from sslbench.data.loading.joint import JointBatches, JointView, Target
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.distributed import this_process
-from sslbench.errors import UsageError
+from sslbench.errors import DataError, UsageError
 from sslbench.features.extract import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.heads import (
@@ -92,7 +92,7 @@ def checked_rows(
             "Give colours=none.",
         )
     inputs, _ = head_inputs(backbone, layers, settings, protocol=protocol)
-    _split(train_part, settings, seed)
+    _split_rows(train_part, settings, seed)
     return tuple(each.row for each in inputs)
 
 
@@ -129,17 +129,18 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
         Row -> result; a row of which every head diverged is left out.
 
     Raises:
-        DataError: images or targets cannot be used; all of them are listed.
+        DataError: images or targets cannot be used; all of them are listed. Or no pixel of the held-out part counts.
         NotFiniteError: every head diverged.
         StoppedError: a signal came; everything is saved.
     """
-    fit, held_out = _split(train_part, settings, seed)
     surveyed = _survey(train_part, test, task, backbone, engine, progress)
+    fit, held_out = _split(train_part, settings, seed, surveyed)
     inputs, maps = head_inputs(backbone, layers, settings, protocol=task.name)
     encoder = DenseEncoder(backbone, maps, device=engine.device, precision=engine.precision)
     encode = MapEncoder(encoder, backbone.preprocessing.channels, pixels=True)
     sizes = fitted_sizes(settings, encode.multiple, surveyed.short_side)
-    run = _Run(backbone, encode, task, settings, sizes, seed, engine, progress)
+    inference = Inference(sizes, settings.scales, settings.flip_test, settings.batch_size)
+    run = _Run(backbone, encode, task, settings, inference, seed, engine, progress)
     heads = _make_heads(inputs, encode, task, settings, seed)
     alive = run.train(heads, fit, view, folder)
     living = [head for head, lives in zip(heads, alive, strict=True) if lives]
@@ -151,11 +152,11 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
     if held_out is not None:
         found, _ = run.score(living, held_out, "selecting heads on")
         values = {number: task.value(rows) for number, rows in found.items()}
+        _check_values(values, held_out, task)
     best = _best(living, values)
     chosen = list(best.values())
     fixed = {"constant": surveyed.constant, "position only": surveyed.by_position}
-    final = Inference(sizes, settings.scales, settings.flip_test)
-    on_test, floors = run.score(chosen, test, "scoring", final, fixed)
+    on_test, floors = run.score(chosen, test, "scoring", fixed)
     on_train, _ = run.score(chosen, _sample(fit, min(len(test), _TRAIN_IMAGES), seed), "scoring a part of")
     notes = (_training_note(settings, fit, held_out), sizes.text, *_unknown_note(surveyed))
     rows = {}
@@ -171,7 +172,7 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
             task.value(on_train[head.number]),
             _selected(head, others, values, settings, seed) if held_out is not None else {},
             (*notes, *_notes(head, others, alive, settings)),
-            run.picture(head, on_test[head.number], test, final),
+            run.picture(head, on_test[head.number], test),
         )
     return rows
 
@@ -184,7 +185,7 @@ class _Run:
     encode: MapEncoder
     task: DenseTask
     settings: HeadSettings
-    sizes: Sizes
+    inference: Inference
     seed: int
     engine: ExtractSettings
     progress: Progress | None
@@ -197,7 +198,7 @@ class _Run:
         data = JointBatches(
             fit,
             self.task.read,
-            _view(view, settings, self.sizes, own),
+            _view(view, settings, self.inference.sizes, own),
             batch_size=settings.batch_size,
             seed=self.seed,
             mirrored=self.task.mirrored,
@@ -216,9 +217,7 @@ class _Run:
         )
         return train(heads, self.encode, data, self.task, settings, plan)
 
-    def outputs(
-        self, heads: Sequence[DenseHead], source: Source, inference: Inference
-    ) -> Iterator[tuple[Target, Iterator[Tensor]]]:
+    def outputs(self, heads: Sequence[DenseHead], source: Source) -> Iterator[tuple[Target, Iterator[Tensor]]]:
         """Yield the target of every image and the output of each head."""
         own = self.backbone.preprocessing
         return outputs(
@@ -227,7 +226,7 @@ class _Run:
             source,
             self.task,
             own,
-            inference,
+            self.inference,
             self.engine,
             unreadable=lambda: unreadable_images(source, own, self.engine),
         )
@@ -237,18 +236,14 @@ class _Run:
         heads: Sequence[DenseHead],
         source: Source,
         title: str,
-        inference: Inference | None = None,
         fixed: Mapping[str, FloatArray] | None = None,
     ) -> tuple[dict[int, FloatArray], dict[str, FloatArray]]:
-        """Return the rows (N, R) of heads by number, and of outputs that are the same for every image by name.
-
-        The inference is that of one view of each image by default.
-        """
+        """Return the rows (N, R) of heads by number, and of outputs that are the same for every image by name."""
         report = stage_progress(self.progress, f"{self.backbone.name}: {title} {source.name}")
         constant = {name: torch.from_numpy(np.asarray(x, dtype=np.float32)) for name, x in (fixed or {}).items()}
         rows: dict[int, list[FloatArray]] = {head.number: [] for head in heads}
         of_fixed: dict[str, list[FloatArray]] = {name: [] for name in constant}
-        found = self.outputs(heads, source, inference or Inference(self.sizes))
+        found = self.outputs(heads, source)
         with torch.inference_mode():
             for done, (target, each) in enumerate(found, start=1):
                 for head, output in zip(heads, each, strict=True):
@@ -259,7 +254,7 @@ class _Run:
                     report(done, len(source))
         return {n: np.stack(each) for n, each in rows.items()}, {n: np.stack(each) for n, each in of_fixed.items()}
 
-    def picture(self, head: DenseHead, rows: FloatArray, test: Source, inference: Inference) -> bytes:
+    def picture(self, head: DenseHead, rows: FloatArray, test: Source) -> bytes:
         """Return a sheet of the best, median and worst test images, each with its truth and its prediction."""
         values = np.array([self.task.value(row[None]) for row in rows])
         known = np.flatnonzero(np.isfinite(values))
@@ -269,7 +264,7 @@ class _Run:
         shown = sorted(index for group in chosen.values() for index in group)
         drawn = {}
         with torch.inference_mode():
-            found = self.outputs([head], test.select(np.array(shown)), inference)
+            found = self.outputs([head], test.select(np.array(shown)))
             for index, (target, each) in zip(shown, found, strict=True):
                 drawn[index] = self.task.drawn(next(each), target)
 
@@ -303,19 +298,46 @@ def _survey(
     return found[0]
 
 
-def _split(train_part: Source, settings: HeadSettings, seed: int) -> tuple[Source, Source | None]:
-    """Return the part that is trained on, and the held-out part; None where there is one learning rate."""
-    if len(settings.lr) == 1:
+def _split(train_part: Source, settings: HeadSettings, seed: int, surveyed: Survey) -> tuple[Source, Source | None]:
+    """Return the part that is trained on, and the held-out part; None where there is one learning rate.
+
+    Raises:
+        DataError: no pixel of one of them counts, so nothing could be learnt or chosen.
+    """
+    parts = _split_rows(train_part, settings, seed)
+    if parts is None:
         return train_part, None
+    for rows, name in zip(parts, ("that heads are trained on", "held out to select a head"), strict=True):
+        if set(rows.tolist()) <= set(surveyed.unknown):
+            raise DataError(
+                f"{train_part.name}: none of the {counted(len(rows), 'image')} {name} has a pixel that counts; "
+                f"{len(surveyed.unknown):,} of {len(train_part):,} train images have none",
+                f"Give {_one_rate(settings)}, another --seed, or a larger holdout than {settings.holdout:g}.",
+            )
+    return train_part.select(parts[0]), train_part.select(parts[1])
+
+
+def _split_rows(train_part: Source, settings: HeadSettings, seed: int) -> tuple[IntArray, IntArray] | None:
+    """Return the rows that are trained on and those held out; None where there is one learning rate.
+
+    Raises:
+        UsageError: train cannot be split.
+    """
+    if len(settings.lr) == 1:
+        return None
     groups = source_groups(train_part)
     parts = holdout_rows(train_part.labels, settings.holdout, seed, groups)
     if parts is None:
         reason = no_holdout(groups)
         raise UsageError(
             f"{train_part.name}: {reason[0].lower()}{reason[1:]} for the selection of a head",
-            f"Give one learning rate, such as lr={settings.lr[len(settings.lr) // 2]:g}.",
+            f"Give {_one_rate(settings)}.",
         )
-    return train_part.select(parts[0]), train_part.select(parts[1])
+    return parts
+
+
+def _one_rate(settings: HeadSettings) -> str:
+    return f"one learning rate, such as lr={settings.lr[len(settings.lr) // 2]:g}"
 
 
 def _make_heads(
@@ -339,6 +361,19 @@ def _view(view: JointView, settings: HeadSettings, sizes: Sizes, own: Preprocess
         interpolation=own.interpolation,
         fill=tuple(255 * value for value in own.mean),
     )
+
+
+def _check_values(values: Mapping[int, float], held_out: Source, task: DenseTask) -> None:
+    """Refuse a choice among heads of which none has a score.
+
+    Raises:
+        DataError: no pixel of the held-out part is scored.
+    """
+    if all(math.isnan(value) for value in values.values()):
+        raise DataError(
+            f"{task.name}: no head has a score on the {counted(len(held_out), 'image')} held out to select one",
+            "No known pixel is in the scored region: give one learning rate, another --seed or a larger holdout.",
+        )
 
 
 def _best(living: Sequence[DenseHead], values: dict[int, float]) -> dict[str, DenseHead]:

@@ -1,6 +1,7 @@
 """Scores of trained heads: whole images one by one, in sliding windows, at several scales, with their mirror images."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -26,11 +27,13 @@ class Inference:
         sizes: of images and windows.
         scales: factors of the size.
         flip: average with the mirror image.
+        batch: windows in one forward pass, at most.
     """
 
     sizes: Sizes
     scales: tuple[float, ...] = (1.0,)
     flip: bool = False
+    batch: int = 16
 
     def preprocessing(self, own: Preprocessing) -> Preprocessing:
         """Return the transform of whole images at the largest scale, from which the others are made."""
@@ -63,7 +66,7 @@ def outputs_of(
         for flipped in ((False, True) if inference.flip else (False,))
     ]
     window, stride = inference.sizes.window, inference.sizes.stride
-    maps = [_maps_of_windows(view.image, encode, window, stride) for view in views]
+    maps = [_maps_of_windows(view.image, encode, inference) for view in views]
     for head in heads:
         outputs = (  # one at a time: those of large scales take most of the memory
             _assembled(view.image, of_windows, head, encode.multiple, task, window, stride)
@@ -102,13 +105,14 @@ def _scaled(image: Tensor, inference: Inference) -> Iterator[Tensor]:
         yield functional.resize(image, size, antialias=True)
 
 
-def _maps_of_windows(
-    image: Tensor, encode: MapEncoder, window: tuple[int, int] | None, stride: tuple[int, int]
-) -> list[dict[str, Tensor]]:
-    """Return the maps of each window of an image, all windows in one batch."""
-    parts = [centre_padded(part, encode.multiple)[0] for part in _windows(image, window, stride)]
-    maps = encode(torch.cat(parts))
-    return [{name: values[i : i + 1] for name, values in maps.items()} for i in range(len(parts))]
+def _maps_of_windows(image: Tensor, encode: MapEncoder, inference: Inference) -> list[dict[str, Tensor]]:
+    """Return the maps of each window of an image."""
+    windows = _windows(image, inference.sizes.window, inference.sizes.stride)
+    found: list[dict[str, Tensor]] = []
+    while parts := [centre_padded(part, encode.multiple)[0] for part in itertools.islice(windows, inference.batch)]:
+        maps = encode(torch.cat(parts))
+        found += [{name: values[i : i + 1] for name, values in maps.items()} for i in range(len(parts))]
+    return found
 
 
 def _windows(image: Tensor, window: tuple[int, int] | None, stride: tuple[int, int]) -> Iterator[Tensor]:

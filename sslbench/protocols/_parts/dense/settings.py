@@ -112,4 +112,6 @@ def check_settings(settings: HeadSettings, *, protocol: str) -> None:
     if settings.window is not None:
         fits = all(step <= side for step, side in zip(settings.stride, settings.window, strict=True))
         need(fits, f"stride={list(settings.stride)} would leave gaps between windows of {list(settings.window)}")
+    own_stride = settings.stride != type(settings)().stride
+    need(settings.window is not None or not own_stride, "stride has no effect without a window: give window=[H,W]")
     need(not (settings.enlarge and settings.size is None), "enlarge has no effect without size")
