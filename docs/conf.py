@@ -92,7 +92,13 @@ def write_start(app: Sphinx, error: Exception | None) -> None:
         (Path(app.outdir) / "index.html").write_text(to_docs + "\n", encoding="utf-8")
 
 
+def generated(app: Sphinx, what: str, name: str, member: object, skip: bool, options: object) -> bool | None:
+    """Leave out the methods that scikit-learn generates for estimators; their texts refer to its own pages."""
+    return True if name.startswith("set_") and name.endswith("_request") else None
+
+
 def setup(app: Sphinx) -> None:
     """Write the generated pages before and after sphinx does its work."""
     app.connect("config-inited", lambda app, _: write_names(app))
     app.connect("build-finished", write_start)
+    app.connect("autodoc-skip-member", generated)
