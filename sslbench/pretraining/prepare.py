@@ -31,7 +31,7 @@ from sslbench.pretraining.networks import (
     with_sync_bn,
 )
 from sslbench.pretraining.settings import PretrainRequest, PretrainSettings, ScheduleSettings, updates
-from sslbench.runtime.device import choose_device
+from sslbench.runtime.device import check_precision, choose_device
 from sslbench.runtime.workers import resolve_workers
 from sslbench.train import schedules
 from sslbench.train.loop import RateSchedules, TrainingPlan
@@ -118,6 +118,7 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     plan = _plan(settings, data.steps_per_epoch)
     sizes = settings.augment.sizes
     accept_sizes(backbone.module, sizes, name=backbone.name, channels=backbone.preprocessing.channels)
+    check_precision(settings.precision, device, backbone.module, min(sizes))
     origins: dict[str, str] = {}
     if space == "RGB":
         augment, origins = normalised(augment, backbone.preprocessing, source, reading, seed=settings.seed)

@@ -4,6 +4,7 @@ import os
 from typing import Literal
 
 import torch
+from torch import nn
 
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
@@ -73,3 +74,28 @@ def local_gpu(visible: int) -> int:
             f"Start as many as there are GPUs: torchrun --nproc-per-node {visible}.",
         )
     return this_process().local % visible
+
+
+def check_precision(precision: Precision, device: torch.device, module: nn.Module, size: int) -> None:
+    """Refuse to train a network in bf16 on a CPU on images so small that a map of one cell meets a strided convolution.
+
+    There torch (to 2.15 at least) leaves a part of the gradient of the kernel uninitialised on processors with
+    AVX512-BF16: weights of 1e30 and nan without any other sign. From 17 pixels on a ResNet of stride 32 has two cells.
+
+    Args:
+        precision: of the forward pass.
+        device: device of the training.
+        module: network that is trained.
+        size: side of the smallest images, in pixels.
+
+    Raises:
+        UsageError: the gradients would be wrong.
+    """
+    if device.type != "cpu" or precision != "bf16" or size > 16:
+        return
+    if any(isinstance(layer, nn.Conv2d) and layer.kernel_size[0] > layer.stride[0] > 1 for layer in module.modules()):
+        raise UsageError(
+            f"precision bf16 on the CPU with images of {size} pixels: torch computes wrong gradients of strided "
+            "convolutions on maps of one cell",
+            "Use precision fp32, or images of more than 16 pixels.",
+        )

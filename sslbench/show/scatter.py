@@ -101,7 +101,7 @@ def project(x: Matrix, projection: Projection, seed: int) -> FloatArray:
         return np.asarray(TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced))
     from umap import UMAP
 
-    return np.asarray(UMAP(n_neighbors=min(15, len(x) - 1), random_state=seed).fit_transform(reduced))
+    return np.asarray(UMAP(n_neighbors=min(15, len(x) - 1), n_jobs=1, random_state=seed).fit_transform(reduced))
 
 
 def check_projection(projection: Projection) -> None:

@@ -291,7 +291,8 @@ def test_the_recipes_are_all_there_and_valid():
     assert found == {
         **dict.fromkeys(["barlow_twins", "byol", "moco_v1", "moco_v2", "moco_v3", "moco_v3_resnet"], (224, 224)),
         **dict.fromkeys(["ressl", "simclr", "simsiam", "vicreg"], (224, 224)),
-        **dict.fromkeys(["clusterfit", "mae", "npid", "rotnet", "supervised"], (224,)),
+        "colorization_alexnet": (180,),
+        **dict.fromkeys(["clusterfit", "colorization", "mae", "npid", "rotnet", "supervised"], (224,)),
         **dict.fromkeys(["dino", "dino_resnet"], (224,) * 2 + (96,) * 8),
         **dict.fromkeys(["pirl", "pirl_blur"], (224,) + (64,) * 9),
         "jigsaw": (64,) * 9,

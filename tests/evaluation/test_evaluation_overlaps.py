@@ -121,7 +121,7 @@ def test_clean_data_have_none(photos):
         file.unlink()
     (result,) = evaluate(photos)
     assert (result.overlaps.n, result.overlaps.without, result.overlaps.pairs_file) == (0, None, None)
-    assert not list((photos.parent / "r").rglob("*.csv"))
+    assert not list((photos.parent / "r").rglob("*overlaps*"))
 
 
 def test_every_protocol_says_it_and_the_search_is_made_once(photos, monkeypatch):

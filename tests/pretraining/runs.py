@@ -20,7 +20,7 @@ from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
 RESNET = "resnet18w0.125"
 VIT = "timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=2,embed_dim=48,num_heads=3,dynamic_img_size=True"
 PAIR = {"views": [{"count": 2, "size": 32, "scale": [0.3, 1.0], "flip": 0.0}]}
-CROPS = {"views": [*PAIR["views"], {"count": 2, "size": 16, "scale": [0.1, 0.3], "flip": 0.0}]}
+CROPS = {"views": [*PAIR["views"], {"count": 2, "size": 24, "scale": [0.1, 0.3], "flip": 0.0}]}
 SINGLE = {"views": [{"count": 1, "size": 32, "scale": [0.3, 1.0], "flip": 0.0}]}
 PIECES = {"size": 10, "scale": [0.6, 1.0], "flip": 0.0, "grid": {"side": 3, "gap": 1, "augment": "views"}}
 PATCHES = {"views": [*SINGLE["views"], PIECES]}

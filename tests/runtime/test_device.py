@@ -1,10 +1,12 @@
 """The GPU of each process, and what is refused, without one."""
 
+import contextlib
+
 import pytest
 import torch
 
 from sslbench.errors import UsageError
-from sslbench.runtime.device import choose_device, local_gpu
+from sslbench.runtime.device import check_precision, choose_device, local_gpu
 
 
 @pytest.fixture
@@ -54,3 +56,13 @@ def test_several_processes_do_not_share_a_gpu(gpus):
     gpus(4, **torchrun, LOCAL_WORLD_SIZE="4")
     with pytest.raises(UsageError, match=r"cuda:1 names one GPU, but 4 processes were started"):
         choose_device("cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("precision", "size", "kernel", "refused"),
+    [("bf16", 16, 3, True), ("bf16", 17, 3, False), ("fp32", 16, 3, False), ("bf16", 16, 2, False)],
+)
+def test_bf16_on_the_cpu_is_refused_where_gradients_are_wrong(precision, size, kernel, refused):
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, kernel, stride=2))
+    with pytest.raises(UsageError, match="more than 16 pixels") if refused else contextlib.nullcontext():
+        check_precision(precision, torch.device("cpu"), network, size)

@@ -30,6 +30,7 @@ from sslbench.protocols.finetune.network import (
 from sslbench.protocols.finetune.observers import make_observers
 from sslbench.protocols.finetune.plan import CHECKPOINTS, NAME, Rates, make_batches, optimizer_settings, schedule
 from sslbench.protocols.finetune.settings import Settings
+from sslbench.runtime.device import check_precision
 from sslbench.runtime.progress import StageProgress
 from sslbench.runtime.signals import stop_signals
 from sslbench.train import checkpoints, loop
@@ -150,6 +151,7 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
         DataError: an image cannot be read.
     """
     prepared = prepare(backbone, layer, fit, settings, seed=seed, engine=engine)
+    check_precision(engine.precision, engine.device, backbone.module, prepared.side)
     data = prepared.data
     targets = Targets.of(fit.labels)
     setup = Setup(
