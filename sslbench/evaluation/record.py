@@ -197,6 +197,7 @@ def recorded(
         floors=_guessing(outcome, train, test) if subject.run.floors else {},
         versions=records.versions(),
         hardware=hardware(subject.run),
+        working_folder=records.working_folder(),
         timings={**subject.timings, task.protocol: round(seconds, 3)},
         costs=_costs(subject, task, stage or Stage(seconds=round(seconds, 3))),
         notes=outcome.notes,
