@@ -40,6 +40,7 @@ class WeightsUsed:
 
     Attributes:
         name: name given by the user, normally the file name.
+        source: address that the file was fetched from, with its commit on the Hub; empty for local files.
         sha256: digest of the tensors as given to the backbone, equal for copies of the file in other formats.
         format: format of the key names in the file ('torchvision', 'vissl', ...).
         loaded: number of the backbone's `total` tensors that came from the file.
@@ -62,6 +63,7 @@ class WeightsUsed:
     untrained: bool = False
     changed: tuple[str, ...] = ()
     code: dict[str, str] = dataclasses.field(default_factory=dict)
+    source: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
