@@ -1,5 +1,7 @@
 """Lookup of protocols, methods, benchmarks and other things by file name, or by dotted name (`my_pkg.my_thing`)."""
 
+import contextlib
+import contextvars
 import difflib
 import importlib
 import pkgutil
@@ -252,7 +254,26 @@ def refuse_named_by_file(name: str) -> None:
         )
 
 
+_command_of_file = contextvars.ContextVar("_command_of_file", default="")
+
+
+@contextlib.contextmanager
+def command_from_file(where: str) -> Iterator[None]:
+    """Refuse all code of the user's own inside the block, where a file holds the words of a whole command.
+
+    Args:
+        where: the file.
+    """
+    token = _command_of_file.set(where)
+    try:
+        yield
+    finally:
+        _command_of_file.reset(token)
+
+
 def _import_user_module(name: str) -> ModuleType:
+    if where := _command_of_file.get():
+        raise UsageError(f"the command in {where} names the Python code '{name}'", "--trust-code runs it.")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

@@ -34,6 +34,7 @@ WITHIN_ROW = {
     "identity": {"results"},
     "weights": {"config", "preprocessing"},
     "library": {"config"},
+    "backbones": {"data"},
     "methods": {"train"},
     "runtime": {"distributed"},
     "evaluation": {"pretraining"},

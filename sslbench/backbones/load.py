@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from sslbench.backbones import named
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build, check_recorded
 from sslbench.backbones.family import families
@@ -49,7 +50,8 @@ def load_backbone(  # noqa: PLR0913  the options of the command
     """Return a backbone with the weights of a file, or with random weights.
 
     Args:
-        weights: path of a file; 'random' for an untrained backbone; 'pixels' or 'pixels:SIZE' for the image itself.
+        weights: path of a file, or its name or address (see `named.fetch`); 'random' for an untrained backbone;
+            'pixels' or 'pixels:SIZE' for the image itself.
         backbone: its name (see `build`); not needed for ResNets and ViTs, whose architecture shows in the shapes.
         format: format of the file; None recognises it.
         allow_partial: load what fits of a file that does not fit entirely; the report says so.
@@ -84,10 +86,9 @@ def load_backbone(  # noqa: PLR0913  the options of the command
         if backbone not in (None, weights):
             raise UsageError(f"--weights {weights} fixes the backbone, but --backbone is {backbone}")
         return build(weights)
-    file = files.read(Path(weights), trust_pickle=trust_pickle)
     return load_file(
-        file,
-        backbone=backbone,
+        read_weights(weights, trust_pickle=trust_pickle),
+        backbone=named.backbone_of(weights, backbone),
         format=format,
         allow_partial=allow_partial,
         stem=rule,
@@ -95,6 +96,12 @@ def load_backbone(  # noqa: PLR0913  the options of the command
         as_stored=as_stored,
         heads=heads,
     )
+
+
+def read_weights(weights: str, *, trust_pickle: bool = False) -> files.WeightsFile:
+    """Read a weights file by its path, name or address; errors as for `named.fetch` and `files.read`."""
+    path = named.fetch(weights).path if named.is_named(weights) else Path(weights)
+    return files.read(path, trust_pickle=trust_pickle)
 
 
 def load_file(

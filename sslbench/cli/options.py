@@ -151,7 +151,11 @@ label_column = click.option(
     "--label-col", "--label-column", "label_column", help="Column of labels in a table. Default: recognised."
 )
 _WEIGHTS = [
-    click.option("--weights", help="Weights file; 'random' (untrained, needs --backbone); 'pixels'."),
+    click.option(
+        "--weights",
+        help="Weights file; hf:OWNER/MODEL, timm:MODEL, vissl:NAME or https://...#sha256=... (downloaded); "
+        "'random' (untrained, needs --backbone); 'pixels'.",
+    ),
     click.option(
         "--backbone", help="Architecture: resnet50, a timm name or my_module:callable. Default: read from the weights."
     ),

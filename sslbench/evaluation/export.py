@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from sslbench.backbones import named
 from sslbench.backbones.classifier import find_classifier, has_classifier
 from sslbench.backbones.export import ExportReport, export
 from sslbench.backbones.layers import resolve_layers
@@ -26,7 +27,7 @@ def export_network(request: Request, out: Path, *, overwrite: bool = False) -> E
     run = RunSettings(device="cpu")
     if len(request.layers) > 1:
         raise UsageError(f"--layers {','.join(request.layers)}: an exported network has one output", "Name one layer.")
-    if request.layers or not Path(request.weights).exists():
+    if request.layers or not (named.is_named(request.weights) or Path(request.weights).exists()):
         backbone, _ = for_request(load(request, run), request, run)
         (layer,) = resolve_layers(backbone, request.layers)
         return export(backbone, layer, out, overwrite=overwrite)

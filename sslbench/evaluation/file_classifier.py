@@ -11,8 +11,9 @@ from torch import nn
 
 from sslbench import protocols
 from sslbench.arrays import FloatArray, Matrix
+from sslbench.backbones import named
 from sslbench.backbones.classifier import Classifier, find_classifier, read_classifier
-from sslbench.backbones.load import load_file
+from sslbench.backbones.load import load_file, read_weights
 from sslbench.backbones.stems import parse_rule
 from sslbench.data.labels import present_classes
 from sslbench.data.source import Labels, Source
@@ -21,7 +22,6 @@ from sslbench.errors import UsageError
 from sslbench.evaluation.request import Request, RunSettings, Task
 from sslbench.protocols import FileClassifier, FileClassifierChoice, OnSets
 from sslbench.results import WeightsUsed
-from sslbench.weights.reading import files
 
 _ROWS = 8192
 
@@ -72,31 +72,31 @@ def load_file_classifier(request: Request, run: RunSettings, data: TrainTest) ->
         raise UsageError(
             f"{setting} labels the data by the classes of the weights file, and other protocols do not", "Run it alone."
         )
-    if not Path(request.weights).is_file():
+    if not named.is_named(request.weights) and not Path(request.weights).is_file():
         raise UsageError(f"{setting}: '{request.weights}' has no classifier", "Give a weights file: --weights FILE.")
     if run.baseline:
         raise UsageError(f"baseline has no effect with {setting}: the classifier is that of the trained backbone")
-    classifier, named = _load(request, chosen[0])
+    classifier, has_names = _load(request, chosen[0])
     if classifier.info.labels != "single":
         raise UsageError(f"{setting}: the classifier of {request.weights} does not predict one class per image")
     layer = classifier.layer.text
     if request.layers and request.layers != (layer,):
         raise UsageError(f"--layers has no effect with {setting}: the classifier takes {layer}", "Leave it out.")
-    classes = classifier.info.classes if named else _names_by_number(len(classifier.info.classes), data)
+    classes = classifier.info.classes if has_names else _names_by_number(len(classifier.info.classes), data)
     if len(set(classes)) < len(classes):
         twice = next(name for name in classes if classes.count(name) > 1)
         raise UsageError(f"{setting}: two classes are called '{twice}'", "Give different names: class_names=FILE.")
-    name = Path(request.weights).name
+    name = named.weights_name(request.weights)
     description = f"the classifier in {name}, {len(classes):,} classes on the layer {layer}"
     return FileClassifier(description, layer, classes, _sha256(classifier), _logits(classifier.head))
 
 
 def _load(request: Request, choice: FileClassifierChoice) -> tuple[Classifier, bool]:
     """Return the classifier of the weights file, and whether its classes have names."""
-    file = files.read(Path(request.weights), trust_pickle=request.trust_pickle)
+    file = read_weights(request.weights, trust_pickle=request.trust_pickle)
     loaded = load_file(
         file,
-        backbone=request.backbone,
+        backbone=named.backbone_of(request.weights, request.backbone),
         format=request.format,
         allow_partial=request.allow_partial,
         stem=parse_rule(request.stem) if request.stem is not None else None,

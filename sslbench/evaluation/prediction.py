@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sslbench.backbones import named
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.classifier import Classifier, find_classifier
 from sslbench.backbones.export import SUFFIXES
-from sslbench.backbones.load import load_file
+from sslbench.backbones.load import load_file, read_weights
 from sslbench.backbones.speed import prepare
 from sslbench.backbones.stems import parse_rule
 from sslbench.data.decode.transforms import normalise
@@ -74,7 +75,8 @@ def load_with_classifier(
         WeightsError: the file has no classifier.
         UsageError: there are no weights, or the names do not fit the classifier.
     """
-    if not Path(request.weights).exists() and (request.weights in ("random", "pixels") or ":" in request.weights):
+    absent = not named.is_named(request.weights) and not Path(request.weights).exists()
+    if absent and (request.weights in ("random", "pixels") or ":" in request.weights):
         raise UsageError(f"'{request.weights}' has no classifier", "Give a weights file.")
     if request.weights.endswith(SUFFIXES):
         raise UsageError(
@@ -93,10 +95,10 @@ def load_with_heads(request: Request, run: RunSettings) -> tuple[files.WeightsFi
     Raises:
         SslbenchError: the weights cannot be read, are not recognised or do not fit.
     """
-    file = files.read(Path(request.weights), trust_pickle=request.trust_pickle)
+    file = read_weights(request.weights, trust_pickle=request.trust_pickle)
     loaded = load_file(
         file,
-        backbone=request.backbone,
+        backbone=named.backbone_of(request.weights, request.backbone),
         format=request.format,
         allow_partial=request.allow_partial,
         stem=parse_rule(request.stem) if request.stem is not None else None,

@@ -44,6 +44,7 @@ from sslbench.labels import LABELS, LabelKind
 from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import LARGEST_SIDE, Preprocessing
 from sslbench.protocols import FileClassifier, ImageSet, OnFeatures, OnImages, OnObjects, OnSets
+from sslbench.results import records
 
 
 def needs_labels(task: Task) -> bool:
@@ -161,6 +162,7 @@ def prepare(
         SslbenchError: anything that is wrong; no image has been decoded then.
     """
     run.extract_settings()
+    records.working_folder()  # as it is before the run, for the record
     _check_on_the_fly(request, run)
     if run.on_the_fly:  # a search for copies would encode all images once more
         run = dataclasses.replace(run, overlaps=False)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from sslbench import names, protocols, user_code
+from sslbench.backbones import named
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import head_layers
 from sslbench.config import result_settings
@@ -197,6 +198,7 @@ def recorded(
         floors=_guessing(outcome, train, test) if subject.run.floors else {},
         versions=records.versions(),
         hardware=hardware(subject.run),
+        working_folder=records.working_folder(),
         timings={**subject.timings, task.protocol: round(seconds, 3)},
         costs=_costs(subject, task, stage or Stage(seconds=round(seconds, 3))),
         notes=outcome.notes,
@@ -363,10 +365,15 @@ def weights_used(backbone: Backbone, given: str) -> WeightsUsed:
     """Return the weights of a backbone as a record holds them; `given` is the value of --weights."""
     trained = not backbone.kind.pixels and given != "random"
     total = len(backbone.module.state_dict())
-    name = Path(given).name if trained else f"{backbone.name} untrained" if given == "random" else backbone.name
+    fetched = named.fetch(given) if trained and not backbone.kind.in_memory and named.is_named(given) else None
+    path = Path(given).resolve() if fetched is None else fetched.path
+    name = (
+        named.weights_name(given) if trained else f"{backbone.name} untrained" if given == "random" else backbone.name
+    )
     return WeightsUsed(
         name=name,
-        path=str(Path(given).resolve()) if trained and not backbone.kind.in_memory else None,
+        path=str(path) if trained and not backbone.kind.in_memory else None,
+        source=fetched.source if fetched is not None else "",
         sha256=backbone.weights_sha256,
         format=backbone.format or given,
         backbone=backbone.name,

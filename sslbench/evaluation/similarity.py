@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import Matrix
+from sslbench.backbones import named
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.open import open_data
@@ -103,7 +104,7 @@ def encode(
     )
     log.info(f"{title}: {'features were stored' if not found.decoded else f'{found.decoded} images encoded'}")
     ids = next(iter(found.features.values())).ids
-    name = backbone.name if request.weights == "random" else Path(request.weights).name
+    name = backbone.name if request.weights == "random" else named.weights_name(request.weights)
     return LayerFeatures(name, {layer: each.x for layer, each in found.features.items()}, ids), images
 
 

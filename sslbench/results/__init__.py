@@ -40,6 +40,7 @@ class WeightsUsed:
 
     Attributes:
         name: name given by the user, normally the file name.
+        source: address that the file was fetched from, with its commit on the Hub; empty for local files.
         sha256: digest of the tensors as given to the backbone, equal for copies of the file in other formats.
         format: format of the key names in the file ('torchvision', 'vissl', ...).
         loaded: number of the backbone's `total` tensors that came from the file.
@@ -62,6 +63,7 @@ class WeightsUsed:
     untrained: bool = False
     changed: tuple[str, ...] = ()
     code: dict[str, str] = dataclasses.field(default_factory=dict)
+    source: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -261,6 +263,21 @@ class Hardware:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkingFolder:
+    """Folder that a command ran in, and its state in git; not part of the measurement's identity.
+
+    Attributes:
+        path: of the folder.
+        commit: the commit that is checked out; None outside git.
+        changed: True if files that git tracks differ from the commit; None outside git.
+    """
+
+    path: str
+    commit: str | None = None
+    changed: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RequestedParts:
     """Requested parts of a record beside its metrics; not part of the measurement's identity.
 
@@ -298,6 +315,7 @@ __all__ = [
     "Results",
     "Stage",
     "WeightsUsed",
+    "WorkingFolder",
     "as_recorded",
     "canonical",
     "percent",
@@ -406,6 +424,7 @@ class Result:
         references: published values for these weights on this benchmark, compared.
         floors: 'chance', 'majority', 'pixels', 'untrained' -> metric -> value.
         missing_floors: floors among 'pixels' and 'untrained' that are missing -> the reason.
+        working_folder: folder that the command ran in, with its git commit; None in older records.
         timings: stage -> seconds.
         scores_file: name of the file of per-sample scores beside the record.
         weights_file: name of the weights file beside the record, where the protocol trained a network.
@@ -443,6 +462,7 @@ class Result:
     seed: int
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     hardware: Hardware | None = None
+    working_folder: WorkingFolder | None = None
     timings: dict[str, float] = dataclasses.field(default_factory=dict)
     costs: Costs | None = None
     notes: tuple[str, ...] = ()

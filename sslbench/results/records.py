@@ -3,10 +3,12 @@
 import contextlib
 import dataclasses
 import datetime
+import functools
 import importlib.metadata
 import json
 import platform
 import re
+import subprocess
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +23,7 @@ from sslbench.errors import ResultError, UsageError
 from sslbench.metrics.sample_means import SampleMeans
 from sslbench.metrics.summary import CLASS_COLUMNS, ROW_COLUMNS
 from sslbench.paths import files_below, temporary_beside
-from sslbench.results import SCHEMA, Neighbours, Result, plain
+from sslbench.results import SCHEMA, Neighbours, Result, WorkingFolder, plain
 
 _SCORES = ".scores.npz"
 OVERLAPS = ".overlaps.csv"
@@ -367,3 +369,28 @@ def versions() -> dict[str, str]:
 def now() -> str:
     """Return the time in UTC, ISO 8601 to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def working_folder() -> WorkingFolder:
+    """Return the current folder with its git commit, as it was when this process first asked."""
+    return _git_state(str(Path.cwd()))
+
+
+_GIT = ("git", "-c", "core.fsmonitor=false")
+"""git, without the program that a folder's own configuration may name."""
+_GIT_S = 20.0
+
+
+@functools.cache
+def _git_state(folder: str) -> WorkingFolder:
+    def ask(*words: str) -> str:
+        return subprocess.run(
+            [*_GIT, *words], cwd=folder, capture_output=True, text=True, check=True, timeout=_GIT_S
+        ).stdout.strip()
+
+    try:
+        commit = ask("rev-parse", "--verify", "HEAD")
+        changed = bool(ask("--no-optional-locks", "status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return WorkingFolder(path=folder)
+    return WorkingFolder(path=folder, commit=commit, changed=changed)

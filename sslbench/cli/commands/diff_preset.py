@@ -13,14 +13,15 @@ from sslbench.cli.echo import echo
 @click.argument("b")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(a: str, b: str, as_json: bool) -> int:
-    """List the settings in which two presets differ.
+    """List the settings in which two presets differ, or a result record and a preset.
 
-    A and B are presets (sslbench list presets). PROTOCOL or PROTOCOL/default means the protocol's defaults.
-    Exit code 0: equal; 1: different.
+    A and B are presets (sslbench list presets) or records (.json). PROTOCOL or PROTOCOL/default means the protocol's
+    defaults. Exit code 0: equal; 1: different.
 
     \b
     sslbench diff-preset knn/dino knn/vissl
     sslbench diff-preset knn knn/dinov2
+    sslbench diff-preset results/knn/w.torch-1f0c.json knn/dino
     """  # noqa: D301
     from sslbench.protocols._parts.presets import differences
 

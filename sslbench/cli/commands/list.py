@@ -10,7 +10,16 @@ from sslbench.names import KINDS, did_you_mean, list_names
 @click.command("list")
 @click.argument("kind", required=False)
 def command(kind: str | None) -> None:
-    """List the names of one KIND (methods, protocols, presets, benchmarks, formats, ...), or of all kinds."""
+    """List the names of one KIND (methods, protocols, presets, benchmarks, formats, ...), or of all kinds.
+
+    `sslbench list published` lists the published numbers that `sslbench reproduce` measures.
+    """
+    if kind == "published":
+        from sslbench.leaderboard.published_runs import published_runs
+
+        for name in sorted(published_runs()):
+            echo(name)
+        return
     kinds = KINDS
     if kind is not None:
         singular = kind.removesuffix("s")

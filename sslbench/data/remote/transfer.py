@@ -25,6 +25,9 @@ PAUSES_S = (1.0, 3.0, 9.0)
 SLOWEST_S, SLOWEST_BYTES = 60.0, 60_000
 """Minimum progress of a transfer, or it is retried: a socket's timeout does not notice a byte now and then."""
 
+PROGRESS_S = 10.0
+"""Seconds between two lines about the progress of a transfer."""
+
 HEAD_BYTES = 6
 _CHUNK = 1 << 20
 _log = logging.getLogger("sslbench")
@@ -94,9 +97,13 @@ def _attempt(
         source = _unpacker(kind, raw, name)
         written = 0
         with cache.writing(path, name, size if kind is None else None, mtime_ns) as part:
+            told = time.monotonic()
             while chunk := _read(source, raw, name, size):
                 part.write(chunk)
                 written += len(chunk)
+                if time.monotonic() - told > PROGRESS_S:
+                    told = time.monotonic()
+                    _log.info("%s: %s of %s MB", name, f"{raw.count / 1e6:,.0f}", f"{size / 1e6:,.0f}" if size else "?")
             if size is not None and raw.count < size:
                 raise _TransferError(f"the transfer ended after {raw.count:,} of {size:,} bytes")
         return written

@@ -50,6 +50,7 @@ def blank_result(prepared: PreparedDetection, backbone: Backbone, given: str, co
         metrics={},
         versions=records.versions(),
         hardware=hardware(run),
+        working_folder=records.working_folder(),
         notes=(*dict.fromkeys((*data.train.notes, *data.test.notes, *data.notes)), *_frozen(request.recipe)),
     )
 

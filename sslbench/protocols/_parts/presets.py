@@ -1,6 +1,7 @@
-"""Differences between published ways to run a protocol."""
+"""Differences between published ways to run a protocol, or between one and a record."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from sslbench import names
@@ -8,6 +9,8 @@ from sslbench.config import describe, resolve
 from sslbench.errors import UsageError
 from sslbench.library.presets import as_file_name, load_preset
 from sslbench.protocols import find
+from sslbench.results import Result, plain
+from sslbench.results.records import read
 
 DEFAULT = "default"
 """In place of a preset's name: the protocol's own defaults, `knn/default`."""
@@ -53,12 +56,44 @@ def full_settings(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def differences(a: str, b: str) -> list[Difference]:
-    """Return the differences between two presets (or a preset and a protocol's defaults), settings first.
+    """Return the differences between two presets, protocols' defaults or records, settings first.
+
+    A record has one layer and all values of its preprocessing: it differs from a preset in those that the preset fixes.
+    Settings without effect on results, such as limits of memory, do not stand in records and are not compared.
 
     Raises:
         UsageError: see `full_settings`.
+        ResultError: a record cannot be read.
     """
-    (protocol_a, one), (protocol_b, other) = full_settings(a), full_settings(b)
+    (protocol_a, one), (protocol_b, other) = _settings(a, b), _settings(b, a)
     found = [Difference("protocol", protocol_a, protocol_b)] if protocol_a != protocol_b else []
     keys = list(dict.fromkeys([*one, *other]))
-    return found + [Difference(key, one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)]
+    if _is_record(a) or _is_record(b):
+        keys = [key for key in keys if key in one and key in other]
+    differing = [key for key in keys if plain(one.get(key)) != plain(other.get(key))]
+    return found + [Difference(key, one.get(key), other.get(key)) for key in differing]
+
+
+def _is_record(name: str) -> bool:
+    return name.endswith(".json")
+
+
+def _settings(name: str, other: str) -> tuple[str, dict[str, Any]]:
+    """Return the protocol and settings of a preset or record, as they are compared with another one."""
+    if _is_record(name):
+        return _of_record(read(Path(name)))
+    protocol, content = full_settings(name)
+    if _is_record(other):
+        content["layers"] = _layer_of(content["layers"], read(Path(other)).layer)
+    return protocol, content
+
+
+def _of_record(record: Result) -> tuple[str, dict[str, Any]]:
+    content = {**record.protocol.settings, "layers": record.layer}
+    content |= {f"preprocessing.{key}": value for key, value in record.preprocessing.items() if key != "origin"}
+    return record.protocol.name, content
+
+
+def _layer_of(layers: Any, evaluated: str) -> Any:
+    """Return the layer that a record has, if the preset evaluates it or fixes none; else the preset's layers."""
+    return evaluated if isinstance(layers, str) or evaluated in layers else layers

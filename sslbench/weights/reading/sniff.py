@@ -48,7 +48,7 @@ def refuse_path(path: Path) -> None:
         raise WeightsError(f"{path} is a folder, not a weights file", f"It holds: {listed}." if inside else None)
     if not path.exists() and (address := _ADDRESS.match(str(path))):
         raise WeightsError(
-            f"{address[1]}://{address[2]} is an address; weights are not downloaded",
+            f"{address[1]}://{address[2]} is an address, and this command takes files",
             f"Download the file first and give its path: --weights {Path(address[2]).name}",
         )
     if not path.exists():

@@ -1,6 +1,6 @@
 """`sslbench eval`."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -9,6 +9,10 @@ from sslbench.cli import options
 from sslbench.cli.commands.eval.suite import take_weights
 from sslbench.cli.settings_page import show_value
 from sslbench.names import list_names
+
+if TYPE_CHECKING:
+    from sslbench.cli.commands.eval.detection import DetectionPlan
+    from sslbench.cli.commands.eval.samples import EmbeddingsPlan, SamplesPlan
 
 
 class EvalCommand(click.Command):
@@ -126,19 +130,35 @@ def command(**_: Any) -> int | None:
     """  # noqa: D301
     from sslbench.cli import terminal
     from sslbench.cli.commands.eval import detection, samples
-    from sslbench.cli.commands.eval.flags import EvalOptions
-    from sslbench.cli.words import split_words
 
     terminal.show_messages()
     ctx = click.get_current_context()
-    chosen, typed = EvalOptions.of(ctx), str(ctx.find_root().obj)
+    plan, typed = make_plan(ctx), str(ctx.find_root().obj)
+    if isinstance(plan, detection.DetectionPlan):
+        detection.run(plan, typed)
+        return None
+    if isinstance(plan, samples.EmbeddingsPlan):
+        samples.run_embeddings(plan, typed)
+        return None
+    return samples.run(plan, typed)
+
+
+def make_plan(ctx: click.Context) -> "DetectionPlan | EmbeddingsPlan | SamplesPlan":
+    """Return what a parsed command will evaluate; nothing is opened.
+
+    Raises:
+        UsageError: a name, option or setting that does not exist or has no effect.
+    """
+    from sslbench.cli.commands.eval import detection, samples
+    from sslbench.cli.commands.eval.flags import EvalOptions
+    from sslbench.cli.words import split_words
+
+    chosen = EvalOptions.of(ctx)
     names, values = split_words(chosen.words)
     names = [name if "." in name else name.replace("_", "-") for name in names]  # low_shot is low-shot
     benchmarks = detection.named_benchmarks(names, chosen.benchmarks, chosen.suite)
     if benchmarks is not None:
-        detection.run(detection.make_plan(ctx, chosen, benchmarks, values), typed)
-        return None
+        return detection.make_plan(ctx, chosen, benchmarks, values)
     if chosen.features is not None:
-        samples.run_embeddings(samples.plan_embeddings(ctx, chosen, names, values), typed)
-        return None
-    return samples.run(samples.make_plan(ctx, chosen, names, values), typed)
+        return samples.plan_embeddings(ctx, chosen, names, values)
+    return samples.make_plan(ctx, chosen, names, values)

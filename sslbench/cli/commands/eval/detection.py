@@ -134,21 +134,27 @@ def run(plan: DetectionPlan, command: str) -> None:
     Raises:
         SslbenchError: see `evaluation.detection`.
     """
+    from sslbench.evaluation import detection
+
+    if plan.dry_run:
+        _print_plan(detection.prepare_detection(plan.request, plan.run), plan.origins)
+        return
+    results = results_of(plan, command)
+    if this_process().rank == 0:
+        _print(results, plan.out)
+
+
+def results_of(plan: DetectionPlan, command: str) -> list["Result"]:
+    """Train and score the detectors of a plan and return the results; arguments and errors as for `run`."""
     from sslbench import evaluation
     from sslbench.cli.commands.eval.progress import detection_progress
     from sslbench.evaluation import detection
 
-    if not plan.dry_run:
-        evaluation.check_writable(plan.out)
+    evaluation.check_writable(plan.out)
     prepared = detection.prepare_detection(plan.request, plan.run)
-    if plan.dry_run:
-        _print_plan(prepared, plan.origins)
-        return
     with detection_progress() as progress:
         watch = progress.line if progress is not None else None
-        results = detection.evaluate_detection(prepared, out=plan.out, command=command, progress=progress, watch=watch)
-    if this_process().rank == 0:
-        _print(results, plan.out)
+        return detection.evaluate_detection(prepared, out=plan.out, command=command, progress=progress, watch=watch)
 
 
 def _request(

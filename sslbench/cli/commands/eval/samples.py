@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sslbench.evaluation import Request, RunSettings, Task
     from sslbench.evaluation.suite import SuiteCell
     from sslbench.library.benchmarks import Benchmark
+    from sslbench.results import Result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +104,7 @@ def run(plan: SamplesPlan, command: str) -> int | None:
     elif plan.dry_run:
         _print(plan)
     else:
-        _evaluate(plan, command)
+        _show(results_of(plan, command), plan.out)
     return None
 
 
@@ -140,8 +141,14 @@ def plan_embeddings(
 
 def run_embeddings(plan: EmbeddingsPlan, command: str) -> None:
     """Evaluate embeddings and print the results."""
-    from sslbench import evaluation
     from sslbench.cli.commands.eval import table
+
+    table.print_results(results_of_embeddings(plan, command), plan.out)
+
+
+def results_of_embeddings(plan: EmbeddingsPlan, command: str) -> list["Result"]:
+    """Evaluate embeddings and return the results."""
+    from sslbench import evaluation
     from sslbench.features.external import read_train_test, read_unlabelled
 
     evaluation.check_writable(plan.out)
@@ -160,9 +167,7 @@ def run_embeddings(plan: EmbeddingsPlan, command: str) -> None:
             test_fraction=plan.run.test_fraction,
             seed=plan.run.seed,
         )
-    table.print_results(
-        evaluation.evaluate_features(pair, plan.tasks, plan.run, out=plan.out, command=command), plan.out
-    )
+    return evaluation.evaluate_features(pair, plan.tasks, plan.run, out=plan.out, command=command)
 
 
 def _settings(
@@ -288,11 +293,10 @@ def _print(plan: SamplesPlan) -> None:
         print_plan(prepare(request, plan.run), plan.origins, plan.store)
 
 
-def _evaluate(plan: SamplesPlan, command: str) -> None:
+def results_of(plan: SamplesPlan, command: str) -> list["Result"]:
+    """Evaluate the requests of a plan and return the results; [] on processes other than the first."""
     from sslbench import evaluation
     from sslbench.cli import terminal
-    from sslbench.cli.commands.eval import table
-    from sslbench.distributed import this_process
     from sslbench.features.presence import announced
 
     backbone = None
@@ -303,5 +307,12 @@ def _evaluate(plan: SamplesPlan, command: str) -> None:
             backbone = prepared.loaded
             evaluation.check_writable(plan.out)
             written += evaluation.evaluate(prepared, store=plan.store, out=plan.out, command=command, progress=progress)
+    return written
+
+
+def _show(results: list["Result"], out: Path) -> None:
+    from sslbench.cli.commands.eval import table
+    from sslbench.distributed import this_process
+
     if this_process().rank == 0:
-        table.print_results(written, plan.out)
+        table.print_results(results, out)

@@ -1,0 +1,234 @@
+"""Weights by name or address: Hugging Face Hub, timm, VISSL's model zoo, http(s). Nothing else is ever downloaded."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from sslbench import paths
+from sslbench.config import read_yaml
+from sslbench.data import remote
+from sslbench.errors import DataError, UsageError, WeightsError
+from sslbench.names import did_you_mean
+
+HUB_FILES = ("model.safetensors", "pytorch_model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin")
+"""Files of a model on the Hub that are tried in order: those without pickles first."""
+
+_SCHEMES = ("hf", "timm", "vissl", "http", "https")
+_HUB = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<file>[\w./-]+))?")
+_ZOO = "_vissl_zoo.yaml"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+log = logging.getLogger("sslbench")
+
+
+@dataclasses.dataclass(frozen=True)
+class FetchedWeights:
+    """Local file of weights that were given by name.
+
+    Attributes:
+        path: of the file.
+        source: address of the file, with the Hub's commit.
+        backbone: architecture that the name determines; None where it is read from the file.
+    """
+
+    path: Path
+    source: str
+    backbone: str | None = None
+
+
+def is_named(weights: str) -> bool:
+    """Return whether --weights is a name or address, not a path.
+
+    >>> is_named("hf:facebook/dinov2-small"), is_named("runs/a/weights.torch")
+    (True, False)
+    """
+    return weights.partition(":")[0] in _SCHEMES and ":" in weights and not Path(weights).exists()
+
+
+def weights_name(weights: str) -> str:
+    """Return the name of weights in records: of a file, the file's; of a model, its address; of a URL, the last part.
+
+    >>> weights_name("runs/a/weights.torch"), weights_name("https://example.org/r50.pth#sha256=00")
+    ('weights.torch', 'r50.pth')
+    """
+    if not is_named(weights):
+        return Path(weights).name
+    address = weights.partition("#")[0]
+    return address.rpartition("/")[2].partition("?")[0] if remote.is_url(address) else address
+
+
+def backbone_of(weights: str, backbone: str | None) -> str | None:
+    """Return --backbone; without it, the architecture that a name of weights determines."""
+    return backbone or (fetch(weights).backbone if is_named(weights) else None)
+
+
+@functools.cache
+def fetch(weights: str) -> FetchedWeights:
+    """Return the local copy of weights given by name; downloaded when it is not there yet.
+
+    Args:
+        weights: `hf:OWNER/MODEL[@REVISION][:FILE]`, `timm:MODEL`, `vissl:NAME`, or an http(s) address. `#sha256=HEX`
+            behind it is compared with the file before anything else reads it.
+
+    Raises:
+        UsageError: there is no such model or name, or the hash is none.
+        WeightsError: the file cannot be reached, with the place to put it, or its hash differs.
+    """
+    address, _, fragment = weights.partition("#")
+    sha256 = _hash_of(weights, fragment)
+    scheme = address.partition(":")[0]
+    if scheme == "timm":
+        found = _from_timm(address)
+    elif scheme == "hf":
+        found = _from_hub(address)
+    elif scheme == "vissl":
+        found = _from_url(_of_zoo(address))
+    else:
+        found = _from_url(address)
+    if sha256 is not None:
+        _verify(found, sha256)
+    return found
+
+
+def _hash_of(weights: str, fragment: str) -> str | None:
+    if not fragment:
+        return None
+    key, _, text = fragment.partition("=")
+    if key != "sha256" or not _SHA256.fullmatch(text.lower()):
+        raise UsageError(f"--weights {weights}: behind '#' should stand sha256= and 64 hex digits")
+    return text.lower()
+
+
+def _verify(found: FetchedWeights, sha256: str) -> None:
+    with found.path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != sha256:
+        raise WeightsError(
+            f"{found.path} is not the expected file: its SHA-256 is {digest}, expected is {sha256}",
+            f"It was fetched from {found.source}. Remove it if it is damaged; otherwise the address has changed.",
+        )
+
+
+def _placed(*parts: str) -> Path:
+    """Return the path where a user may put a file by hand, for machines without a network."""
+    return paths.cache_dir().joinpath("weights", *(re.sub(r"[^\w.-]+", "-", part) for part in parts))
+
+
+def _from_url(url: str) -> FetchedWeights:
+    host, _, path = url.partition("://")[2].partition("/")
+    by_hand = _placed(host, *path.partition("?")[0].split("/"))
+    if by_hand.is_file():
+        return FetchedWeights(by_hand, url)
+    with _with_place(url, by_hand):
+        (copy,) = remote.local_copies([url])
+    return FetchedWeights(copy, url)
+
+
+@contextlib.contextmanager
+def _with_place(address: str, by_hand: Path) -> Iterator[None]:
+    """Add the place for a file fetched by other means to errors of the network."""
+    try:
+        yield
+    except DataError as error:
+        remedy = f"Without a network: download it elsewhere and put it at {by_hand}"
+        raise WeightsError(f"{address}: {error.message}", remedy) from error
+
+
+def _of_zoo(address: str) -> str:
+    """Return the URL of a name of VISSL's model zoo."""
+    name = address.partition(":")[2]
+    zoo: dict[str, str] = {}
+    for root in reversed(paths.search_path("model_converters")):
+        if (root / _ZOO).is_file():
+            zoo |= read_yaml(root / _ZOO)
+    if name not in zoo:
+        raise UsageError(f"VISSL's model zoo has no '{name}' here", did_you_mean(name, zoo))
+    return zoo[name]
+
+
+def _from_timm(address: str) -> FetchedWeights:
+    import timm
+
+    name = address.partition(":")[2].partition(",")[0]
+    if not timm.is_model(name.partition(".")[0]):
+        raise UsageError(f"timm has no model '{name}'", did_you_mean(name, timm.list_models()))
+    cfg = timm.get_pretrained_cfg(name)
+    tagged = f"{cfg.architecture}.{cfg.tag}" if cfg is not None and cfg.tag else name
+    if cfg is None or (name.partition(".")[2] and tagged != name) or not (cfg.hf_hub_id or cfg.url):
+        known = timm.list_pretrained(f"{name.partition('.')[0]}*")
+        raise UsageError(f"timm has no pretrained weights '{name}'", did_you_mean(name, known))
+    found = _from_hub(f"hf:{cfg.hf_hub_id}") if cfg.hf_hub_id else _from_url(str(cfg.url))
+    options = address.partition(",")
+    return dataclasses.replace(found, backbone=f"timm:{tagged}{options[1]}{options[2]}")
+
+
+def _from_hub(address: str) -> FetchedWeights:
+    """Return a file of a model on the Hugging Face Hub, from its own cache where it is there already."""
+    match = _HUB.fullmatch(address)
+    if match is None:
+        raise UsageError(
+            f"--weights {address} is not a model on the Hub", "Write hf:OWNER/MODEL, hf:OWNER/MODEL@REVISION:FILE."
+        )
+    repo, revision = match["repo"], match["revision"] or "main"
+    names = (match["file"],) if match["file"] else HUB_FILES
+    for name in names:
+        by_hand = _placed("hf", repo, revision, name)
+        if by_hand.is_file():
+            return FetchedWeights(by_hand, f"hf:{repo}@{revision}:{name}")
+        if (path := _hub_file(repo, revision, name, by_hand)) is not None:
+            _check_blob(path)
+            return FetchedWeights(path, f"hf:{repo}@{_commit(path, revision)}:{name}")
+    raise WeightsError(
+        f"hf:{repo} (revision {revision}) has none of the files {', '.join(names)}",
+        f"Name the file: --weights hf:{repo}:FILE",
+    )
+
+
+def _hub_file(repo: str, revision: str, name: str, by_hand: Path) -> Path | None:
+    """Return the path of a file in the Hub's cache; None if the model has no such file."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    offline = WeightsError(
+        f"hf:{repo}: {name} cannot be fetched",
+        f"Without a network: download it elsewhere and put it at {by_hand}",
+    )
+    try:
+        return Path(hf_hub_download(repo, name, revision=revision))
+    except LocalEntryNotFoundError as error:
+        raise offline from error
+    except EntryNotFoundError:
+        return None
+    except RepositoryNotFoundError as error:
+        raise UsageError(f"the Hub has no model '{repo}', or it is private", "Log in with: hf auth login") from error
+    except RevisionNotFoundError as error:
+        raise UsageError(f"hf:{repo} has no revision '{revision}'") from error
+    except (HfHubHTTPError, OSError) as error:
+        raise offline from error
+
+
+def _check_blob(path: Path) -> None:
+    """Compare a file of the Hub's cache with its hash, which is the name of its blob (of large files).
+
+    Raises:
+        WeightsError: they differ.
+    """
+    blob = path.resolve()
+    if _SHA256.fullmatch(blob.name):
+        _verify(FetchedWeights(blob, str(path)), blob.name)
+
+
+def _commit(path: Path, revision: str) -> str:
+    """Return the commit in a path of the Hub's cache: .../snapshots/COMMIT/FILE."""
+    parts = path.parts
+    return parts[parts.index("snapshots") + 1] if "snapshots" in parts else revision

@@ -1,0 +1,101 @@
+"""Comparison of a record with a second run of the same command."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from sslbench.metrics import catalog
+from sslbench.results import Result, plain
+
+TOLERANCE = 0.1
+"""Default tolerance, in percentage points: other devices and versions round differently and flip a few predictions."""
+
+_INPUTS = (
+    *("weights.sha256", "weights.backbone", "weights.code", "layer", "preprocessing", "precision", "feature_dtype"),
+    *("protocol", "benchmark", "preset", "data.train.fingerprint", "data.test.fingerprint", "data.train.n_used"),
+    *("data.test.n_used", "data.further", "data.label_noise", "seed"),
+)
+_SURROUNDINGS = ("versions", "hardware", "working_folder.commit", "working_folder.changed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Value that differs between two records, by its dotted key."""
+
+    key: str
+    before: Any
+    after: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricAgain:
+    """Metric of a record and of the second run, in the unit of records.
+
+    Attributes:
+        agrees: True if both are equal within the tolerance, or neither has a value.
+    """
+
+    name: str
+    before: float | None
+    after: float | None
+    tolerance: float
+    agrees: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Rerun:
+    """A record, a second run, and their differences.
+
+    Attributes:
+        inputs: differences in what is measured: weights, data, settings, seed.
+        surroundings: differences of versions, hardware and git commit, which may change roundings.
+    """
+
+    before: Result
+    after: Result
+    metrics: tuple[MetricAgain, ...]
+    inputs: tuple[Change, ...]
+    surroundings: tuple[Change, ...]
+
+    @property
+    def reproduced(self) -> bool:
+        """True if the same was measured and every metric agrees."""
+        return not self.inputs and all(metric.agrees for metric in self.metrics)
+
+
+def compare_rerun(before: Result, after: Result, tolerance: float = TOLERANCE) -> Rerun:
+    """Compare a record with a second run.
+
+    Args:
+        before: the record.
+        after: the second run.
+        tolerance: largest difference of a rate in percentage points; of other metrics, in percent of the value.
+    """
+    names = dict.fromkeys([before.headline, *before.metrics])
+    metrics = tuple(_metric(name, before, after, tolerance) for name in names)
+    return Rerun(before, after, metrics, _changes(before, after, _INPUTS), _changes(before, after, _SURROUNDINGS))
+
+
+def _metric(name: str, before: Result, after: Result, tolerance: float) -> MetricAgain:
+    one, other = before.metrics[name].value, after.metrics[name].value if name in after.metrics else None
+    metric = catalog.known(name)
+    allowed = tolerance if metric is None or metric.unit == "%" or one is None else tolerance / 100 * abs(one)
+    agrees = one is None and other is None
+    if one is not None and other is not None:
+        agrees = abs(one - other) <= allowed
+    return MetricAgain(name, one, other, allowed, agrees)
+
+
+def _changes(before: Result, after: Result, keys: tuple[str, ...]) -> tuple[Change, ...]:
+    one, other = _flat(plain(before)), _flat(plain(after))
+    shared = [key for key in dict.fromkeys([*one, *other]) if key != "preprocessing.origin"]
+    of_keys = [key for key in shared if any(key == named or key.startswith(f"{named}.") for named in keys)]
+    return tuple(Change(key, one.get(key), other.get(key)) for key in of_keys if one.get(key) != other.get(key))
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, with dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found

@@ -1,0 +1,198 @@
+"""Weights by name and address: fetched for the explicit string, verified before they are read."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+from serving import serving
+
+from sslbench import paths
+from sslbench.backbones import named
+from sslbench.backbones.build import build
+from sslbench.backbones.load import load_backbone
+from sslbench.config import read_yaml
+from sslbench.data import remote
+from sslbench.errors import UsageError, WeightsError
+from sslbench.evaluation.record import weights_used
+from sslbench.leaderboard.published_runs import published_runs
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
+    named.fetch.cache_clear()
+    remote._process_pin.cache_clear()
+    yield
+    remote._process_pin.cache_clear()
+    named.fetch.cache_clear()
+
+
+def write_resnet(path):
+    module = build("resnet18w0.25", seed=5).module
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(
+        {name: tensor + 0.5 if tensor.is_floating_point() else tensor for name, tensor in module.state_dict().items()},
+        path,
+    )
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_an_address_is_fetched_once_and_its_hash_compared_before_anything_reads_it(tmp_path, monkeypatch):
+    sha = write_resnet(tmp_path / "served" / "r18.pth")
+    with serving(tmp_path / "served") as server:
+        url = f"{server.address}/r18.pth"
+        backbone = load_backbone(f"{url}#sha256={sha}", backbone="resnet18w0.25")
+        local = load_backbone(str(tmp_path / "served" / "r18.pth"), backbone="resnet18w0.25")
+        assert backbone.weights_sha256 == local.weights_sha256
+        used = weights_used(backbone, f"{url}#sha256={sha}")
+        assert (used.name, used.source) == ("r18.pth", url) and Path(used.path).is_file()
+        named.fetch.cache_clear()
+        load_backbone(url, backbone="resnet18w0.25")
+        assert server.fetched() == {"r18.pth": 1}
+
+        def never(*_, **__):
+            raise AssertionError("read before it was verified")
+
+        monkeypatch.setattr("sslbench.weights.reading.files.read", never)
+        with pytest.raises(WeightsError, match=f"its SHA-256 is {sha}, expected is {'0' * 64}"):
+            load_backbone(f"{url}#sha256={'0' * 64}", backbone="resnet18w0.25")
+
+
+def test_without_a_network_the_message_names_a_place_and_a_file_there_is_used(tmp_path):
+    url = "http://127.0.0.1:9/models/r18.pth"
+    with pytest.raises(WeightsError, match="put it at") as error:
+        load_backbone(url, backbone="resnet18w0.25")
+    place = Path(error.value.remedy.rpartition(" ")[2])
+    assert place.is_relative_to(paths.cache_dir())
+    sha = write_resnet(place)
+    assert load_backbone(f"{url}#sha256={sha}", backbone="resnet18w0.25").report.loaded > 100
+
+
+@pytest.mark.parametrize(
+    "weights", ["https://example.org/a.pth#md5=00", "https://example.org/a.pth#sha256=12", "hf:onlyone", "vissl:simclr"]
+)
+def test_what_is_no_name_is_refused_before_anything_is_asked(weights):
+    with pytest.raises(UsageError):
+        load_backbone(weights)
+
+
+def test_every_name_of_the_zoo_is_that_of_its_published_number():
+    zoo = read_yaml(paths.builtin_dir("model_converters") / "_vissl_zoo.yaml")
+    published = {name.rpartition("/")[2] for name in published_runs() if name.startswith("linear/imagenet1k/vissl/")}
+    assert published - set(zoo) == {"supervised-torchvision-resnet50", "supervised-torchvision-resnet101"}
+    assert len(set(zoo.values())) == len(zoo) == 74
+    assert all(url.startswith("https://") for url in zoo.values())
+
+
+COMMIT = "a" * 40
+
+
+class Hub(ThreadingHTTPServer):
+    """The addresses of the Hugging Face Hub that hf_hub_download asks, for a folder REPO/FILE."""
+
+    def __init__(self, folder):
+        super().__init__(("127.0.0.1", 0), HubHandler)
+        self.folder, self.asked = folder, []
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+
+class HubHandler(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.answer(body=False)
+
+    def do_GET(self):
+        self.answer(body=True)
+
+    def answer(self, body):
+        repo, _, rest = self.path.lstrip("/").partition("/resolve/")
+        name = rest.partition("/")[2]
+        path = self.server.folder / repo / name
+        self.server.asked.append(f"{self.command} {name}")
+        if not path.is_file():
+            self.send_response(404)
+            self.send_header("X-Error-Code", "EntryNotFound")
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        content = path.read_bytes()
+        self.send_response(200)
+        tag = self.server.folder / repo / f"{name}.tag"
+        etag = tag.read_text() if tag.exists() else hashlib.sha256(content).hexdigest()
+        for key, value in (("ETag", f'"{etag}"'), ("X-Repo-Commit", COMMIT), ("Content-Length", str(len(content)))):
+            self.send_header(key, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+
+ASK = """
+import json, sys
+from sslbench.backbones.load import load_backbone
+from sslbench.errors import SslbenchError
+from sslbench.evaluation.record import weights_used
+for weights in sys.argv[1:]:
+    try:
+        backbone = load_backbone(weights)
+        used = weights_used(backbone, weights)
+        print(json.dumps([backbone.name, used.name, used.source, backbone.preprocessing.origin]))
+    except SslbenchError as error:
+        print(json.dumps([error.message, error.remedy]))
+"""
+
+
+def test_models_of_the_hub_and_of_timm(tmp_path):
+    model = timm.create_model("test_vit", pretrained=False)
+    folder, damaged = (tmp_path / "hub" / "timm" / name for name in ("test_vit.r160_in1k", "damaged"))
+    for each in (folder, damaged):
+        each.mkdir(parents=True)
+        safetensors.torch.save_file(model.state_dict(), each / "model.safetensors")
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    (damaged / "model.safetensors.tag").write_text("0" * 64)  # another hash than that of the content
+    asked = ("timm:test_vit", "hf:timm/test_vit.r160_in1k:nothing.pt", "hf:timm/damaged", "hf:timm/other")
+    with Hub(tmp_path / "hub") as hub:
+        # a process of its own, since huggingface_hub reads its environment once
+        env = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(tmp_path / "hf")}
+        env |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        done = subprocess.run([sys.executable, "-c", ASK, *asked], env=env, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        first, nothing, broken, other = (json.loads(line) for line in done.stdout.splitlines())
+        backbone, name, source, origin = first
+        assert backbone == "timm:test_vit.r160_in1k" and name == "timm:test_vit" and "r160_in1k" in origin
+        assert source == f"hf:timm/test_vit.r160_in1k@{COMMIT}:model.safetensors"
+        assert "GET pytorch_model.bin" not in hub.asked, "safetensors is preferred"
+        assert "nothing.pt" in nothing[0] and "FILE" in nothing[1]
+        assert "is not the expected file" in broken[0]
+        assert "model.safetensors" in other[0] and "pytorch_model.bin" in other[0]
+
+
+def test_a_hub_that_cannot_be_reached(monkeypatch):
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def unreachable(*_, **__):
+        raise LocalEntryNotFoundError("no connection")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
+    with pytest.raises(WeightsError, match=r"model\.safetensors cannot be fetched") as error:
+        load_backbone("hf:facebook/dinov2-small")
+    place = Path(error.value.remedy.rpartition(" ")[2])
+    assert place.is_relative_to(paths.cache_dir()) and place.name == "model.safetensors"

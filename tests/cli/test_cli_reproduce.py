@@ -1,0 +1,164 @@
+"""`sslbench reproduce`: a record's command again, and published numbers."""
+
+import contextlib
+import json
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sslbench.leaderboard.published_runs import published_runs
+from sslbench.library.benchmarks import load_benchmark
+from sslbench.library.presets import family_of, load_preset
+from sslbench.results.records import read, read_tree, working_folder
+
+EVAL = ("eval", "knn", "lsr", "--weights", "w.pth", "--backbone", "tiny_net_of_the_tests:net", "--data", "photos")
+
+
+@pytest.fixture
+def record(world, sslbench):
+    """The record of kNN; the same command has run lsr too."""
+    code, _, err = sslbench(*EVAL, "knn.k=3", "--no-floors", "--no-overlaps")
+    assert code == 0, err
+    return next(r.file for r in read_tree(Path("results")) if r.protocol.name == "knn")
+
+
+def changed(record, **values):
+    content = json.loads(record.read_text())
+    for key, value in values.items():
+        *folders, last = key.split("__")
+        inner = content
+        for folder in folders:
+            inner = inner[folder]
+        inner[last] = value
+    record.write_text(json.dumps(content))
+
+
+def test_a_record_is_reproduced_from_another_folder_and_nothing_is_written(record, sslbench, tmp_path, monkeypatch):
+    record = record.absolute()
+    before = {path for path in tmp_path.rglob("*") if path.is_file() and "cache" not in path.parts}
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    code, out, err = sslbench("reproduce", record, "--trust-code")
+    assert code == 0, err
+    assert "reproduced: " in out and "DIFFERS" not in out
+    assert "images in" in err, "encoded again, not found in the store"
+    assert {path for path in tmp_path.rglob("*") if path.is_file() and "cache" not in path.parts} == before
+
+
+def test_a_changed_number_is_found(record, sslbench):
+    value = read(record).metrics["top1"].value
+    changed(record, metrics__top1__value=value - 5)
+    code, out, _ = sslbench("reproduce", record, "--trust-code", "--json")
+    found = json.loads(out)
+    assert code == 1 and not found["reproduced"] and found["inputs"] == []
+    assert [m["name"] for m in found["metrics"] if not m["agrees"]] == ["top1"]
+    assert sslbench("reproduce", record, "--trust-code", "--tolerance", "6")[0] == 0
+
+
+def test_other_data_and_weights_are_not_a_reproduction(record, sslbench):
+    shutil.copytree("photos", "more")
+    shutil.copy("photos/train/red/0.png", "more/train/red/another.png")
+    code, out, _ = sslbench("reproduce", record, "--trust-code", "--data", "more", "--tolerance", "100")
+    assert code == 1 and "not the same: data.train.fingerprint" in out
+    shutil.move("w.pth", "moved.pth")
+    assert sslbench("reproduce", record, "--trust-code", "--weights", "moved.pth")[0] == 0
+    code, _, err = sslbench("reproduce", record, "--trust-code")
+    assert code == 1 and "w.pth" in err
+
+
+def test_code_and_pickles_that_a_record_names_run_only_on_request(record, sslbench):
+    code, _, err = sslbench("reproduce", record)
+    assert code == 2 and "tiny_net_of_the_tests" in err and "--trust-code" in err
+    words = [*shlex.split(read(record).command), "--trust-pickle"]
+    changed(record, command=shlex.join(word for word in words if word not in EVAL[5:7]))
+    code, _, err = sslbench("reproduce", record)
+    assert code == 2 and "--trust-pickle" in err and "--trust-code" in err
+
+
+def test_a_record_of_python_says_so(record, sslbench):
+    changed(record, command="sslbench.evaluate(...)")
+    code, _, err = sslbench("reproduce", record)
+    assert code == 1 and "sslbench compare" in err
+
+
+def test_flags_without_effect_are_refused(record, sslbench):
+    assert sslbench("reproduce")[0] == 2
+    assert "--backbone" in sslbench("reproduce", record, "--backbone", "resnet50")[2]
+    name = next(iter(published_runs()))
+    assert "--tolerance" in sslbench("reproduce", "--published", name, "--tolerance", "1")[2]
+    code, _, err = sslbench("reproduce", "--published", name)
+    assert code == 2 and "--weights is missing" in err
+    code, _, err = sslbench("reproduce", "--published", name + "x", "--weights", "w.pth")
+    assert code == 2 and name in err
+
+
+PUBLISHED = """benchmark,weights,backbone,metric,value,protocol,source,where
+knn/shapes,Tiny,tiny,top1,{value},Tiny kNN,a paper (2026),Table 1
+"""
+
+
+def test_a_published_number_agrees_or_does_not(world, sslbench, monkeypatch):
+    mine = world / "mine" / "benchmarks"
+    (mine / "published").mkdir(parents=True)
+    (mine / "presets" / "knn").mkdir(parents=True)
+    (mine / "knn").mkdir()
+    settings = "settings: {k: [3]}\n"
+    (mine / "presets" / "knn" / "tiny.yaml").write_text(f"title: t\nsource: s\nprotocol: knn\n{settings}")
+    (mine / "knn" / "shapes.yaml").write_text("title: t\nversion: 1\nprotocol: knn\nsamples: {train: 36, test: 15}\n")
+    (mine / "published" / "_protocols.yaml").write_text("knn/tiny: {protocol: Tiny kNN, tolerance: 0.5}\n")
+    monkeypatch.setenv("SSLBENCH_PATH", str(mine.parent))
+    assert sslbench(*EVAL, "knn.k=3", "--no-floors")[0] == 0
+    top1 = next(r for r in read_tree(Path("results")) if r.protocol.name == "knn").metrics["top1"].value
+    ask = ("reproduce", "--published", "knn/shapes/tiny/tiny-tiny", *EVAL[3:])
+    for value, expected in ((top1 + 0.4, 0), (top1 - 0.6, 1)):
+        (mine / "published" / "mine.csv").write_text(PUBLISHED.format(value=value))
+        code, out, err = sslbench(*ask)
+        assert code == expected, err
+        assert ("does NOT agree" in out) == bool(expected) and "a paper (2026)" in out
+    shutil.rmtree("photos/test/red")
+    (Path("photos/test/red")).mkdir()
+    shutil.copy("photos/train/red/0.png", "photos/test/red/0.png")
+    code, out, err = sslbench(*ask)
+    assert code == 1 and "no verdict" in err and not out
+
+
+def test_every_listed_published_number_has_a_preset_of_its_benchmarks_protocol(sslbench):
+    runs = published_runs()
+    code, out, _ = sslbench("list", "published")
+    assert code == 0 and out.split() == sorted(runs)
+    for run in runs.values():
+        assert load_benchmark(run.benchmark)
+        assert not run.preset or (load_preset(run.preset) and family_of(run.preset) == family_of(run.benchmark))
+    assert {family_of(run.benchmark) for run in runs.values()} >= {
+        "knn",
+        "linear",
+        "segmentation",
+        "depth",
+        "detection",
+    }
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_record_holds_the_commit_and_whether_files_are_changed(world, sslbench):
+    git = ("git", "-c", "user.name=n", "-c", "user.email=e@example.org")
+    for words in (("init", "-q"), ("add", "tiny_net_of_the_tests.py"), ("commit", "-q", "-m", "net")):
+        subprocess.run([*git, *words], check=True, cwd=world)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], cwd=world, capture_output=True, text=True).stdout.strip()
+    found = working_folder()
+    assert (found.path, found.commit, found.changed) == (str(world), commit, False)
+    (world / "sub").mkdir()
+    Path("tiny_net_of_the_tests.py").write_text("# changed\n" + Path("tiny_net_of_the_tests.py").read_text())
+    with contextlib.chdir("sub"):
+        assert working_folder().changed is True
+
+
+def test_a_preset_is_compared_with_a_record(record, sslbench):
+    code, out, _ = sslbench("diff-preset", record, "knn/dino", "--json")
+    found = json.loads(out)["differences"]
+    assert code == 1 and found["k"] == {"a": [3], "b": [20]}
+    assert "preprocessing.crop" in found and "layers" not in found
+    code, out, _ = sslbench("diff-preset", record, record)
+    assert code == 0 and "do not differ" in out
