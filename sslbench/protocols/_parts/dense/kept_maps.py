@@ -56,4 +56,4 @@ class KeptMaps:
 
 def _digest(image: Tensor) -> bytes:
     pixels = image.permute(1, 2, 0).contiguous()  # no copy: the channels of a crop are interleaved in memory
-    return hashlib.blake2b(pixels.numpy(), digest_size=16).digest()
+    return hashlib.blake2b(pixels.numpy().data, digest_size=16).digest()
