@@ -74,11 +74,28 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
         ctx.exit()
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+GREETING = """\
+sslbench pretrains image representations and measures how good they are.
+
+  sslbench demo                                           pretrain and evaluate on bundled digits, two minutes
+  sslbench inspect w.pth                                  format, architecture and layers of a weights file
+  sslbench eval knn linear --weights w.pth --data photos/ score it
+  sslbench leaderboard results/                           all results in one table
+  sslbench pretrain simclr --data photos/                 train a backbone without labels
+
+sslbench --help lists all commands."""
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
 )
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Pretrain and benchmark image representations.
 
     \b
@@ -86,6 +103,8 @@ def cli() -> None:
     sslbench eval knn linear svm --weights w.torch --data photos/
     sslbench leaderboard results/ --csv board.csv
     """  # noqa: D301
+    if ctx.invoked_subcommand is None:
+        echo(GREETING)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

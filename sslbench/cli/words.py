@@ -14,10 +14,10 @@ from sslbench.protocols import find as find_protocol
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Split words into names and key -> value, read as Hydra does (k=[10,20], a='b,c').
+    """Split words into names and key -> value, read as Hydra does (k=[10,20], a='b,c'); k=10,20 is a list too.
 
     Example:
-        >>> split_words(["knn", "k=[10,20]"])
+        >>> split_words(["knn", "k=10,20"])
         (['knn'], {'k': [10, 20]})
 
     Raises:
@@ -41,11 +41,12 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
                 "Put quotes around text with special characters: \"key='a,b'\"; a list is key=[1,2].",
             ) from None
         key = override.key_or_group
-        if override.type is None or override.type.name != "CHANGE" or override.is_sweep_override():
+        listed = override.is_choice_sweep() and "choice(" not in word  # without brackets, which some shells expand
+        if override.type is None or override.type.name != "CHANGE" or (override.is_sweep_override() and not listed):
             raise UsageError(f"'{word}' is not of the form key=value", "Write a list as key=[1,2].")
         if key in values:
             raise UsageError(f"the key '{key}' is given twice")
-        values[key] = override.value()
+        values[key] = list(override.sweep_iterator()) if listed else override.value()
     return names_, values
 
 

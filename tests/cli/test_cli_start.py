@@ -6,6 +6,8 @@ import sys
 import pytest
 
 from sslbench.cli.main import COMMANDS, main
+from sslbench.cli.words import split_words
+from sslbench.errors import UsageError
 
 HEAVY = ("numpy", "torch", "hydra", "pandas", "sklearn", "kwcoco", "timm", "rich")
 
@@ -35,12 +37,27 @@ def test_help_loads_nothing_heavy(arguments):
 def test_every_command_is_there_and_helps(capsys):
     assert set(COMMANDS) == {
         *"pretrain eval extract cluster predict export inspect convert diff cka diff-preset".split(),
-        *"check-data data leaderboard compare list show demo".split(),
+        *"check-data data leaderboard reproduce compare list show demo".split(),
     }
     for name in COMMANDS:
         code, out, _ = run(capsys, name, "--help")
         assert code == 0
         assert out.startswith(f"Usage: sslbench {name}")
+
+
+def test_the_bare_command_greets_with_five_commands(capsys):
+    code, out, err = run(capsys)
+    assert (code, err) == (0, "")
+    shown = [line.split()[1] for line in out.splitlines() if line.startswith("  sslbench ")]
+    assert len(shown) == 5 and set(shown) <= set(COMMANDS)
+
+
+def test_a_list_needs_no_brackets():
+    names, values = split_words(["knn", "k=20,200", "knn.k=[20,200]", "data='a,b'"])
+    assert names == ["knn"] and values == {"k": [20, 200], "knn.k": [20, 200], "data": "a,b"}
+    for word in ("k=choice(1,2)", "k=range(1,5)", "+k=1"):
+        with pytest.raises(UsageError, match="not of the form key=value"):
+            split_words([word])
 
 
 def test_help_of_a_protocol_lists_its_settings(capsys):
