@@ -1,11 +1,16 @@
-"""Every method on the same images for the same time, against the untrained network: a table of kNN accuracies.
+"""Every method on the same images for the same epochs, against its untrained network: a table of kNN accuracies.
 
 `python tests/pretraining/method_table.py torchvision:FashionMNIST@FOLDER --out FOLDER` trains each method on the same
-images (`--limit`, 10,000 by default) and prints a line per method: top-1 of kNN (k = 20, cosine votes, T = 0.07) with
-its 95 % interval, and the paired difference from the same network untrained. Not part of the suite: half an hour.
+images and appends a row per method to FOLDER/methods.csv: top-1 of kNN (k = 20, cosine votes, T = 0.07) or of another
+protocol with its 95 % interval, the paired difference from the same network untrained, training images per second, and
+peak memory of the process that trains. Every method has a process of its own; methods that stand in the table are left
+out. Not part of the suite: hours.
 """
 
 import argparse
+import csv
+import multiprocessing
+import resource
 import sys
 import time
 from pathlib import Path
@@ -17,7 +22,8 @@ from sslbench import evaluation
 from sslbench.config import build
 from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
 
-RESNET = "resnet_basic_1-1-1-1w0.25_cifar"
+RESNET = "resnet18w0.25"
+PLACES = "resnet_basic_1-1-1-1w0.25_cifar"  # for methods on places: maps of 4 x 4, where RESNET has one place
 VIT = "timm:vit_tiny_patch16_224,img_size=28,patch_size=4,depth=4,embed_dim=96,num_heads=3"
 MEAN = f"{VIT},class_token=False,global_pool=avg,fc_norm=False"
 CROP = {
@@ -68,8 +74,8 @@ METHODS = {
     ),
     "msn": ({"prototypes": 256, "projector": [256, 256, 128], "momentum": 0.98}, CROPS, VIT),
     "lejepa": ({"projector": [256, 256, 64]}, CROPS, VIT),
-    "densecl": ({"queue": 4096, "momentum": 0.99, "projector": [256, 128]}, PAIR, RESNET),
-    "vicregl": ({"projector": [256, 256, 256], "place_projector": [128, 128, 128]}, PAIR, RESNET),
+    "densecl": ({"queue": 4096, "momentum": 0.99, "projector": [256, 128]}, PAIR, PLACES),
+    "vicregl": ({"projector": [256, 256, 256], "place_projector": [128, 128, 128]}, PAIR, PLACES),
     "rotnet": ({}, SINGLE, RESNET),
     "supervised": ({}, SINGLE, RESNET),
     "distillation": ({"teacher": "supervised"}, SINGLE, RESNET),
@@ -90,15 +96,21 @@ METHODS = {
 }
 
 
+COLUMNS = (
+    "method backbone epochs batch_size protocol images_per_second peak_mib "
+    "top1 low high untrained gain gain_low gain_high"
+).split()
+
+
 def train(method, data, out, limit, epochs, batch_size):
-    """Trains one method; the path of its weights."""
+    """Trains one method; its weights, training images per second and the peak memory of this process in MiB."""
     own, augment, backbone = METHODS[method]
     if "teacher" in own:  # another method of the table, trained before
         own = {**own, "teacher": str(out.parent.parent / own["teacher"] / "run" / "weights.torch")}
     values = {
         "method": {"name": method, **own},
         "augment": augment,
-        "optimizer": {"name": "adamw", "lr": 2e-3 if backbone == RESNET else 1e-3, "lr_scaling": "none"},
+        "optimizer": {"name": "adamw", "lr": 1e-3 if backbone.startswith("timm:") else 2e-3, "lr_scaling": "none"},
         "schedule": {"lr": {"name": "cosine", "start": 1.0, "end": 0.0}, "warmup_epochs": 1},
         "backbone": backbone,
         "batch_size": batch_size,
@@ -106,27 +118,33 @@ def train(method, data, out, limit, epochs, batch_size):
         "clip_norm": 3.0,
         "log_every": 10,
         "keep": 1,
+        "workers": 0,
     }
     settings = build(PretrainSettings, values, method)
-    request = PretrainRequest(settings, data=data, out=out, limit=limit)
-    return backbone, pretrain(request, command="method table").weights
+    began = time.monotonic()
+    outcome = pretrain(PretrainRequest(settings, data=data, out=out, limit=limit), command="method table")
+    seconds = time.monotonic() - began
+    return (
+        outcome.weights,
+        outcome.steps * batch_size / seconds,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    )
 
 
-def correct(weights, backbone, data, out, limit):
-    """(N,) booleans, which test images kNN gets right, and the result."""
-    size = {"resize": (28, 28), "crop": None}
+def correct(protocol, weights, backbone, data, out, limit):
+    """(N,) booleans, which test images a protocol gets right, and the result."""
+    untrained = {"backbone": backbone, "preprocessing": {"resize": (28, 28), "crop": None}}
     results = sslbench.evaluate(
         weights,
         data,
-        protocols=["knn"],
-        settings={"knn": {"k": (20,), "temperature": 0.07}},
+        protocols=[protocol],
+        settings={"knn": {"k": (20,), "temperature": 0.07}} if protocol == "knn" else {},
         out=out,
         run=evaluation.RunSettings(floors=False),
-        backbone=backbone if weights == "random" else None,
         limit=limit,
-        preprocessing=size if weights == "random" else {},
+        **(untrained if weights == "random" else {}),
     )
-    scores = np.load(next(out.rglob("*.scores.npz")))
+    scores = np.load(next((out / protocol).glob("*.scores.npz")))
     return scores["scores"].argmax(axis=1) == scores["labels"], results[0]
 
 
@@ -137,36 +155,46 @@ def paired(a, b, rng):
     return 100 * difference.mean(), *(100 * np.percentile(means, [2.5, 97.5]))
 
 
+def rows(method, arguments):
+    """The rows of one method."""
+    out, data, limit = arguments.out / method, arguments.data, arguments.limit
+    weights, speed, memory = train(method, data, out / "run", limit, arguments.epochs, arguments.batch_size)
+    backbone, found = METHODS[method][2], []
+    for protocol in arguments.protocols:
+        right, result = correct(protocol, weights, backbone, data, out / "results", limit)
+        floor, base = correct(protocol, "random", backbone, data, out / "untrained", limit)
+        top1 = result.metrics["top1"]
+        numbers = [speed, memory, top1.value, top1.low, top1.high, base.metrics["top1"].value]
+        numbers += paired(right, floor, np.random.default_rng(0))
+        facts = [method, backbone, arguments.epochs, arguments.batch_size, protocol]
+        found.append(dict(zip(COLUMNS, [*facts, *(f"{value:.2f}" for value in numbers)], strict=True)))
+    return found
+
+
 def main():
-    """The table, a line as soon as it is known."""
+    """The table, a row as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--methods", nargs="*", default=list(METHODS))
+    parser.add_argument("--protocols", nargs="*", default=["knn"], choices=["knn", "linear"])
     parser.add_argument("--limit", type=int, default=10000)
-    parser.add_argument("--epochs", type=float, default=4)
+    parser.add_argument("--epochs", type=float, default=20)
     parser.add_argument("--batch-size", type=int, default=128)
     arguments = parser.parse_args()
-    floors = {}
-    for method in arguments.methods:
-        out = arguments.out / method
-        began = time.monotonic()
-        backbone, weights = train(
-            method, arguments.data, out / "run", arguments.limit, arguments.epochs, arguments.batch_size
-        )
-        seconds = time.monotonic() - began
-        if backbone not in floors:
-            name = f"floor{len(floors)}"
-            floors[backbone] = correct("random", backbone, arguments.data, arguments.out / name, arguments.limit)
-        right, result = correct(weights, backbone, arguments.data, out / "results", arguments.limit)
-        floor, floor_result = floors[backbone]
-        top1, base = result.metrics["top1"], floor_result.metrics["top1"]
-        gain, low, high = paired(right, floor, np.random.default_rng(0))
-        print(
-            f"{method:13s} {seconds:5.0f} s  top-1 {top1.value:.2f} [{top1.low:.2f}, {top1.high:.2f}]  untrained "
-            f"{base.value:.2f}  difference {gain:+.2f} [{low:+.2f}, {high:+.2f}]",
-            flush=True,
-        )
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with (arguments.out / "methods.csv").open("a+", newline="") as file:
+        file.seek(0)
+        known = {line["method"] for line in csv.DictReader(file)}
+        writer = csv.DictWriter(file, COLUMNS)
+        if not known:
+            writer.writeheader()
+        for method in arguments.methods:
+            if method in known:
+                continue
+            with multiprocessing.get_context("spawn").Pool(1) as process:
+                writer.writerows(process.apply(rows, (method, arguments)))
+            file.flush()
     return 0
 
 

@@ -17,9 +17,10 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.extract import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import segmentation
+from sslbench.protocols._parts.dense import kept_maps, training
 from sslbench.protocols._parts.dense import run as dense_run
-from sslbench.protocols._parts.dense import training
 from sslbench.protocols._parts.dense.heads import HeadInput, MapEncoder, Sizes, head_inputs, make_heads
+from sslbench.protocols._parts.dense.kept_maps import KeptMaps
 from sslbench.protocols._parts.dense.scoring import Inference, outputs_of
 from sslbench.protocols._parts.dense.training import rate_factor
 from sslbench.protocols._parts.selection import holdout_rows
@@ -77,8 +78,14 @@ def test_other_heads_learn_too(backbone, tmp_path, head):
     assert outcome.metrics["mIoU"][0] > 0.6 and not outcome.selected
 
 
-def test_workers_and_a_kill_change_nothing(backbone, tmp_path, monkeypatch):
-    whole = run(backbone, tmp_path / "whole", dataclasses.replace(QUICK, dropout=0.2))
+# Square images whose crops are whole: of each there are two, as it is and mirrored.
+STILL = dataclasses.replace(QUICK, size=None, colours="none", resize_range=(1.0, 1.0), crop=(16, 16), boundary=0.0)
+
+
+@pytest.mark.parametrize("settings", [dataclasses.replace(QUICK, dropout=0.2), dataclasses.replace(STILL, size=16)])
+def test_workers_and_a_kill_change_nothing(backbone, tmp_path, monkeypatch, settings):
+    train = map_pictures(30, 1, grid=(2, 2))
+    whole = run(backbone, tmp_path / "whole", settings, train)
     monkeypatch.setattr(training, "SAVE_SECONDS", 0.0)
     original = training.checkpoints.write
 
@@ -89,12 +96,37 @@ def test_workers_and_a_kill_change_nothing(backbone, tmp_path, monkeypatch):
 
     monkeypatch.setattr(training.checkpoints, "write", killed)
     with pytest.raises(KeyboardInterrupt):
-        run(backbone, tmp_path / "killed", dataclasses.replace(QUICK, dropout=0.2), workers=2)
+        run(backbone, tmp_path / "killed", settings, train, workers=2)
     monkeypatch.setattr(training.checkpoints, "write", original)
-    continued = run(backbone, tmp_path / "killed", dataclasses.replace(QUICK, dropout=0.2))
+    continued = run(backbone, tmp_path / "killed", settings, train)
     for name, outcome in whole.items():
         np.testing.assert_array_equal(outcome.scores, continued[name].scores)
         assert outcome.selected == continued[name].selected
+
+
+def test_a_crop_that_comes_again_is_not_encoded_again(backbone, tmp_path, monkeypatch):
+    settings, encode, encoded = dataclasses.replace(STILL, size=16, lr=(1e-3,)), KeptMaps._encoded, []
+    monkeypatch.setattr(KeptMaps, "_encoded", lambda self, x: encoded.append(len(x)) or encode(self, x))
+    train = map_pictures(30, 1, grid=(2, 2))
+    kept = run(backbone, tmp_path / "kept", settings, train)["1"]
+    assert 30 < sum(encoded) <= 60, "each image, as it is and mirrored, in 40 updates of 8 crops"
+    before = sum(encoded)
+    monkeypatch.setattr(kept_maps, "MOST_BYTES", 0)
+    anew = run(backbone, tmp_path / "anew", settings, train)["1"]
+    assert sum(encoded) - before > 8 * 40 - 1
+    np.testing.assert_allclose(anew.metrics["mIoU"], kept.metrics["mIoU"], atol=0.01)
+
+
+def test_images_in_one_forward_pass_have_the_outputs_of_each_alone(backbone):
+    heads, encode = heads_of(backbone)
+    images = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 3, 20, 33)).astype(np.float32))
+    inference = Inference(Sizes(None, (16, 16), (16, 16), (10, 10)), scales=(1.0, 1.5), flip=True)
+    options = (heads, encode, task(map_pictures(4, 0), QUICK), inference)
+    with torch.inference_mode():
+        together = [list(each) for each in outputs_of(images, [(20, 33)] * 3, *options)]
+        alone = [list(next(outputs_of(image[None], [(20, 33)], *options))) for image in images]
+    torch.testing.assert_close(together, alone)
+    assert not torch.allclose(together[0][0], together[1][0])
 
 
 def test_dropout_draws_the_same_channels_whatever_other_rows_there_are(backbone, tmp_path):
@@ -126,7 +158,7 @@ def test_windows_are_the_mean_of_the_windows(backbone):
     image = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 3, 20, 33)).astype(np.float32))
     inference = Inference(Sizes(None, (16, 16), (16, 16), (10, 10)))
     with torch.inference_mode():
-        (found, *_) = outputs_of(image, (20, 33), heads, encode, task(map_pictures(4, 0), QUICK), inference)
+        (found, *_) = next(outputs_of(image, [(20, 33)], heads, encode, task(map_pictures(4, 0), QUICK), inference))
         total, number = torch.zeros(4, 20, 33), torch.zeros(20, 33)
         for top in (0, 4):
             for left in (0, 10, 17):
@@ -143,7 +175,7 @@ def test_flips_and_scales_average_probabilities(backbone):
     image = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 3, 16, 24)).astype(np.float32))
     inference = Inference(Sizes(None, (16, 16), None, (10, 10)), scales=(1.0, 2.0), flip=True)
     with torch.inference_mode():
-        (found, *_) = outputs_of(image, (32, 48), heads, encode, task(map_pictures(4, 0), QUICK), inference)
+        (found, *_) = next(outputs_of(image, [(32, 48)], heads, encode, task(map_pictures(4, 0), QUICK), inference))
         large = functional.interpolate(image, (32, 48), mode="bilinear", align_corners=False)
         wanted = []
         for each in (image, large):
@@ -315,7 +347,7 @@ def test_windows_in_small_batches_are_the_same(backbone):
     whole = Inference(Sizes(None, (16, 16), (16, 16), (5, 5)), batch=1000)
     with torch.inference_mode():
         found = [
-            next(outputs_of(image, (20, 33), heads, encode, task(map_pictures(4, 0), QUICK), inference))
+            next(next(outputs_of(image, [(20, 33)], heads, encode, task(map_pictures(4, 0), QUICK), inference)))
             for inference in (whole, dataclasses.replace(whole, batch=3))
         ]
     torch.testing.assert_close(*found)

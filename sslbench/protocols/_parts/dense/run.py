@@ -142,7 +142,7 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
     inference = Inference(sizes, settings.scales, settings.flip_test, settings.batch_size)
     run = _Run(backbone, encode, task, settings, inference, seed, engine, progress)
     heads = _make_heads(inputs, encode, task, settings, seed)
-    alive = run.train(heads, fit, view, folder)
+    alive = run.train(heads, fit, view, folder, square=surveyed.square)
     living = [head for head, lives in zip(heads, alive, strict=True) if lives]
     if not any(head.input in inputs for head in living):
         raise NotFiniteError(
@@ -190,15 +190,18 @@ class _Run:
     engine: ExtractSettings
     progress: Progress | None
 
-    def train(self, heads: Sequence[DenseHead], fit: Source, view: JointView, folder: Path) -> list[bool]:
-        """Train the heads in place; return a mask of those that did not diverge."""
+    def train(
+        self, heads: Sequence[DenseHead], fit: Source, view: JointView, folder: Path, *, square: bool
+    ) -> list[bool]:
+        """Train the heads in place, on images that are all `square`; return a mask of those that did not diverge."""
         settings, own = self.settings, self.backbone.preprocessing
         updates, warmup = number_of_updates(settings, len(fit))
         log.info(f"{len(heads)} heads on {self.backbone.name}, {updates} updates of {settings.batch_size} crops")
+        view = _view(view, settings, self.inference.sizes, own)
         data = JointBatches(
             fit,
             self.task.read,
-            _view(view, settings, self.inference.sizes, own),
+            view,
             batch_size=settings.batch_size,
             seed=self.seed,
             mirrored=self.task.mirrored,
@@ -213,6 +216,7 @@ class _Run:
             folder,
             self.seed,
             lambda: unreadable_images(fit, own, self.engine),
+            _different_crops(view, len(fit)) if square else None,
             stage_progress(self.progress, f"{self.backbone.name}: training heads on {fit.name}"),
         )
         return train(heads, self.encode, data, self.task, settings, plan)
@@ -361,6 +365,14 @@ def _view(view: JointView, settings: HeadSettings, sizes: Sizes, own: Preprocess
         interpolation=own.interpolation,
         fill=tuple(255 * value for value in own.mean),
     )
+
+
+def _different_crops(view: JointView, images: int) -> int | None:
+    """Return the number of different crops of square images; None if crops are drawn at random."""
+    whole = view.region is None and view.crop == (view.short_side, view.short_side)
+    if not whole or view.resize_range != (1.0, 1.0) or view.rotation or view.colours != "none":
+        return None
+    return images * (2 if 0 < view.flip < 1 else 1)
 
 
 def _check_values(values: Mapping[int, float], held_out: Source, task: DenseTask) -> None:

@@ -1,4 +1,4 @@
-"""Scores of trained heads: whole images one by one, in sliding windows, at several scales, with their mirror images."""
+"""Scores of trained heads: whole images, in sliding windows, at several scales, with their mirror images."""
 
 import dataclasses
 import itertools
@@ -43,18 +43,18 @@ class Inference:
 
 
 def outputs_of(
-    image: Tensor,
-    size: tuple[int, int],
+    images: Tensor,
+    sizes: Sequence[tuple[int, int]],
     heads: Sequence[DenseHead],
     encode: MapEncoder,
     task: DenseTask,
     inference: Inference,
-) -> Iterator[Tensor]:
-    """Yield the output (K, h, w) of each head for one image; the backbone sees each window once.
+) -> Iterator[Iterator[Tensor]]:
+    """Yield the outputs (K, h, w) of the heads for each image; the backbone sees each window once.
 
     Args:
-        image: (1, C, H, W), normalised, at the largest scale.
-        size: height and width of its target, at which flips and scales are averaged.
+        images: (N, C, H, W), normalised, at the largest scale.
+        sizes: height and width of their targets, at which flips and scales are averaged.
         heads: in evaluation mode.
         encode: the frozen backbone.
         task: activation, and what is averaged.
@@ -62,14 +62,30 @@ def outputs_of(
     """
     views = [
         _View(each.flip(-1) if flipped else each, flipped)
-        for each in _scaled(image, inference)
+        for each in _scaled(images, inference)
         for flipped in ((False, True) if inference.flip else (False,))
     ]
+    maps = [_maps_of_windows(view.images, encode, inference) for view in views]
+    for row, size in enumerate(sizes):
+        own_views = [_View(view.images[row : row + 1], view.flipped) for view in views]
+        own_maps = [[{name: x[row : row + 1] for name, x in each.items()} for each in of_view] for of_view in maps]
+        yield _outputs_of_heads(own_views, own_maps, size, heads, encode.multiple, task, inference)
+
+
+def _outputs_of_heads(
+    views: Sequence["_View"],
+    maps: Sequence[Sequence[dict[str, Tensor]]],
+    size: tuple[int, int],
+    heads: Sequence[DenseHead],
+    multiple: int,
+    task: DenseTask,
+    inference: Inference,
+) -> Iterator[Tensor]:
+    """Yield the output (K, h, w) of each head for one image from the maps of the windows of its views."""
     window, stride = inference.sizes.window, inference.sizes.stride
-    maps = [_maps_of_windows(view.image, encode, inference) for view in views]
     for head in heads:
         outputs = (  # one at a time: those of large scales take most of the memory
-            _assembled(view.image, of_windows, head, encode.multiple, task, window, stride)
+            _assembled(view.images, of_windows, head, multiple, task, window, stride)
             for view, of_windows in zip(views, maps, strict=True)
         )
         yield (next(outputs) if len(views) == 1 else _averaged(views, outputs, size, task))[0]
@@ -87,42 +103,43 @@ def _averaged(views: Sequence["_View"], outputs: Iterator[Tensor], size: tuple[i
 
 @dataclasses.dataclass(frozen=True)
 class _View:
-    """Image at one scale, mirrored or not."""
+    """Images (N, C, H, W) at one scale, mirrored or not."""
 
-    image: Tensor
+    images: Tensor
     flipped: bool
 
 
-def _scaled(image: Tensor, inference: Inference) -> Iterator[Tensor]:
+def _scaled(images: Tensor, inference: Inference) -> Iterator[Tensor]:
     largest = max(inference.scales)
     for scale in inference.scales:
-        # With a size the image came at the largest scale, else at its own.
+        # With a size the images came at the largest scale, else at their own.
         factor = scale / largest if inference.sizes.short_side is not None else scale
         if factor == 1:
-            yield image
+            yield images
             continue
-        size = [max(1, round(side * factor)) for side in image.shape[-2:]]
-        yield functional.resize(image, size, antialias=True)
+        size = [max(1, round(side * factor)) for side in images.shape[-2:]]
+        yield functional.resize(images, size, antialias=True)
 
 
-def _maps_of_windows(image: Tensor, encode: MapEncoder, inference: Inference) -> list[dict[str, Tensor]]:
-    """Return the maps of each window of an image."""
-    windows = _windows(image, inference.sizes.window, inference.sizes.stride)
+def _maps_of_windows(images: Tensor, encode: MapEncoder, inference: Inference) -> list[dict[str, Tensor]]:
+    """Return the maps (N, c, rows, columns) of each window of images of one shape."""
+    windows = _windows(images, inference.sizes.window, inference.sizes.stride)
     found: list[dict[str, Tensor]] = []
-    while parts := [centre_padded(part, encode.multiple)[0] for part in itertools.islice(windows, inference.batch)]:
+    at_once, n = max(1, inference.batch // len(images)), len(images)
+    while parts := [centre_padded(part, encode.multiple)[0] for part in itertools.islice(windows, at_once)]:
         maps = encode(torch.cat(parts))
-        found += [{name: values[i : i + 1] for name, values in maps.items()} for i in range(len(parts))]
+        found += [{name: x[i * n : (i + 1) * n] for name, x in maps.items()} for i in range(len(parts))]
     return found
 
 
-def _windows(image: Tensor, window: tuple[int, int] | None, stride: tuple[int, int]) -> Iterator[Tensor]:
-    """Yield the windows of an image in the order of `sliding_logits`."""
+def _windows(images: Tensor, window: tuple[int, int] | None, stride: tuple[int, int]) -> Iterator[Tensor]:
+    """Yield the windows of images in the order of `sliding_logits`."""
     if window is None:
-        yield image
+        yield images
         return
-    for top in window_starts(image.shape[2], window[0], stride[0]):
-        for left in window_starts(image.shape[3], window[1], stride[1]):
-            yield image[..., top : top + window[0], left : left + window[1]]
+    for top in window_starts(images.shape[2], window[0], stride[0]):
+        for left in window_starts(images.shape[3], window[1], stride[1]):
+            yield images[..., top : top + window[0], left : left + window[1]]
 
 
 def _assembled(
@@ -158,7 +175,7 @@ def outputs(
     *,
     unreadable: Callable[[], DataError],
 ) -> Iterator[tuple[Target, Iterator[Tensor]]]:
-    """Yield the target of every image and the output (K, h, w) of each head; memory is that of one image.
+    """Yield the target of every image and the output (K, h, w) of each head; the outputs of one image are in memory.
 
     Args:
         heads: trained.
@@ -179,11 +196,39 @@ def outputs(
     stream: Iterator[WholeImage] = whole_images(
         source, task.read, transform, workers=engine.workers, start_method=engine.start_method
     )
+    for group in _of_one_shape(stream, inference, unreadable):
+        together = torch.cat([whole.image for whole in group]).to(encode.device, non_blocking=True)
+        sizes = [_size(whole.target) for whole in group]
+        found = outputs_of(normalise(together, preprocessing), sizes, heads, encode, task, inference)
+        for whole, each in zip(group, found, strict=True):
+            yield whole.target, each
+
+
+def _of_one_shape(
+    stream: Iterator[WholeImage], inference: Inference, unreadable: Callable[[], DataError]
+) -> Iterator[list[WholeImage]]:
+    """Yield images of one shape that follow each other, as many as have windows for one forward pass."""
+    group: list[WholeImage] = []
     for whole in stream:
         if whole.unreadable:
             raise unreadable()
-        image = normalise(whole.image.to(encode.device, non_blocking=True), preprocessing)
-        yield whole.target, outputs_of(image, _size(whole.target), heads, encode, task, inference)
+        one_kind = not group or (whole.image.shape, whole.image.dtype) == (group[0].image.shape, group[0].image.dtype)
+        if group and (not one_kind or len(group) >= inference.batch // _number_of_windows(group[0].image, inference)):
+            yield group
+            group = []
+        group.append(whole)
+    if group:
+        yield group
+
+
+def _number_of_windows(image: Tensor, inference: Inference) -> int:
+    window, stride = inference.sizes.window, inference.sizes.stride
+    if window is None:
+        return 1
+    rows, columns = (
+        len(window_starts(side, size, step)) for side, size, step in zip(image.shape[-2:], window, stride, strict=True)
+    )
+    return rows * columns
 
 
 def _size(target: Target) -> tuple[int, int]:

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 from torch.utils.data import Dataset
 
-from sslbench.arrays import FloatArray
+from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.loading import loader
 from sslbench.data.maps.sizes import size_and_turn
@@ -30,6 +30,7 @@ class Survey:
         sums: (K, 32, 32), sum over the known pixels of each cell of what the best output is there.
         numbers: (32, 32), known pixels.
         short_side: median over the images.
+        square: every image is.
         unknown: images without a known pixel.
         unreadable: images whose head cannot be read.
     """
@@ -37,6 +38,7 @@ class Survey:
     sums: FloatArray
     numbers: FloatArray
     short_side: float
+    square: bool
     unknown: tuple[int, ...]
     unreadable: int = 0
 
@@ -83,11 +85,12 @@ def survey(source: Source, task: DenseTask, engine: ExtractSettings, progress: S
             f"{task.name}: no pixel of {source.name} counts: all are ignored or unknown",
             "See which values are classes and which are ignored: `sslbench check-data`.",
         )
-    sides = np.concatenate([chunk.sides for chunk in found])
+    sizes = np.concatenate([chunk.sizes for chunk in found])
     return Survey(
         sums,
         numbers,
-        float(np.median(sides)),
+        float(np.median(sizes.min(axis=1))),
+        bool((sizes[:, 0] == sizes[:, 1]).all()),
         unknown,
         sum(chunk.unreadable for chunk in found),
     )
@@ -100,7 +103,7 @@ class _Chunk:
     images: int
     sums: FloatArray | None
     numbers: FloatArray | None
-    sides: FloatArray
+    sizes: IntArray
     problems: tuple[str, ...]
     unknown: tuple[int, ...]
     unreadable: int
@@ -122,13 +125,13 @@ class _Targets(Dataset[_Chunk]):
             raise IndexError(item)
         sums: FloatArray | None = None
         numbers: FloatArray | None = None
-        sides, problems, unknown, unreadable = [], [], [], 0
+        sizes, problems, unknown, unreadable = [], [], [], 0
         for index in self.chunks[item].tolist():
             size = size_and_turn(self.source.images, index)[0]
             if size is None:
                 unreadable += 1
                 continue
-            sides.append(min(size))
+            sizes.append(size)
             try:
                 target = self.task.read(self.source, index, size)
             except (SslbenchError, UnreadableImage) as error:
@@ -140,7 +143,13 @@ class _Targets(Dataset[_Chunk]):
             sums = own_sums.astype(np.float64) if sums is None else sums + own_sums
             numbers = own_numbers.astype(np.float64) if numbers is None else numbers + own_numbers
         return _Chunk(
-            len(self.chunks[item]), sums, numbers, np.array(sides), tuple(problems), tuple(unknown), unreadable
+            len(self.chunks[item]),
+            sums,
+            numbers,
+            np.array(sizes, dtype=np.int64).reshape(-1, 2),
+            tuple(problems),
+            tuple(unknown),
+            unreadable,
         )
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading.joint import JointBatches
 from sslbench.errors import BackboneError, DataError
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.heads import DenseHead, MapEncoder
+from sslbench.protocols._parts.dense.kept_maps import KeptMaps
 from sslbench.protocols._parts.dense.settings import HeadSettings
 from sslbench.protocols._parts.dense.task import DenseTask
 from sslbench.runtime.progress import StageProgress
@@ -48,6 +48,7 @@ class Training:
         folder: for checkpoints.
         seed: of dropout.
         unreadable: makes the error about unreadable images, once there is one.
+        crops: number of different crops, if the augmentation repeats them exactly.
         progress: called with crops done and crops in all.
     """
 
@@ -57,6 +58,7 @@ class Training:
     folder: Path
     seed: int
     unreadable: Callable[[], DataError]
+    crops: int | None = None
     progress: StageProgress | None = None
 
 
@@ -129,12 +131,14 @@ def train(
         frozen = encode.encoder.state_sha256()
         run = _Run(heads, task, settings, plan)
         start = run.resume()
+        maps_of = KeptMaps(encode, plan.preprocessing, plan.crops)
+        if maps_of.keeps:  # a continued run has the maps of the run before, bit for bit
+            _keep_again(maps_of, data, start)
         with stop_signals() as signal_number, contextlib.closing(data.batches(start, plan.updates)) as stream:
             for index, batch in enumerate(stream, start=start):
                 if batch.unreadable:
                     raise plan.unreadable()
-                images = batch.images.to(encode.device, non_blocking=True)
-                maps = encode(normalise(images, plan.preprocessing))
+                maps = maps_of(batch.images)
                 losses = run.update(maps, batch.targets.to(encode.device, non_blocking=True), index)
                 done = index + 1
                 if done % CHECK_EVERY == 0 or done == plan.updates:
@@ -152,6 +156,15 @@ def train(
             )
         run.save(plan.updates, now=start < plan.updates)
     return run.alive
+
+
+def _keep_again(maps_of: KeptMaps, data: JointBatches, start: int) -> None:
+    """Encode the crops of the updates that are done."""
+    with contextlib.closing(data.batches(0, start)) as stream:
+        for batch in stream:
+            if batch.unreadable or not maps_of.keeps:
+                return
+            maps_of(batch.images)
 
 
 class _Run:
