@@ -29,7 +29,7 @@ COMMANDS = {
     "cka": "Compare the layers of two networks by linear CKA on the same images.",
     "diff-preset": "List the settings in which two presets, or a record and a preset, differ.",
     "check-data": "Check a data set before a run: splits, classes, copies, leaks, broken images.",
-    "data": "Manage names for data locations; write manifests; lay out official archives.",
+    "data": "Download data sets, lay out official archives; names for data locations; manifests.",
     "leaderboard": "Make one table (terminal, CSV, Markdown, LaTeX, HTML) of result records.",
     "reproduce": "Run the command of a record, or a published number's protocol, again and compare.",
     "compare": "Test whether two results differ.",

@@ -526,7 +526,7 @@ def test_missing_files_are_not_downloaded_but_explained(tmp_path, monkeypatch, n
     with pytest.raises(DataError) as error:
         open_data(f"torchvision:{name}")
     assert str(tmp_path / "data") in str(error.value)
-    assert "download=True" in str(error.value)
+    assert f"sslbench data download torchvision:{name}" in str(error.value)
     assert list(tmp_path.rglob("*")) == []
 
 

@@ -108,7 +108,7 @@ def test_a_name_is_looked_up_and_the_newest_version_taken(tmp_path, monkeypatch)
         open_data("tfds:insects")
     with pytest.raises(UsageError, match="names no data set"):
         open_data("tfds:")
-    with pytest.raises(DataError, match=r"TFDS has prepared no such data set in .*\n.*sslbench downloads nothing"):
+    with pytest.raises(DataError, match=r"TFDS has prepared no such data set in .*\n.*sslbench data download"):
         open_data("tfds:gone")
 
 

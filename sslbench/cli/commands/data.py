@@ -14,7 +14,7 @@ from sslbench.names import did_you_mean
 
 @click.group("data")
 def command() -> None:
-    """Manage names for data locations; write manifests; lay out data sets from official archives."""
+    """Manage names for data locations; download data sets or lay out their official archives; write manifests."""
 
 
 @command.command("to-kwcoco")
@@ -115,6 +115,36 @@ def prepare(name: str | None, archives: tuple[Path, ...], out: Path | None, no_v
     click.echo(f"{name}: {folder}")
 
 
+@command.command("download")
+@click.argument("name")
+@click.option("--out", type=click.Path(path_type=Path), help="Data folder. Default: $SSLBENCH_DATA, else ./data.")
+@click.option("--yes", is_flag=True, help="Do not ask about size and licence.")
+def download(name: str, out: Path | None, yes: bool) -> None:
+    """Download the data set NAME, verify it and lay it out where benchmarks look for it.
+
+    NAME is one of `sslbench data list`, torchvision:NAME, hf:OWNER/NAME or tfds:NAME. Size and licence are shown first.
+
+    \b
+    sslbench data download cifar10
+    sslbench data download hf:uoft-cs/cifar10 --yes
+    """  # noqa: D301
+    import sys
+
+    from sslbench import paths
+    from sslbench.cli import terminal
+    from sslbench.data import download as downloading
+
+    terminal.show_messages()
+    wanted = downloading.find_download(name)
+    echo(wanted.terms(), err=True)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("the question about size and licence needs a terminal", "Add --yes to accept them.")
+        click.confirm("Download it?", abort=True, err=True)
+    location = downloading.download(wanted, out or paths.data_dir())
+    echo(f"{wanted.name}: --data {location}")
+
+
 _PROJECT = click.option(
     "--project", is_flag=True, help="Use ./sslbench-data.yaml, shared by everybody who works in this folder."
 )
@@ -175,8 +205,13 @@ def remove(name: str, project: bool) -> None:
 
 @command.command("list")
 def list_names() -> None:
-    """List the names that --data accepts."""
+    """List the names that --data accepts, and the data sets of benchmarks: absent, present or verified.
+
+    Verified: compared with the published checksums or counts by `data download`.
+    """
+    from sslbench import paths
     from sslbench.data import catalog
+    from sslbench.data.download import states
 
     entries = catalog.entries()
     if not entries:
@@ -184,6 +219,11 @@ def list_names() -> None:
     width = max(map(len, entries), default=0)
     for named in entries.values():
         echo(f"{named.name:<{width}}  {named.entry.data}")
+    found = states(paths.data_dir())
+    width, wide = (max(len(row[i]) for row in found) for i in (0, 1))
+    echo("\ndata sets of benchmarks (sslbench data download NAME, or data prepare NAME):", err=True)
+    for name, state, place in found:
+        echo(f"{name:<{width}}  {state:<{wide}}  {place}")
 
 
 @command.command("show")

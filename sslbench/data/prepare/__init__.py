@@ -4,7 +4,6 @@ Nothing is downloaded. Files go into a hidden folder beside the final one, which
 there; a run that was interrupted continues.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,8 +58,8 @@ def prepare(name: str, archives: Sequence[Path], *, root: Path | None = None, ve
     """
     official = archives_of(name)
     settings = _settings(name)
-    root = root or Path(os.environ.get("SSLBENCH_DATA") or "data").expanduser()
-    place = unpacked.SETS[name].folder if name in unpacked.SETS else str(settings["folder"])
+    root = root or paths.data_dir()
+    place = place_of(name, root).relative_to(root).as_posix()
     refuse_existing(root / place)
     found = find_archives(name, official, archives, verify=verify)
     samples = settings["samples"]
@@ -68,6 +67,16 @@ def prepare(name: str, archives: Sequence[Path], *, root: Path | None = None, ve
         samples = {"test": samples["test"]}
     counted = verify and not all(archive.md5 for archive in official)
     return prepare_folder(Layout(root / place, samples if counted else {}), MAKERS[name][1](found))
+
+
+def place_of(name: str, root: Path) -> Path:
+    """Return the folder of a data set below the data folder."""
+    return root / (unpacked.SETS[name].folder if name in unpacked.SETS else str(_settings(name)["folder"]))
+
+
+def samples_of(name: str) -> dict[str, int]:
+    """Return the expected number of images of each part; {} where it is not known."""
+    return dict(_settings(name).get("samples") or {})
 
 
 def _settings(name: str) -> dict[str, Any]:
@@ -88,4 +97,4 @@ def described() -> list[str]:
     ]
 
 
-__all__ = ["MAKERS", "archives_of", "described", "prepare"]
+__all__ = ["MAKERS", "archives_of", "described", "place_of", "prepare", "samples_of"]

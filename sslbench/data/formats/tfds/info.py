@@ -84,7 +84,7 @@ def find_folder(location: str) -> Path:
             return _newest(location, found)
     raise DataError(
         f"TFDS has prepared no such data set in {places[0]} or {places[1]}",
-        "Prepare it with TFDS (sslbench downloads nothing); set TFDS_DATA_DIR if it lies elsewhere.",
+        f"To download it: sslbench data download {location}; set TFDS_DATA_DIR if it lies elsewhere.",
     )
 
 

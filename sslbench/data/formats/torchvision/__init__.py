@@ -69,6 +69,18 @@ def all_sets() -> list[str]:
     return sorted([*_LOADERS, *FILE_SETS, "PCAM"])
 
 
+def page(name: str) -> str:
+    """Return the web page of a data set."""
+    return FILE_SETS[name].page if name in FILE_SETS else _PLACES[name][1]
+
+
+def place(name: str, root: Path) -> Path:
+    """Return the folder of a data set below the data folder, or one of its files where it has no folder of its own."""
+    if name in FILE_SETS:
+        return root / FILE_SETS[name].folder
+    return root / _WITHOUT_FOLDER.get(name, _PLACES[name][0])
+
+
 def _source(
     spec: str, name: str, split: str, pixels: ByteArray, targets: list[int], classes: tuple[str, ...]
 ) -> Source:
@@ -80,12 +92,11 @@ def _not_there(name: str, root: Path, arguments: str, cause: object = None) -> D
     detail = f": {' '.join(str(cause).split())}" if cause else ""
     place, page = _PLACES[name]
     inside = "" if place == "." else f" (with {place}/ in it)"
-    fetch = f"python -c \"from torchvision.datasets import {name}; {name}('{root}', {arguments}, download=True)\""
+    fetch = f"; to download it: sslbench data download {PREFIX}{name} --out {root}." if arguments else "."
     return DataError(
         f"the files of {name} are not (or not all, or not intact) in {(root / place).absolute()}{detail}",
-        f"sslbench downloads nothing. {name} is offered at {page}"
-        + (f" and fetched by: {fetch}." if arguments else ".")
-        + f" If it lies elsewhere: {PREFIX}{name}@FOLDER{inside}, or set SSLBENCH_DATA.",
+        f"{name} is offered at {page}{fetch} "
+        f"If it lies elsewhere: {PREFIX}{name}@FOLDER{inside}, or set SSLBENCH_DATA.",
     )
 
 
@@ -242,6 +253,7 @@ _PLACES: dict[str, tuple[str, str]] = {
     "USPS": (".", "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"),
 }
 """Name -> (folder below the data folder, official page)."""
+_WITHOUT_FOLDER = {"SVHN": "test_32x32.mat", "USPS": "usps.t.bz2"}
 
 
 FORMAT = SourceFormat(__doc__, SampleReader(recognises, lambda request: open(request.spec), NoOptions))

@@ -36,7 +36,7 @@ class FileSet:
         folder: its folder below the data folder.
         page: web page of its authors.
         read: from the folder to the images of each split.
-        arguments: with which torchvision's class downloads it; None if it cannot.
+        arguments: None if torchvision's class cannot download it.
         note: remark on the splits.
     """
 
@@ -85,11 +85,9 @@ def open_files(spec: str, name: str, root: Path) -> dict[str, Source]:
 
 def _how_to_get(name: str, root: Path, kind: FileSet) -> str:
     class_name = name.partition("[")[0]
-    text = f"sslbench downloads nothing. {class_name} is offered at {kind.page}"
+    text = f"{class_name} is offered at {kind.page}"
     if kind.arguments is not None:
-        arguments = f"{kind.arguments}, " if kind.arguments else ""
-        code = f"from torchvision.datasets import {class_name}; {class_name}('{root}', {arguments}download=True)"
-        text += f' and fetched by: python -c "{code}"'
+        text += f"; to download it: sslbench data download torchvision:{name} --out {root}"
     return f"{text}. If it lies elsewhere: torchvision:{name}@FOLDER (with {kind.folder}/ in it), or set SSLBENCH_DATA."
 
 

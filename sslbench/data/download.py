@@ -1,0 +1,231 @@
+"""Download of data sets by torchvision, Hugging Face, TFDS and from official archives, and their state on disk."""
+
+import dataclasses
+import datetime
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sslbench import paths
+from sslbench.config import build, read_yaml
+from sslbench.data import prepare
+from sslbench.data.formats import torchvision as torchvision_sets
+from sslbench.data.formats.hf import files as hub
+from sslbench.data.open import open_data
+from sslbench.errors import DataError, UsageError
+from sslbench.names import did_you_mean
+from sslbench.paths import temporary_beside
+
+_FILE = "_downloads.yaml"
+_MARKS = ".verified"
+log = logging.getLogger("sslbench")
+
+
+@dataclasses.dataclass(frozen=True)
+class Download:
+    """Data set that can be downloaded.
+
+    Attributes:
+        name: as in benchmarks/data.
+        data: data location that the files then have; empty for archives.
+        calls: arguments of each call of torchvision's class.
+        archives: name of an archive -> its address.
+        megabytes: size of the transfer, rounded; 0: not known.
+        licence: of the data; empty where its page has to be read.
+        page: web page of the data.
+    """
+
+    name: str
+    data: str = ""
+    calls: tuple[dict[str, Any], ...] = ({},)
+    archives: dict[str, str] = dataclasses.field(default_factory=dict)
+    megabytes: int = 0
+    licence: str = ""
+    page: str = ""
+
+    def terms(self) -> str:
+        """Return size, licence and page in one line."""
+        size = f"about {self.megabytes:,} MB" if self.megabytes else "of unknown size"
+        licence = f"licence: {self.licence}" if self.licence else "for its licence see the page"
+        return f"{self.name}: {size}, {licence}, {self.page}"
+
+
+def downloads() -> dict[str, Download]:
+    """Return name -> download; files of the user's below $SSLBENCH_PATH have precedence.
+
+    Raises:
+        UsageError: a file is wrong.
+    """
+    found: dict[str, Download] = {}
+    for root in reversed(paths.search_path("benchmarks")):
+        file = root / _FILE
+        for name, content in read_yaml(file).items() if file.is_file() else ():
+            found[name] = build(Download, {**content, "name": name}, f"{file}: {name}")
+    return {name: _with_page(each) for name, each in found.items()}
+
+
+def _with_page(each: Download) -> Download:
+    if each.page or not each.data.startswith(torchvision_sets.PREFIX):
+        return each
+    return dataclasses.replace(each, page=torchvision_sets.page(each.data.removeprefix(torchvision_sets.PREFIX)))
+
+
+def find_download(name: str) -> Download:
+    """Return the download of a name, of `torchvision:NAME`, `hf:OWNER/NAME` or `tfds:NAME`.
+
+    Raises:
+        UsageError: there is none.
+        DataError: the Hub cannot be reached.
+    """
+    known = downloads()
+    scheme, _, rest = name.partition(":")
+    if scheme == "hf" and rest:
+        return _of_hub(name, rest)
+    if scheme == "tfds" and rest:
+        return Download(name, data=name, page=f"https://www.tensorflow.org/datasets/catalog/{rest.partition('/')[0]}")
+    found = known.get(name) or next((each for each in known.values() if each.data == name), None)
+    if found is None:
+        remedy = f"{did_you_mean(name, known)} Also torchvision:NAME, hf:OWNER/NAME and tfds:NAME."
+        if name in prepare.MAKERS:
+            remedy = f"Its authors hand out its archives: get them, then sslbench data prepare {name}."
+        raise UsageError(f"there is no download called '{name}'", remedy)
+    return found
+
+
+def _of_hub(name: str, repo: str) -> Download:
+    """Return the size and licence that the Hub states."""
+    import huggingface_hub
+
+    page = f"https://huggingface.co/datasets/{repo}"
+    try:
+        info = huggingface_hub.HfApi().dataset_info(repo, files_metadata=True)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{name} cannot be found: {' '.join(str(error).split())[:200]}",
+            "Without a network: save_to_disk elsewhere, copy the folder and give it as --data hf:FOLDER.",
+        ) from error
+    size = sum(file.size or 0 for file in info.siblings or ())
+    licence = (info.card_data or {}).get("license") or ""
+    return Download(name, data=name, megabytes=-(-size // 10**6), licence=str(licence), page=page)
+
+
+def download(wanted: Download, root: Path) -> str:
+    """Fetch a data set, verify it where checksums are published, and return the location for --data.
+
+    Args:
+        wanted: from `find_download`.
+        root: the data folder; data sets of the Hub and of TFDS lie in their own caches.
+
+    Raises:
+        DataError: it cannot be reached, is damaged or does not fit; it names the place to put the files.
+        UsageError: a package is missing.
+    """
+    if wanted.archives:
+        return _archives(wanted, root)
+    scheme = wanted.data.partition(":")[0]
+    by_scheme: dict[str, Callable[[Download, Path], str]] = {"torchvision": _torchvision, "hf": _hub, "tfds": _tfds}
+    return by_scheme[scheme](wanted, root)
+
+
+def _torchvision(wanted: Download, root: Path) -> str:
+    import torchvision.datasets
+
+    name = wanted.data.removeprefix(torchvision_sets.PREFIX)
+    kind = getattr(torchvision.datasets, name.partition("[")[0])
+    root.mkdir(parents=True, exist_ok=True)
+    try:
+        for arguments in wanted.calls:
+            kind(str(root), **arguments, download=True)  # compares the checksums that torchvision knows
+    except (OSError, RuntimeError, ValueError) as error:
+        raise _unreachable(wanted, torchvision_sets.place(name, root), error) from error
+    _compare_counts(wanted, root)
+    _mark(wanted.name, root)
+    return f"{wanted.data}@{root}"
+
+
+def _compare_counts(wanted: Download, root: Path) -> None:
+    """Compare the numbers of images with those of the data set's file in benchmarks/data.
+
+    Raises:
+        DataError: they differ.
+    """
+    expected = prepare.samples_of(wanted.name)
+    for split, part in open_data(f"{wanted.data}@{root}").items():
+        if expected.get(split, len(part)) != len(part):
+            raise DataError(
+                f"{wanted.name} in {root.absolute()} is not the official one: {split} has {len(part):,} images, "
+                f"expected are {expected[split]:,}",
+                "Remove it and download it again.",
+            )
+
+
+def _archives(wanted: Download, root: Path) -> str:
+    from torchvision.datasets.utils import download_url
+
+    official = {archive.name: archive for archive in prepare.archives_of(wanted.name)}
+    folder = root / "archives"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, url in wanted.archives.items():
+        try:
+            download_url(url, folder, name, official[name].md5 or None)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise _unreachable(wanted, folder, error) from error
+    place = prepare.prepare(wanted.name, [folder], root=root)
+    _mark(wanted.name, root)
+    log.info(f"the archives in {folder} are not needed any more")
+    return str(place)
+
+
+def _hub(wanted: Download, root: Path) -> str:
+    hub.find_files(f"{wanted.data}?download=1", f"{wanted.data.partition(':')[2]}?download=1")
+    return wanted.data
+
+
+def _tfds(wanted: Download, root: Path) -> str:
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise UsageError(
+            f"downloading {wanted.data} needs the package tensorflow-datasets", "pip install tensorflow-datasets"
+        ) from error
+    try:
+        tfds.builder(wanted.data.partition(":")[2]).download_and_prepare()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise _unreachable(wanted, Path("~/tensorflow_datasets"), error) from error
+    return wanted.data
+
+
+def _unreachable(wanted: Download, place: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{wanted.name} cannot be downloaded: {' '.join(str(error).split())[:200]}",
+        f"Without a network: get the files of {wanted.page} elsewhere and put them into {place.absolute()}",
+    )
+
+
+def _mark(name: str, root: Path) -> None:
+    """Record that a data set was compared with its checksums or counts."""
+    mark = root / _MARKS / name
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_beside(mark) as temporary:
+        temporary.write_text(datetime.datetime.now(datetime.UTC).date().isoformat() + "\n", encoding="utf-8")
+        temporary.replace(mark)
+
+
+def states(root: Path) -> list[tuple[str, str, str]]:
+    """Return (name, state, place) of every data set that can be downloaded or prepared.
+
+    States: 'absent'; 'present'; 'verified DATE', if `data download` compared it with its checksums or counts.
+    """
+    places = {name: prepare.place_of(name, root) for name in prepare.MAKERS}
+    for name, each in downloads().items():
+        if each.data:
+            places[name] = torchvision_sets.place(each.data.removeprefix(torchvision_sets.PREFIX), root)
+    return [(name, _state(name, place, root), str(place)) for name, place in sorted(places.items())]
+
+
+def _state(name: str, place: Path, root: Path) -> str:
+    if not place.exists():
+        return "absent"
+    mark = root / _MARKS / name
+    return f"verified {mark.read_text(encoding='utf-8').strip()}" if mark.is_file() else "present"
