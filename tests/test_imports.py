@@ -70,7 +70,16 @@ NUMPY_TOO = {"results"}  # arrays are in their signatures
 HEAVY_OR_OPTIONAL = {
     *("torch", "torchvision", "timm", "sklearn", "scipy", "pandas", "faiss", "kwcoco", "kwimage", "delayed_image"),
     *("matplotlib", "hydra", "omegaconf", "cv2", "PIL", "jinja2", "rich", "yaml", "platformdirs", "pyarrow", "joblib"),
-    *("faster_coco_eval", "tifffile", "huggingface_hub", "array_record", "fsspec", "threadpoolctl", "wandb"),
+    *(
+        "faster_coco_eval",
+        "tifffile",
+        "tensorflow_datasets",
+        "huggingface_hub",
+        "array_record",
+        "fsspec",
+        "threadpoolctl",
+        "wandb",
+    ),
     *(
         "submitit",
         "umap",

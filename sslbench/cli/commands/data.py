@@ -1,6 +1,7 @@
 """`sslbench data`: names for data locations, manifests made of them, and folders made of official archives."""
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +129,6 @@ def download(name: str, out: Path | None, yes: bool) -> None:
     sslbench data download cifar10
     sslbench data download hf:uoft-cs/cifar10 --yes
     """  # noqa: D301
-    import sys
-
     from sslbench import paths
     from sslbench.cli import terminal
     from sslbench.data import download as downloading
