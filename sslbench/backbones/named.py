@@ -123,19 +123,19 @@ def _from_url(url: str) -> FetchedWeights:
     by_hand = _placed(host, *path.partition("?")[0].split("/"))
     if by_hand.is_file():
         return FetchedWeights(by_hand, url)
-    with _with_place(url, by_hand):
+    with _with_place(by_hand):
         (copy,) = remote.local_copies([url])
     return FetchedWeights(copy, url)
 
 
 @contextlib.contextmanager
-def _with_place(address: str, by_hand: Path) -> Iterator[None]:
+def _with_place(by_hand: Path) -> Iterator[None]:
     """Add the place for a file fetched by other means to errors of the network."""
     try:
         yield
     except DataError as error:
         remedy = f"Without a network: download it elsewhere and put it at {by_hand}"
-        raise WeightsError(f"{address}: {error.message}", remedy) from error
+        raise WeightsError(error.message, remedy) from error
 
 
 def _of_zoo(address: str) -> str:

@@ -106,8 +106,8 @@ def _of_hub(name: str, repo: str) -> Download:
             "Without a network: save_to_disk elsewhere, copy the folder and give it as --data hf:FOLDER.",
         ) from error
     size = sum(file.size or 0 for file in info.siblings or ())
-    licence = (info.card_data or {}).get("license") or ""
-    return Download(name, data=name, megabytes=-(-size // 10**6), licence=str(licence), page=page)
+    licence = info.card_data.get("license", "") if info.card_data is not None else ""
+    return Download(name, data=name, megabytes=-(-size // 10**6), licence=str(licence or ""), page=page)
 
 
 def download(wanted: Download, root: Path) -> str:

@@ -121,10 +121,10 @@ def test_bands_take_the_weights_that_they_are_named_for(tmp_path):
     # Sentinel-2: blue, green and red are bands 1, 2 and 3 of 13, from 0
     many = load_backbone(path, backbone=f"{SMALL},in_chans=13", stem="bands=3,2,1")
     images = torch.randn(2, 13, 64, 64)
-    torch.testing.assert_close(outputs(many, images), outputs(rgb, images[:, [3, 2, 1]]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(outputs(many, images), outputs(rgb, images[:, [3, 2, 1]]), rtol=1e-4, atol=1e-5)
     assert "bands=3,2,1, zero elsewhere" in many.report.line()
     bgr = load_backbone(path, stem="bands=2,1,0")
-    torch.testing.assert_close(outputs(bgr, images[:, :3]), outputs(rgb, images[:, :3].flip(1)), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(outputs(bgr, images[:, :3]), outputs(rgb, images[:, :3].flip(1)), rtol=1e-4, atol=1e-5)
     back = load_backbone(
         file_of(tmp_path / "13.pth", f"{SMALL},in_chans=13"), backbone=SMALL, stem="bands=" + "-,2,1,0" + ",-" * 9
     )

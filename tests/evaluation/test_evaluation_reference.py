@@ -77,12 +77,14 @@ def test_a_benchmark_on_other_data_is_marked(tmp_path, monkeypatch, capsys):
         on_data(benchmark, {"train": 50000, "test": 10000}, 3)
 
 
-def test_an_address_is_no_missing_folder(tmp_path, monkeypatch, capsys):
+def test_an_address_that_cannot_be_reached_is_one_message_with_the_place_for_the_file(tmp_path, monkeypatch, capsys):
     from sslbench.cli.main import main
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
     with pytest.raises(SystemExit) as code:
-        main(["eval", "knn", "--weights", "https://example.org/models/r50.pth"])
+        main(["eval", "knn", "--weights", "http://127.0.0.1:9/models/r50.pth"])  # a port without a server
     err = capsys.readouterr().err
     assert code.value.code == 1
-    assert "https://example.org/models/r50.pth is an address" in err and "Download the file first" in err
+    assert "http://127.0.0.1:9/models/r50.pth cannot be reached" in err
+    assert str(tmp_path / "cache" / "weights" / "127.0.0.1-9" / "models" / "r50.pth") in err
