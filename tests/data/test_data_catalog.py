@@ -33,7 +33,7 @@ def test_a_name_works_from_any_folder_until_it_is_removed(tmp_path, class_folder
     monkeypatch.chdir(tmp_path / "other")
     assert len(open_data("pets")["all"]) == 6
     assert len(train_test("pets").train) == 4
-    assert run("list").output.split() == ["pets", str(tmp_path / "work" / "photos")]
+    assert run("list").stdout.splitlines()[0].split() == ["pets", str(tmp_path / "work" / "photos")]
     assert f"data: {tmp_path / 'work' / 'photos'}" in run("show", "pets").output
     assert run("remove", "pets").exit_code == 0
     with pytest.raises(UsageError, match="'pets' does not exist"):
