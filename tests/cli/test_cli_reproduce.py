@@ -84,6 +84,15 @@ def test_a_record_of_python_says_so(record, sslbench):
     assert code == 1 and "sslbench compare" in err
 
 
+@pytest.mark.parametrize(
+    "command", ["sslbench eval 'knn", "sslbench eval knn --nothing", "sslbench eval", "sslbench eval lsr"]
+)
+def test_a_damaged_command_is_one_message(record, sslbench, command):
+    changed(record, command=command)
+    code, out, err = sslbench("reproduce", record, "--trust-code")
+    assert code in (1, 2) and not out and "Traceback" not in err
+
+
 def test_flags_without_effect_are_refused(record, sslbench):
     assert sslbench("reproduce")[0] == 2
     assert "--backbone" in sslbench("reproduce", record, "--backbone", "resnet50")[2]

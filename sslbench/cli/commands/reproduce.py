@@ -136,7 +136,10 @@ def _existing(weights: str) -> str:
 
 def _words(before: "Result", record: Path) -> list[str]:
     """Return the words of a record's command, without `sslbench eval`."""
-    words = shlex.split(before.command)
+    try:
+        words = shlex.split(before.command)
+    except ValueError as error:
+        raise ResultError(f"{record}: its command cannot be read: {error}") from error
     if words[:2] != ["sslbench", "eval"]:
         raise ResultError(
             f"{record} was not written by `sslbench eval`, but by: {before.command}",
