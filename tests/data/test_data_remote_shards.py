@@ -73,7 +73,7 @@ def sizes():
         for path in (Path(folder) / name for name in names):
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
-                found[path, status.st_ino] = status.st_size
+                found[path, status.st_ino, status.st_ctime_ns] = status.st_size  # a new file may get an old number
     return found
 
 

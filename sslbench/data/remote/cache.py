@@ -27,7 +27,8 @@ DEFAULT_LIMIT = "50GB"
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _STEP = 64 << 20
 """Maximum number of bytes reserved ahead for a download of unknown size."""
-_PATIENCE_S = 10.0
+_PATIENCE_S = 60.0
+"""Longer than a busy disk or processor delays a reader that is about to release its copy."""
 _RECENT = 4
 _log = logging.getLogger("sslbench")
 
