@@ -7,6 +7,7 @@ import pytest
 import torch
 from sample_maps import map_pictures
 
+from sslbench.data.loading import joint
 from sslbench.data.loading.joint import JointBatches, JointView, augmented
 from sslbench.errors import DataError
 
@@ -87,6 +88,26 @@ def test_batches_depend_on_their_number_alone_and_show_every_image_once_an_epoch
     for later, first in zip(workers.batches(3, 7), whole[3:], strict=True):
         assert torch.equal(later.images, first.images) and torch.equal(later.indices, first.indices)
         assert torch.equal(later.targets.nan_to_num(nan=-1), first.targets.nan_to_num(nan=-1))
+
+
+@pytest.mark.parametrize(("room", "reads"), [(9, 9), (2, 23), (0, 27)])
+def test_samples_of_many_epochs_are_decoded_once_as_far_as_there_is_room(monkeypatch, room, reads):
+    source, read_now = map_pictures(9, 0, grid=(2, 3)), []
+    pixels = source.images.array[0, :, :, 0].size
+
+    def counted(source, index, size):
+        read_now.append(index)
+        return read(source, index, size)
+
+    view = JointView(crop=(12, 12), resize_range=(0.5, 2.0), colours="photometric")
+    monkeypatch.setattr(joint, "KEPT_BYTES", room * pixels * (3 + 4))  # colours, target
+    found = list(JointBatches(source, counted, view, batch_size=3, seed=5).batches(0, 9))
+    assert len(read_now) == reads
+    monkeypatch.setattr(joint, "KEPT_BYTES", 0)
+    anew = JointBatches(source, read, view, batch_size=3, seed=5).batches(0, 9)
+    for first, second in zip(found, anew, strict=True):
+        assert torch.equal(first.images, second.images)
+        assert torch.equal(first.targets.nan_to_num(nan=-1), second.targets.nan_to_num(nan=-1))
 
 
 def test_a_map_that_cannot_be_used_is_an_error_of_the_stream():

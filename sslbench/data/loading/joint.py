@@ -44,6 +44,9 @@ Colours = Literal["none", "photometric", "gamma"]
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
 """(h, w, C), float32 from 0 to 255."""
 
+KEPT_BYTES = 2 * 2**30
+"""Memory for decoded samples of a training, shared among its workers."""
+
 _ORDER, _CROPS = 0, 4  # random streams, apart from those of other loaders
 _TRIES = 10  # crops drawn until no class fills one, as in MMSegmentation
 
@@ -168,7 +171,9 @@ class JointBatches:
         Raises:
             DataError: a target cannot be used, or a worker was killed.
         """
-        crops = dataclasses.replace(self._crops, start=start, stop=stop)
+        again = (stop - start) * self._crops.batch_size > len(self._crops.source)
+        kept = _Kept(KEPT_BYTES // max(1, self._workers) if again else 0)
+        crops = dataclasses.replace(self._crops, start=start, stop=stop, kept=kept)
         yield from loader.run(crops, self._workers, start=start_worker, start_method=self._start_method)
 
 
@@ -189,6 +194,24 @@ def whole_images(
     return loader.run(_Wholes(source, read, preprocessing, decoder), workers, start_method=start_method)
 
 
+class _Kept:
+    """Decoded samples, kept for later epochs as long as there is room: PNGs take longer to decode than to learn from."""
+
+    def __init__(self, room: int = 0) -> None:
+        self._room, self._samples = room, dict[int, tuple[Tensor, Tensor]]()
+
+    def sample(self, index: int, decode: Callable[[int], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Return the image and the target of a position."""
+        if index in self._samples:
+            return self._samples[index]
+        found = decode(index)
+        size = sum(part.nbytes for part in found)
+        if size <= self._room:
+            self._room -= size
+            self._samples[index] = found
+        return found
+
+
 @dataclasses.dataclass(frozen=True)
 class _Crops(Dataset[JointBatch | SslbenchError]):
     """Dataset of the batches from `start` on. Errors are returned, since DataLoader would raise tracebacks."""
@@ -203,9 +226,15 @@ class _Crops(Dataset[JointBatch | SslbenchError]):
     channels: int
     start: int = 0
     stop: int = 0
+    kept: _Kept = dataclasses.field(default_factory=_Kept)
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+    def decode(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return an image and its target before the augmentation."""
+        image = as_trained(loader.read(self.source.images, index, self.decoder).image, self.channels)
+        return image, torch.from_numpy(self.read(self.source, index, (image.shape[1], image.shape[2])))
 
     def __getitem__(self, item: int) -> JointBatch | SslbenchError:
         if item >= len(self):
@@ -217,8 +246,7 @@ class _Crops(Dataset[JointBatch | SslbenchError]):
         pairs: list[tuple[Tensor, Tensor]] = []
         try:
             for epoch, index in chosen:
-                image = as_trained(loader.read(self.source.images, index, self.decoder).image, self.channels)
-                target = torch.from_numpy(self.read(self.source, index, (image.shape[1], image.shape[2])))
+                image, target = self.kept.sample(index, self.decode)
                 draw = np.random.default_rng((_CROPS, self.seed, epoch, index))
                 pairs.append(augmented(image, target, self.view, draw, self.mirrored))
         except UnreadableImage as error:
