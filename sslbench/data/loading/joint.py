@@ -195,7 +195,7 @@ def whole_images(
 
 
 class _Kept:
-    """Decoded samples, kept for later epochs as long as there is room: PNGs take longer to decode than to learn from."""
+    """Decoded samples, kept for later epochs while there is room: PNGs take longer to decode than to learn from."""
 
     def __init__(self, room: int = 0) -> None:
         self._room, self._samples = room, dict[int, tuple[Tensor, Tensor]]()
