@@ -28,7 +28,8 @@ def upsampled_classes(scores: torch.Tensor, size: tuple[int, int], *, min_max: b
     block = max(1, _BLOCK // (size[0] * size[1]))
     able = torch.arange(len(scores), device=scores.device) if min_max else _able_to_win(scores)
     for own in torch.split(able, block):
-        large = functional.interpolate(scores[None, own], size, mode="bilinear", align_corners=False)[0]
+        coarse = scores[None, own].contiguous(memory_format=torch.channels_last)  # half the time
+        large = functional.interpolate(coarse, size, mode="bilinear", align_corners=False)[0]
         if min_max:
             large = _scaled(large)
         value, place = large.max(dim=0)

@@ -62,9 +62,8 @@ def own_seconds(batches, folder):
     encode = MapEncoder(DenseEncoder(backbone, maps), 3, pixels=False)
     heads = make_heads(inputs, encode, CLASSES, settings, seed=0)
     plan = Training(UPDATES, 0, Preprocessing(), folder, 0, lambda: DataError("unreadable"))
-    task = DenseTask(
-        *("segmentation", CLASSES, None, functools.partial(_loss, "scored"), None, None, None)  # only the loss is used
-    )
+    unused = dict.fromkeys(("read", "row", "value", "cells", "drawn", "caption"))
+    task = DenseTask(name="segmentation", outputs=CLASSES, loss=functools.partial(_loss, "scored"), **unused)
     run = _Run(heads, task, settings, plan)
     began = time.process_time()
     for index, (images, targets) in enumerate(batches):
@@ -85,10 +84,14 @@ def test_classes_of_a_map_against_interpolating_all_of_them():
     generator = torch.Generator().manual_seed(0)
     coarse = functional.interpolate(torch.randn((1, 150, 6, 6), generator=generator), (32, 32), mode="bicubic")[0]
     for name, scores in (("shares", (8 * coarse).softmax(dim=0)), ("logits", coarse)):
-        began = time.process_time()
-        found = upsampled_classes(scores, (512, 683))
-        quick = time.process_time() - began
-        large = functional.interpolate(scores[None], (512, 683), mode="bilinear", align_corners=False)[0]
-        assert (found == large.argmax(dim=0)).all()
-        plain = time.process_time() - began - quick
-        print(f"\nclasses of a map by {name}: {1000 * quick:.0f} ms, all classes interpolated {1000 * plain:.0f} ms")
+        quick, plain = [], []
+        for _ in range(ROUNDS):
+            began = time.process_time()
+            found = upsampled_classes(scores, (512, 683))
+            quick.append(time.process_time() - began)
+            large = functional.interpolate(scores[None], (512, 683), mode="bilinear", align_corners=False)[0]
+            expected = large.argmax(dim=0)
+            plain.append(time.process_time() - began - quick[-1])
+            assert (found == expected).float().mean() > 1 - 1e-4  # rounding of equal scores
+        ratio = statistics.median(quick) / statistics.median(plain)
+        print(f"\nclasses of a map by {name}: {ratio:.2f} of interpolating all classes ({1000 * min(plain):.0f} ms)")
