@@ -409,6 +409,8 @@ def _block_size(blocks: Blocks, n_queries: int, max_memory: float, bytes_each: i
     if blocks.at_once and bytes_each == 4:
         return len(blocks.train)
     budget = max_memory * 1e9 / 3 / bytes_each
+    if blocks.engine.library == "faiss" and bytes_each == 4:  # faiss has no products in memory; few blocks, few merges
+        return int(max(64, min(len(blocks.train), budget / (2.5 * blocks.width))))
     most = min(_MOST_ROWS, len(blocks.train), budget / (1.2 * n_queries))
     return int(max(64, min(most, budget / (2.5 * blocks.width)) if blocks.copies or bytes_each > 4 else most))
 

@@ -108,6 +108,28 @@ def test_extraction_from_jpegs_against_the_bare_model(name, photos, tmp_path):
     assert best["fp32"] > best["bare"], "decoding included, extraction should still beat the bare forward pass"
 
 
+def test_maps_of_patches_cost_little_more_than_their_forward_passes(photos, tmp_path):
+    """Maps of 14 x 14 cells, decoded, encoded and stored; the same forward passes run on images in memory already."""
+    backbone = build("resnet18")
+    source, layers = source_of(photos, 192), resolve_layers(backbone, ("res4:grid(14,14)",))
+    encode = prepare(backbone, layers, device=torch.device("cpu"))
+    own = loader.batches(source, np.arange(192), backbone.preprocessing, batch_size=BATCH, workers=0)
+    images = [normalise(batch.images, backbone.preprocessing) for batch in own]
+    settings = RunSettings(device="cpu").extract_settings()
+    forward, whole = [], []
+    for i in range(REPEATS):
+        started = time.perf_counter()
+        for batch in images:
+            encode(batch)
+        forward.append(time.perf_counter() - started)
+        found = extract(backbone, source, layers, settings, root=tmp_path / str(i), split="all")
+        whole.append(found.seconds)
+    values = found.features["res4:grid(14,14)"].x
+    ratio = min(whole) / min(forward)
+    print(f"\n192 maps of 14 x 14 x 256: forward passes {min(forward):.2f} s, from JPEG x{ratio:.2f} (aim: under 1.1)")
+    assert values.shape == (192, 14 * 14 * 256)
+
+
 def test_three_scales_cost_little_more_than_their_forward_passes(photos, tmp_path):
     """Each image is decoded once; what one would write instead runs on images in memory already."""
     backbone = dataclasses.replace(
