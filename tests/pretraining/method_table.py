@@ -5,10 +5,15 @@ images and appends a row per method to FOLDER/methods.csv: top-1 of kNN (k = 20,
 protocol with its 95 % interval, the paired difference from the same network untrained, training images per second, and
 peak memory of the process that trains. Every method has a process of its own; methods that stand in the table are left
 out. Not part of the suite: hours.
+
+With `--peer lightly` each method that lightly has too is trained in turn from its parts and from ours, with the same
+views, backbone, optimizer, batches and seeds. FOLDER/peers.csv gets both accuracies of kNN, their difference with its
+interval over test images and seeds, both speeds, and the median and range of their ratio.
 """
 
 import argparse
 import csv
+import importlib.util
 import multiprocessing
 import resource
 import sys
@@ -96,19 +101,29 @@ METHODS = {
 }
 
 
+PEERS = {"lightly": "simclr moco byol simsiam barlow_twins vicreg swav nnclr dcl tico".split()}
+"""Other libraries, with the methods in peers/NAME.py."""
+PEER_COLUMNS = (
+    "method backbone images epochs batch_size seeds ours theirs difference low high "
+    "our_images_per_second their_images_per_second speed slowest fastest"
+).split()
 COLUMNS = (
     "method backbone epochs batch_size protocol images_per_second peak_mib "
     "top1 low high untrained gain gain_low gain_high"
 ).split()
 
 
-def train(method, data, out, limit, epochs, batch_size):
-    """Trains one method; its weights, training images per second and the peak memory of this process in MiB."""
+def train(method, data, out, limit, epochs, batch_size, *, peer=None, seed=0):
+    """Trains one method; its weights, training images per second and the peak memory of this process in MiB.
+
+    With `peer`, the method is that of another library.
+    """
     own, augment, backbone = METHODS[method]
     if "teacher" in own:  # another method of the table, trained before
         own = {**own, "teacher": str(out.parent.parent / own["teacher"] / "run" / "weights.torch")}
     values = {
-        "method": {"name": method, **own},
+        "method": {"name": f"peers.{peer}", "of": method, **own} if peer else {"name": method, **own},
+        "seed": seed,
         "augment": augment,
         "optimizer": {"name": "adamw", "lr": 1e-3 if backbone.startswith("timm:") else 2e-3, "lr_scaling": "none"},
         "schedule": {"lr": {"name": "cosine", "start": 1.0, "end": 0.0}, "warmup_epochs": 1},
@@ -171,29 +186,72 @@ def rows(method, arguments):
     return found
 
 
+def peer_row(method, arguments):
+    """The row of one method of ours and of another library, trained in turn with each seed."""
+    rng, rates, right = np.random.default_rng(0), [], []
+    for seed in range(arguments.seeds):
+        pair = {}
+        for name in ("ours", arguments.peer):
+            out = arguments.out / f"{method}_{name}_{seed}"
+            plan = arguments.data, out / "run", arguments.limit, arguments.epochs, arguments.batch_size
+            other = None if name == "ours" else name
+            with multiprocessing.get_context("spawn").Pool(1) as process:
+                weights, rate, _ = process.apply(train, (method, *plan), {"peer": other, "seed": seed})
+            pair[name] = rate, correct("knn", weights, METHODS[method][2], arguments.data, out, arguments.limit)[0]
+        rates.append([rate for rate, _ in pair.values()])
+        right.append([each for _, each in pair.values()])
+    rates, right = np.array(rates), np.array(right, dtype=float)  # (seeds, 2), (seeds, 2, test images)
+    ratios = rates[:, 0] / rates[:, 1]
+    interval = over_seeds_and_images(right[:, 0] - right[:, 1], rng)
+    accuracies = 100 * right.mean(axis=(0, 2))
+    numbers = [*accuracies, *interval, *np.median(rates, axis=0), np.median(ratios), ratios.min(), ratios.max()]
+    facts = [method, METHODS[method][2], arguments.limit, arguments.epochs, arguments.batch_size, arguments.seeds]
+    return dict(zip(PEER_COLUMNS, [*facts, *(f"{value:.2f}" for value in numbers)], strict=True))
+
+
+def over_seeds_and_images(difference, rng):
+    """Mean of (seeds, test images) and its 95 % bootstrap interval over both, in points."""
+    seeds, images = difference.shape
+    draws = [difference[rng.integers(0, seeds, seeds)][:, rng.integers(0, images, images)].mean() for _ in range(1000)]
+    return 100 * difference.mean(), *(100 * np.percentile(draws, [2.5, 97.5]))
+
+
 def main():
     """The table, a row as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--methods", nargs="*", default=list(METHODS))
+    parser.add_argument("--methods", nargs="*")
     parser.add_argument("--protocols", nargs="*", default=["knn"], choices=["knn", "linear"])
     parser.add_argument("--limit", type=int, default=10000)
     parser.add_argument("--epochs", type=float, default=20)
     parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--peer", choices=list(PEERS), help="train the methods of this library in turn with ours")
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each method with --peer")
     arguments = parser.parse_args()
+    shared = PEERS.get(arguments.peer, list(METHODS))
+    methods = shared if arguments.methods is None else arguments.methods
+    unknown = [method for method in methods if method not in shared]
+    if unknown:
+        parser.error(f"no {' or '.join(unknown)} here; there are {', '.join(shared)}")
+    if arguments.peer and importlib.util.find_spec(arguments.peer) is None:
+        parser.error(f"{arguments.peer} is not installed; install it with: pip install {arguments.peer}")
+    table, columns = ("peers.csv", PEER_COLUMNS) if arguments.peer else ("methods.csv", COLUMNS)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    with (arguments.out / "methods.csv").open("a+", newline="") as file:
+    with (arguments.out / table).open("a+", newline="") as file:
         file.seek(0)
         known = {line["method"] for line in csv.DictReader(file)}
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, columns)
         if not known:
             writer.writeheader()
-        for method in arguments.methods:
+        for method in methods:
             if method in known:
                 continue
-            with multiprocessing.get_context("spawn").Pool(1) as process:
-                writer.writerows(process.apply(rows, (method, arguments)))
+            if arguments.peer:
+                writer.writerow(peer_row(method, arguments))
+            else:
+                with multiprocessing.get_context("spawn").Pool(1) as process:
+                    writer.writerows(process.apply(rows, (method, arguments)))
             file.flush()
     return 0
 
