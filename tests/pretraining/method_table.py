@@ -17,7 +17,6 @@ import importlib.util
 import multiprocessing
 import resource
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ import numpy as np
 import sslbench
 from sslbench import evaluation
 from sslbench.config import build
-from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
+from sslbench.pretraining import Observer, PretrainRequest, PretrainSettings, pretrain
 
 RESNET = "resnet18w0.25"
 PLACES = "resnet_basic_1-1-1-1w0.25_cifar"  # for methods on places: maps of 4 x 4, where RESNET has one place
@@ -52,7 +51,7 @@ METHODS = {
     "swav": ({"prototypes": [100], "projector": [256, 128]}, CROPS, RESNET),
     "byol": ({"projector": [256, 128], "predictor": [256], "momentum": 0.98}, PAIR, RESNET),
     "simsiam": ({"projector": [256, 256, 256], "predictor": [64]}, PAIR, RESNET),
-    "barlow_twins": ({"projector": [256, 256, 256]}, PAIR, RESNET),
+    "barlow_twins": ({"projector": [256, 256, 256], "scale": 1.0}, PAIR, RESNET),
     "vicreg": ({"projector": [256, 256, 256]}, PAIR, RESNET),
     "dino": ({"prototypes": 1024, "hidden": [256, 256], "bottleneck": 64, "momentum": 0.98}, CROPS, RESNET),
     "mae": ({"decoder_dim": 96, "decoder_depth": 2, "decoder_heads": 3}, SINGLE, VIT),
@@ -121,8 +120,9 @@ def train(method, data, out, limit, epochs, batch_size, *, peer=None, seed=0):
     own, augment, backbone = METHODS[method]
     if "teacher" in own:  # another method of the table, trained before
         own = {**own, "teacher": str(out.parent.parent / own["teacher"] / "run" / "weights.torch")}
+    theirs = {"name": f"peers.{peer}", "of": method} | {key: own[key] for key in own if key != "scale"}
     values = {
-        "method": {"name": f"peers.{peer}", "of": method, **own} if peer else {"name": method, **own},
+        "method": theirs if peer else {"name": method, **own},
         "seed": seed,
         "augment": augment,
         "optimizer": {"name": "adamw", "lr": 1e-3 if backbone.startswith("timm:") else 2e-3, "lr_scaling": "none"},
@@ -136,14 +136,21 @@ def train(method, data, out, limit, epochs, batch_size, *, peer=None, seed=0):
         "workers": 0,
     }
     settings = build(PretrainSettings, values, method)
-    began = time.monotonic()
-    outcome = pretrain(PretrainRequest(settings, data=data, out=out, limit=limit), command="method table")
-    seconds = time.monotonic() - began
-    return (
-        outcome.weights,
-        outcome.steps * batch_size / seconds,
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    rates = _Rates()
+    outcome = pretrain(
+        PretrainRequest(settings, data=data, out=out, limit=limit), command="method table", observers=[rates]
     )
+    return outcome.weights, np.median(rates.found[1:]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+class _Rates(Observer):
+    """Images per second between log records; their median bears interruptions by other processes."""
+
+    def __init__(self):
+        self.found = []
+
+    def line(self, record):
+        self.found.append(record.images_per_second)
 
 
 def correct(protocol, weights, backbone, data, out, limit):

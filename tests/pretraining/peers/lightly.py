@@ -10,7 +10,7 @@ import dataclasses
 
 import torch
 from lightly import loss as losses
-from lightly.models import modules
+from lightly.models.modules import NNMemoryBankModule, heads
 from lightly.models.utils import update_momentum
 from lightly.utils.scheduler import cosine_schedule
 from torch import Tensor, nn
@@ -83,7 +83,7 @@ class Neighbours(nn.Module):
     def __init__(self, head: nn.Module, predictor: nn.Module, config: Config) -> None:
         super().__init__()
         self.head, self.predictor = head, predictor
-        self.bank = modules.NNMemoryBankModule(size=(config.queue, config.projector[-1]))
+        self.bank = NNMemoryBankModule(size=(config.queue, config.projector[-1]))
         self.criterion = losses.NTXentLoss(temperature=config.temperature)
 
     def forward(self, backbone: nn.Module, views: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ class Swapped(nn.Module):
     def __init__(self, head: nn.Module, config: Config) -> None:
         super().__init__()
         self.head = head
-        self.prototypes = modules.SwaVPrototypes(config.projector[-1], config.prototypes[0])
+        self.prototypes = heads.SwaVPrototypes(config.projector[-1], config.prototypes[0])
         self.criterion = losses.SwaVLoss(temperature=config.temperature)
 
     def forward(self, backbone: nn.Module, views: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -117,30 +117,30 @@ def learner(backbone: nn.Module, dim: int, config: Config) -> nn.Module:
         return copy.deepcopy(nn.Sequential(backbone, head)).requires_grad_(False)
 
     if config.of == "simclr":
-        return Symmetric(modules.SimCLRProjectionHead(dim, hidden, out), losses.NTXentLoss(config.temperature))
+        return Symmetric(heads.SimCLRProjectionHead(dim, hidden, out), losses.NTXentLoss(config.temperature))
     if config.of == "dcl":
-        return Symmetric(modules.SimCLRProjectionHead(dim, hidden, out), losses.DCLLoss(config.temperature))
+        return Symmetric(heads.SimCLRProjectionHead(dim, hidden, out), losses.DCLLoss(config.temperature))
     if config.of == "barlow_twins":
-        return Symmetric(modules.BarlowTwinsProjectionHead(dim, hidden, out), losses.BarlowTwinsLoss())
+        return Symmetric(heads.BarlowTwinsProjectionHead(dim, hidden, out), losses.BarlowTwinsLoss())
     if config.of == "vicreg":
-        return Symmetric(modules.VICRegProjectionHead(dim, hidden, out, num_layers=3), losses.VICRegLoss())
+        return Symmetric(heads.VICRegProjectionHead(dim, hidden, out, num_layers=3), losses.VICRegLoss())
     if config.of == "simsiam":
-        head = modules.SimSiamProjectionHead(dim, hidden, out)
-        return Predicting(head, modules.SimSiamPredictionHead(out, config.predictor[0], out), None)
+        head = heads.SimSiamProjectionHead(dim, hidden, out)
+        return Predicting(head, heads.SimSiamPredictionHead(out, config.predictor[0], out), None)
     if config.of == "byol":
-        head = modules.BYOLProjectionHead(dim, hidden, out)
-        return Predicting(head, modules.BYOLPredictionHead(out, config.predictor[0], out), teacher(head))
+        head = heads.BYOLProjectionHead(dim, hidden, out)
+        return Predicting(head, heads.BYOLPredictionHead(out, config.predictor[0], out), teacher(head))
     if config.of == "moco":
-        head = modules.MoCoProjectionHead(dim, hidden, out)
+        head = heads.MoCoProjectionHead(dim, hidden, out)
         criterion = losses.NTXentLoss(config.temperature, memory_bank_size=(config.queue, out))
         return OneWay(head, criterion, teacher(head))
     if config.of == "tico":
-        head = modules.TiCoProjectionHead(dim, hidden, out)
+        head = heads.TiCoProjectionHead(dim, hidden, out)
         return OneWay(head, losses.TiCoLoss(), teacher(head))
     if config.of == "nnclr":
-        head = modules.NNCLRProjectionHead(dim, hidden, out)
-        return Neighbours(head, modules.NNCLRPredictionHead(out, config.predictor[0], out), config)
-    return Swapped(modules.SwaVProjectionHead(dim, hidden, out), config)
+        head = heads.NNCLRProjectionHead(dim, hidden, out)
+        return Neighbours(head, heads.NNCLRPredictionHead(out, config.predictor[0], out), config)
+    return Swapped(heads.SwaVProjectionHead(dim, hidden, out), config)
 
 
 class Method(method.Method[Config]):
