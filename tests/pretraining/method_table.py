@@ -8,7 +8,8 @@ out. Not part of the suite: hours.
 
 With `--peer lightly` each method that lightly has too is trained in turn from its parts and from ours, with the same
 views, backbone, optimizer, batches and seeds. FOLDER/peers.csv gets both accuracies of kNN, their difference with its
-interval over test images and seeds, both speeds, and the median and range of their ratio.
+interval over test images and seeds, the processor time of an update of both in milliseconds, updated in turn in one
+process with one thread, and theirs divided by ours.
 """
 
 import argparse
@@ -17,14 +18,20 @@ import importlib.util
 import multiprocessing
 import resource
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import torch
 
 import sslbench
 from sslbench import evaluation
+from sslbench.backbones.build import build as build_backbone
+from sslbench.backbones.sizes import feature_dim
 from sslbench.config import build
-from sslbench.pretraining import Observer, PretrainRequest, PretrainSettings, pretrain
+from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
+from sslbench.pretraining.networks import make_method
+from sslbench.train.method import Batch, Setup, Step
 
 RESNET = "resnet18w0.25"
 PLACES = "resnet_basic_1-1-1-1w0.25_cifar"  # for methods on places: maps of 4 x 4, where RESNET has one place
@@ -103,8 +110,7 @@ METHODS = {
 PEERS = {"lightly": "simclr moco byol simsiam barlow_twins vicreg swav nnclr dcl tico".split()}
 """Other libraries, with the methods in peers/NAME.py."""
 PEER_COLUMNS = (
-    "method backbone images epochs batch_size seeds ours theirs difference low high "
-    "our_images_per_second their_images_per_second speed slowest fastest"
+    "method backbone images epochs batch_size seeds ours theirs difference low high our_update their_update speed"
 ).split()
 COLUMNS = (
     "method backbone epochs batch_size protocol images_per_second peak_mib "
@@ -120,9 +126,8 @@ def train(method, data, out, limit, epochs, batch_size, *, peer=None, seed=0):
     own, augment, backbone = METHODS[method]
     if "teacher" in own:  # another method of the table, trained before
         own = {**own, "teacher": str(out.parent.parent / own["teacher"] / "run" / "weights.torch")}
-    theirs = {"name": f"peers.{peer}", "of": method} | {key: own[key] for key in own if key != "scale"}
     values = {
-        "method": theirs if peer else {"name": method, **own},
+        "method": named(method, own, peer),
         "seed": seed,
         "augment": augment,
         "optimizer": {"name": "adamw", "lr": 1e-3 if backbone.startswith("timm:") else 2e-3, "lr_scaling": "none"},
@@ -136,21 +141,14 @@ def train(method, data, out, limit, epochs, batch_size, *, peer=None, seed=0):
         "workers": 0,
     }
     settings = build(PretrainSettings, values, method)
-    rates = _Rates()
-    outcome = pretrain(
-        PretrainRequest(settings, data=data, out=out, limit=limit), command="method table", observers=[rates]
+    began = time.monotonic()
+    outcome = pretrain(PretrainRequest(settings, data=data, out=out, limit=limit), command="method table")
+    seconds = time.monotonic() - began
+    return (
+        outcome.weights,
+        outcome.steps * batch_size / seconds,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     )
-    return outcome.weights, np.median(rates.found[1:]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-class _Rates(Observer):
-    """Images per second between log records; their median bears interruptions by other processes."""
-
-    def __init__(self):
-        self.found = []
-
-    def line(self, record):
-        self.found.append(record.images_per_second)
 
 
 def correct(protocol, weights, backbone, data, out, limit):
@@ -193,27 +191,62 @@ def rows(method, arguments):
     return found
 
 
+def named(method, own, peer=None):
+    """The settings of a method, of ours or of another library, whose losses have no factor."""
+    if peer is None:
+        return {"name": method, **own}
+    return {"name": f"peers.{peer}", "of": method} | {key: own[key] for key in own if key != "scale"}
+
+
 def peer_row(method, arguments):
     """The row of one method of ours and of another library, trained in turn with each seed."""
-    rng, rates, right = np.random.default_rng(0), [], []
+    peers, right = (None, arguments.peer), []
     for seed in range(arguments.seeds):
-        pair = {}
-        for name in ("ours", arguments.peer):
-            out = arguments.out / f"{method}_{name}_{seed}"
+        for peer in peers:
+            out = arguments.out / f"{method}_{peer or 'ours'}_{seed}"
             plan = arguments.data, out / "run", arguments.limit, arguments.epochs, arguments.batch_size
-            other = None if name == "ours" else name
             with multiprocessing.get_context("spawn").Pool(1) as process:
-                weights, rate, _ = process.apply(train, (method, *plan), {"peer": other, "seed": seed})
-            pair[name] = rate, correct("knn", weights, METHODS[method][2], arguments.data, out, arguments.limit)[0]
-        rates.append([rate for rate, _ in pair.values()])
-        right.append([each for _, each in pair.values()])
-    rates, right = np.array(rates), np.array(right, dtype=float)  # (seeds, 2), (seeds, 2, test images)
-    ratios = rates[:, 0] / rates[:, 1]
-    interval = over_seeds_and_images(right[:, 0] - right[:, 1], rng)
-    accuracies = 100 * right.mean(axis=(0, 2))
-    numbers = [*accuracies, *interval, *np.median(rates, axis=0), np.median(ratios), ratios.min(), ratios.max()]
+                weights, _, _ = process.apply(train, (method, *plan), {"peer": peer, "seed": seed})
+            right.append(correct("knn", weights, METHODS[method][2], arguments.data, out, arguments.limit)[0])
+    ours, theirs = np.array(right[::2], dtype=float), np.array(right[1::2], dtype=float)  # (seeds, test images)
+    interval = over_seeds_and_images(ours - theirs, np.random.default_rng(0))
+    with multiprocessing.get_context("spawn").Pool(1) as process:
+        updates = 1000 * process.apply(update_seconds, (method, peers, arguments.batch_size))
+    speed = np.median(updates[:, 1] / updates[:, 0])
+    numbers = [100 * ours.mean(), 100 * theirs.mean(), *interval, *np.median(updates, axis=0), speed]
     facts = [method, METHODS[method][2], arguments.limit, arguments.epochs, arguments.batch_size, arguments.seeds]
     return dict(zip(PEER_COLUMNS, [*facts, *(f"{value:.2f}" for value in numbers)], strict=True))
+
+
+def update_seconds(method, peers, batch_size, updates=30):
+    """(updates, peers), the processor time of updates that libraries make in turn on the same random images."""
+    torch.set_num_threads(1)
+    own, augment, name = METHODS[method]
+    sizes = tuple(view["size"] for view in augment["views"] for _ in range(view.get("count", 1)))
+    sides = []
+    for peer in peers:
+        backbone = build_backbone(name, seed=0).module.requires_grad_(True).train()
+        dim = feature_dim(backbone, sizes[0], 3)
+        setup = Setup(dim, sizes, batch_size, batch_size, 1, 10 * batch_size, 10, updates, 10, name)
+        side = make_method(backbone, named(method, own, peer), setup, seed=0).to(memory_format=torch.channels_last)
+        trained = [parameter for parameter in side.parameters() if parameter.requires_grad]
+        sides.append((side.train(), torch.optim.AdamW(trained, lr=1e-3, fused=True)))
+    seconds = np.zeros((updates, len(peers)))
+    for index in range(updates):
+        images = [torch.randn(batch_size, 3, size, size) for size in sizes]
+        views = tuple(each.contiguous(memory_format=torch.channels_last) for each in images)
+        batch = Batch(views, torch.zeros(batch_size, dtype=torch.int64), torch.arange(batch_size))
+        step = Step(index, updates, 10)
+        for number in (0, 1) if index % 2 else (1, 0):
+            side, optimizer = sides[number]
+            began = time.process_time()
+            optimizer.zero_grad()
+            side(batch, step).value.backward()
+            side.before_update(step)
+            optimizer.step()
+            side.after_update(step)
+            seconds[index, number] = time.process_time() - began
+    return seconds[5:]  # caches are warm
 
 
 def over_seeds_and_images(difference, rng):
