@@ -1,6 +1,7 @@
 """What every pretraining method promises, whatever it does."""
 
 import copy
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -120,6 +121,62 @@ def test_every_trained_parameter_takes_part_and_momentum_copies_get_no_gradient(
     assert [name for name, p in made.named_parameters() if not p.requires_grad and p.grad is not None] == []
     assert loss.value.dim() == 0 and loss.embeddings.dim() == 2
     assert not loss.embeddings.requires_grad and not any(part.requires_grad for part in loss.parts.values())
+
+
+STOPPED = ("msn", "simsiam", "swav", "tico")
+"""Methods whose targets follow from trained parameters, but get no gradient; tests of their own have the gradient."""
+
+
+@pytest.mark.parametrize("method", sorted(set(runs.METHODS) - set(STOPPED)))
+def test_the_gradient_is_the_slope_of_the_loss(method):
+    """Central differences in float64, with the same draws; towards late layers, before fewer kinks of ReLU."""
+    torch.manual_seed(0)
+    made, batch = make(method)
+    made.double().train()
+    batch = dataclasses.replace(batch, views=tuple(view.double() for view in batch.views))
+    start = copy.deepcopy((made.state_dict(), made.local_state()))
+    late = ("backbone.layer4", "backbone.blocks.1.")
+    parameters = {
+        name: parameter
+        for name, parameter in made.named_parameters()
+        if parameter.requires_grad and (name.startswith(late) or not name.startswith("backbone."))
+    }
+    directions = [torch.randn_like(p) * p.detach().abs().mean().clamp(min=1e-3) for p in parameters.values()]
+
+    def loss():
+        torch.manual_seed(1)
+        return made(batch, Step(30, 40, 20)).value
+
+    gradients = torch.autograd.grad(loss(), list(parameters.values()))
+    expected = float(sum((g * d).sum() for g, d in zip(gradients, directions, strict=True)))
+
+    def slope(width):
+        ends = []
+        for sign in (1, -1):
+            made.load_state_dict(start[0])
+            made.load_local_state(copy.deepcopy(start[1]))
+            with torch.no_grad():
+                for parameter, direction in zip(parameters.values(), directions, strict=True):
+                    parameter.add_(direction, alpha=sign * width)
+                ends.append(float(loss()))
+        return (ends[0] - ends[1]) / (2 * width)
+
+    slopes = [slope(width) for width in (1e-4, 1e-5, 1e-6, 1e-7)]  # kinks spoil the wide ones, rounding the narrow ones
+    assert min(abs(found - expected) for found in slopes) < 1e-3 * abs(expected), (slopes, expected)
+
+
+def test_bfloat16_changes_the_loss_by_rounding_only(method):
+    """Losses are computed in float32 of outputs with 8 bits."""
+    values = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        made, batch = make(method)
+        torch.manual_seed(1)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            loss = made.train()(batch, Step(0, 40, 20))
+        assert loss.value.dtype == torch.float32
+        values.append(float(loss.value.detach()))
+    assert abs(values[1] - values[0]) < 0.05 * max(abs(values[0]), 1), values
 
 
 def test_the_state_goes_round(method):

@@ -5,10 +5,16 @@ images and appends a row per method to FOLDER/methods.csv: top-1 of kNN (k = 20,
 protocol with its 95 % interval, the paired difference from the same network untrained, training images per second, and
 peak memory of the process that trains. Every method has a process of its own; methods that stand in the table are left
 out. Not part of the suite: hours.
+
+With `--peer lightly` each method that lightly has too is trained in turn from its parts and from ours, with the same
+views, backbone, optimizer, batches and seeds. FOLDER/peers.csv gets both accuracies of kNN, their difference with its
+interval over test images and seeds, the processor time of an update of both in milliseconds, updated in turn in one
+process with one thread, and theirs divided by ours.
 """
 
 import argparse
 import csv
+import importlib.util
 import multiprocessing
 import resource
 import sys
@@ -16,11 +22,16 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
 
 import sslbench
 from sslbench import evaluation
+from sslbench.backbones.build import build as build_backbone
+from sslbench.backbones.sizes import feature_dim
 from sslbench.config import build
 from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
+from sslbench.pretraining.networks import make_method
+from sslbench.train.method import Batch, Setup, Step
 
 RESNET = "resnet18w0.25"
 PLACES = "resnet_basic_1-1-1-1w0.25_cifar"  # for methods on places: maps of 4 x 4, where RESNET has one place
@@ -47,7 +58,7 @@ METHODS = {
     "swav": ({"prototypes": [100], "projector": [256, 128]}, CROPS, RESNET),
     "byol": ({"projector": [256, 128], "predictor": [256], "momentum": 0.98}, PAIR, RESNET),
     "simsiam": ({"projector": [256, 256, 256], "predictor": [64]}, PAIR, RESNET),
-    "barlow_twins": ({"projector": [256, 256, 256]}, PAIR, RESNET),
+    "barlow_twins": ({"projector": [256, 256, 256], "scale": 1.0}, PAIR, RESNET),
     "vicreg": ({"projector": [256, 256, 256]}, PAIR, RESNET),
     "dino": ({"prototypes": 1024, "hidden": [256, 256], "bottleneck": 64, "momentum": 0.98}, CROPS, RESNET),
     "mae": ({"decoder_dim": 96, "decoder_depth": 2, "decoder_heads": 3}, SINGLE, VIT),
@@ -96,19 +107,28 @@ METHODS = {
 }
 
 
+PEERS = {"lightly": "simclr moco byol simsiam barlow_twins vicreg swav nnclr dcl tico".split()}
+"""Other libraries, with the methods in peers/NAME.py."""
+PEER_COLUMNS = (
+    "method backbone images epochs batch_size seeds ours theirs difference low high our_update their_update speed"
+).split()
 COLUMNS = (
     "method backbone epochs batch_size protocol images_per_second peak_mib "
     "top1 low high untrained gain gain_low gain_high"
 ).split()
 
 
-def train(method, data, out, limit, epochs, batch_size):
-    """Trains one method; its weights, training images per second and the peak memory of this process in MiB."""
+def train(method, data, out, limit, epochs, batch_size, *, peer=None, seed=0):
+    """Trains one method; its weights, training images per second and the peak memory of this process in MiB.
+
+    With `peer`, the method is that of another library.
+    """
     own, augment, backbone = METHODS[method]
     if "teacher" in own:  # another method of the table, trained before
         own = {**own, "teacher": str(out.parent.parent / own["teacher"] / "run" / "weights.torch")}
     values = {
-        "method": {"name": method, **own},
+        "method": named(method, own, peer),
+        "seed": seed,
         "augment": augment,
         "optimizer": {"name": "adamw", "lr": 1e-3 if backbone.startswith("timm:") else 2e-3, "lr_scaling": "none"},
         "schedule": {"lr": {"name": "cosine", "start": 1.0, "end": 0.0}, "warmup_epochs": 1},
@@ -171,29 +191,107 @@ def rows(method, arguments):
     return found
 
 
+def named(method, own, peer=None):
+    """The settings of a method, of ours or of another library, whose losses have no factor."""
+    if peer is None:
+        return {"name": method, **own}
+    return {"name": f"peers.{peer}", "of": method} | {key: own[key] for key in own if key != "scale"}
+
+
+def peer_row(method, arguments):
+    """The row of one method of ours and of another library, trained in turn with each seed."""
+    peers, right = (None, arguments.peer), []
+    for seed in range(arguments.seeds):
+        for peer in peers:
+            out = arguments.out / f"{method}_{peer or 'ours'}_{seed}"
+            plan = arguments.data, out / "run", arguments.limit, arguments.epochs, arguments.batch_size
+            with multiprocessing.get_context("spawn").Pool(1) as process:
+                weights, _, _ = process.apply(train, (method, *plan), {"peer": peer, "seed": seed})
+            right.append(correct("knn", weights, METHODS[method][2], arguments.data, out, arguments.limit)[0])
+    ours, theirs = np.array(right[::2], dtype=float), np.array(right[1::2], dtype=float)  # (seeds, test images)
+    interval = over_seeds_and_images(ours - theirs, np.random.default_rng(0))
+    with multiprocessing.get_context("spawn").Pool(1) as process:
+        updates = 1000 * process.apply(update_seconds, (method, peers, arguments.batch_size))
+    speed = np.median(updates[:, 1] / updates[:, 0])
+    numbers = [100 * ours.mean(), 100 * theirs.mean(), *interval, *np.median(updates, axis=0), speed]
+    facts = [method, METHODS[method][2], arguments.limit, arguments.epochs, arguments.batch_size, arguments.seeds]
+    return dict(zip(PEER_COLUMNS, [*facts, *(f"{value:.2f}" for value in numbers)], strict=True))
+
+
+def update_seconds(method, peers, batch_size, updates=30):
+    """(updates, peers), the processor time of updates that libraries make in turn on the same random images."""
+    torch.set_num_threads(1)
+    own, augment, name = METHODS[method]
+    sizes = tuple(view["size"] for view in augment["views"] for _ in range(view.get("count", 1)))
+    sides = []
+    for peer in peers:
+        backbone = build_backbone(name, seed=0).module.requires_grad_(True).train()
+        dim = feature_dim(backbone, sizes[0], 3)
+        setup = Setup(dim, sizes, batch_size, batch_size, 1, 10 * batch_size, 10, updates, 10, name)
+        side = make_method(backbone, named(method, own, peer), setup, seed=0).to(memory_format=torch.channels_last)
+        trained = [parameter for parameter in side.parameters() if parameter.requires_grad]
+        sides.append((side.train(), torch.optim.AdamW(trained, lr=1e-3, fused=True)))
+    seconds = np.zeros((updates, len(peers)))
+    for index in range(updates):
+        images = [torch.randn(batch_size, 3, size, size) for size in sizes]
+        views = tuple(each.contiguous(memory_format=torch.channels_last) for each in images)
+        batch = Batch(views, torch.zeros(batch_size, dtype=torch.int64), torch.arange(batch_size))
+        step = Step(index, updates, 10)
+        for number in (0, 1) if index % 2 else (1, 0):
+            side, optimizer = sides[number]
+            began = time.process_time()
+            optimizer.zero_grad()
+            side(batch, step).value.backward()
+            side.before_update(step)
+            optimizer.step()
+            side.after_update(step)
+            seconds[index, number] = time.process_time() - began
+    return seconds[5:]  # caches are warm
+
+
+def over_seeds_and_images(difference, rng):
+    """Mean of (seeds, test images) and its 95 % bootstrap interval over both, in points."""
+    seeds, images = difference.shape
+    draws = [difference[rng.integers(0, seeds, seeds)][:, rng.integers(0, images, images)].mean() for _ in range(1000)]
+    return 100 * difference.mean(), *(100 * np.percentile(draws, [2.5, 97.5]))
+
+
 def main():
     """The table, a row as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--methods", nargs="*", default=list(METHODS))
+    parser.add_argument("--methods", nargs="*")
     parser.add_argument("--protocols", nargs="*", default=["knn"], choices=["knn", "linear"])
     parser.add_argument("--limit", type=int, default=10000)
     parser.add_argument("--epochs", type=float, default=20)
     parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--peer", choices=list(PEERS), help="train the methods of this library in turn with ours")
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each method with --peer")
     arguments = parser.parse_args()
+    shared = PEERS.get(arguments.peer, list(METHODS))
+    methods = shared if arguments.methods is None else arguments.methods
+    unknown = [method for method in methods if method not in shared]
+    if unknown:
+        parser.error(f"no {' or '.join(unknown)} here; there are {', '.join(shared)}")
+    if arguments.peer and importlib.util.find_spec(arguments.peer) is None:
+        parser.error(f"{arguments.peer} is not installed; install it with: pip install {arguments.peer}")
+    table, columns = ("peers.csv", PEER_COLUMNS) if arguments.peer else ("methods.csv", COLUMNS)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    with (arguments.out / "methods.csv").open("a+", newline="") as file:
+    with (arguments.out / table).open("a+", newline="") as file:
         file.seek(0)
         known = {line["method"] for line in csv.DictReader(file)}
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, columns)
         if not known:
             writer.writeheader()
-        for method in arguments.methods:
+        for method in methods:
             if method in known:
                 continue
-            with multiprocessing.get_context("spawn").Pool(1) as process:
-                writer.writerows(process.apply(rows, (method, arguments)))
+            if arguments.peer:
+                writer.writerow(peer_row(method, arguments))
+            else:
+                with multiprocessing.get_context("spawn").Pool(1) as process:
+                    writer.writerows(process.apply(rows, (method, arguments)))
             file.flush()
     return 0
 

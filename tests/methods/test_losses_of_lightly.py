@@ -1,0 +1,80 @@
+"""Losses of lightly, where it is installed, that `tests/golden` has no recorded values of."""
+
+import pytest
+import torch
+
+from sslbench.methods import lejepa, vicregl, wmse
+
+losses = pytest.importorskip("lightly.loss", reason="lightly is not installed: pip install lightly")
+
+
+def same_value_and_gradient(inputs, ours, theirs):
+    found = []
+    for loss in (ours, theirs):
+        x = inputs.clone().requires_grad_()
+        value = loss(x).squeeze()
+        value.backward()
+        found.append((value.detach(), x.grad))
+    torch.testing.assert_close(*(value for value, _ in found), rtol=1e-6, atol=0)
+    torch.testing.assert_close(*(gradient for _, gradient in found), rtol=0, atol=1e-6 * float(found[0][1].abs().max()))
+
+
+@pytest.fixture
+def views():
+    """Embeddings of 3 views of 24 images."""
+    return torch.randn(3, 24, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def test_wmse(views):
+    theirs = losses.WMSELoss(embedding_dim=8, w_size=24, num_samples=3)
+    whole = torch.arange(24)[None]
+    same_value_and_gradient(views, lambda x: wmse.whitening_loss(x, whole), lambda x: theirs(x.flatten(0, 1)))
+
+
+def test_lejepa(views):
+    theirs = losses.LeJEPALoss(lambda_param=0.02, sigreg_num_vectors=16)
+    torch.manual_seed(0)
+    directions = torch.randn(8, 16, dtype=torch.float64)
+    directions = directions / directions.norm(dim=0)
+
+    def ours(x):
+        return 0.98 * lejepa.prediction_loss(x, 2) + 0.02 * lejepa.sigreg(x, directions)
+
+    def lightly(x):
+        torch.manual_seed(0)
+        return theirs(global_proj=x[:2], local_proj=x[2:])
+
+    same_value_and_gradient(views, ours, lightly)
+
+
+def test_vicregl_of_views(views):
+    theirs = losses.VICRegLLoss(alpha=1)
+    places, grids = torch.zeros(3, 24, 3, 3, 8, dtype=torch.float64), torch.zeros(3, 24, 3, 3, 2)
+
+    def ours(x):
+        invariance, variance, covariance = vicregl.view_terms(tuple(x), 2)
+        return 25 * invariance + 25 * variance + covariance
+
+    def lightly(x):
+        pairs = list(zip(x, places, strict=True))
+        return theirs(pairs[:2], list(grids[:2]), pairs[2:], list(grids[2:]))
+
+    same_value_and_gradient(views, ours, lightly)
+
+
+def test_vicregl_of_places(views):
+    """Only the invariance: variances are taken over the images, and lightly sorts the pairs of each by distance.
+
+    All places are paired, as lightly keeps no more pairs by embedding than by position.
+    """
+    generator = torch.Generator().manual_seed(1)
+    places = torch.randn(2, 24, 3, 3, 8, dtype=torch.float64, generator=generator)
+    boxes = 32 * torch.rand(2, 24, 4, dtype=torch.float64, generator=generator)
+    centres = tuple(vicregl.place_centres(each, (3, 3)) for each in boxes)
+    grids = [each.view(24, 3, 3, 2) for each in centres]
+    theirs = losses.VICRegLLoss(alpha=0, mu_param=0, nu_param=0, num_matches=(9, 9))
+    same_value_and_gradient(
+        places,
+        lambda x: 25 * vicregl.place_terms(tuple(x.flatten(2, 3)), centres, (9, 9))[0],
+        lambda x: theirs(list(zip(views[:2], x, strict=True)), grids),
+    )
