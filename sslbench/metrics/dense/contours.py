@@ -3,17 +3,40 @@
 Martin, Fowlkes and Malik, 2004 ("Learning to detect natural image boundaries"); Arbelaez et al., 2011 (ODS, OIS, AP).
 """
 
+import dataclasses
+
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
+from sslbench.metrics.measure import Measure
+from sslbench.metrics.metric import RATE, Metric
+
+BOUNDARY_ODS = Metric(
+    name="boundary_ods",
+    title="F of the boundaries at the best threshold of the data set",
+    unit="%",
+    direction=1,
+    bounds=RATE,
+    needs="contours",
+    labels=("boundaries",),
+)
+BOUNDARY_OIS = dataclasses.replace(
+    BOUNDARY_ODS, name="boundary_ois", title="F of the boundaries at the best threshold of each image"
+)
+BOUNDARY_AP = dataclasses.replace(BOUNDARY_ODS, name="boundary_ap", title="Average precision of the boundaries")
+CONTOURS = (BOUNDARY_ODS, BOUNDARY_OIS, BOUNDARY_AP)
 
 TOLERANCE = 0.0075
 """Largest distance of matched pixels as a share of the image diagonal."""
 THRESHOLDS = np.arange(1, 100) / 100
 """Thresholds of the boundary probability."""
-_UNMATCHED = 100.0
-"""Cost of a pixel without a partner, in units of the largest distance."""
+COLUMNS = tuple(
+    f"{name} at {threshold:.2f}"
+    for threshold in THRESHOLDS
+    for name in ("matched in truth", "truth", "matched in prediction", "prediction")
+)
+"""Counts of an image, see `contour_counts`."""
 
 _AROUND = ((-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1))
 """Steps to the neighbours of a pixel, clockwise from the north."""
@@ -22,10 +45,10 @@ Pixels = npt.NDArray[np.bool_]
 
 
 def matched_pixels(found: Pixels, truth: Pixels, *, tolerance: float = TOLERANCE) -> tuple[Pixels, Pixels]:
-    """Return the pixels of both maps (H, W) that have a partner in the one-to-one matching of least cost.
+    """Return the pixels of both maps (H, W) that have a partner in a largest one-to-one matching.
 
-    The cost of a pair is its distance. A pixel without a partner costs 100 times the largest distance, so the number of
-    pairs comes first. The Berkeley code has the same costs, and an approximation in place of this exact solution.
+    Among partners in reach, nearer ones are tried first. The Berkeley code looks for the matching of least distance
+    among the largest, by an approximation; the number of pairs is the same where that finds the largest.
 
     >>> line = np.eye(3, dtype=bool)
     >>> [int(part.sum()) for part in matched_pixels(line, line)]
@@ -41,23 +64,19 @@ def matched_pixels(found: Pixels, truth: Pixels, *, tolerance: float = TOLERANCE
 
     matched = np.zeros_like(found), np.zeros_like(truth)
     places = np.argwhere(found), np.argwhere(truth)
-    rows, columns = len(places[0]), len(places[1])
-    if not rows or not columns:
+    if not len(places[0]) or not len(places[1]):
         return matched
     radius = tolerance * float(np.hypot(*found.shape))
-    near = cKDTree(places[0]).sparse_distance_matrix(cKDTree(places[1]), radius, output_type="coo_matrix")
-    if not near.nnz:
-        return matched
-    # Every pixel has a place of its own to stay alone. Places of matched pixels are paired with each other, and cost 0.
-    # All costs grow by 1, as a cost of 0 is no edge; the sum grows by the same for every solution.
-    pairs = sparse.coo_matrix((near.data + 1, (near.row, near.col)), shape=(rows, columns))
-    unused = sparse.coo_matrix((np.ones(near.nnz), (near.col, near.row)), shape=(columns, rows))
-    alone = _UNMATCHED * radius + 1
-    costs = sparse.bmat([[pairs, alone * sparse.identity(rows)], [alone * sparse.identity(columns), unused]]).tocsr()
-    left, right = sparse.csgraph.min_weight_full_bipartite_matching(costs)
-    real = (left < rows) & (right < columns)
-    for part, place, index in zip(matched, places, (left[real], right[real]), strict=True):
-        part[tuple(place[index].T)] = True
+    near = cKDTree(places[1]).sparse_distance_matrix(cKDTree(places[0]), radius, output_type="ndarray")
+    near = near[np.lexsort((near["j"], near["v"], near["i"]))]
+    starts = np.searchsorted(near["i"], np.arange(len(places[1]) + 1))
+    graph = sparse.csr_matrix(
+        (np.ones(len(near), dtype=np.int8), near["j"], starts), shape=(len(places[1]), len(places[0]))
+    )
+    partner = sparse.csgraph.maximum_bipartite_matching(graph, perm_type="column")
+    with_partner = np.flatnonzero(partner >= 0)
+    matched[0][tuple(places[0][partner[with_partner]].T)] = True
+    matched[1][tuple(places[1][with_partner].T)] = True
     return matched
 
 
@@ -103,40 +122,68 @@ def contour_counts(
         tolerance: see `matched_pixels`.
     """
     counts = np.zeros((len(THRESHOLDS), 4))
-    for row, threshold in zip(counts, THRESHOLDS, strict=True):
-        found = thinned(probability >= threshold)
+    size = -1
+    for i, threshold in enumerate(THRESHOLDS):
+        mask = probability >= threshold
+        if np.count_nonzero(mask) == size:  # masks shrink, so one of equal size is equal
+            counts[i] = counts[i - 1]
+            continue
+        size = np.count_nonzero(mask)
+        found = thinned(mask)
         right = np.zeros_like(found)
         for truth in annotations:
             in_found, in_truth = matched_pixels(found, truth, tolerance=tolerance)
             right |= in_found
-            row[:2] += in_truth.sum(), truth.sum()
-        row[2:] = right.sum(), found.sum()
+            counts[i, :2] += in_truth.sum(), truth.sum()
+        counts[i, 2:] = right.sum(), found.sum()
     return counts
 
 
-def contour_scores(counts: FloatArray) -> tuple[float, float, float]:
-    """Return F at the best threshold of the data set (ODS), F at the best of each image (OIS) and average precision.
+def contour_measure(rows: FloatArray) -> Measure:
+    """Return the metrics `CONTOURS` of N images as functions of their weights.
 
     ODS is the largest F at the thresholds themselves; the Berkeley code also interpolates between them. Average
-    precision is the mean of the precision at recalls 0, 0.01 to 1, linear between thresholds and 0 outside of them.
+    precision is the mean of the precision at recalls 0, 0.01 to 1, linear between thresholds. Below the lowest recall
+    the precision stays as it is there, so that a perfect map of zeros and ones scores 1; beyond the highest it is 0.
+    Thresholds at which nothing is found do not count. The Berkeley code has 0 on both sides.
+
+    >>> perfect = np.tile([5.0, 5.0, 5.0, 5.0], 99)[None]
+    >>> contour_measure(perfect).statistic(np.ones((1, 1))).tolist()
+    [[1.0, 1.0, 1.0]]
 
     Args:
-        counts: (N, 99, 4), see `contour_counts`.
+        rows: (N, 396), the flattened counts of each image, see `contour_counts`.
     """
-    pooled = counts.sum(axis=0)
-    best = _f(counts).argmax(axis=1)
-    chosen = counts[np.arange(len(counts)), best].sum(axis=0)
-    recall, precision = _recall_precision(pooled)
+    counts = rows.reshape(len(rows), len(THRESHOLDS), 4)
+    chosen = counts[np.arange(len(counts)), _f(counts).argmax(axis=1)]
+
+    def statistic(weights: FloatArray) -> FloatArray:
+        pooled = (weights @ rows).reshape(len(weights), len(THRESHOLDS), 4)
+        precisions = [_average_precision(each) for each in pooled]
+        return np.column_stack([_f(pooled).max(axis=1), _f(weights @ chosen), precisions])
+
+    return Measure(CONTOURS, statistic)
+
+
+def _average_precision(counts: FloatArray) -> float:
+    """Return the average precision of summed counts (99, 4)."""
+    recall, precision = _recall_precision(counts[counts[:, 3] > 0])
+    if not len(recall):
+        return 0.0
     order = np.lexsort((-precision, recall))
     recalls, first = np.unique(recall[order], return_index=True)
-    points = np.interp(np.arange(101) / 100, recalls, precision[order][first], left=0.0, right=0.0)
-    return float(_f(pooled).max()), float(_f(chosen)), float(points.mean())
+    return float(np.interp(np.arange(101) / 100, recalls, precision[order][first], right=0.0).mean())
 
 
 def _recall_precision(counts: FloatArray) -> tuple[FloatArray, FloatArray]:
-    return counts[..., 0] / np.maximum(counts[..., 1], 1), counts[..., 2] / np.maximum(counts[..., 3], 1)
+    return _quotient(counts[..., 0], counts[..., 1]), _quotient(counts[..., 2], counts[..., 3])
+
+
+def _quotient(part: FloatArray, whole: FloatArray) -> FloatArray:
+    """Return 0 where the whole is 0."""
+    return np.asarray(np.divide(part, whole, out=np.zeros(np.shape(part)), where=whole > 0))
 
 
 def _f(counts: FloatArray) -> FloatArray:
     recall, precision = _recall_precision(counts)
-    return np.asarray(2 * recall * precision / np.maximum(recall + precision, 1e-12))
+    return _quotient(2 * recall * precision, recall + precision)
