@@ -13,6 +13,7 @@ LabelKind = Literal[
     "normals",
     "mask",
     "signal",
+    "boundaries",
     "boxes",
     "points",
     "homography",
@@ -22,7 +23,8 @@ LabelKind = Literal[
     "none",
 ]
 """One class per sample, any number of classes per sample, numbers to predict (regression); for every pixel a class, a
-depth, a surface normal, foreground or not, or a signal computed from the image; boxes of objects; corresponding points
+depth, a surface normal, foreground or not, a signal computed from the image,
+or boundaries drawn by annotators; boxes of objects; corresponding points
 in pairs of images, pairs of images under homographies; in videos masks of objects, masks of classes of parts, joints of
 persons; unlabelled."""
 
@@ -61,6 +63,9 @@ LABELS: Mapping[LabelKind, LabelFacts] = {
     ),
     "signal": LabelFacts(
         text="signals computed from the images", metric="signal_correlation", classes=False, dtype="int8", pixels=True
+    ),
+    "boundaries": LabelFacts(
+        text="boundaries by annotators", metric="boundary_ods", classes=False, dtype="int8", pixels=True
     ),
     "points": LabelFacts(
         text="pairs of images with corresponding points", metric="pck_per_image@0.1", classes=False, dtype="int64"

@@ -6,6 +6,7 @@ import json
 import numpy as np
 from PIL import Image
 
+from sslbench.data.boundaries import MaskBoundaries
 from sslbench.data.images import Arrays
 from sslbench.data.label_map import LabelMap
 from sslbench.data.source import Labels, Source
@@ -70,7 +71,9 @@ def bright_objects(n, seed, *, kind="boxes", side=32, cell=4, masked=True):
     ids = tuple(f"{seed}-{i:04d}" for i in range(n))
     objects = ArrayObjects(boxes, masked) if kind == "boxes" else None
     maps = BoxMasks(boxes, side) if kind == "mask" else None
-    return Source(f"objects {seed}", ids, labels, Arrays(images, f"objects {seed}"), objects=objects, maps=maps)
+    values = MaskBoundaries(f"objects {seed}", BoxMasks(boxes, side), regions=True) if kind == "boundaries" else None
+    source = Source(f"objects {seed}", ids, labels, Arrays(images, f"objects {seed}"), objects=objects, maps=maps)
+    return dataclasses.replace(source, pixel_values=values)
 
 
 def write_manifest(folder, boxes, *, size=(40, 30), crowd=()):

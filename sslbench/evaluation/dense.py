@@ -7,6 +7,7 @@ from typing import Any
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.grids import last_map, resolve_grids
 from sslbench.backbones.layers import Layer, resolve_layers
+from sslbench.data.boundaries import open_boundaries
 from sslbench.data.decode.transforms import output_size
 from sslbench.data.depth.location import open_depth, open_normals
 from sslbench.data.depth.motorcycle import MOTORCYCLE
@@ -46,6 +47,7 @@ DATA: Mapping[LabelKind, DenseData] = {
     "map": DenseData(open_maps_as_data, IMAGES, "drawn textures"),
     "mask": DenseData(open_masks_as_data, IMAGES, "drawn textures"),
     "signal": DenseData(open_signals, IMAGES, "drawn textures"),
+    "boundaries": DenseData(open_boundaries, IMAGES, "outlines of drawn textures"),
     "boxes": DenseData(open_boxes_as_data, IMAGES, "drawn textures"),
     "depth": DenseData(open_depth, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
     "normals": DenseData(open_normals, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),

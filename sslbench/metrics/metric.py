@@ -40,6 +40,7 @@ Input = Literal[
     "segments",
     "depth_maps",
     "normals",
+    "contours",
     "matched_maps",
     "keypoints",
     "matches",

@@ -10,7 +10,17 @@ import numpy.typing as npt
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.labels import LABELS, LabelKind
 from sslbench.metrics import calibration, classification, geolocation, ranking, regression
-from sslbench.metrics.dense import correspondence, depth, discovery, normals, poses, segmentation, signals, video
+from sslbench.metrics.dense import (
+    contours,
+    correspondence,
+    depth,
+    discovery,
+    normals,
+    poses,
+    segmentation,
+    signals,
+    video,
+)
 from sslbench.metrics.intervals import Statistic, Units, Values, biases, ends, mean_errors, on_halves, standard_errors
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import Metric
@@ -22,6 +32,7 @@ ROW_COLUMNS: Mapping[LabelKind, tuple[str, ...]] = {
     "boxes": discovery.columns("boxes"),
     "mask": discovery.columns("mask"),
     "signal": signals.COLUMNS,
+    "boundaries": contours.COLUMNS,
     "points": correspondence.POINT_COLUMNS,
     "homography": correspondence.MATCH_COLUMNS,
     "tracks": video.TRACK_COLUMNS,
@@ -150,6 +161,8 @@ def measures(
         return discovery.saliency_measures(scores.astype(np.float64))
     if kind == "signal":
         return signals.signal_measures(scores.astype(np.float64))
+    if kind == "boundaries":
+        return [contours.contour_measure(scores.astype(np.float64))]
     if kind in ("points", "homography", "tracks", "poses"):
         return _of_tuples(kind, values, scores, units)
     if kind == "single":

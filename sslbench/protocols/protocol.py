@@ -33,6 +33,7 @@ MAPS: frozenset[LabelKind] = frozenset({"map"})
 BOXES: frozenset[LabelKind] = frozenset({"boxes"})
 """Label kinds of a protocol on images with boxes of objects."""
 SIGNALS: frozenset[LabelKind] = frozenset({"signal"})
+BOUNDARIES: frozenset[LabelKind] = frozenset({"boundaries"})
 """Label kinds of a protocol on signals that are computed from any images."""
 FOREGROUND: frozenset[LabelKind] = frozenset({"mask"})
 """Label kinds of a protocol on images with a mask of the foreground."""

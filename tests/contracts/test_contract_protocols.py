@@ -73,8 +73,8 @@ def train_sample(name, kind="single"):
     """Enough samples of labels that the protocol takes: a cell of the globe needs fifty."""
     if name in OBJECTS_ON_IMAGES:
         return bright_objects(8, 1, kind=min(ALL[name].kind.label_kinds))
-    if ALL[name].kind.label_kinds == {"signal"}:
-        return bright_objects(8, 1, kind="signal")
+    if ALL[name].kind.label_kinds & {"signal", "boundaries"}:
+        return bright_objects(8, 1, kind=min(ALL[name].kind.label_kinds))
     if name in OF_VALUES:
         return value_pictures(OF_VALUES[name], 80, 1)
     if name in OF_MAPS:

@@ -20,6 +20,7 @@ from sslbench.metrics.catalog import METRICS, find
 from sslbench.metrics.clustering import agreement_with_intervals, silhouette
 from sslbench.metrics.dense import (
     boundary,
+    contours,
     correspondence,
     depth,
     discovery,
@@ -327,6 +328,17 @@ def values_of_signals(_, quality, seed):
     return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
 
 
+def values_of_contours(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    truth = np.zeros((10, 12, 14), dtype=bool)
+    truth[:, 5] = True
+    noise = generator.random(truth.shape)
+    maps = quality * truth + (1 - quality) * noise
+    rows = np.stack([contours.contour_counts(m, t[None]).ravel() for m, t in zip(maps, truth, strict=True)])
+    measure = contours.contour_measure(rows)
+    return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
+
+
 BEYOND = (
     "silhouette",
     "AR1",
@@ -365,6 +377,7 @@ INPUTS = {
     ("discoveries", ""): values_of_discoveries,
     ("saliency", ""): values_of_saliency,
     ("signals", ""): values_of_signals,
+    ("contours", ""): values_of_contours,
 }
 
 

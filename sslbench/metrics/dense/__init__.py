@@ -15,6 +15,7 @@ about 30 s in all. Saliency 2 kB and 15 ms a map.
 """
 
 from sslbench.metrics.dense.boundary import BOUNDARY_F
+from sslbench.metrics.dense.contours import CONTOURS
 from sslbench.metrics.dense.correspondence import (
     MATCH_AUC,
     MATCH_RECALL,
@@ -35,6 +36,7 @@ from sslbench.metrics.dense.video import TRACKING
 
 __all__ = [
     "BOUNDARY_F",
+    "CONTOURS",
     "DEPTH",
     "DISCOVERY",
     "MATCHED",

@@ -142,3 +142,25 @@ def angular_loss(prediction: Tensor, target: Tensor, valid: Tensor, concentratio
         return angle.mean()
     kappa = functional.elu(concentration[:, 0][counts]) + _LEAST_CONCENTRATION
     return (kappa * angle - torch.log(kappa**2 + 1) + torch.log1p(torch.exp(-kappa * math.pi))).mean()
+
+
+def balanced_cross_entropy(probabilities: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy of two classes whose weights are the shares of the other one (Xie and Tu, 2015).
+
+    The weights are those of each image: however few pixels are boundaries, they count as much as all others.
+
+    >>> even = torch.full((1, 1, 1, 4), 0.5)
+    >>> round(float(balanced_cross_entropy(even, torch.tensor([[[[1.0, 0.0, 0.0, 0.0]]]]))), 4)  # 2 * 3/16 * ln 2
+    0.2599
+
+    Args:
+        probabilities: (B, 1, H, W).
+        targets: (B, 1, H, W), 1, 0, or nan where a pixel does not count.
+    """
+    known = ~targets.isnan()
+    positive = known & (targets > 0)
+    numbers = known.sum(dim=(1, 2, 3), keepdim=True).clamp(min=1)
+    share = positive.sum(dim=(1, 2, 3), keepdim=True) / numbers
+    inside = probabilities.float().clamp(1e-6, 1 - 1e-6)
+    found = -torch.where(positive, (1 - share) * inside.log(), share * (1 - inside).log())
+    return (torch.where(known, found, 0.0) / numbers).sum() / len(targets)

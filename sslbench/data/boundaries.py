@@ -1,0 +1,230 @@
+"""Boundaries drawn by annotators: BSDS500's .mat files, folders of boundary maps, outlines of drawn objects.
+
+Martin et al., ICCV 2001; Arbelaez et al., 2011: images/SPLIT/ID.jpg and groundTruth/SPLIT/ID.mat, in which each of
+several annotators has a map of lines.
+"""
+
+import dataclasses
+import hashlib
+import io
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench import config
+from sslbench.arrays import BoolArray
+from sslbench.data.containers.names import split_name
+from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.images import Files
+from sslbench.data.location import locate
+from sslbench.data.maps.classes import LabelMapOptions
+from sslbench.data.maps.foreground import binary_masks
+from sslbench.data.maps.layout import by_key, in_order, pair, walk
+from sslbench.data.open import open_masks_as_data
+from sslbench.data.source import Labels, PixelLabels, Source
+from sslbench.data.textures import PREFIX
+from sslbench.data.wording import counted
+from sslbench.errors import DataError, UsageError
+from sslbench.metrics.dense.contours import thinned
+
+_ANNOTATED = "groundTruth"
+_MAPS = ("boundaries", "edges", "edge_maps")
+"""Folders of boundary maps beside images/."""
+_MOST = 0.4
+"""Largest share of boundary pixels in a map; a mask of regions has more."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MatFiles:
+    """Boundaries by several annotators, one .mat file per image.
+
+    Attributes:
+        name: of the data, in messages.
+        files: one per image.
+    """
+
+    name: str
+    files: Files
+
+    def path(self, index: int) -> str:
+        """Return the file of an image's boundaries."""
+        return self.files.path(index)
+
+    def read_values(self, index: int, *, size: tuple[int, int] | None = None) -> npt.NDArray[np.float32]:
+        """Return 0 and 1 of K annotators, (H, W, K); see `PixelValues`."""
+        path = self.path(index)
+        try:
+            annotators = decode_mat(self.files.read(index), path)
+        except OSError as error:
+            raise UnreadableImage(path, f"cannot be read ({error.strerror or error})") from error
+        _check_size(self.name, path, annotators.shape[:2], size)
+        return annotators.astype(np.float32)
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "MatFiles":
+        """Return the files at `indices`, in that order."""
+        return dataclasses.replace(self, files=self.files.select(indices))
+
+    def fingerprint(self) -> str:
+        """Return a hash of the files, 32 hex digits."""
+        return hashlib.sha256(b"boundaries" + self.files.digests().tobytes()).hexdigest()[:32]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MaskBoundaries:
+    """Boundaries by one annotator from masks: lines, which are thinned, or regions, of which the outline is taken.
+
+    Attributes:
+        name: of the data, in messages.
+        masks: of the same images, 1 for lines or regions.
+        regions: True for regions.
+    """
+
+    name: str
+    masks: PixelLabels
+    regions: bool
+
+    def path(self, index: int) -> str:
+        """Return a name of an image's boundaries."""
+        return f"boundaries of image {index + 1} of {self.name}"
+
+    def read_values(self, index: int, *, size: tuple[int, int] | None = None) -> npt.NDArray[np.float32]:
+        """Return 0 and 1, (H, W, 1); see `PixelValues`."""
+        mask = self.masks.read_map(index, size=size).semantic == 1
+        if not self.regions and mask.mean() > _MOST:
+            raise DataError(
+                f"{self.path(index)}: {mask.mean():.0%} of the pixels are marked, so this is no map of boundaries",
+                "Boundaries are 255 (or 1), everything else 0.",
+            )
+        return (outline(mask) if self.regions else thinned(mask)).astype(np.float32)[..., None]
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "MaskBoundaries":
+        """Return the boundaries at `indices`, in that order."""
+        return dataclasses.replace(self, masks=self.masks.select(indices))
+
+    def fingerprint(self) -> str:
+        """Return a hash of the masks and their meaning, 32 hex digits."""
+        return hashlib.sha256(f"{self.masks.fingerprint()} {self.regions}".encode()).hexdigest()[:32]
+
+
+def open_boundaries(spec: str) -> dict[str, Source]:
+    """Open images with boundaries.
+
+    Args:
+        spec: BSDS500 (images/ and groundTruth/, with folders of splits), a folder with images/ and boundaries/ (0 and
+            255, equal names), the same with names of folders (`DATA?images=photos&maps=lines`), or textures:images,
+            of which the outlines of the objects are taken.
+
+    Raises:
+        UsageError: the location does not exist, or has no boundaries.
+        DataError: it is damaged, or no image has boundaries.
+
+    >>> open_boundaries("textures:images")["test"].pixel_values.read_values(0).shape
+    (128, 128, 1)
+    """
+    location = locate(spec)
+    if location.text.startswith(PREFIX):
+        drawn = open_masks_as_data(spec)
+        return {split: _with_boundaries(part, part.name, regions=True) for split, part in drawn.items()}
+    root = Path(location.text)
+    options = config.build(LabelMapOptions, {**location.options}, f"the options of {location.text}")
+    if other := [name for name in location.options if name not in ("images", "maps")]:
+        raise UsageError(f"boundaries do not support the option '?{other[0]}='", "Supported: images and maps.")
+    if not root.is_dir():
+        raise UsageError(f"there is no folder {location.text}", "Give BSDS500, or images/ with boundaries/.")
+    if options == LabelMapOptions() and (root / _ANNOTATED).is_dir():
+        return _bsds(location.text, root)
+    if options == LabelMapOptions():
+        maps = next((name for name in _MAPS if (root / name).is_dir()), None)
+        if maps is None or not (root / "images").is_dir():
+            raise UsageError(
+                f"{location.text} has no images/ with {_ANNOTATED}/ or {_MAPS[0]}/",
+                f"Name the folders: {location.text}?images=photos&maps=lines",
+            )
+        options = LabelMapOptions(images="images", maps=maps)
+    masks = binary_masks(location.text, options)
+    return {split: _with_boundaries(part, part.name, regions=False) for split, part in masks.items()}
+
+
+def outline(mask: BoolArray) -> BoolArray:
+    """Return the pixels of a region (H, W) beside a pixel outside of it, to the left, right, above or below.
+
+    The border of the image is no boundary.
+
+    >>> int(outline(np.ones((3, 3), dtype=bool)).sum()), int(outline(np.eye(3, dtype=bool)).sum())
+    (0, 3)
+    """
+    padded = np.pad(mask, 1, mode="edge")
+    inner = padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
+    return np.asarray(mask & ~inner)
+
+
+def decode_mat(data: bytes, path: str) -> BoolArray:
+    """Return the boundaries in a .mat file of BSDS500, (H, W, K) of K annotators.
+
+    Raises:
+        UnreadableImage: the file is damaged, or holds something else.
+    """
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
+
+    try:
+        cells = loadmat(io.BytesIO(data), variable_names=["groundTruth"])["groundTruth"]
+        maps = [np.asarray(cell["Boundaries"][0, 0]) for cell in cells.ravel()]
+    except KeyError as error:
+        raise UnreadableImage(path, f"has no {error}, which files of BSDS500 have") from error
+    except NotImplementedError as error:
+        raise UnreadableImage(path, "a MATLAB 7.3 file; files of BSDS500 are of version 5") from error
+    except (ValueError, TypeError, IndexError, AttributeError, OSError, EOFError, MemoryError) as error:
+        raise UnreadableImage(path, "damaged, or no file of BSDS500") from error
+    except (MatReadError, struct.error, zlib.error) as error:
+        raise UnreadableImage(path, "damaged, or no file of BSDS500") from error
+    if not maps or any(each.ndim != 2 or each.dtype.kind not in "biu" or each.shape != maps[0].shape for each in maps):
+        raise UnreadableImage(path, "has no boundary maps of one size")
+    return np.stack(maps, axis=2) > 0
+
+
+def _bsds(spec: str, root: Path) -> dict[str, Source]:
+    if not (root / "images").is_dir():
+        raise DataError(f"{spec} has {_ANNOTATED}/, and no images/ beside it")
+    found: dict[str, Source] = {}
+    for name in sorted(entry.name for entry in os.scandir(root / _ANNOTATED) if entry.is_dir()):
+        images, maps = root / "images" / name, root / _ANNOTATED / name
+        split = split_name(name)
+        if split is None or not images.is_dir():
+            continue
+        files = sorted(entry.name for entry in os.scandir(maps) if entry.name.lower().endswith(".mat"))
+        pairs = pair(by_key(images, walk(images)), by_key(maps, files), images, maps)
+        title = f"{spec} ({split})"
+        notes = [
+            f"{title}: {counted(len(left), what)} left out"
+            for left, what in (
+                (pairs.without_map, "image without boundaries"),
+                (pairs.without_image, "boundary file without an image"),
+            )
+            if left
+        ]
+        values = MatFiles(title, pairs.maps)
+        labels = Labels("boundaries", (), np.zeros((len(pairs.ids), 0), dtype=np.int8))
+        found[split] = Source(title, pairs.ids, labels, pairs.images, tuple(notes), pixel_values=values)
+    if not found:
+        raise DataError(f"{spec} has no folders train/ and test/ in both images/ and {_ANNOTATED}/")
+    return in_order(found)
+
+
+def _with_boundaries(part: Source, name: str, *, regions: bool) -> Source:
+    if part.maps is None:
+        raise DataError(f"{name} has no masks")
+    labels = Labels("boundaries", (), np.zeros((len(part), 0), dtype=np.int8))
+    values = MaskBoundaries(name, part.maps, regions)
+    return dataclasses.replace(part, labels=labels, maps=None, objects=None, pixel_values=values)
+
+
+def _check_size(name: str, path: str, found: tuple[int, ...], size: tuple[int, int] | None) -> None:
+    if size is not None and tuple(found) != tuple(size):
+        raise DataError(
+            f"{name}: {path}: boundaries of {found[1]} x {found[0]} pixels for an image of {size[1]} x {size[0]}"
+        )

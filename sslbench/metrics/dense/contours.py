@@ -1,0 +1,189 @@
+"""Precision and recall of predicted boundaries against several annotators, as the Berkeley benchmark counts them.
+
+Martin, Fowlkes and Malik, 2004 ("Learning to detect natural image boundaries"); Arbelaez et al., 2011 (ODS, OIS, AP).
+"""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.arrays import FloatArray
+from sslbench.metrics.measure import Measure
+from sslbench.metrics.metric import RATE, Metric
+
+BOUNDARY_ODS = Metric(
+    name="boundary_ods",
+    title="F of the boundaries at the best threshold of the data set",
+    unit="%",
+    direction=1,
+    bounds=RATE,
+    needs="contours",
+    labels=("boundaries",),
+)
+BOUNDARY_OIS = dataclasses.replace(
+    BOUNDARY_ODS, name="boundary_ois", title="F of the boundaries at the best threshold of each image"
+)
+BOUNDARY_AP = dataclasses.replace(BOUNDARY_ODS, name="boundary_ap", title="Average precision of the boundaries")
+CONTOURS = (BOUNDARY_ODS, BOUNDARY_OIS, BOUNDARY_AP)
+
+TOLERANCE = 0.0075
+"""Largest distance of matched pixels as a share of the image diagonal."""
+THRESHOLDS = np.arange(1, 100) / 100
+"""Thresholds of the boundary probability."""
+COLUMNS = tuple(
+    f"{name} at {threshold:.2f}"
+    for threshold in THRESHOLDS
+    for name in ("matched in truth", "truth", "matched in prediction", "prediction")
+)
+"""Counts of an image, see `contour_counts`."""
+
+_AROUND = ((-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1))
+"""Steps to the neighbours of a pixel, clockwise from the north."""
+
+Pixels = npt.NDArray[np.bool_]
+
+
+def matched_pixels(found: Pixels, truth: Pixels, *, tolerance: float = TOLERANCE) -> tuple[Pixels, Pixels]:
+    """Return the pixels of both maps (H, W) that have a partner in a largest one-to-one matching.
+
+    Among partners in reach, nearer ones are tried first. The Berkeley code looks for the matching of least distance
+    among the largest, by an approximation; the number of pairs is the same where that finds the largest.
+
+    >>> line = np.eye(3, dtype=bool)
+    >>> [int(part.sum()) for part in matched_pixels(line, line)]
+    [3, 3]
+
+    Args:
+        found: thinned boundaries of a prediction.
+        truth: boundaries by one annotator.
+        tolerance: largest distance of a pair as a share of the diagonal.
+    """
+    from scipy import sparse
+    from scipy.spatial import cKDTree
+
+    matched = np.zeros_like(found), np.zeros_like(truth)
+    places = np.argwhere(found), np.argwhere(truth)
+    if not len(places[0]) or not len(places[1]):
+        return matched
+    radius = tolerance * float(np.hypot(*found.shape))
+    near = cKDTree(places[1]).sparse_distance_matrix(cKDTree(places[0]), radius, output_type="ndarray")
+    near = near[np.lexsort((near["j"], near["v"], near["i"]))]
+    starts = np.searchsorted(near["i"], np.arange(len(places[1]) + 1))
+    graph = sparse.csr_matrix(
+        (np.ones(len(near), dtype=np.int8), near["j"], starts), shape=(len(places[1]), len(places[0]))
+    )
+    partner = sparse.csgraph.maximum_bipartite_matching(graph, perm_type="column")
+    with_partner = np.flatnonzero(partner >= 0)
+    matched[0][tuple(places[0][partner[with_partner]].T)] = True
+    matched[1][tuple(places[1][with_partner].T)] = True
+    return matched
+
+
+def thinned(mask: Pixels) -> Pixels:
+    """Return a mask (H, W) thinned to lines of one pixel by the two alternating passes of Guo and Hall, 1989.
+
+    >>> bar = np.zeros((7, 9), dtype=bool)
+    >>> bar[2:5] = True
+    >>> thinned(bar).sum(axis=0).tolist()[2:-2]
+    [1, 1, 1, 1, 1]
+    """
+    current = mask.astype(bool)
+    removed = True
+    while removed:
+        removed = False
+        for first in (True, False):
+            padded = np.pad(current, 1)
+            n, ne, e, se, s, sw, w, nw = (
+                padded[1 + y : padded.shape[0] - 1 + y, 1 + x : padded.shape[1] - 1 + x] for y, x in _AROUND
+            )
+            lines = np.sum([~n & (ne | e), ~e & (se | s), ~s & (sw | w), ~w & (nw | n)], axis=0)
+            neighbours = np.minimum(
+                np.sum([nw | n, ne | e, se | s, sw | w], axis=0), np.sum([n | ne, e | se, s | sw, w | nw], axis=0)
+            )
+            kept = (s | sw | ~nw) & w if first else (n | ne | ~se) & e
+            drop = current & (lines == 1) & (neighbours >= 2) & (neighbours <= 3) & ~kept
+            removed |= bool(drop.any())
+            current = current & ~drop
+    return current
+
+
+def contour_counts(
+    probability: FloatArray, annotations: npt.NDArray[np.bool_], *, tolerance: float = TOLERANCE
+) -> FloatArray:
+    """Return the counts of one image at every threshold, (99, 4).
+
+    Columns: matched pixels of the annotators, pixels of the annotators, matched pixels of the prediction, its pixels.
+    A pixel of the prediction is right if it has a partner at any annotator; the annotators' pixels are summed.
+
+    Args:
+        probability: (H, W), of a boundary; thresholded, then thinned to lines of one pixel.
+        annotations: (A, H, W), one map for each annotator, of lines of one pixel.
+        tolerance: see `matched_pixels`.
+    """
+    counts = np.zeros((len(THRESHOLDS), 4))
+    size = -1
+    for i, threshold in enumerate(THRESHOLDS):
+        mask = probability >= threshold
+        if np.count_nonzero(mask) == size:  # masks shrink, so one of equal size is equal
+            counts[i] = counts[i - 1]
+            continue
+        size = np.count_nonzero(mask)
+        found = thinned(mask)
+        right = np.zeros_like(found)
+        for truth in annotations:
+            in_found, in_truth = matched_pixels(found, truth, tolerance=tolerance)
+            right |= in_found
+            counts[i, :2] += in_truth.sum(), truth.sum()
+        counts[i, 2:] = right.sum(), found.sum()
+    return counts
+
+
+def contour_measure(rows: FloatArray) -> Measure:
+    """Return the metrics `CONTOURS` of N images as functions of their weights.
+
+    ODS is the largest F at the thresholds themselves; the Berkeley code also interpolates between them. Average
+    precision is the mean of the precision at recalls 0, 0.01 to 1, linear between thresholds. Below the lowest recall
+    the precision stays as it is there, so that a perfect map of zeros and ones scores 1; beyond the highest it is 0.
+    Thresholds at which nothing is found do not count. The Berkeley code has 0 on both sides.
+
+    >>> perfect = np.tile([5.0, 5.0, 5.0, 5.0], 99)[None]
+    >>> contour_measure(perfect).statistic(np.ones((1, 1))).tolist()
+    [[1.0, 1.0, 1.0]]
+
+    Args:
+        rows: (N, 396), the flattened counts of each image, see `contour_counts`.
+    """
+    counts = rows.reshape(len(rows), len(THRESHOLDS), 4)
+    chosen = counts[np.arange(len(counts)), _f(counts).argmax(axis=1)]
+
+    def statistic(weights: FloatArray) -> FloatArray:
+        pooled = (weights @ rows).reshape(len(weights), len(THRESHOLDS), 4)
+        precisions = [_average_precision(each) for each in pooled]
+        return np.column_stack([_f(pooled).max(axis=1), _f(weights @ chosen), precisions])
+
+    return Measure(CONTOURS, statistic)
+
+
+def _average_precision(counts: FloatArray) -> float:
+    """Return the average precision of summed counts (99, 4)."""
+    recall, precision = _recall_precision(counts[counts[:, 3] > 0])
+    if not len(recall):
+        return 0.0
+    order = np.lexsort((-precision, recall))
+    recalls, first = np.unique(recall[order], return_index=True)
+    return float(np.interp(np.arange(101) / 100, recalls, precision[order][first], right=0.0).mean())
+
+
+def _recall_precision(counts: FloatArray) -> tuple[FloatArray, FloatArray]:
+    return _quotient(counts[..., 0], counts[..., 1]), _quotient(counts[..., 2], counts[..., 3])
+
+
+def _quotient(part: FloatArray, whole: FloatArray) -> FloatArray:
+    """Return 0 where the whole is 0."""
+    return np.asarray(np.divide(part, whole, out=np.zeros(np.shape(part)), where=whole > 0))
+
+
+def _f(counts: FloatArray) -> FloatArray:
+    recall, precision = _recall_precision(counts)
+    return _quotient(2 * recall * precision, recall + precision)
