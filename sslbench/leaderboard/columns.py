@@ -78,25 +78,56 @@ COLUMNS = (
         name="train_value", heading="train", option="train", of="cell", value=mean_train, headline_only=True
     ),
     OptionalColumn(name="parameters", option="costs", of="row", value=_backbone_cost(lambda costs: costs.parameters)),
-    OptionalColumn(name="gflops", option="costs", of="row", value=_backbone_cost(lambda costs: costs.gflops)),
+    OptionalColumn(
+        name="gflops",
+        heading="GFLOPs per image",
+        option="costs",
+        of="row",
+        value=_backbone_cost(lambda costs: costs.gflops),
+    ),
     OptionalColumn(
         name="images_per_second",
+        heading="images per second",
         option="costs",
         of="row",
         value=_backbone_cost(lambda costs: costs.images_per_second),
     ),
     OptionalColumn(
-        name="extract_seconds", option="costs", of="row", value=_extraction_cost(lambda stage: stage.seconds)
+        name="extract_seconds",
+        heading="extraction seconds",
+        option="costs",
+        of="row",
+        value=_extraction_cost(lambda stage: stage.seconds),
     ),
     OptionalColumn(
-        name="extract_peak_mib", option="costs", of="row", value=_extraction_cost(lambda stage: stage.ram_mib)
+        name="extract_peak_mib",
+        heading="extraction peak MiB",
+        option="costs",
+        of="row",
+        value=_extraction_cost(lambda stage: stage.ram_mib),
     ),
     OptionalColumn(
-        name="extract_peak_gpu_mib", option="costs", of="row", value=_extraction_cost(lambda stage: stage.gpu_mib)
+        name="extract_peak_gpu_mib",
+        heading="extraction peak MiB of the GPU",
+        option="costs",
+        of="row",
+        value=_extraction_cost(lambda stage: stage.gpu_mib),
     ),
     OptionalColumn(name="seconds", option="costs", of="cell", value=_protocol_cost(lambda stage: stage.seconds)),
-    OptionalColumn(name="peak_mib", option="costs", of="cell", value=_protocol_cost(lambda stage: stage.ram_mib)),
-    OptionalColumn(name="peak_gpu_mib", option="costs", of="cell", value=_protocol_cost(lambda stage: stage.gpu_mib)),
+    OptionalColumn(
+        name="peak_mib",
+        heading="peak MiB",
+        option="costs",
+        of="cell",
+        value=_protocol_cost(lambda stage: stage.ram_mib),
+    ),
+    OptionalColumn(
+        name="peak_gpu_mib",
+        heading="peak MiB of the GPU",
+        option="costs",
+        of="cell",
+        value=_protocol_cost(lambda stage: stage.gpu_mib),
+    ),
 )
 OPTIONS = tuple(dict.fromkeys(column.option for column in COLUMNS))
 

@@ -1,5 +1,6 @@
 """The page in a real browser: sorting, filtering and the details of a number work, and nothing is fetched."""
 
+import base64
 import json
 import re
 import shutil
@@ -9,7 +10,7 @@ import pytest
 from make_results import make
 
 from sslbench.leaderboard import Published, table, to_html, with_published
-from sslbench.leaderboard.writers import plots
+from sslbench.leaderboard.writers import plots, ranks
 from sslbench.results import BenchmarkUsed
 
 CHROMIUM = next(
@@ -33,6 +34,13 @@ seen.first = shown();
 heads[1].click(); seen.down = shown(); seen.aria = heads[1].ariaSort;
 heads[1].click(); seen.up = shown();
 heads[0].click(); seen.names = shown();
+heads[1].click(); heads[1].click(); type("#rows", "torch"); seen.address = location.hash;
+type("#rows", ""); heads[0].click();
+location.hash = seen.address; recall(); seen.recalled = shown();
+seen.recalledWords = document.querySelector("#rows").value;
+location.hash = ""; recall(); heads[0].click();
+seen.sticky = getComputedStyle(document.querySelector("#board td")).position;
+seen.beyond = document.documentElement.scrollWidth - window.innerWidth;
 type("#rows", "Zeta"); seen.zeta = shown(); seen.count = document.querySelector("#count").textContent;
 type("#rows", "resnet50 crop"); seen.words = shown(); type("#rows", "");
 type("#columns", "svm"); seen.columns = heads.filter(h => !h.hidden).map(h => h.textContent);
@@ -53,7 +61,7 @@ def page(tmp_path_factory):
     results = [
         make("Zeta <b>.torch", 70.0, benchmark=USED, floors=FLOORS),
         make("alpha.torch", 9.5, benchmark=USED, command="sslbench eval knn --weights alpha.torch"),
-        make("beta.torch", 80.0, benchmark=USED),
+        make("beta.torch", 80.0, benchmark=USED, per_class={"cat": 90.0, "dog": 70.0}),
         make("beta.torch", 60.0, "svm"),
     ]
     row = Published("knn/photos", "MoCo", "resnet50w2", "top1", 75.0, "their kNN", "Paper", "table 1")
@@ -73,6 +81,7 @@ def seen(page):
         "--no-sandbox",
         "--disable-gpu",
         "--disable-dev-shm-usage",
+        "--window-size=500,900",  # the narrowest that a headless window can be
         f"--user-data-dir={page.parent}/profile",
     ]
     done = subprocess.run(
@@ -100,6 +109,37 @@ def test_a_click_on_a_heading_sorts_every_block_by_number_and_another_click_the_
     )
     assert seen["up"][0] == first[::-1], "9.5 comes before 70: numbers, not text"
     assert seen["names"][0] == ["alpha.torch", "beta.torch", "Zeta <b>.torch"]
+
+
+def test_the_address_of_the_page_holds_order_and_filters(seen):
+    assert "sort=1+ascending" in seen["address"] and "rows=torch" in seen["address"]
+    assert seen["recalled"] == [["alpha.torch", "Zeta <b>.torch", "beta.torch"], [], []]
+    assert seen["recalledWords"] == "torch"
+
+
+def test_on_a_phone_the_table_scrolls_below_its_first_column(seen):
+    assert seen["sticky"] == "sticky" and seen["beyond"] <= 0
+
+
+def test_holes_classes_and_the_csv_are_on_the_page(page):
+    text = page.read_text(encoding="utf-8")
+    assert text.count('<span class="hole" title="no result">–</span>') > 2
+    assert "2 classes, the lowest top1 first" in text and text.index("<td>dog</td>") < text.index("<td>cat</td>")
+    encoded = re.search(r"data:text/csv;charset=utf-8;base64,([^\"]+)", text)
+    assert base64.b64decode(encoded[1]).decode().startswith("weights,backbone,layer")
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("a",)])
+def test_ranks_are_drawn_for_three_columns(names):
+    results = [make(name, 50.0 + i, p) for i, name in enumerate(names) for p in ("knn", "svm", "linear")]
+    results += [make(names[-1], 99.0, "lsr")]
+    drawn = ranks.ranks(table(results))
+    if len(names) == 1:
+        assert drawn is None
+        return
+    upper, lower = drawn.lines
+    assert (upper.label, lower.label) == ("b", "a") and upper.y < lower.y
+    assert [len(line.dots) for line in drawn.lines] == [4, 3], "a gap where there is no result"
 
 
 def test_rows_are_filtered_by_words_in_any_case_and_columns_by_their_name(seen):
@@ -130,8 +170,12 @@ def test_the_plot_draws_the_numbers_of_the_table():
     assert [mark.label for mark in plot.marks] == ["b", "a"] and plot.marks[0].leads
     per_point = (plot.marks[0].x - plot.marks[1].x) / 20
     assert plot.marks[0].high - plot.marks[0].low == pytest.approx(5 * per_point, abs=0.3)
-    assert [line.label for line in plot.floors] == ["chance 10.00", "resnet50 untrained 30.00"]
-    assert plot.marks[1].x - plot.floors[1].x == pytest.approx(30 * per_point, abs=0.3)
+    assert [line.label for line in plot.floors] == []
+    assert plot.beyond == ("chance 10.00", "resnet50 untrained 30.00"), "far floors do not stretch the axis"
+    near = plots.plots(table([make("a", 40.0, floors=FLOORS), make("b", 80.0, floors=FLOORS)]))[0]
+    assert [line.label for line in near.floors] == ["chance 10.00", "resnet50 untrained 30.00"] and not near.beyond
+    per_point = (near.marks[0].x - near.marks[1].x) / 40
+    assert near.marks[1].x - near.floors[1].x == pytest.approx(10 * per_point, abs=0.3)
     assert 3 <= len(plot.ticks) <= 8 and all(0 <= tick.x <= plots.WIDTH for tick in plot.ticks)
 
 

@@ -22,9 +22,9 @@ def columns(results, kinds):
 
 def test_costs_come_from_the_record_that_encoded():
     found, _ = columns([make("a", costs=WARM), make("a", 70, "svm", costs=COLD)], ["costs"])
-    assert found["parameters"] == (23508032,) and found["images_per_second"] == (70.0,)
-    assert found["extract_seconds"] == (25.5,) and found["knn/photos seconds"] == (0.5,)
-    assert "extract_peak_gpu_mib" not in found, "nothing is known about it"
+    assert found["parameters"] == (23508032,) and found["images per second"] == (70.0,)
+    assert found["extraction seconds"] == (25.5,) and found["knn/photos seconds"] == (0.5,)
+    assert "extraction peak MiB of the GPU" not in found, "nothing is known about it"
 
 
 def test_train_stands_beside_test_and_is_the_mean_over_seeds():

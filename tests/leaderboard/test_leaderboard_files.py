@@ -104,7 +104,7 @@ class Page(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
-        self.addresses += [v for k, v in attrs if k in ("src", "href", "action", "data")]
+        self.addresses += [v for k, v in attrs if k in ("src", "href", "action", "data") and not v.startswith("data:")]
 
     def handle_data(self, data):
         self.texts.append(data.strip())
@@ -131,7 +131,7 @@ def test_the_page_of_an_average(tmp_path):
 
 def printed(board, width=100):
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(to_rich(board))
+    console.print(to_rich(board, width))
     return console.export_text()
 
 
@@ -150,10 +150,25 @@ def test_the_terminal_shows_every_number_at_100_columns():
     assert "[1] not converged" in text and "33.33" in text
 
 
+@pytest.mark.parametrize("width", [60, 90, 1000])
+def test_many_columns_become_blocks_whose_numbers_are_whole(width):
+    results = [make(name, 30.0 + i + 20 * j, f"p{i}") for i in range(23) for j, name in enumerate(("worse", "better"))]
+    board = table([*results[:-1], make("better", 99.0, "knn", floors=FLOORS)], average=False)
+    text = printed(board, width)
+    assert max(map(len, text.splitlines())) <= width
+    for i in range(22):
+        for value in (30 + i, 50 + i):
+            assert f"{value}.00 [{value - 2}.00, {value + 3}.00]" in text
+    assert text.count("better") == (23 if width < 1000 else 1)
+    if width < 1000:
+        assert text.index("50.00 [") < text.index("30.00 ["), "the best of a column first"
+        assert text.index("99.00 [") < text.index("33.33"), "floors last"
+
+
 def test_the_terminal_shows_names_as_they_are_and_bold_for_the_best():
     board = table([make("[red]a[/red].torch", 80), make("b", None)])
     assert "[red]a[/red].torch" in printed(board) and "n/a" in printed(board)
-    cells = list(to_rich(board).columns[1].cells)
+    cells = list(to_rich(board, 100).columns[1].cells)
     assert [str(cell.style) for cell in cells] == ["bold", ""]
 
 

@@ -63,7 +63,7 @@ def command(out: str) -> None:
         )
     table.print_results(results, folder / "results")
     echo()
-    write_board(folder / "results", {"csv": folder / "leaderboard.csv"})
+    write_board([folder / "results"], {"csv": folder / "leaderboard.csv"})
     for name in ("views.png", "curve.png"):
         echo(f"{name.removesuffix('.png')}: {(folder / 'pretrained' / name).resolve()}")
     echo()

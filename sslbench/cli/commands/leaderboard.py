@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -12,9 +12,12 @@ from sslbench.cli.echo import echo
 from sslbench.errors import ResultError, UsageError
 from sslbench.names import did_you_mean
 
+if TYPE_CHECKING:
+    from sslbench.results import Result
+
 
 @click.command("leaderboard")
-@click.argument("folder", default="results", type=click.Path(path_type=Path))
+@click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="CSV file to write; numbers only.")
 @click.option(
     "--form",
@@ -43,7 +46,7 @@ from sslbench.names import did_you_mean
 def command(
     ctx: click.Context,
     /,
-    folder: Path,
+    folders: tuple[Path, ...],
     csv_path: Path | None,
     form: Literal["wide", "long"],
     html_path: Path | None,
@@ -56,7 +59,7 @@ def command(
     columns: str | None,
     metric: str | None,
 ) -> None:
-    """Show all result records below FOLDER as one table: a row per weights and layer, a column per benchmark.
+    """Show all result records below FOLDERS (default: results) as one table: a row per weights, a column per benchmark.
 
     Results that cannot be compared (other data, settings or protocol version) never share a column. Benchmarks of a
     suite that could not run are listed below the table.
@@ -67,18 +70,17 @@ def command(
     if options.is_typed(ctx, "form") and csv_path is None:
         raise UsageError("--form needs --csv")
     files = {"csv": csv_path, "html": html_path, "markdown": markdown_path, "latex": latex_path}
-    write_board(folder, files, form=form, metric=metric, published=published, average=average, columns=_names(columns))
+    roots = folders or (Path("results"),)
+    write_board(roots, files, form=form, metric=metric, published=published, average=average, columns=_names(columns))
     if curves is not None:
         from sslbench.leaderboard.writers.curves import data_efficiency
-        from sslbench.results.records import read_tree
 
-        data_efficiency(read_tree(folder), curves, metric=metric)
+        data_efficiency(_records(roots), curves, metric=metric)
         echo(f"curves: {curves.resolve()}")
     if layers is not None:
         from sslbench.leaderboard.writers.layers import draw_layers
-        from sslbench.results.records import read_tree
 
-        draw_layers(read_tree(folder), layers, metric=metric)
+        draw_layers(_records(roots), layers, metric=metric)
         echo(f"layers: {layers.resolve()}")
 
 
@@ -86,8 +88,24 @@ def _names(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip()) if text else ()
 
 
+def _records(roots: Sequence[Path]) -> "list[Result]":
+    """Return all records below the folders; a record that lies in several of them once."""
+    from sslbench.results.records import read_tree
+
+    found = {result.id: result for root in roots for result in read_tree(root)}
+    return list(found.values())
+
+
+def _check_folder(root: Path) -> None:
+    if root.is_file():
+        raise UsageError(f"{root} is a file, not a folder of results", f"Give its folder: {root.parent}.")
+    if not root.is_dir():
+        near = [f.name for f in root.parent.iterdir() if f.is_dir()] if root.parent.is_dir() else []
+        raise UsageError(f"there is no folder {root}", did_you_mean(root.name, near))
+
+
 def write_board(
-    root: Path,
+    roots: Sequence[Path],
     files: Mapping[str, Path | None] | None = None,
     *,
     form: Literal["wide", "long"] = "wide",
@@ -96,10 +114,10 @@ def write_board(
     average: bool = False,
     columns: Sequence[str] = (),
 ) -> None:
-    """Print the table of all records below `root` and write it to files.
+    """Print the table of all records below `roots` and write it to files.
 
     Args:
-        root: folder of results.
+        roots: folders of results; a record that lies in several of them counts once.
         files: 'csv', 'html', 'markdown' or 'latex' -> file.
         form: layout of the CSV.
         metric: metric to show; None: the leading metric of each benchmark.
@@ -115,24 +133,24 @@ def write_board(
     from sslbench import leaderboard
     from sslbench.leaderboard import columns as further_columns
     from sslbench.results import holes
-    from sslbench.results.records import read_tree
 
-    if root.is_file():
-        raise UsageError(f"{root} is a file, not a folder of results", f"Give its folder: {root.parent}.")
-    if not root.is_dir():
-        near = [f.name for f in root.parent.iterdir() if f.is_dir()] if root.parent.is_dir() else []
-        raise UsageError(f"there is no folder {root}", did_you_mean(root.name, near))
-    results = read_tree(root)
+    for root in roots:
+        _check_folder(root)
+    results = _records(roots)
     if not results:
-        raise ResultError(f"there are no result records below {root}", "`sslbench eval` writes them.")
+        raise ResultError(
+            f"there are no result records below {' '.join(map(str, roots))}", "`sslbench eval` writes them."
+        )
     board = leaderboard.table(results, metric=metric, average=average)
     if published:
         board = leaderboard.with_published(board, leaderboard.read_published())
     board = further_columns.with_extras(board, columns)
-    unfilled = tuple(f"Hole: {hole.weights} on {hole.benchmark}: {hole.reason}." for hole in holes.read(root))
+    unfilled = tuple(
+        f"Hole: {hole.weights} on {hole.benchmark}: {hole.reason}." for root in roots for hole in holes.read(root)
+    )
     board = dataclasses.replace(board, notes=(*board.notes, *unfilled))
     console = Console(width=None if Console().is_terminal else 120)
-    console.print(leaderboard.to_rich(board))
+    console.print(leaderboard.to_rich(board, console.width))
     if board.extras:
         console.print(further_columns.to_rich(board))
     for kind, path in (files or {}).items():

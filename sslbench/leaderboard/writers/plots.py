@@ -9,7 +9,8 @@ from sslbench.metrics.catalog import find
 
 WIDTH = 360  # pixels, of the drawing area
 _HEIGHT = 22  # pixels, of a row
-_LABEL = 7  # pixels, of a character of a label
+_CHARACTER = 7.5  # pixels, of a wide character of a label
+_FAR = 1.0  # floors farther from the values than this multiple of their range are told, not drawn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +37,20 @@ class VerticalLine:
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """Plot of one column, best first; floors without interval are lines through all of it."""
+    """Plot of one column, best first; floors without interval are lines through all of it.
+
+    Attributes:
+        beyond: floors too far from the values to be drawn, in words.
+        lacking: rows of results without a value.
+    """
 
     title: str
     metric: str
     marks: tuple[Mark, ...]
     floors: tuple[VerticalLine, ...]
     ticks: tuple[VerticalLine, ...]
+    beyond: tuple[str, ...]
+    lacking: tuple[str, ...]
     left: int
     width: int
     height: int
@@ -55,10 +63,11 @@ def plots(board: Board) -> list[Plot]:
 
 def _plot(board: Board, position: int) -> Plot | None:
     several = several_layers(board)
-    entries, floors = [], {}
+    entries, floors, lacking = [], {}, []
     for row in board.rows:
         metric = shown(row, position, board.columns)
         if metric is None or metric.value is None:
+            lacking += [row.label] if row.kind == "result" else []
             continue
         if row.floor:
             floors[row.label] = metric.value
@@ -70,7 +79,9 @@ def _plot(board: Board, position: int) -> Plot | None:
     sign = find(board.columns[position].metric).sign
     entries.sort(key=lambda entry: -sign * (entry[0].value or 0.0))
     ends = [v for metric, *_ in entries for v in (metric.value, metric.low, metric.high) if v is not None]
-    low, high = _range([*ends, *floors.values()])
+    spread = max(ends) - min(ends) or 1.0
+    near = [v for v in floors.values() if min(ends) - _FAR * spread <= v <= max(ends) + _FAR * spread]
+    low, high = _range([*ends, *near])
 
     def place(number: float | None) -> float | None:
         return None if number is None else round(WIDTH * (number - low) / (high - low), 1)
@@ -89,12 +100,17 @@ def _plot(board: Board, position: int) -> Plot | None:
         for i, (metric, label, row, text) in enumerate(entries)
     )
     column = board.columns[position]
-    left = 16 + _LABEL * max(len(mark.label) for mark in marks)
+    left = 16 + math.ceil(_CHARACTER * max(len(mark.label) for mark in marks))
+    right = 16 + math.ceil(_CHARACTER * max(len(mark.text) for mark in marks))
     ranked = sorted(floors.items(), key=lambda floor: floor[1])
-    lines = tuple(VerticalLine(f"{name} {number:.2f}", place(number) or 0.0) for name, number in ranked)
+    lines = tuple(
+        VerticalLine(f"{name} {number:.2f}", place(number) or 0.0) for name, number in ranked if number in near
+    )
+    beyond = tuple(f"{name} {number:.2f}" for name, number in ranked if number not in near)
     ticks = tuple(VerticalLine(f"{number:g}", place(number) or 0.0) for number in _ticks(low, high))
     height = _HEIGHT * len(marks) + 24
-    return Plot(column.name, column.metric, marks, lines, ticks, left, left + WIDTH + 120, height)
+    width = left + WIDTH + right
+    return Plot(column.name, column.metric, marks, lines, ticks, beyond, tuple(lacking), left, width, height)
 
 
 def _shortened(label: str) -> str:

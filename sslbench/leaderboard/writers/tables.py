@@ -1,5 +1,6 @@
 """CSV (numbers only), Markdown and terminal tables of a board."""
 
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sslbench.errors import ResultError
 from sslbench.leaderboard.columns import COLUMNS, extra_texts
 from sslbench.leaderboard.model import Board, Cell, Published, Row, shown, value
+from sslbench.metrics.catalog import find
 from sslbench.results.records import replace_file
 from sslbench.text import csv_text, table_cell, visible
 
@@ -38,7 +40,7 @@ def to_csv(board: Board, path: Path, form: Literal["wide", "long"] = "wide") -> 
     Raises:
         ResultError: the file cannot be written.
     """
-    write_text(path, csv_text(_wide(board) if form == "wide" else _long(board)))
+    write_text(path, csv_text(wide(board) if form == "wide" else _long(board)))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -53,7 +55,8 @@ def write_text(path: Path, text: str) -> None:
         raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _wide(board: Board) -> Iterator[list[Any]]:
+def wide(board: Board) -> Iterator[list[Any]]:
+    """Yield the lines of a CSV with one row per row of the board and one column per column."""
     fixed = ["weights", "backbone", "layer", "preprocessing", "precision"]
     average = ["average"] if board.averaged else []
     further = [extra.name for extra in board.extras]
@@ -201,16 +204,75 @@ def _markdown(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
-def to_rich(board: Board) -> "Table":
-    """Return a table for the terminal; flags stand below it, so that it stays narrow."""
+def to_rich(board: Board, width: int) -> "Table":
+    """Return a table for a terminal of `width` characters; flags stand below it, so that it stays narrow.
+
+    Where the numbers do not fit beside each other, each column of the board becomes a block of rows.
+    """
+    numbers = {flag: f"[{i}]" for i, flag in enumerate(distinct_flags(board), start=1)}
+    return _beside(board, numbers) if _least_width(board) <= width else _below(board, numbers)
+
+
+def _least_width(board: Board) -> int:
+    """Return the number of characters that a table needs so that no number is broken."""
+    columns = [[cell_text(board, row, i) for row in board.rows] for i in range(len(board.columns))]
+    columns += [["100.00"]] if board.averaged else []
+    words = [row.label for row in board.rows]
+    longest = [min(_NAME, max(map(len, words), default=0)), *([10] if several_layers(board) else [])]
+    return 1 + sum(3 + n for n in (*longest, *(max(map(len, texts), default=0) for texts in columns)))
+
+
+def _caption(board: Board, numbers: dict[str, str]) -> str:
     from rich.markup import escape
+
+    return escape(visible("\n".join([LEGEND, *(f"{n} {flag}" for flag, n in numbers.items()), *board.notes])))
+
+
+def _below(board: Board, numbers: dict[str, str]) -> "Table":
+    """Return the long form: a block per column of the board, best first, floors last."""
     from rich.table import Table
 
     layer = several_layers(board)
-    notes = [f"[{i}] {flag}" for i, flag in enumerate(distinct_flags(board), start=1)]
-    numbers = {flag: f"[{i}]" for i, flag in enumerate(distinct_flags(board), start=1)}
-    caption = "\n".join([LEGEND, *notes, *board.notes])
-    result = Table(caption=escape(visible(caption)), caption_justify="left", title_justify="left", padding=(0, 1))
+    result = Table(caption=_caption(board, numbers), caption_justify="left", padding=(0, 1))
+    for name in ("benchmark", "weights", *(["layer"] if layer else [])):
+        result.add_column(name, overflow="fold")
+    result.add_column("value", justify="right", no_wrap=True)
+    blocks = [
+        (title, [(row, cell_text(board, row, i), leads(row.cells[i])) for row in _ranked(board, i)])
+        for i, title in enumerate(titles(board))
+    ]
+    if board.averaged:
+        known = [row for row in board.rows if row.average is not None]
+        known.sort(key=lambda row: -(row.average or 0.0))
+        blocks.append((f"average of {board.averaged}", [(row, f"{row.average:.2f}", False) for row in known]))
+    for title, lines in blocks:
+        for place, (row, text, bold) in enumerate(lines):
+            marks = "".join(numbers[flag] for flag in row.flags if flag != "floor")
+            cells = [table_cell(title if place == 0 else ""), table_cell(f"{row.label} {marks}".strip())]
+            cells += [table_cell(row.layer)] if layer else []
+            cells.append(table_cell(text, style="bold" if bold else ""))
+            result.add_row(*cells, style=_STYLES[row.kind], end_section=place + 1 == len(lines))
+    return result
+
+
+def _ranked(board: Board, position: int) -> list[Row]:
+    """Return the rows with a result in a column: best first, published numbers and floors behind."""
+    sign = find(board.columns[position].metric).sign
+    found = [row for row in board.rows if row.cells[position] is not None]
+    values = {id(row): value(row, position, board.columns) for row in found}
+    order = list(_STYLES)
+    return sorted(
+        found,
+        key=lambda row: (order.index(row.kind), math.inf if (v := values[id(row)]) is None else -sign * v),
+    )
+
+
+def _beside(board: Board, numbers: dict[str, str]) -> "Table":
+    """Return the wide form: a row per row of the board, a column per column."""
+    from rich.table import Table
+
+    layer = several_layers(board)
+    result = Table(caption=_caption(board, numbers), caption_justify="left", title_justify="left", padding=(0, 1))
     result.add_column("weights", overflow="fold")
     if layer:
         result.add_column("layer", overflow="fold")
@@ -228,6 +290,8 @@ def to_rich(board: Board) -> "Table":
     return result
 
 
+_NAME = 24
+"""Characters of a name that are not broken."""
 _STYLES = {"result": "", "published": "italic", "floor": "dim"}
 
 
