@@ -125,10 +125,11 @@ def contour_counts(
     size = -1
     for i, threshold in enumerate(THRESHOLDS):
         mask = probability >= threshold
-        if np.count_nonzero(mask) == size:  # masks shrink, so one of equal size is equal
+        above = int(mask.sum())
+        if above == size:  # masks shrink, so one of equal size is equal
             counts[i] = counts[i - 1]
             continue
-        size = np.count_nonzero(mask)
+        size = above
         found = thinned(mask)
         right = np.zeros_like(found)
         for truth in annotations:

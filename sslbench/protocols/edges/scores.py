@@ -7,6 +7,7 @@ annotators disagree; and the annotators that mark the pixel, annotator k as bit 
 import functools
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
@@ -114,7 +115,7 @@ def _enlarged(output: Tensor, target: Target) -> FloatArray:
     return resized(output[None].float(), size)[0, 0].double().cpu().numpy()
 
 
-def _cells(target: Target, grid: tuple[int, int]) -> tuple[FloatArray, FloatArray]:
+def _cells(target: Target, grid: tuple[int, int]) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
     return cell_sums(target[:1], grid)
 
 

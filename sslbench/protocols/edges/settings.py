@@ -10,14 +10,16 @@ from sslbench.protocols._parts.dense.settings import HeadSettings
 
 @dataclasses.dataclass(frozen=True)
 class Settings(HeadSettings):
-    """Settings of boundaries by trained heads; images keep their size, as lines of one pixel cannot be resized."""
+    """Settings of boundaries by trained heads. Images of BSDS500 keep their size."""
 
     consensus: float = setting(
         0.5, "share of the annotators that makes a boundary in training; pixels that fewer mark do not count"
     )
     tolerance: float = setting(TOLERANCE, "largest distance of matched pixels as a share of the image's diagonal")
-    size: int | None = setting(None, "short side of the resized images; null: their own", unit="pixels")
-    crop: tuple[int, int] = setting((320, 320), "height and width of the crops", unit="pixels")
+    size: int | None = setting(
+        321, "short side of the resized images (larger ones lose pixels of lines in training); null: own", unit="pixels"
+    )
+    crop: tuple[int, int] = setting((321, 321), "height and width of the crops", unit="pixels")
     window: tuple[int, int] | None = setting(
         None, "height and width of the sliding window in scoring; null: the whole image", unit="pixels"
     )
