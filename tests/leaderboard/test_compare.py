@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from make_results import IDS, LABELS, change, make, write
+from make_results import IDS, LABELS, PREPROCESSING, change, make, write
 
 import sslbench
 from sslbench.cli.main import cli
@@ -39,6 +39,16 @@ def test_a_real_difference_and_a_tie_are_told_apart(three):
         compare(best, near).verdict == "tied" and compare(best, near).p_mcnemar == 1.0 == compare(best, best).p_mcnemar
     )
     assert (compare(best, best).low, compare(best, best).high, compare(best, best).verdict) == (0, 0, "tied")
+
+
+def test_the_command_names_differences_of_the_preprocessing(tmp_path):
+    one = write(make("one", preprocessing=PREPROCESSING), RIGHT, tmp_path / "one")
+    small = write(
+        make("small", preprocessing=PREPROCESSING | {"crop": [192, 192], "origin": "flag"}), FAR, tmp_path / "b"
+    )
+    line = "preprocessed differently (A / B): crop [224, 224] / [192, 192]."
+    assert line in CliRunner().invoke(cli, ["compare", str(one.file), str(small.file)]).output
+    assert "preprocessed" not in CliRunner().invoke(cli, ["compare", str(one.file), str(one.file)]).output
 
 
 def test_leaderboards_say_the_same_about_ties(three):

@@ -118,6 +118,15 @@ def _notes(found: "list[Comparison]") -> list[str]:
         )
     if any(one.p_mcnemar is None and one.metric == "top1" for one in found):
         lines.append("Means over draws: the interval covers other draws and other test samples.")
+    for one in found:
+        first, second = one.a.preprocessing, one.b.preprocessing
+        different = [
+            f"{name} {first.get(name)} / {second.get(name)}"
+            for name in sorted({*first, *second} - {"origin"})
+            if first.get(name) != second.get(name)
+        ]
+        if different:
+            lines.append(f"The images were preprocessed differently (A / B): {', '.join(different)}.")
     return list(dict.fromkeys(lines))
 
 
