@@ -9,11 +9,12 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo
+from sslbench.cli.help import GroupedCommand
 from sslbench.errors import ResultError, UsageError
 from sslbench.names import did_you_mean
 
 
-@click.command("leaderboard")
+@click.command("leaderboard", cls=GroupedCommand)
 @click.argument("folder", default="results", type=click.Path(path_type=Path))
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="CSV file to write; numbers only.")
 @click.option(
@@ -33,12 +34,15 @@ from sslbench.names import did_you_mean
 @click.option(
     "--curves", type=click.Path(path_type=Path), help="PNG file with accuracy against images per class (low-shot, lsr)."
 )
-@click.option("--layers", type=click.Path(path_type=Path), help="PNG file with the score against the layer.")
+@click.option(
+    "--layers", "layers_path", type=click.Path(path_type=Path), help="PNG file with the score against the layer."
+)
 @click.option(
     "--columns",
     help="Extra columns, comma-separated: train (score on train), costs (parameters, GFLOPs, images/s, s, memory).",
 )
 @click.option("--metric", help="Metric to show. Default: the leading metric of each benchmark.")
+@options.message_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -52,7 +56,7 @@ def command(
     published: bool,
     average: bool,
     curves: Path | None,
-    layers: Path | None,
+    layers_path: Path | None,
     columns: str | None,
     metric: str | None,
 ) -> None:
@@ -74,12 +78,12 @@ def command(
 
         data_efficiency(read_tree(folder), curves, metric=metric)
         echo(f"curves: {curves.resolve()}")
-    if layers is not None:
+    if layers_path is not None:
         from sslbench.leaderboard.writers.layers import draw_layers
         from sslbench.results.records import read_tree
 
-        draw_layers(read_tree(folder), layers, metric=metric)
-        echo(f"layers: {layers.resolve()}")
+        draw_layers(read_tree(folder), layers_path, metric=metric)
+        echo(f"layers: {layers_path.resolve()}")
 
 
 def _names(text: str | None) -> tuple[str, ...]:
