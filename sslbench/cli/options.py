@@ -146,14 +146,16 @@ def _set_level(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 def message_options(function: F) -> F:
     """Add --quiet and --verbose, on which `terminal.show_messages`, `terminal.progress` and `echo.note` depend."""
     quiet = click.option(
-        *("-q", "--quiet"),
+        "--quiet",
+        "-q",
         is_flag=True,
         expose_value=False,
         callback=_set_level,
         help="Print results and warnings only.",
     )
     verbose = click.option(
-        *("-v", "--verbose"),
+        "--verbose",
+        "-v",
         is_flag=True,
         expose_value=False,
         callback=_set_level,
@@ -281,8 +283,8 @@ def refuse(ctx: click.Context, *, used: Collection[str], what: str, reasons: Map
     """
     for parameter in ctx.command.params:
         name = parameter.name
-        if name is None or name in used or not isinstance(parameter, click.Option):
-            continue
+        if name is None or name in used or not isinstance(parameter, click.Option) or not parameter.expose_value:
+            continue  # --quiet and --verbose have an effect in every case
         if is_typed(ctx, name):
             off = ctx.params.get(name) is False and parameter.secondary_opts  # --no-copies
             flag = (parameter.secondary_opts if off else parameter.opts)[0]

@@ -5,7 +5,7 @@ from PIL import Image
 
 from sslbench import evaluation
 from sslbench.cli.commands import demo
-from sslbench.cli.commands.demo.digits import SIDE, TRAIN, draw_digits
+from sslbench.data.grey_digits import SIDE, TRAIN, draw_digits
 
 SHORT = 12
 """Epochs; the demo has 30."""

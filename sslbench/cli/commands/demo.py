@@ -74,9 +74,9 @@ def command(out: str, seed: int) -> None:
     """
     from sslbench import evaluation
     from sslbench.cli import terminal
-    from sslbench.cli.commands.demo.digits import draw_digits
     from sslbench.cli.commands.eval import table
     from sslbench.cli.commands.leaderboard import write_board
+    from sslbench.data.grey_digits import draw_digits
 
     terminal.show_messages()
     folder = Path(out)
@@ -157,7 +157,7 @@ def _draw(request: "Request", result: "Result", run: "RunSettings", folder: Path
     points = points_of_images(some, run, store=store, progress=None)
     show_scatter(points, "tsne", run.seed, folder / "show-features", command="sslbench demo")
     pictures = RecordPictures(AsTyped(), _EACH, store)
-    show_record(Path(result.file), pictures, run, folder / "show-images", command="sslbench demo")
+    show_record(Path(str(result.file)), pictures, run, folder / "show-images", command="sslbench demo")
 
 
 def verdict(results: "list[Result]") -> list[str]:
@@ -166,7 +166,7 @@ def verdict(results: "list[Result]") -> list[str]:
     for result in results:
         metric, floors = result.metrics[result.headline], result.floors
         untrained, pixels = floors["untrained"][result.headline], floors["pixels"][result.headline]
-        better = metric.low is not None and metric.low > max(untrained, pixels)
+        better = (metric.low or 0.0) > max(untrained or 0.0, pixels or 0.0)
         lines.append(
             f"{result.protocol.name}: SimCLR is {'above both floors' if better else 'not clearly above the floors'}: "
             f"{metric.value:.2f} [{metric.low:.2f}, {metric.high:.2f}], untrained {untrained:.2f}, pixels {pixels:.2f}"

@@ -65,4 +65,4 @@ def _lit(digit: FloatArray, generator: np.random.Generator) -> ByteArray:
     y, x = np.mgrid[:SIDE, :SIDE] / (SIDE / 2) - 1
     shade = strength * (np.cos(angle) * x + np.sin(angle) * y)
     grey = paper + (ink - paper) * stroke + shade + generator.normal(0, _NOISE, stroke.shape)
-    return np.clip(np.rint(grey), 0, 255).astype(np.uint8)
+    return np.asarray(np.clip(np.rint(grey), 0, 255), dtype=np.uint8)
