@@ -1,28 +1,9 @@
-"""The demo's task shows the worth of pretraining: a short run is clearly above the untrained network and pixels."""
+"""The drawn digits of the demo."""
 
 import numpy as np
 from PIL import Image
 
-from sslbench import evaluation
-from sslbench.cli.commands import demo
 from sslbench.data.grey_digits import SIDE, TRAIN, draw_digits
-
-SHORT = 12
-"""Epochs; the demo has 30."""
-
-
-def test_a_short_run_is_clearly_above_the_floors(tmp_path):
-    digits = draw_digits(tmp_path / "digits", 5)
-    outcome = demo.pretrain_on(digits, tmp_path / "run", 5, epochs=SHORT, save_every=f"{SHORT} epochs", workers=0)
-    request = evaluation.Request(weights=str(outcome.weights), data=str(digits), tasks=demo.tasks()[:1])
-    run = evaluation.RunSettings(device="cpu", seed=5, workers=0)
-    (result,) = evaluation.evaluate(
-        evaluation.prepare(request, run), store=tmp_path / "s", out=tmp_path / "r", command="test"
-    )
-    low = result.metrics["top1"].low
-    assert low > result.floors["pixels"]["top1"]
-    assert result.metrics["top1"].value > result.floors["untrained"]["top1"] + 5
-    assert demo.verdict([result])[0].startswith("low-shot: SimCLR is ")
 
 
 def test_the_digits_are_drawn_once_and_in_two_parts(tmp_path):
