@@ -35,7 +35,7 @@ COMMANDS = {
     "compare": "Test whether two results differ.",
     "list": "List names: methods, protocols, presets, benchmarks, formats, ...",
     "show": "Draw features or the predictions of a record; print a recipe, benchmark, protocol or format.",
-    "demo": "Pretrain a small ResNet on bundled digits and evaluate it; offline, two minutes.",
+    "demo": "Pretrain a small ResNet on bundled digits and evaluate it with few labels; offline.",
 }
 
 
@@ -89,7 +89,7 @@ sslbench --help lists all commands."""
 @click.group(
     cls=LazyGroup,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from sslbench import paths
-from sslbench.cli.echo import echo
+from sslbench.cli.echo import LEVEL, echo, note
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.text import visible
@@ -138,6 +138,32 @@ def _split_names(ctx: click.Context, param: click.Parameter, value: str | None) 
     return [name.strip() for name in value.split(",")] if value else None
 
 
+def _set_level(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and ctx.meta.setdefault(LEVEL, param.name) != param.name:
+        raise UsageError("--quiet and --verbose exclude each other", "Leave one out.")
+
+
+def message_options(function: F) -> F:
+    """Add --quiet and --verbose, on which `terminal.show_messages`, `terminal.progress` and `echo.note` depend."""
+    quiet = click.option(
+        "--quiet",
+        "-q",
+        is_flag=True,
+        expose_value=False,
+        callback=_set_level,
+        help="Print results and warnings only.",
+    )
+    verbose = click.option(
+        "--verbose",
+        "-v",
+        is_flag=True,
+        expose_value=False,
+        callback=_set_level,
+        help="Print details too, with time and module.",
+    )
+    return quiet(verbose(function))
+
+
 trust_pickle = click.option(
     "--trust-pickle",
     is_flag=True,
@@ -153,11 +179,14 @@ label_column = click.option(
 _WEIGHTS = [
     click.option(
         "--weights",
+        "-w",
         help="Weights file; hf:OWNER/MODEL, timm:MODEL, vissl:NAME or https://...#sha256=... (downloaded); "
         "'random' (untrained, needs --backbone); 'pixels'.",
     ),
     click.option(
-        "--backbone", help="Architecture: resnet50, a timm name or my_module:callable. Default: read from the weights."
+        "--backbone",
+        "-b",
+        help="Architecture: resnet50, a timm name or my_module:callable. Default: read from the weights.",
     ),
     click.option("--format", help="Format of the weights (sslbench list formats). Default: recognised."),
     click.option(
@@ -172,7 +201,9 @@ _WEIGHTS = [
     click.option("--layers", help="Layers and pooling, e.g. res4:avg(8,3),res5avg. Default: the backbone's own."),
 ]
 _DATA = [
-    click.option("--data", help="Folder, table (.csv .tsv .parquet), COCO/kwcoco manifest, torchvision:NAME, ..."),
+    click.option(
+        "--data", "-d", help="Folder, table (.csv .tsv .parquet), COCO/kwcoco manifest, torchvision:NAME, ..."
+    ),
     click.option("--test-data", help="Test split, in the same forms. Default: found in --data, or split off."),
     image_column,
     label_column,
@@ -252,8 +283,8 @@ def refuse(ctx: click.Context, *, used: Collection[str], what: str, reasons: Map
     """
     for parameter in ctx.command.params:
         name = parameter.name
-        if name is None or name in used or not isinstance(parameter, click.Option):
-            continue
+        if name is None or name in used or not isinstance(parameter, click.Option) or not parameter.expose_value:
+            continue  # --quiet and --verbose have an effect in every case
         if is_typed(ctx, name):
             off = ctx.params.get(name) is False and parameter.secondary_opts  # --no-copies
             flag = (parameter.secondary_opts if off else parameter.opts)[0]
@@ -300,7 +331,7 @@ def gigabytes(text: str) -> float:
 def default_data(data: str = "sklearn:digits", title: str = "the handwritten digits bundled with scikit-learn") -> str:
     """Return the data set used without --data, and tell the user."""
     if this_process().rank == 0:
-        echo(f"no --data: using {title} ({data})", err=True)
+        note(f"no --data: using {title} ({data})")
     return data
 
 

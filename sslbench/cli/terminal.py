@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import click
 
-from sslbench.cli.echo import echo
+from sslbench.cli.echo import echo, is_quiet, is_verbose, note
 from sslbench.distributed import this_process
 from sslbench.runtime.progress import ProgressBars
 
@@ -16,17 +16,20 @@ from sslbench.runtime.progress import ProgressBars
 class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         warning = click.style("warning: ", fg="yellow", bold=True) if record.levelno >= logging.WARNING else ""
-        echo(record.getMessage(), err=True, before=warning)
+        origin = f"{time.strftime('%H:%M:%S')} {record.module}: " if is_verbose() else ""
+        echo(record.getMessage(), err=True, before=f"{origin}{warning}")
 
 
 def show_messages() -> None:
     """Print log messages of sslbench (INFO and above) on stderr.
 
-    Of several processes only the first prints information; all print warnings.
+    With --quiet only warnings; with --verbose also details, with time and module. Of several processes only the first
+    prints information; all print warnings.
     """
     logger = logging.getLogger("sslbench")
     logger.handlers = [_Lines()]
-    logger.setLevel(logging.INFO if this_process().rank == 0 else logging.WARNING)
+    level = logging.DEBUG if is_verbose() else logging.INFO
+    logger.setLevel(logging.WARNING if is_quiet() or this_process().rank != 0 else level)
     logger.propagate = False
 
 
@@ -45,15 +48,18 @@ class ProgressLines:
             return
         self.last = now
         rate = f", {done / (now - started):.0f} images/s" if now > started else ""
-        echo(f"{title}: {done} of {total}{rate}", err=True)
+        note(f"{title}: {done} of {total}{rate}")
         if done >= total:  # the next job may have the same title: the untrained network is finetuned alike
             del self.started[title]
 
 
 @contextmanager
 def progress() -> Iterator["ProgressLines | ProgressBars | None"]:
-    """Provide a callable (what, done, total): bars on a terminal, lines otherwise; None except on the first process."""
-    if this_process().rank != 0:
+    """Provide a callable (what, done, total): bars on a terminal, lines otherwise.
+
+    None on other processes than the first, and with --quiet.
+    """
+    if this_process().rank != 0 or is_quiet():
         yield None
         return
     if not sys.stderr.isatty():

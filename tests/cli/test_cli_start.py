@@ -71,7 +71,10 @@ def test_help_of_a_protocol_lists_its_settings(capsys):
     ("arguments", "message"),
     [
         (["evaluate"], "there is no command 'evaluate'. Did you mean 'eval'?"),
-        (["eval", "knn", "--wieghts", "x"], "No such option '--wieghts'. Did you mean '--weights'"),
+        (
+            ["eval", "knn", "--wieghts", "x"],
+            "'--wieghts'. (Did you mean one of: '--quiet', '--weights'?)",
+        ),
         (["eval"], "no protocol is named"),
         (["eval", "kn", "--weights", "random"], "there is no protocol called 'kn'"),
         (["eval", "knn"], "--weights is missing"),

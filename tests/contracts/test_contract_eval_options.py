@@ -13,7 +13,9 @@ from sslbench.protocols import OnFeatures, find
 
 PROTOCOLS = list_names("protocol")
 ON_FEATURES = [name for name in PROTOCOLS if isinstance(find(name).kind, OnFeatures)]
-OPTIONS = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+OPTIONS = [
+    parameter for parameter in command.params if isinstance(parameter, click.Option) and parameter.expose_value
+]  # --quiet and --verbose change messages only: test_contract_flags.py
 VALUES = {
     "benchmarks": "mine.yaml",
     "presets": "preset.yaml",

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 from sslbench.cli import options
-from sslbench.cli.echo import echo
+from sslbench.cli.echo import note
+from sslbench.cli.help import GroupedCommand
 from sslbench.text import table_cell
 
 if TYPE_CHECKING:
     from sslbench.evaluation.similarity import LayerFeatures, LayerSimilarity
 
 
-@click.command("cka")
+@click.command("cka", cls=GroupedCommand)
 @click.argument("a")
 @click.argument("b")
 @click.option(
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 @options.preprocessing_options
 @options.run_options
 @options.trust_pickle
+@options.message_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -59,7 +61,7 @@ def command(
 
     \b
     sslbench cka moco.pth simclr.pth --data photos/ --limit 2000 --png cka.png
-    sslbench cka dino.pth random --backbone timm:vit_small_patch16_224 --layers blocks.0,blocks.5,blocks.11
+    sslbench cka dino.pth random --backbone timm:vit_small_patch16_224 --layers blocks.0,blocks.11
     sslbench cka embeddings_a.npy embeddings_b.npy --debiased
     """  # noqa: D301
     from sslbench.cli import terminal
@@ -93,7 +95,7 @@ def command(
     for path, write in ((csv_path, similarity.write_csv), (png_path, similarity.write_heatmap)):
         if path is not None:
             write(found, path)
-            echo(f"written: {path.resolve()}", err=True)
+            note(f"written: {path.resolve()}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,4 +168,4 @@ def _print(found: "LayerSimilarity") -> None:
     if not console.is_terminal:
         console = Console(width=max(120, 14 * (len(found.columns) + 2)))
     console.print(table)
-    echo(f"linear CKA{', debiased' if found.debiased else ''}, {found.n} images", err=True)
+    note(f"linear CKA{', debiased' if found.debiased else ''}, {found.n} images")

@@ -6,10 +6,11 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo
+from sslbench.cli.help import GroupedCommand
 from sslbench.errors import UsageError
 
 
-@click.command("cluster")
+@click.command("cluster", cls=GroupedCommand)
 @options.weights_options
 @options.data_options
 @options.preprocessing_options
@@ -17,6 +18,7 @@ from sslbench.errors import UsageError
 @click.option("--k", type=click.IntRange(2), default=16000, show_default=True, help="Number of clusters.")
 @click.option("--iterations", type=click.IntRange(1), default=50, show_default=True, help="Iterations of k-means.")
 @click.option("--out", default="assignments.csv", show_default=True, help="Table to write: path, label[, split].")
+@options.message_options
 @click.pass_context
 def command(
     ctx: click.Context,

@@ -6,10 +6,11 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo
+from sslbench.cli.help import GroupedCommand
 from sslbench.errors import UsageError
 
 
-@click.command("extract")
+@click.command("extract", cls=GroupedCommand)
 @options.weights_options
 @options.data_options
 @options.preprocessing_options
@@ -18,6 +19,7 @@ from sslbench.errors import UsageError
     "-o", "--output", help="Also write one layer with names, labels and image sizes to a .parquet, .npz or .h5 file."
 )
 @click.option("--groups", multiple=True, metavar="COLUMN", help="Column of the data to copy into index.csv; repeat.")
+@options.message_options
 @click.pass_context
 def command(
     ctx: click.Context,

@@ -9,6 +9,7 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo
+from sslbench.cli.help import GroupedCommand
 from sslbench.errors import ResultError, UsageError
 from sslbench.names import did_you_mean
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from sslbench.results import Result
 
 
-@click.command("leaderboard")
+@click.command("leaderboard", cls=GroupedCommand)
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="CSV file to write; numbers only.")
 @click.option(
@@ -36,12 +37,15 @@ if TYPE_CHECKING:
 @click.option(
     "--curves", type=click.Path(path_type=Path), help="PNG file with accuracy against images per class (low-shot, lsr)."
 )
-@click.option("--layers", type=click.Path(path_type=Path), help="PNG file with the score against the layer.")
+@click.option(
+    "--layers", "layers_path", type=click.Path(path_type=Path), help="PNG file with the score against the layer."
+)
 @click.option(
     "--columns",
     help="Extra columns, comma-separated: train (score on train), costs (parameters, GFLOPs, images/s, s, memory).",
 )
 @click.option("--metric", help="Metric to show. Default: the leading metric of each benchmark.")
+@options.message_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -55,7 +59,7 @@ def command(
     published: bool,
     average: bool,
     curves: Path | None,
-    layers: Path | None,
+    layers_path: Path | None,
     columns: str | None,
     metric: str | None,
 ) -> None:
@@ -77,11 +81,11 @@ def command(
 
         data_efficiency(_records(roots), curves, metric=metric)
         echo(f"curves: {curves.resolve()}")
-    if layers is not None:
+    if layers_path is not None:
         from sslbench.leaderboard.writers.layers import draw_layers
 
-        draw_layers(_records(roots), layers, metric=metric)
-        echo(f"layers: {layers.resolve()}")
+        draw_layers(_records(roots), layers_path, metric=metric)
+        echo(f"layers: {layers_path.resolve()}")
 
 
 def _names(text: str | None) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ from pathlib import Path
 import click
 
 from sslbench.cli import options
-from sslbench.cli.echo import echo
+from sslbench.cli.echo import echo, note
+from sslbench.cli.help import GroupedCommand
 from sslbench.errors import UsageError
 
 _UNUSED = {
@@ -18,7 +19,7 @@ _UNUSED = {
 }
 
 
-@click.command("predict")
+@click.command("predict", cls=GroupedCommand)
 @options.weights_options
 @options.data_options
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), required=True, help="CSV file to write.")
@@ -36,6 +37,7 @@ _UNUSED = {
 )
 @options.preprocessing_options
 @options.run_options
+@options.message_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -56,7 +58,7 @@ def command(
 
     \b
     sslbench predict --weights finetuned.torch --data photos/ --csv out.csv
-    sslbench predict --weights resnet50.pth --classes imagenet.txt --top-k 5 --data photos/ --csv out.csv
+    sslbench predict -w resnet50.pth --classes imagenet.txt --top-k 5 -d photos/ --csv out.csv
     """  # noqa: D301
     from sslbench import evaluation
     from sslbench.cli import terminal
@@ -85,5 +87,5 @@ def command(
             request, settings, csv_path, classes=classes, top_k=top_k, threshold=threshold, progress=progress
         )
     unread = f"; {counts.unreadable} cannot be read, see the column error" if counts.unreadable else ""
-    echo(f"{counts.predicted} images{unread}", err=True)
+    note(f"{counts.predicted} images{unread}")
     echo(str(csv_path.resolve()))

@@ -14,6 +14,7 @@ import click
 from sslbench import paths
 from sslbench.cli import options
 from sslbench.cli.echo import echo
+from sslbench.cli.help import usual_forms
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, ResultError, UsageError
 
@@ -136,6 +137,8 @@ def _existing(weights: str) -> str:
 
 def _words(before: "Result", record: Path) -> list[str]:
     """Return the words of a record's command, without `sslbench eval`."""
+    from sslbench.cli.commands import eval as eval_command
+
     try:
         words = shlex.split(before.command)
     except ValueError as error:
@@ -145,7 +148,7 @@ def _words(before: "Result", record: Path) -> list[str]:
             f"{record} was not written by `sslbench eval`, but by: {before.command}",
             "Run that again, and compare the two records with: sslbench compare",
         )
-    return words[2:]
+    return usual_forms(eval_command.command, words[2:])
 
 
 def _without(words: Sequence[str], flag: str) -> list[str]:

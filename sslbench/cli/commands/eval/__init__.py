@@ -7,6 +7,7 @@ import click
 from sslbench import protocols
 from sslbench.cli import options
 from sslbench.cli.commands.eval.suite import take_weights
+from sslbench.cli.help import SettingsCommand, usual_forms
 from sslbench.cli.settings_page import show_value
 from sslbench.names import list_names
 
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
     from sslbench.cli.commands.eval.samples import EmbeddingsPlan, SamplesPlan
 
 
-class EvalCommand(click.Command):
+class EvalCommand(SettingsCommand):
     """Command whose help also lists the settings of the protocols named on the command line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep the words for the help, and all values of --weights."""
         ctx.meta["words"] = list(args)
-        ctx.meta["weights"], rest = take_weights(args)
+        ctx.meta["weights"], rest = take_weights(usual_forms(self, args))
         return super().parse_args(ctx, rest)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -108,7 +109,8 @@ class EvalCommand(click.Command):
     type=click.Choice(("torchvision", "detectron2")),
     help="detection: library that trains the detector [default: torchvision]; d2.KEY=VALUE sets Detectron2's keys.",
 )
-@click.option("--out", default="results", show_default=True, help="Folder for the result records.")
+@click.option("--out", "-o", default="results", show_default=True, help="Folder for the result records.")
+@options.message_options
 @click.option("--dry-run", is_flag=True, help="Print the plan, with the origin of every setting, and stop.")
 def command(**_: Any) -> int | None:
     """Score a backbone's frozen features with one or several protocols, or a detector trained around it.

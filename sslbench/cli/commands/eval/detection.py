@@ -10,7 +10,7 @@ import click
 from sslbench import protocols
 from sslbench.cli import options
 from sslbench.cli.commands.eval.flags import ON_OBJECTS, EvalOptions, refuse_unused_of_weights
-from sslbench.cli.echo import echo
+from sslbench.cli.echo import echo, note
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, list_names, refuse_location
@@ -179,7 +179,7 @@ def _request(
         )
     baselines = chosen.baselines
     if not chosen.data.data and data == DEFAULT_OBJECTS and this_process().rank == 0:
-        echo(f"no --data: using kwcoco's toy shapes ({DEFAULT_OBJECTS})", err=True)
+        note(f"no --data: using kwcoco's toy shapes ({DEFAULT_OBJECTS})")
     if not (baselines or chosen.data.data or benchmarks or chosen.no_floors):
         baselines = ("random",)  # toy shapes show only that the weights beat an untrained backbone
         if this_process().rank == 0 and chosen.weights != ("random",):
@@ -254,8 +254,8 @@ def _print(results: list["Result"], out: Path) -> None:
             echo(f"predictions: {stem}{PREDICTIONS}\npictures: {stem}.png")
             if Path(f"{stem}.detector.torch").is_file():  # a network of Detectron2 alone has no detector file
                 echo(f"detector: {stem}.detector.torch")
-        for note in result.notes:
-            echo(note, err=not note.startswith(f"{result.weights.name}: AP "))
+        for line in result.notes:
+            echo(line, err=not line.startswith(f"{result.weights.name}: AP "))
 
 
 def _number(value: float | None) -> str:

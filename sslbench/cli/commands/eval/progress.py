@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from sslbench.cli.echo import echo
+from sslbench.cli.echo import is_quiet, note
 from sslbench.cli.terminal import QUIET, ProgressLines, duration
 from sslbench.distributed import this_process
 from sslbench.runtime.progress import make_bars
@@ -31,7 +31,7 @@ class DetectionLines:
         now = time.monotonic()
         if now - self.last >= QUIET or line.iteration == line.iterations:
             self.last = now
-            echo(f"iteration {line.iteration} of {line.iterations}: {_text(line, whole=True)}", err=True)
+            note(f"iteration {line.iteration} of {line.iterations}: {_text(line, whole=True)}")
 
 
 class DetectionBars:
@@ -74,7 +74,7 @@ def detection_progress() -> Iterator[DetectionLines | DetectionBars | None]:
     if this_process().rank != 0:
         yield None
         return
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or is_quiet():
         yield DetectionLines()
         return
     bars = DetectionBars()

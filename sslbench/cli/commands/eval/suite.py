@@ -33,7 +33,7 @@ def take_weights(args: Sequence[str]) -> tuple[list[str], list[str]]:
     words = iter([*args, None])
     word = next(words)
     while word is not None:
-        if word == "--weights":
+        if word in ("--weights", "-w"):
             word = next(words)
             first = True
             while word is not None and (first or not _ends_weights(word)):

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sslbench.cli.echo import echo
+from sslbench.cli.echo import echo, note
 from sslbench.results import MetricValue, Result
 from sslbench.text import table_cell
 
@@ -70,7 +70,7 @@ def print_results(results: list[Result], out: Path) -> None:
             echo(f"{_protocol(result)} on {result.weights.name}: {reference.line()}{changed}")
     for result in results:
         echo(f"{result.protocol.name}: {result.file}")
-    echo(f"\nsslbench leaderboard {out}  prints one table of all results there", err=True)
+    note(f"\nsslbench leaderboard {out}  prints one table of all results there")
 
 
 def _groups(results: list[Result]) -> "Table | None":

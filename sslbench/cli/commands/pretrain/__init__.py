@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from sslbench.cli import options
-from sslbench.cli.echo import echo
+from sslbench.cli.echo import echo, note
+from sslbench.cli.help import SettingsCommand
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, find_object, list_names
 
@@ -84,7 +85,7 @@ class PretrainFlags:
             if any(getattr(self, name) is not None for name in group):
                 inputs = {name: value for name, value in inputs.items() if name not in group}
         for name, value in inputs.items():
-            echo(f"{name}: {value} (from {method})", err=True)
+            note(f"{name}: {value} (from {method})")
         return dataclasses.replace(self, **inputs)
 
     def folder(self, method: str, backbone: str) -> Path:
@@ -96,7 +97,7 @@ class PretrainFlags:
         return Path("runs") / re.sub(r"[^\w.-]+", "-", f"{name}-{architecture}")
 
 
-class PretrainCommand(click.Command):
+class PretrainCommand(SettingsCommand):
     """Command whose help also shows the named recipe and the settings of its method."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -121,13 +122,14 @@ class PretrainCommand(click.Command):
 
 @click.command("pretrain", cls=PretrainCommand)
 @click.argument("words", nargs=-1, metavar="METHOD [KEY=VALUE]...")
-@click.option("--data", help="Images: folder, table, manifest, torchvision:NAME, ... Labels are ignored.")
+@click.option("--data", "-d", help="Images: folder, table, manifest, torchvision:NAME, ... Labels are ignored.")
 @click.option(
     "--backbone",
+    "-b",
     help="Architecture: resnet50, a timm name, my_module:callable; resnet50,in_chans=13 for 13 channels. Default: the "
     "recipe's.",
 )
-@click.option("--out", help="Folder of the run. Default: runs/METHOD-BACKBONE.")
+@click.option("--out", "-o", help="Folder of the run. Default: runs/METHOD-BACKBONE.")
 @click.option("--init", help="Weights file to start from, in any format. Default: random initialisation.")
 @click.option("--format", "init_format", help="Format of --init (sslbench list formats). Default: recognised.")
 @click.option(
@@ -170,6 +172,7 @@ class PretrainCommand(click.Command):
 @click.option(
     "--launcher", help="Launcher: local, or slurm (launcher.partition=..., launcher.nodes=...). Default: local."
 )
+@options.message_options
 @click.option("--dry-run", is_flag=True, help="Print the settings with their origins and stop.")
 def command(words: tuple[str, ...], **flags: Any) -> None:
     """Train a backbone without labels, by a published recipe, and write weights.torch.
@@ -180,7 +183,7 @@ def command(words: tuple[str, ...], **flags: Any) -> None:
     sslbench pretrain simclr --data photos/ --backbone resnet50
     sslbench pretrain moco_v2 --data photos/ --eval-data labelled/ epochs=200 method.temperature=0.1
     sslbench pretrain simclr --data small.csv augment=small optimizer.lr=0.1 schedule.warmup_epochs=5
-    torchrun --nproc-per-node 8 -m sslbench pretrain dino --data photos/ --backbone timm:vit_small_patch16_224
+    torchrun --nproc-per-node 8 -m sslbench pretrain dino -d photos/ -b timm:vit_small_patch16_224
     """  # noqa: D301
     from sslbench.cli import terminal
     from sslbench.cli.words import split_words

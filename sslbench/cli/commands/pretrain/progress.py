@@ -4,7 +4,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from sslbench.cli.echo import echo
+from sslbench.cli.echo import is_quiet, note
 from sslbench.cli.terminal import QUIET, duration
 from sslbench.runtime.progress import make_bars
 
@@ -25,7 +25,7 @@ QUIET_AT_EPOCH = 2.0  # seconds; shorter epochs get no line of their own
 
 def training_progress() -> "TrainingBar | TrainingLines":
     """Return a bar on a terminal, lines otherwise."""
-    return TrainingBar() if sys.stderr.isatty() else TrainingLines()
+    return TrainingBar() if sys.stderr.isatty() and not is_quiet() else TrainingLines()
 
 
 class _Clock:
@@ -77,15 +77,15 @@ class TrainingLines:
         self.last = time.monotonic()
         epochs = round(self.run.steps / self.run.per_epoch, 2)
         position = f"epoch {line.epoch:.2f} of {epochs:g}  update {line.step} of {self.run.steps}"
-        echo(f"{position}  {summary(line)}  {self.clock.left(line.step)} left", err=True)
+        note(f"{position}  {summary(line)}  {self.clock.left(line.step)} left")
 
     def evaluated(self, record: dict[str, float | int]) -> None:
         """Print the scores of an evaluation."""
-        echo(scores(record), err=True)
+        note(scores(record))
 
     def finished(self) -> None:
         """Print the duration."""
-        echo(f"trained in {self.clock.elapsed()}", err=True)
+        note(f"trained in {self.clock.elapsed()}")
 
     def close(self) -> None:
         """Do nothing; a bar closes its terminal here."""

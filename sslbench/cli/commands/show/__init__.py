@@ -7,6 +7,7 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo
+from sslbench.cli.help import GroupedCommand
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 
@@ -17,7 +18,7 @@ _IMAGES = {"points", "views", "foreground"}
 _SCATTER = {"features_path", "labels_path", "projection"}
 
 
-@click.command("show")
+@click.command("show", cls=GroupedCommand)
 @click.argument("words", nargs=-1, metavar="[NAME | features | [PROTOCOL] RECORD.json]")
 @click.option(
     "--out", default="show", show_default=True, type=click.Path(path_type=Path), help="Folder of the pictures."
@@ -64,7 +65,7 @@ def command(
     sslbench show --weights w.torch --data photos/          patches: PCA, attention, nearest
     sslbench show features --weights w.torch --data photos/ scatter of features by t-SNE
     sslbench show results/knn/w-0123.json                   best, median and worst test images
-    sslbench show simclr                                    a recipe, benchmark, suite, preset, format, protocol
+    sslbench show simclr                                    a recipe, benchmark, preset, format
 
     Pictures go to --out: PNG sheets, index.html (needs no network) and show.json. KIND/NAME selects one of several
     definitions with the same name: augment/simclr.

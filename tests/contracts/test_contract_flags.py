@@ -1,0 +1,105 @@
+"""Flags of commands: in groups, in short and long forms, and with messages at three levels."""
+
+import importlib
+
+import click
+import pytest
+
+from sslbench.cli.commands.eval import command as eval_command
+from sslbench.cli.help import GROUPS, GroupedCommand, usual_forms
+from sslbench.cli.main import COMMANDS, cli, main
+from sslbench.errors import UsageError
+
+LOADED = {name: importlib.import_module(f"sslbench.cli.commands.{name.replace('-', '_')}").command for name in COMMANDS}
+GROUPED = [name for name, command in LOADED.items() if isinstance(command, GroupedCommand)]
+IN_GROUPS = [name for names in GROUPS.values() for name in names]
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as exit_:
+        main([str(word) for word in arguments])
+    return exit_.value.code, *capsys.readouterr()
+
+
+def test_commands_with_many_flags_group_them():
+    assert {"eval", "pretrain", "extract", "leaderboard"} <= set(GROUPED)
+    assert len(IN_GROUPS) == len(set(IN_GROUPS))
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_every_flag_is_in_a_group(name):
+    command = LOADED[name]
+    assert {p.name for p in command.params if isinstance(p, click.Option)} <= set(IN_GROUPS)
+    with click.Context(command, info_name=name) as ctx:
+        shown = command.get_help(ctx)
+    assert all(option.opts[0] in shown for option in command.params if isinstance(option, click.Option))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_100_columns(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    _, out, _ = run(capsys, name, "--help")
+    assert max(map(len, out.splitlines())) <= 100
+    assert cli.context_settings["max_content_width"] == 100
+
+
+@pytest.mark.parametrize("name", ["eval", "pretrain"])
+def test_short_flags(name):
+    flags = {flag: p.name for p in LOADED[name].params for flag in p.opts}
+    expected = {"-d": "data", "-b": "backbone", "-o": "out", "-q": "quiet", "-v": "verbose"}
+    assert expected.items() <= flags.items()
+
+
+@pytest.mark.parametrize(
+    ("typed", "usual"),
+    [
+        (["knn", "data=photos/", "weights=w.torch"], ["knn", "--data=photos/", "--weights=w.torch"]),
+        (["knn", "--knn.k", "20"], ["knn", "knn.k=20"]),
+        (["knn", "--knn.k=20,200", "k=3"], ["knn", "knn.k=20,200", "k=3"]),
+        (["knn", "--data", "data=1"], ["knn", "--data", "data=1"]),
+    ],
+)
+def test_other_forms_of_flags_and_settings(typed, usual):
+    assert usual_forms(eval_command, typed) == usual
+    assert usual_forms(eval_command, usual) == usual
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["data=a", "-d", "b"], "data=a and -d are the same flag"),
+        (["data=a", "--data=b"], "data=a and --data=b are the same flag"),
+        (["data=a", "data=b"], "the key 'data' is given twice"),
+        (["--knn.k"], "--knn.k needs a value"),
+        (["--knn.k", "--data", "x"], "--knn.k needs a value"),
+    ],
+)
+def test_a_clash_is_refused(typed, message):
+    with pytest.raises(UsageError, match=message):
+        usual_forms(eval_command, ["knn", *typed])
+
+
+def test_short_flags_take_several_weights(capsys):
+    code, out, _ = run(capsys, *"eval knn -w random -b resnet18w0.25 data=sklearn:digits --knn.k 7 --dry-run".split())
+    assert code == 0
+    assert "7" in out.split("knn", 1)[1]
+
+
+def test_quiet_prints_results_and_verbose_more(capsys, tmp_path):
+    words = ["eval", "knn", "-w", "pixels", "--store", tmp_path / "s", "--limit", 60, "--no-floors"]
+    printed = {}
+    for level in ("-q", None, "-v"):
+        code, out, err = run(capsys, *words, "-o", tmp_path / str(level), *([level] if level else []))
+        assert code == 0
+        assert "knn" in out
+        printed[level] = err
+    assert all(line.startswith("warning: ") for line in printed["-q"].splitlines())
+    assert "no --data: using" in printed[None]
+    assert "no --data: using" not in printed["-q"]
+    assert len(printed["-v"]) > len(printed[None])
+
+
+def test_quiet_and_verbose_exclude_each_other(capsys):
+    code, _, err = run(capsys, "eval", "knn", "-w", "pixels", "-q", "-v")
+    assert code == 2
+    assert "--quiet and --verbose exclude each other" in err
