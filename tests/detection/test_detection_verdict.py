@@ -3,8 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+from drawn_rectangles import source
 
 from sslbench.evaluation.detection.compare import at_constant_box, verdict
+from sslbench.evaluation.detection.record import few_objects
 
 
 def record(name, ap):
@@ -40,3 +42,12 @@ def test_a_detector_that_is_not_clearly_above_the_constant_box_is_told(low, said
     assert bool(notes) == said
     if said:
         assert notes[0].startswith("w.pth is not clearly above the constant box") and "AP 16.6 (-2.9" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("images", "said"), [(1, "class tall has 1 test object."), (19, "has 19 test objects."), (20, "")]
+)
+def test_intervals_of_few_objects_are_said_to_be_too_narrow(images, said):
+    notes = few_objects(source(images, height=64, width=64))
+    assert bool(notes) == bool(said) and all(said in note for note in notes)
+    assert few_objects(source(1, empty=(0,))) == ()
