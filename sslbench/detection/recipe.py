@@ -241,3 +241,12 @@ def what_is_trained(recipe: DetectionRecipe) -> str:
     first = "the fifth stage (on the regions, in the head)" if recipe.architecture == "c4" else "the pyramid"
     masks = ", masks" if recipe.masks else ""
     return f"{first}, the region proposals and the heads (boxes, classes{masks})"
+
+
+def after_divergence(recipe: DetectionRecipe) -> str:
+    """Return advice after a loss that is not finite: a lower rate and a longer warm-up than the recipe's."""
+    warmup = max(2 * recipe.warmup_iterations, 100)
+    return (
+        f"Try a lower rate (lr={recipe.lr / 10:.3g}; it is {recipe.lr:g}) or a longer warm-up "
+        f"(warmup_iterations={warmup}; it is {recipe.warmup_iterations}); or are these the weights that you meant?"
+    )

@@ -18,7 +18,7 @@ from sslbench.detection.batches import Batch, training_batches
 from sslbench.detection.log import IterationMeter, MetricsFile, Watch
 from sslbench.detection.models.boxes import Target
 from sslbench.detection.models.detector import Detector
-from sslbench.detection.recipe import DetectionRecipe
+from sslbench.detection.recipe import DetectionRecipe, after_divergence
 from sslbench.distributed.collectives import rank, sum_, world_size
 from sslbench.distributed.parallel import (
     broadcast_buffers,
@@ -65,8 +65,7 @@ def finite_mean(
     where = f" The last checkpoint, {kept}, is older." if kept else ""
     raise NotFiniteError(
         f"the loss is {float(mean)} in iteration {iteration + 1} of {recipe.iterations} ({bad}).{where}",
-        f"Try a lower rate (lr={recipe.lr:g} now) or a longer warm-up (warmup_iterations={recipe.warmup_iterations} "
-        "now); or are these the weights that you meant?",
+        after_divergence(recipe),
     )
 
 

@@ -422,7 +422,7 @@ class Result:
         probabilities: see `Outcome`.
         costs: time, memory and floating-point operations.
         references: published values for these weights on this benchmark, compared.
-        floors: 'chance', 'majority', 'pixels', 'untrained' -> metric -> value.
+        floors: 'chance', 'majority', 'pixels', 'untrained', 'constant box' (detection), ... -> metric -> value.
         missing_floors: floors among 'pixels' and 'untrained' that are missing -> the reason.
         working_folder: folder that the command ran in, with its git commit; None in older records.
         timings: stage -> seconds.

@@ -47,8 +47,42 @@ def test_a_signal_saves_a_checkpoint_that_inspect_knows_and_the_same_command_con
 
 def test_a_loss_that_is_not_a_number_is_one_message_that_suggests_a_lower_rate(world, sslbench):
     code, _, err = sslbench("eval", "detection", *NET, *QUICK, "lr=1e30")
-    assert code == 1 and "Try a lower rate (lr=1e+30" in err and "Traceback" not in err
+    assert code == 1 and "Try a lower rate (lr=1e+29; it is 1e+30)" in err and "Traceback" not in err
+    assert "resnet18w0.125 untrained: the " in err
     assert not list(Path().rglob("results/**/*.json"))
+
+
+@pytest.mark.parametrize("baseline", ["random", "other.pth"])
+def test_a_baseline_that_diverges_is_marked_and_costs_nothing_but_itself(world, sslbench, monkeypatch, baseline):
+    from sslbench.evaluation import detection
+    from sslbench.train.loop import NotFiniteError
+
+    order, run_backend = [], detection.run_backend
+
+    def diverging(prepared, backbone, *given, **named):
+        order.append(backbone is prepared.backbone)
+        if backbone is not prepared.backbone:
+            raise NotFiniteError("the loss is inf in iteration 2 of 2", "Try a lower rate")
+        return run_backend(prepared, backbone, *given, **named)
+
+    monkeypatch.setattr(detection, "run_backend", diverging)
+    state = build("resnet18w0.125").module.state_dict()
+    torch.save(state, "w.pth")
+    torch.save({**state, "conv1.weight": state["conv1.weight"] * 1.1}, "other.pth")
+    words = ("--weights", "w.pth", "--device", "cpu", *QUICK, "--baseline", baseline)
+    code, out, err = sslbench("eval", "detection", *words)
+    assert code == 0 and order == [True, False], err
+    result = only_record()
+    assert result.weights.name == "w.pth" and result.metrics["AP"].value is not None
+    reason = "the loss is inf in iteration 2 of 2"
+    if baseline == "random":
+        assert result.missing_floors["untrained"].startswith("its training diverged: resnet18w0.125 untrained: ")
+        assert reason in result.missing_floors["untrained"] and "no floor 'untrained': its training diverged" in out
+    else:
+        assert any(
+            f"no comparison with other.pth: its training diverged: other.pth: {reason}" in n for n in result.notes
+        )
+    assert set(result.floors) == {"constant box"} and result.floors["constant box"]["AP"] is not None
 
 
 def eval_in(rank, folder, words):

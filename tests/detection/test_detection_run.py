@@ -183,7 +183,9 @@ def test_a_loss_that_is_not_a_number_stops_before_the_weights_change(tmp_path):
         model.roi_heads.box_predictor.cls_score.weight[0, 0] = float("nan")
     before = {name: p.clone() for name, p in model.named_parameters()}
     plan = TrainingRun(0, torch.device("cpu"), 0, tmp_path / "run", save_every=2)
-    with pytest.raises(NotFiniteError, match=r"iteration 1 of 4 \(loss_cls\).*\nTry a lower rate \(lr=0.02 now\)"):
+    with pytest.raises(
+        NotFiniteError, match=r"iteration 1 of 4 \(loss_cls\).*\nTry a lower rate \(lr=0.002; it is 0.02\)"
+    ):
         train(model, source(), plan)
     after = dict(model.named_parameters())
     assert all(torch.equal(before[n], after[n]) or n.endswith("cls_score.weight") for n in before)

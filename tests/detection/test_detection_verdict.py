@@ -3,8 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+from drawn_rectangles import source
 
-from sslbench.evaluation.detection.compare import verdict
+from sslbench.evaluation.detection.compare import at_constant_box, verdict
+from sslbench.evaluation.detection.record import few_objects
 
 
 def record(name, ap):
@@ -23,8 +25,29 @@ def record(name, ap):
 def test_an_interval_that_covers_zero_is_a_tie(low, high, words):
     said = verdict(record("w.pth", 34.2), record("resnet18 untrained", 30.0), 4.2, low, high, 12)
     assert said.startswith(words)
-    assert f"(+4.2, 95 % interval {low:+.1f} .. {high:+.1f}: paired bootstrap over 12 test images)" in said
+    assert (
+        f"(+4.2, 95 % interval {low:+.1f} .. {high:+.1f}: paired bootstrap over 12 test images; one training each"
+        in said
+    )
+    assert said.endswith("the variance between trainings is unknown)")
 
 
 def test_without_objects_nothing_is_compared():
     assert "cannot be compared" in verdict(record("a", None), record("b", 1.0), None, None, None, 3)
+
+
+@pytest.mark.parametrize(("low", "said"), [(0.1, False), (0.0, True), (-3.0, True), (None, False)])
+def test_a_detector_that_is_not_clearly_above_the_constant_box_is_told(low, said):
+    notes = at_constant_box(record("w.pth", 13.7), 16.6, -2.9, low, 4.0)
+    assert bool(notes) == said
+    if said:
+        assert notes[0].startswith("w.pth is not clearly above the constant box") and "AP 16.6 (-2.9" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("images", "said"), [(1, "class tall has 1 test object."), (19, "has 19 test objects."), (20, "")]
+)
+def test_intervals_of_few_objects_are_said_to_be_too_narrow(images, said):
+    notes = few_objects(source(images, height=64, width=64))
+    assert bool(notes) == bool(said) and all(said in note for note in notes)
+    assert few_objects(source(1, empty=(0,))) == ()

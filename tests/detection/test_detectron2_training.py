@@ -126,7 +126,7 @@ def test_rates_of_a_training_that_is_cut_short_are_those_of_the_whole(tmp_path):
 
 @REAL
 def test_a_loss_that_is_not_finite_suggests_a_lower_rate(tmp_path, capsys):
-    with pytest.raises(NotFiniteError, match=r"Detectron2 stopped: .*\nTry a lower rate \(lr=1e\+15 now\)"):
+    with pytest.raises(NotFiniteError, match=r"Detectron2 stopped: .*\nTry a lower rate \(lr=1e\+14; it is 1e\+15\)"):
         trained(tmp_path, lr=1e15, warmup_iterations=0)
     assert "Traceback" not in "".join(capsys.readouterr()), "Detectron2 logs one, which is for its own log"
     assert "Traceback" in (tmp_path / "r.checkpoints" / "detectron2.log").read_text()

@@ -15,7 +15,7 @@ from sslbench.detection.detectron2.config import Configured, refusals
 from sslbench.detection.detectron2.data import train_loader
 from sslbench.detection.detectron2.library import load
 from sslbench.detection.log import IterationMeter, MetricsFile, Watch
-from sslbench.detection.recipe import DetectionRecipe
+from sslbench.detection.recipe import DetectionRecipe, after_divergence
 from sslbench.detection.train import Trained, TrainingRun
 from sslbench.distributed.collectives import rank
 from sslbench.distributed.parallel import broadcast_buffers, module_state, wrap
@@ -188,8 +188,7 @@ def _not_finite(recipe: DetectionRecipe, folder: Path) -> Iterator[None]:
         where = f" The last checkpoint, {kept}, is older." if kept else ""
         raise NotFiniteError(
             f"Detectron2 stopped: {str(error).splitlines()[0]}{where}",
-            f"Try a lower rate (lr={recipe.lr:g} now) or a longer warm-up (warmup_iterations="
-            f"{recipe.warmup_iterations} now); or are these the weights that you meant?",
+            after_divergence(recipe),
         ) from error
 
 

@@ -10,7 +10,7 @@ from torchvision.ops import batched_nms, clip_boxes_to_image
 
 from sslbench.detection.models import boxes as b
 from sslbench.detection.models.layers import Conv
-from sslbench.detection.recipe import DetectionRecipe
+from sslbench.detection.recipe import DetectionRecipe, after_divergence
 from sslbench.train.loop import NotFiniteError
 
 Size = tuple[int, int]
@@ -148,7 +148,7 @@ class RegionProposalNetwork(nn.Module):
         if self.training and not finite.all():
             raise NotFiniteError(
                 "the region proposals are NaN or infinite: the training diverged",
-                f"Try a lower rate (lr={self.recipe.lr}), a longer warm-up, or weights of another kind.",
+                after_divergence(self.recipe),
             )
         boxes = clip_boxes_to_image(boxes, size)
         keep = torch.where(finite & (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]))[0]

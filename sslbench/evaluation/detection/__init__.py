@@ -7,7 +7,7 @@ scores and writes.
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from sslbench.detection.readable import check_readable
 from sslbench.detection.saved import check_weights
 from sslbench.detection.train import TrainingRun, check_processes
 from sslbench.distributed import this_process
-from sslbench.distributed.collectives import process_group, rank
+from sslbench.distributed.collectives import process_group, rank, world_size
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.detection.backends import check_backend, run_backend, try_backend
 from sslbench.evaluation.detection.compare import DetectorResult, compared
@@ -35,6 +35,7 @@ from sslbench.metrics.detection.files import write_results
 from sslbench.results import Result, records
 from sslbench.runtime.progress import Progress
 from sslbench.runtime.workers import default_workers
+from sslbench.train.loop import NotFiniteError
 
 __all__ = [
     "DetectionRequest",
@@ -178,7 +179,8 @@ def evaluate_detection(
         watch: told of the lines of the training's log; without one they go to the log of the program.
 
     Returns:
-        Results of the baselines, then the one in question; empty on processes but the first.
+        Results of the baselines, then the one in question; empty on processes but the first. A baseline whose
+        training diverges is missing, and the record says so (in several processes the run ends, after the weights).
 
     Raises:
         SslbenchError: an image cannot be read, the loss is not finite, or the folder cannot be written.
@@ -188,16 +190,31 @@ def evaluate_detection(
     with process_group(prepared.run.torch_device()):
         parts = prepared.data.train, prepared.data.test
         check_readable(parts, workers=_workers(prepared.run), progress=progress)
-        baselines = [
-            _measure(prepared, other, weights, out, command, progress, says) for weights, other in prepared.baselines
-        ]
+        # The weights come first: what happens to a baseline does not cost them their result.
         own = _measure(prepared, prepared.backbone, request.weights, out, command, progress, says)
+        baselines, diverged = list[DetectorResult](), dict[str, str]()
+        for weights, other in prepared.baselines:
+            try:
+                baselines.append(_measure(prepared, other, weights, out, command, progress, says))
+            except NotFiniteError as error:
+                if world_size() > 1:  # the others may still be training
+                    raise
+                log.warning(error.message)
+                diverged[weights] = f"its training diverged: {error.message}"
         if rank() != 0:
             return []
-        result = compared(own, baselines, prepared.data.test.truth(), request.recipe, seed=prepared.run.seed)
-        if not baselines and not result.weights.untrained:
-            result = dataclasses.replace(result, missing_floors={"untrained": _NO_BASELINE})
+        result = compared(own, baselines, prepared.data, request.recipe, prepared.run)
+        result = _with_missing(result, diverged, asked="random" in request.baselines)
         return [*(other.result for other in baselines), records.write_without_scores(result, out)]
+
+
+def _with_missing(result: Result, diverged: Mapping[str, str], *, asked: bool) -> Result:
+    """Return the record with the baselines that are missing: the untrained one as a floor, others as notes."""
+    missing = {} if asked or result.weights.untrained else {"untrained": _NO_BASELINE}
+    if "random" in diverged:
+        missing["untrained"] = diverged["random"]
+    notes = [f"no comparison with {name}: {reason}" for name, reason in diverged.items() if name != "random"]
+    return dataclasses.replace(result, missing_floors=missing, notes=(*result.notes, *notes))
 
 
 def _log_line(line: DetectionLogLine) -> None:
@@ -232,7 +249,10 @@ def _measure(
     )
     ran = run_exported(prepared, training, stem, progress)
     if ran is None:
-        ran = run_backend(prepared, backbone, training, stem=stem, watch=watch, progress=progress)
+        try:
+            ran = run_backend(prepared, backbone, training, stem=stem, watch=watch, progress=progress)
+        except NotFiniteError as error:
+            raise NotFiniteError(f"{blank.weights.name}: {error.message}", error.remedy) from error
         if ran.detector is not None:
             export(prepared, ran.detector, about, training, stem, command)
     if rank() != 0:

@@ -2,12 +2,19 @@
 
 import dataclasses
 
+from sslbench.data.splits.objects import TrainTestObjects
+from sslbench.detection.constant_box import constant_boxes
+from sslbench.detection.evaluate import score
 from sslbench.detection.recipe import DetectionRecipe
-from sslbench.metrics.detection import Detections, Truth
+from sslbench.evaluation.request import RunSettings
+from sslbench.metrics.detection import Detections
 from sslbench.metrics.detection.difference import ApDefinition, ap_difference
 from sslbench.results import Result, percent
 
 _METRICS: dict[str, ApDefinition] = {"coco": "coco", "voc07": "11-point", "voc12": "area"}
+
+CONSTANT_BOX = "constant box"
+"""Name of the floor that predicts the median box of each class."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -19,27 +26,50 @@ class DetectorResult:
 
 
 def compared(
-    own: DetectorResult, baselines: list[DetectorResult], truth: Truth, recipe: DetectionRecipe, *, seed: int
+    own: DetectorResult,
+    baselines: list[DetectorResult],
+    data: TrainTestObjects,
+    recipe: DetectionRecipe,
+    run: RunSettings,
 ) -> Result:
-    """Return the record with the baselines beside it: the difference of AP, its interval, and whether they are tied.
+    """Return the record with baselines and floors beside it: differences of AP, their intervals, and ties.
 
     Args:
         own: the one in question.
         baselines: the same detector trained alike from other weights.
-        truth: of the test part.
+        data: train and test part.
         recipe: its metric counts.
-        seed: of the bootstrap.
+        run: its seed is that of the bootstrap; without floors the constant box is left out.
     """
-    result, variants, notes, floors = own.result, dict(own.result.variants), list(own.result.notes), {}
+    result, variants, notes = own.result, dict(own.result.variants), list(own.result.notes)
+    truth, metric, floors = data.test.truth(), _METRICS[recipe.metric], dict(result.floors)
+    if run.floors:
+        boxes = constant_boxes(data.train, data.test)
+        scores, _ = score(truth, boxes, dataclasses.replace(recipe, masks=False), seed=run.seed, resamples=0)
+        floors[CONSTANT_BOX] = {name: percent(value) for name, (value, _, _) in scores.metrics.items()}
+        values = ap_difference(truth, own.found, boxes, metric, seed=run.seed)
+        notes += at_constant_box(result, floors[CONSTANT_BOX]["AP"], *map(percent, values))
     for other in baselines:
         weights = other.result.weights
-        values = ap_difference(truth, own.found, other.found, _METRICS[recipe.metric], seed=seed)
+        values = ap_difference(truth, own.found, other.found, metric, seed=run.seed)
         difference, low, high = (percent(value) for value in values)
         variants[f"AP less that of {weights.name}"] = {"difference": difference, "low": low, "high": high}
         notes.append(verdict(result, other.result, difference, low, high, truth.n_images))
         if weights.untrained:
             floors["untrained"] = {name: metric.value for name, metric in other.result.metrics.items()}
-    return dataclasses.replace(result, variants=variants, notes=tuple(notes), floors={**result.floors, **floors})
+    return dataclasses.replace(result, variants=variants, notes=tuple(notes), floors=floors)
+
+
+def at_constant_box(
+    own: Result, box: float | None, difference: float | None, low: float | None, high: float | None
+) -> list[str]:
+    """Return a warning if a detector is not clearly above the constant box by a paired bootstrap; else nothing."""
+    if box is None or difference is None or low is None or high is None or low > 0:
+        return []
+    return [
+        f"{own.weights.name} is not clearly above the constant box, the median of the training boxes of each class, "
+        f"without pixels: AP {box:.1f} ({difference:+.1f}, 95 % interval {low:+.1f} .. {high:+.1f})"
+    ]
 
 
 def verdict(
@@ -58,5 +88,6 @@ def verdict(
         words = f"tied with the {second:.1f} of {names[1]}"
     return (
         f"{names[0]}: AP {first:.1f}, {words}, trained alike ({difference:+.1f}, 95 % interval {low:+.1f} .. "
-        f"{high:+.1f}: paired bootstrap over {images} test images)"
+        f"{high:+.1f}: paired bootstrap over {images} test images; one training each, so the variance between "
+        "trainings is unknown)"
     )

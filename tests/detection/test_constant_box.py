@@ -1,0 +1,37 @@
+"""Constant box: the median of the training boxes of each class, in shares of the image, on every test image."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from drawn_rectangles import recipe, source
+
+from sslbench.detection.constant_box import constant_boxes
+from sslbench.detection.evaluate import score
+
+
+def test_each_class_has_its_median_box_scaled_to_the_image():
+    """Wide boxes are (4 + i, 6, 20 + i, 14), tall ones (30 - i, 20, 36 - i, 40), i = 0 .. 4, in 48 x 48 pixels."""
+    test = source(2, height=96, width=24)
+    found = constant_boxes(source(5), test)
+    expected = [[3, 12, 11, 28], [14, 40, 17, 80]]  # i = 2, twice as high and half as wide
+    assert found.images.tolist() == [0, 0, 1, 1] and found.labels.tolist() == [0, 1, 0, 1]
+    assert found.boxes == pytest.approx(np.array(expected * 2)) and found.scores == pytest.approx(0.5)
+
+
+def test_crowds_and_images_without_objects_do_not_count():
+    found = constant_boxes(source(5, crowd=(3,), empty=(4,)), source(1))
+    assert found.boxes[0] == pytest.approx([5, 6, 21, 14])  # of i = 0, 1, 2
+
+
+def test_without_sizes_edges_are_pixels_and_without_a_box_of_a_class_there_is_none():
+    train = source(1)
+    train = dataclasses.replace(train, sizes=np.zeros_like(train.sizes))
+    assert constant_boxes(train, source(1, height=96)).boxes[0] == pytest.approx([4, 6, 20, 14])
+    assert len(constant_boxes(source(2, empty=(0, 1)), source(1))) == 0
+
+
+def test_where_all_images_are_alike_it_finds_everything():
+    data = source(1)
+    scores, _ = score(data.truth(), constant_boxes(data, data), recipe(), seed=0, resamples=0)
+    assert scores.metrics["AP"][0] == pytest.approx(1)
