@@ -70,7 +70,7 @@ def _places(board: Board, rows: list[Row], position: int) -> dict[int, int]:
 
 
 def _line(board: Board, row: Row, number: int, places: list[dict[int, int]], label: str) -> Line:
-    dots, parts, part = [], [], list[str]()
+    dots, parts, part = list[tuple[float, float, str]](), list[list[str]](), list[str]()
     for position, found in enumerate(places):
         if number not in found:
             parts, part = [*parts, part], []
