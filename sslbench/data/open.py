@@ -6,7 +6,6 @@ through a palette or as a picture, never turned. They belong to the upright imag
 """
 
 import dataclasses
-import errno
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 import yaml
 
 from sslbench import config
-from sslbench.data import catalog, regular, remote, strings
+from sslbench.data import remote, strings
 from sslbench.data.depth.location import holds_values
 from sslbench.data.format import (
     Column,
@@ -35,6 +34,7 @@ from sslbench.data.location import PATTERN, SCHEME, locate
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside
 from sslbench.data.maps.foreground import binary_masks, foreground_of
 from sslbench.data.maps.types import LabelMapSource
+from sslbench.data.missing import refuse_missing
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import some
@@ -381,10 +381,10 @@ def _parsed_options(spec: str, reader: SampleReader[Any], given: dict[str, str])
 
 def _reader_of_path(spec: str) -> SampleReader[Any]:
     if not PATTERN.search(spec) and not remote.is_copy(Path(spec)):  # copied when it is read
-        _check_exists(spec)
+        refuse_missing(spec)
     reader = _recognised_by(spec)
     if reader is None:
-        _check_exists(spec)
+        refuse_missing(spec)
         raise UsageError(f"'{spec}' is not a kind of data that sslbench reads", readable_formats())
     return reader
 
@@ -419,34 +419,3 @@ def _samples_of(found: SourceFormat, name: str) -> SampleReader[Any]:
     if found.samples is None:
         raise UsageError(f"'{name}' does not read images with labels")
     return found.samples
-
-
-def _check_exists(spec: str) -> None:
-    path = Path(spec)
-    try:
-        kind = regular.kind_of(path.stat().st_mode)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise UsageError(f"'{spec}' is a link to itself") from error
-        kind = None
-    if kind in ("a file", "a folder"):
-        return
-    if kind is not None:
-        raise UsageError(f"'{spec}' is {kind}, neither a file nor a folder", "Write its content into a file first.")
-    if path.is_symlink():
-        raise UsageError(f"'{spec}' is a link to {path.readlink()}, which does not exist")
-    missing = path
-    while not missing.parent.exists() and missing.parent != missing:
-        missing = missing.parent
-    parent = missing.parent
-    shown = "this folder" if parent == Path() else str(parent)
-    if not parent.is_dir():
-        raise UsageError(f"'{spec}' does not exist: {parent} is a file, not a folder")
-    try:
-        names = [entry.name for entry in parent.iterdir() if not entry.name.startswith(".")]
-    except OSError as error:
-        raise UsageError(f"'{spec}' cannot be reached: {shown}: {error.strerror}") from error
-    if missing == path and parent == Path():
-        names += catalog.entries()
-    hint = did_you_mean(missing.name, names) if names else f"{shown} is empty."
-    raise UsageError(f"'{spec}' does not exist: there is no '{missing.name}' in {shown}", hint)

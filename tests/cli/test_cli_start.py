@@ -34,6 +34,33 @@ def test_help_loads_nothing_heavy(arguments):
     assert "sslbench" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["knn", "--weights", "weigths.pth"], "there is no weights file weigths.pth"),
+        (["knn", "linear", "--weights", "random", "--data", "fotos"], "'fotos' does not exist"),
+        (
+            ["svm", "--weights", "pixels", "--data", "photos", "--test-data", "photos/tets"],
+            "'photos/tets' does not exist",
+        ),
+        (["nkn", "--weights", "weights.pth"], "nkn"),
+        (["knn", "--wieghts", "weights.pth"], "wieghts"),
+    ],
+)
+def test_a_mistyped_path_or_name_is_told_before_torch_is_loaded(tmp_path, arguments, message):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "weights.pth").write_bytes(b"x")
+    code = (
+        "import sys\nfrom sslbench.cli.main import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as e:\n"
+        "    assert e.code, e.code\nprint([m for m in ('torch', 'sklearn', 'pandas') if m in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "eval", *arguments], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+    assert message in done.stderr
+
+
 def test_every_command_is_there_and_helps(capsys):
     assert set(COMMANDS) == {
         *"pretrain eval extract cluster predict export inspect convert diff cka diff-preset".split(),

@@ -135,7 +135,7 @@ def command(**_: Any) -> int | None:
 
     terminal.show_messages()
     ctx = click.get_current_context()
-    plan, typed = make_plan(ctx), str(ctx.find_root().obj)
+    plan, typed = make_plan(ctx, check_paths=True), str(ctx.find_root().obj)
     if isinstance(plan, detection.DetectionPlan):
         detection.run(plan, typed)
         return None
@@ -145,14 +145,18 @@ def command(**_: Any) -> int | None:
     return samples.run(plan, typed)
 
 
-def make_plan(ctx: click.Context) -> "DetectionPlan | EmbeddingsPlan | SamplesPlan":
+def make_plan(ctx: click.Context, *, check_paths: bool = False) -> "DetectionPlan | EmbeddingsPlan | SamplesPlan":
     """Return what a parsed command will evaluate; nothing is opened.
+
+    Args:
+        ctx: the context of the command.
+        check_paths: refuse paths that do not exist, before anything heavy is imported.
 
     Raises:
         UsageError: a name, option or setting that does not exist or has no effect.
     """
     from sslbench.cli.commands.eval import detection, samples
-    from sslbench.cli.commands.eval.flags import EvalOptions
+    from sslbench.cli.commands.eval.flags import EvalOptions, refuse_missing_paths
     from sslbench.cli.words import split_words
 
     chosen = EvalOptions.of(ctx)
@@ -160,7 +164,9 @@ def make_plan(ctx: click.Context) -> "DetectionPlan | EmbeddingsPlan | SamplesPl
     names = [name if "." in name else name.replace("_", "-") for name in names]  # low_shot is low-shot
     benchmarks = detection.named_benchmarks(names, chosen.benchmarks, chosen.suite)
     if benchmarks is not None:
+        if check_paths:
+            refuse_missing_paths(chosen)
         return detection.make_plan(ctx, chosen, benchmarks, values)
     if chosen.features is not None:
         return samples.plan_embeddings(ctx, chosen, names, values)
-    return samples.make_plan(ctx, chosen, names, values)
+    return samples.make_plan(ctx, chosen, names, values, check_paths=check_paths)

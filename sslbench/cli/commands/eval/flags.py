@@ -201,3 +201,29 @@ def refuse_unused_of_weights(ctx: click.Context, chosen: EvalOptions) -> None:
 
 def _is_pixels(word: str) -> bool:
     return word.partition(":")[0] == "pixels" and not Path(word).exists()
+
+
+def refuse_missing_paths(chosen: EvalOptions) -> None:
+    """Refuse plain paths that do not exist before anything heavy is imported.
+
+    Names, addresses, patterns and entries of the catalog are left to the readers; so are several weights, of which a
+    missing one is a hole among the results.
+
+    Raises:
+        SslbenchError: a path does not exist.
+    """
+    from sslbench.data import catalog
+    from sslbench.data.missing import refuse_missing
+    from sslbench.weights.reading.sniff import refuse_path
+
+    if len(chosen.weights) == 1 and not chosen.suite:
+        path = chosen.weights[0]
+        if _is_plain(path) and path not in ("random", "pixels") and not Path(path).exists():
+            refuse_path(Path(path))
+    for spec in (chosen.data.data, chosen.data.test_data):
+        if spec and _is_plain(spec) and catalog.find(spec) is None:
+            refuse_missing(spec)
+
+
+def _is_plain(text: str) -> bool:
+    return not set(text) & set(":*?[]{}~")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sslbench.cli import options
-from sslbench.cli.commands.eval.flags import EvalOptions, refuse_unused
+from sslbench.cli.commands.eval.flags import EvalOptions, refuse_missing_paths, refuse_unused
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, list_names
 
@@ -58,7 +58,14 @@ class EmbeddingsPlan:
     out: Path
 
 
-def make_plan(ctx: click.Context, chosen: EvalOptions, names: Sequence[str], values: Mapping[str, Any]) -> SamplesPlan:
+def make_plan(
+    ctx: click.Context,
+    chosen: EvalOptions,
+    names: Sequence[str],
+    values: Mapping[str, Any],
+    *,
+    check_paths: bool = False,
+) -> SamplesPlan:
     """Return what will be evaluated; nothing is opened.
 
     Args:
@@ -66,6 +73,7 @@ def make_plan(ctx: click.Context, chosen: EvalOptions, names: Sequence[str], val
         chosen: its options.
         names: protocols.
         values: key=value.
+        check_paths: refuse paths that do not exist.
 
     Raises:
         UsageError: a name, option or setting that does not exist or has no effect.
@@ -73,6 +81,8 @@ def make_plan(ctx: click.Context, chosen: EvalOptions, names: Sequence[str], val
     from sslbench.cli.commands.eval import suite
 
     benchmarks = _benchmarks(chosen, names)
+    if check_paths:
+        refuse_missing_paths(chosen)
     runs, routed, run, origins = _settings(ctx, chosen, names, values, benchmarks)
     weights, of_runs = suite.with_checkpoints(suite.expand(chosen.weights))
     requests: tuple[Request, ...] = ()
