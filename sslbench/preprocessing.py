@@ -60,6 +60,23 @@ class Preprocessing:
         """Number of channels that the backbone takes. One: colours become luminance, or lightness, see `space`."""
         return len(self.mean)
 
+    def text(self, *, sizes: bool = True) -> str:
+        """Return the steps and the source of their values in a line; without `sizes`, mean and std only.
+
+        >>> Preprocessing().text()
+        'resize 256 bilinear, crop 224, mean 0.485/0.456/0.406, std 0.229/0.224/0.225 (ImageNet default)'
+        """
+        words = []
+        if sizes:
+            side = "longer " if self.resized_side == "longer" else ""
+            words += [] if self.resize is None else [f"resize {side}{_side(self.resize)} {self.interpolation}"]
+            words += [] if self.squash is None else [f"squash {_side(self.squash)}"]
+            words += ["no crop" if self.crop is None else f"crop {_side(self.crop)}"]
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            numbers = values[:1] if len(set(values)) == 1 else values
+            words.append(f"{name} {'/'.join(f'{x:g}' for x in numbers)}")
+        return f"{', '.join(words)} ({self.origin})"
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """Sides in pixels that are set: those of resize, crop and squash."""
@@ -127,6 +144,11 @@ class Preprocessing:
     def record(self) -> dict[str, object]:
         """Return `values`, `space` and `origin`, for result records and weights files."""
         return {**self.values(), "space": self.space, "origin": self.origin}
+
+
+def _side(size: int | tuple[int, int]) -> str:
+    sides = (size, size) if isinstance(size, int) else size
+    return f"{sides[0]}" if sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"
 
 
 LIGHTNESS = Preprocessing(mean=LIGHTNESS_MEAN, std=LIGHTNESS_STD, space="lightness", origin="L of CIE Lab minus 50")

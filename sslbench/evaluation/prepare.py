@@ -7,6 +7,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from sslbench import names, protocols
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, names_head, resolve_layers
@@ -194,7 +196,8 @@ def prepare(
     elif data.train is data.test:
         log.info(f"{len(data.test)} test samples, {data.how}")
     else:
-        log.info(f"{len(data.train)} train and {len(data.test)} test samples, {data.how}")
+        log.info(f"{len(data.train)} train and {len(data.test)} test samples, {data.how}{_class_counts(data.train)}")
+    log.info(f"images: {backbone.preprocessing.text(sizes=not takes_own_sizes(request.tasks))}")
     for finding in findings:
         log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
     _check_tasks(request, run, backbone, layers, data)
@@ -459,6 +462,16 @@ def _layers(backbone: Backbone, request: Request) -> tuple[Layer, ...]:
     if dense_kind(request.tasks) is not None:
         return dense_layers(backbone, request.tasks, request.layers)
     return resolve_layers(backbone, request.layers or (backbone.default_layer,))
+
+
+def _class_counts(train: Source) -> str:
+    """Return the number of classes and the sizes of the smallest and the largest; nothing for other labels."""
+    if train.labels.kind != "single" or not len(train.labels.classes):
+        return ""
+    counts = np.bincount(train.labels.values, minlength=len(train.labels.classes))
+    few, many = int(counts.min()), int(counts.max())
+    each = f"{few:,}" if few == many else f"{few:,} to {many:,}"
+    return f"; {len(counts):,} classes of {each} train samples"
 
 
 def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple[Backbone, dict[str, str]]:
