@@ -5,7 +5,7 @@ from sslbench.leaderboard.model import Board, Cell, Column, Published, Row
 from sslbench.leaderboard.published import read_published, with_published
 from sslbench.leaderboard.writers.html import to_html
 from sslbench.leaderboard.writers.latex import to_latex
-from sslbench.leaderboard.writers.tables import to_csv, to_markdown, to_rich
+from sslbench.leaderboard.writers.tables import markdown, to_csv, to_markdown, to_rich
 
 __all__ = [
     "Board",
@@ -13,6 +13,7 @@ __all__ = [
     "Column",
     "Published",
     "Row",
+    "markdown",
     "read_published",
     "table",
     "to_csv",
