@@ -215,7 +215,7 @@ def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], s
     if low > 0:
         return None
     return (
-        f"{result.weights.name} is not better than the untrained {result.weights.backbone} "
+        f"{result.protocol.name}: {result.weights.name} is not better than the untrained {result.weights.backbone} "
         f"({100 * found.difference:+.1f} points, the interval reaches {100 * low:+.1f}): check that these are "
         "the intended weights"
     )
