@@ -38,6 +38,7 @@ heads[1].click(); heads[1].click(); type("#rows", "torch"); seen.address = locat
 type("#rows", ""); heads[0].click();
 location.hash = seen.address; recall(); seen.recalled = shown();
 seen.recalledWords = document.querySelector("#rows").value;
+location.hash = "sort=__proto__+ascending&without=constructor"; recall(); seen.hostile = shown();
 location.hash = ""; recall(); heads[0].click();
 seen.sticky = getComputedStyle(document.querySelector("#board td")).position;
 seen.beyond = document.documentElement.scrollWidth - window.innerWidth;
@@ -115,6 +116,7 @@ def test_the_address_of_the_page_holds_order_and_filters(seen):
     assert "sort=1+ascending" in seen["address"] and "rows=torch" in seen["address"]
     assert seen["recalled"] == [["alpha.torch", "Zeta <b>.torch", "beta.torch"], [], []]
     assert seen["recalledWords"] == "torch"
+    assert [len(block) for block in seen["hostile"]] == [3, 1, 2], "an address that means nothing changes nothing"
 
 
 def test_on_a_phone_the_table_scrolls_below_its_first_column(seen):

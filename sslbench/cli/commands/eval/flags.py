@@ -221,7 +221,7 @@ def refuse_missing_paths(chosen: EvalOptions) -> None:
         if _is_plain(path) and path not in ("random", "pixels") and not Path(path).exists():
             refuse_path(Path(path))
     for spec in (chosen.data.data, chosen.data.test_data):
-        if spec and _is_plain(spec) and catalog.find(spec) is None:
+        if spec and _is_plain(spec) and spec not in catalog.entries():
             refuse_missing(spec)
 
 
