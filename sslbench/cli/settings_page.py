@@ -29,3 +29,17 @@ def section(title: str, rows: list[tuple[str, str, str]]) -> None:
     for name, value, origin in rows:
         behind = click.style(f"  [{visible(origin)}]", dim=True) if origin else ""
         echo(f"  {name:<{width}}  {value}", after=behind)
+
+
+def together(rows: list[tuple[str, str, str]], origins: tuple[str, ...]) -> list[tuple[str, str, str]]:
+    """Return rows for `section` in which all rows of such an origin are one, behind the rest.
+
+    Example:
+        >>> together([("k", "[7]", "command line"), ("vote", "softmax", "default")], ("default",))
+        [('k', '[7]', 'command line'), ('others', 'vote=softmax', 'default')]
+    """
+    found = [row for row in rows if row[2] not in origins]
+    for origin in origins:
+        if same := [f"{name}={value}" for name, value, of in rows if of == origin]:
+            found.append(("others", " ".join(same), origin))
+    return found

@@ -164,7 +164,8 @@ def make_plan(ctx: click.Context, *, check_paths: bool = False) -> "DetectionPla
     names = [name if "." in name else name.replace("_", "-") for name in names]  # low_shot is low-shot
     benchmarks = detection.named_benchmarks(names, chosen.benchmarks, chosen.suite)
     if benchmarks is not None:
-        if check_paths:
+        of_detectron2 = chosen.backend == "detectron2" or any(value.startswith("d2.") for value in values)
+        if check_paths and not of_detectron2:  # where Detectron2 is missing, that is the first thing to say
             refuse_missing_paths(chosen)
         return detection.make_plan(ctx, chosen, benchmarks, values)
     if chosen.features is not None:

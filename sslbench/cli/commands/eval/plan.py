@@ -4,13 +4,20 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sslbench.cli.settings_page import section, show_value
+from sslbench.cli.settings_page import section, show_value, together
 from sslbench.evaluation import Prepared
+from sslbench.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
     from sslbench.evaluation import Request
     from sslbench.library.benchmarks import Benchmark
     from sslbench.library.presets import Preset
+
+_SELDOM = ("squash", "decoder", "max_pixels", "space", "resized_side", "scales")
+"""Parts of the preprocessing that are shown where they are not the usual ones."""
+_USUAL = Preprocessing()
+_UNCHANGED = ("default", "configs/eval.yaml")
+"""Origins of settings that nobody chose; they share a line."""
 
 
 def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> None:
@@ -25,6 +32,7 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> 
     rows = [
         (name, str(getattr(backbone.preprocessing, name)), _origin_of(request, name, origin))
         for name, origin in prepared.preprocessing_origins.items()
+        if name not in _SELDOM or getattr(backbone.preprocessing, name) != getattr(_USUAL, name)
     ]
     section("preprocessing", rows)
     fixed = [p for p in _published(request) if p.layers and p.layers == request.layers]
@@ -41,9 +49,11 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> 
         settings = dataclasses.asdict(task.settings)
         parts = [f"{p.name} v{p.version}" for p in (task.benchmark, task.preset) if p is not None]
         name = f"{task.protocol} ({', '.join(parts)})" if parts else task.protocol
-        section(name, [(key, show_value(value), task.origins[key]) for key, value in settings.items()])
+        rows = [(key, show_value(value), task.origins[key]) for key, value in settings.items()]
+        section(name, together(rows, _UNCHANGED))
     run = dataclasses.asdict(prepared.run)
-    section("run", [(key, show_value(value), run_origins[key]) for key, value in run.items()])
+    rows = [(key, show_value(value), run_origins[key]) for key, value in run.items()]
+    section("run", together(rows, _UNCHANGED))
     if all(is_on_images(task) for task in request.tasks):
         section(
             "features",
