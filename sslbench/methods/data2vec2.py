@@ -171,7 +171,7 @@ class Method(method.Method[Config]):
             targets = averaged_targets(self._outputs(images))
         views, generators = len(batch.views), image_generators(self.seed, batch, step)
         drawn = [draw_visible(views * config.masks, self.grid, config, each) for each in generators]
-        visible = view_by_view([part.unflatten(0, (views, -1)) for part in drawn]).flatten(0, 1).to(images.device)
+        visible = view_by_view([part.view(views, config.masks, -1) for part in drawn]).flatten(0, 1).to(images.device)
         tokens = self._visible_tokens(images, visible)
         prefix = self.backbone.num_prefix_tokens
         masked = torch.ones(len(visible), targets.shape[1], dtype=torch.bool, device=images.device)
