@@ -104,16 +104,19 @@ def check_precision(
 
 def _strides_over_one_cell(module: nn.Module, size: int, channels: int) -> bool:
     """Return true if a convolution with a kernel wider than its stride above 1 gets maps of one cell."""
+    strided = [
+        layer
+        for layer in module.modules()
+        if isinstance(layer, nn.Conv2d) and layer.kernel_size[0] > layer.stride[0] > 1
+    ]
+    if not strided:
+        return False
     found = []
 
     def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         found.append(max(inputs[0].shape[-2:]) == 1)
 
-    hooks = [
-        layer.register_forward_pre_hook(note)
-        for layer in module.modules()
-        if isinstance(layer, nn.Conv2d) and layer.kernel_size[0] > layer.stride[0] > 1
-    ]
+    hooks = [layer.register_forward_pre_hook(note) for layer in strided]
     mode = module.training
     module.eval()  # the statistics of BatchNorm stay
     try:
