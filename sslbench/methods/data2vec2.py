@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
+from sslbench.methods._parts.draws import image_generators, view_by_view
 from sslbench.methods._parts.masks import take
 from sslbench.methods._parts.momentum import copy_of, update
 from sslbench.methods._parts.precision import in_float32
@@ -85,22 +86,25 @@ def averaged_targets(outputs: Tensor) -> Tensor:
     return functional.layer_norm(averaged, outputs.shape[-1:])
 
 
-def draw_visible(images: int, grid: tuple[int, int], config: Config) -> Tensor:
+def draw_visible(
+    images: int, grid: tuple[int, int], config: Config, generator: torch.Generator | None = None
+) -> Tensor:
     """Return the indices of visible patches (images, n) in ascending order: random blocks, trimmed to an equal number.
 
     Blocks are cut at the edges; patches are then dropped or added at random (inverse block masking, section 3.3).
+    Random numbers come from torch's default generator, or from another one.
     """
     rows, columns = grid
     patches = rows * columns
     count = max(int(patches * (1 - config.masked)), 1)
     blocks = max(int(patches * (1 - config.masked + config.extra) / config.block**2), 1)
-    centres = torch.randint(patches, (images, blocks))
+    centres = torch.randint(patches, (images, blocks), generator=generator)
     reach = torch.arange(config.block) - config.block // 2
     tops = (centres // columns)[..., None] + reach  # (images, blocks, side)
     lefts = (centres % columns)[..., None] + reach
     covered = tops.clamp(0, rows - 1)[..., :, None] * columns + lefts.clamp(0, columns - 1)[..., None, :]
     inside = torch.zeros(images, patches).scatter_(1, covered.flatten(1), 1.0)
-    chosen = (inside + torch.rand(images, patches)).topk(count, dim=1).indices
+    chosen = (inside + torch.rand(images, patches, generator=generator)).topk(count, dim=1).indices
     return chosen.sort(dim=1).values
 
 
@@ -165,18 +169,28 @@ class Method(method.Method[Config]):
         images = torch.cat(batch.views) if len(batch.views) > 1 else batch.views[0]
         with torch.no_grad():
             targets = averaged_targets(self._outputs(images))
-        visible = draw_visible(len(images) * config.masks, self.grid, config).to(images.device)
+        views, generators = len(batch.views), image_generators(self.seed, batch, step)
+        drawn = [draw_visible(views * config.masks, self.grid, config, each) for each in generators]
+        visible = view_by_view([part.view(views, config.masks, -1) for part in drawn]).flatten(0, 1).to(images.device)
         tokens = self._visible_tokens(images, visible)
         prefix = self.backbone.num_prefix_tokens
         masked = torch.ones(len(visible), targets.shape[1], dtype=torch.bool, device=images.device)
         masked.scatter_(1, visible, False)
-        hidden = torch.randn(*masked.shape, tokens.shape[2], device=images.device, dtype=tokens.dtype) * config.noise
+        hidden = self._noise(generators, tokens) * config.noise
         filled = hidden.scatter(1, visible[..., None].expand(-1, -1, tokens.shape[2]), tokens[:, prefix:])
         repeated = targets.repeat_interleave(config.masks, dim=0)
         of_patches = regression_loss(self.decoder(filled)[masked], repeated[masked])
         of_classes = regression_loss(tokens[:, 0], repeated.mean(1))
         parts = {"patch_loss": of_patches.detach(), "class_loss": of_classes.detach()}
         return Loss(of_patches + config.class_weight * of_classes, tokens[:: config.masks, 0].detach().float(), parts)
+
+    def _noise(self, generators: list[torch.Generator], tokens: Tensor) -> Tensor:
+        """Return normal numbers for all patches of each mask (B * masks, N, D), drawn on the device of `tokens`."""
+        masks, device = self.config.masks, tokens.device
+        shape = (len(tokens) // len(generators) // masks, masks, self.grid[0] * self.grid[1], tokens.shape[2])
+        there = [torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=g))) for g in generators]
+        drawn = [torch.randn(shape, generator=each, device=device, dtype=tokens.dtype) for each in there]
+        return view_by_view(drawn).flatten(0, 1)
 
     def _outputs(self, images: Tensor) -> Tensor:
         """Return the outputs of the teacher's last feed-forward networks for all patches: (L, B, N, D)."""

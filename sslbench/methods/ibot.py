@@ -18,6 +18,7 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.methods._parts.checks import need_teacher_views
 from sslbench.methods._parts.crops import encode
+from sslbench.methods._parts.draws import image_generators, view_by_view
 from sslbench.methods._parts.masks import block_masks, check_shares, random_masks, random_numbers
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
 from sslbench.methods._parts.precision import in_float32
@@ -70,17 +71,18 @@ class Config:
     final_momentum: float = setting(1.0, "decay at the end; half a cosine in between")
 
 
-def draw_masks(views: int, grid: tuple[int, int], config: Config) -> Tensor:
+def draw_masks(views: int, grid: tuple[int, int], config: Config, generator: torch.Generator | None = None) -> Tensor:
     """Return the masks (views, patches) of section 3.2: each view is masked by chance, by a share drawn at random."""
-    numbers = random_numbers()
+    numbers = random_numbers(generator)
     patches = grid[0] * grid[1]
     shares = [
         numbers.uniform(*config.mask_ratio) if numbers.random() < config.mask_probability else 0.0 for _ in range(views)
     ]
     if config.mask_shape == "random":
-        return random_masks(patches, [int(share * patches) for share in shares])
+        return random_masks(patches, [int(share * patches) for share in shares], generator)
     smallest = (min(grid) // 3) ** 2
-    return block_masks(grid, [share * patches for share in shares], smallest=smallest, largest=patches)
+    counts = [share * patches for share in shares]
+    return block_masks(grid, counts, smallest=smallest, largest=patches, generator=generator)
 
 
 @in_float32
@@ -131,7 +133,8 @@ class Method(method.Method[Config]):
         """Return the weighted sum of both losses, with the centres before this update."""
         config, large = self.config, self.config.teacher_views
         images = torch.cat(batch.views[:large])
-        mask = draw_masks(len(images), self.grid, config).to(images.device)
+        drawn = [draw_masks(large, self.grid, config, each) for each in image_generators(self.seed, batch, step)]
+        mask = view_by_view(drawn).to(images.device)
         classes, patches = self._teacher(images, mask, step)
 
         tokens = self._tokens(self.backbone, images, mask)

@@ -3,14 +3,14 @@
 A predictor gets the context network's tokens of the visible patches and predicts the tokens that the target network, a
 moving average of the context network, computes for four blocks of the whole image.
 
-Departures: timm's initial weights, which are the authors' but for the patch projection. The blocks of a batch have one
-size, which each process draws for itself; in the authors' code all draw the same. On grids too small for `min_patches`,
-smaller contexts are accepted; the authors' code does not end.
+Departures: timm's initial weights, which are the authors' but for the patch projection. On grids too small for
+`min_patches`, smaller contexts are accepted; the authors' code does not end.
 """
 
 import dataclasses
 import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
+from sslbench.methods._parts.draws import image_generators, update_generator
 from sslbench.methods._parts.masks import random_numbers, take
 from sslbench.methods._parts.momentum import copy_of, update
 from sslbench.methods._parts.precision import in_float32
@@ -81,17 +82,24 @@ def block_size(grid: Grid, scale: tuple[float, float], aspect: tuple[float, floa
     return max(min(height, grid[0] - 1), 1), max(min(width, grid[1] - 1), 1)
 
 
-def draw_blocks(images: int, grid: Grid, config: Config) -> tuple[Tensor, Tensor]:
+def draw_blocks(
+    grid: Grid, config: Config, sizes: random.Random, places: Sequence[random.Random]
+) -> tuple[Tensor, Tensor]:
     """Return the indices of context patches (images, n) and of target blocks (images, targets, m); section 3.
 
     All images have blocks of the same sizes at their own places. The context is a large block without the targets; of
     contexts of several sizes the first patches are kept, as many as the smallest has.
+
+    Args:
+        grid: rows and columns of patches.
+        config: settings.
+        sizes: random numbers of the sizes of all blocks.
+        places: random numbers of the places of each image's blocks.
     """
-    numbers = random_numbers()
-    target = block_size(grid, config.target_scale, config.target_aspect, numbers.random())
-    context = block_size(grid, config.context_scale, (1.0, 1.0), numbers.random())
+    target = block_size(grid, config.target_scale, config.target_aspect, sizes.random())
+    context = block_size(grid, config.context_scale, (1.0, 1.0), sizes.random())
     contexts, targets = [], []
-    for _ in range(images):
+    for numbers in places:
         blocks = [_block(grid, target, numbers) for _ in range(config.targets)]
         targets.append(torch.stack([block.flatten().nonzero()[:, 0] for block in blocks]))
         contexts.append(_context(grid, context, blocks, config.min_patches, numbers))
@@ -203,7 +211,10 @@ class Method(method.Method[Config]):
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the loss of the predictions of all target blocks."""
         images = torch.cat(batch.views) if len(batch.views) > 1 else batch.views[0]
-        context, targets = (part.to(images.device) for part in draw_blocks(len(images), self.grid, self.config))
+        sizes = random_numbers(update_generator(self.seed, step))
+        places = [random_numbers(each) for each in image_generators(self.seed, batch, step)]
+        blocks = draw_blocks(self.grid, self.config, sizes, places * len(batch.views))
+        context, targets = (part.to(images.device) for part in blocks)
         with torch.no_grad():
             tokens = self._tokens(self.target_backbone, images)[:, self.backbone.num_prefix_tokens :]
             normalised = in_float32(functional.layer_norm)(tokens, tokens.shape[-1:])

@@ -16,6 +16,7 @@ from sslbench.config import setting
 from sslbench.data.views.pretext import distant_permutations
 from sslbench.errors import UsageError
 from sslbench.methods._parts.classification import cross_entropy, top1
+from sslbench.methods._parts.draws import image_generators
 from sslbench.methods._parts.patches import PIECES, concatenated, need_patches, reorder
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
@@ -60,7 +61,9 @@ class Method(method.Method[Config]):
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the cross entropy of the order, drawn anew for every image."""
-        labels = torch.randint(len(self.permutations), (len(batch.views[0]),), device=batch.views[0].device)
+        generators = image_generators(self.seed, batch, step)
+        drawn = torch.stack([torch.randint(len(self.permutations), (), generator=each) for each in generators])
+        labels = drawn.to(batch.views[0].device)
         patches = reorder(batch.views, self.permutations[labels])
         features = self.backbone(patches)
         logits = self.classifier(concatenated(self.patch_head, features))

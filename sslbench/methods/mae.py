@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
+from sslbench.methods._parts.draws import image_generators, view_by_view
 from sslbench.methods._parts.masks import patchify, take
 from sslbench.methods._parts.precision import in_float32
 from sslbench.methods._parts.vision_transformers import (
@@ -48,7 +49,9 @@ class Config:
     )
 
 
-def random_masking(count: int, patches: int, visible: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def random_masking(
+    count: int, patches: int, visible: int, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor]:
     """Draw a random permutation of the patches for each of `count` images.
 
     Returns:
@@ -57,7 +60,7 @@ def random_masking(count: int, patches: int, visible: int, device: torch.device)
     """
     if not 0 < visible < patches:
         raise ValueError(f"{visible} of {patches} patches cannot be visible")
-    order = torch.rand(count, patches, device=device).argsort(dim=1)
+    order = torch.rand(count, patches, generator=generator).argsort(dim=1)
     return order, order.argsort(dim=1)
 
 
@@ -150,7 +153,9 @@ class Method(method.Method[Config]):
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the reconstruction loss of the masked patches."""
         images = torch.cat(batch.views) if len(batch.views) > 1 else batch.views[0]
-        order, restore = random_masking(len(images), self.decoder.positions.shape[1], self.visible, images.device)
+        generators, patches_of_view = image_generators(self.seed, batch, step), self.decoder.positions.shape[1]
+        drawn = [random_masking(len(batch.views), patches_of_view, self.visible, each) for each in generators]
+        order, restore = (view_by_view(part).to(images.device) for part in zip(*drawn, strict=True))
         masked = order[:, self.visible :]
         tokens = self._encode(images, order[:, : self.visible])
         predicted = self.decoder(tokens, restore, masked)

@@ -23,6 +23,7 @@ from sslbench.distributed.collectives import mean_with_gradient
 from sslbench.errors import UsageError
 from sslbench.methods._parts.checks import need_several_images
 from sslbench.methods._parts.crops import encode
+from sslbench.methods._parts.draws import update_generator
 from sslbench.methods._parts.heads import mlp
 from sslbench.methods._parts.momentum import copy_of, update
 from sslbench.methods._parts.precision import in_float32
@@ -123,7 +124,7 @@ class Method(method.Method[Config]):
         with torch.no_grad():
             targets = self.target_projector(self._classes(self.target_backbone, batch.views[0]))
 
-        anchors = torch.cat(encode(self._projections, batch.views[1:]))
+        anchors = torch.cat(encode(lambda views: self._projections(views, step), batch.views[1:]))
         value = msn_loss(
             anchors,
             targets,
@@ -135,18 +136,19 @@ class Method(method.Method[Config]):
         )
         return Loss(value, targets.float())
 
-    def _projections(self, views: Tensor) -> Tensor:
-        """Return the student's projections of views of one size; large views lose the same patches."""
+    def _projections(self, views: Tensor, step: Step) -> Tensor:
+        """Return the student's projections of views of one size; all large views of an update lose the same patches."""
         masked = views.shape[-1] == self.large and self.config.masked > 0
-        classes = self._classes(self.backbone, views, self._kept(views) if masked else None)
+        classes = self._classes(self.backbone, views, self._kept(views, step) if masked else None)
         projected: Tensor = self.projector(classes)
         return projected
 
-    def _kept(self, views: Tensor) -> Tensor:
+    def _kept(self, views: Tensor, step: Step) -> Tensor:
         """Return the indices of the patches that views keep."""
         height, width = self.backbone.patch_embed.patch_size
         patches = (views.shape[-2] // height) * (views.shape[-1] // width)
-        return torch.randperm(patches, device=views.device)[: max(int(patches * (1 - self.config.masked)), 1)]
+        order = torch.randperm(patches, generator=update_generator(self.seed, step))
+        return order[: max(int(patches * (1 - self.config.masked)), 1)].to(views.device)
 
     def _classes(self, vit: VisionTransformer, images: Tensor, patches: Tensor | None = None) -> Tensor:
         """Return the class tokens (B, D) of images of which some patches are seen, by default all."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sslbench.config import setting
 from sslbench.methods._parts.checks import need_views
+from sslbench.methods._parts.draws import image_generators
 from sslbench.methods._parts.heads import mlp
 from sslbench.methods._parts.memory_bank import Contrast, MemoryBank, need_bank_settings
 from sslbench.methods._parts.precision import unit_length
@@ -52,7 +53,8 @@ class Method(method.Method[Config]):
         """Return the contrast of the batch with the memory."""
         embeddings = unit_length(self.head(self.backbone(batch.views[0])))
         images = batch.indices.to(embeddings.device)
-        negatives = self.memory.draw(len(images), self.config.negatives)
+        generators = image_generators(self.seed, batch, step, embeddings.device)
+        negatives = self.memory.draw(self.config.negatives, generators)
         logits = self.memory.logits(embeddings, images, negatives, self.config.temperature)
         self._new.append((images, embeddings.detach()))
         return Loss(self.memory.loss(logits, self.config.contrast), embeddings.detach().float())

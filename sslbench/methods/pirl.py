@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
+from sslbench.methods._parts.draws import image_generators
 from sslbench.methods._parts.heads import mlp
 from sslbench.methods._parts.memory_bank import Contrast, MemoryBank, need_bank_settings
 from sslbench.methods._parts.patches import PIECES, concatenated, need_patches, reorder
@@ -64,12 +65,15 @@ class Method(method.Method[Config]):
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the weighted contrasts of patches and image with the memory."""
         image = unit_length(self.head(self.backbone(batch.views[0])))
-        order = torch.rand(len(image), PIECES, device=image.device).argsort(dim=1)
-        patches = concatenated(lambda x: self.patch_head(self.backbone(x)), reorder(batch.views[1:], order))
+        generators = image_generators(self.seed, batch, step, image.device)
+        order = torch.stack([torch.rand(PIECES, generator=each, device=image.device) for each in generators])
+        patches = concatenated(
+            lambda x: self.patch_head(self.backbone(x)), reorder(batch.views[1:], order.argsort(dim=1))
+        )
         together = unit_length(self.joint_head(patches))
         images = batch.indices.to(image.device)
         self._new.append((images, image.detach()))
-        from_patches, from_image = (self._contrast(embeddings, images) for embeddings in (together, image))
+        from_patches, from_image = (self._contrast(x, images, generators) for x in (together, image))
         weight = self.config.patches_weight
         return Loss(
             weight * from_patches + (1 - weight) * from_image,
@@ -77,9 +81,9 @@ class Method(method.Method[Config]):
             {"patches": from_patches.detach(), "image": from_image.detach()},
         )
 
-    def _contrast(self, embeddings: Tensor, images: Tensor) -> Tensor:
+    def _contrast(self, embeddings: Tensor, images: Tensor, generators: list[torch.Generator]) -> Tensor:
         """Return the loss of embeddings (B, d) with the memory of their images and of random others."""
-        negatives = self.memory.draw(len(images), self.config.negatives)
+        negatives = self.memory.draw(self.config.negatives, generators)
         logits = self.memory.logits(embeddings, images, negatives, self.config.temperature)
         return self.memory.loss(logits, self.config.contrast)
 

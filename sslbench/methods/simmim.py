@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
+from sslbench.methods._parts.draws import image_generators, view_by_view
 from sslbench.methods._parts.masks import patchify, unit_masks
 from sslbench.methods._parts.precision import in_float32
 from sslbench.methods._parts.vision_transformers import (
@@ -90,7 +91,12 @@ class Method(method.Method[Config]):
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the loss of the masked patches."""
         images = torch.cat(batch.views) if len(batch.views) > 1 else batch.views[0]
-        mask = unit_masks(len(images), self.grid, self.config.unit, self.masked).to(images.device)
+        mask = view_by_view(
+            [
+                unit_masks(len(batch.views), self.grid, self.config.unit, self.masked, generator)
+                for generator in image_generators(self.seed, batch, step)
+            ]
+        ).to(images.device)
         tokens = self._tokens(images, mask)[:, self.backbone.num_prefix_tokens :]
         value = pixel_loss(self.decoder(tokens[mask]), patchify(images, self.patch_size)[mask])
         return Loss(value, tokens.mean(1).detach())

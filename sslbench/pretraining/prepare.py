@@ -118,7 +118,7 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     plan = _plan(settings, data.steps_per_epoch)
     sizes = settings.augment.sizes
     accept_sizes(backbone.module, sizes, name=backbone.name, channels=backbone.preprocessing.channels)
-    check_precision(settings.precision, device, backbone.module, min(sizes))
+    check_precision(settings.precision, device, backbone.module, min(sizes), channels=backbone.preprocessing.channels)
     origins: dict[str, str] = {}
     if space == "RGB":
         augment, origins = normalised(augment, backbone.preprocessing, source, reading, seed=settings.seed)
@@ -138,6 +138,7 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
         class_names=source.labels.classes if source.labels.kind == "single" else (),
         normalisation=Preprocessing(mean=augment.mean, std=augment.std),
         targets=torch.from_numpy(np.asarray(source.labels.values)) if source.labels.kind == "multi" else None,
+        seed=settings.seed,
     )
     if settings.eval_linear:
         _check_online_head(request, setup, space)

@@ -4,7 +4,7 @@ import os
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
@@ -76,26 +76,54 @@ def local_gpu(visible: int) -> int:
     return this_process().local % visible
 
 
-def check_precision(precision: Precision, device: torch.device, module: nn.Module, size: int) -> None:
+def check_precision(
+    precision: Precision, device: torch.device, module: nn.Module, size: int, *, channels: int = 3
+) -> None:
     """Refuse to train a network in bf16 on a CPU on images so small that a map of one cell meets a strided convolution.
 
     There torch (to 2.15 at least) leaves a part of the gradient of the kernel uninitialised on processors with
-    AVX512-BF16: weights of 1e30 and nan without any other sign. From 17 pixels on a ResNet of stride 32 has two cells.
+    AVX512-BF16: weights of 1e30 and nan without any other sign. A ResNet of stride 32 has such maps up to 16 pixels.
 
     Args:
         precision: of the forward pass.
         device: device of the training.
         module: network that is trained.
-        size: side of the smallest images, in pixels.
+        size: side of the smallest images (views or patches), in pixels.
+        channels: of the images.
 
     Raises:
         UsageError: the gradients would be wrong.
     """
-    if device.type != "cpu" or precision != "bf16" or size > 16:
-        return
-    if any(isinstance(layer, nn.Conv2d) and layer.kernel_size[0] > layer.stride[0] > 1 for layer in module.modules()):
+    if device.type == "cpu" and precision == "bf16" and _strides_over_one_cell(module, size, channels):
         raise UsageError(
             f"precision bf16 on the CPU with images of {size} pixels: torch computes wrong gradients of strided "
-            "convolutions on maps of one cell",
-            "Use precision fp32, or images of more than 16 pixels.",
+            "convolutions on maps of one cell, which this network has",
+            "Use precision fp32, or larger images.",
         )
+
+
+def _strides_over_one_cell(module: nn.Module, size: int, channels: int) -> bool:
+    """Return true if a convolution with a kernel wider than its stride above 1 gets maps of one cell."""
+    strided = [
+        layer
+        for layer in module.modules()
+        if isinstance(layer, nn.Conv2d) and layer.kernel_size[0] > layer.stride[0] > 1
+    ]
+    if not strided:
+        return False
+    found = []
+
+    def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        found.append(max(inputs[0].shape[-2:]) == 1)
+
+    hooks = [layer.register_forward_pre_hook(note) for layer in strided]
+    mode = module.training
+    module.eval()  # the statistics of BatchNorm stay
+    try:
+        with torch.no_grad():
+            module(torch.zeros(1, channels, size, size))
+    finally:
+        module.train(mode)
+        for hook in hooks:
+            hook.remove()
+    return any(found)

@@ -95,6 +95,7 @@ class Setup:
         targets: int8 (samples, C) for data of several labels per image, 1 present, 0 absent, -1 unknown; else None.
         class_names: names of the classes, in order; empty for data without one class per image.
         normalisation: mean and standard deviation that the views are normalised by.
+        seed: of the run, 0 or more.
     """
 
     feature_dim: int
@@ -112,6 +113,7 @@ class Setup:
     targets: Tensor | None = None
     class_names: tuple[str, ...] = ()
     normalisation: Preprocessing = dataclasses.field(default_factory=Preprocessing)
+    seed: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,9 +140,10 @@ class Method(nn.Module, Generic[ConfigT]):
     `exports()` with its `heads()`; momentum copies and queues are discarded.
 
     Parameters that take no part in the loss must have `requires_grad=False`, or DistributedDataParallel fails. Random
-    numbers come from torch's default generator, whose state is part of a checkpoint. Tensors that are equal on all
-    processes are buffers; tensors that differ between processes go through `local_state`. Losses are computed in
-    float32.
+    numbers of an image come from `methods/_parts/draws.py`, so they are the same for any number of processes; others
+    come from torch's default generator, whose state is part of a checkpoint and differs between processes. Tensors that
+    are equal on all processes are buffers; tensors that differ between processes go through `local_state`. Losses are
+    computed in float32.
 
     Attributes:
         config_type: frozen dataclass of the method's settings.
@@ -152,6 +155,7 @@ class Method(nn.Module, Generic[ConfigT]):
             minus 50, and so do evaluations of the weights.
         backbone: network that is pretrained.
         config: settings.
+        seed: of the run.
     """
 
     config_type: ClassVar[type[Any]]
@@ -165,6 +169,7 @@ class Method(nn.Module, Generic[ConfigT]):
         self.check(backbone, config, setup)
         self.backbone = backbone
         self.config = config
+        self.seed = setup.seed
 
     @classmethod
     def check(cls, backbone: nn.Module, config: ConfigT, setup: Setup) -> None:

@@ -1,7 +1,7 @@
 """Every method under ddp, fsdp and zero: plain, averaged, accumulated, compiled, in bfloat16; two processes, no GPU.
 
 The three strategies compute the same, so they have to end with the same weights. One process has to end there too, if
-BatchNorm does not take the statistics of each process's images and nothing is drawn for each of them.
+BatchNorm does not take the statistics of each process's images (`OF_EACH_PROCESS` has the exceptions).
 
 Numbers are float64: small networks with BatchNorm turn differences of rounding into ones a thousand times as large.
 Not the full product, which takes an hour: options act in the training loop and on what methods are made of, so four
@@ -299,16 +299,15 @@ def close(found, expected, what, tolerance, *, statistics=True):
             np.testing.assert_allclose(value, expected[name], rtol=tolerance, atol=tolerance, err_msg=f"{what}: {name}")
 
 
-ACCUMULATED = ("dino", "moco", "rotnet", "supervised")
+ACCUMULATED = tuple("data2vec2 dino ibot jigsaw mae moco npid pirl rotnet simmim supervised".split())
 """Methods whose loss is a mean over the images of a pass, and no contrast of them."""
-DRAWING = {
-    "masks": ("data2vec2", "dinov2", "ibot", "ijepa", "mae", "msn", "simmim"),
-    "negatives": ("npid", "pirl"),
-    "permutations of patches": ("jigsaw",),
-    "images that are whitened together": ("wmse",),
+OF_EACH_PROCESS = {
+    "dinov2": "its masks have shares spread over the images of a process, whose nearest neighbours KoLeo parts",
+    "ijepa": "contexts are cut to the shortest of a process's images, as they go through the network together",
+    "wmse": "a process whitens slices of its own images",
 }
-"""Methods of which each process draws its own."""
-COMPARED = sorted(set(runs.METHODS) - {method for methods in DRAWING.values() for method in methods})
+"""Methods that are not the same with other numbers of processes, and the reason."""
+COMPARED = sorted(set(runs.METHODS) - set(OF_EACH_PROCESS))
 
 
 def with_fixed_norms(method):

@@ -64,7 +64,8 @@ def test_the_loss_is_that_of_mask_by_mask_predictions(monkeypatch):
     method, setup, batch = make(dataclasses.replace(CONFIG, noise=0.0))
     torch.manual_seed(1)
     visible = data2vec2.draw_visible(16, (4, 4), CONFIG)
-    monkeypatch.setattr(data2vec2, "draw_visible", lambda *_: visible)
+    drawn = iter(visible.view(8, 2, -1))  # the masks of each image
+    monkeypatch.setattr(data2vec2, "draw_visible", lambda *_: next(drawn))
     vit, terms, classes = method.backbone, [], []
     with torch.no_grad():
         ours = method(batch, step_of(0, setup))

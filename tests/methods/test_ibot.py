@@ -77,7 +77,8 @@ def test_the_loss_agrees_with_one_that_computes_every_patch(monkeypatch):
     method, setup, batch = make()
     mask = torch.rand(16, 16) < 0.4
     mask[3] = False
-    monkeypatch.setattr(ibot, "draw_masks", lambda *_: mask)
+    drawn = iter(mask.view(2, 8, 16).unbind(1))  # the masks of each image's views
+    monkeypatch.setattr(ibot, "draw_masks", lambda *_: next(drawn))
     with torch.no_grad():
         method.mask_token.normal_()
         method.patch_center.copy_(torch.arange(24) / 50)

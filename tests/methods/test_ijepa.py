@@ -1,4 +1,5 @@
 import dataclasses
+import random
 
 import numpy as np
 import pytest
@@ -37,10 +38,15 @@ def test_the_loss_agrees_with_a_loop_and_its_gradient_with_differences():
         assert ours[index] == pytest.approx((oracle(predicted + step) - oracle(predicted - step)) / 2e-6, abs=1e-6)
 
 
+def blocks_of(seed, images, grid, config=None):
+    """The blocks of images whose numbers follow from a seed."""
+    places = [random.Random(f"{seed} {image}") for image in range(images)]
+    return ijepa.draw_blocks(grid, config or ijepa.Config(), random.Random(seed), places)
+
+
 def test_the_loss_is_that_of_image_by_image_predictions(monkeypatch):
     method, setup, batch = make()
-    torch.manual_seed(1)
-    context, targets = ijepa.draw_blocks(8, (4, 4), CONFIG)
+    context, targets = blocks_of(1, 8, (4, 4), CONFIG)
     monkeypatch.setattr(ijepa, "draw_blocks", lambda *_: (context, targets))
     terms = []
     with torch.no_grad():
@@ -58,10 +64,8 @@ def test_the_loss_is_that_of_image_by_image_predictions(monkeypatch):
 
 
 def test_blocks_have_the_published_sizes_and_the_context_none_of_their_patches():
-    torch.manual_seed(0)
-    config = ijepa.Config()
-    for _ in range(20):
-        context, targets = ijepa.draw_blocks(8, (16, 16), config)
+    for seed in range(20):
+        context, targets = blocks_of(seed, 8, (16, 16))
         assert 0.12 * 256 < targets.shape[2] < 0.22 * 256
         assert context.shape[1] > 10
         for seen, blocks in zip(context, targets, strict=True):
@@ -74,18 +78,29 @@ def test_blocks_have_the_published_sizes_and_the_context_none_of_their_patches()
 
 
 def test_small_grids_have_a_context_too():
-    torch.manual_seed(0)
-    for _ in range(20):
-        context, targets = ijepa.draw_blocks(4, (3, 4), ijepa.Config())
+    for seed in range(20):
+        context, targets = blocks_of(seed, 4, (3, 4))
         assert context.shape[1] > 0 and targets.shape[1:] == (4, targets.shape[2])
 
 
-def test_the_masks_follow_from_the_state_of_torchs_generator():
-    found = []
-    for _ in range(2):
-        torch.manual_seed(4)
-        found.append(ijepa.draw_blocks(3, (8, 8), ijepa.Config()))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+def test_an_image_has_the_same_blocks_in_any_batch():
+    """But for the end of its context, which is as long as the shortest of the batch."""
+    context, targets = blocks_of(4, 6, (14, 14))
+    for half in (slice(0, 3), slice(3, 6)):
+        numbers = [random.Random(f"4 {image}") for image in range(6)[half]]
+        own_context, own_targets = ijepa.draw_blocks((14, 14), ijepa.Config(), random.Random(4), numbers)
+        assert torch.equal(own_targets, targets[half])
+        assert torch.equal(own_context[:, : context.shape[1]], context[half])
+
+
+def test_the_blocks_follow_from_seed_update_and_image(monkeypatch):
+    method, setup, batch = make()
+    drawn, own = [], ijepa.draw_blocks
+    monkeypatch.setattr(ijepa, "draw_blocks", lambda *arguments: drawn.append(own(*arguments)) or drawn[-1])
+    for index in (0, 0, 1):
+        method(batch, step_of(index, setup))
+    assert all(torch.equal(a, b) for a, b in zip(drawn[0], drawn[1], strict=True))
+    assert not torch.equal(drawn[0][1], drawn[2][1])
 
 
 @pytest.mark.parametrize("backbone", [PATCHES_ONLY, VIT, VIT + ",reg_tokens=2", VIT + ",dynamic_img_size=True"])

@@ -5,6 +5,7 @@ from training_samples import batch_of, check_contract, network, setup_for, step_
 
 from sslbench.errors import UsageError
 from sslbench.methods import jigsaw
+from sslbench.methods._parts.draws import image_generators
 
 SIZES = (16,) * 9
 SMALL = {"permutations": 6, "hidden": 12}
@@ -14,11 +15,10 @@ def test_the_loss_is_the_cross_entropy_of_the_order():
     setup = setup_for(network(), sizes=SIZES, images=4)
     method = jigsaw.Method(network(), jigsaw.Config(**SMALL), setup).eval()
     batch = batch_of(setup)
-    torch.manual_seed(3)
     with torch.no_grad():
         found = method(batch, step_of(0, setup))
-        torch.manual_seed(3)
-        labels = torch.randint(6, (4,)).tolist()
+        generators = image_generators(0, batch, step_of(0, setup))
+        labels = [int(torch.randint(6, (), generator=each)) for each in generators]
         terms, right = [], 0
         for i, label in enumerate(labels):
             order = method.permutations[label].tolist()
@@ -45,7 +45,7 @@ def test_permutations_are_different_orders_that_follow_from_the_seed():
 
 def test_trains():
     setup = setup_for(network(), sizes=SIZES)
-    check_contract(lambda: jigsaw.Method(network(), jigsaw.Config(**SMALL), setup), setup, lr=0.02)
+    check_contract(lambda: jigsaw.Method(network(), jigsaw.Config(**SMALL), setup), setup, lr=0.2)
 
 
 @pytest.mark.parametrize("sizes", [(32,), (32, *SIZES), (16,) * 8])

@@ -107,7 +107,7 @@ def check_contract(make: Callable[[], Method], setup: Setup, *, lr: float = 0.05
 
     losses = train(method, batch, setup, 20, start=2, lr=lr)
     assert np.isfinite(losses).all()
-    assert losses[-1] < losses[0], losses
+    assert np.mean(losses[10:]) < np.mean(losses[:10]), losses  # means, as every update draws other masks or orders
     for exported in method.exports().values():
         copy.deepcopy(method.backbone).load_state_dict(exported.state_dict(), strict=True)
     _check_state(method, make, batch, setup)

@@ -29,6 +29,7 @@ from sslbench import evaluation
 from sslbench.backbones.build import build as build_backbone
 from sslbench.backbones.sizes import feature_dim
 from sslbench.config import build
+from sslbench.preprocessing import LIGHTNESS
 from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
 from sslbench.pretraining.networks import make_method
 from sslbench.train.method import Batch, Setup, Step
@@ -48,6 +49,7 @@ CROPS = {"views": [{"count": 2, **CROP}, {"count": 2, **CROP, "size": 16, "scale
 SINGLE = {"views": [{"count": 1, "size": 28, "scale": [0.4, 1.0], "flip": 0.5}]}
 CHANGED = {"views": [{"count": 1, **CROP}]}
 PIECES = {**CROP, "size": 8, "scale": [0.6, 1.0], "grid": {"side": 3, "gap": 2, "augment": "views"}}
+COLOURED = {"views": [{"count": 1, "size": 32, "scale": [0.4, 1.0], "flip": 0.5}]}
 WEAK = {"views": [CROP, {"size": 28, "scale": [0.4, 1.0], "flip": 0.5}]}
 
 # method -> settings, views, backbone; widths and momenta for small images and few updates.
@@ -104,7 +106,11 @@ METHODS = {
     "tico": ({"projector": [256, 128], "momentum": 0.98}, PAIR, RESNET),
     "ressl": ({"queue": 1024, "projector": [256, 128], "momentum": 0.98}, WEAK, RESNET),
     "wmse": ({"projector": [256, 16], "slice": 32}, PAIR, RESNET),
+    "clusterfit": ({}, SINGLE, RESNET),
+    "colorization": ({"neighbours": 10, "stride": 8}, COLOURED, f"{PLACES},in_chans=1"),
 }
+NAMED_ONLY = {"clusterfit": "--train-data, a table of clusters", "colorization": "data with colours"}
+"""Methods that are trained only if they are named, and the data they need."""
 
 
 PEERS = {"lightly": "simclr moco byol simsiam barlow_twins vicreg swav nnclr dcl tico".split()}
@@ -124,6 +130,7 @@ def train(method, data, out, limit, epochs, batch_size, *, peer=None, seed=0):
     With `peer`, the method is that of another library.
     """
     own, augment, backbone = METHODS[method]
+    method = "supervised" if method == "clusterfit" else method
     if "teacher" in own:  # another method of the table, trained before
         own = {**own, "teacher": str(out.parent.parent / own["teacher"] / "run" / "weights.torch")}
     values = {
@@ -151,9 +158,12 @@ def train(method, data, out, limit, epochs, batch_size, *, peer=None, seed=0):
     )
 
 
-def correct(protocol, weights, backbone, data, out, limit):
+def correct(protocol, weights, method, data, out, limit):
     """(N,) booleans, which test images a protocol gets right, and the result."""
-    untrained = {"backbone": backbone, "preprocessing": {"resize": (28, 28), "crop": None}}
+    _, augment, backbone = METHODS[method]
+    side = augment["views"][0]["size"] if method == "colorization" else 28
+    space = {key: getattr(LIGHTNESS, key) for key in ("space", "mean", "std")} if method == "colorization" else {}
+    untrained = {"backbone": backbone, "preprocessing": {"resize": (side, side), "crop": None, **space}}
     results = sslbench.evaluate(
         weights,
         data,
@@ -178,15 +188,16 @@ def paired(a, b, rng):
 def rows(method, arguments):
     """The rows of one method."""
     out, data, limit = arguments.out / method, arguments.data, arguments.limit
-    weights, speed, memory = train(method, data, out / "run", limit, arguments.epochs, arguments.batch_size)
-    backbone, found = METHODS[method][2], []
+    images = arguments.train_data or data
+    weights, speed, memory = train(method, images, out / "run", limit, arguments.epochs, arguments.batch_size)
+    found = []
     for protocol in arguments.protocols:
-        right, result = correct(protocol, weights, backbone, data, out / "results", limit)
-        floor, base = correct(protocol, "random", backbone, data, out / "untrained", limit)
+        right, result = correct(protocol, weights, method, data, out / "results", limit)
+        floor, base = correct(protocol, "random", method, data, out / "untrained", limit)
         top1 = result.metrics["top1"]
         numbers = [speed, memory, top1.value, top1.low, top1.high, base.metrics["top1"].value]
         numbers += paired(right, floor, np.random.default_rng(0))
-        facts = [method, backbone, arguments.epochs, arguments.batch_size, protocol]
+        facts = [method, METHODS[method][2], arguments.epochs, arguments.batch_size, protocol]
         found.append(dict(zip(COLUMNS, [*facts, *(f"{value:.2f}" for value in numbers)], strict=True)))
     return found
 
@@ -207,7 +218,7 @@ def peer_row(method, arguments):
             plan = arguments.data, out / "run", arguments.limit, arguments.epochs, arguments.batch_size
             with multiprocessing.get_context("spawn").Pool(1) as process:
                 weights, _, _ = process.apply(train, (method, *plan), {"peer": peer, "seed": seed})
-            right.append(correct("knn", weights, METHODS[method][2], arguments.data, out, arguments.limit)[0])
+            right.append(correct("knn", weights, method, arguments.data, out, arguments.limit)[0])
     ours, theirs = np.array(right[::2], dtype=float), np.array(right[1::2], dtype=float)  # (seeds, test images)
     interval = over_seeds_and_images(ours - theirs, np.random.default_rng(0))
     with multiprocessing.get_context("spawn").Pool(1) as process:
@@ -261,6 +272,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--train-data", help="images and labels to train on, where they are not those of the scores")
     parser.add_argument("--methods", nargs="*")
     parser.add_argument("--protocols", nargs="*", default=["knn"], choices=["knn", "linear"])
     parser.add_argument("--limit", type=int, default=10000)
@@ -270,7 +282,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each method with --peer")
     arguments = parser.parse_args()
     shared = PEERS.get(arguments.peer, list(METHODS))
-    methods = shared if arguments.methods is None else arguments.methods
+    methods = [each for each in shared if each not in NAMED_ONLY] if arguments.methods is None else arguments.methods
     unknown = [method for method in methods if method not in shared]
     if unknown:
         parser.error(f"no {' or '.join(unknown)} here; there are {', '.join(shared)}")

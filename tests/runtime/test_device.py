@@ -59,10 +59,20 @@ def test_several_processes_do_not_share_a_gpu(gpus):
 
 
 @pytest.mark.parametrize(
-    ("precision", "size", "kernel", "refused"),
-    [("bf16", 16, 3, True), ("bf16", 17, 3, False), ("fp32", 16, 3, False), ("bf16", 16, 2, False)],
+    ("precision", "size", "kernel", "layers", "refused"),
+    [
+        ("bf16", 16, 3, 5, True),  # maps of 16, 8, 4, 2 and 1 cells
+        ("bf16", 17, 3, 5, False),
+        ("fp32", 16, 3, 5, False),
+        ("bf16", 16, 1, 5, False),
+        ("bf16", 8, 3, 3, False),  # a network of less stride
+        ("bf16", 32, 3, 6, True),  # one of more
+    ],
 )
-def test_bf16_on_the_cpu_is_refused_where_gradients_are_wrong(precision, size, kernel, refused):
-    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, kernel, stride=2))
-    with pytest.raises(UsageError, match="more than 16 pixels") if refused else contextlib.nullcontext():
-        check_precision(precision, torch.device("cpu"), network, size)
+def test_bf16_on_the_cpu_is_refused_where_gradients_are_wrong(precision, size, kernel, layers, refused):
+    convolutions = [torch.nn.Conv2d(2, 2, kernel, stride=2, padding=kernel // 2) for _ in range(layers)]
+    network = torch.nn.Sequential(*convolutions, torch.nn.BatchNorm2d(2))
+    before = network[-1].running_mean.clone()
+    with pytest.raises(UsageError, match="maps of one cell") if refused else contextlib.nullcontext():
+        check_precision(precision, torch.device("cpu"), network, size, channels=2)
+    assert network.training and torch.equal(network[-1].running_mean, before)

@@ -1,7 +1,7 @@
 """Patches and their random masks: blocks (BEiT, iBOT, DINOv2), single patches, and coarse units (SimMIM).
 
-Masks are drawn on the CPU with Python's random numbers, seeded from torch's generator: its state is part of a
-checkpoint, and a continued run draws the same masks.
+Masks are drawn on the CPU, those of blocks with Python's random numbers that a generator of torch seeds: torch's
+default one, whose state is part of a checkpoint, or that of an image (`draws.py`).
 """
 
 import math
@@ -14,9 +14,9 @@ from torch import Tensor
 from sslbench.errors import UsageError
 
 
-def random_numbers() -> random.Random:
-    """Return a generator of random numbers, seeded by the next number of torch's default generator."""
-    return random.Random(int(torch.randint(2**62, ())))
+def random_numbers(generator: torch.Generator | None = None) -> random.Random:
+    """Return a generator of random numbers, seeded by the next number of one of torch's, by default the default one."""
+    return random.Random(int(torch.randint(2**62, (), generator=generator)))
 
 
 def check_shares(mask_ratio: tuple[float, float], mask_probability: float, *, method: str) -> None:
@@ -39,7 +39,14 @@ def check_shares(mask_ratio: tuple[float, float], mask_probability: float, *, me
         )
 
 
-def block_masks(grid: tuple[int, int], counts: Sequence[float], *, smallest: float, largest: float) -> Tensor:
+def block_masks(
+    grid: tuple[int, int],
+    counts: Sequence[float],
+    *,
+    smallest: float,
+    largest: float,
+    generator: torch.Generator | None = None,
+) -> Tensor:
     """Return masks of overlapping rectangles (BEiT, Bao et al., arXiv 2106.08254, Algorithm 1).
 
     Rectangles have a random area and a random aspect ratio from 0.3 to 1 / 0.3. They are added until the number of
@@ -50,11 +57,12 @@ def block_masks(grid: tuple[int, int], counts: Sequence[float], *, smallest: flo
         counts: largest number of masked patches in each mask; 0 for none.
         smallest: smallest area of a rectangle that is drawn, in patches.
         largest: largest area of a rectangle that is drawn, in patches.
+        generator: of random numbers, see `random_numbers`.
 
     Returns:
         (len(counts), rows * columns) booleans, true for masked patches.
     """
-    numbers = random_numbers()
+    numbers = random_numbers(generator)
     masks = torch.zeros(len(counts), *grid, dtype=torch.bool)
     for mask, count in zip(masks, counts, strict=True):
         masked = 0
@@ -81,13 +89,13 @@ def _add_block(mask: Tensor, room: float, smallest: float, largest: float, numbe
     return 0
 
 
-def random_masks(patches: int, counts: Sequence[int]) -> Tensor:
+def random_masks(patches: int, counts: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
     """Return masks of single patches: (len(counts), patches) booleans, with `counts[i]` true in row i.
 
     >>> random_masks(4, [0, 4, 1]).sum(1).tolist()
     [0, 4, 1]
     """
-    order = torch.rand(len(counts), patches).argsort(dim=1).argsort(dim=1)
+    order = torch.rand(len(counts), patches, generator=generator).argsort(dim=1).argsort(dim=1)
     return order < torch.as_tensor(counts)[:, None]
 
 
@@ -103,7 +111,9 @@ def patchify(images: Tensor, size: tuple[int, int]) -> Tensor:
     return grid.permute(0, 2, 4, 3, 5, 1).reshape(b, -1, h * w * c)
 
 
-def unit_masks(images: int, grid: tuple[int, int], unit: int, masked: int) -> Tensor:
+def unit_masks(
+    images: int, grid: tuple[int, int], unit: int, masked: int, generator: torch.Generator | None = None
+) -> Tensor:
     """Return masks of coarse units (SimMIM, Xie et al., arXiv 2111.09886, section 3.2).
 
     Args:
@@ -111,12 +121,13 @@ def unit_masks(images: int, grid: tuple[int, int], unit: int, masked: int) -> Te
         grid: rows and columns of patches, multiples of `unit`.
         unit: side of a unit in patches.
         masked: number of masked units in each mask.
+        generator: of random numbers, by default torch's default one.
 
     Returns:
         (images, rows * columns) booleans, true for masked patches.
     """
     rows, columns = grid[0] // unit, grid[1] // unit
-    units = random_masks(rows * columns, [masked] * images).view(images, rows, columns)
+    units = random_masks(rows * columns, [masked] * images, generator).view(images, rows, columns)
     return units.repeat_interleave(unit, dim=1).repeat_interleave(unit, dim=2).flatten(1)
 
 

@@ -1,6 +1,7 @@
 """Memory bank: an embedding of every training image, and the contrast of new embeddings with it (NPID, PIRL)."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -77,12 +78,17 @@ class MemoryBank(nn.Module):
         self.register_buffer("vectors", functional.normalize(torch.rand(images, dim) * 2 - 1, dim=1))
         self.register_buffer("log_z", torch.tensor(math.inf))
 
-    def draw(self, rows: int, negatives: int) -> Tensor:
-        """Return the numbers of random images, uniform with replacement: int64 (rows, negatives).
+    def draw(self, negatives: int, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return the numbers of random images for each of B images, uniform with replacement: int64 (B, negatives).
 
         An image may be drawn as its own negative, as in the published code.
+
+        Args:
+            negatives: K, number of images.
+            generators: of random numbers, one for each of the B images, on the memory's device.
         """
-        return torch.randint(len(self.vectors), (rows, negatives), device=self.vectors.device)
+        images, device = len(self.vectors), self.vectors.device
+        return torch.stack([torch.randint(images, (negatives,), generator=each, device=device) for each in generators])
 
     @in_float32
     def logits(self, embeddings: Tensor, images: Tensor, negatives: Tensor, temperature: float) -> Tensor:

@@ -151,7 +151,9 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
         DataError: an image cannot be read.
     """
     prepared = prepare(backbone, layer, fit, settings, seed=seed, engine=engine)
-    check_precision(engine.precision, engine.device, backbone.module, prepared.side)
+    check_precision(
+        engine.precision, engine.device, backbone.module, prepared.side, channels=backbone.preprocessing.channels
+    )
     data = prepared.data
     targets = Targets.of(fit.labels)
     setup = Setup(
