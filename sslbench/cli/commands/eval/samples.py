@@ -159,6 +159,7 @@ def run_embeddings(plan: EmbeddingsPlan, command: str) -> None:
 def results_of_embeddings(plan: EmbeddingsPlan, command: str) -> list["Result"]:
     """Evaluate embeddings and return the results."""
     from sslbench import evaluation
+    from sslbench.cli import terminal
     from sslbench.features.external import read_train_test, read_unlabelled
 
     evaluation.check_writable(plan.out)
@@ -177,7 +178,8 @@ def results_of_embeddings(plan: EmbeddingsPlan, command: str) -> list["Result"]:
             test_fraction=plan.run.test_fraction,
             seed=plan.run.seed,
         )
-    return evaluation.evaluate_features(pair, plan.tasks, plan.run, out=plan.out, command=command)
+    with terminal.progress():  # of the solvers
+        return evaluation.evaluate_features(pair, plan.tasks, plan.run, out=plan.out, command=command)
 
 
 def _settings(
