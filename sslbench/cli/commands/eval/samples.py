@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sslbench.backbones.named import random_backbone
 from sslbench.cli import options
 from sslbench.cli.commands.eval.flags import EvalOptions, refuse_missing_paths, refuse_unused
 from sslbench.errors import UsageError
@@ -83,6 +84,8 @@ def make_plan(
     benchmarks = _benchmarks(chosen, names)
     if check_paths:
         refuse_missing_paths(chosen)
+        if chosen.weights == ("random",) and not chosen.suite:
+            random_backbone(chosen.network.backbone)
     runs, routed, run, origins = _settings(ctx, chosen, names, values, benchmarks)
     weights, of_runs = suite.with_checkpoints(suite.expand(chosen.weights))
     requests: tuple[Request, ...] = ()
