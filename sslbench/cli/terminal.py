@@ -40,7 +40,7 @@ class ProgressLines:
 
     def __init__(self) -> None:
         self.rates: dict[str, Rate] = {}
-        self.last = 0.0
+        self.last = time.monotonic()
 
     def __call__(self, title: str, done: int, total: int) -> None:
         """Report `done` of `total` images of one job."""
