@@ -4,6 +4,7 @@ import logging
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,10 +17,27 @@ from sslbench.steps import Advance, shown_by
 
 
 class _Lines(logging.Handler):
+    """Messages on stderr, each once; at the end the number of times that a warning came again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[tuple[int, str]] = Counter()
+
     def emit(self, record: logging.LogRecord) -> None:
+        key = record.levelno, record.getMessage()
+        self.seen[key] += 1
+        if self.seen[key] > 1 and not is_verbose():
+            return
         warning = click.style("warning: ", fg="yellow", bold=True) if record.levelno >= logging.WARNING else ""
         origin = f"{time.strftime('%H:%M:%S')} {record.module}: " if is_verbose() else ""
         echo(record.getMessage(), err=True, before=f"{origin}{warning}")
+
+    def close(self) -> None:
+        for (level, message), times in self.seen.items():
+            if level >= logging.WARNING and times > 1:
+                echo(f"{times} times: {message}", err=True, before=click.style("warning: ", fg="yellow", bold=True))
+        self.seen.clear()
+        super().close()
 
 
 def show_messages() -> None:
@@ -29,6 +47,9 @@ def show_messages() -> None:
     prints information; all print warnings.
     """
     logger = logging.getLogger("sslbench")
+    for handler in logger.handlers:
+        if isinstance(handler, _Lines):
+            handler.close()  # of an earlier command in the same process
     logger.handlers = [_Lines()]
     level = logging.DEBUG if is_verbose() else logging.INFO
     logger.setLevel(logging.WARNING if is_quiet() or this_process().rank != 0 else level)

@@ -1,6 +1,7 @@
 """Progress lines: rates of the last seconds, and solvers that work for longer than two seconds."""
 
 import io
+import logging
 import re
 import sys
 import time
@@ -47,6 +48,17 @@ def test_lines_without_a_terminal_have_the_rate_of_the_last_seconds(clock, capsy
         clock.now += 1
     rates = re.findall(r"(\d+) images/s", capsys.readouterr().err)
     assert set(rates) == {"50"}
+
+
+def test_a_message_is_printed_once_and_a_repeated_warning_with_its_number_at_the_end(capsys):
+    terminal.show_messages()
+    log = logging.getLogger("sslbench")
+    for _ in range(3):
+        log.info("grey to RGB")
+        log.warning("did not converge")
+    terminal.show_messages()  # the next command
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["grey to RGB", "warning: did not converge", "warning: 3 times: did not converge"]
 
 
 def test_solver_writes_a_line_in_every_interval_and_none_if_it_is_fast(monkeypatch, capsys):
