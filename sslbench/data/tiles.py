@@ -20,6 +20,7 @@ from sslbench.data.wording import counted
 from sslbench.errors import UsageError
 
 _THREADS = 8  # that read the heads of files
+_MOST = 10**7  # tiles of a source: each takes about a kilobyte
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,18 +62,29 @@ def starts(length: int, options: TileOptions) -> list[int]:
     return [*range(0, last, options.size - options.overlap), last]
 
 
+def _number(length: int, options: TileOptions) -> int:
+    """Return the number of tiles along a side, without listing them."""
+    return 1 + -(-max(0, length - options.size) // (options.size - options.overlap))
+
+
 def tiles_of(source: Source, options: TileOptions) -> Source:
     """Return the tiles of all images. The id of a tile is its image's and its number, row by row from the top left.
 
     An image that is smaller than a tile on a side is not enlarged: its tiles are as short as it is.
 
     Raises:
-        UsageError: the source has queries, which are whole images.
+        UsageError: the source has queries, which are whole images; or the tiles are too many.
     """
     if source.queries is not None:
         raise UsageError(f"{source.name}: queries of a retrieval data set are whole images", "Leave out unit=tile.")
     with ThreadPoolExecutor(_THREADS) as pool:
         sizes = list(pool.map(lambda row: size_and_turn(source.images, row)[0], range(len(source))))
+    number = sum(_number(size[0], options) * _number(size[1], options) for size in sizes if size is not None)
+    if number > _MOST:
+        raise UsageError(
+            f"{source.name}: {number:,} tiles of {options.size} x {options.size} pixels are more than {_MOST:,}",
+            "Give a larger size, or a smaller overlap.",
+        )
     found: list[tuple[str, int, int, tuple[int, int, int, int]]] = []
     small = 0
     for row, (name, size) in enumerate(zip(source.ids, sizes, strict=True)):

@@ -38,6 +38,7 @@ def stage_progress(progress: Progress | None, stage: str) -> StageProgress | Non
 STEPS_AFTER = 2.0
 """Seconds after which the steps of a solver are shown."""
 _WINDOW = 10.0  # seconds that a rate is measured over
+_NUMBERS = 46  # columns of the terminal for done of total, rate and time left
 _SHORTEST = 0.5  # seconds below which a rate is unknown
 
 
@@ -69,17 +70,24 @@ def pace(rate: float | None) -> str:
 
 
 def make_bars(width: int, *, time_left: bool = False) -> "rich_progress.Progress":
-    """Return bars on stderr: description, bar, done of total, the field `text`, and the time left on request."""
+    """Return bars on stderr: description, bar, done of total, the field `text`, and the time left on request.
+
+    On a narrow terminal the bar is shorter and a long description ends in an ellipsis, so the numbers stay visible.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
+    console = Console(stderr=True)
+    bar = min(width, console.width // 8)
+    description = Column(no_wrap=True, overflow="ellipsis", max_width=max(16, console.width - bar - _NUMBERS))
     return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=width),
+        TextColumn("{task.description}", table_column=description),
+        BarColumn(bar_width=bar),
         MofNCompleteColumn(),
         TextColumn("{task.fields[text]}"),
         *([TimeRemainingColumn()] if time_left else []),
-        console=Console(stderr=True),
+        console=console,
     )
 
 

@@ -83,6 +83,13 @@ def test_seeded_splits_keep_the_tiles_of_an_image_together(photos):
     assert train and test and not train & test
 
 
+def test_too_many_tiles_are_refused_before_they_are_listed(tmp_path):
+    (tmp_path / "p" / "a").mkdir(parents=True)
+    Image.new("L", (7000, 7000)).save(tmp_path / "p" / "a" / "large.png")
+    with pytest.raises(UsageError, match="49,000,000 tiles of 1 x 1 pixels are more than"):
+        open_data(f"{tmp_path}/p/?unit=tile&size=1")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

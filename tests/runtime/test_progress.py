@@ -84,17 +84,20 @@ def test_terminal_shows_a_solver_after_a_while(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setattr(progress, "STEPS_AFTER", 0.3)
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
     with terminal.progress():
         with counted("fast", "fits", 2) as advance:
             advance(2)
-        with counted("slow", "fits", 4) as advance:
+        with counted("svm: choice of the cost of a very long title", "cross-validations", 4000) as advance:
             for _ in range(4):
                 time.sleep(0.3)
-                advance(1)
+                advance(1000)
     shown = stderr.getvalue()
     assert "fast" not in shown
-    assert "slow" in shown
-    assert "3/4" in shown
+    assert "svm: choice" in shown
+    assert "3000/4000" in shown  # all numbers fit beside a long title into 80 columns
+    assert re.search(r"cross-validations \d+\.\d/s", shown)
+    assert "0:00:0" in shown
 
 
 def test_solvers_are_silent_without_a_listener(capsys):
