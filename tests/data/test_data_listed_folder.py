@@ -43,7 +43,7 @@ def test_images_that_are_not_listed_are_left_out_with_a_note(tmp_path):
     (tmp_path / "flat" / "metadata.jsonl").write_text('{"file_name": "0.png", "label": "cat"}\n')
     source = open_data(f"{tmp_path}/flat")["all"]
     assert source.ids == ("0.png",)
-    assert any("1 image not listed in metadata.jsonl left out: 1.png" in note for note in source.notes)
+    assert any("listed in metadata.jsonl; 1 image not listed there left out: 1.png" in note for note in source.notes)
 
 
 def test_two_lists_and_missing_images_are_refused(tmp_path):

@@ -83,10 +83,11 @@ def _open(folder: Path, request: SampleRequest[table.TableOptions]) -> dict[str,
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if not is_clutter(entry.name)]
     unlisted = sorted(set(map(printable, (n for n in names if Path(n).suffix.lower() in SUFFIXES))) - listed)
+    note = f"{folder}/: images and labels as listed in {lists[0]}"
     if unlisted:
-        first = next(iter(sources))
-        note = f"{folder}/: {counted(len(unlisted), 'image')} not listed in {lists[0]} left out: {some(unlisted)}"
-        sources[first] = dataclasses.replace(sources[first], notes=(*sources[first].notes, note))
+        note += f"; {counted(len(unlisted), 'image')} not listed there left out: {some(unlisted)}"
+    first = next(iter(sources))
+    sources[first] = dataclasses.replace(sources[first], notes=(*sources[first].notes, note))
     return sources
 
 
