@@ -17,26 +17,26 @@ from sslbench.steps import Advance, shown_by
 
 
 class _Lines(logging.Handler):
-    """Messages on stderr, each once; at the end the number of times that a warning came again."""
+    """Messages on stderr; a warning once, and at the end the number of times that it came."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: Counter[tuple[int, str]] = Counter()
+        self.warnings: Counter[str] = Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        key = record.levelno, record.getMessage()
-        self.seen[key] += 1
-        if self.seen[key] > 1 and not is_verbose():
-            return
+        if record.levelno >= logging.WARNING:
+            self.warnings[record.getMessage()] += 1
+            if self.warnings[record.getMessage()] > 1 and not is_verbose():
+                return
         warning = click.style("warning: ", fg="yellow", bold=True) if record.levelno >= logging.WARNING else ""
         origin = f"{time.strftime('%H:%M:%S')} {record.module}: " if is_verbose() else ""
         echo(record.getMessage(), err=True, before=f"{origin}{warning}")
 
     def close(self) -> None:
-        for (level, message), times in self.seen.items():
-            if level >= logging.WARNING and times > 1:
+        for message, times in self.warnings.items():
+            if times > 1:
                 echo(f"{times} times: {message}", err=True, before=click.style("warning: ", fg="yellow", bold=True))
-        self.seen.clear()
+        self.warnings.clear()
         super().close()
 
 

@@ -50,15 +50,14 @@ def test_lines_without_a_terminal_have_the_rate_of_the_last_seconds(clock, capsy
     assert set(rates) == {"50"}
 
 
-def test_a_message_is_printed_once_and_a_repeated_warning_with_its_number_at_the_end(capsys):
+def test_a_warning_is_printed_once_and_with_its_number_at_the_end(capsys):
     terminal.show_messages()
     log = logging.getLogger("sslbench")
     for _ in range(3):
-        log.info("grey to RGB")
         log.warning("did not converge")
     terminal.show_messages()  # the next command
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["grey to RGB", "warning: did not converge", "warning: 3 times: did not converge"]
+    assert lines == ["warning: did not converge", "warning: 3 times: did not converge"]
 
 
 def test_solver_writes_a_line_in_every_interval_and_none_if_it_is_fast(monkeypatch, capsys):
