@@ -158,7 +158,8 @@ def _evaluate_features(
     )
     evaluation.check_writable(out)
     command = "sslbench.evaluate(...)"
-    return Results(evaluation.evaluate_features(pair, tasks, run_settings, out=out, command=command))
+    with interactive():  # progress of the solvers
+        return Results(evaluation.evaluate_features(pair, tasks, run_settings, out=out, command=command))
 
 
 def evaluate_checkpoints(

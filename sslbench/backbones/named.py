@@ -61,6 +61,17 @@ def weights_name(weights: str) -> str:
     return address.rpartition("/")[2].partition("?")[0] if remote.is_url(address) else address
 
 
+def random_backbone(backbone: str | None) -> str:
+    """Return the backbone of `--weights random`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if backbone is None:
+        raise UsageError("--weights random needs --backbone", "Name it: --backbone resnet50.")
+    return backbone
+
+
 def backbone_of(weights: str, backbone: str | None) -> str | None:
     """Return --backbone; without it, the architecture that a name of weights determines."""
     return backbone or (fetch(weights).backbone if is_named(weights) else None)

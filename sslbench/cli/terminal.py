@@ -2,7 +2,9 @@
 
 import logging
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,14 +12,32 @@ import click
 
 from sslbench.cli.echo import echo, is_quiet, is_verbose, note
 from sslbench.distributed import this_process
-from sslbench.runtime.progress import ProgressBars
+from sslbench.runtime.progress import ProgressBars, Rate
+from sslbench.steps import Advance, shown_by
 
 
 class _Lines(logging.Handler):
+    """Messages on stderr; a warning once, and at the end the number of times that it came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warnings: Counter[str] = Counter()
+
     def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            self.warnings[record.getMessage()] += 1
+            if self.warnings[record.getMessage()] > 1 and not is_verbose():
+                return
         warning = click.style("warning: ", fg="yellow", bold=True) if record.levelno >= logging.WARNING else ""
         origin = f"{time.strftime('%H:%M:%S')} {record.module}: " if is_verbose() else ""
         echo(record.getMessage(), err=True, before=f"{origin}{warning}")
+
+    def close(self) -> None:
+        for message, times in self.warnings.items():
+            if times > 1:
+                echo(f"{times} times: {message}", err=True, before=click.style("warning: ", fg="yellow", bold=True))
+        self.warnings.clear()
+        super().close()
 
 
 def show_messages() -> None:
@@ -27,6 +47,9 @@ def show_messages() -> None:
     prints information; all print warnings.
     """
     logger = logging.getLogger("sslbench")
+    for handler in logger.handlers:
+        if isinstance(handler, _Lines):
+            handler.close()  # of an earlier command in the same process
     logger.handlers = [_Lines()]
     level = logging.DEBUG if is_verbose() else logging.INFO
     logger.setLevel(logging.WARNING if is_quiet() or this_process().rank != 0 else level)
@@ -37,20 +60,42 @@ class ProgressLines:
     """Progress without a terminal: at most one line every ten seconds, which keeps log files short."""
 
     def __init__(self) -> None:
-        self.started: dict[str, float] = {}
-        self.last = 0.0
+        self.rates: dict[str, Rate] = {}
+        self.last = time.monotonic()
 
     def __call__(self, title: str, done: int, total: int) -> None:
         """Report `done` of `total` images of one job."""
         now = time.monotonic()
-        started = self.started.setdefault(title, now)
+        rate = self.rates.setdefault(title, Rate())(done)
         if done < total and now - self.last < 10:
             return
         self.last = now
-        rate = f", {done / (now - started):.0f} images/s" if now > started else ""
-        note(f"{title}: {done} of {total}{rate}")
+        note(f"{title}: {done} of {total}" + ("" if rate is None else f", {rate:.0f} images/s"))
         if done >= total:  # the next job may have the same title: the untrained network is finetuned alike
-            del self.started[title]
+            del self.rates[title]
+
+    @contextmanager
+    def steps(self, title: str, unit: str, total: int) -> Iterator[Advance]:
+        """Write a line every 30 seconds while a solver is at work; see `sslbench.steps`."""
+        done, started, ended = 0, time.monotonic(), threading.Event()
+
+        def repeat() -> None:
+            while not ended.wait(STEPS_EVERY):
+                elapsed = time.monotonic() - started
+                left = f", about {duration(elapsed * (total - done) / done)} left" if done else ""
+                note(f"{title}: {done} of {total} {unit} after {duration(elapsed)}{left}")
+
+        def advance(steps: int) -> None:
+            nonlocal done
+            done += steps
+
+        thread = threading.Thread(target=repeat, daemon=True)
+        thread.start()
+        try:
+            yield advance
+        finally:
+            ended.set()
+            thread.join()
 
 
 @contextmanager
@@ -63,16 +108,20 @@ def progress() -> Iterator["ProgressLines | ProgressBars | None"]:
         yield None
         return
     if not sys.stderr.isatty():
-        yield ProgressLines()
+        lines = ProgressLines()
+        with shown_by(lines.steps):
+            yield lines
         return
     bars = ProgressBars()
     try:
-        yield bars
+        with shown_by(bars.steps):
+            yield bars
     finally:
         bars.close()
 
 
 QUIET = 10.0  # shortest time between two lines of a log file, in seconds
+STEPS_EVERY = 30.0  # time between two lines of a solver in a log file, in seconds
 
 
 def duration(seconds: float) -> str:

@@ -23,6 +23,8 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     Raises:
         UsageError: a value that cannot be read, or a key that is given twice.
     """
+    if not any("=" in word for word in words):
+        return list(words), {}
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 

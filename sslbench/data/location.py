@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sslbench.data import catalog, remote, strings
 from sslbench.data.format import all_formats, readable_formats
+from sslbench.data.tiles import TileOptions
 from sslbench.errors import UsageError
 
 SCHEME = re.compile(r"(?P<scheme>[A-Za-z][\w.+-]+):(?P<rest>.*)", re.DOTALL)
@@ -105,5 +106,5 @@ def _without_options(spec: str) -> tuple[str, dict[str, str]]:
 
 def _known_options() -> set[str]:
     """Return the names of all options of all formats."""
-    kinds = (found.samples.options for found in all_formats() if found.samples is not None)
-    return {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    kinds = [found.samples.options for found in all_formats() if found.samples is not None]
+    return {field.name for kind in (*kinds, TileOptions) for field in dataclasses.fields(kind)}

@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from sslbench import config
-from sslbench.data import remote, strings
+from sslbench.data import remote, strings, tiles
 from sslbench.data.depth.location import holds_values
 from sslbench.data.format import (
     Column,
@@ -73,7 +73,8 @@ def open_data(
     Args:
         spec: a folder, a file, files ('train-{0000..0099}.tar'), 'torchvision:CIFAR10', 'sklearn:digits', a name of the
             catalog, or 'my_pkg.my_source:REST' for a module of the user's (see `sslbench.data.format.user_format`).
-            Behind a '?' options of the format: 'photos.kwcoco.json?unit=annotation&margin=0.1'.
+            Behind a '?' options of the format: 'photos.kwcoco.json?unit=annotation&margin=0.1'; of any images
+            'photos/?unit=tile&size=224&overlap=32' (`sslbench.data.tiles`).
         image_column: of a table, the column with the paths.
         label_column: of a table, the column with the labels.
         attribute_columns: of a table or a manifest, further columns (keys of its images) to keep as attributes.
@@ -98,9 +99,10 @@ def open_data(
     else:
         text = f"./{text}" if match else text  # a folder may be called 'sklearn:digits'
         reader = _reader_of_path(text)
+    of_tiles, options = tiles.split_options(location.text, location.options)
     request = SampleRequest(
         text,
-        _parsed_options(location.text, reader, location.options),
+        _parsed_options(location.text, reader, options),
         image_column or location.image_column,
         label_column or location.label_column,
         tuple(attribute_columns),
@@ -110,7 +112,7 @@ def open_data(
     sources = dict(reader.open(request))
     if not sources:
         raise DataError(f"'{location.text}' holds no data")
-    return sources
+    return sources if of_tiles is None else {split: tiles.tiles_of(found, of_tiles) for split, found in sources.items()}
 
 
 def open_objects(spec: str) -> dict[str, ObjectSource]:
@@ -373,7 +375,10 @@ def _refuse_columns(spec: str, request: SampleRequest[Any], understood: frozense
 def _parsed_options(spec: str, reader: SampleReader[Any], given: dict[str, str]) -> Any:
     """Return the text behind a '?' as the reader's dataclass of options."""
     if given and reader.options is NoOptions:
-        raise UsageError(f"'{spec}' takes no options, but '?{next(iter(given))}=' was given")
+        raise UsageError(
+            f"'{spec}' takes no options, but '?{next(iter(given))}=' was given",
+            "Large images can be cut into tiles: ?unit=tile&size=224&overlap=32.",
+        )
     plain = re.compile(r"-?[\d.]+(e-?\d+)?|true|false")  # only these words of YAML; 'no' stays text here
     values = {key: yaml.safe_load(text) if plain.fullmatch(text) else text for key, text in given.items()}
     return config.build(reader.options, values, f"the options of {spec}")

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from sslbench.arrays import IntArray
 from sslbench.errors import DataError, UsageError
 from sslbench.features.extract import Extraction
+from sslbench.steps import counted
 from sslbench.text import csv_text
 from sslbench.weights.save import new_file
 
@@ -74,7 +75,8 @@ def cluster(
         max_points_per_centroid=rows,
         min_points_per_centroid=1,
     )
-    kmeans.train(_normalised(parts[fitted]))
+    with counted("k-means", "runs", 1):
+        kmeans.train(_normalised(parts[fitted]))
     clusters = {name: _assign(kmeans.index, x) for name, x in parts.items()}
     sizes = np.bincount(clusters[fitted], minlength=k).astype(np.int64)
     return Clustering(clusters, sizes, tuple(np.asarray(kmeans.obj, dtype=np.float64).tolist()))

@@ -13,6 +13,7 @@ Scores per sample: the share of each class among the training samples of the sam
 """
 
 import dataclasses
+import itertools
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +29,7 @@ from sslbench.metrics.clustering import NAMES, ContingencyTable, agreement, agre
 from sslbench.protocols._parts.selection import check_features
 from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.results import Outcome
+from sslbench.steps import counted
 
 _HEADLINE = "ari"
 _SETTLED = 1e-4  # relative change of the sum of squares in the last iteration
@@ -92,7 +94,11 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     fit, scored = (_prepared(part, settings) for part in (train, test))
     ks = settings.k or (min(len(train.labels.classes), len(train)),)
     seeds = [seed * settings.restarts + i for i in range(settings.restarts)]
-    runs = {k: [_cluster(fit, scored, k, settings.iterations, each) for each in seeds] for k in ks}
+    runs: dict[int, list[_Clusters]] = {k: [] for k in ks}
+    with counted("clustering", "runs of k-means", len(ks) * len(seeds)) as advance:
+        for k, each in itertools.product(ks, seeds):
+            runs[k].append(_cluster(fit, scored, k, settings.iterations, each))
+            advance(1)
     best = {k: min(found, key=lambda run: run.objective) for k, found in runs.items()}
     outcome = _outcome(best[ks[0]], train, test, scored, settings, seed)
     variants = _spread(runs[ks[0]], train, test, settings) | {

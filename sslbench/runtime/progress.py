@@ -2,12 +2,15 @@
 
 import importlib.util
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sslbench.distributed import this_process
+from sslbench.steps import Advance, shown_by
 
 if TYPE_CHECKING:
     from rich import progress as rich_progress
@@ -32,18 +35,59 @@ def stage_progress(progress: Progress | None, stage: str) -> StageProgress | Non
     return None if progress is None else lambda done, total: progress(stage, done, total)
 
 
+STEPS_AFTER = 2.0
+"""Seconds after which the steps of a solver are shown."""
+_WINDOW = 10.0  # seconds that a rate is measured over
+_NUMBERS = 46  # columns of the terminal for done of total, rate and time left
+_SHORTEST = 0.5  # seconds below which a rate is unknown
+
+
+class Rate:
+    """Images or steps per second, over the last ten seconds: what came before (loading, a pause) does not count."""
+
+    def __init__(self) -> None:
+        self.seen: deque[tuple[float, int]] = deque()
+
+    def __call__(self, done: int) -> float | None:
+        """Take note of the number done so far; return the rate, None within the first half second."""
+        now = time.monotonic()
+        self.seen.append((now, done))
+        while len(self.seen) > 2 and self.seen[1][0] < now - _WINDOW:
+            self.seen.popleft()
+        since, before = self.seen[0]
+        return (done - before) / (now - since) if now - since >= _SHORTEST else None
+
+
+def pace(rate: float | None) -> str:
+    """Format steps per second; seconds per step where a step takes longer than one.
+
+    >>> pace(12.34), pace(0.05), pace(None)
+    ('12.3/s', '20.0 s each', '')
+    """
+    if not rate:
+        return ""
+    return f"{rate:.1f}/s" if rate >= 1 else f"{1 / rate:.1f} s each"
+
+
 def make_bars(width: int, *, time_left: bool = False) -> "rich_progress.Progress":
-    """Return bars on stderr: description, bar, done of total, the field `text`, and the time left on request."""
+    """Return bars on stderr: description, bar, done of total, the field `text`, and the time left on request.
+
+    On a narrow terminal the bar is shorter and a long description ends in an ellipsis, so the numbers stay visible.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
+    console = Console(stderr=True)
+    bar = min(width, console.width // 8)
+    description = Column(no_wrap=True, overflow="ellipsis", max_width=max(16, console.width - bar - _NUMBERS))
     return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=width),
+        TextColumn("{task.description}", table_column=description),
+        BarColumn(bar_width=bar),
         MofNCompleteColumn(),
         TextColumn("{task.fields[text]}"),
         *([TimeRemainingColumn()] if time_left else []),
-        console=Console(stderr=True),
+        console=console,
     )
 
 
@@ -52,7 +96,7 @@ class ProgressBars:
 
     def __init__(self) -> None:
         self.bars = make_bars(24, time_left=True)
-        self.tasks: dict[str, tuple[int, float]] = {}
+        self.tasks: dict[str, tuple[int, Rate]] = {}
 
     def __call__(self, title: str, done: int, total: int) -> None:
         """Report `done` of `total` images of one job."""
@@ -60,13 +104,39 @@ class ProgressBars:
 
         self.bars.start()  # without effect after the first time
         if title not in self.tasks:
-            self.tasks[title] = (self.bars.add_task(title, total=total, text=""), time.monotonic())
-        task, started = self.tasks[title]
-        elapsed = time.monotonic() - started
-        text = f"{done / elapsed:.0f} img/s" if elapsed > 0.5 else ""
-        self.bars.update(TaskID(task), completed=done, text=text)
+            self.tasks[title] = (self.bars.add_task(title, total=total, text=""), Rate())
+        task, rate_at = self.tasks[title]
+        rate = rate_at(done)
+        self.bars.update(TaskID(task), completed=done, text="" if rate is None else f"{rate:.0f} images/s")
         if done >= total:
             del self.tasks[title]
+
+    @contextmanager
+    def steps(self, title: str, unit: str, total: int) -> Iterator[Advance]:
+        """Show the steps of a solver that takes longer than two seconds; see `sslbench.steps`."""
+        task = self.bars.add_task(title, total=total, text=unit, visible=False)
+
+        def show() -> None:
+            self.bars.update(task, visible=True)
+            self.bars.start()
+
+        timer = threading.Timer(STEPS_AFTER, show)
+        timer.daemon = True
+        timer.start()
+        done, rate_at = 0, Rate()
+        rate_at(0)
+
+        def advance(steps: int) -> None:
+            nonlocal done
+            done += steps
+            self.bars.update(task, completed=done, text=f"{unit} {pace(rate_at(done))}")
+
+        try:
+            yield advance
+        finally:
+            timer.cancel()
+            timer.join()  # it may be showing the bar just now
+            self.bars.remove_task(task)
 
     def close(self) -> None:
         """Stop the bars, if there are any, and restore the terminal."""
@@ -87,6 +157,23 @@ class ProgressLine:
             sys.stderr.write(f"\r{title}: {done} of {total}" + ("\n" if done >= total else ""))
             sys.stderr.flush()
 
+    @contextmanager
+    def steps(self, title: str, unit: str, total: int) -> Iterator[Advance]:
+        """Show the steps of a solver after those that end two seconds after its start; see `sslbench.steps`."""
+        done, started, shown = 0, time.monotonic(), False
+
+        def advance(steps: int) -> None:
+            nonlocal done, shown
+            done += steps
+            if time.monotonic() - started > STEPS_AFTER:
+                shown = True
+                sys.stderr.write(f"\r{title}: {done} of {total} {unit}")
+                sys.stderr.flush()
+
+        yield advance
+        if shown:
+            sys.stderr.write("\n")
+
 
 @contextmanager
 def interactive() -> Iterator[Progress | None]:
@@ -99,10 +186,13 @@ def interactive() -> Iterator[Progress | None]:
         yield None
         return
     if notebook and importlib.util.find_spec("ipywidgets") is None:  # rich draws through it there
-        yield ProgressLine()
+        line = ProgressLine()
+        with shown_by(line.steps):
+            yield line
         return
     bars = ProgressBars()
     try:
-        yield bars
+        with shown_by(bars.steps):
+            yield bars
     finally:
         bars.close()

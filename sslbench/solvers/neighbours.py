@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
+from sslbench.steps import counted
 
 if TYPE_CHECKING:
     import torch
@@ -379,7 +380,7 @@ def nearest(
     blocks = Blocks(train, test, metric, scope, engine)
     similarity, neighbours = np.empty((len(queries), k)), np.empty((len(queries), k), dtype=np.int64)
     unsettled = np.arange(len(queries))
-    with full_precision(engine.device):
+    with full_precision(engine.device), counted("nearest neighbours", "rows", len(queries)) as advance:
         for precise in (False, True):
             kept = min(len(train), (k + max(16, k // 4)) * (4 if precise else 1))
             places, unsettled = unsettled, np.empty(0, dtype=np.int64)
@@ -389,8 +390,10 @@ def nearest(
                 found = _refine(blocks, queries[part[sure]], candidates, k)
                 similarity[part[sure]], neighbours[part[sure]] = found
                 unsettled = np.concatenate([unsettled, part[~sure]])
+                advance(int(sure.sum()))
         for part in _parts(unsettled, max(1, int(max_memory * 1e9 / 4 / (8 * len(train))))):
             similarity[part], neighbours[part] = _search_ties(blocks, queries[part], k, max_memory)
+            advance(len(part))
     return similarity, neighbours
 
 

@@ -1,9 +1,12 @@
 """The command line starts fast and answers mistakes with one message."""
 
+import ast
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from sslbench.cli.main import COMMANDS, main
 from sslbench.cli.words import split_words
@@ -43,6 +46,7 @@ def test_help_loads_nothing_heavy(arguments):
             ["svm", "--weights", "pixels", "--data", "photos", "--test-data", "photos/tets"],
             "'photos/tets' does not exist",
         ),
+        (["knn", "--weights", "random", "--data", "photos"], "needs --backbone"),
         (["nkn", "--weights", "weights.pth"], "nkn"),
         (["knn", "--wieghts", "weights.pth"], "wieghts"),
     ],
@@ -59,6 +63,24 @@ def test_a_mistyped_path_or_name_is_told_before_torch_is_loaded(tmp_path, argume
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
     assert message in done.stderr
+
+
+def test_knn_of_stored_features_imports_no_library_that_it_does_not_use(tmp_path):
+    code = (
+        "import sys\nfrom sslbench.cli.main import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as e:\n"
+        "    assert not e.code, e.code\nprint(sorted({m.split('.')[0] for m in sys.modules}))\n"
+    )
+    for label in ("a", "b"):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for i in range(10):
+            picture = np.random.default_rng(i + 10 * (label == "b")).integers(0, 256, (8, 8, 3), np.uint8)
+            Image.fromarray(picture).save(tmp_path / "photos" / label / f"{i}.png")
+    command = "eval knn -w pixels -d photos -o results --store store --quiet".split()
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    loaded = set(ast.literal_eval(done.stdout.splitlines()[-1]))
+    assert not loaded & {"sklearn", "pandas", "kwcoco", "matplotlib", "cv2", "pyarrow", "h5py", "umap"}
 
 
 def test_every_command_is_there_and_helps(capsys):
@@ -105,18 +127,36 @@ def test_help_of_a_protocol_lists_its_settings(capsys):
         (["eval"], "no protocol is named"),
         (["eval", "kn", "--weights", "random"], "there is no protocol called 'kn'"),
         (["eval", "knn"], "--weights is missing"),
-        (["eval", "knn", "--weights", "random", "kk=3"], "there is no setting 'kk'"),
-        (["eval", "knn", "--weights", "random", "knn.tempratur=3"], "Did you mean 'temperature'?"),
-        (["eval", "knn", "--weights", "random", "k=[1,two]"], "should be a whole number, not 'two'"),
-        (["eval", "knn", "--weights", "random", "k=[1"], "cannot be read as key=value"),
-        (["eval", "knn", "--weights", "random", "k=1", "k=2"], "given twice"),
-        (["eval", "knn", "--weights", "random", "machine=huge"], "there is no machine called 'huge'"),
-        (["eval", "knn", "--weights", "random", "--precision", "fp8"], "'fp8' is not possible"),
-        (["eval", "knn", "--weights", "random", "--batch-size", "many"], "Invalid value for '--batch-size'"),
+        (["eval", "knn", "--weights", "random", "--backbone", "resnet18", "kk=3"], "there is no setting 'kk'"),
+        (
+            ["eval", "knn", "--weights", "random", "--backbone", "resnet18", "knn.tempratur=3"],
+            "Did you mean 'temperature'?",
+        ),
+        (
+            ["eval", "knn", "--weights", "random", "--backbone", "resnet18", "k=[1,two]"],
+            "should be a whole number, not 'two'",
+        ),
+        (["eval", "knn", "--weights", "random", "--backbone", "resnet18", "k=[1"], "cannot be read as key=value"),
+        (["eval", "knn", "--weights", "random", "--backbone", "resnet18", "k=1", "k=2"], "given twice"),
+        (
+            ["eval", "knn", "--weights", "random", "--backbone", "resnet18", "machine=huge"],
+            "there is no machine called 'huge'",
+        ),
+        (
+            ["eval", "knn", "--weights", "random", "--backbone", "resnet18", "--precision", "fp8"],
+            "'fp8' is not possible",
+        ),
+        (
+            ["eval", "knn", "--weights", "random", "--backbone", "resnet18", "--batch-size", "many"],
+            "Invalid value for '--batch-size'",
+        ),
         (["eval", "--benchmark", "knn/cifar", "--weights", "x"], "Did you mean 'knn/cifar10'"),
         (["eval", "--suite", "digit", "--weights", "x"], "Did you mean 'digits'"),
         (["eval", "svm", "--benchmark", "knn/digits", "--weights", "x"], "none of the requested benchmarks uses"),
-        (["eval", "knn", "--weights", "random", "--crop", "big"], "should be a number of pixels"),
+        (
+            ["eval", "knn", "--weights", "random", "--backbone", "resnet18", "--crop", "big"],
+            "should be a number of pixels",
+        ),
         (["eval", "knn", "--features", "x.npy"], "--features needs --labels"),
         (["eval", "knn", "--features", "x.npy", "--weights", "y"], "exclude each other"),
         (["list", "protocls"], "Did you mean 'protocol'"),

@@ -75,7 +75,9 @@ def test_its_keys_and_its_name_belong_to_detection(capsys, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     code, _, err = sslbench(capsys, "eval", "detection", "--weights", "w.pth", "d2.SOLVER.BASE_LR=0.1")
     assert code == 2 and "d2.SOLVER.BASE_LR is a setting of Detectron2" in err and "Add --backend detectron2" in err
-    code, _, err = sslbench(capsys, "eval", "knn", "--weights", "random", "--backend", "detectron2")
+    code, _, err = sslbench(
+        capsys, "eval", "knn", "--weights", "random", "--backbone", "resnet18", "--backend", "detectron2"
+    )
     assert code == 2 and "Only detection has --backend" in err
 
 

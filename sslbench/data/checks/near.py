@@ -134,8 +134,6 @@ _Whitening = tuple[npt.NDArray[np.float64], npt.NDArray[np.float32]]
 
 def _whitening(arrays: list[npt.NDArray[np.floating]]) -> _Whitening | None:
     """Return the centre (D,) and the whitening projection (D, K) of a sample of the rows; None if nothing varies."""
-    from sklearn.utils.extmath import randomized_svd
-
     total, dimension = sum(map(len, arrays)), arrays[0].shape[1]
     wanted = min(_SAMPLE, max(1000, _SAMPLE_VALUES // max(dimension, 1)))
     share = min(1.0, wanted / max(total, 1))
@@ -151,12 +149,27 @@ def _whitening(arrays: list[npt.NDArray[np.floating]]) -> _Whitening | None:
     if components < 1:
         return None
     centre = sample.mean(axis=0)
-    _, spread, directions = randomized_svd(sample - centre, components, n_iter=4, random_state=0)
+    spread, directions = _singular_values(sample - centre, components)
     kept = spread > max(_FLAT * spread[0], _FLAT * float(np.linalg.norm(centre)))
     if not kept.any():
         return None
     scale = np.sqrt(len(sample)) / spread[kept]
-    return centre, (directions[kept].T * scale).astype(np.float32)
+    return centre, (directions[:, kept] * scale).astype(np.float32)
+
+
+def _singular_values(
+    x: npt.NDArray[np.float64], number: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the largest singular values (K,) of x (N, D) and their right singular vectors (D, K).
+
+    Randomised (Halko, Martinsson & Tropp 2011) with a fixed seed, by torch: to import scikit-learn for it would take a
+    second of every evaluation.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        spare = min(number + 10, *x.shape)
+        _, values, vectors = torch.svd_lowrank(torch.from_numpy(x), spare, niter=4)
+    return values[:number].numpy(), vectors[:, :number].numpy()
 
 
 def _whitened(

@@ -43,7 +43,7 @@ def open(spec: str) -> dict[str, Source]:
 
 
 def _open(root: Path, name: str) -> dict[str, Source]:
-    folders = _split_folders(root)
+    folders = split_folders(root)
     if not folders:
         return {"all": _open_split(root, name, ())}
     around = tuple(_around_splits(root, set(folders.values())))
@@ -120,7 +120,7 @@ def _dangles(entry: os.DirEntry[str]) -> bool:
     return entry.is_symlink() and not os.path.exists(entry.path)  # noqa: PTH110
 
 
-def _split_folders(root: Path) -> dict[str, str]:
+def split_folders(root: Path) -> dict[str, str]:
     """Split name -> folder name; empty if the sub-folders are classes.
 
     A class may be called 'train': sub-folders are splits if all of them, or train/ and one more, have such names.

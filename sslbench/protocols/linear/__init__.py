@@ -25,6 +25,7 @@ from sslbench.protocols._parts.selection import check_features, for_all_classes,
 from sslbench.protocols.linear.settings import Settings
 from sslbench.protocols.protocol import CLASSES, OnFeatures, Protocol
 from sslbench.results import Outcome
+from sslbench.steps import Advance, counted
 
 if TYPE_CHECKING:
     from sslbench.solvers.logistic import Axes, Fit, Problem
@@ -128,15 +129,17 @@ def train_probe(train: Features, settings: Settings, *, seed: int, on: Features 
     axes = principal_axes(train.x, standardise=settings.scale == "standard")
     x = axes.project(train.x)
     other = None if on is None else (axes.project(on.x), on.labels)
-    choice = _choose(x, train, other, axes.variance, settings, seed)
-    model = fit(
-        _problem(x, train.labels, usable),
-        axes.variance,
-        choice.c,
-        start=choice.start,
-        max_iter=settings.max_iter,
-        tolerance=settings.tolerance,
-    )
+    while_choosing = len(settings.c) + 2 * settings.refine if len(settings.c) > 1 else 0
+    with counted("linear", "fits", while_choosing + 1) as advance:
+        choice = _choose(x, train, other, axes.variance, settings, seed, advance)
+        model = fit(
+            _problem(x, train.labels, usable),
+            axes.variance,
+            choice.c,
+            start=choice.start,
+            max_iter=settings.max_iter,
+            tolerance=settings.tolerance,
+        )
     notes += choice.notes
     if not model.converged:
         gap = f"by at most {model.gap:.2g} of that minimum" if np.isfinite(model.gap) else "by an unknown amount"
@@ -224,6 +227,7 @@ def _choose(
     variance: FloatArray,
     settings: Settings,
     seed: int,
+    advance: Advance,
 ) -> _Choice:
     """Return the c with the best headline metric on a held-out part of train, or on test; of equals the smallest.
 
@@ -234,6 +238,7 @@ def _choose(
         variance: of the coordinates.
         settings: see `Settings`.
         seed: of the held-out part.
+        advance: counts the fits.
     """
     from sslbench.protocols.linear.path import TOLERANCE, search
 
@@ -255,6 +260,7 @@ def _choose(
     scored = _held_out_problem(held_out, held_labels, learned)
 
     def judge(model: "Fit") -> tuple[float, float]:
+        advance(1)
         loss = scored.loss(model) if len(scored.x) else float("nan")
         return _headline(model, held_out, learned, held_labels), loss
 

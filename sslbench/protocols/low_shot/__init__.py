@@ -34,6 +34,7 @@ from sslbench.protocols.low_shot.models import Classifier, Logistic, Svm
 from sslbench.protocols.low_shot.settings import DEFAULT_K, Settings
 from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.results import Outcome
+from sslbench.steps import counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,13 +89,18 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     learner: Classifier = Svm(test.x, settings, seed) if settings.classifier == "svm" else Logistic(test.x, settings)
     strengths = settings.costs if settings.classifier == "svm" else settings.c
     curve, on_test = LearningCurve(test, train.ids, settings.metric), {}
-    for point in points:
-        draws = [point.draw(train, each, settings) for each in seeds]
-        used: Sequence[float] = strengths
-        if settings.select == "test" and len(strengths) > 1:
-            used, on_test[point.name] = _best_on_test(learner, train, test.labels, draws, strengths, settings.metric)
-        fitted = [learner.fit(train.x[draw.rows], draw.labels, used, draw.groups) for draw in draws]
-        curve.add(point.name, draws, fitted)
+    with counted("low-shot", "draws", len(points) * len(seeds)) as advance:
+        for point in points:
+            draws = [point.draw(train, each, settings) for each in seeds]
+            used: Sequence[float] = strengths
+            if settings.select == "test" and len(strengths) > 1:
+                asked = settings.metric
+                used, on_test[point.name] = _best_on_test(learner, train, test.labels, draws, strengths, asked)
+            fitted = []
+            for draw in draws:
+                fitted.append(learner.fit(train.x[draw.rows], draw.labels, used, draw.groups))
+                advance(1)
+            curve.add(point.name, draws, fitted)
     name = "cost" if settings.classifier == "svm" else "c"
     selected: dict[str, Any] = {}
     if len(strengths) > 1:

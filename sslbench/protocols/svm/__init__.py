@@ -23,6 +23,7 @@ from sslbench.protocols.svm.choice import choose_each, choose_one, make_solver
 from sslbench.protocols.svm.settings import Settings
 from sslbench.results import Outcome
 from sslbench.solvers.svm import relative_gaps
+from sslbench.steps import counted
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -60,7 +61,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     else:
         names = [train.labels.classes[c] for c in usable]
         choice = choose_each(solver, targets, names, settings, train.groups)
-    models = solver.fit(targets, choice.costs)
+    with counted("svm: final models", "classes", targets.shape[1]):
+        models = solver.fit(targets, choice.costs)
     decision, train_decision = models.decide(_prepare(test.x, settings.normalise)), models.decide(x)
     unconverged = int(np.sum(~models.converged))
     gaps = relative_gaps(

@@ -12,6 +12,7 @@ from sslbench.protocols._parts.selection import class_sizes, folds_of, folds_of_
 from sslbench.protocols.svm.liblinear import Liblinear
 from sslbench.protocols.svm.settings import Settings
 from sslbench.solvers import svm
+from sslbench.steps import counted
 
 _NEWTON_UP_TO = 12288  # axes: memory of rotating the features grows with their square, time with their cube
 
@@ -61,10 +62,12 @@ def choose_each(
     validated = np.flatnonzero(number > 1)
     means, unconverged = np.full((len(classes), len(costs)), np.nan), 0
     if len(validated):
-        for part in solver.held_out(targets[:, validated], folds[:, validated]):
-            k = validated[part.column]
-            means[k, part.place] = _average_precision(targets[:, k], folds[:, k], part.decision)
-            unconverged += part.unconverged
+        with counted("svm: choice of costs", "cross-validations", len(validated) * len(costs)) as advance:
+            for part in solver.held_out(targets[:, validated], folds[:, validated]):
+                k = validated[part.column]
+                means[k, part.place] = _average_precision(targets[:, k], folds[:, k], part.decision)
+                unconverged += part.unconverged
+                advance(1)
     best_costs = [_first_best(costs, row) for row in means]
     few = [name for name, n in zip(classes, number, strict=True) if n < settings.folds]
     notes = _search_notes(unconverged)
@@ -106,10 +109,12 @@ def choose_one(solver: svm.SvmSolver, targets: Int8Array, settings: Settings, gr
     best = np.full((len(costs), len(own)), -np.inf)
     predicted = np.full(best.shape, -1)
     unconverged = 0
-    for part in solver.held_out(targets, folds):
-        better = part.decision > best[part.place]
-        best[part.place, better], predicted[part.place, better] = part.decision[better], part.column
-        unconverged += part.unconverged
+    with counted("svm: choice of the cost", "cross-validations", len(costs) * classes) as advance:
+        for part in solver.held_out(targets, folds):
+            better = part.decision > best[part.place]
+            best[part.place, better], predicted[part.place, better] = part.decision[better], part.column
+            unconverged += part.unconverged
+            advance(1)
     accuracy = np.mean(predicted == own, axis=1)
     cost = _first_best(costs, accuracy)
     fewer = (f"The cost was selected by {number} folds, for lack of samples.",) if number < settings.folds else ()

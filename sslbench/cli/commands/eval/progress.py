@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sslbench.cli.echo import is_quiet, note
 from sslbench.cli.terminal import QUIET, ProgressLines, duration
 from sslbench.distributed import this_process
-from sslbench.runtime.progress import make_bars
+from sslbench.runtime.progress import Rate, make_bars
 
 if TYPE_CHECKING:
     from sslbench.detection.log import DetectionLogLine
@@ -39,7 +39,7 @@ class DetectionBars:
 
     def __init__(self) -> None:
         self.bars = make_bars(16)
-        self.open: dict[str, tuple[Any, float]] = {}
+        self.open: dict[str, tuple[Any, Rate]] = {}
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Move the bar of the images."""
@@ -52,10 +52,10 @@ class DetectionBars:
     def _move(self, what: str, done: int, total: int, text: str | None) -> None:
         self.bars.start()
         if what not in self.open:
-            self.open[what] = (self.bars.add_task(what, total=total, text=""), time.monotonic())
-        task, began = self.open[what]
-        text = text or f"{done / max(time.monotonic() - began, 1e-9):.0f} images/s"
-        self.bars.update(task, completed=done, text=text)
+            self.open[what] = (self.bars.add_task(what, total=total, text=""), Rate())
+        task, rate_at = self.open[what]
+        rate = rate_at(done)
+        self.bars.update(task, completed=done, text=text or ("" if rate is None else f"{rate:.0f} images/s"))
         if done >= total:  # the next training, or the next search, gets a bar of its own
             del self.open[what]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sslbench.backbones.named import random_backbone
 from sslbench.cli import options
 from sslbench.cli.commands.eval.flags import EvalOptions, refuse_missing_paths, refuse_unused
 from sslbench.errors import UsageError
@@ -83,6 +84,8 @@ def make_plan(
     benchmarks = _benchmarks(chosen, names)
     if check_paths:
         refuse_missing_paths(chosen)
+        if chosen.weights == ("random",) and not chosen.suite:
+            random_backbone(chosen.network.backbone)
     runs, routed, run, origins = _settings(ctx, chosen, names, values, benchmarks)
     weights, of_runs = suite.with_checkpoints(suite.expand(chosen.weights))
     requests: tuple[Request, ...] = ()
@@ -159,6 +162,7 @@ def run_embeddings(plan: EmbeddingsPlan, command: str) -> None:
 def results_of_embeddings(plan: EmbeddingsPlan, command: str) -> list["Result"]:
     """Evaluate embeddings and return the results."""
     from sslbench import evaluation
+    from sslbench.cli import terminal
     from sslbench.features.external import read_train_test, read_unlabelled
 
     evaluation.check_writable(plan.out)
@@ -177,7 +181,8 @@ def results_of_embeddings(plan: EmbeddingsPlan, command: str) -> list["Result"]:
             test_fraction=plan.run.test_fraction,
             seed=plan.run.seed,
         )
-    return evaluation.evaluate_features(pair, plan.tasks, plan.run, out=plan.out, command=command)
+    with terminal.progress():  # of the solvers
+        return evaluation.evaluate_features(pair, plan.tasks, plan.run, out=plan.out, command=command)
 
 
 def _settings(

@@ -334,5 +334,5 @@ def _read_request(request: SampleRequest[TableOptions]) -> dict[str, Source]:
     )
 
 
-_COLUMNS: frozenset[Column] = frozenset(("image", "label", "attribute", "value"))
-FORMAT = SourceFormat(__doc__, SampleReader(recognises, _read_request, TableOptions, _COLUMNS))
+COLUMNS: frozenset[Column] = frozenset(("image", "label", "attribute", "value"))
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, _read_request, TableOptions, COLUMNS))

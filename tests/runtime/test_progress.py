@@ -1,0 +1,105 @@
+"""Progress lines: rates of the last seconds, and solvers that work for longer than two seconds."""
+
+import io
+import logging
+import re
+import sys
+import time
+
+import pytest
+
+from sslbench.cli import terminal
+from sslbench.runtime import progress
+from sslbench.steps import counted, shown_by
+
+
+class Clock:
+    """Time that a test moves."""
+
+    now = 1000.0
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    moved = Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: moved.now)
+    return moved
+
+
+def test_rate_starts_with_the_first_batch_and_forgets_loading_and_pauses(clock):
+    rate = progress.Rate()
+    assert rate(64) is None  # the first batch took an unknown time
+    for done in range(128, 1280, 64):
+        clock.now += 1
+        found = rate(done)
+    assert found == pytest.approx(64)
+    clock.now += 100  # a pause
+    rate(1280)
+    for done in range(1380, 3380, 100):
+        clock.now += 1
+        found = rate(done)
+    assert found == pytest.approx(100)
+
+
+def test_lines_without_a_terminal_have_the_rate_of_the_last_seconds(clock, capsys):
+    lines = terminal.ProgressLines()
+    for second in range(31):
+        lines("net on photos", 50 * (second + 1), 1550)
+        clock.now += 1
+    rates = re.findall(r"(\d+) images/s", capsys.readouterr().err)
+    assert set(rates) == {"50"}
+
+
+def test_a_warning_is_printed_once_and_with_its_number_at_the_end(capsys):
+    terminal.show_messages()
+    log = logging.getLogger("sslbench")
+    for _ in range(3):
+        log.warning("did not converge")
+    terminal.show_messages()  # the next command
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["warning: did not converge", "warning: 3 times: did not converge"]
+
+
+def test_solver_writes_a_line_in_every_interval_and_none_if_it_is_fast(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "STEPS_EVERY", 0.2)
+    with shown_by(terminal.ProgressLines().steps):
+        with counted("fast", "fits", 2) as advance:
+            advance(2)
+        with counted("linear", "fits", 4) as advance, counted("inner", "rows", 9):
+            advance(1)
+            time.sleep(0.7)
+    written = capsys.readouterr().err
+    assert "fast" not in written
+    assert "inner" not in written
+    assert written.count("linear: 1 of 4 fits after 0:00, about 0:0") >= 2
+
+
+def test_terminal_shows_a_solver_after_a_while(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stderr = Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(progress, "STEPS_AFTER", 0.3)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    with terminal.progress():
+        with counted("fast", "fits", 2) as advance:
+            advance(2)
+        with counted("svm: choice of the cost of a very long title", "cross-validations", 4000) as advance:
+            for _ in range(4):
+                time.sleep(0.3)
+                advance(1000)
+    shown = stderr.getvalue()
+    assert "fast" not in shown
+    assert "svm: choice" in shown
+    assert "3000/4000" in shown  # all numbers fit beside a long title into 80 columns
+    assert re.search(r"cross-validations \d+\.\d/s", shown)
+    assert "0:00:0" in shown
+
+
+def test_solvers_are_silent_without_a_listener(capsys):
+    with counted("linear", "fits", 4) as advance:
+        advance(1)
+    assert capsys.readouterr() == ("", "")
