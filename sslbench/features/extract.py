@@ -523,8 +523,9 @@ def _log_reason(root: Path, entry: store.StoreEntry, key: FeatureKey, source: So
         )
     elif list(entry.folder.glob("*.partial")):
         log.info(f"{source.name}: continuing an interrupted extraction")
-    elif changed := store.what_changed(root, key, source):
-        log.info(f"{source.name}: no stored features fit: {changed}")
+    elif changes := store.what_changed(root, key, source):
+        level = logging.DEBUG if changes.keys() == {"weights"} else logging.INFO  # several networks are usual
+        log.log(level, f"{source.name}: no stored features fit: {'; '.join(changes.values())}")
 
 
 def _as_features(entry: store.StoreEntry, layer: Layer, source: Source, unreadable: list[dict[str, str]]) -> Features:

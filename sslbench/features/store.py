@@ -219,10 +219,10 @@ def _further(source: Source) -> dict[str, tuple[str, ...]]:
     return {name: tuple(column) for name, column in source.attributes.items() if name not in INDEX_COLUMNS}
 
 
-def what_changed(root: Path, key: FeatureKey, source: Source) -> str | None:
-    """Return the difference of a key from the most similar stored one, in words; None without a similar one.
+def what_changed(root: Path, key: FeatureKey, source: Source) -> dict[str, str]:
+    """Return the differences of a key from the most similar stored one, part -> words; empty without a similar one.
 
-    It tells the user why no stored features fit ("1 of 4000 images changed: cat/17.png").
+    They tell the user why no stored features fit ("1 of 4000 images changed: cat/17.png").
     """
     best: tuple[int, StoreEntry, dict[str, Any]] | None = None
     current = json.loads(json.dumps(dataclasses.asdict(key), default=str))
@@ -238,23 +238,23 @@ def what_changed(root: Path, key: FeatureKey, source: Source) -> str | None:
         if same_data and same_network and (best is None or same > best[0]):
             best = (same, entry, stored)
     if best is None:
-        return None
+        return {}
     _, entry, stored = best
-    changes = []
+    changes = {}
     for part, value in current.items():
         if stored.get(part) == value:
             continue
         if part == "images":
-            changes.append(_changed_images(entry, source))
+            changes[part] = _changed_images(entry, source)
         elif part == "weights":
-            changes.append(f"other weights (sha256 {value[:8]}, stored: {str(stored.get(part))[:8]})")
+            changes[part] = f"other weights (sha256 {value[:8]}, stored: {str(stored.get(part))[:8]})"
         elif isinstance(value, dict):
             old = stored.get(part) or {}
             different = [f"{k}: {old.get(k)} -> {v}" for k, v in value.items() if old.get(k) != v]
-            changes.append(f"the {part} changed ({', '.join(different)})")
+            changes[part] = f"the {part} changed ({', '.join(different)})"
         else:
-            changes.append(f"the {part} changed ({stored.get(part)} -> {value})")
-    return "; ".join(changes) if changes else None
+            changes[part] = f"the {part} changed ({stored.get(part)} -> {value})"
+    return changes
 
 
 def _changed_images(entry: StoreEntry, source: Source) -> str:
