@@ -374,11 +374,12 @@ def _refuse_columns(spec: str, request: SampleRequest[Any], understood: frozense
 
 def _parsed_options(spec: str, reader: SampleReader[Any], given: dict[str, str]) -> Any:
     """Return the text behind a '?' as the reader's dataclass of options."""
+    tiled = "Large images can be cut into tiles: ?unit=tile&size=224&overlap=32."
     if given and reader.options is NoOptions:
-        raise UsageError(
-            f"'{spec}' takes no options, but '?{next(iter(given))}=' was given",
-            "Large images can be cut into tiles: ?unit=tile&size=224&overlap=32.",
-        )
+        raise UsageError(f"'{spec}' takes no options, but '?{next(iter(given))}=' was given", tiled)
+    of_tiles = given.keys() & {"unit", "size", "overlap"} - {f.name for f in dataclasses.fields(reader.options)}
+    if of_tiles:
+        raise UsageError(f"'{spec}': '{min(of_tiles)}' is an option of tiles, and images stay whole here", tiled)
     plain = re.compile(r"-?[\d.]+(e-?\d+)?|true|false")  # only these words of YAML; 'no' stays text here
     values = {key: yaml.safe_load(text) if plain.fullmatch(text) else text for key, text in given.items()}
     return config.build(reader.options, values, f"the options of {spec}")

@@ -103,3 +103,10 @@ def test_too_many_tiles_are_refused_before_they_are_listed(tmp_path):
 def test_wrong_options_are_refused(photos, options, message):
     with pytest.raises(UsageError, match=message):
         open_data(f"{photos}/?{options}")
+
+
+def test_options_of_tiles_without_tiles_are_refused_where_other_options_exist(tmp_path):
+    (tmp_path / "list.csv").write_text("image,label\n")
+    with pytest.raises(UsageError, match="'size' is an option of tiles") as error:
+        open_data(f"{tmp_path}/list.csv?size=32")
+    assert "?unit=tile&size=224" in str(error.value)
