@@ -17,13 +17,18 @@ from sslbench.steps import Advance, shown_by
 
 
 class _Lines(logging.Handler):
-    """Messages on stderr; a warning once, and at the end the number of times that it came."""
+    """Messages on stderr; a warning once, and at the end the number of times that it came; notes of results once."""
 
     def __init__(self) -> None:
         super().__init__()
         self.warnings: Counter[str] = Counter()
+        self.notes: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "once", False):
+            if record.getMessage() in self.notes:
+                return
+            self.notes.add(record.getMessage())
         if record.levelno >= logging.WARNING:
             self.warnings[record.getMessage()] += 1
             if self.warnings[record.getMessage()] > 1 and not is_verbose():

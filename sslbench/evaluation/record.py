@@ -176,7 +176,7 @@ def recorded(
         note = f"Groups are kept together in selections and intervals: {written}."
         outcome = dataclasses.replace(outcome, notes=(*outcome.notes, note))
     for note in outcome.notes:
-        log.info(f"{task.protocol}: {note}")
+        log.info(f"{task.protocol}: {note}", extra={"once": True})  # floors have the same notes
     measured = measurement(subject, task)
     result = Result(
         **{field.name: getattr(measured, field.name) for field in dataclasses.fields(measured)},

@@ -261,12 +261,18 @@ def _changed_images(entry: StoreEntry, source: Source) -> str:
     old = {row["id"]: row["digest"] for row in entry.index_rows() + entry.unreadable() if "digest" in row}
     digests = source.images.digests()
     new = {sample_id: digests[i].tobytes().hex() for i, sample_id in enumerate(source.ids)}
+    if not new.keys() & old.keys():
+        return "other images"
     changed = [i for i in new if i in old and old[i] != new[i]]
     added = [i for i in new if i not in old]
     removed = [i for i in old if i not in new]
     parts = [
-        f"{len(ids)} of {len(new)} images {word}: {', '.join(ids[:3])}{', ...' if len(ids) > 3 else ''}"
-        for word, ids in (("changed", changed), ("added", added), ("removed", removed))
+        f"{len(ids)} of {total} images {word}: {', '.join(ids[:3])}{', ...' if len(ids) > 3 else ''}"
+        for word, ids, total in (
+            ("changed", changed, len(new)),
+            ("added", added, len(new)),
+            ("removed", removed, len(old)),
+        )
         if ids
     ]
     return "; ".join(parts) or "the images changed"

@@ -84,6 +84,8 @@ def test_a_changed_image_is_named(world, sslbench):
     sslbench(*KNN, "--data", "photos", "--no-floors")
     path = world / "photos" / "train" / "red" / "3.png"
     shutil.copy(world / "photos" / "train" / "red" / "4.png", path)
+    _, out, _ = sslbench(*KNN, "--data", "photos", "--dry-run")
+    assert "1 of 36 images changed: red/3.png" in out
     _, _, err = sslbench(*KNN, "--data", "photos", "--no-floors")
     assert "1 of 36 images changed: red/3.png" in err
 

@@ -151,7 +151,7 @@ def test_any_change_is_a_miss_that_names_what_changed(backbone, pictures, tmp_pa
         expected = "1 of 12 images added: 99.png"
     elif what == "removed":
         (pictures / "00.png").unlink()
-        expected = "1 of 10 images removed: 00.png"
+        expected = "1 of 11 images removed: 00.png"
     elif what == "weight":
         changed = build("resnet18w0.25")
         changed.module.bn1.bias.data[0] += 1e-3

@@ -60,6 +60,16 @@ def test_a_warning_is_printed_once_and_with_its_number_at_the_end(capsys):
     assert lines == ["warning: did not converge", "warning: 3 times: did not converge"]
 
 
+def test_a_note_that_floors_share_is_printed_once(capsys):
+    terminal.show_messages()
+    log = logging.getLogger("sslbench")
+    for _ in range(2):
+        log.info("knn: groups are kept together", extra={"once": True})
+        log.info("photos: 9 images in 1.0 s")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["knn: groups are kept together", *["photos: 9 images in 1.0 s"] * 2]
+
+
 def test_solver_writes_a_line_in_every_interval_and_none_if_it_is_fast(monkeypatch, capsys):
     monkeypatch.setattr(terminal, "STEPS_EVERY", 0.2)
     with shown_by(terminal.ProgressLines().steps):

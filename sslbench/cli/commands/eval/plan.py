@@ -75,8 +75,8 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> 
         entry = open_entry(store, key, part, backbone.name)
         missing = [layer.text for layer in prepared.layers if not entry.has(layer.text)]
         state = f"to be extracted: {', '.join(missing)}" if missing else "stored, no image will be decoded"
-        changed = what_changed(store, key, part) if missing and not entry.layers() else None
-        rows.append((part.name, state, changed or ""))
+        changed = what_changed(store, key, part) if missing and not entry.layers() else {}
+        rows.append((part.name, state, "; ".join(changed.values())))
     section("features", rows)
 
 
