@@ -81,6 +81,7 @@ def test_a_detector_is_trained_scored_and_recorded(world, sslbench):
     again = only_record()
     assert again.id == result.id and again.metrics == result.metrics
     assert any("trained in an earlier run" in note for note in again.notes)
+    assert again.timings["train"] == result.timings["train"] > 0 and again.timings["train iterations"] == 2
     assert not Path(f"{stem}.checkpoints").exists(), "the detector stands in for them"
     assert [json.loads(line)["step"] for line in Path(f"{stem}.metrics.jsonl").read_text().splitlines()] == [1, 2]
 
@@ -197,3 +198,12 @@ def test_flags_of_detection_are_refused_elsewhere_and_its_settings_are_shown(wor
     assert code == 0 and out.startswith("detection, version 3: ") and "rpn_nms=0.7" in out
     code, out, _ = sslbench("eval", "detection", "--help")
     assert code == 0 and "Settings of detection" in out and "--baseline" in out
+
+
+def test_an_image_that_is_too_narrow_to_resize_is_named_before_training(world, sslbench):
+    content = json.loads(Path("squares.json").read_text())
+    content["images"][4] |= {"width": 3000, "height": 3}
+    Path("squares.json").write_text(json.dumps(content))
+    code, _, err = sslbench("eval", "detection", *NET, *QUICK)
+    assert code == 1 and "squares_4.png, 3000 x 3 pixels" in err and "max_size_t" in err
+    assert not list((world / "results").rglob("*.*"))

@@ -216,7 +216,7 @@ def test_an_earlier_run_is_repeated_on_its_own_data_unless_others_are_given(tmp_
         (["pretrain", "simclr", "optimizer.name=sgd"], "is for the optimizer larc, not sgd"),
         (["pretrain", "simclr", "optimizer.name=adam"], "no optimizer called 'adam'\n  Did you mean 'adamw'"),
         (["pretrain", "simclr", "precision=fp8"], "'fp8' is not possible"),
-        (["pretrain", "simclr", *TINY, "--precision", "bf16"], "images of more than 16 pixels"),
+        (["pretrain", "simclr", *TINY, "--precision", "bf16"], "on maps of one cell, which this network has"),
         (["pretrain", "simclr", *TINY[:2], "batch_size=64", *TINY[3:]], "48 images"),
         (["pretrain", "simclr", *TINY, "--data", "nowhere/"], "nowhere"),
         (["pretrain", "simclr", *TINY, "--data", "empty"], "empty"),

@@ -11,10 +11,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.load import load_backbone
 from sslbench.data.decode.handlers import Reading
+from sslbench.data.objects.types import ObjectSource
 from sslbench.data.splits.objects import TrainTestObjects, split_objects
+from sslbench.data.wording import counted
 from sslbench.detection.evaluate import draw, score
 from sslbench.detection.log import DetectionLogLine, Watch
 from sslbench.detection.readable import check_readable
@@ -149,13 +153,29 @@ def _baselines(request: DetectionRequest, backbone: Backbone) -> Iterator[tuple[
 
 
 def _check_data(request: DetectionRequest, data: TrainTestObjects) -> None:
-    if request.recipe.masks:
+    recipe = request.recipe
+    _refuse_narrow(data.train, recipe.max_size_train, "max_size_train")
+    _refuse_narrow(data.test, recipe.max_size_test, "max_size_test")
+    if recipe.masks:
         for part in (data.train, data.test):
             if not part.has_masks:
                 raise DataError(
                     f"masks=true, but {part.name} has objects without a mask",
                     "Set masks=false, or give data with segmentations.",
                 )
+
+
+def _refuse_narrow(part: ObjectSource, longest: int, key: str) -> None:
+    """Refuse images of which nothing is left when the longer side is reduced to `longest`, the setting `key`."""
+    shorter, longer = part.sizes.min(axis=1), part.sizes.max(axis=1)
+    narrow = np.flatnonzero(2 * shorter * longest < longer)  # less than half a pixel; 0, 0 is an unknown size
+    if len(narrow):
+        height, width = part.sizes[narrow[0]]
+        raise DataError(
+            f"{part.name}: {counted(len(narrow), 'image')} too narrow: with {key}={longest} nothing is left of "
+            f"{part.images.path(int(narrow[0]))}, {width} x {height} pixels",
+            f"Remove such images, or give a larger {key}.",
+        )
 
 
 def evaluate_detection(

@@ -176,9 +176,16 @@ def run_exported(
     began = time.perf_counter()
     found = detect(detector, prepared.data.test, workers=training.workers, progress=progress)
     notes = ("The detector was trained in an earlier run; this run only scored it.",)
-    return DetectorRun(
-        detector, Trained(0.0, 0, about.recipe.iterations), found, time.perf_counter() - began, notes=notes
-    )
+    trained = _trained_before(stem, about.recipe.iterations)
+    return DetectorRun(detector, trained, found, time.perf_counter() - began, notes=notes)
+
+
+def _trained_before(stem: Path, iterations: int) -> Trained:
+    """Return the training as the earlier record has it; no time and iterations without one."""
+    path = stem.with_name(f"{stem.name}.json")
+    timings = records.read(path).timings if path.is_file() else {}
+    done = int(timings.get("train iterations", 0))
+    return Trained(timings.get("train", 0.0), done, iterations - done or None)
 
 
 def export(
