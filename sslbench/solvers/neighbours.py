@@ -104,6 +104,7 @@ class Blocks:
         metric: 'cosine', 'dot', or 'l2', whose similarity is minus the squared distance.
         scope: rows in the search; excluded pairs have a similarity of -inf.
         engine: library and device of the first pass.
+        max_memory: working memory in GB.
     """
 
     train: Matrix
@@ -111,6 +112,7 @@ class Blocks:
     metric: Metric
     scope: Scope
     engine: Engine
+    max_memory: float
 
     @property
     def width(self) -> int:
@@ -124,11 +126,6 @@ class Blocks:
         usable = self.engine.device == "cpu" and self.train.dtype == np.float32 and self.train.flags.c_contiguous
         return transformed or not usable or (self.engine.library == "faiss" and self.scope.left_out is not None)
 
-    @property
-    def at_once(self) -> bool:
-        """Possibility of a search in all train rows at once without extra memory: faiss itself works in blocks."""
-        return self.engine.library == "faiss" and not self.copies
-
     @functools.cached_property
     def centre(self) -> FloatArray:
         """(D,) approximate mean of train for 'l2': centring preserves distances and reduces rounding errors."""
@@ -136,6 +133,26 @@ class Blocks:
             return np.zeros(self.width)
         step = max(1, len(self.train) // 1024)
         return np.asarray(self.train[::step].mean(axis=0, dtype=np.float64))
+
+    @functools.cached_property
+    def copy(self) -> "torch.Tensor":
+        """(n, D) buffer for the train rows of a block at length 1, for faiss; new memory for each costs more than they.
+
+        numpy requests huge pages from the kernel, torch does not.
+        """
+        import torch
+
+        return torch.from_numpy(np.empty((self.faiss_rows, self.width), np.float32))
+
+    @property
+    def faiss_rows(self) -> int:
+        """Number of train rows that faiss searches at once, whose copies take two thirds of the memory.
+
+        faiss has no products in memory, and begins with empty lists of neighbours each time: few large blocks.
+        """
+        copies = 1.2 if self.scope.left_out is None and self.train.dtype == np.float32 else 2.7
+        rows = self.max_memory * 1e9 * 2 / 3 / (4 * self.width * copies) if self.copies else len(self.train)
+        return int(max(64, min(len(self.train), rows)))
 
     def prepare(self, own: IntArray, most: int, *, precise: bool) -> QueryBlock:
         """Prepare test rows in float32 or, if `precise`, float64, for blocks of at most `most` train rows."""
@@ -207,7 +224,7 @@ class Blocks:
         norms = torch.linalg.vector_norm(block, dim=1)
         largest = _largest(block, norms)
         if self.metric == "cosine":
-            block = block / torch.where(norms > 0, norms, 1)[:, None]
+            block = torch.div(block, torch.where(norms > 0, norms, 1)[:, None], out=self.copy[: len(block)])
         metric = faiss.METRIC_L2 if self.metric == "l2" else faiss.METRIC_INNER_PRODUCT
         number = min(kept + self.scope.refused, len(places))
         found, columns = faiss.knn(batch.x.numpy(), block.numpy(), number, metric=metric)
@@ -377,22 +394,22 @@ def nearest(
     """
     scope, engine = scope or Scope(), engine or Engine()
     queries = np.arange(len(test)) if scope.test_rows is None else scope.test_rows
-    blocks = Blocks(train, test, metric, scope, engine)
+    blocks = Blocks(train, test, metric, scope, engine, max_memory)
     similarity, neighbours = np.empty((len(queries), k)), np.empty((len(queries), k), dtype=np.int64)
     unsettled = np.arange(len(queries))
     with full_precision(engine.device), counted("nearest neighbours", "rows", len(queries)) as advance:
         for precise in (False, True):
             kept = min(len(train), (k + max(16, k // 4)) * (4 if precise else 1))
             places, unsettled = unsettled, np.empty(0, dtype=np.int64)
-            for part in _parts(places, _queries_at_once(blocks, kept, max_memory)):
-                ranked = _rank(blocks, queries[part], kept, max_memory, precise=precise)
+            for part in _parts(places, _queries_at_once(blocks, kept)):
+                ranked = _rank(blocks, queries[part], kept, precise=precise)
                 sure, candidates = _settle(ranked, k, everything=kept == len(train))
                 found = _refine(blocks, queries[part[sure]], candidates, k)
                 similarity[part[sure]], neighbours[part[sure]] = found
                 unsettled = np.concatenate([unsettled, part[~sure]])
                 advance(int(sure.sum()))
         for part in _parts(unsettled, max(1, int(max_memory * 1e9 / 4 / (8 * len(train))))):
-            similarity[part], neighbours[part] = _search_ties(blocks, queries[part], k, max_memory)
+            similarity[part], neighbours[part] = _search_ties(blocks, queries[part], k)
             advance(len(part))
     return similarity, neighbours
 
@@ -402,27 +419,25 @@ def _parts(places: IntArray, size: int) -> Iterator[IntArray]:
         yield places[start : start + size]
 
 
-def _queries_at_once(blocks: Blocks, kept: int, max_memory: float) -> int:
+def _queries_at_once(blocks: Blocks, kept: int) -> int:
     """Return the number of test rows per block, which with their candidates take a third of the memory."""
-    return int(max(1, min(_MOST_QUERIES, max_memory * 1e9 / 3 / (12 * blocks.width + 64 * kept))))
+    return int(max(1, min(_MOST_QUERIES, blocks.max_memory * 1e9 / 3 / (12 * blocks.width + 64 * kept))))
 
 
-def _block_size(blocks: Blocks, n_queries: int, max_memory: float, bytes_each: int) -> int:
+def _block_size(blocks: Blocks, n_queries: int, bytes_each: int) -> int:
     """Return the number of train rows per block, whose copies and products take two thirds of the memory."""
-    if blocks.at_once and bytes_each == 4:
-        return len(blocks.train)
-    budget = max_memory * 1e9 / 3 / bytes_each
-    if blocks.engine.library == "faiss" and bytes_each == 4:  # faiss has no products in memory; few blocks, few merges
-        return int(max(64, min(len(blocks.train), budget / (2.5 * blocks.width))))
+    if blocks.engine.library == "faiss" and bytes_each == 4:
+        return blocks.faiss_rows
+    budget = blocks.max_memory * 1e9 / 3 / bytes_each
     most = min(_MOST_ROWS, len(blocks.train), budget / (1.2 * n_queries))
     return int(max(64, min(most, budget / (2.5 * blocks.width)) if blocks.copies or bytes_each > 4 else most))
 
 
-def _rank(blocks: Blocks, own: IntArray, kept: int, max_memory: float, *, precise: bool) -> _Candidates:
+def _rank(blocks: Blocks, own: IntArray, kept: int, *, precise: bool) -> _Candidates:
     """Return the `kept` nearest train rows of each test row by products of one precision."""
     import torch
 
-    step = _block_size(blocks, len(own), max_memory, 8 if precise else 4)
+    step = _block_size(blocks, len(own), 8 if precise else 4)
     batch = blocks.prepare(own, step, precise=precise)
     best, rows, largest = torch.empty(len(own), 0), torch.empty(len(own), 0, dtype=torch.int64), 0.0
     for start in range(0, len(blocks.train), step):
@@ -475,12 +490,12 @@ def _round(similarity: FloatArray) -> FloatArray:
     return np.asarray(np.ldexp(np.round(mantissa * 2.0**_BITS), exponent - _BITS))
 
 
-def _search_ties(blocks: Blocks, own: IntArray, k: int, max_memory: float) -> tuple[FloatArray, IntArray]:
+def _search_ties(blocks: Blocks, own: IntArray, k: int) -> tuple[FloatArray, IntArray]:
     """Return the k nearest of all train rows, for test rows with many equally near ones.
 
     Products in float64 determine the rounded similarity of most pairs; the others are computed pair by pair.
     """
-    step = _block_size(blocks, len(own), max_memory, 8)
+    step = _block_size(blocks, len(own), 8)
     batch = blocks.prepare(own, step, precise=True)
     values, largest = np.empty((len(own), len(blocks.train))), 0.0
     for start in range(0, len(blocks.train), step):

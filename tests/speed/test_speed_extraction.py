@@ -30,7 +30,7 @@ pytestmark = pytest.mark.speed
 BATCH = 32
 REPEATS = 3
 # Enough that what is paid once (folding, hashing the weights: about 0.2 s) weighs little, as it does in real use.
-IMAGES = {"resnet18": 384, "resnet50": 96}
+IMAGES = {"resnet18": 768, "resnet50": 96}
 
 
 @pytest.fixture(scope="module")
@@ -109,25 +109,29 @@ def test_extraction_from_jpegs_against_the_bare_model(name, photos, tmp_path):
 
 
 def test_maps_of_patches_cost_little_more_than_their_forward_passes(photos, tmp_path):
-    """Maps of 14 x 14 cells, decoded, encoded and stored; the same forward passes run on images in memory already."""
-    backbone = build("resnet18")
-    source, layers = source_of(photos, 192), resolve_layers(backbone, ("res4:grid(14,14)",))
+    """Maps of 14 x 14 cells, decoded, encoded and stored; the same forward passes run on images in memory already.
+
+    Processor time of one process that decodes its images itself, so that nothing is hidden on another core.
+    """
+    backbone, n = build("resnet18"), max(IMAGES.values())
+    source, layers = source_of(photos, n), resolve_layers(backbone, ("res4:grid(14,14)",))
     encode = prepare(backbone, layers, device=torch.device("cpu"))
-    own = loader.batches(source, np.arange(192), backbone.preprocessing, batch_size=BATCH, workers=0)
+    own = loader.batches(source, np.arange(n), backbone.preprocessing, batch_size=BATCH, workers=0)
     images = [normalise(batch.images, backbone.preprocessing) for batch in own]
-    settings = RunSettings(device="cpu").extract_settings()
+    settings = ExtractSettings(torch.device("cpu"), batch_size=BATCH, workers=0)
     forward, whole = [], []
     for i in range(REPEATS):
-        started = time.perf_counter()
+        started = time.process_time()
         for batch in images:
             encode(batch)
-        forward.append(time.perf_counter() - started)
+        forward.append(time.process_time() - started)
+        started = time.process_time()
         found = extract(backbone, source, layers, settings, root=tmp_path / str(i), split="all")
-        whole.append(found.seconds)
+        whole.append(time.process_time() - started)
     values = found.features["res4:grid(14,14)"].x
     ratio = min(whole) / min(forward)
-    print(f"\n192 maps of 14 x 14 x 256: forward passes {min(forward):.2f} s, from JPEG x{ratio:.2f} (aim: under 1.1)")
-    assert values.shape == (192, 14 * 14 * 256)
+    print(f"\n{n} maps of 14 x 14 x 256: forward passes {min(forward):.2f} s, from JPEG x{ratio:.2f} (aim: under 1.1)")
+    assert values.shape == (n, 14 * 14 * 256)
 
 
 def test_three_scales_cost_little_more_than_their_forward_passes(photos, tmp_path):
