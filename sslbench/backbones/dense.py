@@ -9,22 +9,23 @@ Shapes: B images of H x W pixels, maps of h x w cells with C channels.
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from timm.layers.format import Format
-from timm.layers.patch_embed import PatchEmbed
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.grids import grid_of_tokens
 from sslbench.backbones.layers import Layer, hooked, map_of, resolve_layers, run
 from sslbench.backbones.speed import CPU_CHUNK, exact_float32, folded
+from sslbench.backbones.vit.of_timm import has_patch_embed, is_timm_vit
 from sslbench.backbones.vit.positions import resampled_positions
 from sslbench.errors import BackboneError, UsageError
 from sslbench.runtime.device import DTYPES, Precision
 from sslbench.weights.fill import tensors_sha256
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import VisionTransformer
 
 Facet = Literal["token", "query", "key", "value"]
 """Output of a block, or one of the three parts of what its attention computes from a token."""
@@ -142,7 +143,7 @@ class DenseEncoder:
         self.multiple = _patch(backbone.module)
         side = max(self.multiple, round(96 / self.multiple) * self.multiple)
         probe = torch.zeros(1, backbone.preprocessing.channels, side, side)
-        if isinstance(backbone.module, VisionTransformer) or _fixed_size(backbone.module):
+        if is_timm_vit(backbone.module) or _fixed_size(backbone.module):
             module = copied(backbone.module)  # no BatchNorm to fold, and no free size to try it on
         else:
             module = folded(backbone.module, self._layers, probe)
@@ -150,7 +151,7 @@ class DenseEncoder:
         self._module: nn.Module = module.eval().to(**to)
         self._positions: Tensor | None = None
         self._side = 0
-        if isinstance(self._module, VisionTransformer) and isinstance(self._module.patch_embed, PatchEmbed):
+        if is_timm_vit(self._module) and has_patch_embed(self._module):
             self._free_size(self._module)
         self._sized: dict[tuple[int, int], nn.Module] = {}
         probed = self(probe)
@@ -193,8 +194,10 @@ class DenseEncoder:
         norm = module.get_submodule(_NORM) if norms else None
         return {each.name: _joined(each, [taken[layer.text] for layer in each.layers], norm) for each in self.inputs}
 
-    def _free_size(self, vit: VisionTransformer) -> None:
+    def _free_size(self, vit: "VisionTransformer") -> None:
         """Set up a vision transformer to take any size with positions that `_for_size` writes."""
+        from timm.layers.format import Format
+
         embed = vit.patch_embed
         embed.strict_img_size, embed.flatten, embed.output_fmt = False, True, Format.NCHW
         vit.dynamic_img_size = False  # type: ignore[misc]  # final for TorchScript only, unused here
@@ -209,7 +212,7 @@ class DenseEncoder:
     def _for_size(self, size: tuple[int, int]) -> nn.Module:
         """Return the network for images of a size."""
         module = self._module
-        if self._positions is not None and isinstance(module, VisionTransformer):
+        if self._positions is not None and is_timm_vit(module):
             grid = (size[0] // self.multiple, size[1] // self.multiple)
             prefix = self._positions.shape[1] - self._side**2
             positions = self._positions

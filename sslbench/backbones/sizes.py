@@ -1,18 +1,20 @@
 """Image sizes that a backbone takes, and the length of its vectors."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import torch
-from timm.layers.format import Format
-from timm.layers.patch_embed import PatchEmbed
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build
+from sslbench.backbones.vit.of_timm import has_patch_embed, is_timm_vit
 from sslbench.backbones.vit.positions import fit_positions
 from sslbench.errors import UsageError, WeightsError
 from sslbench.weights.fill import fill
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import VisionTransformer
 
 
 def built_for(backbone: Backbone, size: tuple[int, int] | None) -> Backbone:
@@ -58,7 +60,7 @@ def accept_sizes(backbone: nn.Module, sizes: tuple[int, ...], *, name: str, chan
     Raises:
         UsageError: the backbone cannot take one of the sizes.
     """
-    if isinstance(backbone, VisionTransformer) and isinstance(backbone.patch_embed, PatchEmbed):
+    if is_timm_vit(backbone) and has_patch_embed(backbone):
         built = backbone.patch_embed.img_size
         if built is not None and any((size, size) != tuple(built) for size in sizes):
             _interpolate_positions(backbone)
@@ -74,8 +76,10 @@ def accept_sizes(backbone: nn.Module, sizes: tuple[int, ...], *, name: str, chan
             ) from error
 
 
-def _interpolate_positions(vit: VisionTransformer) -> None:
+def _interpolate_positions(vit: "VisionTransformer") -> None:
     """Set up a vision transformer as timm's constructor does for dynamic_img_size=True."""
+    from timm.layers.format import Format
+
     vit.dynamic_img_size = True  # type: ignore[misc]  # final for TorchScript only, unused here
     vit.patch_embed.strict_img_size = False
     vit.patch_embed.flatten = False

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's customary name
-from timm.layers.conv2d_same import Conv2dSame
-from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
@@ -24,9 +22,12 @@ from sslbench.weights.fill import tensors_sha256
 
 log = logging.getLogger("sslbench")
 
-# Exact types: a subclass may transform its weight (weight standardisation, spectral norm).
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, Conv2dSame)
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, BatchNormAct2d)
+# Exact types: a subclass may transform its weight (weight standardisation, spectral norm). By name, as timm need not be
+# imported for networks that are not timm's.
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_TIMM_CONVOLUTION = "timm.layers.conv2d_same.Conv2dSame"
+_TIMM_NORM = "timm.layers.norm_act.BatchNormAct2d"
 _Pairs = list[tuple[str, str]]
 TOLERANCE = 1e-4  # relative to the largest value of a layer; float32 rounding gives about 1e-6
 
@@ -97,12 +98,18 @@ def _pairs(module: nn.Module, layers: Sequence[Layer], images: Tensor) -> tuple[
     return pairs, features
 
 
+def _is_exactly(part: nn.Module, name: str) -> bool:
+    return f"{type(part).__module__}.{type(part).__qualname__}" == name
+
+
 def _plain_convolution(part: nn.Module) -> bool:
-    return type(part) in _CONVOLUTIONS and not part._forward_hooks and not part._forward_pre_hooks
+    plain = type(part) in _CONVOLUTIONS or _is_exactly(part, _TIMM_CONVOLUTION)
+    return plain and not part._forward_hooks and not part._forward_pre_hooks
 
 
 def _plain_norm(part: nn.Module) -> bool:
-    if type(part) not in _NORMS or part._forward_hooks or part._forward_pre_hooks:
+    known = type(part) in _NORMS or _is_exactly(part, _TIMM_NORM)
+    if not known or part._forward_hooks or part._forward_pre_hooks:
         return False
     return isinstance(getattr(part, "running_mean", None), Tensor)
 
@@ -113,7 +120,7 @@ def _fold(module: nn.Module, convolution_path: str, norm_path: str) -> None:
     convolution.weight, convolution.bias = fuse_conv_bn_weights(
         convolution.weight, convolution.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
     )
-    rest = nn.Sequential(norm.drop, norm.act) if isinstance(norm, BatchNormAct2d) else nn.Identity()
+    rest = nn.Sequential(norm.drop, norm.act) if _is_exactly(norm, _TIMM_NORM) else nn.Identity()
     for parent, name in _places(module, norm):
         setattr(parent, name, rest)
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from types import NoneType
 from typing import Any
 
-import timm
-from timm.data.config import resolve_model_data_config
 from torch import nn
 
 from sslbench.backbones.backbone import Backbone, Kind
@@ -26,6 +24,8 @@ _VIT_INPUT = InputImages("RGB", resize=256, interpolation="bicubic")
 
 def is_timm_name(name: str) -> bool:
     """Return whether timm has this architecture; a tag (after a dot) and options (after commas) may follow."""
+    import timm
+
     return bool(timm.is_model(name.partition(",")[0].partition(".")[0]))
 
 
@@ -52,6 +52,8 @@ def build_timm(name: str) -> Backbone:
     Raises:
         UsageError: timm has no such architecture or tag, or the architecture no such option.
     """
+    import timm
+
     name, options = _parse_options(name)
     if not isinstance(options.get("in_chans", 3), int) or options.get("in_chans", 3) < 1:
         raise UsageError(
@@ -155,6 +157,8 @@ def timm_preprocessing(module: nn.Module, *, channels: int | None = None) -> Pre
         module: a timm model.
         channels: of its images, where it was built for another number than timm records; None: as recorded.
     """
+    from timm.data.config import resolve_model_data_config
+
     cfg: dict[str, Any] = resolve_model_data_config(module)  # type: ignore[no-untyped-call]
     recorded = getattr(module, "pretrained_cfg", None) or {}
     recorded_channels, height, width = cfg["input_size"]

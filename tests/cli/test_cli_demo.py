@@ -1,8 +1,12 @@
-"""The drawn digits of the demo."""
+"""The demo: its drawn digits, and the command as a new user runs it."""
+
+import csv
 
 import numpy as np
+import pytest
 from PIL import Image
 
+from sslbench.cli.main import main
 from sslbench.data.grey_digits import SIDE, TRAIN, draw_digits
 
 
@@ -19,3 +23,21 @@ def test_the_digits_are_drawn_once_and_in_two_parts(tmp_path):
     assert draw_digits(folder, 3) == folder
     assert train[0].stat().st_mtime_ns == before
     assert draw_digits(tmp_path / "again", 3).joinpath(test[0].relative_to(folder)).read_bytes() == test[0].read_bytes()
+
+
+def test_the_demo_ends_with_a_score_above_both_floors_and_with_what_it_promises(tmp_path, monkeypatch, capsys):
+    """All 30 epochs: with fewer the network is below its untrained self."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        main(["demo"])
+    assert not end.value.code
+    shown = capsys.readouterr().out
+    assert "low-shot: SimCLR is above both floors" in shown
+    assert "sslbench eval low-shot linear --weights" in shown
+    folder = tmp_path / "sslbench-demo"
+    for name in ("leaderboard.html", "show-features/index.html", "show-images/index.html"):
+        assert (folder / name).stat().st_size > 1000, name
+    with (folder / "leaderboard.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    score = {row["weights"]: float(row["low-shot/digits-seed0"]) for row in rows}
+    assert max(score, key=lambda weights: score[weights]) == "weights.torch" and score["chance"] == 10

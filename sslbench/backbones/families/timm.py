@@ -3,8 +3,6 @@
 import logging
 from collections.abc import Mapping
 
-import timm
-
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.family import Family
 from sslbench.backbones.timm_models import build_timm, check_recorded_options, is_timm_name
@@ -46,4 +44,10 @@ def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str)
     return vit.name
 
 
-FAMILY = Family(_takes, _build, timm.list_models, _check_recorded, _recognise, last_resort=True)
+def _names() -> list[str]:
+    import timm
+
+    return list(timm.list_models())
+
+
+FAMILY = Family(_takes, _build, _names, _check_recorded, _recognise, last_resort=True)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import torch
-from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from sslbench.backbones.vit.recognise import grid_side
@@ -61,6 +60,8 @@ def resampled_positions(positions: Tensor, module: nn.Module, side: int, grid: t
     """
     if _is_dino(module):
         return _resampled_as_dino(positions, side, grid, prefix)
+    from timm.layers.pos_embed import resample_abs_pos_embed
+
     resampled: Tensor = resample_abs_pos_embed(
         positions,
         new_size=list(grid),

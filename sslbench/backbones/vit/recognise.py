@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-import timm
-
 Shapes = Mapping[str, tuple[int, ...]]
 Family = Literal["vit", "distilled", "deit3", "dinov2", "clip", "beit"]
 
@@ -235,6 +233,8 @@ def _name(vit: ViT, word: str, hidden: int, shapes: Shapes, tag: str) -> str:
 
 def _base(vit: ViT, word: str, tag: str) -> tuple[str, dict[str, object]]:
     """Return the nearest existing name of timm and the properties it implies."""
+    import timm
+
     sizes = (word, "giant") if vit.swiglu else (word, "small", "base")  # only DINOv2's giant has SwiGLU by default
     for size, patch, image in ((w, p, i) for w in sizes if w for p, i in _nearest(vit)):
         registers = 4 if vit.registers else 0

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torchvision.models import ResNet as TorchvisionResNet
 
@@ -13,6 +12,7 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.in_memory import users_preprocessing
 from sslbench.backbones.load import load_file
 from sslbench.backbones.resnet import ResNet
+from sslbench.backbones.vit.of_timm import is_timm_vit
 from sslbench.config import resolve
 from sslbench.data.splits.objects import TrainTestObjects
 from sslbench.detection.recipe import DetectionRecipe, check, resolved
@@ -115,7 +115,7 @@ def from_user(module: nn.Module, name: str | None = None) -> Backbone:
         UsageError: it is something else: a detector takes the network apart, so it has to know its parts.
         WeightsError: the tensors do not fit the architecture.
     """
-    if not isinstance(module, ResNet | TorchvisionResNet | VisionTransformer):
+    if not (isinstance(module, ResNet | TorchvisionResNet) or is_timm_vit(module)):
         raise UsageError(
             f"a detector cannot be built around a {type(module).__name__}",
             "Give a ResNet of sslbench or torchvision, a vision transformer of timm, or a weights file.",
