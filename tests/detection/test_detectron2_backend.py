@@ -119,7 +119,7 @@ def test_the_command_trains_scores_and_records(world, capsys):
     [result] = read_tree(Path("results"))
     count = sum("num_batches" not in name for name in build(NET).module.state_dict())
     assert f"Detectron2 loaded {count} of {count} backbone tensors, compared bit for bit" in err
-    assert "replaces 0.01, which the recipe says" in err and "AP " in out
+    assert "d2.SOLVER.BASE_LR=0.002 replaces the recipe's 0.01" in err and "AP " in out
     settings = result.protocol.settings
     assert settings["backend"] == "detectron2" and settings["d2"] == {"SOLVER.BASE_LR": 0.002, "SOLVER.STEPS": [1]}
     assert result.versions["detectron2"] and result.benchmark.modified
@@ -184,7 +184,7 @@ def test_weights_that_do_not_arrive_are_refused(name):
     canonical = {n: t for n, t in backbone.module.state_dict().items() if "num_batches" not in n}
     broken = {**canonical, "layer4.2.conv3.weight": canonical["layer4.2.conv3.weight"] + 1e-7}
     place = "roi_heads.res5.2" if c4 else "backbone.bottom_up.res5.2"
-    with pytest.raises(WeightsError, match=f"took 264 of the 265 backbone tensors; missing: '{place}.conv3.weight'"):
+    with pytest.raises(WeightsError, match=f"Detectron2 loaded 264 of the 265 backbone tensors; missing: '{place}.conv3.weight'"):
         check_load(model, broken)
 
 
@@ -208,7 +208,7 @@ def test_sync_means_what_a_processor_can(caplog):
         two = configured(build(NET), recipe(norm="sync"), 2, {}, device=CPU, processes=2).cfg
     gpu = configured(build(NET), recipe(norm="sync"), 2, {}, device=torch.device("cuda:0")).cfg
     assert [cfg.MODEL.RESNETS.NORM for cfg in (alone, two, gpu)] == ["BN", "naiveSyncBN", "SyncBN"]
-    assert "norm=sync needs GPUs; on the CPU Detectron2's BN is taken" in caplog.text and gpu.MODEL.DEVICE == "cuda:0"
+    assert "norm=sync needs GPUs; on the CPU Detectron2's BN is used" in caplog.text and gpu.MODEL.DEVICE == "cuda:0"
 
 
 @REAL
