@@ -219,6 +219,16 @@ def test_the_real_detectron2_scales_and_pastes_the_same():
 
 
 @REAL
+def test_the_table_of_differences_stays_within_its_bounds():
+    pytest.importorskip("pycocotools")
+    import parity_table
+
+    rows = parity_table.table(3)
+    assert len(rows) == 7 and all(row.compared > 0 for row in rows)
+    assert [row for row in rows if not row.difference <= row.bound] == []
+
+
+@REAL
 @pytest.mark.skipif("SSLBENCH_RECORD" not in os.environ, reason="SSLBENCH_RECORD is not set")
 def test_record():
     content = {}

@@ -184,7 +184,9 @@ def test_weights_that_do_not_arrive_are_refused(name):
     canonical = {n: t for n, t in backbone.module.state_dict().items() if "num_batches" not in n}
     broken = {**canonical, "layer4.2.conv3.weight": canonical["layer4.2.conv3.weight"] + 1e-7}
     place = "roi_heads.res5.2" if c4 else "backbone.bottom_up.res5.2"
-    with pytest.raises(WeightsError, match=f"Detectron2 loaded 264 of the 265 backbone tensors; missing: '{place}.conv3.weight'"):
+    with pytest.raises(
+        WeightsError, match=f"Detectron2 loaded 264 of the 265 backbone tensors; missing: '{place}.conv3.weight'"
+    ):
         check_load(model, broken)
 
 

@@ -1,0 +1,289 @@
+"""Table of the largest differences between the detection here and in Detectron2 and pycocotools: `make parity`.
+
+Needs both libraries importable (CONTRIBUTING.md, "Tests of optional libraries"). Each row has its bound; the exit code is
+1 if a difference exceeds its bound.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+from xml.sax.saxutils import escape
+
+import numpy as np
+import torch
+from detector_samples import ALL, CASES, images, small_detector, targets
+from test_detection_parity import batch_for, in_order, library, ours, run, theirs
+
+from sslbench.detection.recipe import DetectionRecipe, resized, resolved
+from sslbench.detection.train import make_optimizer, rate
+from sslbench.metrics.detection import Detections, Truth, coco_ap, voc_ap
+
+STEPS = 7
+CLASS_NAMES = ("cat", "dog", "bird")
+PYCOCOTOOLS_ORDER = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+
+
+class Row(NamedTuple):
+    """One compared quantity: number of comparisons, largest difference and its bound."""
+
+    quantity: str
+    compared: int
+    difference: float
+    bound: float
+
+
+def detections() -> list[Row]:
+    """Compare boxes (pixels) and scores of all detections of two images with the same weights."""
+    boxes, scores, count = 0.0, 0.0, 0
+    for case in sorted(CASES):
+        torch.manual_seed(0)
+        _, found, _ = ours(case)
+        _, wanted, _ = run(theirs(case, **ALL))
+        for mine, other in zip(found, wanted, strict=True):
+            assert len(mine.boxes) == len(other)
+            gaps = (mine.boxes[:, None] - other.pred_boxes.tensor[None]).abs().amax(dim=2)
+            gaps[mine.classes[:, None] != other.pred_classes[None]] = torch.inf
+            place = gaps.argmin(dim=1)
+            boxes = max(boxes, float(gaps.min(dim=1)[0].max()))
+            scores = max(scores, float((mine.scores - other.scores[place]).abs().max()))
+            count += len(mine.boxes)
+    return [Row("box of a detection, pixels", count, boxes, 2e-3), Row("score of a detection", count, scores, 1e-5)]
+
+
+def training_steps() -> list[Row]:
+    """Compare the losses of seven updates from the same weights, draws and schedule, relative to their size."""
+    from detectron2.solver import build_lr_scheduler, build_optimizer
+
+    d2, largest, count = library(), 0.0, 0
+    few = {"rpn_samples": 24, "roi_samples": 16, "lr": 0.002, "warmup_iterations": 4, "steps": (5,)}
+    for case in ("c4", "fpn"):
+        detector, model = small_detector(case, **few), theirs(case, **few).train()
+        recipe = detector.recipe
+        optimizer, cfg = make_optimizer(detector, recipe), solver_of(recipe)
+        their_optimizer = build_optimizer(cfg, model)
+        scheduler = build_lr_scheduler(cfg, their_optimizer)
+        batch = in_order(model, batch_for(d2, with_targets=True))
+        for step in range(STEPS):
+            for group in optimizer.param_groups:
+                group["lr"] = rate(recipe, step) * group["lr_factor"]
+            losses = detector.train()(images(), targets(), torch.Generator().manual_seed(step))
+            torch.manual_seed(step)
+            with d2.utils.events.EventStorage():
+                their_losses = model(batch)
+            for name, loss in losses.items():
+                largest = max(largest, abs(loss.item() - their_losses[name].item()) / abs(their_losses[name].item()))
+                count += 1
+            for each, values in ((optimizer, losses), (their_optimizer, their_losses)):
+                each.zero_grad()
+                sum(values.values()).backward()
+                each.step()
+            scheduler.step()
+    return [Row(f"loss in {STEPS} updates, relative", count, largest, 1e-4)]
+
+
+def solver_of(recipe: DetectionRecipe):
+    """Return Detectron2's configuration of the recipe's optimizer and schedule."""
+    import detectron2.config
+
+    from sslbench.detection.detectron2.config import _training
+
+    cfg = detectron2.config.get_cfg()
+    cfg.merge_from_list([part for pair in _training(recipe).items() for part in pair])
+    return cfg
+
+
+def sizes(number: int) -> list[Row]:
+    """Compare sizes of resized images, in pixels."""
+    from detectron2.data.transforms import ResizeShortestEdge
+
+    rng = np.random.default_rng(0)
+    largest = 0
+    for height, width, shorter, more in rng.integers(1, 1400, (number, 4)).tolist():
+        mine = resized(height, width, shorter=shorter, longest=shorter + more)
+        other = ResizeShortestEdge.get_output_shape(height, width, shorter, shorter + more)
+        largest = max(largest, abs(mine[0] - other[0]), abs(mine[1] - other[1]))
+    return [Row("size of a resized image, pixels", number, largest, 0.0)]
+
+
+def schedules() -> list[Row]:
+    """Compare learning rates of every iteration of drawn schedules, relative to the base rate."""
+    from detectron2.solver import build_lr_scheduler
+
+    rng, largest, count = np.random.default_rng(1), 0.0, 0
+    for _ in range(20):
+        iterations = int(rng.integers(20, 200))
+        steps = tuple(sorted({int(s) for s in rng.integers(1, iterations, 3)}))
+        warmup = int(rng.integers(0, steps[0]))
+        recipe = resolved(
+            DetectionRecipe(iterations=iterations, steps=steps, warmup_iterations=warmup, lr=0.02, gamma=0.3)
+        )
+        weight = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(weight.parameters(), lr=recipe.lr)
+        scheduler = build_lr_scheduler(solver_of(recipe), optimizer)
+        for iteration in range(iterations):
+            largest = max(largest, abs(optimizer.param_groups[0]["lr"] - rate(recipe, iteration)) / recipe.lr)
+            count += 1
+            optimizer.step()
+            scheduler.step()
+    return [Row("learning rate, relative to the base rate", count, largest, 1e-9)]
+
+
+def drawn(rng: np.random.Generator) -> tuple[Truth, Detections]:
+    """Draw objects and detections near them, some double, some elsewhere.
+
+    Scores and boxes have the digits of VOC's files, and all scores differ: Detectron2 leaves the order of ties open.
+    """
+    n_images, n = int(rng.integers(4, 25)), int(rng.integers(10, 120))
+    corner, side = rng.integers(0, 100, (n, 2)), rng.integers(4, 130, (n, 2))
+    boxes = np.concatenate((corner, corner + side), axis=1).astype(float)
+    areas = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
+    kinds = np.concatenate((np.arange(3), rng.integers(0, 3, n - 3)))
+    no, places = np.zeros(n, dtype=np.bool_), rng.integers(0, n_images, n)
+    truth = Truth(n_images, CLASS_NAMES, places, boxes, kinds, no, no, areas)
+    chosen = np.concatenate((np.arange(n), rng.integers(0, n, 2 * n)))
+    found = boxes[chosen] + rng.normal(size=(3 * n, 4)) * rng.choice([0.5, 4, 30], (3 * n, 1))
+    found = np.concatenate((np.minimum(found[:, :2], found[:, 2:] - 1), found[:, 2:]), axis=1).round(1)
+    scores = (rng.permutation(1000)[: 3 * n] + 1) / 1e3
+    return truth, Detections(places[chosen], found, scores.round(3), kinds[chosen])
+
+
+def coco_values(number: int) -> list[Row]:
+    """Compare all twelve values of COCO with pycocotools."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    rng, largest = np.random.default_rng(2), 0.0
+    for _ in range(number):
+        truth, found = drawn(rng)
+        coco = COCO()
+        annotations = [
+            {
+                "id": i + 1,
+                "image_id": int(image),
+                "category_id": int(kind),
+                "iscrowd": 0,
+                "area": float(area),
+                "bbox": xywh,
+            }
+            for i, (image, kind, area, xywh) in enumerate(
+                zip(truth.images, truth.labels, truth.areas, corner_and_size(truth.boxes), strict=True)
+            )
+        ]
+        coco.dataset = {
+            "info": {},
+            "images": [{"id": i, "height": 300, "width": 300} for i in range(truth.n_images)],
+            "categories": [{"id": i, "name": name} for i, name in enumerate(CLASS_NAMES)],
+            "annotations": annotations,
+        }
+        results = [
+            {"image_id": int(image), "category_id": int(kind), "score": float(score), "bbox": xywh}
+            for image, kind, score, xywh in zip(
+                found.images, found.labels, found.scores, corner_and_size(found.boxes), strict=True
+            )
+        ]
+        with contextlib.redirect_stdout(io.StringIO()):
+            coco.createIndex()
+            evaluation = COCOeval(coco, coco.loadRes(results), "bbox")
+            evaluation.evaluate()
+            evaluation.accumulate()
+            evaluation.summarize()
+        metrics = coco_ap(truth, found, resamples=0).metrics
+        mine = [metrics[name][0] for name in PYCOCOTOOLS_ORDER]
+        wanted = np.where(evaluation.stats < 0, np.nan, evaluation.stats)
+        assert (np.isnan(mine) == np.isnan(wanted)).all()
+        largest = max(largest, float(np.nanmax(np.abs(np.array(mine) - wanted))))
+    return [Row("AP and AR of COCO, 12 values, beside pycocotools", 12 * number, largest, 1e-9)]
+
+
+def corner_and_size(boxes: np.ndarray) -> list[list[float]]:
+    return np.concatenate((boxes[:, :2], boxes[:, 2:] - boxes[:, :2]), axis=1).tolist()
+
+
+def voc_values(number: int) -> list[Row]:
+    """Compare AP50 of both rules of Pascal VOC with Detectron2's evaluation of files."""
+    from detectron2.evaluation.pascal_voc_evaluation import voc_eval
+
+    rng, largest = np.random.default_rng(3), 0.0
+    for _ in range(number):
+        truth, found = drawn(rng)
+        with tempfile.TemporaryDirectory() as folder:
+            write_voc(Path(folder), truth, found)
+            for rule in ("11-point", "area"):
+                mine = voc_ap(truth, found, rule, resamples=0).per_class_50
+                for name in CLASS_NAMES:
+                    _, _, wanted = voc_eval(
+                        f"{folder}/{{}}.txt",
+                        f"{folder}/{{}}.xml",
+                        f"{folder}/images.txt",
+                        name,
+                        0.5,
+                        rule == "11-point",
+                    )
+                    largest = max(largest, float(abs(mine[name] - wanted)))
+    return [Row("AP50 of VOC, both rules, beside Detectron2", 6 * number, largest, 1e-9)]
+
+
+def write_voc(folder: Path, truth: Truth, found: Detections) -> None:
+    """Write objects and detections as the files of Pascal VOC, whose first pixel is 1."""
+    folder.joinpath("images.txt").write_text("\n".join(f"i{i}" for i in range(truth.n_images)))
+    fields = ("xmin", "ymin", "xmax", "ymax")
+    for image in range(truth.n_images):
+        objects = [
+            f"<object><name>{escape(CLASS_NAMES[kind])}</name><pose/><truncated>0</truncated><difficult>0</difficult><bndbox>"
+            + "".join(f"<{f}>{int(v) + (f[1:] == 'min')}</{f}>" for f, v in zip(fields, box, strict=True))
+            + "</bndbox></object>"
+            for box, kind in zip(truth.boxes[truth.images == image], truth.labels[truth.images == image], strict=True)
+        ]
+        folder.joinpath(f"i{image}.xml").write_text(f"<annotation>{''.join(objects)}</annotation>")
+    for kind, name in enumerate(CLASS_NAMES):
+        rows = np.flatnonzero(found.labels == kind)
+        lines = [
+            f"i{found.images[r]} {found.scores[r]:.3f} "
+            + " ".join(f"{v:.1f}" for v in found.boxes[r] + np.array([1, 1, 0, 0]))
+            for r in sorted(rows, key=lambda r: (found.images[r], -found.scores[r]))
+        ]
+        folder.joinpath(f"{name}.txt").write_text("\n".join(lines))
+
+
+def table(number: int) -> list[Row]:
+    """Return all rows; `number` random evaluations of each kind and 4,000 times as many sizes."""
+    parts: list[Callable[[], list[Row]]] = [
+        detections,
+        training_steps,
+        lambda: sizes(4000 * number),
+        schedules,
+        lambda: coco_values(number),
+        lambda: voc_values(number),
+    ]
+    return [row for part in parts for row in part()]
+
+
+def main() -> int:
+    """Print the table; return 1 if a difference exceeds its bound."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--number", type=int, default=50, help="random evaluations of each kind (default 50)")
+    parser.add_argument("--json", type=Path, help="file for the table")
+    options = parser.parse_args()
+    missing = [name for name in ("detectron2", "pycocotools") if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"{' and '.join(missing)} cannot be imported: see CONTRIBUTING.md, 'Tests of optional libraries'")
+        return 2
+    rows = table(options.number)
+    print(f"{'quantity':<52}{'compared':>10}{'largest difference':>21}{'bound':>10}")
+    for row in rows:
+        mark = "" if row.difference <= row.bound else "  EXCEEDED"
+        print(f"{row.quantity:<52}{row.compared:>10,}{row.difference:>21.2g}{row.bound:>10.0e}{mark}")
+    if options.json:
+        options.json.write_text(json.dumps([row._asdict() for row in rows], indent=1) + "\n")
+    return int(any(row.difference > row.bound for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
