@@ -1,7 +1,7 @@
 """Table of the largest differences between the detection here and in Detectron2 and pycocotools: `make parity`.
 
-Needs both libraries importable (CONTRIBUTING.md, "Tests of optional libraries"). Each row has its bound; the exit code is
-1 if a difference exceeds its bound.
+Needs both libraries importable (CONTRIBUTING.md, "Tests of optional libraries"). Each row has its bound; the exit code
+is 1 if a difference exceeds its bound.
 """
 
 import argparse
