@@ -13,6 +13,7 @@ LabelKind = Literal[
     "normals",
     "mask",
     "signal",
+    "orientation",
     "boundaries",
     "boxes",
     "points",
@@ -23,8 +24,8 @@ LabelKind = Literal[
     "none",
 ]
 """One class per sample, any number of classes per sample, numbers to predict (regression); for every pixel a class, a
-depth, a surface normal, foreground or not, a signal computed from the image,
-or boundaries drawn by annotators; boxes of objects; corresponding points
+depth, a surface normal, foreground or not, a signal computed from the image or read from a file,
+the orientation of its structures, or boundaries drawn by annotators; boxes of objects; corresponding points
 in pairs of images, pairs of images under homographies; in videos masks of objects, masks of classes of parts, joints of
 persons; unlabelled."""
 
@@ -62,7 +63,14 @@ LABELS: Mapping[LabelKind, LabelFacts] = {
         text="a mask of the foreground", metric="saliency_max_f", classes=False, dtype="int8", pixels=True
     ),
     "signal": LabelFacts(
-        text="signals computed from the images", metric="signal_correlation", classes=False, dtype="int8", pixels=True
+        text="signals of pixels", metric="signal_correlation", classes=False, dtype="int8", pixels=True
+    ),
+    "orientation": LabelFacts(
+        text="orientations computed from the images",
+        metric="orientation_error",
+        classes=False,
+        dtype="int8",
+        pixels=True,
     ),
     "boundaries": LabelFacts(
         text="boundaries by annotators", metric="boundary_ods", classes=False, dtype="int8", pixels=True

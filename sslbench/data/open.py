@@ -228,16 +228,6 @@ def open_boxes_as_data(spec: str) -> dict[str, Source]:
     return sources
 
 
-def open_signals(spec: str) -> dict[str, Source]:
-    """Open images for signals that are computed from them; labels are left out. See `open_data`."""
-    return {
-        split: dataclasses.replace(
-            found, labels=Labels("signal", ("signal",), np.zeros((len(found), 0), dtype=np.int8)), queries=None
-        )
-        for split, found in open_data(spec).items()
-    }
-
-
 def open_masks_as_data(spec: str) -> dict[str, Source]:
     """Open images with masks of the foreground as sources.
 

@@ -1,6 +1,6 @@
-"""Signals computed from an image: strength of its edges and corners at every pixel.
+"""Signals computed from an image: strength of its edges and corners, and their orientation, at every pixel.
 
-Both come from the structure tensor: the products of the derivatives of the luminance (Sobel), averaged by a Gaussian.
+All come from the structure tensor: the products of the derivatives of the luminance (Sobel), averaged by a Gaussian.
 Its eigenvalues are the squared changes along and across the direction in which the image changes most.
 """
 
@@ -18,6 +18,8 @@ which is small on straight edges."""
 _LUMA = (0.299, 0.587, 0.114)
 _TRUNCATED = 3.0
 """Standard deviations at which the Gaussian ends."""
+_FLAT = 1e-12
+"""Squared change of the luminance up to which a place has no orientation: rounding errors have one."""
 
 
 def signal_of(
@@ -39,12 +41,41 @@ def signal_of(
         signal: see `Signal`.
         sigma: standard deviation of the Gaussian, in pixels.
     """
-    values = image.astype(np.float64)
-    grey = (values @ np.array(_LUMA) if values.shape[2] == 3 else values.mean(axis=2)) / 255
-    xx, xy, yy = structure_tensor(grey, sigma)
+    xx, xy, yy = structure_tensor(luminance(image), sigma)
     centre, radius = (xx + yy) / 2, np.hypot((xx - yy) / 2, xy)
     strength = 100 * np.sqrt(centre + radius) if signal == "edges" else 10_000 * np.maximum(centre - radius, 0)
     return np.asarray(np.log1p(strength), dtype=np.float32)
+
+
+def orientation_of(image: npt.NDArray[np.uint8] | npt.NDArray[np.float32], sigma: float) -> npt.NDArray[np.float32]:
+    """Return the direction in which an image (H, W, C) changes most at each pixel, as a vector of doubled angle.
+
+    With t the angle of that direction to the x axis, the vector is c * (cos 2t, sin 2t): t and t + 180 degrees are one
+    orientation. Its length is the coherence c, from 0 (no direction: flat, or alike in all) to 1 (one direction).
+
+    >>> step = np.zeros((9, 9, 3), np.uint8)
+    >>> step[:, 5:] = 255
+    >>> orientation_of(step, 1.0)[:, 4, 4].round(3).tolist()  # changes along x
+    [1.0, 0.0]
+
+    Args:
+        image: see `signal_of`.
+        sigma: standard deviation of the Gaussian, in pixels.
+
+    Returns:
+        (2, H, W).
+    """
+    xx, xy, yy = structure_tensor(luminance(image), sigma)
+    trace = xx + yy
+    some = trace > _FLAT
+    vectors = np.stack([xx - yy, 2 * xy]) / np.where(some, trace, 1.0)
+    return np.asarray(np.where(some, vectors, 0.0), dtype=np.float32)
+
+
+def luminance(image: npt.NDArray[np.uint8] | npt.NDArray[np.float32]) -> FloatArray:
+    """Return the luminance of an image (H, W, 3), or the mean of any other channels, from 0 to 1; (H, W)."""
+    values = image.astype(np.float64)
+    return np.asarray((values @ np.array(_LUMA) if values.shape[2] == 3 else values.mean(axis=2)) / 255)
 
 
 def structure_tensor(grey: FloatArray, sigma: float) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -25,9 +25,9 @@ class Labels:
         kind: 'single': one class per sample; 'multi': any number of classes; 'value': C numbers to predict
             (regression); 'map': a class for every pixel, in `Source.maps`; 'depth' and 'normals': numbers for every
             pixel, in `Source.pixel_values`; 'boxes': objects, in `Source.objects`; 'mask': a foreground, in
-            `Source.maps`; 'signal': computed from the image; 'boundaries': lines by annotators, in
-            `Source.pixel_values`; 'points', 'homography', 'tracks', 'parts'
-            and 'poses': pairs of images or videos, in `Source.tuples`; 'none': unlabelled.
+            `Source.maps`; 'signal': computed from the image, or in `Source.pixel_values`; 'orientation': computed from
+            the image; 'boundaries': lines by annotators, in `Source.pixel_values`; 'points', 'homography', 'tracks',
+            'parts' and 'poses': pairs of images or videos, in `Source.tuples`; 'none': unlabelled.
         classes: the C class names, for 'value' the names of the numbers; the column or number of a class is its
             position here.
         values: single: int64 (N,), positions in `classes`; multi: int8 (N, C), 1 present, 0 absent, -1 ignore;
@@ -212,8 +212,8 @@ class Source:
             relative to the others; empty: every image equally often.
         queries: of a retrieval data set: queries among the samples, and their answers; None: labels tell the answers.
         maps: of images with a class for every pixel: their label maps.
-        pixel_values: of images with depth (K = 1, in metres as a rule) or surface normals (K = 3) for every pixel,
-            or boundaries by K annotators (0 and 1).
+        pixel_values: of images with depth (K = 1, in metres as a rule), surface normals (K = 3) or a signal from a
+            file (K = 1) for every pixel, or boundaries by K annotators (0 and 1).
         objects: of images with boxes: their objects.
         tuples: of pairs of images and videos: all of their images; `images` are the first ones. None: one image each.
     """

@@ -16,9 +16,9 @@ from sslbench.data.open import (
     open_maps_as_data,
     open_masks_as_data,
     open_pairs,
-    open_signals,
     open_videos,
 )
+from sslbench.data.open_signals import open_orientations, open_signals
 from sslbench.data.source import Source
 from sslbench.data.textures import IMAGES, VIDEOS
 from sslbench.errors import UsageError
@@ -47,6 +47,7 @@ DATA: Mapping[LabelKind, DenseData] = {
     "map": DenseData(open_maps_as_data, IMAGES, "drawn textures"),
     "mask": DenseData(open_masks_as_data, IMAGES, "drawn textures"),
     "signal": DenseData(open_signals, IMAGES, "drawn textures"),
+    "orientation": DenseData(open_orientations, IMAGES, "drawn textures"),
     "boundaries": DenseData(open_boundaries, IMAGES, "outlines of drawn textures"),
     "boxes": DenseData(open_boxes_as_data, IMAGES, "drawn textures"),
     "depth": DenseData(open_depth, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),

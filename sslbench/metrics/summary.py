@@ -16,6 +16,7 @@ from sslbench.metrics.dense import (
     depth,
     discovery,
     normals,
+    orientations,
     poses,
     segmentation,
     signals,
@@ -32,6 +33,7 @@ ROW_COLUMNS: Mapping[LabelKind, tuple[str, ...]] = {
     "boxes": discovery.columns("boxes"),
     "mask": discovery.columns("mask"),
     "signal": signals.COLUMNS,
+    "orientation": orientations.COLUMNS,
     "boundaries": contours.COLUMNS,
     "points": correspondence.POINT_COLUMNS,
     "homography": correspondence.MATCH_COLUMNS,
@@ -161,6 +163,8 @@ def measures(
         return discovery.saliency_measures(scores.astype(np.float64))
     if kind == "signal":
         return signals.signal_measures(scores.astype(np.float64))
+    if kind == "orientation":
+        return orientations.orientation_measures(scores.astype(np.float64))
     if kind == "boundaries":
         return [contours.contour_measure(scores.astype(np.float64))]
     if kind in ("points", "homography", "tracks", "poses"):

@@ -33,8 +33,11 @@ MAPS: frozenset[LabelKind] = frozenset({"map"})
 BOXES: frozenset[LabelKind] = frozenset({"boxes"})
 """Label kinds of a protocol on images with boxes of objects."""
 SIGNALS: frozenset[LabelKind] = frozenset({"signal"})
+"""Label kinds of a protocol on signals of pixels, computed from any images or read from files."""
+ORIENTATIONS: frozenset[LabelKind] = frozenset({"orientation"})
+"""Label kinds of a protocol on orientations that are computed from any images."""
 BOUNDARIES: frozenset[LabelKind] = frozenset({"boundaries"})
-"""Label kinds of a protocol on signals that are computed from any images."""
+"""Label kinds of a protocol on boundaries that annotators drew."""
 FOREGROUND: frozenset[LabelKind] = frozenset({"mask"})
 """Label kinds of a protocol on images with a mask of the foreground."""
 ANY_LABELS: frozenset[LabelKind] = frozenset({"single", "multi", "value", "none"})

@@ -73,7 +73,7 @@ def train_sample(name, kind="single"):
     """Enough samples of labels that the protocol takes: a cell of the globe needs fifty."""
     if name in OBJECTS_ON_IMAGES:
         return bright_objects(8, 1, kind=min(ALL[name].kind.label_kinds))
-    if ALL[name].kind.label_kinds & {"signal", "boundaries"}:
+    if ALL[name].kind.label_kinds & {"signal", "orientation", "boundaries"}:
         return bright_objects(8, 1, kind=min(ALL[name].kind.label_kinds))
     if name in OF_VALUES:
         return value_pictures(OF_VALUES[name], 80, 1)

@@ -26,6 +26,7 @@ from sslbench.metrics.dense import (
     discovery,
     matching,
     normals,
+    orientations,
     panoptic,
     poses,
     segmentation,
@@ -328,6 +329,15 @@ def values_of_signals(_, quality, seed):
     return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
 
 
+def values_of_orientations(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    targets, noise = generator.normal(size=(2, 10, 2, 6, 7))
+    targets /= np.maximum(1, np.hypot(targets[:, 0], targets[:, 1]))[:, None]
+    pairs = zip(quality * targets + (1 - quality) * noise, targets, strict=True)
+    (measure,) = orientations.orientation_measures(np.stack([orientations.orientation_row(p, t) for p, t in pairs]))
+    return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
+
+
 def values_of_contours(_, quality, seed):
     generator = np.random.default_rng(seed)
     truth = np.zeros((10, 12, 14), dtype=bool)
@@ -377,6 +387,7 @@ INPUTS = {
     ("discoveries", ""): values_of_discoveries,
     ("saliency", ""): values_of_saliency,
     ("signals", ""): values_of_signals,
+    ("orientations", ""): values_of_orientations,
     ("contours", ""): values_of_contours,
 }
 

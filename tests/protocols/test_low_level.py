@@ -15,7 +15,7 @@ from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.images import Arrays
-from sslbench.data.open import open_signals
+from sslbench.data.open_signals import open_signals
 from sslbench.data.signals import signal_of
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
@@ -23,7 +23,8 @@ from sslbench.features.extract import ExtractSettings
 from sslbench.metrics.dense.signals import signal_row
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import low_level
-from sslbench.protocols.low_level.scores import _cells, read_signal
+from sslbench.protocols._parts.dense.pixel_values import cell_sums
+from sslbench.protocols.low_level.scores import read_signal
 from sslbench.runtime.seeds import seeded
 
 
@@ -82,7 +83,7 @@ def test_scores_of_an_image_are_numpys_and_unknown_pixels_do_not_count():
 def test_sums_of_cells_hold_every_known_pixel_once():
     target = np.random.default_rng(2).random((1, 37, 50)).astype(np.float32)
     target[0, :3] = np.nan
-    sums, numbers = _cells(target, (32, 32))
+    sums, numbers = cell_sums(target, (32, 32))
     assert sums.shape == (1, 32, 32) and numbers.sum() == 34 * 50
     assert sums.sum() == pytest.approx(np.nansum(target), rel=1e-5)
 
@@ -182,3 +183,48 @@ def test_images_are_read_as_for_the_backbone(tmp_path):
     grey = np.repeat(raw.mean(axis=2, keepdims=True), 3, axis=2)
     found = read_signal("edges", 1.0, of_bands, source, bands, (8, 9))
     np.testing.assert_allclose(found[0], signal_of(grey, "edges", 1.0), rtol=1e-4)
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnMaps:
+    """Maps (N, H, W, 1) in memory."""
+
+    values: np.ndarray
+
+    def read_values(self, index, *, size=None):
+        assert size in (None, self.values[index].shape[:2])
+        return self.values[index]
+
+    def select(self, indices):
+        return OwnMaps(self.values[np.asarray(indices)])
+
+    def fingerprint(self):
+        return str(np.nansum(self.values))
+
+    def path(self, index):
+        return f"map {index}"
+
+
+def mapped(n, seed, unknown=3):
+    """Blobs with maps: three times the strength of edges, unknown in the first rows."""
+    source = blobs(n, seed)
+    values = np.stack([3 * signal_of(source.images.read(i), "edges", 1.5) for i in range(n)])[..., None]
+    values[:, :unknown] = np.nan
+    labels = Labels("signal", ("heat",), np.zeros((n, 0), dtype=np.int8))
+    return dataclasses.replace(source, labels=labels, pixel_values=OwnMaps(values))
+
+
+def test_maps_from_files_are_the_targets_and_unknown_pixels_have_no_part(tmp_path):
+    outcome = run(tmp_path / "a", mapped(24, 1), mapped(8, 2), lr=(0.05,))
+    assert outcome.metrics["signal_correlation"][0] > 0.8
+    test = mapped(8, 2)
+    test.pixel_values.values[:, 3:] *= -1
+    turned = run(tmp_path / "b", mapped(24, 1), test, lr=(0.05,))
+    np.testing.assert_allclose(turned.scores[:, 0], -outcome.scores[:, 0], atol=1e-6)
+
+
+def test_settings_of_computed_signals_are_refused_for_maps_from_files():
+    for change in ({"signal": "edges"}, {"sigma": 1.0}):
+        with pytest.raises(UsageError, match=f"{next(iter(change))} has no effect on the maps of heat/"):
+            low_level.PROTOCOL.kind.check(low_level.Settings(**change), mapped(2, 1).labels)
+    low_level.PROTOCOL.kind.check(low_level.Settings(signal="corners", sigma=1.0), blobs(2, 1).labels)

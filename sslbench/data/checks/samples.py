@@ -167,6 +167,6 @@ _LABEL_CHECKS = {
     "single": _single_classes,
     "multi": _multi_classes,
     "value": _numbers,
-    **dict.fromkeys(("map", "depth", "normals", "boxes", "mask", "signal", "boundaries"), _nothing),
+    **dict.fromkeys(("map", "depth", "normals", "boxes", "mask", "signal", "orientation", "boundaries"), _nothing),
     **dict.fromkeys(("points", "homography", "tracks", "parts", "poses"), _nothing),
 }

@@ -28,6 +28,7 @@ from sslbench.metrics.dense.depth import DEPTH
 from sslbench.metrics.dense.discovery import DISCOVERY, SALIENCY
 from sslbench.metrics.dense.matching import MATCHED
 from sslbench.metrics.dense.normals import NORMALS
+from sslbench.metrics.dense.orientations import ORIENTATION
 from sslbench.metrics.dense.panoptic import PANOPTIC
 from sslbench.metrics.dense.poses import POSE_PCK
 from sslbench.metrics.dense.segmentation import SEGMENTATION
@@ -43,6 +44,7 @@ __all__ = [
     "MATCH_AUC",
     "MATCH_RECALL",
     "NORMALS",
+    "ORIENTATION",
     "PANOPTIC",
     "PCK_PER_CLASS",
     "PCK_PER_IMAGE",

@@ -1,16 +1,20 @@
-"""Regression of low-level signals by heads on frozen features: the strength of edges or corners at every pixel.
+"""Regression of low-level signals by heads on frozen features: a number at every pixel.
 
-The signal is computed from the image itself, at its own size, so any images serve: from the luminance of colours, from
-the mean of any other channels. A linear head on the patches
+The signal is computed from the image itself, at its own size, so any images serve: the strength of edges or corners,
+from the luminance of colours or the mean of any other channels. Or it is read from maps of numbers beside the images
+(`--data 'taskonomy?maps=keypoints2d'`, see `data/signal_maps`). A linear head on the patches
 predicts it (mean absolute error, AdamW), enlarged to the image by bilinear interpolation. The score is the correlation
 over the pixels of an image, mean over images: a constant scores 0, whatever its error. What a grid of patches can
 express at best is in no score: a finer grid scores higher.
 
 Chen, Marks and Cheng, 2024 (arXiv 2411.17474) and VisBench compare networks by such tasks. VisBench computes corners by
-the same formula, after resizing the image to 224 pixels; its edges are maps of Taskonomy.
+the same formula, after resizing the image to 224 pixels; its edges, keypoints and edges of occlusion are maps of
+Taskonomy (Zamir et al., CVPR 2018).
 
 Floors: a constant; the mean signal at each position; the same head on raw colours; the untrained network.
 """
+
+import dataclasses
 
 from sslbench.data.loading.joint import JointView
 from sslbench.data.source import Labels, Source
@@ -29,13 +33,20 @@ def check(settings: Settings, train: Labels) -> None:
     """Refuse settings that cannot work, before anything else is opened.
 
     Raises:
-        UsageError: settings that are not possible.
+        UsageError: settings that are not possible, or have no effect on maps from files.
         DataError: labels that are no signals.
     """
     if not 0 < settings.sigma <= 100:
         raise UsageError(f"{NAME}: sigma should be from above 0 to 100 pixels, not {settings.sigma:g}")
     if train.kind != "signal":
-        raise DataError(f"{NAME} computes its targets, and these samples have {LABELS[train.kind].text}")
+        raise DataError(f"{NAME} predicts signals of pixels, and these samples have {LABELS[train.kind].text}")
+    if train.classes == ("signal",):
+        return
+    for name in ("signal", "sigma"):
+        if getattr(settings, name) != next(f.default for f in dataclasses.fields(Settings) if f.name == name):
+            raise UsageError(
+                f"{NAME}: {name} has no effect on the maps of {train.classes[0]}/", f"Leave out {name}=, or ?maps=."
+            )
 
 
 def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Preprocessing, seed: int) -> Plan:
@@ -44,8 +55,8 @@ def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Prep
 
 
 PROTOCOL = Protocol(
-    version=1,
-    summary="low-level signals: heads on frozen features predict edges or corners at every pixel.",
+    version=2,
+    summary="low-level signals: heads on frozen features predict edges, corners or maps at every pixel.",
     settings=Settings,
     kind=trained_heads(NAME, check, plan, label_kinds=SIGNALS),
 )

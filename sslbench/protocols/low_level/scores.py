@@ -3,15 +3,11 @@
 import functools
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 from torch import Tensor, nn
 
 from sslbench.arrays import FloatArray
-from sslbench.data.decode.handlers import Reading
 from sslbench.data.groups import source_groups
-from sslbench.data.loading import loader
-from sslbench.data.loading.batch import training_decoder
 from sslbench.data.loading.joint import Target
 from sslbench.data.signals import Signal, signal_of
 from sslbench.data.source import Source
@@ -20,7 +16,9 @@ from sslbench.metrics.dense.signals import signal_measures, signal_row
 from sslbench.metrics.summary import summarise
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense import DenseRow, DenseTask
+from sslbench.protocols._parts.dense.pixel_values import cell_sums, read_pixel_values
 from sslbench.protocols._parts.pictures import grey
+from sslbench.protocols._parts.signals import read_image
 from sslbench.protocols.low_level.settings import Settings
 from sslbench.results import Outcome
 from sslbench.solvers.dense.windows import resized
@@ -35,7 +33,7 @@ def task(settings: Settings, preprocessing: Preprocessing) -> DenseTask:
         loss=_loss,
         row=_row,
         value=_mean_correlation,
-        cells=_cells,
+        cells=cell_sums,
         drawn=_drawn,
         caption=lambda value: f"correlation {value:.2f}",
         check_totals=_check_totals,
@@ -43,17 +41,22 @@ def task(settings: Settings, preprocessing: Preprocessing) -> DenseTask:
 
 
 def read_signal(
-    signal: Signal, sigma: float, preprocessing: Preprocessing, source: Source, index: int, size: tuple[int, int]
+    signal: Signal | None,
+    sigma: float,
+    preprocessing: Preprocessing,
+    source: Source,
+    index: int,
+    size: tuple[int, int] | None,
 ) -> Target:
-    """Return the signal of an image at its own size, float32 (1, H, W).
+    """Return the signal of an image at its own size, float32 (1, H, W): from its file, or computed.
 
     Raises:
-        UnreadableImage: the image cannot be read.
+        UnreadableImage: the image, or its file of numbers, cannot be read.
+        DataError: the file's numbers cannot be used.
     """
-    reading = Reading(preprocessing.decoder, preprocessing.max_pixels)
-    decoder = training_decoder(source.images, reading, preprocessing.channels)
-    image = loader.read(source.images, index, decoder).image
-    return signal_of(image.permute(1, 2, 0).numpy(), signal, sigma)[None]
+    if source.pixel_values is not None:
+        return read_pixel_values(source, index, size)
+    return signal_of(read_image(preprocessing, source, index), signal or "edges", sigma)[None]
 
 
 def outcome(row: DenseRow, test: Source, *, seed: int) -> Outcome:
@@ -103,22 +106,13 @@ def _mean_correlation(rows: FloatArray) -> float:
     return float(rows[:, 0].mean())
 
 
-def _cells(target: Target, grid: tuple[int, int]) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
-    """Return the sums (1, h, w) and the numbers (h, w) of the known pixels in the cells of a grid."""
-    values = target[0].astype(np.float64)
-    known = ~np.isnan(values)
-    rows, columns = (np.arange(n) * cells // n for n, cells in zip(values.shape, grid, strict=True))
-    place = (rows[:, None] * grid[1] + columns)[known]
-    cells = grid[0] * grid[1]
-    sums: FloatArray = np.bincount(place, weights=values[known], minlength=cells).astype(np.float64)
-    return sums.reshape(1, *grid), np.bincount(place, minlength=cells).reshape(grid).astype(np.float64)
-
-
 def _check_totals(sums: FloatArray) -> None:
-    """Refuse a train part without any edge.
+    """Refuse a train part without any signal.
 
     Raises:
-        DataError: every image has one colour.
+        DataError: every image has one colour, or every map is 0.
     """
     if not sums.any():
-        raise DataError("low-level: every train image is of one colour, so there is no signal to predict")
+        raise DataError(
+            "low-level: every train image is of one colour, or has a map of zeros, so there is no signal to predict"
+        )

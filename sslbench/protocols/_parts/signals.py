@@ -1,0 +1,47 @@
+"""Protocols on signals that are computed from images: their settings, and reading an image as its backbone does."""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.config import setting
+from sslbench.data.decode.handlers import Reading
+from sslbench.data.loading import loader
+from sslbench.data.loading.batch import training_decoder
+from sslbench.data.loading.joint import Colours
+from sslbench.data.source import Source
+from sslbench.preprocessing import Preprocessing
+from sslbench.protocols._parts.dense.settings import HeadSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class SignalSettings(HeadSettings):
+    """Settings of the regression of signals by trained heads; images are not changed but mirrored."""
+
+    sigma: float = setting(2.0, "standard deviation of the Gaussian of the structure tensor", unit="pixels")
+    size: int | None = setting(224, "short side of the resized images; null: their own", unit="pixels")
+    crop: tuple[int, int] = setting((224, 224), "height and width of the crops", unit="pixels")
+    window: tuple[int, int] | None = setting(
+        (224, 224), "height and width of the sliding window in scoring; null: the whole image", unit="pixels"
+    )
+    stride: tuple[int, int] = setting((149, 149), "step of the sliding window", unit="pixels")
+    resize_range: tuple[float, float] = setting((1.0, 1.0), "range of a random factor of the size in training")
+    colours: Colours = setting(
+        "none", "none; photometric or gamma would change images and not their signals: see segmentation"
+    )
+
+
+def read_image(
+    preprocessing: Preprocessing, source: Source, index: int
+) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
+    """Return an image (H, W, C) at its own size, decoded as for a backbone, from 0 to 255.
+
+    Raises:
+        UnreadableImage: it cannot be read.
+    """
+    reading = Reading(preprocessing.decoder, preprocessing.max_pixels)
+    decoder = training_decoder(source.images, reading, preprocessing.channels)
+    pixels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+    pixels = loader.read(source.images, index, decoder).image.permute(1, 2, 0).numpy()
+    return pixels

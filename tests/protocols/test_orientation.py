@@ -1,0 +1,115 @@
+"""Regression of orientations: the target against eigenvectors, the loss against angles, heads on known features."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from test_low_level import SMALL, blobs, derivatives, slow_tensor
+from torch import nn
+
+from sslbench.backbones.in_memory import from_module
+from sslbench.backbones.layers import resolve_layers
+from sslbench.data.images import Arrays
+from sslbench.data.signals import orientation_of
+from sslbench.data.source import Labels
+from sslbench.errors import DataError, UsageError
+from sslbench.features.extract import ExtractSettings
+from sslbench.protocols import orientation
+from sslbench.protocols.orientation.scores import mirrored, orientation_loss
+
+
+def test_the_target_is_the_first_eigenvector_of_the_structure_tensor():
+    image = np.random.default_rng(0).integers(0, 256, (9, 8, 3)).astype(np.uint8)
+    found = orientation_of(image, 1.0)
+    tensor = slow_tensor(image, 1.0)
+    for r in range(9):
+        for c in range(8):
+            values, vectors = np.linalg.eigh(tensor[:, :, r, c])
+            coherence = (values[1] - values[0]) / values.sum()
+            x, y = vectors[:, 1]
+            wanted = coherence * np.array([x * x - y * y, 2 * x * y])  # cos 2t and sin 2t
+            np.testing.assert_allclose(found[:, r, c], wanted, atol=1e-5)
+    assert not orientation_of(np.full((5, 5, 3), 77, np.uint8), 1.0).any()
+
+
+def test_the_orientations_of_a_mirrored_image_are_the_mirrored_ones():
+    image = np.random.default_rng(1).integers(0, 256, (12, 9, 3)).astype(np.uint8)
+    own = torch.from_numpy(orientation_of(image, 1.5))
+    turned = orientation_of(np.ascontiguousarray(image[:, ::-1]), 1.5)
+    np.testing.assert_allclose(mirrored(own.flip(2)).numpy(), turned, atol=1e-5)
+
+
+def test_the_loss_is_the_mean_doubled_angle_weighted_by_coherence():
+    rng = np.random.default_rng(2)
+    outputs, targets = rng.normal(size=(2, 2, 2, 3, 4))
+    targets[0, :, 0, 0] = np.nan
+    total = weights = 0.0
+    for b in range(2):
+        for r in range(3):
+            for c in range(4):
+                if np.isnan(targets[b, :, r, c]).any():
+                    continue
+                a, t = (math.atan2(v[b, 1, r, c], v[b, 0, r, c]) for v in (outputs, targets))
+                length = math.hypot(*targets[b, :, r, c])
+                total += length * abs((a - t + math.pi) % (2 * math.pi) - math.pi)
+                weights += length
+    found = orientation_loss(torch.from_numpy(outputs), torch.from_numpy(targets), 0)
+    assert float(found) == pytest.approx(total / weights, rel=1e-3)
+    assert float(orientation_loss(torch.ones(1, 2, 2, 2), torch.full((1, 2, 2, 2), math.nan), 0)) == 0
+
+
+class Products(nn.Module):
+    """Averaged products of the derivatives, of length 1: the orientation as features."""
+
+    def forward(self, x):
+        dx = nn.functional.pad(x[..., 2:] - x[..., :-2], (1, 1, 0, 0))
+        dy = nn.functional.pad(x[..., 2:, :] - x[..., :-2, :], (0, 0, 1, 1))
+        parts = torch.stack([dx * dx - dy * dy, 2 * dx * dy, dx * dx + dy * dy], dim=1).mean(dim=2)
+        for _ in range(2):
+            parts = nn.functional.avg_pool2d(parts, 5, 1, 2)
+        return parts[:, :2] / (parts[:, 2:] + 1e-6)
+
+
+def knowing():
+    module = nn.Sequential(Products(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2))
+    return from_module("products", module.eval().requires_grad_(False), derivatives().preprocessing)
+
+
+def oriented(n, seed):
+    source = blobs(n, seed)
+    return dataclasses.replace(source, labels=Labels("orientation", ("orientation",), np.zeros((n, 0), np.int8)))
+
+
+def run(folder, train, test):
+    backbone, settings = knowing(), orientation.Settings(**{**SMALL, "norm": False, "lr": (0.05,), "sigma": 1.5})
+    layers, engine = resolve_layers(backbone, ["0"]), ExtractSettings(torch.device("cpu"), workers=0)
+    names = orientation.PROTOCOL.kind.rows(backbone, layers, train, settings, seed=0)
+    outcomes = orientation.PROTOCOL.kind.run(
+        backbone, layers, train, test, settings, seed=0, engine=engine, folder=folder
+    )
+    assert tuple(outcomes) == names == ("0",)
+    return outcomes["0"]
+
+
+def test_features_that_hold_the_structure_tensor_are_better_than_all_floors(tmp_path):
+    outcome = run(tmp_path, oriented(24, 1), oriented(8, 2))
+    value, low, high = outcome.metrics["orientation_error"]
+    assert outcome.headline == "orientation_error" and value < 20 and low <= value <= high
+    assert outcome.scores.shape == (8, 5) and outcome.picture
+    for floor in (outcome.chance, outcome.floors["position only"], outcome.floors["pixels"]):
+        assert floor["orientation_error"] > value + 10
+    assert all(note.endswith(".") for note in outcome.notes)
+
+
+def test_images_without_structure_and_impossible_settings_are_one_message(tmp_path):
+    flat = oriented(6, 1)
+    flat = dataclasses.replace(flat, images=Arrays(np.full((6, 32, 32, 3), 9, np.uint8), "flat"))
+    with pytest.raises(DataError, match="no orientation to predict"):
+        run(tmp_path, flat, flat)
+    for change, message in (({"sigma": 0}, "sigma"), ({"rotation": 5.0}, "rotation"), ({"lr": ()}, "lr")):
+        with pytest.raises(UsageError, match=message):
+            orientation.PROTOCOL.kind.check(orientation.Settings(**change), flat.labels)
+    with pytest.raises(DataError, match="one class each"):
+        orientation.PROTOCOL.kind.check(orientation.Settings(), Labels("single", ("a",), np.zeros(3, np.int64)))
