@@ -16,6 +16,7 @@ LabelKind = Literal[
     "orientation",
     "boundaries",
     "boxes",
+    "triplets",
     "points",
     "homography",
     "tracks",
@@ -24,9 +25,9 @@ LabelKind = Literal[
     "none",
 ]
 """One class per sample, any number of classes per sample, numbers to predict (regression); for every pixel a class, a
-depth, a surface normal, foreground or not, a signal computed from the image or read from a file,
-the orientation of its structures, or boundaries drawn by annotators; boxes of objects; corresponding points
-in pairs of images, pairs of images under homographies; in videos masks of objects, masks of classes of parts, joints of
+depth, a surface normal, foreground or not, a signal computed from the image or read from a file, the orientation of its
+structures, or boundaries drawn by annotators; boxes of objects; choices between two candidates; corresponding points in
+pairs of images, pairs of images under homographies; in videos masks of objects, masks of classes of parts, joints of
 persons; unlabelled."""
 
 
@@ -74,6 +75,9 @@ LABELS: Mapping[LabelKind, LabelFacts] = {
     ),
     "boundaries": LabelFacts(
         text="boundaries by annotators", metric="boundary_ods", classes=False, dtype="int8", pixels=True
+    ),
+    "triplets": LabelFacts(
+        text="triplets of images with a choice", metric="choice_accuracy", classes=False, dtype="int64"
     ),
     "points": LabelFacts(
         text="pairs of images with corresponding points", metric="pck_per_image@0.1", classes=False, dtype="int64"

@@ -26,8 +26,9 @@ class Labels:
             (regression); 'map': a class for every pixel, in `Source.maps`; 'depth' and 'normals': numbers for every
             pixel, in `Source.pixel_values`; 'boxes': objects, in `Source.objects`; 'mask': a foreground, in
             `Source.maps`; 'signal': computed from the image, or in `Source.pixel_values`; 'orientation': computed from
-            the image; 'boundaries': lines by annotators, in `Source.pixel_values`; 'points', 'homography', 'tracks',
-            'parts' and 'poses': pairs of images or videos, in `Source.tuples`; 'none': unlabelled.
+            the image; 'boundaries': lines by annotators, in `Source.pixel_values`; 'triplets', 'points', 'homography',
+            'tracks', 'parts' and 'poses': triplets or pairs of images, or videos, in `Source.tuples`; 'none':
+            unlabelled.
         classes: the C class names, for 'value' the names of the numbers; the column or number of a class is its
             position here.
         values: single: int64 (N,), positions in `classes`; multi: int8 (N, C), 1 present, 0 absent, -1 ignore;
@@ -60,7 +61,7 @@ class Labels:
         """
         if LABELS[self.kind].pixels or self.kind in ("homography", "tracks", "parts", "poses"):
             return ""
-        if self.kind in ("single", "points"):
+        if self.kind in ("single", "points", "triplets"):
             return self.classes[int(self.values[index])]
         if self.kind == "value":
             return ";".join(repr(float(value)) for value in self.values[index])
@@ -174,7 +175,7 @@ class ObjectLabels(Protocol):
 
 
 class ImageTuples(Protocol):
-    """All images of N samples that are pairs of images or videos, and their annotations (must be picklable)."""
+    """All images of N samples that are several images each, and their annotations (must be picklable)."""
 
     @property
     def images(self) -> Images:
@@ -215,7 +216,8 @@ class Source:
         pixel_values: of images with depth (K = 1, in metres as a rule), surface normals (K = 3) or a signal from a
             file (K = 1) for every pixel, or boundaries by K annotators (0 and 1).
         objects: of images with boxes: their objects.
-        tuples: of pairs of images and videos: all of their images; `images` are the first ones. None: one image each.
+        tuples: of pairs and triplets of images, and of videos: all of their images; `images` are the first ones. None:
+            one image each.
     """
 
     name: str
@@ -262,7 +264,7 @@ class Source:
         return Source(name or self.name, ids, labels, images, self.notes, *further)
 
     def every_image(self) -> "Source":
-        """Return all images, unlabelled, of samples that are pairs of images or videos; otherwise the source itself."""
+        """Return all images, unlabelled, of samples that are several images each; otherwise the source itself."""
         if self.tuples is None:
             return self
         images = self.tuples.images

@@ -1,4 +1,7 @@
-"""Protocols on places in images: the data that they open, their layers, and preprocessing that keeps every pixel."""
+"""Protocols on places in images, or on triplets of images: the data that they open.
+
+Of those on places also their layers, and preprocessing that keeps every pixel.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +24,7 @@ from sslbench.data.open import (
 from sslbench.data.open_signals import open_orientations, open_signals
 from sslbench.data.source import Source
 from sslbench.data.textures import IMAGES, VIDEOS
+from sslbench.data.triplets import open_triplets
 from sslbench.errors import UsageError
 from sslbench.evaluation.request import Task, sample_kind
 from sslbench.labels import LabelKind
@@ -30,17 +34,19 @@ from sslbench.protocols import OnImages
 
 @dataclasses.dataclass(frozen=True)
 class DenseData:
-    """Data of protocols on places in images.
+    """Data of protocols on places in images, or on triplets of images.
 
     Attributes:
         open: function from a location to its splits.
         default: location that is used without --data.
         title: of that location, for the user.
+        whole: True where protocols take features of whole images; layers and preprocessing are then the usual ones.
     """
 
     open: Callable[[str], Mapping[str, Source]]
     default: str
     title: str
+    whole: bool = False
 
 
 DATA: Mapping[LabelKind, DenseData] = {
@@ -52,6 +58,7 @@ DATA: Mapping[LabelKind, DenseData] = {
     "boxes": DenseData(open_boxes_as_data, IMAGES, "drawn textures"),
     "depth": DenseData(open_depth, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
     "normals": DenseData(open_normals, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
+    "triplets": DenseData(open_triplets, f"triplets:{IMAGES}", "triplets made of drawn textures", whole=True),
     "points": DenseData(open_pairs, "homography:pictures", "scikit-image's pictures under homographies"),
     "tracks": DenseData(open_videos, VIDEOS, "videos of drawn textures"),
 }
@@ -59,7 +66,7 @@ DATA: Mapping[LabelKind, DenseData] = {
 
 
 def dense_kind(tasks: Sequence[Task]) -> LabelKind | None:
-    """Return the kind of labels of protocols on places in images; None for protocols on whole images.
+    """Return the kind of labels of protocols whose data `DATA` opens; None for protocols on labelled images.
 
     Raises:
         UsageError: the protocols take labels of different kinds.
@@ -73,6 +80,12 @@ def dense_kind(tasks: Sequence[Task]) -> LabelKind | None:
             "Run them one after the other.",
         )
     return next(iter(kinds.values()), None)
+
+
+def on_places(tasks: Sequence[Task]) -> bool:
+    """Return whether protocols predict or compare places in images, not whole images."""
+    kind = dense_kind(tasks)
+    return kind is not None and not DATA[kind].whole
 
 
 def _kind_of(task: Task) -> LabelKind | None:
@@ -99,7 +112,7 @@ def takes_own_sizes(tasks: Sequence[Task]) -> bool:
     Raises:
         UsageError: some do, others take stored features.
     """
-    if dense_kind(tasks) is None:
+    if not on_places(tasks):
         return False
     own = {isinstance(sample_kind(task.protocol), OnImages) for task in tasks}
     if len(own) > 1:

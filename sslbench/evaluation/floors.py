@@ -14,7 +14,7 @@ from sslbench.backbones.load import load_backbone
 from sslbench.data.source import Labels
 from sslbench.errors import ResultError
 from sslbench.identity import record_id
-from sslbench.labels import LabelKind
+from sslbench.labels import LABELS, LabelKind
 from sslbench.metrics import regression
 from sslbench.metrics.catalog import METRICS
 from sslbench.metrics.differences import Predictions, difference
@@ -204,13 +204,18 @@ def write(result: Result, scores: records.Scores, folder: Path) -> Result:
     return records.write(result, scores.scores, scores.ids, scores.labels, folder, **further)
 
 
+_TESTED: tuple[LabelKind, ...] = ("single", "triplets")
+"""Kinds of labels whose leading metric is compared with that of the untrained backbone."""
+
+
 def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], scores: records.Scores) -> str | None:
     """Return a warning if the weights are not better than the untrained backbone by a paired test; else None."""
     other = untrained[1]
-    if scores.ids != other.ids or scores.labels.ndim != 1 or not scores.scores.shape[1]:
+    kind = next((each for each in _TESTED if each == result.data.labels), None)
+    if scores.ids != other.ids or kind is None or not scores.scores.shape[1]:
         return None
     answers = [Predictions.of(result.seed, each.scores, each.draws, each.places) for each in (scores, other)]
-    found = difference("top1", "single", scores.labels, answers[0], answers[1], groups=scores.groups)
+    found = difference(LABELS[kind].metric, kind, scores.labels, *answers, groups=scores.groups)
     low = found.low
     if low > 0:
         return None

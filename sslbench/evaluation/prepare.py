@@ -37,7 +37,7 @@ from sslbench.data.splits import (
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
-from sslbench.evaluation.dense import DATA, SIZES, dense_kind, dense_layers, takes_own_sizes, whole_image
+from sslbench.evaluation.dense import DATA, SIZES, dense_kind, dense_layers, on_places, takes_own_sizes, whole_image
 from sslbench.evaluation.file_classifier import labelled_by, load_file_classifier
 from sslbench.evaluation.groups import check_groups
 from sslbench.evaluation.request import Request, RunSettings, Task, sample_kind
@@ -217,7 +217,7 @@ def _check_on_the_fly(request: Request, run: RunSettings) -> None:
     """
     if not run.on_the_fly:
         return
-    if dense_kind(request.tasks) is None or takes_own_sizes(request.tasks):
+    if not on_places(request.tasks) or takes_own_sizes(request.tasks):
         raise UsageError(
             f"--on-the-fly is for grids of features (segmentation-knn), not for {request.tasks[0].protocol}"
         )
@@ -459,7 +459,7 @@ def _dense_data(kind: LabelKind, request: Request, run: RunSettings) -> TrainTes
 
 def _layers(backbone: Backbone, request: Request) -> tuple[Layer, ...]:
     """Return the layers of a request; of protocols on label maps, those with a map."""
-    if dense_kind(request.tasks) is not None:
+    if on_places(request.tasks):
         return dense_layers(backbone, request.tasks, request.layers)
     return resolve_layers(backbone, request.layers or (backbone.default_layer,))
 
@@ -483,7 +483,7 @@ def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple
         UsageError: see `with_preprocessing` and `sizes.built_for`.
     """
     values = {**request.preprocessing, **run.decoding()}
-    if dense_kind(request.tasks) is not None:
+    if on_places(request.tasks):
         values = whole_image(backbone.preprocessing, request.tasks, values)
     backbone, origins = with_preprocessing(backbone, values)
     if takes_own_sizes(request.tasks):

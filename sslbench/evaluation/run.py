@@ -19,7 +19,7 @@ from sslbench.errors import UsageError
 from sslbench.evaluation import floors, overlaps
 from sslbench.evaluation.corruption_curves import write_curves
 from sslbench.evaluation.costs import encoding_costs, measured
-from sslbench.evaluation.dense import dense_kind
+from sslbench.evaluation.dense import on_places
 from sslbench.evaluation.groups import check_groups, groups_of_features, with_details
 from sslbench.evaluation.images import evaluate_on_images
 from sslbench.evaluation.neighbours import write_sheet
@@ -55,6 +55,7 @@ from sslbench.features.external import FeaturePair
 from sslbench.features.extract import Extraction, extract
 from sslbench.features.skipped import note_skipped
 from sslbench.features.streamed import streamed
+from sslbench.features.tuples import side_by_side
 from sslbench.identity import groups_digest, record_id
 from sslbench.results import DataPart, DataUsed, ExcludedImage, Neighbours, Result, WeightsUsed, records
 from sslbench.runtime.progress import Progress, stage_progress
@@ -222,7 +223,7 @@ def _score_features(
         return []
     note_skipped(out, (prepared.data.train, prepared.data.test), [dataclasses.asdict(u) for u in encoded.unreadable])
     # Colours of a coarse grid do not tell images apart; those of 8 x 8 pixels do.
-    with_pixels = "pixels" in floor_features and dense_kind(tasks) is None
+    with_pixels = "pixels" in floor_features and not on_places(tasks)
     suspected = overlaps.find(prepared, encoded, floor_features["pixels"][1] if with_pixels else None)
     results = []
     for layer in prepared.layers:
@@ -286,7 +287,7 @@ def _extract(
     title = f"{backbone.name} on {source.name}"
     extraction = extract(
         backbone,
-        source,
+        source.every_image(),
         layers,
         run.extract_settings(),
         root=store,
@@ -335,17 +336,20 @@ def encode_parts(
     parts = parts[1:] if data.train is data.test and whole is None else parts  # one part stands for both
     with measured(run.torch_device()) as meter:
         extractions = [_extract(backbone, part, layers, run, store, split, progress) for split, part in parts]
-    cut = extractions * 2 if len(extractions) == 1 else extractions
     if this_process().rank != 0:
         return Encoded({}, {}, (), 0.0, 0)
+    encoded = [
+        {layer: side_by_side(features, part) for layer, features in extraction.features.items()}
+        for extraction, (_, part) in zip(extractions, parts, strict=True)
+    ]
     both = [
-        {layer: _rows(features, part) for layer, features in extraction.features.items()}
-        for extraction, part in zip(cut, (data.train, data.test), strict=True)
+        {layer: _rows(features, part) for layer, features in found.items()}
+        for found, part in zip(encoded * 2 if len(encoded) == 1 else encoded, (data.train, data.test), strict=True)
     ]
     unreadable = tuple(ExcludedImage(**row) for extraction in extractions for row in extraction.unreadable)
     seconds, decoded = sum(e.seconds for e in extractions), sum(e.decoded for e in extractions)
     costs = encoding_costs(backbone, decoded=decoded, seconds=seconds, stage=meter.stage, work=work)
-    uncut = {} if whole is None else {layer: _rows(found, whole) for layer, found in extractions[0].features.items()}
+    uncut = {} if whole is None else {layer: _rows(found, whole) for layer, found in encoded[0].items()}
     return Encoded(both[0], both[1], unreadable, seconds, decoded, costs, uncut)
 
 
@@ -361,10 +365,12 @@ def stored_test_features(prepared: Prepared, store: Path) -> list[Features]:
     """
     split, part = ("test", prepared.data.test) if prepared.data.whole is None else ("all", prepared.data.whole)
     settings = prepared.run.extract_settings()
-    found = extract(prepared.backbone, part, prepared.layers, settings, root=store, split=split)
+    images = part.every_image()
+    found = extract(prepared.backbone, images, prepared.layers, settings, root=store, split=split)
     if this_process().rank != 0:
         return []
-    return [_rows(found.features[layer.text], prepared.data.test) for layer in prepared.layers]
+    features = [side_by_side(found.features[layer.text], part) for layer in prepared.layers]
+    return [_rows(each, prepared.data.test) for each in features]
 
 
 def _describe_parts(
@@ -418,7 +424,7 @@ def _floor_backbones(prepared: Prepared) -> floors.FloorBackbones:
     if not prepared.run.floors or (only_sets and not prepared.run.baseline):
         return floors.FloorBackbones({}, {})
     found = floors.floor_backbones(prepared.backbone, is_floor=prepared.request.weights == "random")
-    if dense_kind(prepared.request.tasks) is not None and "pixels" in found.found:
+    if on_places(prepared.request.tasks) and "pixels" in found.found:
         grids = [layer.grid for layer in prepared.layers if layer.grid is not None]
         pixels = floors.pixel_grid(prepared.backbone, max(grids, key=lambda grid: grid[0] * grid[1]))
         return floors.FloorBackbones(found.found | {"pixels": pixels}, found.missing)

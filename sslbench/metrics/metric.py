@@ -49,6 +49,7 @@ Input = Literal[
     "discoveries",
     "saliency",
     "signals",
+    "choices",
     "orientations",
 ]
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.labels import LABELS, LabelKind
-from sslbench.metrics import calibration, classification, geolocation, ranking, regression
+from sslbench.metrics import calibration, classification, comparisons, geolocation, ranking, regression
 from sslbench.metrics.dense import (
     contours,
     correspondence,
@@ -35,6 +35,7 @@ ROW_COLUMNS: Mapping[LabelKind, tuple[str, ...]] = {
     "signal": signals.COLUMNS,
     "orientation": orientations.COLUMNS,
     "boundaries": contours.COLUMNS,
+    "triplets": comparisons.CHOICE_COLUMNS,
     "points": correspondence.POINT_COLUMNS,
     "homography": correspondence.MATCH_COLUMNS,
     "tracks": video.TRACK_COLUMNS,
@@ -167,7 +168,7 @@ def measures(
         return orientations.orientation_measures(scores.astype(np.float64))
     if kind == "boundaries":
         return [contours.contour_measure(scores.astype(np.float64))]
-    if kind in ("points", "homography", "tracks", "poses"):
+    if kind in ("triplets", "points", "homography", "tracks", "poses"):
         return _of_tuples(kind, values, scores, units)
     if kind == "single":
         return _single(values.astype(np.int64), scores, units, probabilities)
@@ -187,6 +188,8 @@ def _of_tuples(
     kind: LabelKind, values: npt.NDArray[np.integer], scores: npt.NDArray[np.floating], units: Units
 ) -> list[Measure]:
     """Return the metrics of pairs of images and of videos."""
+    if kind == "triplets":
+        return [comparisons.choice_measure(scores, values)]
     if kind == "points":
         return correspondence.pck_measures(correspondence.PairHits.of_rows(scores, values), units)
     if kind == "homography":

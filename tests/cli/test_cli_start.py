@@ -200,7 +200,7 @@ def test_list_and_show_print_what_there_is(capsys):
     names += (
         "linear-online low-level low-shot lsr normals orientation retrieval robustness saliency segmentation".split()
     )
-    names += ["segmentation-knn", "svm"]
+    names += ["segmentation-knn", "similarity", "svm"]
     assert out.split() == [*names, "tracking"]
     _, out, _ = run(capsys, "show", "knn/digits")
     assert "sklearn:digits" in out

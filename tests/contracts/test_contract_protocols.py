@@ -47,6 +47,8 @@ SMALLER = {
 }
 """Settings of protocols whose defaults take long."""
 OF_VALUES = {name: kind for name in ON_SAMPLES for kind in ("depth", "normals") if ALL[name].kind.label_kinds == {kind}}
+OF_COMPARISONS = {name: kind for name in ON_SAMPLES for kind in ("triplets",) if ALL[name].kind.label_kinds == {kind}}
+"""Protocols on samples of several images: the kind of their labels."""
 CITIES = np.array([[48.86, 2.35], [-33.87, 151.21], [40.71, -74.01], [-1.29, 36.82]])
 
 
@@ -69,6 +71,15 @@ def sample(n, seed, kind="single", classes=4):
     return Features(x, labels, tuple(f"{seed}-{i:04d}" for i in range(n)))
 
 
+def compared_sample(n, seed, kind):
+    """Samples of several images with features from which the labels follow."""
+    rng = np.random.default_rng(seed)
+    values, x = rng.integers(0, 2, n), rng.normal(size=(n, 3, 6)).astype(np.float32)
+    x[np.arange(n), 1 + values] += 2 * x[:, 0]
+    ids = tuple(f"{seed}-{i:04d}" for i in range(n))
+    return Features(x.reshape(n, -1), Labels(kind, ("left", "right"), values), ids, regions=3)
+
+
 def train_sample(name, kind="single"):
     """Enough samples of labels that the protocol takes: a cell of the globe needs fifty."""
     if name in OBJECTS_ON_IMAGES:
@@ -77,6 +88,8 @@ def train_sample(name, kind="single"):
         return bright_objects(8, 1, kind=min(ALL[name].kind.label_kinds))
     if name in OF_VALUES:
         return value_pictures(OF_VALUES[name], 80, 1)
+    if name in OF_COMPARISONS:
+        return compared_sample(80, 1, OF_COMPARISONS[name])
     if name in OF_MAPS:
         return map_sample(80, 1)
     if name in OF_TUPLES:
@@ -87,6 +100,8 @@ def train_sample(name, kind="single"):
 def sample_of_test(name, kind="single"):
     if name in OF_MAPS:
         return map_sample(40, 2)
+    if name in OF_COMPARISONS:
+        return compared_sample(40, 2, OF_COMPARISONS[name])
     return sample(40, 2, "value" if name in OF_PLACES else kind)
 
 
@@ -191,7 +206,8 @@ def test_test_labels_decide_nothing(name):
 def test_every_outcome_is_complete(name):
     outcome = run(name)
     assert outcome.headline in outcome.metrics and len(outcome.scores) == 40 and outcome.scores.dtype == np.float32
-    columns = (2,) if name in OF_PLACES else (12,) if name in OF_MAPS else (0, 4)
+    kind = OF_COMPARISONS.get(name)
+    columns = (len(ROW_COLUMNS[kind]),) if kind else (2,) if name in OF_PLACES else (12,) if name in OF_MAPS else (0, 4)
     assert outcome.scores.shape[1] in columns
     for value, low, high in outcome.metrics.values():
         assert np.isnan(value) or low - 1e-9 <= value <= high + 1e-9

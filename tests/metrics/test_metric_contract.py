@@ -15,7 +15,7 @@ from scipy import stats
 
 import sslbench.metrics
 from sslbench.labels import LABELS
-from sslbench.metrics import catalog, retrieval, robustness, spectrum
+from sslbench.metrics import catalog, comparisons, retrieval, robustness, spectrum
 from sslbench.metrics.catalog import METRICS, find
 from sslbench.metrics.clustering import agreement_with_intervals, silhouette
 from sslbench.metrics.dense import (
@@ -338,6 +338,14 @@ def values_of_orientations(_, quality, seed):
     return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
 
 
+def values_of_choices(_, quality, seed):
+    generator = np.random.default_rng(seed)
+    choices = generator.integers(0, 2, 400)
+    scores = quality * np.where(choices == 1, 1, -1) + (1 - quality) * generator.normal(size=400)
+    measure = comparisons.choice_measure(scores[:, None], choices)
+    return named(measure.metrics, measure.statistic(np.ones((1, 400)))[0])
+
+
 def values_of_contours(_, quality, seed):
     generator = np.random.default_rng(seed)
     truth = np.zeros((10, 12, 14), dtype=bool)
@@ -388,6 +396,7 @@ INPUTS = {
     ("saliency", ""): values_of_saliency,
     ("signals", ""): values_of_signals,
     ("orientations", ""): values_of_orientations,
+    ("choices", ""): values_of_choices,
     ("contours", ""): values_of_contours,
 }
 

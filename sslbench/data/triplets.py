@@ -1,0 +1,251 @@
+"""Triplets of images with a choice: a reference, two candidates, and the one that persons find more similar to it.
+
+NIGHTS (Fu et al., DreamSim, NeurIPS 2023) is a folder with data.csv: ref_path, left_path, right_path, left_vote,
+right_vote, votes and split. Other tables have the columns ref, left, right and choice (left or right), or votes.
+`triplets:PLACE` makes triplets of any images with classes: one candidate is of the class of the reference.
+"""
+
+import csv
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from sslbench import config
+from sslbench.arrays import IntArray
+from sslbench.config import setting
+from sslbench.data.containers.names import split_name
+from sslbench.data.images import Files
+from sslbench.data.location import locate
+from sslbench.data.maps.layout import in_order
+from sslbench.data.open import open_data
+from sslbench.data.source import Images, Labels, Source
+from sslbench.data.wording import printable, some
+from sslbench.errors import DataError, UsageError
+from sslbench.names import did_you_mean
+
+PREFIX = "triplets:"
+SIDES = ("left", "right")
+NIGHTS_VOTES = 6
+"""Persons of a triplet of NIGHTS who agree, at least: the authors leave out the others."""
+_EACH = 4
+"""Triplets made of each image."""
+_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "ref": ("ref_path", "ref", "reference"),
+    "left": ("left_path", "left"),
+    "right": ("right_path", "right"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TripletOptions:
+    """Options behind a '?': nights?min_votes=8."""
+
+    min_votes: int | None = setting(
+        None, "leave out triplets on which fewer persons agree; null: 6 where the table has a column votes"
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Triplets:
+    """N triplets among M images; see `source.ImageTuples`.
+
+    Attributes:
+        images: M images, each of them once.
+        places: (N, 3), positions of the reference, the left and the right candidate.
+    """
+
+    images: Images
+    places: IntArray
+
+    def rows(self, index: int) -> tuple[int, ...]:
+        """Return the positions of the reference, the left and the right candidate."""
+        return tuple(self.places[index].tolist())
+
+    def select(self, indices: IntArray) -> "Triplets":
+        """Return the triplets at `indices`, in that order, with their images only."""
+        used, places = np.unique(self.places[indices], return_inverse=True)
+        return Triplets(self.images.select(used), places.reshape(-1, 3))
+
+    def fingerprint(self) -> str:
+        """Return a hash of the images and of their places, 32 hex digits."""
+        digest = hashlib.sha256(self.images.digests().tobytes())
+        digest.update(np.ascontiguousarray(self.places, dtype=np.int64).tobytes())
+        return digest.hexdigest()[:32]
+
+
+def open_triplets(spec: str) -> dict[str, Source]:
+    """Open triplets of images.
+
+    Args:
+        spec: a folder with data.csv (NIGHTS), a table (.csv, .tsv, .jsonl), or triplets:PLACE.
+
+    Returns:
+        Split name -> source of kind 'triplets'. Triplets of one reference stay together in intervals.
+
+    Raises:
+        UsageError: the location does not exist, or its table lacks a column.
+        DataError: it is damaged, a file does not exist, or no triplet is left.
+
+    >>> made = open_triplets("triplets:textures:images")["test"]
+    >>> len(made), made.labels.classes, len(made.tuples.rows(0))
+    (192, ('left', 'right'), 3)
+    """
+    if spec.startswith(PREFIX):
+        return {split: made_triplets(part) for split, part in open_data(spec.removeprefix(PREFIX)).items()}
+    location = locate(spec)
+    given = {key: yaml.safe_load(value) for key, value in location.options.items()}
+    options = config.build(TripletOptions, given, f"the options of {location.text}")
+    path = Path(location.text)
+    table = path / "data.csv" if path.is_dir() else path
+    if not table.is_file() or table.suffix.lower() not in (".csv", ".tsv", ".jsonl"):
+        raise UsageError(
+            f"{location.text} has no table of triplets",
+            "Give NIGHTS (a folder with data.csv), a .csv with ref, left, right and choice, or triplets:PLACE.",
+        )
+    rows = _rows(table)
+    names = _names(table, rows)
+    parts: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        split = str(row.get("split") or "all")
+        parts.setdefault(split_name(split) or split, []).append(row)
+    text = location.text
+    return in_order({split: _source(text, split, table, part, names, options) for split, part in parts.items()})
+
+
+def triplets_source(
+    name: str, ids: Sequence[str], images: Images, places: IntArray, choices: IntArray, notes: tuple[str, ...] = ()
+) -> Source:
+    """Return the source of triplets, in order of their ids.
+
+    Args:
+        name: location as the user wrote it, with the split.
+        ids: N unique ids.
+        images: M images.
+        places: (N, 3), see `Triplets`.
+        choices: (N,), 0: left; 1: right.
+        notes: of the source.
+    """
+    order = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
+    return Source(
+        name,
+        tuple(ids[i] for i in order),
+        Labels("triplets", SIDES, np.asarray(choices, dtype=np.int64)[order]),
+        images.select(places[order, 0]),
+        notes,
+        {"reference": tuple(images.path(int(row)) for row in places[order, 0])},
+        "reference",
+        tuples=Triplets(images, places[order]),
+    )
+
+
+def made_triplets(source: Source, each: int = _EACH) -> Source:
+    """Return triplets of labelled images: of the two candidates, one has the class of the reference.
+
+    They are drawn from a fixed seed; images whose class has no other image are no references.
+
+    Raises:
+        DataError: the images have not one class each, or there are no two classes, one of them with two images.
+    """
+    if source.labels.kind != "single":
+        raise DataError(f"{source.name}: triplets are made of images with one class each")
+    values, places, choices = source.labels.values, list[tuple[int, int, int]](), list[int]()
+    for i in range(len(source)):
+        same, other = np.flatnonzero(values == values[i]), np.flatnonzero(values != values[i])
+        same = same[same != i]
+        if not len(same) or not len(other):
+            continue
+        draw = np.random.default_rng((0, i))
+        for _ in range(each):
+            pair = int(draw.choice(same)), int(draw.choice(other))
+            right = int(draw.integers(2))
+            places.append((i, *(pair[::-1] if right else pair)))
+            choices.append(right)
+    if not places:
+        raise DataError(f"{source.name} has no two classes, one of them with two images, so no triplet can be made")
+    ids = [f"{source.ids[row[0]]} {number % each}" for number, row in enumerate(places)]
+    note = f"{source.name}: {len(places):,} triplets made by classes, not chosen by persons"
+    return triplets_source(source.name, ids, source.images, np.array(places), np.array(choices), (note,))
+
+
+def _rows(table: Path) -> list[Mapping[str, Any]]:
+    try:
+        text = table.read_text(encoding="utf-8-sig")
+        if table.suffix.lower() == ".jsonl":
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        else:
+            rows = list(csv.DictReader(text.splitlines(), delimiter="\t" if table.suffix.lower() == ".tsv" else ","))
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"cannot read {table}: {error}") from error
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{table} lists no triplet")
+    return rows
+
+
+def _names(table: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the columns of the reference, the left and the right candidate."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    found = {}
+    for wanted, known in _COLUMNS.items():
+        name = next((each for each in known if each in columns), None)
+        if name is None:
+            raise UsageError(f"{table} has no column '{wanted}'", did_you_mean(wanted, map(str, columns)))
+        found[wanted] = name
+    if "choice" not in columns and not {"left_vote", "right_vote"} <= set(columns):
+        raise UsageError(f"{table} has no column 'choice', and no left_vote and right_vote")
+    return found
+
+
+def _source(
+    text: str,
+    split: str,
+    table: Path,
+    rows: Sequence[Mapping[str, Any]],
+    names: Mapping[str, str],
+    options: TripletOptions,
+) -> Source:
+    name = text if split == "all" else f"{text} ({split})"
+    least = options.min_votes
+    if least is None and all(row.get("votes") not in (None, "") for row in rows):
+        least = NIGHTS_VOTES
+    agreed = [row for row in rows if least is None or _number(table, row, "votes") >= least]
+    chosen = [(row, choice) for row in agreed if (choice := _choice(table, row)) is not None]
+    notes = []
+    if len(agreed) < len(rows):
+        notes.append(f"{name}: {len(rows) - len(agreed):,} triplets with fewer than {least} equal votes are left out")
+    if len(chosen) < len(agreed):
+        notes.append(f"{name}: {len(agreed) - len(chosen):,} triplets with as many votes for both are left out")
+    if not chosen:
+        raise DataError(f"{name} has no triplet on which enough persons agree", "Give a smaller ?min_votes=.")
+    listed = [tuple(str(row.get(names[part]) or "") for part in _COLUMNS) for row, _ in chosen]
+    paths = tuple(sorted({path for row in listed for path in row}))
+    if absent := [printable(path) for path in paths if not path or not (table.parent / path).is_file()]:
+        raise DataError(f"{table}: {len(absent):,} of {len(paths):,} images do not exist: {some(absent, 3)}")
+    position = {path: i for i, path in enumerate(paths)}
+    places = np.array([[position[path] for path in row] for row in listed], dtype=np.int64)
+    ids = [f"{printable(row[0])} {number:06d}" for number, row in enumerate(listed)]
+    choices = np.array([choice for _, choice in chosen])
+    return triplets_source(name, ids, Files(paths, str(table.parent)), places, choices, tuple(notes))
+
+
+def _number(table: Path, row: Mapping[str, Any], column: str) -> float:
+    try:
+        return float(row[column])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{table}: a triplet has {row.get(column)!r} as its {column}, which is no number") from error
+
+
+def _choice(table: Path, row: Mapping[str, Any]) -> int | None:
+    """Return 0 for left and 1 for right; None for equal votes."""
+    if row.get("choice") not in (None, ""):
+        word = str(row["choice"]).strip().lower()
+        if word not in SIDES:
+            raise DataError(f"{table}: a triplet has the choice {word!r}, which is neither left nor right")
+        return SIDES.index(word)
+    left, right = (_number(table, row, f"{side}_vote") for side in SIDES)
+    return None if left == right else int(right > left)
