@@ -17,6 +17,7 @@ LabelKind = Literal[
     "boundaries",
     "boxes",
     "triplets",
+    "camera_pairs",
     "points",
     "homography",
     "tracks",
@@ -26,9 +27,9 @@ LabelKind = Literal[
 ]
 """One class per sample, any number of classes per sample, numbers to predict (regression); for every pixel a class, a
 depth, a surface normal, foreground or not, a signal computed from the image or read from a file, the orientation of its
-structures, or boundaries drawn by annotators; boxes of objects; choices between two candidates; corresponding points in
-pairs of images, pairs of images under homographies; in videos masks of objects, masks of classes of parts, joints of
-persons; unlabelled."""
+structures, or boundaries drawn by annotators; boxes of objects; choices between two candidates; relative poses of the
+cameras of two images; corresponding points in pairs of images, pairs of images under homographies; in videos masks of
+objects, masks of classes of parts, joints of persons; unlabelled."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,9 @@ LABELS: Mapping[LabelKind, LabelFacts] = {
     ),
     "triplets": LabelFacts(
         text="triplets of images with a choice", metric="choice_accuracy", classes=False, dtype="int64"
+    ),
+    "camera_pairs": LabelFacts(
+        text="pairs of images with a relative pose", metric="rotation_error", classes=False, dtype="float64"
     ),
     "points": LabelFacts(
         text="pairs of images with corresponding points", metric="pck_per_image@0.1", classes=False, dtype="int64"

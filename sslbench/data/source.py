@@ -26,9 +26,9 @@ class Labels:
             (regression); 'map': a class for every pixel, in `Source.maps`; 'depth' and 'normals': numbers for every
             pixel, in `Source.pixel_values`; 'boxes': objects, in `Source.objects`; 'mask': a foreground, in
             `Source.maps`; 'signal': computed from the image, or in `Source.pixel_values`; 'orientation': computed from
-            the image; 'boundaries': lines by annotators, in `Source.pixel_values`; 'triplets', 'points', 'homography',
-            'tracks', 'parts' and 'poses': triplets or pairs of images, or videos, in `Source.tuples`; 'none':
-            unlabelled.
+            the image; 'boundaries': lines by annotators, in `Source.pixel_values`; 'triplets', 'camera_pairs',
+            'points', 'homography', 'tracks', 'parts' and 'poses': triplets or pairs of images, or videos, in
+            `Source.tuples`; 'none': unlabelled.
         classes: the C class names, for 'value' the names of the numbers; the column or number of a class is its
             position here.
         values: single: int64 (N,), positions in `classes`; multi: int8 (N, C), 1 present, 0 absent, -1 ignore;
@@ -63,7 +63,7 @@ class Labels:
             return ""
         if self.kind in ("single", "points", "triplets"):
             return self.classes[int(self.values[index])]
-        if self.kind == "value":
+        if self.kind in ("value", "camera_pairs"):
             return ";".join(repr(float(value)) for value in self.values[index])
         row = self.values[index]
         return ";".join(("?" if v < 0 else "") + c for c, v in zip(self.classes, row, strict=True) if v != 0)

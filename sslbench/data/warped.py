@@ -45,17 +45,19 @@ def in_pixels(homography: FloatArray, height: int, width: int) -> FloatArray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WarpedImages:
-    """Images and warped copies of them; what no pixel of the image is mapped to is black.
+    """Images and warped copies of them.
 
     Attributes:
         base: M images.
         rows: int64 (N,), row of each in `base`.
         homographies: (N, 3, 3) of the unit square; the identity leaves the image as it is.
+        reflected: places that no pixel is mapped to show the image mirrored at its border; otherwise they are black.
     """
 
     base: Images
     rows: IntArray
     homographies: FloatArray
+    reflected: bool = False
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -81,7 +83,8 @@ class WarpedImages:
         picture = np.ascontiguousarray(whole.image.permute(1, 2, 0).numpy())
         height, width = picture.shape[:2]
         matrix = in_pixels(self.homographies[index], height, width)
-        warped = cv2.warpPerspective(picture, matrix, (width, height), flags=cv2.INTER_LINEAR)
+        border = cv2.BORDER_REFLECT_101 if self.reflected else cv2.BORDER_CONSTANT
+        warped = cv2.warpPerspective(picture, matrix, (width, height), flags=cv2.INTER_LINEAR, borderMode=border)
         image = torch.from_numpy(warped.reshape(height, width, -1)).permute(2, 0, 1)
         return dataclasses.replace(whole, image=image)
 
@@ -93,15 +96,16 @@ class WarpedImages:
     def digests(self) -> npt.NDArray[np.uint8]:
         """Return the digest of content and homography of each image, (N, 16); zeros for unreadable images."""
         own = self.base.digests()[self.rows]
+        border = b"reflected" if self.reflected else b""
         found = np.zeros((len(self), DIGEST_BYTES), dtype=np.uint8)
         for row, (content, matrix) in enumerate(zip(own, self.homographies, strict=True)):
             if content.tobytes() != UNREADABLE_DIGEST:
-                found[row] = np.frombuffer(digest(content.tobytes() + matrix.tobytes()), dtype=np.uint8)
+                found[row] = np.frombuffer(digest(content.tobytes() + matrix.tobytes() + border), dtype=np.uint8)
         return found
 
     def select(self, indices: IntArray) -> "WarpedImages":
         """Return the images at `indices`, in that order."""
-        return WarpedImages(self.base, self.rows[indices], self.homographies[indices])
+        return dataclasses.replace(self, rows=self.rows[indices], homographies=self.homographies[indices])
 
 
 def homography_pairs(source: Source, name: str) -> Source:

@@ -1,4 +1,4 @@
-"""Protocols on places in images, or on triplets of images: the data that they open.
+"""Protocols on places in images, or on pairs and triplets of images: the data that they open.
 
 Of those on places also their layers, and preprocessing that keeps every pixel.
 """
@@ -11,6 +11,7 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.grids import last_map, resolve_grids
 from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.data.boundaries import open_boundaries
+from sslbench.data.camera_pairs import open_camera_pairs
 from sslbench.data.decode.transforms import output_size
 from sslbench.data.depth.location import open_depth, open_normals
 from sslbench.data.depth.motorcycle import MOTORCYCLE
@@ -34,7 +35,7 @@ from sslbench.protocols import OnImages
 
 @dataclasses.dataclass(frozen=True)
 class DenseData:
-    """Data of protocols on places in images, or on triplets of images.
+    """Data of protocols on places in images, or on pairs and triplets of images.
 
     Attributes:
         open: function from a location to its splits.
@@ -59,6 +60,9 @@ DATA: Mapping[LabelKind, DenseData] = {
     "depth": DenseData(open_depth, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
     "normals": DenseData(open_normals, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
     "triplets": DenseData(open_triplets, f"triplets:{IMAGES}", "triplets made of drawn textures", whole=True),
+    "camera_pairs": DenseData(
+        open_camera_pairs, f"rotations:{IMAGES}", "drawn textures under rotations of a camera", whole=True
+    ),
     "points": DenseData(open_pairs, "homography:pictures", "scikit-image's pictures under homographies"),
     "tracks": DenseData(open_videos, VIDEOS, "videos of drawn textures"),
 }

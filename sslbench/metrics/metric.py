@@ -50,6 +50,7 @@ Input = Literal[
     "saliency",
     "signals",
     "choices",
+    "relative_poses",
     "orientations",
 ]
 

@@ -36,6 +36,7 @@ ROW_COLUMNS: Mapping[LabelKind, tuple[str, ...]] = {
     "orientation": orientations.COLUMNS,
     "boundaries": contours.COLUMNS,
     "triplets": comparisons.CHOICE_COLUMNS,
+    "camera_pairs": comparisons.POSE_COLUMNS,
     "points": correspondence.POINT_COLUMNS,
     "homography": correspondence.MATCH_COLUMNS,
     "tracks": video.TRACK_COLUMNS,
@@ -168,7 +169,7 @@ def measures(
         return orientations.orientation_measures(scores.astype(np.float64))
     if kind == "boundaries":
         return [contours.contour_measure(scores.astype(np.float64))]
-    if kind in ("triplets", "points", "homography", "tracks", "poses"):
+    if kind in ("triplets", "camera_pairs", "points", "homography", "tracks", "poses"):
         return _of_tuples(kind, values, scores, units)
     if kind == "single":
         return _single(values.astype(np.int64), scores, units, probabilities)
@@ -190,6 +191,8 @@ def _of_tuples(
     """Return the metrics of pairs of images and of videos."""
     if kind == "triplets":
         return [comparisons.choice_measure(scores, values)]
+    if kind == "camera_pairs":
+        return comparisons.pose_measures(scores.astype(np.float64), values.astype(np.float64))
     if kind == "points":
         return correspondence.pck_measures(correspondence.PairHits.of_rows(scores, values), units)
     if kind == "homography":

@@ -1,8 +1,8 @@
 """Similarity of images as persons see it, by frozen features without training: two-alternative forced choice.
 
 Each triplet is a reference, two candidates and the candidate that persons find more similar. The candidate whose
-features are more similar to those of the reference is chosen, by their cosine. The score is the share of triplets with the
-persons' choice; 50 % at random. Equal similarities count one half.
+features are more similar to those of the reference is chosen, by their cosine. The score is the share of triplets with
+the choice of persons; 50 % at random. Equal similarities count one half.
 
 Fu et al., DreamSim, NeurIPS 2023 (the data NIGHTS); Chen, Marks and Cheng, 2024 (arXiv 2411.17474) and VisBench compare
 networks so. Intervals are over triplets, those of one reference together. Time: one pass over the images.

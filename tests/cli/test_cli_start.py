@@ -197,10 +197,8 @@ def test_a_mistake_is_one_message_and_exit_code_2(capsys, tmp_path, monkeypatch,
 def test_list_and_show_print_what_there_is(capsys):
     _, out, _ = run(capsys, "list", "protocols")
     names = "clustering correspondence depth detection discovery edges finetune geolocation geometry knn linear".split()
-    names += (
-        "linear-online low-level low-shot lsr normals orientation retrieval robustness saliency segmentation".split()
-    )
-    names += ["segmentation-knn", "similarity", "svm"]
+    names += "linear-online low-level low-shot lsr normals orientation".split()
+    names += "relative-pose retrieval robustness saliency segmentation segmentation-knn similarity svm".split()
     assert out.split() == [*names, "tracking"]
     _, out, _ = run(capsys, "show", "knn/digits")
     assert "sklearn:digits" in out

@@ -346,6 +346,13 @@ def values_of_choices(_, quality, seed):
     return named(measure.metrics, measure.statistic(np.ones((1, 400)))[0])
 
 
+def values_of_relative_poses(_, quality, seed):
+    true, noise = np.random.default_rng(seed).normal(size=(2, 100, 7))
+    measures = comparisons.pose_measures(quality * true + (1 - quality) * noise, true)
+    found = [named(measure.metrics, measure.statistic(np.ones((1, 100)))[0]) for measure in measures]
+    return {name: value for each in found for name, value in each.items()}
+
+
 def values_of_contours(_, quality, seed):
     generator = np.random.default_rng(seed)
     truth = np.zeros((10, 12, 14), dtype=bool)
@@ -397,6 +404,7 @@ INPUTS = {
     ("signals", ""): values_of_signals,
     ("orientations", ""): values_of_orientations,
     ("choices", ""): values_of_choices,
+    ("relative_poses", ""): values_of_relative_poses,
     ("contours", ""): values_of_contours,
 }
 

@@ -168,5 +168,5 @@ _LABEL_CHECKS = {
     "multi": _multi_classes,
     "value": _numbers,
     **dict.fromkeys(("map", "depth", "normals", "boxes", "mask", "signal", "orientation", "boundaries"), _nothing),
-    **dict.fromkeys(("triplets", "points", "homography", "tracks", "parts", "poses"), _nothing),
+    **dict.fromkeys(("triplets", "camera_pairs", "points", "homography", "tracks", "parts", "poses"), _nothing),
 }

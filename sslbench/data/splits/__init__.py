@@ -247,9 +247,9 @@ def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple
     notes = [note for note in (absent_from_test(train, test), not_listed(train, test)) if note is not None]
     if LABELS[train.labels.kind].pixels:
         return train, test
-    if train.labels.kind == "value":
+    if train.labels.kind in ("value", "camera_pairs"):
         order = [test.labels.classes.index(name) for name in train.labels.classes]
-        numbers_of_test = Labels("value", train.labels.classes, test.labels.values[:, order])
+        numbers_of_test = Labels(train.labels.kind, train.labels.classes, test.labels.values[:, order])
         return train, dataclasses.replace(test, labels=numbers_of_test)
     known = {name: i for i, name in enumerate(train.labels.classes)}
     values: npt.NDArray[np.int64] | npt.NDArray[np.int8]
@@ -328,7 +328,7 @@ def label_problems(train: Source, test: Source) -> list[str]:
         same = train.labels.classes == test.labels.classes
         both = [f"{part.name} has {some(part.labels.classes, 5)}" for part in (train, test)]
         return [] if same else [f"the classes of the maps differ: {'; '.join(both)}"]
-    if train.labels.kind == "value":
+    if train.labels.kind in ("value", "camera_pairs"):
         same = sorted(train.labels.classes) == sorted(test.labels.classes)
         both = [f"{part.name} has {', '.join(part.labels.classes)}" for part in (train, test)]
         return [] if same else [f"the numbers to predict differ: {'; '.join(both)}"]

@@ -1,0 +1,283 @@
+"""Pairs of images with the relative pose of their cameras: NAVI, tables of pairs, rotations made of any images.
+
+NAVI (Jampani et al., NeurIPS 2023) is a folder with OBJECT/multiview_*/annotations.json: for each image of a scene its
+file, its split and the camera (quaternion, w first, and translation in millimetres, from world to camera).
+"""
+
+import csv
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from sslbench import config
+from sslbench.arrays import FloatArray, IntArray
+from sslbench.config import setting
+from sslbench.data.containers.names import split_name
+from sslbench.data.images import Files
+from sslbench.data.location import locate
+from sslbench.data.maps.layout import in_order
+from sslbench.data.open import open_data
+from sslbench.data.source import Images, Labels, Source
+from sslbench.data.warped import WarpedImages
+from sslbench.data.wording import printable, some
+from sslbench.errors import DataError, UsageError
+from sslbench.names import did_you_mean
+
+PREFIX = "rotations:"
+ROTATION = ("qw", "qx", "qy", "qz")
+TRANSLATION = ("tx", "ty", "tz")
+_METRE = 1000.0  # NAVI's translations are in millimetres
+_TILT, _ROLL = 15.0, 60.0
+"""Largest turns of a made view about the x and y axes and about the line of sight, in degrees."""
+_VIEWS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class PoseOptions:
+    """Options behind a '?': navi?partners=8."""
+
+    partners: int = setting(1, "NAVI: pairs of each image of train, with as many other images of its scene; test: 1")
+    max_angle: float = setting(120.0, "NAVI: largest rotation between the images of a pair", unit="degrees")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CameraPairs:
+    """N pairs among M images; see `source.ImageTuples`. The poses are the labels of the samples.
+
+    Attributes:
+        images: M images, each of them once.
+        places: (N, 2), positions of the first and the second image.
+    """
+
+    images: Images
+    places: IntArray
+
+    def rows(self, index: int) -> tuple[int, ...]:
+        """Return the positions of the two images of a pair."""
+        return tuple(self.places[index].tolist())
+
+    def select(self, indices: IntArray) -> "CameraPairs":
+        """Return the pairs at `indices`, in that order, with their images only."""
+        used, places = np.unique(self.places[indices], return_inverse=True)
+        return CameraPairs(self.images.select(used), places.reshape(-1, 2))
+
+    def fingerprint(self) -> str:
+        """Return a hash of the images and of their places, 32 hex digits."""
+        digest = hashlib.sha256(self.images.digests().tobytes())
+        digest.update(np.ascontiguousarray(self.places, dtype=np.int64).tobytes())
+        return digest.hexdigest()[:32]
+
+
+def open_camera_pairs(spec: str) -> dict[str, Source]:
+    """Open pairs of images with relative poses.
+
+    Args:
+        spec: NAVI's folder, a table (.csv, .tsv) with the columns first, second, qw, qx, qy, qz and perhaps tx, ty, tz,
+            split and scene, or rotations:PLACE.
+
+    Returns:
+        Split name -> source of kind 'camera_pairs', whose labels are the pose of the second camera relative to the
+        first: x2 = R x1 + t for a point in the coordinates of both cameras.
+
+    Raises:
+        UsageError: the location does not exist, or its table lacks a column.
+        DataError: it is damaged, a file does not exist, or a number is none.
+
+    >>> made = open_camera_pairs("rotations:textures:images")["test"]
+    >>> len(made), made.labels.classes
+    (192, ('qw', 'qx', 'qy', 'qz'))
+    """
+    if spec.startswith(PREFIX):
+        return {split: made_rotations(part) for split, part in open_data(spec.removeprefix(PREFIX)).items()}
+    location = locate(spec)
+    given = {key: yaml.safe_load(value) for key, value in location.options.items()}
+    options = config.build(PoseOptions, given, f"the options of {location.text}")
+    if options.partners < 1 or not 0 < options.max_angle <= 180:
+        raise UsageError(f"{location.text}: partners should be at least 1, and max_angle from above 0 to 180")
+    path = Path(location.text)
+    if path.is_dir() and (scenes := sorted(path.glob("*/multiview_*/annotations.json"))):
+        return _navi(location.text, path, scenes, options)
+    if path.is_file() and path.suffix.lower() in (".csv", ".tsv"):
+        if given:
+            raise UsageError(f"{location.text} is a table of pairs, so {next(iter(given))}= has no effect")
+        return _table(location.text, path)
+    raise UsageError(
+        f"{location.text} has no pairs of images with poses",
+        "Give NAVI, a .csv with the columns first, second, qw, qx, qy, qz, or rotations:PLACE.",
+    )
+
+
+def pairs_source(
+    name: str, ids: Sequence[str], images: Images, places: IntArray, poses: FloatArray, scenes: Sequence[str]
+) -> Source:
+    """Return the source of N pairs, in order of their ids; pairs of one scene stay together.
+
+    Args:
+        name: location as the user wrote it, with the split.
+        ids: N unique ids.
+        images: M images.
+        places: (N, 2), see `CameraPairs`.
+        poses: (N, 4) or (N, 7), quaternions and perhaps translations.
+        scenes: of the pairs.
+    """
+    order = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
+    names = (*ROTATION, *TRANSLATION)[: poses.shape[1]]
+    quaternions = poses[order, :4] / np.linalg.norm(poses[order, :4], axis=1, keepdims=True)
+    quaternions = np.where(quaternions[:, :1] < 0, -quaternions, quaternions)  # q and -q are one rotation
+    return Source(
+        name,
+        tuple(ids[i] for i in order),
+        Labels("camera_pairs", names, np.concatenate([quaternions, poses[order, 4:]], axis=1)),
+        images.select(places[order, 0]),
+        attributes={"scene": tuple(scenes[i] for i in order)},
+        grouped_by="scene",
+        tuples=CameraPairs(images, places[order]),
+    )
+
+
+def relative_pose(first: FloatArray, second: FloatArray) -> FloatArray:
+    """Return the pose (7,) of the second camera relative to the first.
+
+    >>> still, moved = np.array([1.0, 0, 0, 0, 0, 0, 0]), np.array([1.0, 0, 0, 1.0, 3, 0, 0])  # a quarter turn about z
+    >>> relative_pose(still, moved).round(3).tolist()
+    [0.707, 0.0, 0.0, 0.707, 3.0, 0.0, 0.0]
+
+    Args:
+        first: (7,), quaternion (w first, any length) and translation from world to camera.
+        second: the same of the other camera.
+    """
+    from scipy.spatial.transform import Rotation
+
+    turns = [Rotation.from_quat(np.roll(pose[:4], -1)) for pose in (first, second)]
+    turn = turns[1] * turns[0].inv()
+    return np.concatenate([np.roll(turn.as_quat(), 1), second[4:] - turn.apply(first[4:])])
+
+
+def made_rotations(source: Source, views: int = _VIEWS) -> Source:
+    """Return pairs of views of each image by a camera that turns in front of it; the rotation between them is exact.
+
+    A view is the image under the homography K R K^-1 of a rotation R, with a field of view of 53 degrees along either
+    side; beyond the border the image is mirrored. Rotations follow from the id of an image alone.
+    """
+    from scipy.spatial.transform import Rotation
+
+    camera = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]], dtype=np.float64)  # of the unit square
+    inverse = np.linalg.inv(camera)
+    matrices, poses, ids = [], [], []
+    for sample in source.ids:
+        draw = np.random.default_rng(list(hashlib.sha256(sample.encode()).digest()))
+        for view in range(views):
+            angles = draw.uniform(-1, 1, (2, 3)) * (_TILT, _TILT, _ROLL)
+            first, second = (Rotation.from_euler("xyz", each, degrees=True) for each in angles)
+            matrices += [camera @ turn.as_matrix() @ inverse for turn in (first, second)]
+            poses.append(np.roll((second * first.inv()).as_quat(), 1))
+            ids.append(f"{sample} {view}")
+    rows = np.repeat(np.arange(len(source), dtype=np.int64), 2 * views)
+    images = WarpedImages(source.images, rows, np.array(matrices), reflected=True)
+    places = np.arange(2 * len(ids), dtype=np.int64).reshape(-1, 2)
+    scenes = [sample for sample in source.ids for _ in range(views)]
+    return pairs_source(source.name, ids, images, places, np.array(poses), scenes)
+
+
+def _navi(text: str, root: Path, scenes: Sequence[Path], options: PoseOptions) -> dict[str, Source]:
+    """Return the pairs of NAVI's splits; both images of a pair are of one split."""
+    pairs: dict[str, list[tuple[str, str, str, FloatArray]]] = {}
+    for scene in scenes:
+        name = scene.parent.relative_to(root).as_posix()
+        views: dict[str, list[tuple[str, FloatArray]]] = {}
+        for file, split, pose in _views(scene):
+            views.setdefault(split_name(split) or split, []).append((f"{name}/images/{file}", pose))
+        for split, own in views.items():
+            number = options.partners if split == "train" else 1
+            pairs.setdefault(split, []).extend((name, *pair) for pair in _drawn(own, number, options.max_angle))
+    found = {}
+    for split, listed in pairs.items():
+        if not listed:
+            raise DataError(f"{text} ({split}) has no two images of a scene within {options.max_angle:g} degrees")
+        places, files = _placed([(first, second) for _, first, second, _ in listed], root, text)
+        ids = [f"{first} {second}" for _, first, second, _ in listed]
+        poses, names = np.array([pose for *_, pose in listed]), [name for name, *_ in listed]
+        found[split] = pairs_source(f"{text} ({split})", ids, files, places, poses, names)
+    return in_order(found)
+
+
+def _views(scene: Path) -> list[tuple[str, str, FloatArray]]:
+    """Return file, split and pose in metres of each image of a scene whose file exists."""
+    try:
+        records: Any = json.loads(scene.read_text(encoding="utf-8"))
+        found = [
+            (
+                str(record["filename"]),
+                str(record.get("split", "train")),
+                np.array(
+                    [*record["camera"]["q"], *(each / _METRE for each in record["camera"]["t"])], dtype=np.float64
+                ),
+            )
+            for record in records
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{scene} is damaged, or no file of NAVI ({error})") from error
+    if wrong := [
+        file for file, _, pose in found if pose.shape != (7,) or not np.isfinite(pose).all() or not pose[:4].any()
+    ]:
+        raise DataError(f"{scene}: the camera of {wrong[0]} is no pose of four and three numbers")
+    return [each for each in found if (scene.parent / "images" / each[0]).is_file()]
+
+
+def _drawn(views: Sequence[tuple[str, FloatArray]], number: int, max_angle: float) -> list[tuple[str, str, FloatArray]]:
+    """Return pairs of each view with up to `number` others, drawn from a seed of its own."""
+    found = []
+    for i, (file, pose) in enumerate(views):
+        poses = [relative_pose(pose, other) for _, other in views]
+        angles = np.degrees([2 * math.acos(min(1.0, abs(each[0]))) for each in poses])
+        near = [k for k in range(len(views)) if k != i and 0 < angles[k] <= max_angle]
+        draw = np.random.default_rng(list(hashlib.sha256(file.encode()).digest()))
+        chosen = sorted(draw.permutation(near)[:number].tolist())
+        found += [(file, views[k][0], poses[k]) for k in chosen]
+    return found
+
+
+def _placed(pairs: Sequence[tuple[str, str]], root: Path, where: str) -> tuple[IntArray, Files]:
+    """Return the places (N, 2) of pairs of files among all files, and these."""
+    paths = tuple(sorted({path for pair in pairs for path in pair}))
+    if absent := [printable(path) for path in paths if not path or not (root / path).is_file()]:
+        raise DataError(f"{where}: {len(absent):,} of {len(paths):,} images do not exist: {some(absent, 3)}")
+    position = {path: i for i, path in enumerate(paths)}
+    return np.array([[position[path] for path in pair] for pair in pairs], dtype=np.int64), Files(paths, str(root))
+
+
+def _table(text: str, path: Path) -> dict[str, Source]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+    rows = list(csv.DictReader(lines, delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
+    columns = list(rows[0]) if rows else []
+    if missing := [name for name in ("first", "second", *ROTATION) if name not in columns]:
+        raise UsageError(f"{path} has no column '{missing[0]}'", did_you_mean(missing[0], map(str, columns)))
+    names = (*ROTATION, *TRANSLATION) if set(TRANSLATION) <= set(columns) else ROTATION
+    parts: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        split = row.get("split") or "all"
+        parts.setdefault(split_name(split) or split, []).append(row)
+    found = {}
+    for split, own in parts.items():
+        try:
+            poses = np.array([[float(row[name]) for name in names] for row in own])
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{path}: a pose has a number that is none ({error})") from error
+        if not np.isfinite(poses).all() or not poses[:, :4].any(axis=1).all():
+            raise DataError(f"{path}: a pose is not finite, or its quaternion is 0")
+        pairs = [(row["first"] or "", row["second"] or "") for row in own]
+        places, files = _placed(pairs, path.parent, str(path))
+        ids = [f"{printable(a)} {printable(b)} {i:06d}" for i, (a, b) in enumerate(pairs)]
+        scenes = [row.get("scene") or a for row, (a, _) in zip(own, pairs, strict=True)]
+        found[split] = pairs_source(text if split == "all" else f"{text} ({split})", ids, files, places, poses, scenes)
+    return in_order(found)

@@ -1,0 +1,117 @@
+"""Relative pose of two cameras from the frozen features of their images, by a small network trained on pairs.
+
+Features of both images, side by side, are mapped to the quaternion of the rotation from the first camera to the second
+and, where the data have them, to the translation (`solvers/poses`; El Banani et al., probe3d, CVPR 2024, and VisBench).
+The score is the mean angle between predicted and true rotation, in degrees; lower is better. A mean angle alone says
+little: the pose that is the mean of train stands beside it as chance.
+
+Hyper-parameters are fixed, nothing is selected. Intervals are over pairs, those of one scene together. VisBench leaves
+the sign of the quaternions to the conversion from matrices; here w is not negative.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from sslbench.arrays import FloatArray
+from sslbench.config import setting
+from sslbench.data.source import Labels
+from sslbench.errors import DataError, UsageError
+from sslbench.features.array import Features
+from sslbench.labels import LABELS
+from sslbench.metrics.comparisons import POSE_COLUMNS, pose_measures
+from sslbench.metrics.summary import summarise
+from sslbench.protocols._parts.selection import check_features
+from sslbench.protocols.protocol import OnFeatures, Protocol
+from sslbench.results import Outcome
+from sslbench.solvers.poses import PoseTraining, fit_poses
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of the regression of poses."""
+
+    hidden: tuple[int, ...] = setting((512, 256, 128), "widths of the hidden layers; []: a linear map")
+    epochs: int = setting(30, "passes over the pairs of train", unit="epochs")
+    lr: float = setting(1e-3, "learning rate of AdamW at the start; it follows a cosine to 0")
+    weight_decay: float = setting(1e-4, "weight decay of AdamW")
+    batch_size: int = setting(128, "pairs per update", unit="pairs")
+
+
+def check(settings: Settings, train: Labels) -> None:
+    """Refuse settings and labels that cannot work, before any feature is computed.
+
+    Raises:
+        UsageError: settings that are not possible.
+        DataError: labels that are no poses, or one pair.
+    """
+    if settings.epochs < 1 or settings.batch_size < 2 or not settings.lr > 0 or settings.weight_decay < 0:
+        raise UsageError(
+            "relative-pose: epochs should be at least 1, batch_size 2, lr above 0 and weight_decay not negative"
+        )
+    if any(width < 1 for width in settings.hidden):
+        raise UsageError(f"relative-pose: hidden should be widths of at least 1, not {list(settings.hidden)}")
+    if train.kind != "camera_pairs":
+        raise DataError(
+            f"relative-pose needs pairs of images with poses, and these samples have {LABELS[train.kind].text}",
+            "Give NAVI, a table with the columns first, second, qw, qx, qy, qz, or rotations:PLACE.",
+        )
+    if len(train) < 2:
+        raise DataError("relative-pose: there is one pair to train on")
+
+
+def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
+    """Train on the pairs of train, score those of test.
+
+    Args:
+        train: (N, 2 * D), features of the first and the second image.
+        test: the same.
+        settings: see `Settings`.
+        seed: of the weights, the order of pairs and the intervals.
+        device: of the network.
+
+    Raises:
+        DataError: features that are not finite, or labels that are no poses, or not alike in train and test.
+        UsageError: settings that are not possible.
+    """
+    check_features(train, test)
+    check(settings, train.labels)
+    if train.labels.classes != test.labels.classes:
+        raise DataError("relative-pose: train or test alone has translations")
+    training = PoseTraining(**dataclasses.asdict(settings))
+    predict = fit_poses(train.x, train.labels.values, training, seed=seed, device=device)
+    scores = _columns(predict(test.x)).astype(np.float32)
+    metrics, headline, _ = summarise(
+        "camera_pairs", test.labels.classes, test.labels.values, scores, seed=seed, groups=test.groups
+    )
+    mean = np.broadcast_to(train.labels.values.mean(axis=0), test.labels.values.shape)
+    return Outcome(
+        metrics=metrics,
+        headline=headline,
+        scores=scores,
+        per_class={},
+        train=_values(predict(train.x), train.labels)[headline],
+        chance=_values(mean, test.labels),
+        notes=("Chance is the mean pose of train.",),
+    )
+
+
+def _columns(poses: FloatArray) -> FloatArray:
+    """Return poses (N, 4 or 7) as the columns of scores, without translation NaN."""
+    missing = np.full((len(poses), len(POSE_COLUMNS) - poses.shape[1]), np.nan)
+    return np.concatenate([poses, missing], axis=1)
+
+
+def _values(poses: FloatArray, labels: Labels) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for measure in pose_measures(_columns(poses), labels.values):
+        found |= dict(zip(measure.names, measure.statistic(np.ones((1, len(poses))))[0].tolist(), strict=True))
+    return found
+
+
+PROTOCOL = Protocol(
+    version=1,
+    summary="relative pose of two cameras (NAVI): a small network on the features of both images.",
+    settings=Settings,
+    kind=OnFeatures(check, run, label_kinds=frozenset({"camera_pairs"})),
+)

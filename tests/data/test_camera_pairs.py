@@ -1,0 +1,124 @@
+"""Pairs of images with relative poses: NAVI, tables, and rotations made of images."""
+
+import csv
+import json
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.spatial.transform import Rotation
+
+from sslbench.data.camera_pairs import made_rotations, open_camera_pairs, relative_pose
+from sslbench.data.images import Arrays
+from sslbench.data.labels import no_labels
+from sslbench.data.source import Source
+from sslbench.data.splits import match_classes
+from sslbench.errors import DataError, UsageError
+
+
+def matrix(pose):
+    """Rotation and translation as a matrix (4, 4), w first in the quaternion."""
+    found = np.eye(4)
+    found[:3, :3] = Rotation.from_quat([*pose[1:4], pose[0]]).as_matrix()
+    found[:3, 3] = pose[4:]
+    return found
+
+
+def test_a_relative_pose_is_the_product_of_matrices():
+    for first, second in np.random.default_rng(0).normal(size=(10, 2, 7)):
+        found = matrix(relative_pose(first, second))
+        np.testing.assert_allclose(found, matrix(second) @ np.linalg.inv(matrix(first)), atol=1e-9)
+
+
+def navi(root, views=6):
+    """One object with two scenes: cameras at multiples of 30 degrees about z, every third is val."""
+    for scene in ("multiview_00_a", "multiview_01_b"):
+        folder = root / "bear" / scene
+        (folder / "images").mkdir(parents=True)
+        records = []
+        for i in range(views):
+            Image.new("RGB", (4, 4), (i, 0, 0)).save(folder / "images" / f"{i:03d}.jpg")
+            half = np.radians(30 * i) / 2
+            camera = {"q": [np.cos(half), 0.0, 0.0, np.sin(half)], "t": [100.0 * i, 0.0, 2000.0]}
+            records.append({"filename": f"{i:03d}.jpg", "split": "val" if i % 3 == 2 else "train", "camera": camera})
+        (folder / "annotations.json").write_text(json.dumps(records))
+    return root
+
+
+def test_navi_poses_are_in_metres_and_follow_the_order_of_the_pair(tmp_path):
+    train = open_camera_pairs(f"{navi(tmp_path)}?partners=9")["train"]
+    for i in range(len(train)):
+        first, second = (train.tuples.images.path(row) for row in train.tuples.rows(i))
+        assert first.rsplit("/", 1)[0] == second.rsplit("/", 1)[0] and first != second
+        a, b = (int(path[-7:-4]) for path in (first, second))
+        assert a % 3 != 2 != b % 3 and abs(a - b) <= 4
+        poses = [[np.cos(np.radians(15 * k)), 0, 0, np.sin(np.radians(15 * k)), 0.1 * k, 0, 2] for k in (a, b)]
+        wanted = matrix(np.array(poses[1])) @ np.linalg.inv(matrix(np.array(poses[0])))
+        np.testing.assert_allclose(matrix(train.labels.values[i]), wanted, atol=1e-9)
+        assert train.labels.values[i, 0] >= 0
+    assert train.grouped_by == "scene" and len(set(train.attributes["scene"])) == 2
+    assert len(open_camera_pairs(str(tmp_path))["train"]) == 8, "one partner of each image"
+
+
+def write_table(path, columns, rows):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *rows])
+
+
+def test_a_table_with_and_without_translations(tmp_path):
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (4, 4)).save(tmp_path / name)
+    columns = ["first", "second", "qw", "qx", "qy", "qz", "split", "scene"]
+    write_table(tmp_path / "t.csv", columns, [("a.png", "b.png", -2, 0, 0, 2, "train", "s"), ("b.png", "a.png", 1, 0, 0, 0, "test", "s")])  # fmt: skip
+    parts = open_camera_pairs(str(tmp_path / "t.csv"))
+    np.testing.assert_allclose(parts["train"].labels.values, [[0.5**0.5, 0, 0, -(0.5**0.5)]])
+    write_table(tmp_path / "u.csv", [*columns[:6], "tx", "ty", "tz"], [("a.png", "b.png", 1, 0, 0, 0, 7, 8, 9)])
+    assert open_camera_pairs(str(tmp_path / "u.csv"))["all"].labels.values.tolist() == [[1, 0, 0, 0, 7, 8, 9]]
+    train, test = match_classes(parts["train"], parts["test"])
+    assert test.labels.values.tolist() == [[1, 0, 0, 0]], "numbers of test are not changed"
+
+
+def test_views_of_a_made_pair_are_related_by_the_rotation():
+    rng = np.random.default_rng(0)
+    picture = cv2.resize(rng.integers(0, 256, (8, 8, 3)).astype(np.uint8), (64, 64), interpolation=cv2.INTER_CUBIC)
+    source = Source("x", ("a", "b"), no_labels(2), Arrays(np.stack([picture, picture[::-1]]), "x"))
+    made = made_rotations(source)
+    assert len(made) == 8 and made.labels.classes == ("qw", "qx", "qy", "qz")
+    camera = np.array([[64, 0, 31.5], [0, 64, 31.5], [0, 0, 1]])
+    for i in range(4):
+        first, second = (made.tuples.images.read(row).astype(float) for row in made.tuples.rows(i))
+        turn = Rotation.from_quat(np.roll(made.labels.values[i], -1)).as_matrix()
+        moved = cv2.warpPerspective(first, camera @ turn @ np.linalg.inv(camera), (64, 64))
+        inside = cv2.warpPerspective(np.ones((64, 64)), camera @ turn @ np.linalg.inv(camera), (64, 64)) == 1
+        inside[[*range(20), *range(44, 64)]] = False  # beyond the border the picture is mirrored
+        inside[:, [*range(20), *range(44, 64)]] = False
+        assert np.abs(moved - second)[inside].mean() < 8 < np.abs(first - second)[inside].mean()
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "message"),
+    [
+        (["first", "second", "qw", "qx", "qy"], ("a", "b", 1, 0, 0), "no column 'qz'"),
+        (["first", "second", "qw", "qx", "qy", "qz"], ("a", "b", 1, 0, 0, 0), "2 of 2 images do not exist: a, b"),
+        (["first", "second", "qw", "qx", "qy", "qz"], ("a", "b", 0, 0, 0, 0), "its quaternion is 0"),
+        (["first", "second", "qw", "qx", "qy", "qz"], ("a", "b", "one", 0, 0, 0), "a number that is none"),
+    ],
+)
+def test_tables_that_cannot_be_used_are_one_message(tmp_path, columns, row, message):
+    write_table(tmp_path / "t.csv", columns, [row])
+    with pytest.raises((UsageError, DataError), match=message):
+        open_camera_pairs(str(tmp_path / "t.csv"))
+
+
+def test_locations_without_pairs_are_one_message(tmp_path):
+    with pytest.raises(UsageError, match="has no pairs of images with poses"):
+        open_camera_pairs(str(tmp_path))
+    navi(tmp_path)
+    with pytest.raises(UsageError, match="partners should be at least 1"):
+        open_camera_pairs(f"{tmp_path}?partners=0")
+    with pytest.raises(DataError, match="no two images of a scene within 1 degrees"):
+        open_camera_pairs(f"{tmp_path}?max_angle=1")
+    (tmp_path / "bear" / "multiview_00_a" / "annotations.json").write_text('[{"filename": "000.jpg"}]')
+    with pytest.raises(DataError, match="is damaged, or no file of NAVI"):
+        open_camera_pairs(str(tmp_path))

@@ -1,0 +1,80 @@
+"""Relative poses by a small network: angles against scipy, features from which the pose follows, floors."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from sslbench.data.source import Labels
+from sslbench.errors import DataError, UsageError
+from sslbench.features.array import Features
+from sslbench.metrics.comparisons import pose_measures, rotation_angles
+from sslbench.protocols import relative_pose
+
+NAMES = ("qw", "qx", "qy", "qz", "tx", "ty", "tz")
+
+
+def test_angles_are_scipys_for_quaternions_of_any_length_and_sign():
+    a, b = np.random.default_rng(0).normal(size=(2, 200, 4))
+    turns = [Rotation.from_quat(np.roll(q, -1, axis=1)) for q in (a, b)]
+    np.testing.assert_allclose(rotation_angles(a, b), np.degrees((turns[0] * turns[1].inv()).magnitude()), atol=1e-6)
+    np.testing.assert_allclose(rotation_angles(a, -3 * a), 0, atol=1e-6)
+
+
+def test_metrics_are_means_and_medians_of_pairs():
+    rng = np.random.default_rng(1)
+    scores, values = rng.normal(size=(2, 31, 7))
+    found = {}
+    for measure in pose_measures(scores, values):
+        found |= dict(zip(measure.names, measure.statistic(np.ones((1, 31)))[0].tolist(), strict=True))
+    angles = rotation_angles(scores[:, :4], values[:, :4])
+    assert found["rotation_error"] == pytest.approx(angles.mean())
+    assert found["rotation_median"] == pytest.approx(np.median(angles))
+    assert found["rotation@30"] == pytest.approx((angles <= 30).mean())
+    assert found["translation_error"] == pytest.approx(np.sqrt(((scores - values)[:, 4:] ** 2).sum(axis=1)).mean())
+    assert "translation_error" not in [n for m in pose_measures(scores, values[:, :4]) for n in m.names]
+
+
+def pairs(n, seed, numbers=7):
+    """Turns about z of up to 60 degrees: the features of the images say their angles."""
+    rng = np.random.default_rng(seed)
+    angles = rng.uniform(0, np.radians(60), (n, 2))
+    half = (angles[:, 1] - angles[:, 0]) / 2
+    zero = np.zeros(n)
+    poses = np.column_stack([np.cos(half), zero, zero, np.sin(half), angles[:, 1] - angles[:, 0], zero, zero])
+    x = np.stack([np.cos(angles), np.sin(angles)], axis=2).reshape(n, -1).astype(np.float32)
+    labels = Labels("camera_pairs", NAMES[:numbers], poses[:, :numbers])
+    return Features(x, labels, tuple(f"{seed}-{i:04d}" for i in range(n)), regions=2)
+
+
+@pytest.mark.parametrize("numbers", [4, 7])
+def test_poses_that_follow_from_the_features_are_learnt(numbers):
+    train, test = pairs(400, 1, numbers), pairs(100, 2, numbers)
+    found = relative_pose.run(train, test, relative_pose.Settings(), seed=0)
+    value, low, high = found.metrics["rotation_error"]
+    assert (
+        found.headline == "rotation_error" and low <= value <= high and value < 5 < 15 < found.chance["rotation_error"]
+    )
+    angles = rotation_angles(np.tile(train.labels.values.mean(axis=0)[:4], (100, 1)), test.labels.values[:, :4])
+    assert found.chance["rotation_error"] == pytest.approx(angles.mean())
+    assert ("translation_error" in found.metrics) == (numbers == 7) and found.scores.shape == (100, 7)
+    again = relative_pose.run(train, test, relative_pose.Settings(), seed=0)
+    other = relative_pose.run(train, test, relative_pose.Settings(), seed=1)
+    assert np.array_equal(found.scores, again.scores, equal_nan=True)
+    assert not np.array_equal(found.scores, other.scores, equal_nan=True)
+
+
+def test_settings_and_labels_that_cannot_work_are_one_message():
+    train = pairs(10, 1)
+    for change in ({"epochs": 0}, {"batch_size": 1}, {"lr": 0.0}, {"hidden": (0,)}):
+        with pytest.raises(UsageError, match="relative-pose: "):
+            relative_pose.check(relative_pose.Settings(**change), train.labels)
+    with pytest.raises(DataError, match="one class each"):
+        relative_pose.check(relative_pose.Settings(), Labels("single", ("a",), np.zeros(3, np.int64)))
+    with pytest.raises(DataError, match="train or test alone has translations"):
+        relative_pose.run(train, pairs(5, 2, 4), relative_pose.Settings(epochs=1), seed=0)
+    x = np.array(train.x)
+    x[3, 1] = np.inf
+    with pytest.raises(DataError, match="1-0003"):
+        relative_pose.run(dataclasses.replace(train, x=x), train, relative_pose.Settings(epochs=1), seed=0)
