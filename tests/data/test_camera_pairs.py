@@ -70,12 +70,13 @@ def test_a_table_with_and_without_translations(tmp_path):
     for name in ("a.png", "b.png"):
         Image.new("RGB", (4, 4)).save(tmp_path / name)
     columns = ["first", "second", "qw", "qx", "qy", "qz", "split", "scene"]
-    write_table(tmp_path / "t.csv", columns, [("a.png", "b.png", -2, 0, 0, 2, "train", "s"), ("b.png", "a.png", 1, 0, 0, 0, "test", "s")])  # fmt: skip
+    rows = [("a.png", "b.png", -2, 0, 0, 2, "train", "s"), ("b.png", "a.png", 1, 0, 0, 0, "test", "s")]
+    write_table(tmp_path / "t.csv", columns, rows)
     parts = open_camera_pairs(str(tmp_path / "t.csv"))
     np.testing.assert_allclose(parts["train"].labels.values, [[0.5**0.5, 0, 0, -(0.5**0.5)]])
     write_table(tmp_path / "u.csv", [*columns[:6], "tx", "ty", "tz"], [("a.png", "b.png", 1, 0, 0, 0, 7, 8, 9)])
     assert open_camera_pairs(str(tmp_path / "u.csv"))["all"].labels.values.tolist() == [[1, 0, 0, 0, 7, 8, 9]]
-    train, test = match_classes(parts["train"], parts["test"])
+    _, test = match_classes(parts["train"], parts["test"])
     assert test.labels.values.tolist() == [[1, 0, 0, 0]], "numbers of test are not changed"
 
 
