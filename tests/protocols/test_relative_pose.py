@@ -78,3 +78,10 @@ def test_settings_and_labels_that_cannot_work_are_one_message():
     x[3, 1] = np.inf
     with pytest.raises(DataError, match="1-0003"):
         relative_pose.run(dataclasses.replace(train, x=x), train, relative_pose.Settings(epochs=1), seed=0)
+
+
+def test_poses_without_meaning_are_not_predicted_better_than_by_their_mean():
+    train, test = pairs(300, 1), pairs(300, 2)
+    mixed = train.labels.select(np.random.default_rng(3).permutation(300))
+    found = relative_pose.run(dataclasses.replace(train, labels=mixed), test, relative_pose.Settings(), seed=0)
+    assert found.metrics["rotation_error"][0] > found.chance["rotation_error"] - 2

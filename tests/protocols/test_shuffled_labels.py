@@ -22,7 +22,7 @@ SMALLER = {
     "low-shot": {"k": (4,), "draws": 2, "costs": (0.01, 0.1)},
     "lsr": {"k": (5,)},
 }
-OTHERS = ("retrieval", "geolocation", "segmentation-knn")
+OTHERS = ("retrieval", "geolocation", "segmentation-knn", "similarity", "relative-pose")
 PROTOCOLS = [
     name
     for name in list_names("protocol")

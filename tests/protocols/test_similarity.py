@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 from sklearn.metrics import accuracy_score
 from sklearn.metrics.pairwise import cosine_similarity
 
@@ -83,3 +84,12 @@ def test_eval_similarity_has_the_floors_and_a_record_of_the_triplets(tmp_path, m
     record = json.loads(file.read_text())
     assert record["data"]["labels"] == "triplets" and record["data"]["test"]["n"] == 40
     assert 0 <= record["metrics"]["choice_accuracy"]["value"] <= 100 and "choice_accuracy" in capsys.readouterr().out
+
+
+def test_choices_without_meaning_are_at_chance():
+    rng = np.random.default_rng(4)
+    right = sum(
+        outcome(triplets(rng.normal(size=(200, 3, 4)), rng.integers(0, 2, 200))).metrics["choice_accuracy"][0] * 200
+        for _ in range(5)
+    )
+    assert binom.ppf(5e-7, 1000, 0.5) <= right <= binom.isf(5e-7, 1000, 0.5)
