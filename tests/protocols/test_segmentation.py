@@ -296,7 +296,7 @@ def test_what_cannot_be_used_is_listed_before_training(backbone, tmp_path):
         {"stride": (600, 600)},
         {"holdout": 1.0},
         {"schedule": "cosine", "power": 0.9},
-        {"enlarge": True, "size": None},
+        {"enlarge": "size", "size": None},
         {"size": 0},
         {"crop": (0, 8)},
         {"boundary": 1.0},
