@@ -37,7 +37,7 @@ from sslbench.protocols._parts.dense.heads import (
 )
 from sslbench.protocols._parts.dense.scoring import Inference, outputs
 from sslbench.protocols._parts.dense.settings import HeadSettings
-from sslbench.protocols._parts.dense.survey import Survey, survey
+from sslbench.protocols._parts.dense.survey import Survey, refuse_problems, survey
 from sslbench.protocols._parts.dense.task import DenseTask
 from sslbench.protocols._parts.dense.training import Training, number_of_updates, train
 from sslbench.protocols._parts.images import unreadable_images
@@ -296,7 +296,9 @@ def _survey(
     for source in (train_part, test):
         report = stage_progress(progress, f"reading the targets of {source.name}")
         found.append(survey(source, task, engine, report))
-        if found[-1].unreadable:
+    refuse_problems(task, list(zip((train_part, test), found, strict=True)))
+    for source, each in zip((train_part, test), found, strict=True):
+        if each.unreadable:
             raise unreadable_images(source, backbone.preprocessing, engine)
     task.check_totals(found[0].sums.sum(axis=(1, 2)))
     return found[0]
