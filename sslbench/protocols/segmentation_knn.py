@@ -100,7 +100,10 @@ def check(settings: Settings, train: Labels) -> None:
     if not settings.temperature > 0:
         raise UsageError(f"segmentation-knn: temperature must be positive, not {settings.temperature}")
     if len(train.classes) < 2:
-        raise DataError(f"segmentation-knn needs two classes, the maps have {len(train.classes)}")
+        raise DataError(
+            f"segmentation-knn needs two classes, and all pixels of the maps belong to '{', '.join(train.classes)}'",
+            "If it means ignored (255), nothing is labelled: `sslbench check-data` shows the values.",
+        )
 
 
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:

@@ -169,10 +169,10 @@ def scaled(factor):
     ("train", "settings", "message"),
     [
         (functools.partial(scaled, 1000.0), {}, r"depths of 1e\+03 to 8e\+03 m .*\nSay which stored number"),
-        (functools.partial(scaled, np.nan), {}, "no pixel of pictures 1 counts"),
+        (functools.partial(scaled, np.nan), {}, "no pixel of pictures 1 counts: a depth of 0 or NaN is unknown"),
         (functools.partial(scaled, 1.0), {"max_depth": 0.5}, "none between min_depth=0 and max_depth=0.5"),
         (functools.partial(scaled, 1.0), {"train_region": (0, 0, 25, 16)}, r"reaches beyond .* of 24 x 16 pixels"),
-        (functools.partial(scaled, 1.0), {"scored": "nyu"}, "24 targets of pictures 1 cannot be used"),
+        (functools.partial(scaled, 1.0), {"scored": "nyu"}, "32 targets of pictures 1 and pictures 2 cannot be used"),
     ],
 )
 def test_depths_that_cannot_be_used_are_one_message_before_training(train, settings, message, backbone, tmp_path):

@@ -19,7 +19,7 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import segmentation
 from sslbench.protocols._parts.dense import kept_maps, training
 from sslbench.protocols._parts.dense import run as dense_run
-from sslbench.protocols._parts.dense.heads import HeadInput, MapEncoder, Sizes, head_inputs, make_heads
+from sslbench.protocols._parts.dense.heads import HeadInput, MapEncoder, Sizes, fitted_sizes, head_inputs, make_heads
 from sslbench.protocols._parts.dense.kept_maps import KeptMaps
 from sslbench.protocols._parts.dense.scoring import Inference, outputs_of
 from sslbench.protocols._parts.dense.training import rate_factor
@@ -296,7 +296,7 @@ def test_what_cannot_be_used_is_listed_before_training(backbone, tmp_path):
         {"stride": (600, 600)},
         {"holdout": 1.0},
         {"schedule": "cosine", "power": 0.9},
-        {"enlarge": True, "size": None},
+        {"enlarge": "size", "size": None},
         {"size": 0},
         {"crop": (0, 8)},
         {"boundary": 1.0},
@@ -307,6 +307,30 @@ def test_what_cannot_be_used_is_listed_before_training(backbone, tmp_path):
 def test_settings_that_are_not_possible_are_refused(change):
     with pytest.raises(UsageError, match=next(iter(change)).split("_")[0]):
         segmentation.PROTOCOL.kind.check(dataclasses.replace(Settings(), **change), map_pictures(4, 0).labels)
+
+
+@pytest.mark.parametrize(
+    ("enlarge", "data", "trained", "side"),
+    [
+        ("none", 92.0, 224, 92),
+        ("trained", 92.0, 224, 224),  # a network of 224 pixels sees small images as large as it knows them
+        ("trained", 92.0, 32, 92),  # images are never made smaller for it
+        ("trained", 480.0, 224, 480),
+        ("trained", 92.0, 1024, 512),  # nor larger than size
+        ("size", 92.0, 224, 512),
+    ],
+)
+def test_small_images_are_enlarged_as_far_as_the_setting_says(enlarge, data, trained, side):
+    sizes = fitted_sizes(Settings(enlarge=enlarge), 1, data, trained)
+    assert (sizes.short_side, sizes.crop, sizes.window) == (side, (side, side), (side, side))
+
+
+def test_several_processes_are_refused_before_training(backbone, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    layers = resolve_layers(backbone, ["1"])
+    with pytest.raises(UsageError, match="trains its heads in one process, and 2 were started"):
+        segmentation.PROTOCOL.kind.rows(backbone, layers, map_pictures(30, 1), QUICK, seed=0)
 
 
 def test_maps_are_enlarged_to_cells_of_three_pixels_at_most(backbone):

@@ -138,3 +138,17 @@ def test_a_perfect_prediction_has_finite_gradients():
     found = normals.clone().requires_grad_()
     losses.angular_loss(found, normals, torch.ones(1, 1, 4, 4, dtype=torch.bool)).backward()
     assert found.grad.isfinite().all()
+
+
+def test_angles_and_their_gradients_are_those_of_the_cosine_similarity():
+    generator = torch.Generator().manual_seed(0)
+    found = (3 * torch.randn(2, 3, 5, 6, generator=generator)).requires_grad_()
+    target = torch.randn(2, 3, 5, 6, generator=generator)
+    counts = torch.rand(2, 1, 5, 6, generator=generator) > 0.3
+    losses.angular_loss(found, target, counts).backward()
+    gradient, found.grad = found.grad, None
+    cosine = torch.nn.functional.cosine_similarity(found, target, dim=1)[counts[:, 0]]
+    angle = torch.acos(cosine.clamp(-0.9999, 0.9999)).mean()
+    angle.backward()
+    torch.testing.assert_close(losses.angular_loss(found, target, counts), angle)
+    torch.testing.assert_close(gradient, found.grad, rtol=1e-4, atol=1e-6)

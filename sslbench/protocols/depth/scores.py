@@ -142,6 +142,7 @@ def task(settings: Settings, limits: Limits) -> DenseTask:
     bins = depth_bins(settings.bins, *limits.bins, spacing=settings.spacing)
     return DenseTask(
         name="depth",
+        no_value="a depth of 0 or NaN is unknown",
         outputs=settings.bins,
         read=functools.partial(_read, limits.scored, settings.scored),
         loss=functools.partial(_loss, settings.gradient, settings.mean_steps),

@@ -37,6 +37,7 @@ def task(settings: Settings) -> DenseTask:
     """Return the task of predicting normals."""
     return DenseTask(
         name="normals",
+        no_value="a normal of length 0 or NaN is unknown",
         outputs=4 if settings.uncertainty else 3,
         read=read_pixel_values,
         loss=functools.partial(_loss, settings.uncertainty),

@@ -5,7 +5,7 @@ from typing import Literal
 
 from sslbench.config import setting
 from sslbench.data.loading.joint import Colours
-from sslbench.protocols._parts.dense.settings import HeadSettings
+from sslbench.protocols._parts.dense.settings import Enlarge, HeadSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +18,11 @@ class Settings(HeadSettings):
     warmup_steps: int = setting(5_760, "updates of linear warm-up, of `steps`", unit="updates")
     schedule: Literal["poly", "cosine", "constant"] = setting("cosine", "schedule of lr: poly, cosine or constant")
     size: int | None = setting(480, "short side of the resized images; null: their own", unit="pixels")
+    enlarge: Enlarge = setting(
+        "trained",
+        "small images: none: size and crop shrink to the data's short side; trained: but not below the side of the "
+        "images that the backbone was trained on; size: images are enlarged to size",
+    )
     resize_range: tuple[float, float] = setting((1.0, 1.0), "range of a random factor of the size in training")
     crop: tuple[int, int] = setting((480, 480), "height and width of the crops", unit="pixels")
     colours: Colours = setting(

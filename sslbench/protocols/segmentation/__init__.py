@@ -40,7 +40,10 @@ def check(settings: Settings, train: Labels) -> None:
             "Give data with label maps: images/ and masks/, ADE20K, Cityscapes, Pascal VOC, a manifest with masks.",
         )
     if len(train.classes) < 2:
-        raise DataError(f"{NAME} needs two classes, the maps have {len(train.classes)}")
+        raise DataError(
+            f"{NAME} needs two classes, and all pixels of the maps belong to '{', '.join(train.classes)}'",
+            "If it means ignored (255), nothing is labelled: `sslbench check-data` shows the values.",
+        )
 
 
 def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Preprocessing, seed: int) -> Plan:

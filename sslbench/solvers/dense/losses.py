@@ -13,6 +13,7 @@ _EPSILON = 1e-3  # added to depths before the logarithm, as in DINOv2 and DINOv3
 _MEAN_WEIGHT = 0.15
 _LEAST_CONCENTRATION = 1.01
 _MOST_COSINE = 0.9999  # as in probe3d: the derivative of the arcus cosine is infinite at 1
+_LEAST_SQUARES = 1e-16  # smallest product of squared lengths, for vectors of length 0
 
 
 def pixel_cross_entropy(
@@ -136,12 +137,22 @@ def angular_loss(prediction: Tensor, target: Tensor, valid: Tensor, concentratio
     counts = valid[:, 0]
     if not counts.any():
         return prediction.sum() * 0
-    cosine = functional.cosine_similarity(prediction, target, dim=1)[counts]
+    cosine = _cosines(prediction, target)[counts]
     angle = torch.acos(cosine.clamp(-_MOST_COSINE, _MOST_COSINE))
     if concentration is None:
         return angle.mean()
     kappa = functional.elu(concentration[:, 0][counts]) + _LEAST_CONCENTRATION
     return (kappa * angle - torch.log(kappa**2 + 1) + torch.log1p(torch.exp(-kappa * math.pi))).mean()
+
+
+def _cosines(x: Tensor, y: Tensor) -> Tensor:
+    """Return the cosines (N, H, W) of vectors (N, 3, H, W).
+
+    Sums over the planes, contiguous: `cosine_similarity` over the channels takes 17 times as long on a CPU.
+    """
+    (a, b, c), (u, v, w) = x.unbind(1), y.unbind(1)
+    squares = (a * a + b * b + c * c) * (u * u + v * v + w * w)
+    return (a * u + b * v + c * w) * torch.rsqrt(squares.clamp(min=_LEAST_SQUARES))
 
 
 def balanced_cross_entropy(probabilities: Tensor, targets: Tensor) -> Tensor:

@@ -229,20 +229,24 @@ class Sizes:
         return f"Images were resized to {side} pixels; crops of {self.crop[0]} x {self.crop[1]}, scored {window}."
 
 
-def fitted_sizes(settings: HeadSettings, multiple: int, short_side: float) -> Sizes:
+def fitted_sizes(settings: HeadSettings, multiple: int, short_side: float, trained: int) -> Sizes:
     """Return the sizes for a backbone and data.
 
     Args:
-        settings: sizes are rounded up to multiples of the patch; without `enlarge` they shrink to the data.
+        settings: sizes are rounded up to multiples of the patch; `enlarge` says how far they shrink to small data.
         multiple: side of a patch.
         short_side: median of the training images.
+        trained: short side of the images that the backbone was trained on.
 
-    >>> fitted_sizes(HeadSettings(), 14, 480.0)
+    >>> fitted_sizes(HeadSettings(), 14, 480.0, 224)
     Sizes(short_side=490, crop=(490, 490), window=(490, 490), stride=(320, 320))
+    >>> fitted_sizes(HeadSettings(enlarge="trained"), 14, 92.0, 224).short_side
+    224
     """
     shrink = 1.0
-    if settings.size is not None and not settings.enlarge:
-        shrink = min(1.0, short_side / settings.size)
+    if settings.size is not None and settings.enlarge != "size":
+        side = max(short_side, trained) if settings.enlarge == "trained" else short_side
+        shrink = min(1.0, side / settings.size)
 
     def up(side: float) -> int:
         return max(1, math.ceil(side * shrink / multiple - 1e-9)) * multiple

@@ -37,7 +37,7 @@ from sslbench.protocols._parts.dense.heads import (
 )
 from sslbench.protocols._parts.dense.scoring import Inference, outputs
 from sslbench.protocols._parts.dense.settings import HeadSettings
-from sslbench.protocols._parts.dense.survey import Survey, survey
+from sslbench.protocols._parts.dense.survey import Survey, refuse_problems, survey
 from sslbench.protocols._parts.dense.task import DenseTask
 from sslbench.protocols._parts.dense.training import Training, number_of_updates, train
 from sslbench.protocols._parts.images import unreadable_images
@@ -138,7 +138,7 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
     inputs, maps = head_inputs(backbone, layers, settings, protocol=task.name)
     encoder = DenseEncoder(backbone, maps, device=engine.device, precision=engine.precision)
     encode = MapEncoder(encoder, backbone.preprocessing.channels, pixels=True)
-    sizes = fitted_sizes(settings, encode.multiple, surveyed.short_side)
+    sizes = fitted_sizes(settings, encode.multiple, surveyed.short_side, _trained_side(backbone.preprocessing))
     inference = Inference(sizes, settings.scales, settings.flip_test, settings.batch_size)
     run = _Run(backbone, encode, task, settings, inference, seed, engine, progress)
     heads = _make_heads(inputs, encode, task, settings, seed)
@@ -296,7 +296,9 @@ def _survey(
     for source in (train_part, test):
         report = stage_progress(progress, f"reading the targets of {source.name}")
         found.append(survey(source, task, engine, report))
-        if found[-1].unreadable:
+    refuse_problems(task, list(zip((train_part, test), found, strict=True)))
+    for source, each in zip((train_part, test), found, strict=True):
+        if each.unreadable:
             raise unreadable_images(source, backbone.preprocessing, engine)
     task.check_totals(found[0].sums.sum(axis=(1, 2)))
     return found[0]
@@ -351,6 +353,12 @@ def _make_heads(
     pixels = dict.fromkeys(encode.pixel_input(each) for each in inputs)
     heads = make_heads((*inputs, *pixels), encode, task.outputs, settings, seed=seed)
     return [head.to(encode.device) for head in heads]
+
+
+def _trained_side(own: Preprocessing) -> int:
+    """Return the short side of the images that a backbone was trained on; 1 if it takes any size."""
+    side = own.crop or own.resize or 1
+    return side if isinstance(side, int) else min(side)
 
 
 def _view(view: JointView, settings: HeadSettings, sizes: Sizes, own: Preprocessing) -> JointView:

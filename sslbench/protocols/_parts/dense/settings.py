@@ -9,6 +9,7 @@ from sslbench.data.loading.joint import Colours
 from sslbench.errors import UsageError
 
 HeadName = Literal["linear", "conv", "dpt"]
+Enlarge = Literal["none", "trained", "size"]
 RawBlocks = Literal["none", "last", "last4", "spread4"]
 
 
@@ -46,8 +47,10 @@ class HeadSettings:
     schedule: Literal["poly", "cosine", "constant"] = setting("poly", "schedule of lr: poly, cosine or constant")
     power: float = setting(1.0, "power of schedule=poly")
     size: int | None = setting(512, "short side of the resized images; null: their own", unit="pixels")
-    enlarge: bool = setting(
-        False, "enlarge small images to size; false: size, crop, window and stride shrink to the data's short side"
+    enlarge: Enlarge = setting(
+        "none",
+        "small images: none: size, crop, window and stride shrink to the data's short side; trained: but not below the "
+        "side of the images that the backbone was trained on; size: images are enlarged to size",
     )
     resize_range: tuple[float, float] = setting((0.5, 2.0), "range of a random factor of the size in training")
     crop: tuple[int, int] = setting((512, 512), "height and width of the crops", unit="pixels")
@@ -114,4 +117,5 @@ def check_settings(settings: HeadSettings, *, protocol: str) -> None:
         need(fits, f"stride={list(settings.stride)} would leave gaps between windows of {list(settings.window)}")
     own_stride = settings.stride != type(settings)().stride
     need(settings.window is not None or not own_stride, "stride has no effect without a window: give window=[H,W]")
-    need(not (settings.enlarge and settings.size is None), "enlarge has no effect without size")
+    enlarged = settings.enlarge != type(settings)().enlarge
+    need(not enlarged or settings.size is not None, f"enlarge={settings.enlarge} has no effect without size")

@@ -1,6 +1,7 @@
 """Survey of all targets before training: what cannot be used is listed at once, and floors are computed."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -33,6 +34,7 @@ class Survey:
         square: every image is.
         unknown: images without a known pixel.
         unreadable: images whose head cannot be read.
+        problems: reasons of targets that cannot be used.
     """
 
     sums: FloatArray
@@ -41,6 +43,7 @@ class Survey:
     square: bool
     unknown: tuple[int, ...]
     unreadable: int = 0
+    problems: tuple[str, ...] = ()
 
     @property
     def constant(self) -> FloatArray:
@@ -55,11 +58,7 @@ class Survey:
 
 
 def survey(source: Source, task: DenseTask, engine: ExtractSettings, progress: StageProgress | None = None) -> Survey:
-    """Read every target of a source once.
-
-    Raises:
-        DataError: targets that cannot be used, with all of their reasons; or no pixel of any image is known.
-    """
+    """Read every target of a source once; see `refuse_problems` for those that cannot be used."""
     chunks = [np.arange(start, min(start + _CHUNK, len(source))) for start in range(0, len(source), _CHUNK)]
     found: list[_Chunk] = []
     sums, numbers = np.zeros(()), np.zeros(())
@@ -71,20 +70,7 @@ def survey(source: Source, task: DenseTask, engine: ExtractSettings, progress: S
         done += chunk.images
         if progress is not None:
             progress(done, len(source))
-    if problems := [text for chunk in found for text in chunk.problems]:
-        more = f"\n  and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-        raise DataError(
-            f"{task.name}: {counted(len(problems), 'target')} of {source.name} cannot be used:\n  "
-            + "\n  ".join(problems[:_LISTED])
-            + more,
-            "Repair or remove them; `sslbench check-data` lists all of them.",
-        )
     unknown = tuple(index for chunk in found for index in chunk.unknown)
-    if len(unknown) + sum(chunk.unreadable for chunk in found) == len(source):
-        raise DataError(
-            f"{task.name}: no pixel of {source.name} counts: all are ignored or unknown",
-            "See which values are classes and which are ignored: `sslbench check-data`.",
-        )
     sizes = np.concatenate([chunk.sizes for chunk in found])
     return Survey(
         sums,
@@ -93,7 +79,28 @@ def survey(source: Source, task: DenseTask, engine: ExtractSettings, progress: S
         bool((sizes[:, 0] == sizes[:, 1]).all()),
         unknown,
         sum(chunk.unreadable for chunk in found),
+        tuple(text for chunk in found for text in chunk.problems),
     )
+
+
+def refuse_problems(task: DenseTask, found: Sequence[tuple[Source, Survey]]) -> None:
+    """Refuse targets that cannot be used, those of all parts in one message, and parts of which no pixel is known.
+
+    Raises:
+        DataError: with all of the reasons.
+    """
+    if problems := [text for _, surveyed in found for text in surveyed.problems]:
+        where = " and ".join(source.name for source, surveyed in found if surveyed.problems)
+        more = f"\n  and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
+        raise DataError(
+            f"{task.name}: {counted(len(problems), 'target')} of {where} cannot be used:\n  "
+            + "\n  ".join(problems[:_LISTED])
+            + more,
+            "Repair or remove them; `sslbench check-data` lists all of them.",
+        )
+    empty = [source.name for source, each in found if len(each.unknown) + each.unreadable == len(source)]
+    if empty:
+        raise DataError(f"{task.name}: no pixel of {' and '.join(empty)} counts: {task.no_value}")
 
 
 @dataclasses.dataclass(frozen=True)

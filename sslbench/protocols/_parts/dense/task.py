@@ -40,6 +40,7 @@ class DenseTask:
         averaged: quantity averaged over flips and scales, from outputs (B, K, H, W): probabilities of classes.
         drawn: pictures of the truth and of an output (K, h, w), at the size of the target.
         caption: text below the pictures of an image, from the `value` of its row.
+        no_value: reason why a pixel does not count, for the message about parts without one that does.
         mirrored: correction of the values of a flipped map, targets and outputs alike: normals change the sign of x.
     """
 
@@ -52,6 +53,7 @@ class DenseTask:
     cells: Callable[[Target, tuple[int, int]], tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]]
     drawn: Callable[[Tensor, Target], tuple[Image.Image, Image.Image]]
     caption: Callable[[float], str]
+    no_value: str = "all are ignored; `sslbench check-data` shows which values are classes"
     check_totals: Callable[[FloatArray], None] = _any_totals
     activated: Callable[[Tensor], Tensor] = unchanged
     averaged: Callable[[Tensor], Tensor] = unchanged
