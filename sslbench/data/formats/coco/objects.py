@@ -52,6 +52,7 @@ def object_sources(
     sizes = [_size(spec, row, files, i) for i, row in enumerate(images)]
     issues = BoxIssues()
     objects = [checked_objects(rows[row["id"]], size, issues) for row, size in zip(images, sizes, strict=True)]
+    issues.refuse_shares(spec)
     notes = (*notes, *issues.notes(spec))
     if columns.skipped:
         notes = (*notes, f"{spec}: {counted(columns.skipped, 'annotation')} without category or image left out")
