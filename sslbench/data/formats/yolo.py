@@ -141,7 +141,9 @@ def _described(file: Path) -> _Description:
     content = read_yaml(file)
     given = content["names"]
     pairs = enumerate(given) if isinstance(given, list) else given.items() if isinstance(given, dict) else ()
-    numbered = {int(key): str(name) for key, name in pairs if str(key).isdecimal()}
+    numbered = {int(key): str(name) for key, name in pairs if str(key).isdecimal() and isinstance(name, str | int)}
+    if odd := [name for name in numbered.values() if name in ("True", "False")]:
+        raise DataError(f"{file}: the class '{odd[0]}' is written as true or false in YAML", "Put it in quotes.")
     if not numbered or sorted(numbered) != list(range(len(numbered))) or len(numbered) > _MOST_CLASSES:
         raise DataError(f"{file}: 'names' should list the names of the classes 0, 1, ..., not {str(given)[:80]}")
     _refuse_twice(str(file), list(numbered.values()))
