@@ -15,8 +15,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from sslbench.data.decode.files import UnreadableImage, Wanted
-from sslbench.data.decode.handlers import make_decoder
+from sslbench.data.checks.readable import picture_of
+from sslbench.data.decode.files import UnreadableImage
 from sslbench.data.loading import loader
 from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.models.boxes import Target
@@ -205,18 +205,6 @@ def read(source: ObjectSource, index: int) -> Tensor:
         ) from error
     source.check_size(index, *picture.shape[1:])
     return picture
-
-
-def picture_of(source: ObjectSource, index: int) -> Tensor:
-    """Decode one upright picture, uint8 (3, height, width), by the source's `reading`.
-
-    Raises:
-        UnreadableImage: the file holds no complete picture.
-        UsageError: there is no decoder of that name.
-    """
-    reading = source.reading
-    decoder = make_decoder(reading.decoder, Wanted(max_pixels=reading.max_pixels), source.images)
-    return loader.read(source.images, index, decoder).image
 
 
 def resize(picture: Tensor, size: tuple[int, int]) -> Tensor:

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 from annotated import NAMES, pictures, save, write_coco, write_table, write_xml, write_yolo
 
+from sslbench.cli.main import main
 from sslbench.data.export.kwcoco import write_kwcoco
 from sslbench.data.open import open_data, open_objects
+from sslbench.data.splits.objects import split_objects
+from sslbench.detection.readable import check_readable
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection import masks
 
@@ -321,3 +324,44 @@ def test_data_without_boxes_say_what_was_found_and_what_was_looked_for(tmp_path,
         open_objects(str(folder))
     for kind in ("YOLO", "Pascal VOC's XML", "COCO", "Table of boxes"):
         assert kind in str(error.value)
+
+
+def rotated(folder, stem):
+    """Mark a picture as rotated by 90 degrees."""
+    picture, _ = ALL[stem]
+    exif = picture.getexif()
+    exif[0x0112] = 6
+    picture.save(folder / f"{stem}.jpg", exif=exif)
+
+
+def checked(folder, decoded, capsys):
+    """Exit code and output of the check of a folder."""
+    with pytest.raises(SystemExit) as ended:
+        main(["check-data", str(folder), "--boxes", "--decode", decoded, "--workers", "0", "--near-copies", "none"])
+    return ended.value.code, " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("decoded", ["all", "0"])
+def test_a_check_of_boxes_refuses_what_an_evaluation_refuses(tmp_path, decoded, capsys):
+    """Sizes are compared for every image, whether or not it is decoded."""
+    one_folder(tmp_path / "set")
+    rotated(tmp_path / "set", "p1")
+    ALL["p4"][0].resize((20, 15)).save(tmp_path / "set" / "p4.jpg")
+    parts = split_objects(str(tmp_path / "set"), seed=0)
+    with pytest.raises(DataError) as refused:
+        check_readable([parts.train, parts.test])
+    code, shown = checked(tmp_path / "set", decoded, capsys)
+    assert code == 1
+    for words in ("p1.jpg is 30 x 40 pixels, but the annotations are for 40 x 30", "p4.jpg is 20 x 15 pixels"):
+        assert words in " ".join(str(refused.value).split()) and words in shown
+    assert "p1.jpg" in shown and "probably made on the image before its EXIF rotation" in shown
+    assert "p0.jpg is" not in shown and "p2.jpg is" not in shown
+
+
+def test_images_that_are_lines_are_found_before_training(tmp_path, capsys):
+    one_folder(tmp_path)
+    ALL["p0"][0].resize((3000, 1)).save(tmp_path / "p0.jpg")
+    file = tmp_path / "p0.xml"
+    file.write_text(file.read_text().replace("<width>40</width><height>30", "<width>3000</width><height>1"))
+    code, shown = checked(tmp_path, "0", capsys)
+    assert code == 1 and "1 image too narrow for the usual recipes" in shown
