@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +13,26 @@ import numpy.typing as npt
 from sslbench.arrays import IntArray
 from sslbench.data.images import DIGEST_BYTES
 from sslbench.data.labels import among_classes, no_labels
-from sslbench.data.objects.types import ObjectSource
 from sslbench.data.sharded import Sharded, shards_of
 from sslbench.data.source import ORIGIN, Images, Labels, Source
 from sslbench.data.wording import counted
 from sslbench.errors import DataError
+
+
+class HasAttributes(Protocol):
+    """Samples with attributes, one of which may group them."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def attributes(self) -> Mapping[str, tuple[str, ...]]:
+        """Name -> one text per sample."""
+        ...
+
+    @property
+    def grouped_by(self) -> str:
+        """Attribute whose equal values belong together; '' without one."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,7 +171,7 @@ def join(sources: Mapping[str, Source], name: str, weights: Mapping[str, float] 
 
 
 def join_attributes(
-    sources: Mapping[str, Source] | Mapping[str, ObjectSource],
+    sources: Mapping[str, HasAttributes],
 ) -> tuple[dict[str, tuple[str, ...]], str]:
     """Return the attributes of all samples in the order of the sources, with 'origin', and the one that groups."""
     columns = dict.fromkeys(column for source in sources.values() for column in source.attributes if column != ORIGIN)
@@ -165,11 +181,11 @@ def join_attributes(
     return attributes | groups, grouped_by
 
 
-def _column(sources: Mapping[str, Source] | Mapping[str, ObjectSource], name: str) -> tuple[str, ...]:
+def _column(sources: Mapping[str, HasAttributes], name: str) -> tuple[str, ...]:
     return tuple(text for source in sources.values() for text in source.attributes.get(name) or [""] * len(source))
 
 
-def _groups(sources: Mapping[str, Source] | Mapping[str, ObjectSource]) -> tuple[str, dict[str, tuple[str, ...]]]:
+def _groups(sources: Mapping[str, HasAttributes]) -> tuple[str, dict[str, tuple[str, ...]]]:
     """Return name and values of the attribute that groups samples; groups of different sources stay different."""
     kinds = dict.fromkeys(source.grouped_by for source in sources.values() if source.grouped_by)
     if not kinds:

@@ -38,7 +38,6 @@ from sslbench.data.maps.foreground import binary_masks, foreground_of
 from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.missing import refuse_missing
 from sslbench.data.objects.crops import images_folder
-from sslbench.data.objects.layout import file_names
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import some
@@ -180,7 +179,8 @@ def _content_of(path: Path) -> str:
 
 
 def _kinds(folder: Path) -> str:
-    suffixes = Counter(Path(name).suffix.lower() or "no suffix" for name in file_names(folder))
+    files = (path for path in folder.iterdir() if not path.is_dir() and not is_clutter(path.name))
+    suffixes = Counter(path.suffix.lower() or "no suffix" for path in files)
     return ", ".join(f"{n:,} {suffix}" for suffix, n in suffixes.most_common(3))
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from sslbench.data.containers.names import split_name
 from sslbench.data.format import ObjectReader, SampleReader, SampleRequest, SourceFormat
+from sslbench.data.formats._parts.layout import split_of
 from sslbench.data.objects.annotated import AnnotatedImage, as_samples, object_sources
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.objects.crops import ElsewhereOptions
-from sslbench.data.objects.layout import split_of
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some

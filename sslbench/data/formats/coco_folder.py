@@ -14,9 +14,9 @@ from sslbench.data.containers.sniff import head, is_json_table
 from sslbench.data.containers.suffixes import is_clutter
 from sslbench.data.format import ObjectReader, SampleReader, SourceFormat
 from sslbench.data.formats import coco
+from sslbench.data.formats._parts.layout import split_of
 from sslbench.data.objects.annotated import as_samples
 from sslbench.data.objects.crops import CropOptions
-from sslbench.data.objects.layout import split_of
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.wording import some

@@ -13,7 +13,7 @@ from sslbench.data.containers.names import split_rank
 from sslbench.data.format import Column, NoOptions, ObjectReader, SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats import yolo
 from sslbench.data.joined import join
-from sslbench.data.objects.joined import join_objects
+from sslbench.data.joined_objects import join_objects
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.open import open_data
 from sslbench.data.open import open_objects as open_boxes

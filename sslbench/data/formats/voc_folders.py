@@ -8,12 +8,12 @@ are none.
 from pathlib import Path
 
 from sslbench.data.format import ObjectReader, SampleReader, SourceFormat
+from sslbench.data.formats._parts.layout import Place, files_below, find_places, holds
 from sslbench.data.formats.voc.objects import read_xml
 from sslbench.data.formats.voc.tree import MAIN_LISTS, find_years
 from sslbench.data.maps.layout import by_key, walk
 from sslbench.data.objects.annotated import AnnotatedImage, as_samples, object_sources
 from sslbench.data.objects.crops import CropOptions
-from sslbench.data.objects.layout import Place, files_below, find_places, holds
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.regular import open_regular
 from sslbench.data.source import Source

@@ -15,11 +15,11 @@ from typing import Any
 
 from sslbench.config import read_yaml
 from sslbench.data.format import ObjectReader, SampleReader, SourceFormat
+from sslbench.data.formats._parts.layout import Place, file_names, files_below, find_places
 from sslbench.data.maps.layout import by_key, walk
 from sslbench.data.objects.annotated import AnnotatedImage, as_samples, object_sources
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.objects.crops import CropOptions
-from sslbench.data.objects.layout import Place, file_names, files_below, find_places
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.regular import open_regular
 from sslbench.data.source import Source
