@@ -37,6 +37,10 @@ def join_objects(
                 "count as background"
             )
     attributes, grouped_by = join_attributes(ordered)
+    if any(part.federated is not None for part in ordered.values()):
+        notes.append(
+            "the lists of absent classes of LVIS are left out: in several sources every class counts everywhere"
+        )
     first = next(iter(parts.values()))
     return dataclasses.replace(
         first,
@@ -49,4 +53,5 @@ def join_objects(
         notes=tuple(notes),
         attributes=attributes,
         grouped_by=grouped_by,
+        federated=None,
     )

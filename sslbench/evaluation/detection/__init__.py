@@ -155,6 +155,11 @@ def _check_data(request: DetectionRequest, data: TrainTestObjects) -> None:
     recipe = request.recipe
     _refuse_narrow(data.train, recipe.max_size_train, "max_size_train")
     _refuse_narrow(data.test, recipe.max_size_test, "max_size_test")
+    if recipe.metric == "lvis" and data.test.federated is None:
+        raise DataError(
+            f"metric=lvis, but {data.test.name} does not say which classes were looked for in each image",
+            "Give LVIS's manifest, whose images have neg_category_ids, or metric=coco.",
+        )
     if recipe.masks:
         for part in (data.train, data.test):
             if not part.has_masks:

@@ -10,6 +10,7 @@ from sslbench.arrays import BoolArray, IntArray
 
 Frequency = Literal["r", "c", "f", ""]
 """Rare (in 1 to 10 training images), common (to 100), frequent; '' where the data do not say."""
+FREQUENCIES: tuple[Frequency, ...] = ("r", "c", "f", "")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
