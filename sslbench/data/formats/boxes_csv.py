@@ -79,9 +79,12 @@ def open_objects(
     path = Path(spec)
     tables = {"all": path} if path.is_file() else _tables(path)
     splits: dict[str, list[AnnotatedImage]] = {}
-    for split, table in tables.items():
-        for own, images in _read(table, below, columns or {}).items():
-            splits[split if own == "all" else own] = images
+    try:
+        for split, table in tables.items():
+            for own, images in _read(table, below, columns or {}).items():
+                splits[split if own == "all" else own] = images
+    except OSError as error:
+        raise DataError(f"{spec}: cannot read {error.filename!s:.300}: {error.strerror}") from error
     return object_sources(spec, splits)
 
 

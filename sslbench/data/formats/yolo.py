@@ -114,7 +114,13 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
         DataError: no list of the classes, a class beyond it, a line that is no box, numbers that are no shares, or an
             image whose size cannot be read.
     """
-    path = Path(spec)
+    try:
+        return _open(spec, Path(spec))
+    except OSError as error:
+        raise DataError(f"{spec}: cannot read {error.filename!s:.300}: {error.strerror}") from error
+
+
+def _open(spec: str, path: Path) -> dict[str, ObjectSource]:
     file = path if path.is_file() else _description_in(path)
     places: Sequence[Place]
     if file is not None:
