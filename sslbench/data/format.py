@@ -6,6 +6,7 @@ of images with corresponding points, and videos with masks or joints.
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from sslbench.data.maps.classes import LabelMapOptions
@@ -70,10 +71,12 @@ class ObjectReader:
     Attributes:
         recognises: cheap test of a location.
         open: split -> source.
+        open_below: the same for images below another folder (`?images=FOLDER`); None: there is no such option.
     """
 
     recognises: Callable[[str], bool]
     open: Callable[[str], Mapping[str, ObjectSource]]
+    open_below: Callable[[str, Path], Mapping[str, ObjectSource]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

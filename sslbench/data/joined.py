@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,22 @@ from sslbench.data.sharded import Sharded, shards_of
 from sslbench.data.source import ORIGIN, Images, Labels, Source
 from sslbench.data.wording import counted
 from sslbench.errors import DataError
+
+
+class HasAttributes(Protocol):
+    """Samples with attributes, one of which may group them."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def attributes(self) -> Mapping[str, tuple[str, ...]]:
+        """Name -> one text per sample."""
+        ...
+
+    @property
+    def grouped_by(self) -> str:
+        """Attribute whose equal values belong together; '' without one."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -140,27 +157,35 @@ def join(sources: Mapping[str, Source], name: str, weights: Mapping[str, float] 
         raise DataError(f"{own} is a retrieval set with its own ground truth, and cannot be joined with others")
     ordered = {key: sources[key] for key in sorted(sources, key=lambda key: f"{key}/")}  # in ascending order of ids
     labels, notes = join_labels({key: source.labels for key, source in ordered.items()}, name)
-    columns = dict.fromkeys(column for source in ordered.values() for column in source.attributes if column != ORIGIN)
-    attributes = {column: _column(ordered, column) for column in columns}
-    attributes[ORIGIN] = tuple(key for key, source in ordered.items() for _ in range(len(source)))
-    grouped_by, groups = _groups(ordered)
+    attributes, grouped_by = join_attributes(ordered)
     return Source(
         name,
         ids=tuple(f"{key}/{sample}" for key, source in ordered.items() for sample in source.ids),
         labels=labels,
         images=joined_images([source.images for source in ordered.values()]),
         notes=(*notes, *(f"{key}: {note}" for key, source in ordered.items() for note in source.notes)),
-        attributes=attributes | groups,
+        attributes=attributes,
         grouped_by=grouped_by,
         weights={} if weights is None else {key: weights.get(key, 1.0) for key in ordered},
     )
 
 
-def _column(sources: Mapping[str, Source], name: str) -> tuple[str, ...]:
+def join_attributes(
+    sources: Mapping[str, HasAttributes],
+) -> tuple[dict[str, tuple[str, ...]], str]:
+    """Return the attributes of all samples in the order of the sources, with 'origin', and the one that groups."""
+    columns = dict.fromkeys(column for source in sources.values() for column in source.attributes if column != ORIGIN)
+    attributes = {column: _column(sources, column) for column in columns}
+    attributes[ORIGIN] = tuple(key for key, source in sources.items() for _ in range(len(source)))
+    grouped_by, groups = _groups(sources)
+    return attributes | groups, grouped_by
+
+
+def _column(sources: Mapping[str, HasAttributes], name: str) -> tuple[str, ...]:
     return tuple(text for source in sources.values() for text in source.attributes.get(name) or [""] * len(source))
 
 
-def _groups(sources: Mapping[str, Source]) -> tuple[str, dict[str, tuple[str, ...]]]:
+def _groups(sources: Mapping[str, HasAttributes]) -> tuple[str, dict[str, tuple[str, ...]]]:
     """Return name and values of the attribute that groups samples; groups of different sources stay different."""
     kinds = dict.fromkeys(source.grouped_by for source in sources.values() if source.grouped_by)
     if not kinds:

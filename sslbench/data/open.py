@@ -7,6 +7,7 @@ through a palette or as a picture, never turned. They belong to the upright imag
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import yaml
 
 from sslbench import config
 from sslbench.data import remote, strings, tiles
+from sslbench.data.containers.suffixes import is_clutter
 from sslbench.data.depth.location import holds_values
 from sslbench.data.format import (
     Column,
@@ -35,6 +37,7 @@ from sslbench.data.maps.classes import LabelMapOptions, coding_beside
 from sslbench.data.maps.foreground import binary_masks, foreground_of
 from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.missing import refuse_missing
+from sslbench.data.objects.crops import images_folder
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import some
@@ -119,8 +122,10 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
     """Open images with objects; the format is recognised from the string and the files.
 
     Args:
-        spec: a COCO or kwcoco manifest (`instances_train.json`, `photos.kwcoco.json`), a Pascal VOC tree
-            (`VOCdevkit/VOC2007`), several of them (`VOC2007+VOC2012`), or toy images by kwcoco (`kwcoco:shapes8`).
+        spec: a COCO, LVIS or kwcoco manifest (`instances_train.json`, `photos.kwcoco.json`), a folder of these, a
+            Pascal VOC tree (`VOCdevkit/VOC2007`), several of them (`VOC2007+VOC2012`), folders of images and XML, YOLO
+            (a folder or data.yaml), a table of boxes (.csv), several sources, or toy images by kwcoco
+            (`kwcoco:shapes8`). Behind a manifest or table, `?images=FOLDER` names the folder of its images.
 
     Returns:
         Split name -> source; {"all": source} if there are no splits.
@@ -134,16 +139,49 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
     (8, 4)
     """
     location = locate(spec)
-    if location.options:
-        raise UsageError(f"{spec}: data with boxes take no option '?{next(iter(location.options))}='")
+    unknown = next((key for key in location.options if key != "images"), None)
+    if unknown is not None:
+        raise UsageError(f"{spec}: data with boxes take no option '?{unknown}='")
     for found in all_formats():
         if found.objects is not None and found.objects.recognises(location.text):
-            return dict(found.objects.open(location.text))
+            if "images" not in location.options:
+                return dict(found.objects.open(location.text))
+            if found.objects.open_below is None:
+                raise UsageError(
+                    f"{spec}: '?images=' names the folder of the images of a manifest (.json) or a table (.csv)"
+                )
+            folder = images_folder(location.text, location.options["images"])
+            return dict(found.objects.open_below(location.text, folder))
     open_data(location.text)  # raises if the location does not exist or is damaged
     raise UsageError(
-        f"{location.text} holds images without boxes",
-        "Give a COCO or kwcoco manifest (.json), a Pascal VOC tree with Annotations/, or kwcoco:shapes8.",
+        f"no boxes were found in {location.text}{_content_of(Path(location.text))}",
+        "Looked for:\n" + "\n".join(f"  {found.title}" for found in all_formats() if found.objects is not None),
     )
+
+
+def has_objects(spec: str) -> bool:
+    """Return whether a location is of a kind that has boxes."""
+    text = locate(spec).text
+    return any(found.objects is not None and found.objects.recognises(text) for found in all_formats())
+
+
+def _content_of(path: Path) -> str:
+    """Return the files and folders directly in a folder and in its folders, in words; '' for anything else."""
+    if not path.is_dir():
+        return ""
+    here = _kinds(path)
+    below = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not is_clutter(entry.name))
+    lines = ([f"in it: {here}"] if here else []) + [
+        f"{name}/: {_kinds(path / name) or 'no file'}" for name in below[:4]
+    ]
+    more = [f"{len(below) - 4:,} more folders"] if len(below) > 4 else []
+    return f" ({'; '.join([*lines, *more])})"
+
+
+def _kinds(folder: Path) -> str:
+    files = (path for path in folder.iterdir() if not path.is_dir() and not is_clutter(path.name))
+    suffixes = Counter(path.suffix.lower() or "no suffix" for path in files)
+    return ", ".join(f"{n:,} {suffix}" for suffix, n in suffixes.most_common(3))
 
 
 def open_label_maps(spec: str) -> dict[str, LabelMapSource]:

@@ -15,8 +15,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from sslbench.data.decode.files import UnreadableImage, Wanted
-from sslbench.data.decode.handlers import make_decoder
+from sslbench.arrays import FloatArray, IntArray
+from sslbench.data.checks.readable import picture_of
+from sslbench.data.decode.files import UnreadableImage
 from sslbench.data.loading import loader
 from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.models.boxes import Target
@@ -84,8 +85,30 @@ def test_images(
     yield from loader.run(images, workers, start_method=source.reading.start_method)
 
 
+def repeat_factors(source: ObjectSource, rows: IntArray, threshold: float) -> FloatArray:
+    """Return how often each image is seen in an epoch on average, (n,): 1, or more for images with rare classes.
+
+    A class in a share f of the images is repeated max(1, sqrt(threshold / f)) times, an image as its rarest class
+    (Gupta et al. 2019, appendix B.2; Detectron2's RepeatFactorTrainingSampler).
+
+    Args:
+        source: the images and objects.
+        rows: (n,), positions of the images that are trained on; shares are of these.
+        threshold: share below which a class is repeated.
+    """
+    present = [np.unique(source.objects[i].classes[~source.objects[i].crowd]) for i in rows.tolist()]
+    counts = np.bincount(np.concatenate([*present, np.zeros(0, np.int64)]), minlength=len(source.classes))
+    of_classes = np.maximum(1.0, np.sqrt(threshold * len(rows) / np.maximum(counts, 1)))
+    return np.array([of_classes[classes].max(initial=1.0) for classes in present])
+
+
 def order(
-    wide: Sequence[bool] | npt.NDArray[np.bool_], batch_size: int, *, seed: int, grouped: bool
+    wide: Sequence[bool] | npt.NDArray[np.bool_],
+    batch_size: int,
+    *,
+    seed: int,
+    grouped: bool,
+    repeats: FloatArray | None = None,
 ) -> Iterator[list[int]]:
     """Iterate endlessly over batches of positions, with a new order in each epoch.
 
@@ -94,10 +117,16 @@ def order(
         batch_size: images per batch.
         seed: of the order.
         grouped: do not mix wide and other images in a batch (as Detectron2's AspectRatioGroupedDataset).
+        repeats: how often each image is seen in an epoch; fractions are rounded up or down at random, in each epoch
+            anew. None: once.
     """
     waiting: dict[bool, list[int]] = {False: [], True: []}
     for epoch in itertools.count():
-        for i in np.random.default_rng((seed, epoch)).permutation(len(wide)).tolist():
+        rng = np.random.default_rng((seed, epoch))
+        rows = np.arange(len(wide))
+        if repeats is not None:
+            rows = np.repeat(rows, np.floor(repeats + rng.random(len(wide))).astype(np.int64))
+        for i in rng.permutation(rows).tolist():
             kind = bool(wide[i]) and grouped
             waiting[kind].append(i)
             if len(waiting[kind]) == batch_size:
@@ -119,12 +148,13 @@ class _Plan(Sampler[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         kept = trainable(self.source, self.recipe)
-        sizes = self.source.sizes[kept]
+        sizes, threshold = self.source.sizes[kept], self.recipe.repeat_threshold
         whole = order(
             sizes[:, 1] > sizes[:, 0],
             self.recipe.batch_size,
             seed=self.seed,
             grouped=self.recipe.group_aspect_ratios,
+            repeats=repeat_factors(self.source, kept, threshold) if threshold else None,
         )
         rank, world = self.share
         own = self.recipe.batch_size // world
@@ -205,18 +235,6 @@ def read(source: ObjectSource, index: int) -> Tensor:
         ) from error
     source.check_size(index, *picture.shape[1:])
     return picture
-
-
-def picture_of(source: ObjectSource, index: int) -> Tensor:
-    """Decode one upright picture, uint8 (3, height, width), by the source's `reading`.
-
-    Raises:
-        UnreadableImage: the file holds no complete picture.
-        UsageError: there is no decoder of that name.
-    """
-    reading = source.reading
-    decoder = make_decoder(reading.decoder, Wanted(max_pixels=reading.max_pixels), source.images)
-    return loader.read(source.images, index, decoder).image
 
 
 def resize(picture: Tensor, size: tuple[int, int]) -> Tensor:

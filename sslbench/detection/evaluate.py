@@ -13,7 +13,7 @@ from sslbench.detection.models.detector import Detector
 from sslbench.detection.pictures import draw_predictions
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.distributed.collectives import gather_objects, rank, world_size
-from sslbench.metrics.detection import Detections, DetectionScores, Truth, coco_ap, voc_ap
+from sslbench.metrics.detection import Detections, DetectionScores, Truth, coco_ap, lvis_ap, voc_ap
 from sslbench.metrics.detection import masks as rle
 from sslbench.runtime.progress import Progress
 
@@ -76,7 +76,7 @@ def joined(parts: list[Detections]) -> Detections:
 def score(
     truth: Truth, found: Detections, recipe: DetectionRecipe, *, seed: int, resamples: int = 1000
 ) -> tuple[DetectionScores, dict[str, tuple[float, float, float]]]:
-    """Return the scores of the boxes by the recipe's metric, and COCO's scores of any masks (mask_AP, ...).
+    """Return the scores of the boxes by the recipe's metric, and COCO's or LVIS's scores of any masks (mask_AP, ...).
 
     Args:
         truth: ground truth, with masks if the recipe has them.
@@ -85,14 +85,15 @@ def score(
         seed: of the bootstrap.
         resamples: number of bootstrap samples.
     """
-    if recipe.metric == "coco":
-        scores = coco_ap(truth, found, seed=seed, resamples=resamples)
+    of_regions = lvis_ap if recipe.metric == "lvis" else coco_ap
+    if recipe.metric in ("coco", "lvis"):
+        scores = of_regions(truth, found, seed=seed, resamples=resamples)
     else:
         rule = "11-point" if recipe.metric == "voc07" else "area"
         scores = voc_ap(truth, found, rule, seed=seed, resamples=resamples)  # type: ignore[arg-type]
     of_masks = {}
     if recipe.masks:
-        values = coco_ap(truth, found, kind="masks", seed=seed, resamples=resamples).metrics
+        values = of_regions(truth, found, kind="masks", seed=seed, resamples=resamples).metrics
         of_masks = {f"mask_{name}": value for name, value in values.items()}
     return scores, of_masks
 

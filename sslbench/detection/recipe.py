@@ -47,6 +47,9 @@ class DetectionRecipe:
     max_size_test: int = setting(1333, "largest longer side in evaluation", unit="px")
     flip: float = setting(0.5, "probability of a horizontal flip in training")
     skip_empty: bool = setting(True, "leave images without objects out of training")
+    repeat_threshold: float = setting(
+        0.0, "images with a class in a smaller share of the images are repeated (LVIS: 0.001); 0: none"
+    )
     group_aspect_ratios: bool = setting(True, "put wide and tall images into separate batches")
     channel_order: Literal["RGB", "BGR"] = setting("RGB", "channel order of the backbone's input")
     pixel_mean: tuple[float, ...] = setting((), "mean per channel, of pixels from 0 to 1; empty: that of the weights")
@@ -95,8 +98,8 @@ class DetectionRecipe:
     score_threshold: float = setting(0.05, "smallest score of a detection")
     nms: float = setting(0.5, "IoU above which the weaker detection of a class is suppressed")
     detections: int = setting(100, "largest number of detections per image")
-    metric: Literal["coco", "voc07", "voc12"] = setting(
-        "coco", "average precision: COCO's, or Pascal VOC's at 11 points (2007) or as the area (2012)"
+    metric: Literal["coco", "voc07", "voc12", "lvis"] = setting(
+        "coco", "average precision: COCO's, Pascal VOC's at 11 points (2007) or as the area (2012), or LVIS's"
     )
 
 
@@ -200,7 +203,17 @@ _NOT_NEGATIVE = (
     *("box_convs", "box_fcs", "mask_convs"),
 )
 _RATES = (
-    *("flip", "rpn_nms", "rpn_positives", "roi_overlap", "roi_positives", "score_threshold", "nms", "warmup_factor"),
+    *(
+        "flip",
+        "repeat_threshold",
+        "rpn_nms",
+        "rpn_positives",
+        "roi_overlap",
+        "roi_positives",
+        "score_threshold",
+        "nms",
+        "warmup_factor",
+    ),
     "layer_decay",
 )
 

@@ -534,7 +534,12 @@ def _on_these(task: Task, data: TrainTest) -> Benchmark | None:
 
 
 def on_data(
-    benchmark: Benchmark | None, counts: Mapping[str, int], classes: int, unit: str = "samples"
+    benchmark: Benchmark | None,
+    counts: Mapping[str, int],
+    classes: int,
+    unit: str = "samples",
+    *,
+    any_classes: bool = False,
 ) -> Benchmark | None:
     """Return the benchmark as it is run on data: modified, with a warning, where the data are not as many as its own.
 
@@ -543,18 +548,25 @@ def on_data(
         counts: number of samples of each split.
         classes: number of classes.
         unit: noun of the samples, for the warning.
+        any_classes: a recipe that is trained on any data: another number of classes marks the result as well.
 
     Raises:
         DataError: the number of classes is not the benchmark's.
     """
     if benchmark is None:
         return None
+    others = {}
     if benchmark.classes and classes != benchmark.classes:
-        raise DataError(
-            f"{benchmark.name} has {benchmark.classes} classes, this data has {classes}",
-            "To use other data, copy the benchmark and change its 'classes'.",
-        )
-    others = {split: n for split, n in benchmark.samples.items() if counts[split] != n}
-    for split, n in others.items():
+        if not any_classes:
+            raise DataError(
+                f"{benchmark.name} has {benchmark.classes} classes, this data has {classes}",
+                "To use other data, copy the benchmark and change its 'classes'.",
+            )
+        log.warning(f"{benchmark.name} has {benchmark.classes} classes, this data has {classes}: the result is marked")
+        others["classes"] = classes
+    for split, n in benchmark.samples.items():
+        if counts[split] == n:
+            continue
+        others[split] = n
         log.warning(f"{benchmark.name} has {n} {split} {unit}, this data has {counts[split]}: the result is marked")
     return dataclasses.replace(benchmark, modified=True) if others else benchmark

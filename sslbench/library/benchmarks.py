@@ -182,17 +182,20 @@ def _shipped(name: str) -> Path | None:
     return template if template.is_file() and (root / "data" / f"_{_data_set(name)}.yaml").is_file() else None
 
 
-def _read(file: Path, name: str) -> dict[str, Any]:
+def _read(file: Path, name: str, around: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return the content of a benchmark file; `extends: [NAME, ...]` takes what is not written here from those files.
 
-    Of several bases the later ones win. In a template '{name}' stands for the data set.
+    These may extend others. Of several bases the later ones win. In a template '{name}' stands for the data set.
+
+    Raises:
+        UsageError: a base does not exist, or extends one of the files `around`, which extend it.
     """
     content = read_yaml(file)
     given = content.pop("extends", [])
     given = [given] if isinstance(given, str) else given
     if file.name == _EACH:
         given = [base.replace(_NAME, _data_set(name)) for base in given]
-    bases = [_base(file, base) for base in given]
+    bases = [_base(file, base, (*around, file)) for base in given]
     merged: dict[str, Any] = {}
     for part in (*bases, content):
         both = {key: {**merged[key], **part[key]} for key in _MERGED if key in merged and key in part}
@@ -200,13 +203,13 @@ def _read(file: Path, name: str) -> dict[str, Any]:
     return merged
 
 
-def _base(file: Path, name: str) -> dict[str, Any]:
+def _base(file: Path, name: str, around: tuple[Path, ...]) -> dict[str, Any]:
     found = next((p for root in paths.search_path("benchmarks") if (p := root / f"{name}.yaml").is_file()), None)
     if found is None:
         raise UsageError(f"{file}: extends '{name}', which does not exist")
-    base = read_yaml(found)
+    if found in around:
+        raise UsageError(f"{file}: extends {found}, which extends this file in turn")
+    base = _read(found, name, around)
     if name.startswith("presets/"):
         base = {key: value for key, value in base.items() if key in _OF_PRESETS}
-    if "extends" in base:
-        raise UsageError(f"{file}: extends {found}, which itself extends another file; only one level is allowed")
     return base

@@ -27,6 +27,7 @@ PUBLISHED = {
     "coco_c4_1x": (90000, (60000, 80000), 0.02, 1000, "sync", 0, True, 200, COCO_SIZES),
     "coco_c4_2x": (180000, (120000, 160000), 0.02, 1000, "sync", 0, True, 200, COCO_SIZES),
     "coco_fpn_1x": (90000, (60000, 80000), 0.02, 1000, "sync", 0, False, 0, COCO_SIZES),
+    "lvis_fpn_1x": (180000, (120000, 160000), 0.02, 1000, "sync", 0, False, 0, COCO_SIZES),
     "coco_fpn_2x": (180000, (120000, 160000), 0.02, 1000, "sync", 0, False, 0, COCO_SIZES),
 }
 OURS = {"toy", "small"}
@@ -45,8 +46,10 @@ def test_published_numbers(name):
         *(recipe.extra_norm, recipe.precise_bn, recipe.min_sizes_train),
     )
     assert (recipe.batch_size, recipe.min_size_test, recipe.max_size_train) == (16, 800, 1333)
-    assert recipe.masks == name.startswith("coco")
-    assert recipe.metric == ("coco" if name.startswith("coco") else "voc07")
+    assert recipe.masks == name.startswith(("coco", "lvis"))
+    assert recipe.metric == {"coco": "coco", "lvis": "lvis"}.get(name[:4], "voc07")
+    of_lvis = (recipe.detections, recipe.score_threshold, recipe.repeat_threshold)
+    assert of_lvis == ((300, 1e-4, 1e-3) if name.startswith("lvis") else (100, 0.05, 0.0))
     assert (recipe.stride_in_1x1, recipe.channel_order, recipe.pixel_mean) == (False, "RGB", ())
 
 

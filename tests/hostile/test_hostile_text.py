@@ -18,6 +18,10 @@ def test_voc_trees(tmp_path):
     report(failures(text_cases.voc_cases(), tmp_path))
 
 
+def test_tables_and_text_files_of_boxes(tmp_path):
+    report(failures(text_cases.box_cases(), tmp_path))
+
+
 def test_tables(tmp_path):
     report(failures(text_cases.table_cases(n=LONG), tmp_path))
 

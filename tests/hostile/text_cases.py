@@ -316,6 +316,62 @@ def _voc(values: dict[str, str], words: tuple[str, ...], before: str = "") -> Ca
     return write
 
 
+# --- YOLO and tables of boxes -----------------------------------------------------------------------------------------
+
+_LINE = b"0 0.5 0.5 0.25 0.25\n"
+_YOLO: dict[str, bytes] = {f"labels/{i}.txt": _LINE.replace(b"0", b"%d" % (i % 2), 1) for i in range(1, 9)}
+_BOXES = b"filename,class,xmin,ymin,xmax,ymax\n" + b"".join(
+    b"%d.png,%s,1,1,5,5\n" % (i, b"ab"[i % 2 :][:1]) for i in range(1, 9)
+)
+BOX_FILES: dict[str, tuple[str, bytes]] = {
+    "YOLO: long number": ("labels/1.txt", b"0 " + b"9" * 5000 + b" 0.5 0.2 0.2\n"),
+    "YOLO: long class": ("labels/2.txt", b"9" * 5000 + b" 0.5 0.5 0.2 0.2\n"),
+    "YOLO: infinite": ("labels/2.txt", b"0 inf 1e400 -inf 0.2\n"),
+    "YOLO: not UTF-8": ("labels/2.txt", b"0 0.5 0.5 0.2 \xff\n"),
+    "YOLO: NUL": ("labels/2.txt", b"0 0.5 0.5 0.2\0 0.2\n"),
+    "YOLO: long line": ("labels/2.txt", b"0 " + b"0.5 " * 200_000 + b"\n"),
+    "YOLO: names not UTF-8": ("classes.txt", b"a\n\xff\n"),
+    "YOLO: names empty": ("classes.txt", b""),
+    "YOLO: names twice": ("classes.txt", b"a\na\n"),
+    "YOLO: names of control": ("classes.txt", b"\x1b[31ma\nb\n"),
+    "data.yaml: NUL": ("data.yaml", b'names: [a, b]\ntrain: "im\\0ages"\n'),
+    "data.yaml: long path": ("data.yaml", b"names: [a, b]\ntrain: " + b"x" * 5000 + b"\n"),
+    "data.yaml: list": ("data.yaml", b"names: [a, b]\ntrain: [1, [2]]\n"),
+    "data.yaml: long number": ("data.yaml", b"names: {" + b"9" * 4000 + b": a}\ntrain: images\n"),
+    "data.yaml: unicode digits": ("data.yaml", 'names: {"\u0663": a, "0": b}\ntrain: images\n'.encode()),
+    "data.yaml: outside": ("data.yaml", b"names: [a, b]\npath: /etc\ntrain: ../../../etc\n"),
+    "table: NUL in a name": ("t.csv", _BOXES.replace(b"1.png", b"1\0.png")),
+    "table: long name": ("t.csv", _BOXES.replace(b"1.png", b"x" * 5000)),
+    "table: outside": ("t.csv", _BOXES.replace(b"1.png", b"../../../etc/hostname")),
+    "table: infinite": ("t.csv", _BOXES.replace(b",5,5", b",inf,1e400")),
+    "table: quote open": ("t.csv", _BOXES + b'"9.png,a'),
+    "table: short rows": ("t.csv", _BOXES + b"9.png\n"),
+    "table: long cells": ("t.csv", _BOXES + b"9" * 200_000 + b",a,1,1,5,5\n"),
+    "table: control": ("t.csv", _BOXES.replace(b",a,", b",\x1b[31m,")),
+}
+
+
+def box_cases() -> Iterator[Case]:
+    """Yield YOLO folders and tables of boxes with one odd file."""
+    for name, (file, content) in BOX_FILES.items():
+        if file == "t.csv":
+            yield name, _with_images({file: content}, ("check-data", "t.csv", "--boxes"))
+            continue
+        files = {**_YOLO, "classes.txt": b"a\nb\n", file: content}
+        files |= {f"images/{i}.png": picture(20 * i) for i in range(1, 9)}
+        yield name, _with_files({f"set/{path}": part for path, part in files.items()}, ("check-data", "set", "--boxes"))
+
+
+def _with_files(files: dict[str, bytes], words: tuple[str, ...]) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        return list(words)
+
+    return write
+
+
 # --- tables and embeddings --------------------------------------------------------------------------------------------
 
 _TABLE = b"path,label\n" + b"".join(b"%d.png,%s\n" % (i, b"ab"[i % 2 : i % 2 + 1]) for i in range(1, 9))

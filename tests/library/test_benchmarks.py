@@ -23,7 +23,7 @@ from sslbench.protocols import find
 FILES = {
     "correspondence": 4,
     "depth": 2,
-    "detection": 15,
+    "detection": 16,
     "discovery": 3,
     "finetune": 27,
     "geolocation": 2,
@@ -254,8 +254,13 @@ def test_a_benchmark_takes_what_it_does_not_say_from_its_bases_the_later_ones_fi
     mine = load_benchmark("mine")
     assert (mine.title, mine.version, mine.classes) == ("two", 4, 3)
     assert mine.settings == {"k": [2], "temperature": 0.1, "vote": "uniform"}
-    (folder / "_two.yaml").write_text("extends: _one\n")
-    with pytest.raises(UsageError, match="which itself extends another file"):
+    (folder / "_two.yaml").write_text("extends: _zero\nclasses: 5\n")
+    (folder / "_zero.yaml").write_text("classes: 4\nsettings: {temperature: 0.2, k: [3]}\n")
+    deep = load_benchmark("mine")  # a base may extend another one
+    assert (deep.title, deep.classes) == ("one", 5)
+    assert deep.settings == {"k": [3], "temperature": 0.2, "vote": "uniform"}
+    (folder / "_zero.yaml").write_text("extends: _two\n")
+    with pytest.raises(UsageError, match=r"_zero.yaml: extends .*_two.yaml, which extends this file in turn"):
         load_benchmark("mine")
     (folder / "mine.yaml").write_text("extends: [_one, _three]\n")
     with pytest.raises(UsageError, match=r"mine.yaml: extends '_three', which does not exist"):

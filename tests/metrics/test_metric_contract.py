@@ -5,6 +5,7 @@ metric that none of them computes is an error. Random predictions are drawn 60 t
 Student's t test at 1e-6, so that a correct metric fails in one of a million runs (the seeds are fixed).
 """
 
+import dataclasses
 import importlib
 import math
 import pkgutil
@@ -33,7 +34,8 @@ from sslbench.metrics.dense import (
     signals,
     video,
 )
-from sslbench.metrics.detection import Detections, Truth, coco_ap, masks, voc_ap
+from sslbench.metrics.detection import Detections, Truth, coco_ap, lvis_ap, masks, voc_ap
+from sslbench.metrics.detection.federated import Federated
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.metric import ClassFrequencies
 from sslbench.metrics.retrieval import GroundTruth, ranks_of_positives
@@ -125,6 +127,13 @@ def values_of_objects(_, quality, seed):
     detections = Detections(images, found, generator.random(30), zeros, masks_of(found))
     metrics = dict(coco_ap(truth, detections, resamples=0).metrics)
     of_masks = coco_ap(truth, detections, kind="masks", resamples=0).metrics
+    no_pairs = np.zeros((0, 2), np.int64)
+    for frequency in ("r", "c", "f"):
+        looked_for = Federated(no_pairs, no_pairs, (frequency,))
+        federated = dataclasses.replace(truth, federated=looked_for)
+        metrics |= {n: v for n, v in lvis_ap(federated, detections, resamples=0).metrics.items() if not np.isnan(v[0])}
+        with_masks = lvis_ap(federated, detections, kind="masks", resamples=0).metrics
+        of_masks |= {n: v for n, v in with_masks.items() if not np.isnan(v[0])}
     voc = voc_ap(truth, detections, "area", resamples=0).metrics
     assert set(voc) <= set(metrics)
     metrics |= {f"mask_{name}": value for name, value in of_masks.items()}

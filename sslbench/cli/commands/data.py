@@ -21,7 +21,9 @@ def command() -> None:
 @command.command("to-kwcoco")
 @click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--boxes", is_flag=True, help="Write one annotation with a box per object of a manifest or VOC tree.")
+@click.option(
+    "--boxes", is_flag=True, help="Write one annotation with its box and mask per object, in place of labels of images."
+)
 @click.option("--extract", type=click.Path(path_type=Path), help="Folder for images that are inside containers.")
 @click.option("--absolute", is_flag=True, help="Write absolute paths. Default: relative to the manifest.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing manifest.")
@@ -56,13 +58,13 @@ def to_kwcoco(
     """
     from sslbench.cli import terminal
     from sslbench.data.export.kwcoco import write_kwcoco
-    from sslbench.data.open import open_data, open_objects
+    from sslbench.data.open import has_objects, open_data, open_objects
 
     terminal.show_messages()
     sources: Any
     if boxes:
         used = ("boxes", "extract", "absolute", "overwrite")
-        options.refuse(ctx, used=used, what="--boxes: manifests and VOC trees have no columns")
+        options.refuse(ctx, used=used, what="--boxes: objects have no columns")
         sources = open_objects(source)
     else:
         sources = open_data(
@@ -77,6 +79,8 @@ def to_kwcoco(
     echo(f"{out}: {sum(written.images.values()):,} images ({parts}), {written.annotations:,} annotations")
     if written.extracted:
         echo(f"extracted {written.extracted:,} images to {extract}")
+    if not boxes and has_objects(source):
+        echo(f"{out} has the classes of the images; --boxes writes boxes and masks", err=True)
     for note in dict.fromkeys(note for part in sources.values() for note in part.notes):
         echo(note, err=True)
 

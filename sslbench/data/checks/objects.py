@@ -1,14 +1,21 @@
 """Checks of images with boxes."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from sslbench.arrays import IntArray
 from sslbench.data.checks.findings import Finding, by_level
+from sslbench.data.checks.readable import Problem, narrow, of_other_size, unusable
 from sslbench.data.checks.samples import check
 from sslbench.data.objects.boxes import reports_changed_boxes
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import counted, some
 
+_SHOWN = 20
+_USUAL = 1333
+"""Usual largest longer side of images in training, in pixels."""
 TINY = 2.0
 """Side in pixels below which a box is hardly detectable."""
 
@@ -46,6 +53,17 @@ def _odd_objects(part: ObjectSource) -> list[Finding]:
         names = [part.images.path(i) for i in empty[:3]]
         message = f"{part.name}: {counted(len(empty), 'image')} without an object: {some(names)}"
         findings.append(Finding("note", message + (f" and {len(empty) - 3:,} more" if len(empty) > 3 else "")))
+    lines = narrow(part, _USUAL)
+    if len(lines):
+        height, width = part.sizes[lines[0]].tolist()
+        findings.append(
+            Finding(
+                "error",
+                f"{part.name}: {counted(len(lines), 'image')} too narrow for the usual recipes, first "
+                f"{part.images.path(int(lines[0]))}, {width} x {height} pixels: nothing is left when the longer side "
+                f"is reduced to {_USUAL:,}",
+            )
+        )
     twice, tiny = 0, 0
     first = ""
     for i, objects in enumerate(part.objects):
@@ -60,3 +78,23 @@ def _odd_objects(part: ObjectSource) -> list[Finding]:
     if tiny:
         findings.append(Finding("note", f"{part.name}: {counted(tiny, 'box')} less than {TINY:g} pixels wide or high"))
     return findings
+
+
+def unusable_objects(part: ObjectSource, decoded: IntArray, workers: int) -> list[Problem]:
+    """Return the images that an evaluation would refuse.
+
+    Args:
+        part: the images; `reading` counts.
+        decoded: (n,), positions of the images to decode; of the others only the size in the file is compared.
+        workers: number of decoding processes.
+    """
+    others = np.setdiff1d(np.arange(len(part)), decoded)
+    return sorted([*unusable(part, decoded, workers=workers), *of_other_size(part, others)])
+
+
+def listed(name: str, problems: Sequence[Problem]) -> list[Finding]:
+    """Return an error for each of the first unusable images, and one that counts the others."""
+    found = [Finding("error", line) for _, line in problems[:_SHOWN]]
+    if len(problems) > _SHOWN:
+        found.append(Finding("error", f"{name}: {len(problems) - _SHOWN:,} more images cannot be used"))
+    return found

@@ -8,7 +8,7 @@ import numpy as np
 from sslbench.data.checks.duplicates import Suspect, named, suspects
 from sslbench.data.checks.findings import Finding, by_level
 from sslbench.data.checks.near import Pair
-from sslbench.data.checks.objects import as_source, check_objects
+from sslbench.data.checks.objects import as_source, check_objects, listed, unusable_objects
 from sslbench.data.checks.samples import check
 from sslbench.data.checks.sheets import Boxes
 from sslbench.data.decode.handlers import Reading
@@ -118,7 +118,8 @@ def check_parts(
     Args:
         opened: the parts.
         copies: look for duplicates; files not hashed yet are read.
-        decode: number of evenly spaced images to decode per part; None: all.
+        decode: number of evenly spaced images to decode per part; None: all. The sizes of all images with boxes are
+            compared with those in the heads of their files.
         workers: number of decoding processes.
         reading: the decoder and its limit.
     """
@@ -133,13 +134,21 @@ def check_parts(
             findings.append(Finding("note", "no labels: usable for pretraining and extraction, not for evaluation"))
         tallies = [_counts(part) for part in (both.train, both.test)]
     findings += [Finding("note", note) for note in both.notes]
-    decoded, unreadable = 0, []
-    for part in (both.train, both.test):
+    decoded = 0
+    unreadable: list[tuple[str, str]] = []
+    with_boxes = (None, None) if objects is None else (objects.train, objects.test)
+    for part, boxes in zip((both.train, both.test), with_boxes, strict=True):
         rows = spread(len(part), decode)
-        unreadable += loader.scan(part, rows, workers, reading=reading)
         decoded += len(rows)
+        if boxes is None:
+            bad = [(path, reason) for _, path, reason in loader.scan(part, rows, workers, reading=reading)]
+            findings += [Finding("error", f"{path}: {reason}") for path, reason in bad]
+        else:
+            problems = unusable_objects(dataclasses.replace(boxes, reading=reading), rows, workers)
+            bad = [(part.images.path(index), line) for index, line in problems]
+            findings += listed(boxes.name, problems)
+        unreadable += bad
     total = len(both.train) + len(both.test)
-    findings += [Finding("error", f"{path}: {reason}") for _, path, reason in unreadable]
     if not copies:
         message = f"duplicate images were not searched: {total:,} files would be read (--copies)"
         findings.append(Finding("note", message))
@@ -147,8 +156,7 @@ def check_parts(
         name: dict(zip(part.labels.classes, tally, strict=False))
         for name, part, tally in zip(("train", "test"), (both.train, both.test), tallies, strict=True)
     }
-    pairs = tuple((path, reason) for _, path, reason in unreadable)
-    return CheckedParts(opened, tuple(by_level(findings)), named, decoded, pairs, copies, reading)
+    return CheckedParts(opened, tuple(by_level(findings)), named, decoded, tuple(unreadable), copies, reading)
 
 
 def _counts(part: Source) -> list[int]:

@@ -26,12 +26,13 @@ from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Labels, Source
 from sslbench.data.text_rows import TextRows, write_texts
 from sslbench.errors import DataError
+from sslbench.metrics.detection.federated import Federated, Frequency
 
 LARGE = 16 << 20
 """Smallest manifest that is cached, in bytes; parsing a smaller one takes less than a second."""
 
 S = TypeVar("S", Source, ObjectSource)
-_VERSION = 2
+_VERSION = 3
 _META = "meta.json"
 _OBJECTS = "objects"
 _log = logging.getLogger("sslbench")
@@ -143,7 +144,12 @@ def _save_content(folder: Path, source: Source | ObjectSource) -> dict[str, Any]
     write_objects(source.objects, folder / _OBJECTS)
     np.save(folder / "sizes.npy", source.sizes)
     np.save(folder / "numbers.npy", np.array(source.numbers, dtype=np.int64))
-    return {"classes": source.classes, "class_numbers": source.class_numbers}
+    federated = source.federated
+    if federated is not None:
+        np.save(folder / "negative.npy", federated.negative)
+        np.save(folder / "not_exhaustive.npy", federated.not_exhaustive)
+    frequencies = None if federated is None else federated.frequencies
+    return {"classes": source.classes, "class_numbers": source.class_numbers, "frequencies": frequencies}
 
 
 def _load(folder: Path) -> Any:
@@ -183,8 +189,14 @@ def _load_split(folder: Path, part: dict[str, Any]) -> Source | ObjectSource:
         numbers=tuple(np.load(folder / "numbers.npy", allow_pickle=False).tolist()),
         classes=tuple(part["classes"]),
         class_numbers=tuple(part["class_numbers"]),
+        federated=None if part["frequencies"] is None else _load_federated(folder, part["frequencies"]),
         **common,
     )
+
+
+def _load_federated(folder: Path, frequencies: list[Frequency]) -> Federated:
+    negative, partly = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("negative", "not_exhaustive"))
+    return Federated(negative, partly, tuple(frequencies))
 
 
 def _digest(folder: Path) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 from sslbench.data.export.files import Extractor
 from sslbench.data.formats.coco.asset_images import AssetImages
 from sslbench.data.formats.coco.columns import CHANNELS_KEY, GROUPED_KEY, ID_KEY, INFO_TYPE, VALUES_KEY
+from sslbench.data.formats.coco.objects import NEGATIVE, PARTLY
 from sslbench.data.formats.coco.videos import FRAME, VIDEO
 from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.data.source import Labels, Source
@@ -85,7 +86,11 @@ def _content(sources: Mapping[str, Source] | Mapping[str, ObjectSource], places:
     images: list[Row] = []
     annotations: list[Row] = []
     videos: dict[str, int] = {}
+    frequencies: dict[str, Row] = {}
     for split, source in sources.items():
+        if isinstance(source, ObjectSource) and source.federated is not None:
+            pairs = zip(source.classes, source.federated.frequencies, strict=True)
+            frequencies |= {name: {"frequency": frequency} for name, frequency in pairs if frequency}
         for i, sample in enumerate(source.ids):
             row: Row = {"id": len(images) + 1, **_files(source, split, i, places), ID_KEY: sample}
             if split != "all":
@@ -94,6 +99,7 @@ def _content(sources: Mapping[str, Source] | Mapping[str, ObjectSource], places:
                 height, width = (int(side) for side in source.sizes[i])
                 row |= {"height": height, "width": width} if height else {}
                 row |= {key: column[i] for key, column in source.attributes.items() if column[i] and key not in row}
+                row |= {key: [numbers[name] for name in names] for key, names in _looked_for(source, i).items()}
                 found = _boxes(source.objects[i], source.classes)
             else:
                 row |= {key: column[i] for key, column in source.attributes.items() if column[i] and key not in row}
@@ -109,11 +115,19 @@ def _content(sources: Mapping[str, Source] | Mapping[str, ObjectSource], places:
                 annotations.append(number | annotation)
     return {
         "info": _info(sources),
-        "categories": [{"id": number, "name": name} for name, number in numbers.items()],
+        "categories": [{"id": number, "name": name, **frequencies.get(name, {})} for name, number in numbers.items()],
         **({"videos": [{"id": number, "name": name} for name, number in videos.items()]} if videos else {}),
         "images": images,
         "annotations": annotations,
     }
+
+
+def _looked_for(source: ObjectSource, index: int) -> dict[str, list[str]]:
+    """Return LVIS's keys of an image: the classes that are absent, and those of which not all objects are labelled."""
+    if source.federated is None:
+        return {}
+    tables = {NEGATIVE: source.federated.negative, PARTLY: source.federated.not_exhaustive}
+    return {key: [source.classes[c] for c in pairs[pairs[:, 0] == index, 1]] for key, pairs in tables.items()}
 
 
 def _files(source: Source | ObjectSource, split: str, index: int, places: Extractor) -> Row:

@@ -3,23 +3,29 @@
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sslbench import config
 from sslbench.data import catalog, strings
 from sslbench.data.containers.names import split_rank
 from sslbench.data.format import Column, NoOptions, ObjectReader, SampleReader, SampleRequest, SourceFormat
+from sslbench.data.formats import yolo
 from sslbench.data.joined import join
+from sslbench.data.joined_objects import join_objects
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.open import open_data
+from sslbench.data.open import open_objects as open_boxes
 from sslbench.data.source import ORIGIN, Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.names import did_you_mean, refuse_location
 
 SUFFIXES = (".yaml", ".yml")
+S = TypeVar("S", Source, ObjectSource)
+Opened = dict[str, dict[str, S]]
+"""Name of a source -> split -> source."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +49,10 @@ class _File:
 
 
 def recognises(spec: str) -> bool:
-    """Return whether the string starts with 'several:', or is a YAML file."""
-    return strings.is_several(spec) or (spec.lower().endswith(SUFFIXES) and Path(spec).is_file())
+    """Return whether the string starts with 'several:', or is a YAML file (but YOLO's data.yaml)."""
+    if strings.is_several(spec):
+        return True
+    return spec.lower().endswith(SUFFIXES) and Path(spec).is_file() and not yolo.is_description(spec)
 
 
 def open(
@@ -73,23 +81,51 @@ def open(
         UsageError: the list is wrong, a location does not exist, or some sources have splits and others have none.
         DataError: a source cannot be used, or their labels do not fit together.
     """
+    parts = _listed(spec)
+    columns = tuple(column for column in attribute_columns if column != ORIGIN)
+
+    def opened(part: ListedSource) -> dict[str, Source]:
+        return open_data(
+            part.data,
+            image_column=part.image_column or image_column,
+            label_column=part.label_column or label_column,
+            attribute_columns=columns,
+            value_columns=value_columns,
+        )
+
+    return _joined(spec, parts, _each(spec, parts, opened), join)
+
+
+def open_objects(spec: str) -> dict[str, ObjectSource]:
+    """Return the images of several sources with their objects, splits joined by their names; see `objects.joined`.
+
+    Raises:
+        UsageError: as for `open`; or a source names columns.
+        DataError: a source cannot be used.
+    """
+    parts = _listed(spec)
+    for name, part in parts.items():
+        if part.image_column or part.label_column:
+            raise UsageError(f"{spec}: {name}: columns have no effect on data with boxes")
+    return _joined(spec, parts, _each(spec, parts, lambda part: open_boxes(part.data)), join_objects)
+
+
+def _listed(spec: str) -> dict[str, ListedSource]:
     parts = _read_text(spec) if strings.is_several(spec) else _read_file(Path(spec))
     _check(spec, parts)
-    columns = tuple(column for column in attribute_columns if column != ORIGIN)
-    opened = {}
+    return parts
+
+
+def _each(spec: str, parts: Mapping[str, ListedSource], opened: Callable[[ListedSource], dict[str, S]]) -> Opened[S]:
+    """Return name -> split -> source, of the split that a source is limited to."""
+    found = {}
     for name, part in parts.items():
         try:
-            splits = open_data(
-                part.data,
-                image_column=part.image_column or image_column,
-                label_column=part.label_column or label_column,
-                attribute_columns=columns,
-                value_columns=value_columns,
-            )
-            opened[name] = splits if part.split is None else _only(splits, part.split)
+            splits = opened(part)
+            found[name] = splits if part.split is None else _only(splits, part.split)
         except SslbenchError as error:
             raise type(error)(f"{spec}: {name}: {error.message}", error.remedy) from error
-    return _joined(spec, opened, {name: part.weight for name, part in parts.items() if part.weight is not None})
+    return found
 
 
 def _read_text(spec: str) -> dict[str, ListedSource]:
@@ -133,7 +169,8 @@ def _lists_several(data: str) -> bool:
     """Return whether a location, or the catalog's entry of that name, is a list of sources."""
     named = catalog.find(data)
     location = (data if named is None else named.entry.data).partition("?")[0]
-    return strings.is_several(location) or (location.lower().endswith(SUFFIXES) and not Path(location).is_dir())
+    is_yaml = location.lower().endswith(SUFFIXES) and not Path(location).is_dir()
+    return strings.is_several(location) or (is_yaml and not yolo.is_description(location))
 
 
 def _check(spec: str, parts: Mapping[str, ListedSource]) -> None:
@@ -157,7 +194,7 @@ def _check(spec: str, parts: Mapping[str, ListedSource]) -> None:
             )
 
 
-def _only(splits: dict[str, Source], wanted: str) -> dict[str, Source]:
+def _only(splits: dict[str, S], wanted: str) -> dict[str, S]:
     if list(splits) == ["all"]:
         return {wanted: splits["all"]}
     if wanted not in splits:
@@ -165,7 +202,13 @@ def _only(splits: dict[str, Source], wanted: str) -> dict[str, Source]:
     return {wanted: splits[wanted]}
 
 
-def _joined(spec: str, opened: Mapping[str, dict[str, Source]], weights: Mapping[str, float]) -> dict[str, Source]:
+def _joined(
+    spec: str,
+    parts: Mapping[str, ListedSource],
+    opened: Opened[S],
+    joined: Callable[[dict[str, S], str, dict[str, float] | None], S],
+) -> dict[str, S]:
+    weights = {name: part.weight for name, part in parts.items() if part.weight is not None}
     undivided = [name for name, splits in opened.items() if list(splits) == ["all"]]
     divided = [name for name in opened if name not in undivided]
     if undivided and divided:
@@ -179,14 +222,15 @@ def _joined(spec: str, opened: Mapping[str, dict[str, Source]], weights: Mapping
     for split in names:
         sources = {name: splits[split] for name, splits in opened.items() if split in splits}
         shares = {name: weights.get(name, 1.0) for name in sources} if weights else None
-        whole = join(sources, spec if split == "all" else f"{spec} ({split})", shares)
+        whole: S = joined(sources, spec if split == "all" else f"{spec} ({split})", shares)
         about = ", ".join(f"{counted(len(sources[name]), 'image')} of {name}" for name in sorted(sources))
-        notes = [f"{split}: {about}"]
-        if whole.weights:
-            total = sum(whole.weights.values())
-            drawn = ", ".join(f"{name} {weight / total:.1%}" for name, weight in whole.weights.items())
+        notes: list[str] = [f"{split}: {about}"]
+        if shares:
+            total = sum(shares.values())
+            drawn = ", ".join(f"{name} {weight / total:.1%}" for name, weight in shares.items())
             notes.append(f"pretraining draws {drawn}, by their weights; everything else uses every image once")
-        found[split] = dataclasses.replace(whole, notes=(*notes, *whole.notes))
+        own: tuple[str, ...] = whole.notes
+        found[split] = dataclasses.replace(whole, notes=(*notes, *own))
     return found
 
 
@@ -204,16 +248,9 @@ def _read_request(request: SampleRequest[NoOptions]) -> dict[str, Source]:
     )
 
 
-def _refuse_objects(spec: str) -> dict[str, ObjectSource]:
-    raise UsageError(
-        f"{spec}: a detector is trained on one data location, not on several at once",
-        "Join the manifests into one with kwcoco union; Pascal VOC trees are joined with '+': VOC2007+VOC2012.",
-    )
-
-
 _COLUMNS: frozenset[Column] = frozenset(("image", "label", "attribute", "value"))
 FORMAT = SourceFormat(
     __doc__,
     SampleReader(recognises, _read_request, NoOptions, _COLUMNS),
-    ObjectReader(recognises, _refuse_objects),
+    ObjectReader(recognises, open_objects),
 )

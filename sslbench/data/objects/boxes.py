@@ -13,6 +13,7 @@ from sslbench.data.decode.pillow import orientation, upright_size
 from sslbench.data.objects.types import Objects
 from sslbench.data.regular import open_regular
 from sslbench.data.wording import counted, some
+from sslbench.errors import DataError
 from sslbench.metrics.detection.masks import is_empty
 
 _SLACK = 1.0
@@ -27,7 +28,22 @@ class BoxIssues:
     outside: list[str] = dataclasses.field(default_factory=list)
     clipped: list[str] = dataclasses.field(default_factory=list)
     unmasked: list[str] = dataclasses.field(default_factory=list)
+    shares: list[str] = dataclasses.field(default_factory=list)
     total: int = 0
+
+    def refuse_shares(self, spec: str) -> None:
+        """Refuse data whose boxes all lie between 0 and 1, with fractions: shares of the image, not pixels.
+
+        Raises:
+            DataError: they do.
+        """
+        if self.shares and len(self.shares) == self.total:
+            raise DataError(
+                f"{spec}: all {counted(self.total, 'box')} lie between 0 and 1 ({some(self.shares, 2)}): they seem to "
+                "be shares of the image, and pixels are expected",
+                "Multiply x by the width and y by the height of the image. Text files of YOLO hold shares and are "
+                "read as such.",
+            )
 
     def notes(self, spec: str) -> tuple[str, ...]:
         """Return one sentence for each kind of change."""
@@ -57,7 +73,7 @@ def reports_changed_boxes(note: str) -> bool:
 def checked_objects(rows: list[dict[str, Any]], size: tuple[int, int], issues: BoxIssues) -> Objects:
     """Return one image's objects from dictionaries: name, box, label, crowd, difficult, area or None, mask or None.
 
-    They may have a number, the id of the annotation.
+    They may have a number, the id of the annotation, and as given the four numbers that stand in the file.
 
     Args:
         rows: boxes are x1, y1, x2, y2, finite.
@@ -69,6 +85,8 @@ def checked_objects(rows: list[dict[str, Any]], size: tuple[int, int], issues: B
     for row in rows:
         x1, y1, x2, y2 = box = row["box"]
         height, width = size
+        if _are_shares(row.get("given", box)):
+            issues.shares.append(row["name"])
         if not (x2 > x1 and y2 > y1):
             issues.empty.append(row["name"])
             continue
@@ -95,6 +113,11 @@ def checked_objects(rows: list[dict[str, Any]], size: tuple[int, int], issues: B
         masks=masks if any(mask is not None for mask in masks) else None,
         numbers=np.array([row["number"] for row in kept], dtype=np.int64) if rows and "number" in rows[0] else None,
     )
+
+
+def _are_shares(box: tuple[float, float, float, float]) -> bool:
+    """Return whether all numbers lie between 0 and 1, and one is no whole number (0, 0, 1, 1 may be a pixel)."""
+    return all(0 <= value <= 1.001 for value in box) and any(value != int(value) for value in box)
 
 
 def size_in_file(path: Path) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from sslbench.data.source import Images
 from sslbench.errors import DataError
 from sslbench.metrics.detection import Truth
 from sslbench.metrics.detection import masks as rle
+from sslbench.metrics.detection.federated import Federated
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,6 +37,7 @@ class ObjectSource:
         notes: remarks on what was left out or changed on opening, one sentence each.
         attributes: as of a `Source`: name -> one text per image.
         grouped_by: as of a `Source`: the attribute whose equal values a seeded split keeps on one side.
+        federated: the classes that were looked for in each image (LVIS); None: all of them.
         reading: settings of the decoding.
     """
 
@@ -50,6 +52,7 @@ class ObjectSource:
     notes: tuple[str, ...] = ()
     attributes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     grouped_by: str = ""
+    federated: Federated | None = None
     reading: Reading = DEFAULT
 
     def __post_init__(self) -> None:
@@ -109,6 +112,7 @@ class ObjectSource:
             sizes=self.sizes[chosen],
             numbers=tuple(self.numbers[i] for i in chosen),
             attributes={key: tuple(column[i] for i in chosen) for key, column in self.attributes.items()},
+            federated=None if self.federated is None else self.federated.select(chosen, len(self)),
         )
 
     def with_classes(self, classes: tuple[str, ...], class_numbers: tuple[int, ...]) -> "ObjectSource":
@@ -124,7 +128,10 @@ class ObjectSource:
             unknown = any((o.classes < 0).any() for o in objects)
         if unknown:
             raise ValueError(f"{self.name} has objects of a class that is not among {classes}")
-        return dataclasses.replace(self, objects=objects, classes=classes, class_numbers=class_numbers)
+        federated = None if self.federated is None else self.federated.with_classes(moved, len(classes))
+        return dataclasses.replace(
+            self, objects=objects, classes=classes, class_numbers=class_numbers, federated=federated
+        )
 
     def counts(self, *, crowds: bool = False) -> IntArray:
         """Return the number of objects of each class, (C,), with or without crowds."""
@@ -199,7 +206,9 @@ class ObjectSource:
         images = np.repeat(np.arange(len(self)), counts)
         found = tuple(m for i in range(len(self)) for m in self.masks_of(i)) if masks else None
         groups = group_numbers(self.attributes.get(self.grouped_by, ()))
-        return Truth(len(self), self.classes, images, boxes, labels, crowd, difficult, areas, found, groups)
+        return Truth(
+            len(self), self.classes, images, boxes, labels, crowd, difficult, areas, found, groups, self.federated
+        )
 
     def fingerprint(self) -> str:
         """Return a hash of ids, image contents, objects, class names and groups, for keys of scores; 32 hex digits."""
@@ -212,4 +221,7 @@ class ObjectSource:
             digest.update(json.dumps(objects.masks, default=repr).encode())
         if self.grouped_by:
             digest.update("\n".join(("groups", *self.attributes[self.grouped_by])).encode())
+        if self.federated is not None:
+            digest.update(("federated" + repr(self.federated.frequencies)).encode())
+            digest.update(self.federated.negative.tobytes() + b" " + self.federated.not_exhaustive.tobytes())
         return digest.hexdigest()[:32]

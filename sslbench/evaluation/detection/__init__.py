@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.load import load_backbone
+from sslbench.data.checks.readable import narrow
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.splits.objects import TrainTestObjects, split_objects
@@ -89,7 +88,7 @@ def prepare_detection(
         log.info(note)
     _check_data(request, data)
     counts = {"train": len(data.train), "test": len(data.test)}
-    benchmark = on_data(request.benchmark, counts, len(data.train.classes), "images")
+    benchmark = on_data(request.benchmark, counts, len(data.train.classes), "images", any_classes=True)
     request = dataclasses.replace(request, benchmark=benchmark)
     data = _read_by(data, backbone, run)
     return PreparedDetection(request, run, backbone, data, backend, baselines)
@@ -156,6 +155,11 @@ def _check_data(request: DetectionRequest, data: TrainTestObjects) -> None:
     recipe = request.recipe
     _refuse_narrow(data.train, recipe.max_size_train, "max_size_train")
     _refuse_narrow(data.test, recipe.max_size_test, "max_size_test")
+    if recipe.metric == "lvis" and data.test.federated is None:
+        raise DataError(
+            f"metric=lvis, but {data.test.name} does not say which classes were looked for in each image",
+            "Give LVIS's manifest, whose images have neg_category_ids, or metric=coco.",
+        )
     if recipe.masks:
         for part in (data.train, data.test):
             if not part.has_masks:
@@ -167,13 +171,12 @@ def _check_data(request: DetectionRequest, data: TrainTestObjects) -> None:
 
 def _refuse_narrow(part: ObjectSource, longest: int, key: str) -> None:
     """Refuse images of which nothing is left when the longer side is reduced to `longest`, the setting `key`."""
-    shorter, longer = part.sizes.min(axis=1), part.sizes.max(axis=1)
-    narrow = np.flatnonzero(2 * shorter * longest < longer)  # less than half a pixel; 0, 0 is an unknown size
-    if len(narrow):
-        height, width = part.sizes[narrow[0]]
+    found = narrow(part, longest)
+    if len(found):
+        height, width = part.sizes[found[0]]
         raise DataError(
-            f"{part.name}: {counted(len(narrow), 'image')} too narrow: with {key}={longest} nothing is left of "
-            f"{part.images.path(int(narrow[0]))}, {width} x {height} pixels",
+            f"{part.name}: {counted(len(found), 'image')} too narrow: with {key}={longest} nothing is left of "
+            f"{part.images.path(int(found[0]))}, {width} x {height} pixels",
             f"Remove such images, or give a larger {key}.",
         )
 

@@ -53,6 +53,10 @@ def check_backend(request: DetectionRequest) -> None:
         UsageError: Detectron2 cannot be used (the message says how it is installed), or d2.KEY=value without it.
     """
     if request.backend == "detectron2":
+        recipe = request.recipe
+        if recipe.metric == "lvis" or recipe.repeat_threshold:
+            key = "metric=lvis" if recipe.metric == "lvis" else f"repeat_threshold={recipe.repeat_threshold:g}"
+            raise UsageError(f"{key} is a setting of the torchvision backend", "Leave out --backend detectron2.")
         require()
     elif request.d2:
         key = next(iter(request.d2))

@@ -11,7 +11,7 @@ from sslbench.metrics.detection import Detections
 from sslbench.metrics.detection.difference import ApDefinition, ap_difference
 from sslbench.results import Result, percent
 
-_METRICS: dict[str, ApDefinition] = {"coco": "coco", "voc07": "11-point", "voc12": "area"}
+_METRICS: dict[str, ApDefinition] = {"coco": "coco", "lvis": "lvis", "voc07": "11-point", "voc12": "area"}
 
 CONSTANT_BOX = "constant box"
 """Name of the floor that predicts the median box of each class."""

@@ -1,4 +1,4 @@
-"""Average precision of object detection: Pascal VOC (2007, 2012) and COCO, with 95 % intervals.
+"""Average precision of object detection: Pascal VOC (2007, 2012), COCO and LVIS, with 95 % intervals.
 
 The intervals are basic (reverse percentile) bootstraps over images (Davison and Hinkley 1997, section 5.2): whole
 images (of videos: all frames of one) are drawn with replacement, so that the detections of one image stay together, and
@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from sslbench.arrays import FloatArray
-from sslbench.metrics.detection import coco, masks
+from sslbench.metrics.detection import coco, lvis, masks
 from sslbench.metrics.detection import curves as precision_recall
 from sslbench.metrics.detection.matches import (
     COCO_MOST,
@@ -32,7 +32,17 @@ from sslbench.metrics.detection.matches import (
 from sslbench.metrics.intervals import Statistic, Units, Values, bootstrap, ends
 from sslbench.metrics.metric import RATE, Metric
 
-__all__ = ["BOX_METRICS", "MASK_METRICS", "THRESHOLDS", "DetectionScores", "Detections", "Truth", "coco_ap", "voc_ap"]
+__all__ = [
+    "BOX_METRICS",
+    "MASK_METRICS",
+    "THRESHOLDS",
+    "DetectionScores",
+    "Detections",
+    "Truth",
+    "coco_ap",
+    "lvis_ap",
+    "voc_ap",
+]
 
 VocMetric = Literal["11-point", "area"]
 Region = Literal["boxes", "masks"]
@@ -55,10 +65,16 @@ _COCO_TITLES = {
     "ARl": "Average recall of large objects",
 }
 _COCO_NAMES = tuple(_COCO_TITLES)
+_LVIS_TITLES = {
+    "APr": "Average precision of rare classes (LVIS)",
+    "APc": "Average precision of common classes (LVIS)",
+    "APf": "Average precision of frequent classes (LVIS)",
+    "AR300": "Average recall of 300 detections per image (LVIS)",
+}
 
 BOX_METRICS = tuple(
     Metric(name=name, title=title, unit="%", direction=1, bounds=RATE, needs="boxes")
-    for name, title in _COCO_TITLES.items()
+    for name, title in (_COCO_TITLES | _LVIS_TITLES).items()
 )
 MASK_METRICS = tuple(
     dataclasses.replace(metric, name=f"mask_{metric.name}", title=f"{metric.title}, of masks", needs="masks")
@@ -173,6 +189,47 @@ def coco_ap(
     metrics = _with_intervals(_COCO_NAMES, values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples)
     per_class = precision[:, :, :, 0, -1].mean(axis=(0, 1))
     return DetectionScores(metrics, _named(truth, per_class), _named(truth, precision[0, :, :, 0, -1].mean(axis=0)))
+
+
+def lvis_ap(
+    truth: Truth, detections: Detections, *, kind: Region = "boxes", seed: int = 0, resamples: int = 1000
+) -> DetectionScores:
+    """Return the metrics of LVIS: AP, AP50, AP75, APs, APm, APl, APr, APc, APf, AR300; see `lvis`.
+
+    Args:
+        truth: labelled objects with `federated`, and masks if they are scored.
+        detections: detected objects, with masks if they are scored. The 300 of highest score of an image count.
+        kind: regions whose overlap is measured.
+        seed: seed of the bootstrap.
+        resamples: number of bootstrap resamples; 0 leaves the intervals NaN.
+
+    Raises:
+        ValueError: nothing says which classes were looked for, or masks are to be scored and are missing.
+
+    >>> zeros = np.zeros(1, np.int64)
+    >>> box, no = np.array([[0.0, 0.0, 9.0, 9.0]]), np.zeros(1, np.bool_)
+    >>> from sslbench.metrics.detection.federated import Federated
+    >>> no_pairs = np.zeros((0, 2), np.int64)
+    >>> looked_for = Federated(no_pairs, no_pairs, ("r",))
+    >>> truth = Truth(1, ("cat",), zeros, box, zeros, no, no, np.array([81.0]), federated=looked_for)
+    >>> found = lvis_ap(truth, Detections(zeros, box, np.array([0.9]), zeros), resamples=0)
+    >>> round(found.metrics["APr"][0], 6), found.metrics["APf"][0]
+    (1.0, nan)
+    """
+    if kind == "masks" and (truth.masks is None or detections.masks is None):
+        raise ValueError("masks are to be scored, but the objects or the detections have none")
+    matches = lvis.match_lvis(truth, detections, _areas(detections, kind), kind=kind)
+    curves = [precision_recall.curves(m) for m in matches]
+    frequencies = () if truth.federated is None else truth.federated.frequencies
+    once = np.ones((truth.n_images, 1))
+
+    def statistic(counts: FloatArray) -> FloatArray:
+        return np.column_stack(lvis.values_of(matches, curves, frequencies, np.ascontiguousarray(counts.T)))
+
+    values = [float(value[0]) for value in lvis.values_of(matches, curves, frequencies, once)]
+    metrics = _with_intervals(lvis.NAMES, values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples)
+    table = lvis.average_precisions(curves, once)[:, 0, :, 0]
+    return DetectionScores(metrics, _named(truth, table.mean(axis=1)), _named(truth, table[:, 0]))
 
 
 def _areas(detections: Detections, kind: Region) -> FloatArray:

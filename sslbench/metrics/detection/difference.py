@@ -12,14 +12,16 @@ import numpy as np
 
 from sslbench.arrays import FloatArray
 from sslbench.metrics.detection import curves as precision_recall
+from sslbench.metrics.detection.lvis import match_lvis
 from sslbench.metrics.detection.matches import Detections, Truth, corner_and_size, match_coco, match_voc
 from sslbench.metrics.differences import shrunk
 from sslbench.metrics.intervals import Interval, Statistic, Units, bootstrap
 
-ApDefinition = Literal["coco", "11-point", "area"]
+ApDefinition = Literal["coco", "lvis", "11-point", "area"]
 
 _RULES = {
     "coco": precision_recall.coco_points,
+    "lvis": precision_recall.coco_points,
     "11-point": precision_recall.eleven_points,
     "area": precision_recall.area_below,
 }
@@ -34,7 +36,7 @@ def ap_difference(
         truth: labelled objects.
         first: detections of one detector.
         second: detections of the other one on the same images.
-        metric: 'coco', or Pascal VOC's '11-point' (2007) or 'area' (2012), each averaged over the ten overlaps.
+        metric: 'coco', 'lvis', or Pascal VOC's '11-point' (2007) or 'area' (2012), each averaged over the ten overlaps.
         seed: seed of the bootstrap.
         resamples: number of bootstrap resamples.
 
@@ -61,9 +63,9 @@ def ap_difference(
 
 def average_precision(truth: Truth, found: Detections, metric: ApDefinition) -> Statistic:
     """Return the function from weights per image (R, N) to AP (R, 1), the mean over classes and overlaps."""
-    if metric == "coco":
+    if metric in ("coco", "lvis"):
         sizes = np.asarray(corner_and_size(found.boxes)[:, 2:].prod(axis=1))
-        matches = match_coco(truth, found, sizes, kind="boxes")
+        matches = (match_lvis if metric == "lvis" else match_coco)(truth, found, sizes, kind="boxes")
     else:
         matches = match_voc(truth, found, as_text=True)
     of_classes = [precision_recall.curves(match)[0] for match in matches]

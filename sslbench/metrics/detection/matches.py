@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import BoolArray, FloatArray, IntArray
+from sslbench.metrics.detection.federated import Federated
 from sslbench.metrics.detection.masks import Rle
 
 
@@ -25,6 +26,7 @@ class Truth:
         areas: float64 (m,), pixels of the mask, else of the box: small, medium or large by COCO's ranges.
         masks: m run lengths, or None.
         groups: int64 (N,), the group of each image (a video), which intervals keep together; None: each for itself.
+        federated: the classes that were looked for in each image; None: all of them.
     """
 
     n_images: int
@@ -37,6 +39,7 @@ class Truth:
     areas: npt.NDArray[np.float64]
     masks: tuple[Rle, ...] | None = None
     groups: npt.NDArray[np.int64] | None = None
+    federated: Federated | None = None
 
     def __post_init__(self) -> None:
         lengths = [len(self.labels), len(self.crowd), len(self.difficult), len(self.areas)]
@@ -163,7 +166,15 @@ def match_voc(truth: Truth, detections: Detections, *, as_text: bool) -> list[Cl
     return matches
 
 
-def match_coco(truth: Truth, detections: Detections, areas: FloatArray, *, kind: str) -> list[ClassMatches]:
+def match_coco(
+    truth: Truth,
+    detections: Detections,
+    areas: FloatArray,
+    *,
+    kind: str,
+    most: int = COCO_MOST,
+    lenient: BoolArray | None = None,
+) -> list[ClassMatches]:
     """Return the matches of each class by the rule of COCO (pycocotools, `evaluateImg`).
 
     In order of falling score, a detection takes the object that it overlaps most among those not yet taken, at or above
@@ -172,21 +183,25 @@ def match_coco(truth: Truth, detections: Detections, areas: FloatArray, *, kind:
 
     Args:
         truth: labelled objects, with masks if `kind` is 'masks'.
-        detections: detected objects; the 100 of highest score per class and image count.
+        detections: detected objects; the `most` of highest score per class and image count.
         areas: (n,), area of each detection in pixels.
         kind: regions whose overlap is measured, 'boxes' or 'masks'.
+        most: largest number of detections of one class that count on one image.
+        lenient: (n,), detections that are ignored if they match no object; None: no such.
     """
     scores = detections.scores.astype(np.float64)
     low, high = COCO_AREAS[:, :1], COCO_AREAS[:, 1:]
     matches = []
     for label in range(len(truth.classes)):
         rows, objects = _rows(detections, scores, label), np.flatnonzero(truth.labels == label)
-        rows = rows[_places(detections.images[rows]) < COCO_MOST]
+        rows = rows[_places(detections.images[rows]) < most]
         images, of_objects = detections.images[rows], truth.images[objects]
         uncounted = (truth.crowd | truth.difficult)[objects]
         uncounted = uncounted | (truth.areas[objects] < low) | (truth.areas[objects] > high)
         other_size = (areas[rows] < low) | (areas[rows] > high)
         hits = np.zeros((len(COCO_AREAS), len(THRESHOLDS), len(rows)), dtype=np.bool_)
+        if lenient is not None:
+            other_size = other_size | lenient[rows]
         ignored = np.broadcast_to(other_size[:, None], hits.shape).copy()
         for places, candidates in _by_image(images, of_objects):
             chosen = objects[candidates]

@@ -83,7 +83,7 @@ def _number_to_decode(ctx: click.Context, param: click.Parameter, value: str) ->
     "--test-fraction", type=float, default=0.2, show_default=True, help="Share of test, where DATA has no test split."
 )
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of that split.")
-@click.option("--boxes", is_flag=True, help="Check the boxes of a manifest or VOC tree, as for detection.")
+@click.option("--boxes", is_flag=True, help="Check the boxes and masks of objects, as for detection.")
 @click.option(
     "--label-maps/--no-label-maps",
     default=None,
@@ -155,7 +155,7 @@ def command(ctx: click.Context, /, **flags: Any) -> None:
         ctx.exit(_check_maps(check_flags))
     if check_flags.boxes:
         columns = {"image_column", "label_column"}
-        options.refuse(ctx, used=set(flags) - columns, what="--boxes: manifests and VOC trees have no columns")
+        options.refuse(ctx, used=set(flags) - columns, what="--boxes: objects have no columns")
     try:
         checked = _check(ctx, check_flags)
     except DataError as error:

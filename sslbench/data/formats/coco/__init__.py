@@ -30,7 +30,7 @@ from sslbench.data.formats.coco.tracks import has_tracks, video_sources
 from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.types import LabelMapSource
-from sslbench.data.objects.crops import CropOptions, crops_of
+from sslbench.data.objects.crops import ElsewhereOptions, crops_of
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Images, Source
 from sslbench.data.wording import counted, some
@@ -41,7 +41,7 @@ SUFFIXES = (".json", ".kwcoco.zip")
 
 
 @dataclasses.dataclass(frozen=True)
-class CocoOptions(CropOptions):
+class CocoOptions(ElsewhereOptions):
     """Options of a manifest: photos.json?unit=annotation&margin=0.1."""
 
     channels: str = setting("", "channels of multi-file images, and their order: red|green|blue|nir")
@@ -84,7 +84,7 @@ def open(spec: str, *, attribute_columns: Sequence[str] = (), options: CocoOptio
         attribute_columns = (*attribute_columns, options.group)
     if options.unit == "annotation":
         return _crops_of(spec, attribute_columns, options)
-    arguments = [[*attribute_columns], options.classes, options.channels, options.group]
+    arguments = [[*attribute_columns], options.classes, options.channels, options.group, options.images]
     return viewed(spec, "coco", arguments, lambda: _open(spec, attribute_columns, options))
 
 
@@ -95,7 +95,7 @@ def _open(spec: str, attribute_columns: Sequence[str], options: CocoOptions) -> 
         columns = dataclasses.replace(columns, grouped_by=options.group)
     if options.classes == "supercategory":
         columns = by_supercategory(columns)
-    images, ids, splits, notes = _images(spec, columns, options.channels)
+    images, ids, splits, notes = _images(spec, columns, options.channels, options.folder(spec))
     exported = _as_exported(spec, columns, images, splits)
     if exported is not None:
         return exported
@@ -105,7 +105,7 @@ def _open(spec: str, attribute_columns: Sequence[str], options: CocoOptions) -> 
 
 
 def _images(
-    spec: str, columns: Columns, channels: str
+    spec: str, columns: Columns, channels: str, below: Path | None = None
 ) -> tuple[Files | AssetImages, list[str], list[str] | None, tuple[str, ...]]:
     """Return the images, their ids, their splits and notes.
 
@@ -113,11 +113,17 @@ def _images(
         DataError: a file is missing, an image is listed twice, or some images have a split and others have none.
     """
     assets = columns.assets
-    folder = _image_folder(spec, assets.own[0] or assets.files[0])
+    folder = below or _image_folder(spec, assets.own[0] or assets.files[0])
     images, names, notes = images_of(spec, assets, folder, channels or provenance(columns.info, CHANNELS_KEY))
     ids = [image_id(name, folder) for name in names]
     files = images if isinstance(images, Files) else images.files
-    check_files(spec, files.paths, ids, folder)  # type: ignore[arg-type]  # manifests list file names as text
+    first = str(files.paths[0])
+    looked = [below] if below else _image_folders(spec)
+    remedy = (
+        f"Looked for {first} in {', '.join(map(str, looked))}. If they lie elsewhere, name the folder, relative to the "
+        f"manifest: {spec}?images=FOLDER"
+    )
+    check_files(spec, files.paths, ids, folder, remedy)  # type: ignore[arg-type]  # manifests list file names as text
     splits = _splits(spec, ids, columns.splits)
     return images, _own_ids(columns.own_ids, splits) or ids, splits, notes
 
@@ -147,7 +153,7 @@ def _as_exported(spec: str, columns: Columns, images: Images, splits: list[str] 
 
 def _crops_of(spec: str, attribute_columns: Sequence[str], options: CocoOptions) -> dict[str, Source]:
     if not (attribute_columns or options.channels or options.classes == "supercategory"):
-        return crops_of(spec, open_objects(spec), options)  # keeps a view
+        return crops_of(spec, open_objects(spec, options.folder(spec)), options)  # keeps a view
     columns, rows = read_rows(spec, attribute_columns)
     of_objects = [key for key in attribute_columns if key not in columns.attributes]
     if of_objects:
@@ -158,11 +164,11 @@ def _crops_of(spec: str, attribute_columns: Sequence[str], options: CocoOptions)
                 raise UsageError(f"no image and no annotation of {spec} has a key '{key}'", did_you_mean(key, known))
     group = dict(zip(columns.names, columns.supers, strict=True)) if options.classes == "supercategory" else None
     texts = {key: {row["id"]: text_of(row.get(key)) for row in rows["annotations"]} for key in of_objects}
-    sources = _objects(spec, columns, rows, options.channels)
+    sources = _objects(spec, columns, rows, options.channels, options.folder(spec))
     return crops_of(spec, sources, options, group, columns=texts, grouped_by=options.group)
 
 
-def open_objects(spec: str) -> dict[str, ObjectSource]:
+def open_objects(spec: str, below: Path | None = None) -> dict[str, ObjectSource]:
     """Return the images of a manifest with the boxes and masks of their annotations; images without any are kept.
 
     Boxes x, y, width, height become x1, y1, x2, y2. `iscrowd` makes a crowd, `ignore` and `difficult` a difficult
@@ -171,6 +177,7 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
     Args:
         spec: the file. Paths in it are relative to its folder; of the COCO layout, `annotations/instances_val2017.json`
             finds its images in `val2017/`.
+        below: folder of the images, if it is another one.
 
     Returns:
         Split name -> source, or {"all": source}.
@@ -178,11 +185,14 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
     Raises:
         DataError: as for `open`; or an annotation has no box, or one that is not finite, or a damaged segmentation.
     """
-    return viewed(spec, "coco objects", [], lambda: _objects(spec, *read_rows(spec)))
+    arguments = [] if below is None else [str(below.resolve())]
+    return viewed(spec, "coco objects", arguments, lambda: _objects(spec, *read_rows(spec), below=below))
 
 
-def _objects(spec: str, columns: Columns, rows: Rows, channels: str = "") -> dict[str, ObjectSource]:
-    images, ids, splits, notes = _images(spec, columns, channels)
+def _objects(
+    spec: str, columns: Columns, rows: Rows, channels: str = "", below: Path | None = None
+) -> dict[str, ObjectSource]:
+    images, ids, splits, notes = _images(spec, columns, channels, below)
     return object_sources(spec, columns, rows, ids, images, splits, notes)
 
 
@@ -204,10 +214,23 @@ def _own_ids(ids: list[str], splits: list[str] | None) -> list[str] | None:
 
 
 def _image_folder(spec: str, first: str) -> Path:
-    """Return the folder of relative paths: the manifest's, or `../val2017` for `annotations/instances_val2017.json`."""
+    """Return the folder of relative paths: the first that holds the first image, else the manifest's."""
+    folders = _image_folders(spec)
+    return next((folder for folder in folders if (folder / first).is_file()), folders[0])
+
+
+def _image_folders(spec: str) -> list[Path]:
+    """Return the folders in which images are looked for.
+
+    For `coco/annotations/instances_val2017.json` these are its own folder, `coco/val2017`, `coco/images/val2017`,
+    `coco/images`, `coco` (of LVIS, whose `coco_url` ends in `val2017/NAME.jpg`), images/ and data/ beside it, and
+    `coco/coco` (of LVIS beside COCO).
+    """
     folder = Path(spec).parent
-    other = folder.parent / Path(spec).stem.rpartition("_")[2]
-    return other if not (folder / first).exists() and (other / first).is_file() else folder
+    part = Path(spec).stem.rpartition("_")[2]
+    root = folder / ".." if folder.name in ("", "..") else folder.parent
+    outside = [root / part, root / "images" / part, root / "images", root]
+    return [folder, *outside, folder / "images", folder / "data", root / "coco"]
 
 
 def _splits(spec: str, files: Sequence[str], splits: Sequence[str]) -> list[str] | None:
@@ -248,7 +271,7 @@ FORMAT = SourceFormat(
         CocoOptions,
         frozenset(("attribute",)),
     ),
-    ObjectReader(_recognises_objects, open_objects),
+    ObjectReader(_recognises_objects, open_objects, open_objects),
     LabelMapReader(_recognises_maps, open_maps, panoptic.recognises),
     videos=TupleReader(lambda spec: _recognises_objects(spec) and has_tracks(Path(spec)), open_videos),
 )

@@ -26,6 +26,12 @@ def side_of_image(value: object) -> int | None:
     return int(value) if value == int(value) else None
 
 
+def _place_in_coco(url: object) -> str:
+    """Return 'train2017/000000391895.jpg' for LVIS's address of an image in COCO; '' for anything else."""
+    parts = url.split("/") if isinstance(url, str) else []
+    return "/".join(parts[-2:]) if len(parts) > 2 and ".." not in parts[-2:] else ""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Assets:
     """Files of N images.
@@ -77,7 +83,7 @@ class AssetCollector:
             DataError: its assets are not a list of mappings with a file_name.
         """
         place = len(self._own)
-        file = str(row.get("file_name") or "")
+        file = str(row.get("file_name") or "") or _place_in_coco(row.get("coco_url"))
         self._numbers.append(row["id"])
         self._own.append(file)
         if not file and row.get("name"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from sslbench.arrays import IntArray
 from sslbench.data.booleans import marks
 from sslbench.data.formats.coco.assets import side_of_image
 from sslbench.data.formats.coco.columns import Columns, Rows
@@ -15,9 +16,12 @@ from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Images
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
+from sslbench.metrics.detection.federated import FREQUENCIES, Federated
 from sslbench.metrics.detection.masks import problem
 
 Row = dict[str, Any]
+NEGATIVE, PARTLY = "neg_category_ids", "not_exhaustive_category_ids"
+"""Keys of LVIS's images: categories that are absent, and those of which not all objects are labelled."""
 _FARTHEST = 1e9
 """Largest coordinate, in pixels."""
 
@@ -52,11 +56,13 @@ def object_sources(
     sizes = [_size(spec, row, files, i) for i, row in enumerate(images)]
     issues = BoxIssues()
     objects = [checked_objects(rows[row["id"]], size, issues) for row, size in zip(images, sizes, strict=True)]
+    issues.refuse_shares(spec)
     notes = (*notes, *issues.notes(spec))
     if columns.skipped:
         notes = (*notes, f"{spec}: {counted(columns.skipped, 'annotation')} without category or image left out")
     if left_out:
         notes = (*notes, f"{spec}: {counted(len(left_out), 'category')} without any object left out: {some(left_out)}")
+    federated = _federated(spec, images, categories)
     order = sorted(range(len(ids)), key=ids.__getitem__)
     split_of = splits or ["all"] * len(ids)
     sources = {}
@@ -74,8 +80,38 @@ def object_sources(
             notes=notes,
             attributes={key: tuple(column[i] for i in chosen) for key, column in columns.attributes.items()},
             grouped_by=columns.grouped_by,
+            federated=None if federated is None else federated.select(chosen, len(ids)),
         )
     return sources
+
+
+def _federated(spec: str, images: list[Row], categories: list[Row]) -> Federated | None:
+    """Return the classes that LVIS looked for in each image; None for a manifest that does not say.
+
+    Raises:
+        DataError: a list is none of category ids, or some images have one and others have none.
+    """
+    having = [row for row in images if NEGATIVE in row]
+    if not having:
+        return None
+    if len(having) < len(images):
+        without = [str(row["id"]) for row in images if NEGATIVE not in row]
+        raise DataError(f"{spec}: {counted(len(without), 'image')} without {NEGATIVE}: id {some(without)}")
+    place = {row["id"]: i for i, row in enumerate(categories)}
+
+    def pairs(key: str) -> IntArray:
+        found = []
+        for i, row in enumerate(images):
+            numbers = row.get(key) or []
+            if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+                raise DataError(f"{spec}, image {row['id']}: {key} is {numbers!r:.60}, not a list of category ids")
+            found += [(i, place[number]) for number in numbers if number in place]
+        return np.array(found, dtype=np.int64).reshape(-1, 2)
+
+    odd = next((row for row in categories if row.get("frequency", "") not in FREQUENCIES), None)
+    if odd is not None:
+        raise DataError(f"{spec}, category {odd['id']}: frequency is {odd['frequency']!r:.40}, not r, c or f")
+    return Federated(pairs(NEGATIVE), pairs(PARTLY), tuple(row.get("frequency", "") for row in categories))
 
 
 def _categories(content: Rows) -> tuple[list[Row], list[str]]:

@@ -15,6 +15,7 @@ from sslbench.data.containers.names import by_split, check_files, image_id, spli
 from sslbench.data.containers.sniff import has_base64_rows, is_json_table
 from sslbench.data.containers.view import viewed
 from sslbench.data.format import Column, SampleReader, SampleRequest, SourceFormat
+from sslbench.data.formats.boxes_csv import has_boxes
 from sslbench.data.formats.table.lists import TableColumns, read_json, read_json_lines, read_lines
 from sslbench.data.images import Files
 from sslbench.data.labels import has_separator, multi_labels, no_labels, single_labels, split_cell
@@ -44,9 +45,9 @@ class TableOptions:
 
 
 def recognises(spec: str) -> bool:
-    """Return whether the string ends like a table, and is no folder, no manifest and no file with images inside."""
+    """Return whether the string ends like a table, and is no folder, no manifest, and no file with images or boxes."""
     lower = spec.lower()
-    if not lower.endswith(SUFFIXES) or Path(spec).is_dir():
+    if not lower.endswith(SUFFIXES) or Path(spec).is_dir() or has_boxes(spec):
         return False
     if lower.endswith(".json"):
         return is_json_table(spec)

@@ -4,13 +4,10 @@ VOC numbers pixels from 1, and xmax, ymax belong to the box: xmin=1, xmax=width 
 x2 = xmax, as Detectron2 reads them: subtracting 1 from xmax too would make every box a pixel too small.
 """
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
-
-import numpy as np
 
 from sslbench.data.booleans import boolean
 from sslbench.data.formats.voc.tree import (
@@ -23,9 +20,9 @@ from sslbench.data.formats.voc.tree import (
     one_year,
     read_stems,
 )
-from sslbench.data.images import Files
-from sslbench.data.objects.boxes import BoxIssues, checked_objects, size_in_file
-from sslbench.data.objects.types import Objects, ObjectSource
+from sslbench.data.objects.annotated import AnnotatedImage, object_sources
+from sslbench.data.objects.boxes import size_in_file
+from sslbench.data.objects.types import ObjectSource
 from sslbench.data.regular import open_regular
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
@@ -76,14 +73,6 @@ def _years(folder: str) -> list[Path]:
     return find_years(Path(folder), MAIN_LISTS, ANNOTATIONS)
 
 
-@dataclasses.dataclass
-class _AnnotatedImage:
-    id: str
-    path: Path
-    size: tuple[int, int]
-    rows: list[dict[str, Any]]
-
-
 def _open(spec: str, trees: list[Path]) -> dict[str, ObjectSource]:
     lists = [{split: stems for split in SPLITS if (stems := _annotated(tree, split))} for tree in trees]
     scored = any("test" in found for found in lists)
@@ -95,17 +84,12 @@ def _open(spec: str, trees: list[Path]) -> dict[str, ObjectSource]:
         looked = ", ".join(str(tree / MAIN_LISTS / "{train,val,trainval,test}.txt") for tree in trees)
         raise DataError(f"{spec}: no list of annotated images; looked for {looked}")
     notes = [f"{spec}: train is trainval, as usual for VOC"] if "trainval" in chosen["train"] and scored else []
-    issues, several = BoxIssues(), len(trees) > 1
+    several = len(trees) > 1
     images = {
         name: [image for i, part in enumerate(parts) if part for image in _images(trees[i], lists[i][part], several)]
         for name, parts in chosen.items()
     }
-    classes = sorted({row["class"] for part in images.values() for image in part for row in image.rows})
-    objects = {name: [_objects(image, classes, issues) for image in part] for name, part in images.items()}
-    return {
-        name: _source(f"{spec} ({name})", part, objects[name], classes, (*notes, *issues.notes(spec)))
-        for name, part in images.items()
-    }
+    return object_sources(spec, images, notes)
 
 
 def _train(found: dict[str, list[str]], *, whole: bool) -> str | None:
@@ -135,17 +119,30 @@ def _annotated(tree: Path, split: str) -> list[str]:
     return stems
 
 
-def _images(tree: Path, stems: list[str], several: bool) -> list[_AnnotatedImage]:
+def _images(tree: Path, stems: list[str], several: bool) -> list[AnnotatedImage]:
     folder, files = tree / IMAGES, image_files(tree)
     missing = [stem for stem in stems if stem not in files]
     if missing:
         raise DataError(f"{folder}: {len(missing):,} of {counted(len(stems), 'image file')} missing: {some(missing)}")
     prefix = f"{tree.name}/" if several else ""
-    return [_read(tree, stem, folder / files[stem], prefix) for stem in stems]
+    return [
+        read_xml(tree / ANNOTATIONS / f"{stem}.xml", folder / files[stem], f"{prefix}{Path(files[stem]).name}")
+        for stem in stems
+    ]
 
 
-def _read(tree: Path, stem: str, file: Path, prefix: str) -> _AnnotatedImage:
-    path = tree / ANNOTATIONS / f"{stem}.xml"
+def read_xml(path: Path, file: Path, sample: str) -> AnnotatedImage:
+    """Return an image with the objects in its XML file.
+
+    Args:
+        path: the XML.
+        file: the image.
+        sample: its id.
+
+    Raises:
+        DataError: the XML is damaged, or an object has no name or no finite box.
+        OSError: it cannot be read.
+    """
     try:
         with open_regular(str(path)) as content:
             root = ElementTree.parse(content).getroot()
@@ -157,7 +154,7 @@ def _read(tree: Path, stem: str, file: Path, prefix: str) -> _AnnotatedImage:
     size = tuple(int(side) if side.isdecimal() else 0 for side in sides)
     rows = [_row(path, i, element) for i, element in enumerate(root.findall("object"), start=1)]
     known = (size[0], size[1]) if all(size) else size_in_file(file)
-    return _AnnotatedImage(f"{prefix}{file.name}", file, known, rows)
+    return AnnotatedImage(sample, file, known, rows)
 
 
 def _row(path: Path, number: int, element: ElementTree.Element) -> dict[str, Any]:
@@ -181,30 +178,9 @@ def _row(path: Path, number: int, element: ElementTree.Element) -> dict[str, Any
         "name": f"{path.name}, object {number}",
         "class": name,
         "box": (corners[0] - 1, corners[1] - 1, corners[2], corners[3]),
+        "given": tuple(corners),
         "crowd": False,
         "difficult": boolean((element.findtext("difficult") or "").strip() or None, where, "difficult"),
         "area": None,
         "mask": None,
     }
-
-
-def _objects(image: _AnnotatedImage, classes: list[str], issues: BoxIssues) -> Objects:
-    place = {name: i for i, name in enumerate(classes)}
-    return checked_objects([{**row, "label": place[row["class"]]} for row in image.rows], image.size, issues)
-
-
-def _source(
-    name: str, images: list[_AnnotatedImage], objects: list[Objects], classes: list[str], notes: tuple[str, ...]
-) -> ObjectSource:
-    order = sorted(range(len(images)), key=lambda i: images[i].id)
-    return ObjectSource(
-        name=name,
-        ids=tuple(images[i].id for i in order),
-        images=Files(tuple(str(images[i].path) for i in order)),
-        objects=tuple(objects[i] for i in order),
-        sizes=np.array([images[i].size for i in order], dtype=np.int64).reshape(-1, 2),
-        classes=tuple(classes),
-        numbers=tuple(range(1, len(images) + 1)),
-        class_numbers=tuple(range(1, len(classes) + 1)),
-        notes=notes,
-    )

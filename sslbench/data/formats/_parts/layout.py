@@ -1,0 +1,160 @@
+"""Folders of images and of annotation files with the same names: beside each other, mixed, or split."""
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from sslbench.data.containers.members import is_image
+from sslbench.data.containers.names import split_name
+from sslbench.data.containers.suffixes import is_clutter
+from sslbench.errors import DataError
+
+_MOST_FOLDERS = 12
+"""A folder with more folders in it is one of classes, which are not searched for annotations."""
+_IMAGES = ("images", "jpegimages", "image", "imgs", "img", "photos", "pictures")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Folders of the images and of the annotations of one split, which may be the same folder."""
+
+    split: str
+    images: Path
+    annotations: Path
+
+
+def split_of(name: str) -> str | None:
+    """Return the split that a folder or file is named for, with or without a year: 'train2017', 'valid'."""
+    return split_name(re.sub(r"[-_]?\d+$", "", name))
+
+
+def find_places(root: Path, annotates: Callable[[Path], bool]) -> list[Place]:
+    """Find the folders of images and of their annotations; empty if there are none.
+
+    Known are one folder with both; two folders beside each other; either of them in train/, val/ (valid/), test/; and
+    such folders inside of the two.
+
+    Args:
+        root: where to look.
+        annotates: cheap test of a folder: annotation files lie directly in it.
+
+    Raises:
+        DataError: there are several folders of images or of annotations, or two for one split.
+    """
+    try:
+        if not root.is_dir():
+            return []
+        alone = _place("all", root, annotates)
+        if alone is not None:
+            return [alone]
+        folders = _folders(root)
+        places = [
+            found
+            for folder in folders
+            if (split := split_of(folder.name)) and (found := _place(split, folder, annotates)) is not None
+        ]
+        return _once(root, places or _split_inside(folders, annotates))
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
+
+
+def _place(split: str, folder: Path, annotates: Callable[[Path], bool]) -> Place | None:
+    """Return the place in one folder, or in two folders of it."""
+    inside = annotates(folder)
+    if inside and has_images(folder):
+        return Place(split, folder, folder)
+    folders = _folders(folder)
+    annotated = [folder] if inside else [below for below in folders if annotates(below)]
+    if len(annotated) != 1:
+        return None
+    if annotated[0] != folder and has_images(annotated[0]):
+        return Place(split, annotated[0], annotated[0])
+    with_images = [below for below in folders if below != annotated[0] and has_images(below)]
+    chosen = [below for below in with_images if below.name.lower() in _IMAGES] or with_images
+    if len(chosen) > 1:
+        names = ", ".join(f"{below.name}/" for below in chosen)
+        raise DataError(
+            f"{folder}: {annotated[0].name}/ holds annotations, and {names} hold images: which of them are annotated?",
+            "Call that folder images/, or leave out the others.",
+        )
+    return Place(split, chosen[0], annotated[0]) if chosen else None
+
+
+def _split_inside(folders: list[Path], annotates: Callable[[Path], bool]) -> list[Place]:
+    """Return the places of images/train, labels/train and the like."""
+    found: dict[str, dict[str, Path]] = {}
+    for folder in folders:
+        for below in _folders(folder):
+            if split_of(below.name) is None:
+                continue
+            if annotates(below):
+                found.setdefault(below.name, {})["annotations"] = below
+            elif has_images(below):
+                found.setdefault(below.name, {})["images"] = below
+    return [
+        Place(str(split_of(name)), both["images"], both["annotations"])
+        for name, both in found.items()
+        if len(both) == 2
+    ]
+
+
+def _once(root: Path, places: list[Place]) -> list[Place]:
+    by_split: dict[str, Place] = {}
+    for place in places:
+        if place.split in by_split:
+            other = by_split[place.split]
+            raise DataError(
+                f"{root} has two folders for the {place.split} split: {other.images} and {place.images}",
+                "Give one of them as --data, the other as --test-data.",
+            )
+        by_split[place.split] = place
+    return [by_split[split] for split in ("train", "val", "test") if split in by_split]
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Return the folders directly in a folder; none if there are more than a layout has."""
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not is_clutter(entry.name) and entry.is_dir():
+                found.append(Path(entry.path))
+                if len(found) > _MOST_FOLDERS:
+                    return []
+    return sorted(found)
+
+
+def has_images(folder: Path) -> bool:
+    """Return whether an image file lies directly in a folder."""
+    return any(is_image(name) for name in file_names(folder))
+
+
+def holds(folder: Path, suffix: str) -> Path | None:
+    """Return a file of a suffix directly in a folder, None without one."""
+    return next((folder / name for name in file_names(folder) if name.lower().endswith(suffix)), None)
+
+
+def file_names(folder: Path) -> list[str]:
+    """Return the names of the files directly in a folder, without hidden ones."""
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries if not is_clutter(entry.name) and not entry.is_dir()]
+
+
+def files_below(folder: Path, suffix: str) -> list[str]:
+    """Return the files of a suffix below a folder, relative to it and sorted; hidden ones are skipped.
+
+    Raises:
+        DataError: a folder cannot be read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
+
+    found = []
+    for top, folders, files in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if not is_clutter(name)]
+        for name in files:
+            if name.lower().endswith(suffix) and not is_clutter(name):
+                found.append(os.path.relpath(os.path.join(top, name), folder))  # noqa: PTH118
+    return sorted(found)

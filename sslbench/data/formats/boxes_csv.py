@@ -1,0 +1,234 @@
+"""Table of boxes (.csv): filename, width, height, class, xmin, ymin, xmax, ymax; one file, or train/, test/ of these.
+
+TensorFlow's object detection tutorials and Roboflow (`_annotations.csv`) write such tables, a row per box; the order of
+the columns does not matter, and width and height may be missing. Coordinates are read as TensorFlow does, which divides
+them by width and height: the first pixel reaches from 0 to 1. (Pascal VOC's XML counts from 1; a table that was made of
+it has boxes that are a pixel larger at the left and the top than with the XML.)
+"""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sslbench.data.containers.names import split_name
+from sslbench.data.format import ObjectReader, SampleReader, SampleRequest, SourceFormat
+from sslbench.data.formats._parts.layout import split_of
+from sslbench.data.objects.annotated import AnnotatedImage, as_samples, object_sources
+from sslbench.data.objects.boxes import size_in_file
+from sslbench.data.objects.crops import ElsewhereOptions
+from sslbench.data.objects.types import ObjectSource
+from sslbench.data.source import Source
+from sslbench.data.wording import counted, some
+from sslbench.errors import DataError, UsageError
+from sslbench.names import did_you_mean
+
+_CORNERS = ("xmin", "ymin", "xmax", "ymax")
+_FILE = ("filename", "file_name", "image", "image_path", "path", "file", "img", "image_name")
+_CLASS = ("class", "label", "cell_type", "category", "class_name", "category_name", "name", "label_name")
+"""Names of the columns of files and classes, in order of precedence."""
+_ROBOFLOW = "_annotations.csv"
+_HEAD = 1 << 16
+_SIDES = ("height", "width")
+
+
+def recognises(spec: str) -> bool:
+    """Return whether the string is a .csv with columns of corners, or a folder of splits with `_annotations.csv`."""
+    path = Path(spec)
+    return has_boxes(spec) or (path.is_dir() and bool(_tables(path)))
+
+
+def has_boxes(spec: str) -> bool:
+    """Return whether a .csv has the columns xmin, ymin, xmax and ymax."""
+    if not spec.lower().endswith(".csv") or not Path(spec).is_file():
+        return False
+    try:
+        with Path(spec).open("rb") as file:
+            first = file.readline(_HEAD).decode("utf-8-sig", "replace")
+    except OSError:
+        return False
+    return set(_CORNERS) <= {cell.strip().strip('"').lower() for cell in first.split(",")}
+
+
+def _tables(root: Path) -> dict[str, Path]:
+    """Return split -> table of a folder that Roboflow exported; empty for any other folder."""
+    if has_boxes(str(root / _ROBOFLOW)):
+        return {"all": root / _ROBOFLOW}
+    files = {name: root / name / _ROBOFLOW for name in ("train", "valid", "test")}
+    return {str(split_name(name)): file for name, file in files.items() if has_boxes(str(file))}
+
+
+def open_objects(
+    spec: str, below: Path | None = None, columns: Mapping[str, str] | None = None
+) -> dict[str, ObjectSource]:
+    """Return the images that the rows name, with their boxes. Images without a row are not part of the data.
+
+    Args:
+        spec: the table, or a folder of splits.
+        below: folder of the images. By default that of the table, or in it images/, JPEGImages/, or a folder with the
+            name of the table.
+        columns: names of the columns 'file' and 'class'; by default the first that is known.
+
+    Returns:
+        Split name -> source, or {"all": source}; a column called `split` is honoured. Ids are the file names.
+
+    Raises:
+        DataError: a column is missing, a cell is no number, or an image is missing or has rows of different sizes.
+    """
+    path = Path(spec)
+    tables = {"all": path} if path.is_file() else _tables(path)
+    splits: dict[str, list[AnnotatedImage]] = {}
+    try:
+        for split, table in tables.items():
+            for own, images in _read(table, below, columns or {}).items():
+                splits[split if own == "all" else own] = images
+    except OSError as error:
+        raise DataError(f"{spec}: cannot read {error.filename!s:.300}: {error.strerror}") from error
+    return object_sources(spec, splits)
+
+
+def _read(table: Path, below: Path | None, named: Mapping[str, str]) -> dict[str, list[AnnotatedImage]]:
+    """Return the images of a table by the split in its rows, 'all' without such a column."""
+    rows, columns = _cells(table, named)
+    by_file: dict[str, list[tuple[int, dict[str, str]]]] = {}
+    for number, row in rows:
+        name = row[columns["file"]]
+        if not name:
+            raise DataError(f"{table}, line {number}: the cell of {columns['file']} is empty")
+        by_file.setdefault(name, []).append((number, row))
+    folder = _folder(table, list(by_file), below)
+    splits: dict[str, list[AnnotatedImage]] = {}
+    for name, of_image in by_file.items():
+        where = f"{table}, line {of_image[0][0]}"
+        size = _once(where, name, [_size(f"{table}, line {n}", row) for n, row in of_image])
+        split = _once(where, name, [_split(f"{table}, line {n}", row) for n, row in of_image])
+        file = folder / name
+        boxes = [_row(f"{table.name}, line {n}", row, columns["class"]) for n, row in of_image]
+        splits.setdefault(split, []).append(
+            AnnotatedImage(name, file, size if all(size) else size_in_file(file), boxes)
+        )
+    return splits
+
+
+def _cells(table: Path, named: Mapping[str, str]) -> tuple[list[tuple[int, dict[str, str]]], dict[str, str]]:
+    """Return the rows with their line numbers, and the columns of the file and the class."""
+    try:
+        with table.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            fields = {name.strip().lower(): name for name in reader.fieldnames or []}
+            rows = [
+                (reader.line_num, {key: (row.get(name) or "").strip() for key, name in fields.items()})
+                for row in reader
+            ]
+    except OSError as error:
+        raise DataError(f"cannot read {table}: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{table} is no table in UTF-8: {error}") from error
+    columns = {}
+    for what, known in (("file", _FILE), ("class", _CLASS)):
+        if what in named and named[what].lower() not in fields:
+            raise UsageError(f"{table} has no column '{named[what]}'", did_you_mean(named[what], fields))
+        found = next((name for name in (named.get(what, "").lower(), *known) if name in fields), None)
+        if found is None:
+            wanted = "image files" if what == "file" else "classes"
+            raise DataError(
+                f"{table} has no column of {wanted}: it has {', '.join(fields)}",
+                f"Call it {known[0]}; also known are {', '.join(known[1:])}.",
+            )
+        columns[what] = found
+    if not rows:
+        raise DataError(f"{table} has no rows")
+    return rows, columns
+
+
+def _folder(table: Path, names: Sequence[str], below: Path | None) -> Path:
+    """Return the folder of the images: the first that holds any of them.
+
+    Raises:
+        DataError: there is none, or images are missing in it.
+    """
+    root = table.parent
+    stem = split_of(table.stem.removesuffix("_labels")) or table.stem
+    tried = [below] if below is not None else [root, root / "images", root / "JPEGImages", root / table.stem]
+    if below is None:
+        tried += [root / stem, root / "images" / stem]
+    folder = next((folder for folder in tried if any((folder / name).is_file() for name in names)), None)
+    if folder is None:
+        raise DataError(
+            f"{table}: none of its {counted(len(names), 'image file')} was found: {some(names)}",
+            f"Looked in {', '.join(str(folder) for folder in dict.fromkeys(tried))}. "
+            f"Name their folder, relative to the table: {table}?images=FOLDER",
+        )
+    missing = [name for name in names if not (folder / name).exists()]
+    if missing:
+        raise DataError(
+            f"{table}: {len(missing):,} of {counted(len(names), 'image file')} missing: {some(missing)}",
+            f"Looked in {folder}",
+        )
+    return folder
+
+
+def _once(where: str, name: str, values: Sequence[Any]) -> Any:
+    """Return the value that all rows of an image share."""
+    other = next((value for value in values if value != values[0]), None)
+    if other is not None:
+        raise DataError(f"{where}: the rows of {name} contradict each other: {values[0]} and {other}")
+    return values[0]
+
+
+def _size(where: str, row: Mapping[str, str]) -> tuple[int, int]:
+    """Return height and width, zeros without the columns."""
+    if not all(row.get(side) for side in _SIDES):
+        return 0, 0
+    height, width = (_number(where, row, side) for side in _SIDES)
+    if not (height >= 1 and width >= 1 and height == int(height) and width == int(width)):
+        raise DataError(f"{where}: width and height are {width:g} and {height:g}, not whole numbers of pixels")
+    return int(height), int(width)
+
+
+def _split(where: str, row: Mapping[str, str]) -> str:
+    given = row.get("split", "")
+    if "split" in row and not given:
+        raise DataError(f"{where}: the cell of split is empty")
+    return split_name(given) or given.lower() or "all"
+
+
+def _row(where: str, row: Mapping[str, str], column: str) -> dict[str, Any]:
+    if not row[column]:
+        raise DataError(f"{where}: the cell of {column} is empty")
+    corners = tuple(_number(where, row, key) for key in _CORNERS)
+    return {
+        "name": where,
+        "class": row[column],
+        "box": corners,
+        "crowd": False,
+        "difficult": False,
+        "area": None,
+        "mask": None,
+    }
+
+
+def _number(where: str, row: Mapping[str, str], column: str) -> float:
+    try:
+        value = float(row[column])
+    except ValueError:
+        value = math.nan
+    if not abs(value) < 1e9:
+        raise DataError(f"{where}: {column} is {row[column][:40]!r}, not a number of pixels")
+    return value
+
+
+def open(request: SampleRequest[ElsewhereOptions]) -> dict[str, Source]:
+    """Return the images labelled with the classes of their boxes, or crops of these; see `open_objects`."""
+    given = {"file": request.image_column, "class": request.label_column}
+    columns = {what: name for what, name in given.items() if name is not None}
+    found = open_objects(request.spec, request.options.folder(request.spec), columns)
+    return as_samples(request.spec, found, request.options)
+
+
+FORMAT = SourceFormat(
+    __doc__,
+    SampleReader(recognises, open, ElsewhereOptions, frozenset(("image", "label"))),
+    ObjectReader(recognises, open_objects, open_objects),
+)

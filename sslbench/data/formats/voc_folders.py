@@ -1,0 +1,103 @@
+"""Folders with Pascal VOC's XML: annotations/ beside images/, XML beside the images, train/ and test/ of these.
+
+LabelImg, CVAT and Roboflow write such folders: they have no lists in ImageSets. An XML file belongs to the image of the
+same name. Images without an XML file are not annotated and are left out; an XML file without objects says that there
+are none.
+"""
+
+from pathlib import Path
+
+from sslbench.data.format import ObjectReader, SampleReader, SourceFormat
+from sslbench.data.formats._parts.layout import Place, files_below, find_places, holds
+from sslbench.data.formats.voc.objects import read_xml
+from sslbench.data.formats.voc.tree import MAIN_LISTS, find_years
+from sslbench.data.maps.layout import by_key, walk
+from sslbench.data.objects.annotated import AnnotatedImage, as_samples, object_sources
+from sslbench.data.objects.crops import CropOptions
+from sslbench.data.objects.types import ObjectSource
+from sslbench.data.regular import open_regular
+from sslbench.data.source import Source
+from sslbench.data.wording import counted, printable, some
+from sslbench.errors import DataError
+
+_HEAD = 4096
+
+
+def recognises(spec: str) -> bool:
+    """Return whether the string is a folder with XML of Pascal VOC beside its images, without ImageSets/Main."""
+    root = Path(spec)
+    if not root.is_dir() or find_years(root, MAIN_LISTS):
+        return False
+    try:
+        return bool(find_places(root, _annotates))
+    except DataError:  # recognised, and opening says what is wrong
+        return True
+
+
+def _annotates(folder: Path) -> bool:
+    """Return whether an XML file with an annotation lies directly in a folder."""
+    file = holds(folder, ".xml")
+    if file is None:
+        return False
+    try:
+        with open_regular(str(file)) as content:
+            return b"<annotation" in content.read(_HEAD)
+    except OSError:
+        return False
+
+
+def open_objects(spec: str) -> dict[str, ObjectSource]:
+    """Return the images that have an XML file, with their objects.
+
+    Args:
+        spec: the folder.
+
+    Returns:
+        Split name -> source, or {"all": source}. Ids are the paths of the images below their folder.
+
+    Raises:
+        DataError: an XML file is damaged or has no image, no image has one, or there are several folders of images.
+    """
+    splits: dict[str, list[AnnotatedImage]] = {}
+    notes: list[str] = []
+    for place in find_places(Path(spec), _annotates):
+        splits[place.split], about = _images(place)
+        notes += about
+    return object_sources(spec, splits, notes)
+
+
+def _images(place: Place) -> tuple[list[AnnotatedImage], list[str]]:
+    images = by_key(place.images, walk(place.images))
+    texts = by_key(place.annotations, files_below(place.annotations, ".xml"))
+    without_image = [path for key, path in texts.items() if key not in images]
+    if without_image:
+        raise DataError(
+            f"{place.annotations}: {len(without_image):,} of {counted(len(texts), 'XML file')} without an image: "
+            f"{some(sorted(map(printable, without_image)))}",
+            f"Looked for images of the same names in {place.images}",
+        )
+    left_out = sorted(path for key, path in images.items() if key not in texts)
+    notes = []
+    if left_out:
+        many = counted(len(left_out), "image")
+        notes.append(f"{place.images}: {many} without an XML file left out: {some(list(map(printable, left_out)))}")
+    try:
+        found = [
+            read_xml(place.annotations / texts[key], place.images / images[key], printable(images[key]))
+            for key in sorted(texts)
+        ]
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
+    return found, notes
+
+
+def open(spec: str, options: CropOptions) -> dict[str, Source]:
+    """Return the images labelled with the classes of their objects, or crops of these; see `open_objects`."""
+    return as_samples(spec, open_objects(spec), options)
+
+
+FORMAT = SourceFormat(
+    __doc__,
+    SampleReader(recognises, lambda request: open(request.spec, request.options), CropOptions),
+    ObjectReader(recognises, open_objects),
+)

@@ -1,0 +1,346 @@
+"""YOLO: images/ and labels/*.txt, or Roboflow's and Ultralytics' data.yaml: class, centre, width and height as shares.
+
+A line of a text file is `class cx cy w h`, or `class x1 y1 x2 y2 x3 y3 ...`, the corners of a polygon (YOLO-seg); all
+numbers but the class are shares of the upright image's width and height. An image without a text file has no objects,
+as Ultralytics reads it. The classes are named in data.yaml (`names`, a list or a mapping) or, a name per line, in
+classes.txt, obj.names or labels.txt. Keypoints (`kpt_shape`) are left out.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sslbench.config import read_yaml
+from sslbench.data.format import ObjectReader, SampleReader, SourceFormat
+from sslbench.data.formats._parts.layout import Place, file_names, files_below, find_places
+from sslbench.data.maps.layout import by_key, walk
+from sslbench.data.objects.annotated import AnnotatedImage, as_samples, object_sources
+from sslbench.data.objects.boxes import size_in_file
+from sslbench.data.objects.crops import CropOptions
+from sslbench.data.objects.types import ObjectSource
+from sslbench.data.regular import open_regular
+from sslbench.data.source import Source
+from sslbench.data.wording import counted, printable, some
+from sslbench.errors import DataError, UsageError
+
+_LISTS = ("classes.txt", "obj.names", "labels.txt", "_darknet.labels")
+_NO_BOXES = frozenset((*_LISTS, "train.txt", "val.txt", "test.txt", "README.txt", "README.roboflow.txt"))
+"""Text files beside those of the boxes."""
+_LINE = re.compile(rb"\s*(\d+([ \t]+[-+.\deE]+){4,}\s*(\n|$)|$)")
+"""First line with a box, or an empty file."""
+_HEAD = 1 << 16
+_SPLITS = {"train": "train", "val": "val", "valid": "val", "test": "test"}
+"""Key of data.yaml -> split."""
+_SLACK = 0.01  # as Ultralytics allows
+_BOX, _POLYGON = 5, 7
+_MOST_CLASSES = 100_000
+
+
+def recognises(spec: str) -> bool:
+    """Return whether the string is a data.yaml of YOLO, or a folder with one, or with text files of boxes."""
+    path = Path(spec)
+    if is_description(spec):
+        return True
+    if not path.is_dir():
+        return False
+    if _description_in(path) is not None:
+        return True
+    try:
+        return bool(find_places(path, _annotates))
+    except DataError:  # recognised, and opening says what is wrong
+        return True
+
+
+def is_description(spec: str) -> bool:
+    """Return whether a file is a YAML mapping with the names of classes and places of images."""
+    if not spec.lower().endswith((".yaml", ".yml")) or not Path(spec).is_file():
+        return False
+    try:
+        content = read_yaml(Path(spec))
+    except UsageError:
+        return False
+    return "names" in content and any(key in content for key in _SPLITS)
+
+
+def _description_in(folder: Path) -> Path | None:
+    files = [folder / name for name in ("data.yaml", "data.yml", "dataset.yaml")]
+    return next((file for file in files if is_description(str(file))), None)
+
+
+def _annotates(folder: Path) -> bool:
+    """Return whether text files of boxes lie directly in a folder that is labels/, is in it, or has a list of names."""
+    inside = "labels" in (folder.name.lower(), folder.parent.name.lower())
+    if not inside and not any((folder / name).is_file() for name in _LISTS):
+        return False
+    names = (name for name in file_names(folder) if name.lower().endswith(".txt") and name not in _NO_BOXES)
+    first = next(names, None)
+    if first is None:
+        return False
+    try:
+        with open_regular(str(folder / first)) as content:
+            return _LINE.match(content.read(_HEAD)) is not None
+    except OSError:
+        return False
+
+
+@dataclasses.dataclass(frozen=True)
+class _Description:
+    """Content of a data.yaml.
+
+    Attributes:
+        names: of the classes.
+        folders: split -> folders of images; empty: to be found.
+        has_keypoints: a line has further numbers behind the box.
+    """
+
+    names: tuple[str, ...]
+    folders: dict[str, tuple[Path, ...]]
+    has_keypoints: bool = False
+
+
+def open_objects(spec: str) -> dict[str, ObjectSource]:
+    """Return the images with their boxes; polygons become masks.
+
+    Args:
+        spec: the folder, or a data.yaml.
+
+    Returns:
+        Split name -> source, or {"all": source}. Ids are the paths of the images below their folder.
+
+    Raises:
+        DataError: no list of the classes, a class beyond it, a line that is no box, numbers that are no shares, or an
+            image whose size cannot be read.
+    """
+    try:
+        return _open(spec, Path(spec))
+    except OSError as error:
+        raise DataError(f"{spec}: cannot read {error.filename!s:.300}: {error.strerror}") from error
+
+
+def _open(spec: str, path: Path) -> dict[str, ObjectSource]:
+    file = path if path.is_file() else _description_in(path)
+    places: Sequence[Place]
+    if file is not None:
+        described = _described(file)
+        places = [Place(s, f, _labels_of(f)) for s, folders in described.folders.items() for f in folders]
+    else:
+        places = find_places(path, _annotates)
+        described = _Description(_listed(path, places), {})
+    splits: dict[str, list[AnnotatedImage]] = {}
+    notes: list[str] = []
+    for place in places:
+        several = sum(other.split == place.split for other in places) > 1
+        found, about = _images(place, described, f"{place.images.name}/" if several else "")
+        splits.setdefault(place.split, []).extend(found)
+        notes += about
+    if not any(image.rows for part in splits.values() for image in part):
+        looked = ", ".join(str(place.annotations) for place in places)
+        raise DataError(f"{spec}: no image has a box", f"Looked for text files of the images' names in {looked}")
+    return object_sources(spec, splits, notes, described.names)
+
+
+def _described(file: Path) -> _Description:
+    """Return the content of a data.yaml; images/ stands for labels/ beside it, as in Ultralytics."""
+    content = read_yaml(file)
+    given = content["names"]
+    pairs = enumerate(given) if isinstance(given, list) else given.items() if isinstance(given, dict) else ()
+    numbered = {int(key): str(name) for key, name in pairs if str(key).isdecimal() and isinstance(name, str | int)}
+    if odd := [name for name in numbered.values() if name in ("True", "False")]:
+        raise DataError(f"{file}: the class '{odd[0]}' is written as true or false in YAML", "Put it in quotes.")
+    if not numbered or sorted(numbered) != list(range(len(numbered))) or len(numbered) > _MOST_CLASSES:
+        raise DataError(f"{file}: 'names' should list the names of the classes 0, 1, ..., not {str(given)[:80]}")
+    _refuse_twice(str(file), list(numbered.values()))
+    folders: dict[str, tuple[Path, ...]] = {}
+    for key, split in _SPLITS.items():
+        if content.get(key):
+            listed = content[key] if isinstance(content[key], list) else [content[key]]
+            found = tuple(_image_folder(file, content.get("path"), key, entry) for entry in listed)
+            folders[split] = tuple(folder for folder in found if folder is not None)
+    folders = {split: found for split, found in folders.items() if found}
+    if "train" not in folders and not folders:
+        raise DataError(f"{file}: none of the folders of images that it names exists")
+    return _Description(tuple(numbered[i] for i in range(len(numbered))), folders, bool(content.get("kpt_shape")))
+
+
+def _image_folder(file: Path, root: Any, key: str, entry: Any) -> Path | None:
+    """Return a folder of images that data.yaml names; None for a test split that was not downloaded.
+
+    Roboflow writes `../train/images` for `train/images`, and `path` is often the place on another machine.
+    """
+    if not isinstance(entry, str):
+        raise DataError(f"{file}: '{key}' should be the path of a folder, not {str(entry)[:80]}")
+    inner = entry.removeprefix("../").removeprefix("./")
+    bases = [file.parent / str(root), Path(str(root))] if root else []
+    tried = [base / entry for base in (*bases, file.parent)] + [file.parent / inner]
+    for folder in dict.fromkeys(tried):
+        if folder.is_dir():
+            return folder
+        if folder.is_file():
+            raise DataError(
+                f"{file}: '{key}' names {folder}, a list of images, and folders of images are read",
+                "Give the folder in its place.",
+            )
+    if key == "test":
+        return None
+    raise DataError(
+        f"{file}: the folder of '{key}', {entry}, does not exist",
+        f"Looked for {', '.join(str(folder) for folder in dict.fromkeys(tried))}",
+    )
+
+
+def _labels_of(images: Path) -> Path:
+    """Return the folder of the text files: the last images/ in the path becomes labels/, as in Ultralytics."""
+    parts = list(images.parts)
+    for i in reversed(range(len(parts))):
+        if parts[i] == "images":
+            return Path(*parts[:i], "labels", *parts[i + 1 :])
+    return images / "labels" if (images / "labels").is_dir() else images
+
+
+def _listed(root: Path, places: Sequence[Place]) -> tuple[str, ...]:
+    """Return the names in the list of the classes: of the root, else of a folder of text files."""
+    folders = dict.fromkeys([root, *(p.annotations for p in places), *(p.annotations.parent for p in places)])
+    files = [folder / name for folder in folders for name in _LISTS]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        raise DataError(
+            f"{root}: the text files number the classes, and there is no list of their names",
+            f"Write {root / 'classes.txt'}, a name per line from class 0, or data.yaml with 'names'. "
+            f"Looked for {', '.join(_LISTS)} in {', '.join(map(str, folders))}",
+        )
+    try:
+        names = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {file}: {error}") from error
+    while names and not names[-1]:
+        names.pop()
+    if not all(names):
+        raise DataError(f"{file}, line {names.index('') + 1}: a class without a name" if names else f"{file} is empty")
+    _refuse_twice(str(file), names)
+    return tuple(names)
+
+
+def _refuse_twice(where: str, names: list[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise DataError(f"{where}: two classes have the same name: {some(twice)}")
+
+
+def _images(place: Place, described: _Description, prefix: str) -> tuple[list[AnnotatedImage], list[str]]:
+    images = by_key(place.images, walk(place.images))
+    if not images:
+        raise DataError(f"{place.images} has no image")
+    texts = {}
+    if place.annotations.is_dir():
+        names = [name for name in files_below(place.annotations, ".txt") if name not in _NO_BOXES]
+        texts = by_key(place.annotations, names)
+    without_image = sorted(path for key, path in texts.items() if key not in images)
+    if without_image:
+        raise DataError(
+            f"{place.annotations}: {len(without_image):,} of {counted(len(texts), 'text file')} without an image: "
+            f"{some(list(map(printable, without_image)))}",
+            f"Looked for images of the same names in {place.images}",
+        )
+    found, unknown = [], []
+    for key, name in sorted(images.items()):
+        file = place.images / name
+        size = size_in_file(file)
+        rows: list[dict[str, Any]] = []
+        if key in texts:
+            if not all(size):
+                unknown.append(str(file))
+                continue
+            rows = _rows(place.annotations / texts[key], size, described)
+        found.append(AnnotatedImage(f"{prefix}{printable(name)}", file, size, rows))
+    if unknown:
+        raise DataError(
+            f"{place.images}: the size of {counted(len(unknown), 'image')} cannot be read, and boxes are shares of it: "
+            f"{some(unknown)}"
+        )
+    background = [image.id for image in found if not image.rows]
+    notes = []
+    if background:
+        notes.append(f"{place.images}: {counted(len(background), 'image')} without objects: {some(background)}")
+    return found, notes
+
+
+def _rows(path: Path, size: tuple[int, int], described: _Description) -> list[dict[str, Any]]:
+    """Return the objects in the lines of a text file.
+
+    Raises:
+        DataError: a line is no box and no polygon.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+    parts = [(f"{path}, line {i}", line.split()) for i, line in enumerate(lines, 1) if line.strip()]
+    return [_row(where, words, size, described) for where, words in parts]
+
+
+def _row(where: str, words: list[str], size: tuple[int, int], described: _Description) -> dict[str, Any]:
+    try:
+        values = [float(word) for word in words]
+    except ValueError:
+        values = []
+    label = values[0] if values else -1.0
+    if described.has_keypoints and len(values) > _BOX:
+        values = values[:_BOX]
+    is_polygon = len(values) >= _POLYGON and len(values) % 2 == 1
+    if len(values) != _BOX and not is_polygon:
+        extra = " (a sixth number is a score: these are predictions)" if len(values) == _BOX + 1 else ""
+        raise DataError(
+            f"{where}: {' '.join(words)[:80]!r} is neither a box, `class cx cy w h`, nor a polygon with three corners "
+            f"or more, `class x1 y1 x2 y2 x3 y3`{extra}"
+        )
+    if not (0 <= label < len(described.names) and label == int(label)):
+        raise DataError(
+            f"{where}: the class is {words[0][:20]}, and there are {counted(len(described.names), 'class')}"
+        )
+    shares = values[1:]
+    if odd := next((v for v in shares if not (math.isfinite(v) and -_SLACK <= v <= 1 + _SLACK)), None):
+        raise DataError(
+            f"{where}: {odd:g} is no share of the image, from 0 to 1",
+            "YOLO divides x and widths by the width of the image, y and heights by its height.",
+        )
+    height, width = size
+    mask = None
+    if is_polygon:
+        xs, ys = [x * width for x in shares[0::2]], [y * height for y in shares[1::2]]
+        box = (min(xs), min(ys), max(xs), max(ys))
+        mask = [[value for pair in zip(xs, ys, strict=True) for value in pair]]
+    else:
+        cx, cy, w, h = shares
+        box = ((cx - w / 2) * width, (cy - h / 2) * height, (cx + w / 2) * width, (cy + h / 2) * height)
+    return {
+        "name": where,
+        "class": described.names[int(label)],
+        "box": box,
+        "crowd": False,
+        "difficult": False,
+        "area": _area(mask[0]) if mask else None,
+        "mask": mask,
+        "given": (math.inf,) * 4,  # shares were expected, so boxes of a pixel need no warning
+    }
+
+
+def _area(polygon: Sequence[float]) -> float:
+    """Return the area of a polygon x1, y1, x2, y2, ... in pixels, by the shoelace formula."""
+    xs, ys = polygon[0::2], polygon[1::2]
+    twice = sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))
+    return abs(twice) / 2
+
+
+def open(spec: str, options: CropOptions) -> dict[str, Source]:
+    """Return the images labelled with the classes of their objects, or crops of these; see `open_objects`."""
+    return as_samples(spec, open_objects(spec), options)
+
+
+FORMAT = SourceFormat(
+    __doc__,
+    SampleReader(recognises, lambda request: open(request.spec, request.options), CropOptions),
+    ObjectReader(recognises, open_objects),
+)

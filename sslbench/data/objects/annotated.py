@@ -1,0 +1,142 @@
+"""Annotated images of the formats that name a class per object, and their sources."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sslbench.data.images import Files
+from sslbench.data.labels import multi_labels, no_labels, single_labels
+from sslbench.data.objects.boxes import BoxIssues, checked_objects
+from sslbench.data.objects.crops import CropOptions, crops_of
+from sslbench.data.objects.types import Objects, ObjectSource
+from sslbench.data.source import Labels, Source
+from sslbench.data.wording import counted
+from sslbench.errors import UsageError
+
+
+@dataclasses.dataclass
+class AnnotatedImage:
+    """Image file with its objects.
+
+    Attributes:
+        id: unique in its split.
+        path: of the file.
+        size: height and width of the upright image; zeros if not known.
+        rows: objects as `boxes.checked_objects` takes them, with the name of the class as 'class' in place of 'label'.
+    """
+
+    id: str
+    path: Path
+    size: tuple[int, int]
+    rows: list[dict[str, Any]]
+
+
+def object_sources(
+    spec: str,
+    splits: Mapping[str, Sequence[AnnotatedImage]],
+    notes: Sequence[str] = (),
+    classes: Sequence[str] | None = None,
+    issues: BoxIssues | None = None,
+) -> dict[str, ObjectSource]:
+    """Return a source per split; all have the same classes, those without an object left out.
+
+    Args:
+        spec: the location, for names and messages.
+        splits: 'train', 'val', 'test' or 'all' -> images.
+        notes: of the caller.
+        classes: in the order of the data; by default sorted by name.
+        issues: what the caller found out about boxes.
+
+    Raises:
+        DataError: all boxes are shares of the image, from 0 to 1.
+    """
+    used = {row["class"] for part in splits.values() for image in part for row in image.rows}
+    ordered = sorted(used) if classes is None else [name for name in classes if name in used]
+    numbers = range(1, len(ordered) + 1) if classes is None else [classes.index(name) + 1 for name in ordered]
+    place = {name: i for i, name in enumerate(ordered)}
+    issues = issues or BoxIssues()
+    objects = {
+        split: [
+            checked_objects([{**row, "label": place[row["class"]]} for row in image.rows], image.size, issues)
+            for image in part
+        ]
+        for split, part in splits.items()
+    }
+    issues.refuse_shares(spec)
+    unused = [] if classes is None else [name for name in classes if name not in used]
+    about = [*notes, *issues.notes(spec)]
+    about += [f"{spec}: {counted(len(unused), 'class')} without any object left out"] if unused else []
+    return {
+        split: _source(
+            spec if split == "all" else f"{spec} ({split})", part, objects[split], ordered, numbers, tuple(about)
+        )
+        for split, part in splits.items()
+    }
+
+
+def _source(
+    name: str,
+    images: Sequence[AnnotatedImage],
+    objects: Sequence[Objects],
+    classes: Sequence[str],
+    numbers: Sequence[int],
+    notes: tuple[str, ...],
+) -> ObjectSource:
+    order = sorted(range(len(images)), key=lambda i: images[i].id)
+    return ObjectSource(
+        name=name,
+        ids=tuple(images[i].id for i in order),
+        images=Files(tuple(str(images[i].path) for i in order)),
+        objects=tuple(objects[i] for i in order),
+        sizes=np.array([images[i].size for i in order], dtype=np.int64).reshape(-1, 2),
+        classes=tuple(classes),
+        numbers=tuple(range(1, len(images) + 1)),
+        class_numbers=tuple(numbers),
+        notes=notes,
+    )
+
+
+def as_samples(spec: str, found: Mapping[str, ObjectSource], options: CropOptions) -> dict[str, Source]:
+    """Return the images labelled with the classes of their objects, or the crops of these.
+
+    The labels are single if every image of every split has exactly one class, else multi: a class of which an image
+    has only crowds or difficult objects is ignored there, as in Pascal VOC's lists.
+
+    Args:
+        spec: the location, for messages.
+        found: its images with objects.
+        options: crops in place of images.
+
+    Raises:
+        UsageError: supercategories are asked for; only manifests have them.
+        DataError: no box can be a crop.
+    """
+    if options.classes == "supercategory":
+        raise UsageError(f"{spec}: classes=supercategory is an option of COCO manifests; here are none")
+    if options.unit == "annotation":
+        return crops_of(spec, found, options)
+    named = {split: [_present(part, objects) for objects in part.objects] for split, part in found.items()}
+    single = all(len(there) == 1 and not ignored for rows in named.values() for there, ignored in rows)
+    sources = {}
+    for split, part in found.items():
+        labels: Labels
+        if not part.classes:
+            labels = no_labels(len(part))
+        elif single:
+            labels = single_labels([next(iter(there)) for there, _ in named[split]], part.classes)
+        else:
+            labels = multi_labels([t for t, _ in named[split]], [i for _, i in named[split]], part.classes)
+        sources[split] = Source(
+            part.name, part.ids, labels, part.images, part.notes, part.attributes, grouped_by=part.grouped_by
+        )
+    return sources
+
+
+def _present(part: ObjectSource, objects: Objects) -> tuple[set[str], set[str]]:
+    """Return the classes of an image with objects that count, and those with others only."""
+    counts = ~(objects.crowd | objects.difficult)
+    there = {part.classes[c] for c in objects.classes[counts].tolist()}
+    return there, {part.classes[c] for c in objects.classes.tolist()} - there

@@ -1,0 +1,89 @@
+"""Average precision of LVIS (Gupta et al. 2019, section 3.2): classes are scored where they were looked for.
+
+A class counts in the images in which it has objects or is known to be absent; its detections in other images are left
+out. Where its objects are not all labelled, a detection that matches none is neither right nor wrong. The 300
+detections of highest score of an image count, over all classes. Values are fractions.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sslbench.arrays import FloatArray
+from sslbench.metrics.detection import curves as precision_recall
+from sslbench.metrics.detection.federated import among
+from sslbench.metrics.detection.matches import THRESHOLDS, ClassMatches, Detections, Truth, match_coco
+
+MOST = 300
+"""Largest number of detections that count on one image."""
+NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "APr", "APc", "APf", "AR300")
+_AT_75 = int(np.flatnonzero(np.isclose(THRESHOLDS, 0.75))[0])
+_FREQUENCIES = ("r", "c", "f")
+
+
+def match_lvis(truth: Truth, detections: Detections, areas: FloatArray, *, kind: str) -> list[ClassMatches]:
+    """Return the matches of each class by the rule of LVIS (lvis-api, `evaluate_img`).
+
+    Args:
+        truth: labelled objects, with `federated`.
+        detections: detected objects, with masks if they are matched.
+        areas: (n,), area of each detection in pixels.
+        kind: regions whose overlap is measured, 'boxes' or 'masks'.
+
+    Raises:
+        ValueError: nothing says which classes were looked for.
+    """
+    federated, n_classes = truth.federated, len(truth.classes)
+    if federated is None:
+        raise ValueError("LVIS's average precision needs the classes that were looked for in each image")
+    kept = _best_of_each_image(detections)
+    images, labels = detections.images, detections.labels
+    there = np.stack([truth.images, truth.labels], axis=1)
+    kept &= among(there, images, labels, n_classes) | among(federated.negative, images, labels, n_classes)
+    chosen = detections.select(kept)
+    lenient = among(federated.not_exhaustive, chosen.images, chosen.labels, n_classes)
+    return match_coco(truth, chosen, areas[kept], kind=kind, most=MOST, lenient=lenient)
+
+
+def _best_of_each_image(detections: Detections) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return (n,): the detection is one of the `MOST` of highest score of its image."""
+    order = np.lexsort((-detections.scores.astype(np.float64), detections.images))
+    _, first, counts = np.unique(detections.images[order], return_index=True, return_counts=True)
+    places = np.empty(len(order), dtype=np.int64)
+    places[order] = np.arange(len(order)) - np.repeat(first, counts)
+    return np.asarray(places < MOST)
+
+
+Curves = Sequence[Sequence[Sequence[precision_recall.PrecisionRecallCurve]]]
+"""Curves of each class, area range and threshold."""
+
+
+def values_of(
+    matches: Sequence[ClassMatches], curves: Curves, frequencies: Sequence[str], weights: FloatArray
+) -> list[FloatArray]:
+    """Return the metrics in the order of `NAMES`, each (R,), for weights of the images (N, R).
+
+    NaN where no class of the kind has an object.
+    """
+    tables = average_precisions(curves, weights)
+    overall = tables[:, 0].mean(axis=1)
+    found = [_mean(overall), _mean(tables[:, 0, 0]), _mean(tables[:, 0, _AT_75])]
+    found += [_mean(tables[:, area].mean(axis=1)) for area in (1, 2, 3)]
+    of_kind = np.array(frequencies, dtype=object)
+    found += [_mean(overall[of_kind == kind]) for kind in _FREQUENCIES]
+    recalls = [precision_recall.recall(one, 0, MOST, weights) for one in matches]
+    return [*found, precision_recall.mean_over(recalls)]
+
+
+def average_precisions(curves: Curves, weights: FloatArray) -> FloatArray:
+    """Return (C, 4, T, R): average precision of each class, area range and threshold."""
+    rule = precision_recall.coco_points
+    of_classes = [
+        [[precision_recall.average_precision(curve, weights, rule) for curve in row] for row in one] for one in curves
+    ]
+    return np.array(of_classes)
+
+
+def _mean(rows: FloatArray) -> FloatArray:
+    """Return the means (R,) over the classes (c, R) that have a value."""
+    return precision_recall.mean_over(list(rows)) if len(rows) else np.full(rows.shape[1], np.nan)

@@ -1,0 +1,367 @@
+"""One set of images and boxes in every layout in which annotations are exchanged: each gives the same boxes."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from annotated import NAMES, pictures, save, write_coco, write_table, write_xml, write_yolo
+
+from sslbench.cli.main import main
+from sslbench.data.export.kwcoco import write_kwcoco
+from sslbench.data.open import open_data, open_objects
+from sslbench.data.splits.objects import split_objects
+from sslbench.detection.readable import check_readable
+from sslbench.errors import DataError, UsageError
+from sslbench.metrics.detection import masks
+
+SAMPLES = {"train": pictures(6, seed=1), "valid": pictures(4, seed=2), "test": pictures(4, seed=3)}
+ALL = SAMPLES["train"]
+
+
+def voc_without_lists(root):
+    save(root / "JPEGImages", ALL)
+    write_xml(root / "Annotations", ALL, size=False)
+
+
+def two_folders(root):
+    save(root / "pictures of 2024", ALL, ".jpg")
+    write_xml(root / "boxes", ALL)
+
+
+def one_folder(root):
+    save(root, ALL, ".jpg")
+    write_xml(root, ALL)
+
+
+def roboflow_voc(root):
+    for split, samples in SAMPLES.items():
+        save(root / split, samples)
+        write_xml(root / split, samples)
+
+
+def roboflow_coco(root):
+    for split, samples in SAMPLES.items():
+        save(root / split, samples)
+        write_coco(root / split / "_annotations.coco.json", samples)
+
+
+def roboflow_yolo(root):
+    for split, samples in SAMPLES.items():
+        save(root / split / "images", samples)
+        write_yolo(root / split / "labels", samples)
+    lines = [f"{key}: ../{split}/images" for key, split in (("train", "train"), ("val", "valid"), ("test", "test"))]
+    (root / "data.yaml").write_text("\n".join([*lines, "nc: 2", f"names: {list(NAMES)}"]))
+
+
+def roboflow_table(root):
+    for split, samples in SAMPLES.items():
+        save(root / split, samples)
+        write_table(root / split / "_annotations.csv", samples)
+
+
+def standard_coco(root):
+    for split, samples in SAMPLES.items():
+        name = {"valid": "val"}.get(split, split) + "2017"
+        save(root / name, samples)
+        write_coco(root / "annotations" / f"instances_{name}.json", samples)
+    (root / "annotations" / "captions_train2017.json").write_text('{"info": {}, "images": [], "annotations": []}')
+
+
+def ultralytics(root):
+    for split, samples in SAMPLES.items():
+        save(root / "images" / split, samples)
+        write_yolo(root / "labels" / split, samples)
+    (root / "classes.txt").write_text("\n".join(NAMES))
+
+
+def darknet(root):
+    save(root, ALL)
+    write_yolo(root, ALL)
+    (root / "obj.names").write_text("\n".join(NAMES) + "\n\n")
+
+
+def fiftyone(root):
+    save(root / "data", ALL)
+    write_coco(root / "labels.json", ALL)
+
+
+def cvat(root):
+    save(root / "images", ALL)
+    write_coco(root / "annotations" / "instances_default.json", ALL)
+
+
+WHOLE = (voc_without_lists, two_folders, one_folder, darknet, fiftyone, cvat)
+SPLIT = (roboflow_voc, roboflow_coco, roboflow_yolo, roboflow_table, standard_coco, ultralytics)
+
+
+def boxes_of(source):
+    """Stem -> the boxes of an image with their classes, sorted."""
+    found = {}
+    for name, objects in zip(source.ids, source.objects, strict=True):
+        rows = zip((source.classes[c] for c in objects.classes), objects.boxes.tolist(), strict=True)
+        found[name.rpartition("/")[2].rpartition(".")[0]] = sorted((c, *map(float, np.round(b, 3))) for c, b in rows)
+    return found
+
+
+def truth(samples):
+    return {stem: sorted((c, *map(float, b)) for c, *b in boxes) for stem, (_, boxes) in samples.items()}
+
+
+@pytest.mark.parametrize("write", WHOLE, ids=lambda write: write.__name__)
+def test_a_folder_without_splits_gives_the_boxes_that_were_written(tmp_path, write):
+    write(tmp_path / "set")
+    found = open_objects(str(tmp_path / "set"))
+    assert list(found) == ["all"] and found["all"].classes == NAMES
+    assert boxes_of(found["all"]) == truth(ALL)
+    assert found["all"].sizes.tolist() == [[30, 40]] * len(ALL)
+
+
+@pytest.mark.parametrize("write", SPLIT, ids=lambda write: write.__name__)
+def test_a_folder_with_splits_gives_the_boxes_that_were_written(tmp_path, write):
+    write(tmp_path / "set")
+    found = open_objects(str(tmp_path / "set"))
+    assert {split: boxes_of(source) for split, source in found.items()} == {
+        "train": truth(SAMPLES["train"]),
+        "val": truth(SAMPLES["valid"]),
+        "test": truth(SAMPLES["test"]),
+    }
+    assert {source.classes for source in found.values()} == {NAMES}
+
+
+@pytest.mark.parametrize("write", (*WHOLE, *SPLIT), ids=lambda write: write.__name__)
+def test_samples_have_the_classes_of_their_boxes_and_an_export_keeps_both(tmp_path, write):
+    write(tmp_path / "set")
+    spec, out = str(tmp_path / "set"), tmp_path / "out.kwcoco.json"
+    samples = open_data(spec)
+    first = samples.get("train", samples.get("all"))
+    wanted = [NAMES.index(ALL[name.rpartition("/")[2].rpartition(".")[0]][1][0][0]) for name in first.ids]
+    assert first.labels.kind == "single" and first.labels.classes == NAMES and first.labels.values.tolist() == wanted
+    assert len(open_data(f"{spec}?unit=annotation&min_size=1")[next(iter(samples))]) == sum(
+        map(len, truth(ALL).values())
+    )
+    write_kwcoco(samples, out)
+    again = open_data(str(out))
+    assert {s: (x.ids, x.labels.classes, x.labels.values.tolist()) for s, x in again.items()} == {
+        s: (x.ids, x.labels.classes, x.labels.values.tolist()) for s, x in samples.items()
+    }
+    objects = open_objects(spec)
+    write_kwcoco(objects, out, overwrite=True)
+    assert {s: boxes_of(x) for s, x in open_objects(str(out)).items()} == {s: boxes_of(x) for s, x in objects.items()}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ("filename", "cell_type", "xmin", "xmax", "ymin", "ymax"),
+        ("filename", "width", "height", "class", "xmin", "ymin", "xmax", "ymax"),
+        ("class", "ymax", "xmax", "ymin", "xmin", "filename"),
+    ],
+)
+def test_the_order_of_the_columns_of_a_table_does_not_matter(tmp_path, columns):
+    save(tmp_path / "photos", ALL)
+    write_table(tmp_path / "lists" / "boxes.csv", ALL, columns)
+    with pytest.raises(DataError, match=r"none of its 6 image files was found.*\n?"):
+        open_objects(str(tmp_path / "lists" / "boxes.csv"))
+    for folder in ("../photos", str(tmp_path / "photos")):
+        source = open_objects(f"{tmp_path / 'lists' / 'boxes.csv'}?images={folder}")["all"]
+        assert boxes_of(source) == truth(ALL) and source.sizes.tolist() == [[30, 40]] * 6
+
+
+def test_images_of_a_manifest_may_lie_elsewhere(tmp_path):
+    save(tmp_path / "photos", ALL)
+    write_coco(tmp_path / "lists" / "m.json", ALL)
+    spec = str(tmp_path / "lists" / "m.json")
+    with pytest.raises(DataError, match=r"6 of 6 image files missing") as error:
+        open_objects(spec)
+    assert f"{spec}?images=FOLDER" in str(error.value) and "Looked for p0.png in" in str(error.value)
+    assert boxes_of(open_objects(f"{spec}?images=../photos")["all"]) == truth(ALL)
+    assert len(open_data(f"{spec}?images=../photos")["all"]) == 6
+    with pytest.raises(UsageError, match=r"there is no folder .*nowhere"):
+        open_objects(f"{spec}?images=nowhere")
+    with pytest.raises(UsageError, match=r"names the folder of the images of a manifest"):
+        one_folder(tmp_path / "one")
+        open_objects(f"{tmp_path / 'one'}?images=../photos")
+
+
+def test_lvis_names_the_place_of_an_image_by_its_address(tmp_path):
+    save(tmp_path / "coco" / "train2017", ALL)
+    write_coco(tmp_path / "lvis" / "lvis_v1_train.json", ALL)
+    file = tmp_path / "lvis" / "lvis_v1_train.json"
+    content = json.loads(file.read_text())
+    for image in content["images"]:
+        image["coco_url"] = f"http://images.cocodataset.org/train2017/{image.pop('file_name')}"
+    file.write_text(json.dumps(content))
+    source = open_objects(str(file))["all"]
+    assert source.ids[0] == "train2017/p0.png" and boxes_of(source) == truth(ALL)
+
+
+def test_polygons_of_yolo_become_masks(tmp_path):
+    save(tmp_path / "images", dict(list(ALL.items())[:2]))
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    corners = [(0.25, 0.2), (0.75, 0.2), (0.75, 0.8), (0.25, 0.8)]
+    line = " ".join(f"{value:.4f}" for corner in corners for value in corner)
+    (tmp_path / "labels" / "p0.txt").write_text(f"1 {line}\n")
+    source = open_objects(str(tmp_path))["all"]
+    assert source.objects[0].boxes.tolist() == [[10, 6, 30, 24]] and source.classes == ("dog",)
+    assert source.objects[0].areas.tolist() == pytest.approx([20 * 18])
+    bitmap = masks.decode(source.masks_of(0)[0])
+    wanted = np.zeros((30, 40), bool)
+    wanted[6:24, 10:30] = True
+    assert np.array_equal(bitmap.astype(bool), wanted)
+    assert len(source) == 2 and not len(source.objects[1])  # an image without a text file has no objects
+
+
+def test_a_description_of_yolo_names_the_classes_by_number_and_may_have_keypoints(tmp_path):
+    save(tmp_path / "a" / "images", ALL)
+    (tmp_path / "a" / "labels").mkdir()
+    (tmp_path / "a" / "labels" / "p0.txt").write_text("1 0.5 0.5 0.2 0.2 0.5 0.5 2 0.6 0.6 1\n")
+    file = tmp_path / "pose.yaml"
+    file.write_text("path: a\ntrain: images\nval: images\nkpt_shape: [2, 3]\nnames:\n  0: cat\n  1: dog\n")
+    source = open_objects(str(file))["train"]
+    assert source.classes == ("dog",) and source.objects[0].boxes.tolist() == [[16, 12, 24, 18]]
+    assert open_data(str(file))["val"].labels.classes == ("dog",)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("0 0.5 0.5 0.2", "neither a box"),
+        ("0 0.5 0.5 0.2 0.2 0.9", "these are predictions"),
+        ("2 0.5 0.5 0.2 0.2", "the class is 2, and there are 2 classes"),
+        ("-1 0.5 0.5 0.2 0.2", "the class is -1"),
+        ("0.5 0.5 0.5 0.2 0.2", "the class is 0.5"),
+        ("0 20 15 8 6", "20 is no share of the image"),
+        ("0 nan 0.5 0.2 0.2", "nan is no share"),
+        ("cat 0.5 0.5 0.2 0.2", "neither a box"),
+    ],
+)
+def test_a_line_that_is_no_box_of_yolo_is_named(tmp_path, line, words):
+    save(tmp_path / "images", ALL)
+    write_yolo(tmp_path / "labels", ALL)
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    (tmp_path / "labels" / "p3.txt").write_text(f"0 0.5 0.5 0.2 0.2\n{line}\n")
+    with pytest.raises(DataError, match=rf"p3\.txt, line 2: .*{words}"):
+        open_objects(str(tmp_path))
+
+
+def test_classes_of_yolo_without_names_are_asked_for(tmp_path):
+    save(tmp_path / "images", ALL)
+    write_yolo(tmp_path / "labels", ALL)
+    with pytest.raises(DataError, match="there is no list of their names") as error:
+        open_objects(str(tmp_path))
+    assert "classes.txt" in str(error.value)
+
+
+def test_annotations_without_an_image_and_images_without_annotations(tmp_path):
+    two_folders(tmp_path)
+    (tmp_path / "boxes" / "p1.xml").unlink()
+    source = open_objects(str(tmp_path))["all"]
+    assert len(source) == 5 and "1 image without an XML file left out: p1.jpg" in " ".join(source.notes)
+    (tmp_path / "pictures of 2024" / "p0.jpg").unlink()
+    with pytest.raises(DataError, match=r"1 of 5 XML files without an image: p0\.xml"):
+        open_objects(str(tmp_path))
+
+
+def test_boxes_that_are_shares_of_the_image_are_refused_with_the_remedy(tmp_path):
+    save(tmp_path, ALL)
+    write_coco(tmp_path / "m.json", ALL)
+    content = json.loads((tmp_path / "m.json").read_text())
+    for row in content["annotations"]:
+        x, y, w, h = row["bbox"]
+        row["bbox"] = [x / 40, y / 30, w / 40, h / 30]
+    (tmp_path / "m.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"all 9 boxes lie between 0 and 1.*shares of the image") as error:
+        open_objects(str(tmp_path / "m.json"))
+    assert "Multiply x by the width" in str(error.value)
+    content["annotations"][0]["bbox"] = [1, 1, 5, 5]  # not all of them: a box may be smaller than a pixel
+    (tmp_path / "m.json").write_text(json.dumps(content))
+    assert len(open_objects(str(tmp_path / "m.json"))["all"]) == 6
+
+
+def test_several_sources_of_boxes_are_joined_by_the_names_of_their_classes(tmp_path):
+    one_folder(tmp_path / "a")
+    write_coco(tmp_path / "b" / "m.json", ALL)
+    save(tmp_path / "b", ALL)
+    content = json.loads((tmp_path / "b" / "m.json").read_text())
+    content["categories"] = [{"id": 1, "name": "dog"}, {"id": 2, "name": "bird"}]
+    (tmp_path / "b" / "m.json").write_text(json.dumps(content))
+    source = open_objects(f"several:b={tmp_path / 'b' / 'm.json'},a={tmp_path / 'a'}")["all"]
+    assert source.classes == ("cat", "dog", "bird") and list(source.ids) == sorted(source.ids)
+    renamed = {"cat": "dog", "dog": "bird"}
+    rows = list(zip(source.ids, source.objects, strict=True))
+    for name, objects in rows:
+        own = [c for c, *_ in ALL[name[2:4]][1]]
+        there = [source.classes[c] for c in objects.classes]
+        assert there == (own if name[0] == "a" else [renamed[c] for c in own])
+    notes = " ".join(source.notes)
+    assert "6 images of a, 6 images of b" in notes
+    assert "b has no boxes of 1 class (cat): such objects in its images count as background" in notes
+    assert source.attributes["origin"] == ("a",) * 6 + ("b",) * 6
+    roboflow_voc(tmp_path / "c")
+    with pytest.raises(UsageError, match="c has splits"):
+        open_objects(f"several:a={tmp_path / 'a'},c={tmp_path / 'c'}")
+
+
+def test_several_kinds_of_manifests_or_folders_are_named_not_guessed(tmp_path):
+    standard_coco(tmp_path / "set")
+    notes = tmp_path / "set" / "annotations"
+    shutil.move(notes / "instances_train2017.json", notes / "mine_train.json")
+    shutil.move(notes / "instances_val2017.json", notes / "yours_val.json")
+    shutil.move(notes / "instances_test2017.json", notes / "yours_test.json")
+    with pytest.raises(DataError, match=r"several kinds of manifests: mine_train\.json, yours_test\.json"):
+        open_objects(str(tmp_path / "set"))
+    two_folders(tmp_path / "two")
+    save(tmp_path / "two" / "more", ALL)
+    with pytest.raises(DataError, match="more/, pictures of 2024/ hold images"):
+        open_objects(str(tmp_path / "two"))
+
+
+def test_data_without_boxes_say_what_was_found_and_what_was_looked_for(tmp_path, class_folders):
+    folder = class_folders(tmp_path / "photos", cat=2, dog=3)
+    with pytest.raises(UsageError, match=r"no boxes were found in .*photos \(cat/: 2 \.png; dog/: 3 \.png\)") as error:
+        open_objects(str(folder))
+    for kind in ("YOLO", "Pascal VOC's XML", "COCO", "Table of boxes"):
+        assert kind in str(error.value)
+
+
+def rotated(folder, stem):
+    """Mark a picture as rotated by 90 degrees."""
+    picture, _ = ALL[stem]
+    exif = picture.getexif()
+    exif[0x0112] = 6
+    picture.save(folder / f"{stem}.jpg", exif=exif)
+
+
+def checked(folder, decoded, capsys):
+    """Exit code and output of the check of a folder."""
+    with pytest.raises(SystemExit) as ended:
+        main(["check-data", str(folder), "--boxes", "--decode", decoded, "--workers", "0", "--near-copies", "none"])
+    return ended.value.code, " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("decoded", ["all", "0"])
+def test_a_check_of_boxes_refuses_what_an_evaluation_refuses(tmp_path, decoded, capsys):
+    """Sizes are compared for every image, whether or not it is decoded."""
+    one_folder(tmp_path / "set")
+    rotated(tmp_path / "set", "p1")
+    ALL["p4"][0].resize((20, 15)).save(tmp_path / "set" / "p4.jpg")
+    parts = split_objects(str(tmp_path / "set"), seed=0)
+    with pytest.raises(DataError) as refused:
+        check_readable([parts.train, parts.test])
+    code, shown = checked(tmp_path / "set", decoded, capsys)
+    assert code == 1
+    for words in ("p1.jpg is 30 x 40 pixels, but the annotations are for 40 x 30", "p4.jpg is 20 x 15 pixels"):
+        assert words in " ".join(str(refused.value).split()) and words in shown
+    assert "p1.jpg" in shown and "probably made on the image before its EXIF rotation" in shown
+    assert "p0.jpg is" not in shown and "p2.jpg is" not in shown
+
+
+def test_images_that_are_lines_are_found_before_training(tmp_path, capsys):
+    one_folder(tmp_path)
+    ALL["p0"][0].resize((3000, 1)).save(tmp_path / "p0.jpg")
+    file = tmp_path / "p0.xml"
+    file.write_text(file.read_text().replace("<width>40</width><height>30", "<width>3000</width><height>1"))
+    code, shown = checked(tmp_path, "0", capsys)
+    assert code == 1 and "1 image too narrow for the usual recipes" in shown
