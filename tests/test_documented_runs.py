@@ -68,11 +68,11 @@ def runnable(words):
     """Return the words to run, None where the command cannot run here."""
     if not is_here(words) or "--benchmark" in words or "--suite" in words or "d2" in words:
         return None
-    if len(words) < 3 and words[-1] in ("show", "list", "eval", "check-data", "--weights"):
+    if len(words) < 3 and words[-1] in ("show", "list", "eval", "check-data", "inspect", "--weights"):
         return None
     if words[0] == "eval" and "--weights" in words:
         return [*words, "--dry-run"]
-    if words[0] == "list" or words[-1] == "--help":
+    if (words[0] == "list" and len(words) == 2) or words[-1] == "--help":
         return words
     if words[0] in ("inspect", "check-data") and set(words[1:]) <= HERE:
         return words
