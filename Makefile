@@ -34,4 +34,4 @@ site: .venv/installed  ## the guides, commands, functions and names as web pages
 	$(BIN)/sphinx-build -q -W --keep-going -c docs . site
 
 clean:
-	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis site docs/names.md sslbench-demo
+	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis site docs/names.md docs/settings sslbench-demo

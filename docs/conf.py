@@ -6,12 +6,14 @@ from pathlib import Path
 import yaml
 from sphinx.application import Sphinx
 
+from sslbench.cli.settings_page import show_value
+from sslbench.config import describe
 from sslbench.library.benchmarks import load_benchmark
-from sslbench.library.presets import load_preset
+from sslbench.library.presets import Preset, load_preset
 from sslbench.names import find_file, list_names
 
 project = "sslbench"
-extensions = ["myst_parser", "sphinx_click", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx_click", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 include_patterns = [
     "docs/*.md",
@@ -25,6 +27,7 @@ include_patterns = [
 html_theme = "furo"
 html_title = "sslbench"
 myst_heading_anchors = 3
+myst_enable_extensions = ["dollarmath"]
 smartquotes = False  # it would turn -- of flags into dashes
 autodoc_typehints = "description"
 autodoc_typehints_format = "short"
@@ -80,9 +83,42 @@ def names_page() -> str:
     )
 
 
-def write_names(app: Sphinx) -> None:
-    """Write docs/names.md; sphinx reads pages from files only."""
-    (Path(app.srcdir) / "docs" / "names.md").write_text(names_page() + "\n", encoding="utf-8")
+def settings_part(protocol: str) -> str:
+    """Return what the page of a protocol includes: defaults and presets, read from the code and the YAML."""
+    found = importlib.import_module(f"sslbench.protocols.{protocol.replace('-', '_')}").PROTOCOL
+    rows = [
+        (f"`{s.name}`", f"`{show_value(s.default)}`", f"{s.meaning} [{s.type}{', in ' + s.unit if s.unit else ''}]")
+        for s in describe(found.settings)
+    ]
+    presets = [p for name in list_names("preset") if (p := load_preset(name)).protocol == protocol]
+    parts = [f"Defaults of version {found.version}:", table(("setting", "default", "meaning"), rows)]
+    if presets:
+        parts += ["Published settings, by `--preset`; where one says nothing, the defaults hold:"]
+        parts += [
+            table(("preset", "settings", "source"), [(f"`{p.name}`", preset_settings(p), p.source) for p in presets])
+        ]
+    return "\n\n".join(parts)
+
+
+def preset_settings(preset: Preset) -> str:
+    """Return the settings, layers and preprocessing that a preset fixes."""
+    fixed = [f"`{name}={typed(value)}`" for name, value in (preset.settings | preset.preprocessing).items()]
+    layers = [f"layers `{', '.join(preset.layers)}`"] if preset.layers else []
+    return ", ".join(fixed + layers + (["selects on test"] if preset.selects_on_test else []))
+
+
+def typed(value: object) -> str:
+    """Return a value of YAML as it is typed on the command line."""
+    return show_value(tuple(value)) if isinstance(value, list) else show_value(value)
+
+
+def write_generated(app: Sphinx) -> None:
+    """Write docs/names.md and docs/settings/; sphinx reads pages from files only."""
+    docs = Path(app.srcdir) / "docs"
+    (docs / "names.md").write_text(names_page() + "\n", encoding="utf-8")
+    (docs / "settings").mkdir(exist_ok=True)
+    for name in list_names("protocol"):
+        (docs / "settings" / f"{name}.md").write_text(settings_part(name) + "\n", encoding="utf-8")
 
 
 def write_start(app: Sphinx, error: Exception | None) -> None:
@@ -99,6 +135,6 @@ def generated(app: Sphinx, what: str, name: str, member: object, skip: bool, opt
 
 def setup(app: Sphinx) -> None:
     """Write the generated pages before and after sphinx does its work."""
-    app.connect("config-inited", lambda app, _: write_names(app))
+    app.connect("config-inited", lambda app, _: write_generated(app))
     app.connect("build-finished", write_start)
     app.connect("autodoc-skip-member", generated)

@@ -4,7 +4,10 @@ Windows has none of this kind: there `lock` takes none. It refuses to remove or 
 safe; two runs that write the same file at the same time are not kept apart.
 """
 
+import multiprocessing
 from typing import IO
+
+from sslbench.errors import UsageError
 
 try:
     import fcntl
@@ -12,6 +15,10 @@ except ImportError:  # Windows
     AVAILABLE = False
 else:
     AVAILABLE = True
+
+
+GUARD = "Put the calls of the script into `if __name__ == '__main__':`."
+"""Remedy where processes do not fork: each imports the script, and would run it again."""
 
 
 def lock(file: int | IO[str] | IO[bytes], *, shared: bool = False, wait: bool = True) -> bool:
@@ -24,6 +31,7 @@ def lock(file: int | IO[str] | IO[bytes], *, shared: bool = False, wait: bool = 
 
     Raises:
         OSError: the file system has no locks.
+        UsageError: this is a new process that runs the user's script again; it would wait for its parent for ever.
 
     Example:
         >>> import tempfile
@@ -31,6 +39,8 @@ def lock(file: int | IO[str] | IO[bytes], *, shared: bool = False, wait: bool = 
         ...     lock(first)
         True
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise UsageError("the script runs again in a process that decodes images", GUARD)
     if not AVAILABLE:
         return True
     try:

@@ -40,16 +40,22 @@ KINDS = tuple(sorted({*_PACKAGES, *_FOLDERS}))
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Return a hint for a mistyped name: the nearest valid names, else all of them if they are few.
+    """Return a hint for a mistyped name: the nearest valid names, else those that contain it, else all if they are few.
 
     Example:
         >>> did_you_mean("kn", ["knn", "linear"])
         "Did you mean 'knn'?"
+        >>> did_you_mean("rotnet", ["in1k_rn50_rotnet_105ep", "linear"])
+        "Names with 'rotnet': in1k_rn50_rotnet_105ep."
     """
     choices = sorted(choices)
     near = difflib.get_close_matches(name, choices, n=3, cutoff=0.6)
     if near:
         return "Did you mean " + " or ".join(f"'{choice}'" for choice in near) + "?"
+    parts = [choice for choice in choices if len(name) > 2 and name.lower() in choice.lower()]
+    if parts:
+        more = f" and {len(parts) - 5} more" if len(parts) > 5 else ""
+        return f"Names with '{name}': {', '.join(parts[:5])}{more}."
     if len(choices) <= 40:
         return "Valid names: " + ", ".join(choices) + "." if choices else ""
     return f"{len(choices)} names are valid."

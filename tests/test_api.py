@@ -128,6 +128,8 @@ def test_results_show_themselves(digits, capsys):
     assert set(results[0].to_pandas()["metric"]) == set(results[0].metrics)
     results.show()
     results[0].show()
+    assert results.metrics is results[0].metrics and results[0].images() in str(results)
+    assert not hasattr(type(results)([*results, *results]), "metrics"), "of several results no one is meant"
     out = capsys.readouterr().out
     assert "top1" in out and f"{results[0].metrics['top1'].value:.2f}" in out
 

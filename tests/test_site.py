@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sslbench.names import list_names
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(page for page in ROOT.glob("*.md")) + sorted(
     page for folder in ("docs", "benchmarks", "configs", "model_converters") for page in (ROOT / folder).glob("*.md")
@@ -54,3 +56,18 @@ def test_the_site_builds_without_a_warning(tmp_path):
         assert (tmp_path / "site" / f"{page}.html").is_file()
     for known in ("barlow_twins", "segmentation-knn", "knn/dino", "detectron2"):
         assert known in (tmp_path / "site" / "docs" / "names.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["evidence", "performance"])
+def test_the_tests_that_a_page_names_exist(page):
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"tests/[\w/*.]+", text)) | {
+        f"tests/golden/{n}" for n in re.findall(r"`(golden_[\w*.]+)`", text)
+    }
+    assert len(named) > 10
+    assert not [name for name in named if not list(ROOT.glob(name.rstrip("/")))]
+
+
+def test_every_protocol_has_its_settings_on_a_page():
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
+    assert not [name for name in list_names("protocol") if f"{{include}} settings/{name}.md" not in pages]

@@ -214,6 +214,9 @@ def _hub_file(repo: str, revision: str, name: str, by_hand: Path) -> Path | None
         f"hf:{repo}: {name} cannot be fetched",
         f"Without a network: download it elsewhere and put it at {by_hand}",
     )
+    hub_log = logging.getLogger("huggingface_hub")
+    before = hub_log.level
+    hub_log.setLevel(logging.ERROR)  # it would print every failed try; the error below says the same once
     try:
         return Path(hf_hub_download(repo, name, revision=revision))
     except LocalEntryNotFoundError as error:
@@ -226,6 +229,8 @@ def _hub_file(repo: str, revision: str, name: str, by_hand: Path) -> Path | None
         raise UsageError(f"hf:{repo} has no revision '{revision}'") from error
     except (HfHubHTTPError, OSError) as error:
         raise offline from error
+    finally:
+        hub_log.setLevel(before)
 
 
 def _check_blob(path: Path) -> None:

@@ -66,6 +66,7 @@ class ProgressLines:
 
     def __init__(self) -> None:
         self.rates: dict[str, Rate] = {}
+        self.shown: set[str] = set()
         self.last = time.monotonic()
 
     def __call__(self, title: str, done: int, total: int) -> None:
@@ -74,10 +75,14 @@ class ProgressLines:
         rate = self.rates.setdefault(title, Rate())(done)
         if done < total and now - self.last < 10:
             return
-        self.last = now
-        note(f"{title}: {done} of {total}" + ("" if rate is None else f", {rate:.0f} images/s"))
         if done >= total:  # the next job may have the same title: the untrained network is finetuned alike
             del self.rates[title]
+            if title not in self.shown:  # over before its first line, and its result follows
+                return
+            self.shown.remove(title)
+        self.last = now
+        self.shown.add(title)
+        note(f"{title}: {done} of {total}" + ("" if rate is None else f", {rate:.0f} images/s"))
 
     @contextmanager
     def steps(self, title: str, unit: str, total: int) -> Iterator[Advance]:

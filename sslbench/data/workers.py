@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from sslbench.errors import DataError, SslbenchError, UsageError
+from sslbench.locks import GUARD
 from sslbench.runtime.workers import StartMethod
 
 _SECONDS_TO_DIE = 10.0  # grace period from the first sign of a death until the process is gone
@@ -44,6 +45,7 @@ def run(
         DataError: a worker was killed.
     """
     workers = min(workers, len(dataset if sampler is None else sampler))  # type: ignore[arg-type]
+    context = _context(start_method) if workers else None
     loader = DataLoader(
         dataset,
         batch_size=None,
@@ -52,11 +54,11 @@ def run(
         prefetch_factor=prefetch if workers else None,
         collate_fn=_identity,
         worker_init_fn=(start or _quiet_worker) if workers else None,
-        multiprocessing_context=_context(start_method) if workers else None,
+        multiprocessing_context=context,
         pin_memory=_cuda_in_use(),
         generator=torch.Generator(),  # DataLoader draws a seed, which must not advance the caller's random numbers
     )
-    killed = None
+    killed, delivered = None, False
     items: Iterator[Any] | None = None
     others = multiprocessing.active_children()
     started = list[BaseProcess]()
@@ -67,6 +69,7 @@ def run(
         for item in items:
             if isinstance(item, SslbenchError):
                 raise item
+            delivered = True
             yield item
     except (RuntimeError, OSError, EOFError) as error:  # raised by torch, or while receiving a worker's item
         killed = _death(error, started, workers)
@@ -76,9 +79,11 @@ def run(
     finally:
         items = None  # drops the last reference, which ends the remaining workers
     if killed is not None:
+        imports_script = context is not None and context.get_start_method() != "fork"
         raise DataError(
             f"a process that decodes images was killed ({killed})",
-            "Too little memory, or too little shared memory in a container (docker run --shm-size); "
+            (f"{GUARD} " if imports_script and not delivered and killed.startswith("exit code") else "")
+            + "Too little memory, or too little shared memory in a container (docker run --shm-size); "
             "try fewer --workers, or --workers 0.",
         )
 

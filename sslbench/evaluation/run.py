@@ -300,7 +300,7 @@ def _extract(
     else:
         log.info(f"{title}: features found in the store, no image decoded")
     for conversion, count in sorted(extraction.conversions.items()):
-        log.info(f"{source.name}: {count} images: {conversion}")
+        log.info(f"{source.name}: {count} images: {conversion}", extra={"once": True})  # pixels meet the same images
     if extraction.unreadable:
         log.warning(
             f"{source.name}: {len(extraction.unreadable)} of {len(source)} images cannot be read and are left out"

@@ -504,10 +504,20 @@ class Result:
         """Return weights, layer, protocol and data in one line."""
         return f"{self.weights.name}, {self.layer}, {self.protocol.name}: {self.data.test.name}, {self.data.how}"
 
+    def __str__(self) -> str:
+        """Return all metrics with their intervals and floors, and the notes."""
+        images = [line] if (line := self.images()) else []
+        return "\n".join([self.title(), *images, tables.as_text(self.metric_rows()), *self.notes])
+
+    def images(self) -> str:
+        """Return the size of the images with its origin in a line; '' where there were none, or no size was set."""
+        steps = [f"{step} {_size(self.preprocessing[step])}" for step in _SIZES if self.preprocessing.get(step)]
+        origin = self.preprocessing.get("origin")
+        return f"images: {', '.join(steps)}" + (f" ({origin})" if origin else "") if steps else ""
+
     def show(self) -> None:
         """Print all metrics with their intervals and floors."""
-        lines = [self.title(), tables.as_text(self.metric_rows()), *self.notes]
-        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.write(f"{self}\n")
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with a line per metric."""
@@ -518,12 +528,46 @@ class Result:
         return f"<p>{html.escape(self.title())}</p>{tables.as_html(self.metric_rows())}"
 
 
+_SIZES = ("resize", "squash", "crop")
+
+
+def _size(size: Any) -> str:
+    """Return the height x width of a step, or its single number.
+
+    >>> _size((224, 224)), _size(256)
+    ('224x224', '256')
+    """
+    return "x".join(map(str, size)) if isinstance(size, list | tuple) else str(size)
+
+
 class Results(list[Result]):
     """List of results that notebooks display as a table.
+
+    `print` shows the same; the single result's metrics are `results[0].metrics`, or `results.metrics`.
 
     >>> Results().to_pandas().empty
     True
     """
+
+    @property
+    def metrics(self) -> dict[str, MetricValue]:
+        """Metrics of the only result.
+
+        Raises:
+            AttributeError: there are several results, or none.
+        """
+        if len(self) != 1:
+            raise AttributeError(
+                f"{len(self)} results have no metrics in common: take those of one, results[0].metrics"
+            )
+        return self[0].metrics
+
+    def __repr__(self) -> str:
+        """Return a line per result, the leading metric with its interval, and the preprocessing of the images."""
+        images = dict.fromkeys(line for result in self if (line := result.images()))
+        return "\n".join([tables.as_text(self._rows()), *images]) if self else "no results"
+
+    __str__ = __repr__
 
     def _rows(self) -> list[dict[str, Any]]:
         """Return the rows of the short table."""
@@ -531,8 +575,8 @@ class Results(list[Result]):
         return [{name: result.row()[name] for name in short} for result in self]
 
     def show(self) -> None:
-        """Print a line per result: the leading metric with its interval."""
-        sys.stdout.write(tables.as_text(self._rows()) + "\n")
+        """Print a line per result, the leading metric with its interval, and the preprocessing of the images."""
+        sys.stdout.write(f"{self}\n")
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with a line per result, and a column per metric."""

@@ -50,6 +50,7 @@ def test_help_loads_nothing_heavy(arguments):
         ),
         (["knn", "--weights", "random", "--data", "photos"], "needs --backbone"),
         (["nkn", "--weights", "weights.pth"], "nkn"),
+        (["knn", "--features", "x.npy", "--labels", "y.npy", "--limit", "9"], "--limit does not go with --features"),
         (["knn", "--wieghts", "weights.pth"], "wieghts"),
     ],
 )

@@ -131,6 +131,13 @@ def test_holes_classes_and_the_csv_are_on_the_page(page):
     assert base64.b64decode(encoded[1]).decode().startswith("weights,backbone,layer")
 
 
+def test_a_single_network_is_drawn_beside_its_floors_and_names_break_between_words(tmp_path):
+    to_html(table([make("long_name.torch", 80.0, floors=FLOORS)]), tmp_path / "board.html")
+    text = (tmp_path / "board.html").read_text(encoding="utf-8")
+    assert "dashed: chance 10.00" in text and "far off" not in text
+    assert "<span>long_<wbr>name.<wbr>torch</span>" in text
+
+
 @pytest.mark.parametrize("names", [("a", "b"), ("a",)])
 def test_ranks_are_drawn_for_three_columns(names):
     results = [make(name, 50.0 + i, p) for i, name in enumerate(names) for p in ("knn", "svm", "linear")]

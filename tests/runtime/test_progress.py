@@ -50,6 +50,20 @@ def test_lines_without_a_terminal_have_the_rate_of_the_last_seconds(clock, capsy
     assert set(rates) == {"50"}
 
 
+def test_a_job_that_ends_before_its_first_line_has_none(clock, capsys):
+    lines = terminal.ProgressLines()
+    for done in (64, 128):
+        lines("net on photos", done, 128)
+    assert capsys.readouterr().err == "", "the result that follows has the number and the rate"
+    for done in (64, 128):
+        clock.now += 11
+        lines("net on photos", done, 128)
+    assert [line[:24] for line in capsys.readouterr().err.splitlines()] == [
+        "net on photos: 64 of 128",
+        "net on photos: 128 of 12",
+    ]
+
+
 def test_a_warning_is_printed_once_and_with_its_number_at_the_end(capsys):
     terminal.show_messages()
     log = logging.getLogger("sslbench")

@@ -42,8 +42,21 @@ def check(train: Source, test: Source, *, labels: bool = True, copies: bool = Tr
     if labels and not problems:
         findings += _classes(train, test)
         findings += _LABEL_CHECKS[train.labels.kind](train, test)
-    findings += [Finding("note", note) for note in dict.fromkeys((*train.notes, *test.notes))]
+    findings += [Finding("note", note) for note in _grouped((*train.notes, *test.notes))]
     return by_level(findings)
+
+
+def _grouped(notes: Sequence[str]) -> list[str]:
+    """Return notes 'PLACE: TEXT' with the places of one text in one note.
+
+    >>> _grouped(("a/: 3 empty", "b/: 3 empty", "b/: odd"))
+    ['a/, b/: 3 empty', 'b/: odd']
+    """
+    places: dict[str, list[str]] = {}
+    for note in dict.fromkeys(notes):
+        place, _, text = note.partition(": ")
+        places.setdefault(text, []).append(place)
+    return [", ".join(found) + (f": {text}" if text else "") for text, found in places.items()]
 
 
 def raise_on_errors(findings: Sequence[Finding]) -> None:

@@ -316,7 +316,10 @@ def label_problems(train: Source, test: Source) -> list[str]:
     unlabelled = [part.name for part in (train, test) if not part.labels.labelled]
     if unlabelled:
         verb = "has" if len(unlabelled) == 1 else "have"
-        remedy = "give a folder with a sub-folder per class, or a table or manifest with labels"
+        remedy = (
+            "give a folder with a sub-folder per class, or a table or manifest with labels "
+            "(--label-col, in Python label_column, names their column)"
+        )
         if ORIGIN in train.attributes:
             remedy = "joined sources have labels only if each has; sslbench check-data lists those without"
         return [f"{' and '.join(unlabelled)} {verb} no labels: {remedy}"]

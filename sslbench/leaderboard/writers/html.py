@@ -2,11 +2,13 @@
 
 import base64
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup, escape
 
 from sslbench.leaderboard.columns import cell_records, extra_text, mean_train
 from sslbench.leaderboard.model import Board, Cell, Row, value
@@ -34,6 +36,7 @@ def to_html(board: Board, path: Path, title: str = "Leaderboard") -> None:
     """
     source = Path(__file__).with_name("board.html.jinja").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.filters["breakable"] = _breakable
     page = environment.from_string(source).render(
         board=board,
         find=find,
@@ -47,6 +50,11 @@ def to_html(board: Board, path: Path, title: str = "Leaderboard") -> None:
         width=plots.WIDTH,
     )
     tables.write_text(path, page)
+
+
+def _breakable(label: str) -> Markup:
+    """Return a name in HTML that may be broken after _ . / and -, rather than inside its words."""
+    return Markup(re.sub(r"([_./-])(?=.)", r"\1<wbr>", str(escape(label))))
 
 
 def _blocks(board: Board) -> list[tuple[str, list[dict[str, Any]]]]:

@@ -80,7 +80,8 @@ def _plot(board: Board, position: int) -> Plot | None:
     entries.sort(key=lambda entry: -sign * (entry[0].value or 0.0))
     ends = [v for metric, *_ in entries for v in (metric.value, metric.low, metric.high) if v is not None]
     spread = max(ends) - min(ends) or 1.0
-    near = [v for v in floors.values() if min(ends) - _FAR * spread <= v <= max(ends) + _FAR * spread]
+    reach = _FAR * spread if len(entries) > 1 else math.inf  # a single value is compared with its floors alone
+    near = [v for v in floors.values() if min(ends) - reach <= v <= max(ends) + reach]
     low, high = _range([*ends, *near])
 
     def place(number: float | None) -> float | None:

@@ -125,6 +125,9 @@ def plan_embeddings(
     ctx: click.Context, chosen: EvalOptions, names: Sequence[str], values: Mapping[str, Any]
 ) -> EmbeddingsPlan:
     """Return the evaluation of --features; arguments and errors as for `make_plan`."""
+    if names and not chosen.presets:
+        refuse_unused(ctx, chosen, names)  # before anything heavy is imported
+
     from sslbench import evaluation
     from sslbench.cli.commands.eval.presets import mark_changes
 
