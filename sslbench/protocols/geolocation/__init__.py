@@ -9,6 +9,9 @@ All test images are scored, also those outside all cells. Chance is the expectat
 of their training images.
 """
 
+import dataclasses
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,14 +22,17 @@ from sslbench.features.array import Features
 from sslbench.labels import LABELS
 from sslbench.metrics.geolocation import ACCURACY, MEAN_ERROR, REGION, great_circle_distances, located_within
 from sslbench.metrics.summary import summarise_places
+from sslbench.protocols._parts.costs import summary_cost
 from sslbench.protocols._parts.selection import check_features
 from sslbench.protocols.geolocation.cells import Cells, leaf_indices, mean_places, partition
 from sslbench.protocols.geolocation.settings import Settings
 from sslbench.protocols.linear import LinearProbe, train_probe
 from sslbench.protocols.linear import check as check_linear
+from sslbench.protocols.linear.cost import probe_cost
 from sslbench.protocols.linear.settings import Settings as LinearSettings
-from sslbench.protocols.protocol import OnFeatures, Protocol
+from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
+from sslbench.runtime.cost import Cost
 
 _ROWS = 4096  # rows classified together, so that the scores of all cells need little memory
 
@@ -200,9 +206,17 @@ def _describe(cells: Cells, numbers: IntArray, true: FloatArray, places: FloatAr
     return f"{text}; with every test image in its own cell, {100 * best:.1f} % would lie within 200 km."
 
 
+def cost(settings: Settings, shapes: Shapes) -> Cost:
+    """Return the work of the classifier and of the metrics; the number of cells is a guess: two per full one."""
+    cells = max(2, min(shapes.train // settings.min_images, 2 * math.ceil(shapes.train / settings.max_images)))
+    of_cells = dataclasses.replace(shapes, classes=cells, labels="single")
+    located = Cost(double=2.0 * (shapes.train + shapes.test) * shapes.width * cells)
+    return probe_cost(_linear(settings), of_cells) + located + summary_cost("value", shapes.test, 2)
+
+
 PROTOCOL = Protocol(
     version=1,
     summary="Place of an image: a linear classifier of cells of the globe, scored in kilometres.",
     settings=Settings,
-    kind=OnFeatures(check, run, label_kinds=frozenset({"value"}), check_test=check_test),
+    kind=OnFeatures(check, run, cost, label_kinds=frozenset({"value"}), check_test=check_test),
 )
