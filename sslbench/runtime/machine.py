@@ -58,7 +58,7 @@ def measure_speed(clock: Callable[[], float] = time.perf_counter) -> Speed:
     Args:
         clock: function that returns seconds.
     """
-    import faiss  # type: ignore[import-untyped]
+    import faiss
 
     generator = np.random.default_rng(0)
     narrow = generator.standard_normal((_SIDE, _SIDE), dtype=np.float32)

@@ -40,7 +40,11 @@ def _draw_cost(settings: Settings, shapes: Shapes, rows: int, k: int) -> Cost:
         chosen = costs * folds if costs > 1 and folds > 1 else 0
         problems = shapes.classes * (chosen + (costs if chosen else 1))
         rotation = rotation_cost(rows, shapes.width)
-        return rotation + problems_cost(rows, shapes.width, problems, shapes.classes * max(1, folds)).beside(rotation.memory) + scored
+        return (
+            rotation
+            + problems_cost(rows, shapes.width, problems, shapes.classes * max(1, folds)).beside(rotation.memory)
+            + scored
+        )
     chosen = len(settings.c) * folds if len(settings.c) > 1 and folds > 1 else 0
     rank = min(rows, shapes.width)
     fits = logistic_cost(rows, rank, shapes.classes, chosen + 1).beside(2 * DOUBLE * float(rows) * rank)
