@@ -62,6 +62,8 @@ class Part:
         stored: bytes of features to be stored.
         written: bytes of files of scores.
         remark: work that is not counted, or the reason why nothing is.
+        task: of a protocol on features.
+        shapes: of its features, the largest ones.
     """
 
     name: str
@@ -70,6 +72,8 @@ class Part:
     stored: float = 0.0
     written: float = 0.0
     remark: str = ""
+    task: Task | None = None
+    shapes: Shapes | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,12 +97,8 @@ class Estimate:
         """Time of the stages that are estimated."""
         return sum(part.seconds or 0.0 for part in self.parts)
 
-    def check(self, tasks: Sequence[Task], shapes: Shapes | None) -> None:
+    def check(self) -> None:
         """Refuse what does not fit into memory or on disk.
-
-        Args:
-            tasks: for the settings that help.
-            shapes: of the features, to name a protocol that fits.
 
         Raises:
             ResourceError: names the stage, both sizes, and what helps.
@@ -109,7 +109,7 @@ class Estimate:
                 raise ResourceError(
                     f"{part.name} needs about {size_text(part.memory)} of memory, and "
                     f"{size_text(self.free_memory)} are free; no image was decoded",
-                    f"{_smaller(part, tasks, shapes, self.free_memory)} {way_out}",
+                    f"{_smaller(part, self.free_memory)} {way_out}",
                 )
         stored, written = sum(p.stored for p in self.parts), sum(p.written for p in self.parts)
         if stored > self.free_store:
@@ -135,16 +135,24 @@ class Estimate:
         return text + (f"; not estimated: {', '.join(unknown)}" if unknown else "")
 
 
-def _smaller(part: Part, tasks: Sequence[Task], shapes: Shapes | None, free: float) -> str:
-    """Return what makes a protocol take less memory."""
-    task = next((task for task in tasks if part.name.startswith(task.protocol)), None)
+def _smaller(part: Part, free: float) -> str:
+    """Return what makes a protocol fit into memory."""
     advice = ["--limit N (fewer samples)"]
-    if task is not None and hasattr(task.settings, "max_memory"):
-        advice.insert(0, f"max_memory={task.settings.max_memory / 2:g}")
-    if task is not None and shapes is not None:
+    if part.task is not None and part.shapes is not None:
+        task, shapes = part.task, part.shapes
+        if (memory := getattr(task.settings, "max_memory", None)) is not None:
+            for smaller in (memory / divisor for divisor in (2, 4, 8, 16)):
+                cost = _cost_of(dataclasses.replace(task, settings=_with_memory(task.settings, smaller)), shapes)
+                if isinstance(cost, Cost) and cost.memory <= free:
+                    advice.insert(0, f"max_memory={smaller:g}")
+                    break
         fitting = [name for name in _OTHERS if name != task.protocol and _fits(name, shapes, free)]
         advice += [f"another protocol that fits ({', '.join(fitting)})"] if fitting else []
     return f"Use {', or '.join(advice)}."
+
+
+def _with_memory(settings: Any, memory: float) -> Any:
+    return dataclasses.replace(settings, max_memory=memory)
 
 
 def _fits(name: str, shapes: Shapes, free: float) -> bool:
@@ -202,7 +210,7 @@ def announce(prepared: Prepared, store: Path, out: Path) -> None:
     if not prepared.run.estimate or _evidently_short(prepared, store):
         return
     found = estimate(prepared, store, out)
-    found.check(prepared.request.tasks, first_shapes(prepared))
+    found.check()
     _tell(found)
 
 
@@ -214,9 +222,12 @@ def announce_features(pair: FeaturePair, tasks: Sequence[Task], run: RunSettings
     costs = [_cost_of(task, shapes) for task in tasks]
     if sum(machine.SLOW.seconds(each) for each in costs if isinstance(each, Cost)) < _SHORT:
         return
-    parts = [_part(task.protocol, each, 1) for task, each in zip(tasks, costs, strict=True)]
+    parts = [
+        dataclasses.replace(_part(task.protocol, each, 1), task=task, shapes=shapes)
+        for task, each in zip(tasks, costs, strict=True)
+    ]
     found = Estimate(tuple(parts), machine.free_memory(), machine.free_disk(out), machine.free_disk(out))
-    found.check(tasks, shapes)
+    found.check()
     _tell(found)
 
 
@@ -371,13 +382,6 @@ def _task_shapes(prepared: Prepared, task: Task, width: int, layer: Layer) -> Sh
     return _shapes(data.train.labels, len(data.train), len(data.test), width, layer, size[0] * size[1])
 
 
-def first_shapes(prepared: Prepared) -> Shapes | None:
-    """Return the shapes of the first protocol's features, as wide as they may be; None for one on images."""
-    if isinstance(_kind(prepared.request.tasks[0]), OnImages):
-        return None
-    return _task_shapes(prepared, prepared.request.tasks[0], _WIDE, prepared.layers[0])
-
-
 def _cost_of(task: Task, shapes: Shapes) -> Cost | NotEstimated:
     kind = _kind(task)
     if isinstance(kind, OnImages):
@@ -411,7 +415,8 @@ def _feature_parts(
                 widths += [] if rate is None else [rate.widths.get(layer.text, next(iter(rate.widths.values())))]
             for width in widths:
                 shapes = _task_shapes(prepared, task, width, layer)
-                total = _joined(total, _part(task.protocol, _cost_of(task, shapes), shares))
+                stage = _part(task.protocol, _cost_of(task, shapes), shares)
+                total = _joined(total, dataclasses.replace(stage, task=task, shapes=shapes))
         if total is not None:
             floors = f" with {_count(len(beside), 'floor', 'floors')}" if beside else ""
             layers = f", {len(prepared.layers)} layers" if len(prepared.layers) > 1 else ""
@@ -426,10 +431,10 @@ def _joined(total: Part | None, part: Part) -> Part:
     """Return two stages of one protocol as one."""
     if total is None or total.seconds is None or part.seconds is None:
         return part if total is None else total
+    larger = max(total, part, key=lambda each: each.memory)
     return dataclasses.replace(
-        total,
+        larger,
         seconds=total.seconds + part.seconds,
-        memory=max(total.memory, part.memory),
         written=total.written + part.written,
     )
 

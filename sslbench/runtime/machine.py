@@ -12,9 +12,9 @@ import numpy as np
 from sslbench.runtime.cost import Cost
 
 _SIDE = 1024  # of the square matrices that are multiplied: larger than the caches, a few hundredths of a second
-_SEARCHED = (512, 8192, 256)  # queries, rows and width of the search that is timed
+_SEARCHED = (256, 8192, 256)  # queries, rows and width of the search that is timed
 _BYTES = 2**25  # of the array that is passed over
-_ROUNDS = 3  # of each measurement, of which the fastest counts
+_ROUNDS = 2  # of each measurement, of which the fastest counts
 _CALL = 1e-5  # seconds of a call of an array function on a small array, with the Python code around it
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")

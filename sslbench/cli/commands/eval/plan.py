@@ -103,7 +103,7 @@ def _print_estimate(prepared: Prepared, store: Path, out: Path) -> None:
     ]
     rows += [("in all", estimate.time_text(found.seconds), ""), ("free", ", ".join(free), "")]
     section("estimate, measured on this machine", rows)
-    found.check(prepared.request.tasks, estimate.first_shapes(prepared))
+    found.check()
 
 
 def _published(request: "Request") -> list["Preset | Benchmark"]:
