@@ -34,6 +34,8 @@ from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.runtime.cost import Cost
 
+_SORTED, _WEIGHT_HELD = 5000, 100  # bytes per weight of a half-sample: weighted medians of distances
+_WEIGHTS = 4_000_000  # weights in memory at a time, `metrics.intervals`
 _ROWS = 4096  # rows classified together, so that the scores of all cells need little memory
 
 
@@ -207,11 +209,17 @@ def _describe(cells: Cells, numbers: IntArray, true: FloatArray, places: FloatAr
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:
-    """Return the work of the classifier and of the metrics; the number of cells is a guess: two per full one."""
-    cells = max(2, min(shapes.train // settings.min_images, 2 * math.ceil(shapes.train / settings.max_images)))
+    """Return the work of the classifier and of the metrics.
+
+    The number of cells follows from the places; the geometric mean of the fewest and the most is taken.
+    """
+    fewest, most = 2 * math.ceil(shapes.train / settings.max_images), shapes.train / settings.min_images
+    cells = max(2, round(math.sqrt(fewest * most)))
     of_cells = dataclasses.replace(shapes, classes=cells, labels="single")
     located = Cost(double=2.0 * (shapes.train + shapes.test) * shapes.width * cells)
-    return probe_cost(_linear(settings), of_cells) + located + summary_cost("value", shapes.test, 2)
+    weights = 1000.0 * shapes.test
+    medians = Cost(traffic=weights * _SORTED, memory=min(weights, _WEIGHTS) * _WEIGHT_HELD)
+    return probe_cost(_linear(settings), of_cells) + located + medians + summary_cost("value", shapes.test, 2)
 
 
 PROTOCOL = Protocol(
