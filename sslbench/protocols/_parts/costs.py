@@ -23,7 +23,7 @@ _BYTES_OF_VALUE = 1300  # per weight: metrics of numbers
 _BYTES_COMPARED = 100  # per pair of rows: comparison of their scores
 _WEIGHT_HELD = 28  # bytes held per weight
 
-_PAIR = 128  # bytes per pair of rows: choice of the nearest
+_PAIR = 70  # bytes per pair of rows: choice of the nearest
 _REFINED = 65  # bytes per number of a candidate that is compared in double precision
 _CANDIDATE = 64  # bytes held per candidate, `solvers.neighbours`
 _MOST_QUERIES = 4096  # rows of test per block
