@@ -108,14 +108,14 @@ class Estimate:
             if self.free_memory is not None and part.memory > self.free_memory:
                 raise ResourceError(
                     f"{part.name} needs about {size_text(part.memory)} of memory, and "
-                    f"{size_text(self.free_memory)} are free; no image was decoded",
+                    f"{size_text(self.free_memory)} are free; nothing was extracted",
                     f"{_smaller(part, self.free_memory)} {way_out}",
                 )
         stored, written = sum(p.stored for p in self.parts), sum(p.written for p in self.parts)
         if stored > self.free_store:
             raise ResourceError(
                 f"the features take about {size_text(stored)} in the feature store, where "
-                f"{size_text(self.free_store)} are free; no image was decoded",
+                f"{size_text(self.free_store)} are free; nothing was extracted",
                 "Give --feature-dtype float16 (half), --store on another disk, fewer --layers, --no-floors or --limit; "
                 f"linear-online and segmentation store none. {way_out}",
             )
