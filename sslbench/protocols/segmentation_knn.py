@@ -45,9 +45,9 @@ from sslbench.solvers.upsampling import upsampled_classes
 _QUERIES = 1 << 16
 """Patches searched at a time."""
 _RESAMPLES = 1000
-_PIXEL = 200  # bytes per pixel of a map that is decoded and counted
+_PIXEL = 100  # bytes per pixel of a map that is decoded and counted
 _UPSAMPLED = 12  # bytes per pixel and class
-_CALLS = 60  # calls of array functions per map
+_CALLS = 30  # calls of array functions per map
 
 
 @dataclasses.dataclass(frozen=True)

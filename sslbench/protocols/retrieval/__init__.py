@@ -438,12 +438,14 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
         total += search_cost(database, rows, kept, number, memory) if number else Cost()
     number = settings.predictions + _SHOWN_IMAGES
     total += search_cost(database, queries if settings.predictions else _SHOWN_QUERIES, kept, number, memory)
-    block = min(queries, _MOST_QUERIES) * float(database) * DOUBLE
+    at_once = min(queries, _MOST_QUERIES)
+    # Similarities of a block of queries with all images, and the product of one block of images before it is copied.
+    block, product = at_once * float(database) * DOUBLE, at_once * float(min(database, _MOST_QUERIES)) * DOUBLE
     ranked = Cost(
         double=2.0 * queries * database * kept,
         traffic=float(queries) * database * _RANKED + (database + queries) * kept * 6.0 * DOUBLE,
         calls=queries * _CALLS,
-        memory=min(block, 0.75e9 * memory) + min(_ROWS, database) * 2.0 * DOUBLE * kept,
+        memory=min(block, 0.75e9 * memory) + product + min(_ROWS, database) * 2.0 * DOUBLE * kept,
     )
     copies = FLOAT * float(kept) * (database + (queries if settings.database == "train" else 0))
     return (total + ranked).beside(copies)
