@@ -42,5 +42,9 @@ class StoreError(SslbenchError):
     """Feature store that is incomplete, inconsistent or being written by another process."""
 
 
+class ResourceError(SslbenchError):
+    """Evaluation that is estimated not to fit into memory or on disk."""
+
+
 class ResultError(SslbenchError):
     """Result record that cannot be read, or results that cannot be compared."""

@@ -18,7 +18,7 @@ GROUPS = {
     "Preprocessing": ("resize", "crop", "interpolation", "scales", "mean", "std"),
     "Embeddings made elsewhere": ("features", "labels", "test_features", "test_labels", "features_path", "labels_path"),
     "Protocol": (
-        *("benchmarks", "presets", "suite", "max_memory", "no_floors", "no_overlaps", "on_the_fly"),
+        *("benchmarks", "presets", "suite", "max_memory", "no_floors", "no_overlaps", "no_estimate", "on_the_fly"),
         *("classes_path", "top_k", "threshold", "k", "iterations", "debiased"),
     ),
     "Training": (

@@ -40,6 +40,9 @@ class RunSettings:
     start_method: StartMethod = setting("auto", "start method of the decoding processes")
     floors: bool = setting(True, "also score chance, the majority class, pixels and the untrained backbone")
     overlaps: bool = setting(True, "search test images that also occur in train, and also score without them")
+    estimate: bool = setting(
+        True, "estimate time, memory and disk before long work, and refuse what does not fit", changes_result=False
+    )
     on_the_fly: bool = setting(False, "grids of features: compute them when they are read, and store none")
     baseline: bool = setting(
         False, "protocols that train on images or score many sets: also run the untrained backbone; twice the time"

@@ -20,6 +20,7 @@ from sslbench.evaluation import floors, overlaps
 from sslbench.evaluation.corruption_curves import write_curves
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.dense import on_places
+from sslbench.evaluation.estimate import announce, announce_features
 from sslbench.evaluation.groups import check_groups, groups_of_features, with_details
 from sslbench.evaluation.images import evaluate_on_images
 from sslbench.evaluation.neighbours import write_sheet
@@ -163,8 +164,11 @@ def evaluate(
         which only help to encode and to train.
 
     Raises:
+        ResourceError: the evaluation is estimated not to fit into memory or on disk.
         DataError: unreadable images, features that are not finite, labels that a protocol cannot use.
     """
+    if this_process().rank == 0:
+        announce(prepared, store, out)
     on_images = [task for task in prepared.request.tasks if is_on_images(task)]
     results = evaluate_on_images(prepared, on_images, out=out, command=command, progress=progress) if on_images else []
     on_features = [task for task in prepared.request.tasks if not is_on_images(task)]
@@ -266,6 +270,7 @@ def evaluate_features(
                 f"{task.protocol} takes images and cannot run on features",
                 "Give --weights and --data, or use a protocol on features, such as linear.",
             )
+    announce_features(pair, tasks, run, out)
     suspected = overlaps.find_among_features(pair.train, pair.test, run)
     results = []
     for task in tasks:

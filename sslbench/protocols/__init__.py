@@ -9,11 +9,14 @@ from sslbench.protocols.protocol import (
     FileClassifier,
     FileClassifierChoice,
     ImageSet,
+    ImageWork,
+    NotEstimated,
     OnFeatures,
     OnImages,
     OnObjects,
     OnSets,
     Protocol,
+    Shapes,
 )
 
 __all__ = [
@@ -21,11 +24,14 @@ __all__ = [
     "FileClassifier",
     "FileClassifierChoice",
     "ImageSet",
+    "ImageWork",
+    "NotEstimated",
     "OnFeatures",
     "OnImages",
     "OnObjects",
     "OnSets",
     "Protocol",
+    "Shapes",
     "find",
 ]
 

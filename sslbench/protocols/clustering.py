@@ -26,12 +26,16 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.labels import LABELS
 from sslbench.metrics.clustering import NAMES, ContingencyTable, agreement, agreement_with_intervals, silhouette
+from sslbench.protocols._parts.costs import DOUBLE, FLOAT
 from sslbench.protocols._parts.selection import check_features
-from sslbench.protocols.protocol import OnFeatures, Protocol
+from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
+from sslbench.runtime.cost import Cost
 from sslbench.steps import counted
 
 _HEADLINE = "ari"
+_MOVED = 8  # bytes per number and iteration: means of the clusters
+_AGREED = 500  # bytes per weight of a half-sample
 _SETTLED = 1e-4  # relative change of the sum of squares in the last iteration
 
 
@@ -208,9 +212,30 @@ def _spread(runs: list[_Clusters], train: Features, test: Features, settings: Se
     }
 
 
+def cost(settings: Settings, shapes: Shapes) -> Cost:
+    """Return the work of all starts of k-means, of the silhouette, and of the agreement on half-samples."""
+    ks = settings.k or (min(shapes.classes, shapes.train),)
+    size = float(shapes.train) * shapes.width
+    drawn = min(shapes.test, settings.silhouette_samples)
+    passes = settings.restarts * (settings.iterations + 1)
+    searched = sum(ks) * (size + float(shapes.test) * shapes.width / settings.iterations)
+    agreed = 1000.0 * shapes.test
+    copies = FLOAT * (size + float(shapes.test) * shapes.width)
+    silhouette = DOUBLE * (1.2 * float(drawn) ** 2 + 2.0 * drawn * shapes.width)
+    return Cost(
+        search=2 * searched * passes,
+        double=2.0 * drawn**2 * shapes.width,
+        traffic=passes * len(ks) * size * _MOVED + agreed * _AGREED + drawn**2 * 10 * DOUBLE,
+        calls=passes * len(ks) * 20 + 1000 * 30,
+        # Rows of length 1 are made from a quotient that is there at the same time.
+        memory=(2 if settings.normalise else 1) * copies + silhouette,
+        scores=float(FLOAT * shapes.test * shapes.classes),
+    )
+
+
 PROTOCOL = Protocol(
     version=2,
     summary="k-means on frozen features: agreement of the clusters with the classes.",
     settings=Settings,
-    kind=OnFeatures(check, run, label_kinds=frozenset({"single"})),
+    kind=OnFeatures(check, run, cost, label_kinds=frozenset({"single"})),
 )

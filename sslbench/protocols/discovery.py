@@ -40,7 +40,7 @@ from sslbench.protocols._parts.objects import (
 from sslbench.protocols._parts.own_sizes import mapped_images
 from sslbench.protocols._parts.pictures import FOUND, TRUE, chosen_by_score, sheet, with_boxes
 from sslbench.protocols._parts.untrained import MapRun, without_training
-from sslbench.protocols.protocol import BOXES, Protocol
+from sslbench.protocols.protocol import BOXES, ImageWork, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.solvers.discovery import DiscoveredObject, Mask
 
@@ -187,9 +187,16 @@ def _picture(scored: _Scored, test: Source, preprocessing: Preprocessing) -> byt
     return sheet(test, chosen, captions, draw, preprocessing)
 
 
+def work(settings: Settings, shapes: Shapes) -> ImageWork:
+    """Return one pass per image."""
+    return ImageWork(shapes.test, rest="the search for regions in the maps")
+
+
 PROTOCOL = Protocol(
     version=1,
     summary="discovery of one object per image, without training: LOST, TokenCut or DINO-seg.",
     settings=Settings,
-    kind=without_training(check, maps_of_rows, score, label_kinds=BOXES, part=lambda settings: settings.part),
+    kind=without_training(
+        check, maps_of_rows, score, work=work, label_kinds=BOXES, part=lambda settings: settings.part
+    ),
 )

@@ -18,11 +18,14 @@ from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics import spectrum
+from sslbench.protocols._parts.costs import DOUBLE, EIGEN
 from sslbench.protocols._parts.selection import check_finite
-from sslbench.protocols.protocol import ANY_LABELS, OnFeatures, Part, Protocol
+from sslbench.protocols.protocol import ANY_LABELS, OnFeatures, Part, Protocol, Shapes
 from sslbench.results import Outcome
+from sslbench.runtime.cost import Cost
 
 _FEWEST = 2
+_COMPARED = 80  # bytes per pair of samples: exponential of the distance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,9 +116,20 @@ def _metrics(features: Features, settings: Settings) -> dict[str, tuple[float, f
     return metrics
 
 
+def cost(settings: Settings, shapes: Shapes) -> Cost:
+    """Return the work of two spectra, and of the similarities of all pairs."""
+    rows = float(min(shapes.train if settings.part == "train" else shapes.test, settings.samples))
+    rank = min(rows, shapes.width)
+    return Cost(
+        double=8 * rows * shapes.width * rank + 2 * EIGEN * rank**3 + 2 * rows**2 * shapes.width,
+        traffic=rows**2 * _COMPARED + rows * shapes.width * 20 * DOUBLE,
+        memory=4 * DOUBLE * rows * shapes.width + 3 * DOUBLE * rank**2,
+    )
+
+
 PROTOCOL = Protocol(
     version=2,
     summary="Rank, spectrum and uniformity of frozen features; no labels are needed.",
     settings=Settings,
-    kind=OnFeatures(check, run, label_kinds=ANY_LABELS, part=part),
+    kind=OnFeatures(check, run, cost, label_kinds=ANY_LABELS, part=part),
 )

@@ -23,13 +23,16 @@ from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
+from sslbench.protocols._parts.costs import DOUBLE, search_cost, summary_cost
 from sslbench.protocols._parts.selection import check_features, holdout_rows, is_better, no_holdout, percent
-from sslbench.protocols.protocol import OnFeatures, Part, Protocol
+from sslbench.protocols.protocol import OnFeatures, Part, Protocol, Shapes
 from sslbench.results import Outcome
+from sslbench.runtime.cost import Cost
 from sslbench.solvers.neighbours import Engine, Scope, nearest
 
 _DEFAULT_K = (10, 20, 100, 200)
 _HOLDOUT = 0.1
+_VOTE = 100  # bytes per neighbour that votes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,9 +316,25 @@ def vote(similarity: FloatArray, neighbours: IntArray, labels: Labels, settings:
     return scores
 
 
+def cost(settings: Settings, shapes: Shapes) -> Cost:
+    """Return the work of the search, of the choice of k on held-out rows, and of the metrics."""
+    usable = [k for k in settings.k if k <= shapes.train] or [shapes.train]
+    rows, memory = shapes.train, settings.max_memory
+    queries = shapes.train if settings.leave_one_out else shapes.test
+    chosen = _HOLDOUT * shapes.train if len(usable) > 1 and not settings.leave_one_out else 0
+    search = search_cost(rows, queries, shapes.width, max(usable), memory, masked=settings.leave_one_out)
+    choice = search_cost(rows, chosen, shapes.width, max(usable), memory, masked=True) if chosen else Cost()
+    # Scores of one k at a time: weights of the neighbours, then votes.
+    votes = Cost(
+        traffic=len(usable) * (queries + chosen) * (max(usable) * _VOTE + 4 * DOUBLE * shapes.classes),
+        memory=max(queries, chosen) * (2 * DOUBLE * shapes.classes + 4 * DOUBLE * max(usable)),
+    )
+    return search + choice + votes + summary_cost(shapes.labels, queries, shapes.classes)
+
+
 PROTOCOL = Protocol(
     version=2,
     summary="Weighted k-nearest-neighbour classification of frozen features.",
     settings=Settings,
-    kind=OnFeatures(check, run, part=part, class_subsets=True),
+    kind=OnFeatures(check, run, cost, part=part, class_subsets=True),
 )

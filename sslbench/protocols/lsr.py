@@ -27,14 +27,17 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.classification import top_k_accuracy
 from sslbench.protocols._parts import few_shot
+from sslbench.protocols._parts.costs import DOUBLE, EIGEN, summary_cost
 from sslbench.protocols._parts.few_shot import Draw, Fitted, LearningCurve, check_labels, usable_k
 from sslbench.protocols._parts.selection import check_features, for_all_classes, is_better
-from sslbench.protocols.protocol import OnFeatures, Protocol
+from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
+from sslbench.runtime.cost import Cost
 from sslbench.solvers.ridge import LeastSquaresClassifier, fit_classifier
 
 _DEFAULT_K = (1, 5, 10, 25)
 _PUBLISHED_L2 = 1024.0
+_STANDARDISED = 60  # bytes per number that is standardised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,9 +168,33 @@ def _best_on_test(
     return best
 
 
+def cost(settings: Settings, shapes: Shapes) -> Cost:
+    """Return the work of the decompositions, of the scores of test, and of the metrics of the last draws."""
+    each = shapes.train / max(1, shapes.classes)
+    width, draws, classes = shapes.width + 1, settings.draws, shapes.classes
+    size = float(shapes.test) * width
+    total = Cost()
+    for k in [k for k in settings.k if k <= each] or [1]:
+        rows = min(k * classes, shapes.train)
+        rank = min(rows, width)
+        folds = min(settings.folds, k) if len(settings.l2) > 1 else 0
+        fit = 2.0 * rows * width * rank + EIGEN * float(rank) ** 3 + 2.0 * rank * classes * (rows + width)
+        decide = 2.0 * (size + rows * width) * classes
+        tried = len(settings.l2) if settings.select == "test" and len(settings.l2) > 1 else 0
+        total += Cost(
+            double=fit * (1 + folds) + decide * (1 + tried),
+            traffic=(size * (1 + tried) + rows * width) * _STANDARDISED,
+            memory=2 * DOUBLE * size + DOUBLE * (2.0 * rows * width + 2.0 * rank * (rank + width)),
+        ).times(draws)
+    resamples = max(100, 1000 // draws)
+    summary = summary_cost(shapes.labels, shapes.test, classes, resamples=resamples).times(draws)
+    found = (total + summary).beside(draws * float(shapes.test) * classes * DOUBLE)
+    return dataclasses.replace(found, scores=summary.scores * draws)
+
+
 PROTOCOL = Protocol(
     version=2,
     summary="Few-shot least squares in closed form, as big_vision's `fewshot_lsr`.",
     settings=Settings,
-    kind=OnFeatures(check, run, label_kinds=frozenset({"single"})),
+    kind=OnFeatures(check, run, cost, label_kinds=frozenset({"single"})),
 )

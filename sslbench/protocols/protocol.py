@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 from sslbench.labels import LabelKind
+from sslbench.runtime.cost import Cost
 
 if typing.TYPE_CHECKING:
     from sslbench.arrays import FloatArray, Matrix
@@ -168,6 +169,55 @@ class RunOnSets(typing.Protocol[S_contra]):
         """
 
 
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+    """Shapes of the features and labels of an evaluation, from which a protocol counts its work.
+
+    Attributes:
+        train: rows of train; of a protocol on one part, those of that part.
+        test: rows of test, likewise.
+        width: numbers per row; of a grid of features, those of all its cells.
+        classes: classes, or numbers, of the labels.
+        labels: kind of the labels.
+        cells: cells of a grid of features.
+        pixels: pixels of a label map.
+    """
+
+    train: int
+    test: int
+    width: int
+    classes: int
+    labels: LabelKind = "single"
+    cells: int = 1
+    pixels: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageWork:
+    """Passes of images through a network, at the size that the backbone takes.
+
+    Attributes:
+        forward: images that are encoded.
+        trained: images that the network is trained on: a pass forward and one back through it.
+        rest: work that is not counted, for the reader of an estimate; '' if that is little.
+    """
+
+    forward: float
+    trained: float = 0.0
+    rest: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class NotEstimated:
+    """Reason why the work of a protocol cannot be told before it runs."""
+
+    reason: str
+
+
+UNKNOWN_COST = NotEstimated("the protocol does not state its work")
+"""Default of protocols of a user's own; built-in ones state their work or a reason of their own."""
+
+
 def both_parts(settings: object) -> Part | None:
     """Return None: train and test are used, whatever the settings."""
     return None
@@ -202,10 +252,12 @@ class OnFeatures(Generic[S]):
         own_classes: it does not learn the classes of train, so test may have others.
         check_test: raises a UsageError or DataError for settings and test samples that do not go together, before any
             image is decoded.
+        cost: work of one run for the shapes at hand; estimates are within a factor of two.
     """
 
     check: "Callable[[S, Labels], None]"
     run: RunOnFeatures[S]
+    cost: Callable[[S, Shapes], Cost] | NotEstimated = UNKNOWN_COST
     label_kinds: frozenset[LabelKind] = CLASSES
     part: Callable[[S], Part | None] = both_parts
     class_subsets: bool = False
@@ -224,11 +276,13 @@ class OnImages(Generic[S]):
         label_kinds: as for `OnFeatures`.
         trains: it trains. Otherwise it takes one part alone, and the untrained backbone beside it by default.
         part: of a protocol that does not train, the part that it takes.
+        work: passes of images through the network of one run; the shapes have no width.
     """
 
     check: "Callable[[S, Labels], None]"
     rows: RowNames[S]
     run: RunOnImages[S]
+    work: Callable[[S, Shapes], ImageWork] | NotEstimated = UNKNOWN_COST
     label_kinds: frozenset[LabelKind] = CLASSES
     trains: bool = True
     part: Callable[[S], Part] = test_part
@@ -246,12 +300,14 @@ class OnSets(Generic[S]):
         label_kinds: as for `OnFeatures`.
         part: as for `OnFeatures`.
         file_classifier: choice of the classifier in the weights file; None: these settings train one.
+        cost: as for `OnFeatures`, without the further sets.
     """
 
     check: "Callable[[S, Labels], None]"
     open_sets: OpenImageSets[S]
     run: RunOnSets[S]
     of_a_set: Callable[[S], S]
+    cost: Callable[[S, Shapes], Cost] | NotEstimated = UNKNOWN_COST
     label_kinds: frozenset[LabelKind] = CLASSES
     part: Callable[[S], Part | None] = both_parts
     file_classifier: Callable[[S], FileClassifierChoice | None] = trains_own_classifier

@@ -37,7 +37,7 @@ from sslbench.protocols._parts.objects import (
 from sslbench.protocols._parts.own_sizes import Fit, mapped_images
 from sslbench.protocols._parts.pictures import FOUND, TRUE, chosen_by_score, sheet, with_mask
 from sslbench.protocols._parts.untrained import MapRun, without_training
-from sslbench.protocols.protocol import FOREGROUND, Protocol
+from sslbench.protocols.protocol import FOREGROUND, ImageWork, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.solvers.discovery import DiscoveredObject, Mask
 
@@ -167,9 +167,16 @@ def _picture(
     return sheet(test, chosen, captions, draw, preprocessing)
 
 
+def work(settings: Settings, shapes: Shapes) -> ImageWork:
+    """Return one pass per image."""
+    return ImageWork(shapes.test, rest="the search for regions in the maps")
+
+
 PROTOCOL = Protocol(
     version=1,
     summary="salient regions without training: the object of TokenCut, LOST or DINO-seg against masks.",
     settings=Settings,
-    kind=without_training(check, maps_of_rows, score, label_kinds=FOREGROUND, part=lambda settings: settings.part),
+    kind=without_training(
+        check, maps_of_rows, score, work=work, label_kinds=FOREGROUND, part=lambda settings: settings.part
+    ),
 )

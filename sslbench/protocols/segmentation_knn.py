@@ -34,8 +34,10 @@ from sslbench.labels import LABELS
 from sslbench.metrics.dense import matching, segmentation
 from sslbench.metrics.intervals import Units, Values
 from sslbench.metrics.summary import summarise, with_intervals
-from sslbench.protocols.protocol import MAPS, OnFeatures, Protocol
+from sslbench.protocols._parts.costs import DOUBLE, FLOAT, search_cost, summary_cost
+from sslbench.protocols.protocol import MAPS, OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
+from sslbench.runtime.cost import Cost
 from sslbench.solvers.in_context import class_counts, sample_patches, shares, weighted_labels
 from sslbench.solvers.neighbours import Engine, nearest
 from sslbench.solvers.upsampling import upsampled_classes
@@ -43,6 +45,9 @@ from sslbench.solvers.upsampling import upsampled_classes
 _QUERIES = 1 << 16
 """Patches searched at a time."""
 _RESAMPLES = 1000
+_PIXEL = 100  # bytes per pixel of a map that is decoded and counted
+_UPSAMPLED = 12  # bytes per pixel and class
+_CALLS = 30  # calls of array functions per map
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,9 +285,28 @@ def _named(areas: IntArray) -> dict[str, float]:
     return dict(zip((metric.name for metric in segmentation.SEGMENTATION), values, strict=True))
 
 
+def cost(settings: Settings, shapes: Shapes) -> Cost:
+    """Return the work of the search among patches, of the label maps, and of the metrics."""
+    width, classes = max(1, shapes.width // shapes.cells), shapes.classes
+    patches, queries = min(settings.memory, shapes.train * shapes.cells), shapes.test * shapes.cells
+    at_once = min(queries, _QUERIES)
+    k = min(settings.k, patches)
+    searched = search_cost(patches, at_once, width, k, settings.max_memory).times(queries / max(1, at_once))
+    # Maps are read once in train and twice in test, the second time for the floor by position.
+    maps = Cost(
+        traffic=(shapes.train + 2.0 * shapes.test) * shapes.pixels * _PIXEL
+        + 2.0 * shapes.test * shapes.pixels * classes * _UPSAMPLED
+        + queries * k * float(classes) * 2 * DOUBLE,
+        calls=(shapes.train + 2.0 * shapes.test) * _CALLS,
+        memory=float(shapes.pixels) * classes * FLOAT,
+    )
+    held = patches * float(FLOAT) * (width + classes) * 2
+    return (searched + maps).beside(held) + summary_cost("map", shapes.test, 3 * classes)
+
+
 PROTOCOL = Protocol(
     version=1,
     summary="semantic segmentation by the labels of the nearest training patches, without training.",
     settings=Settings,
-    kind=OnFeatures(check=check, run=run, label_kinds=MAPS),
+    kind=OnFeatures(check=check, run=run, cost=cost, label_kinds=MAPS),
 )

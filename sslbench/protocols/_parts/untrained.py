@@ -17,7 +17,7 @@ from sslbench.distributed.collectives import rank
 from sslbench.features.extract import ExtractSettings
 from sslbench.labels import LabelKind
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols.protocol import OnImages, Part, test_part
+from sslbench.protocols.protocol import ImageWork, NotEstimated, OnImages, Part, Shapes, test_part
 from sslbench.results import Outcome
 from sslbench.runtime.progress import Progress, StageProgress, stage_progress
 
@@ -87,6 +87,7 @@ def without_training(
     score: Callable[[MapRun[S]], dict[str, Outcome]],
     *,
     label_kinds: frozenset[LabelKind],
+    work: Callable[[S, Shapes], ImageWork] | NotEstimated,
     part: Callable[[S], Part] = test_part,
 ) -> OnImages[S]:
     """Return the functions of a protocol on maps that trains nothing.
@@ -96,6 +97,7 @@ def without_training(
         maps: rows of results with their maps.
         score: outcome of each row; it raises a DataError for images that cannot be used.
         label_kinds: see `OnImages`.
+        work: see `OnImages`.
         part: see `OnImages`.
     """
 
@@ -123,4 +125,4 @@ def without_training(
         encoder = DenseEncoder(backbone, tuple(inputs.values()), device=engine.device, precision=engine.precision)
         return score(MapRun(backbone, layers, encoder, test, settings, seed, engine, progress))
 
-    return OnImages(check, rows, run, label_kinds=label_kinds, trains=False, part=part)
+    return OnImages(check, rows, run, work, label_kinds=label_kinds, trains=False, part=part)

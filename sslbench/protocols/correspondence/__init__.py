@@ -25,7 +25,7 @@ from sslbench.protocols._parts.untrained import MapRun, maps_of_layers, without_
 from sslbench.protocols.correspondence.homographies import match_homographies
 from sslbench.protocols.correspondence.points import match_points
 from sslbench.protocols.correspondence.settings import Settings
-from sslbench.protocols.protocol import Protocol
+from sslbench.protocols.protocol import ImageWork, Protocol, Shapes
 from sslbench.results import Outcome
 
 _OF_SOFT = ("temperature", "radius")
@@ -74,9 +74,14 @@ def score(run: MapRun[Settings]) -> dict[str, Outcome]:
     return match(run, run.test.tuples)
 
 
+def work(settings: Settings, shapes: Shapes) -> ImageWork:
+    """Return one pass for each image of a pair."""
+    return ImageWork(2 * shapes.test, rest="the search for places")
+
+
 PROTOCOL = Protocol(
     version=1,
     summary="Correspondence of keypoints, or of cells under homographies, without training.",
     settings=Settings,
-    kind=without_training(check, maps_of_layers, score, label_kinds=frozenset({"points", "homography"})),
+    kind=without_training(check, maps_of_layers, score, work=work, label_kinds=frozenset({"points", "homography"})),
 )

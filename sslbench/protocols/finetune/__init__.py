@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.protocols.finetune.settings import Settings
-from sslbench.protocols.protocol import CLASSES, OnImages, Protocol
+from sslbench.protocols.protocol import CLASSES, ImageWork, OnImages, Protocol, Shapes
 from sslbench.results import Outcome
 
 if TYPE_CHECKING:
@@ -112,9 +112,23 @@ def run_on_images(  # noqa: PLR0913  the signature of every protocol on images
     return run.outcomes()
 
 
+def work(settings: Settings, shapes: Shapes) -> ImageWork:
+    """Return the images of all trainings: one for each draw of each part of train, and those that choose lr."""
+    parts = [share * shapes.train for share in settings.fractions]
+    parts += [*settings.images, *(number * shapes.classes for number in settings.per_class)]
+    draws = settings.draws if parts else 1
+    candidates = len(settings.lr) * len(settings.weight_decay)
+    trainings = draws * (1 + (candidates * (1 - settings.holdout) if candidates > 1 else 0))
+    trained = 0.0
+    for images in parts or [shapes.train]:
+        each = settings.epochs * images if settings.updates is None else settings.updates * settings.batch_size
+        trained += trainings * each
+    return ImageWork(shapes.test * draws * len(parts or [0]), trained)
+
+
 PROTOCOL = Protocol(
     version=5,
     summary="The whole network trained on the labels of train, with a linear classifier.",
     settings=Settings,
-    kind=OnImages(check, check_images, run_on_images, label_kinds=CLASSES | {"value"}),
+    kind=OnImages(check, check_images, run_on_images, work, label_kinds=CLASSES | {"value"}),
 )

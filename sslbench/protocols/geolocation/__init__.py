@@ -9,6 +9,9 @@ All test images are scored, also those outside all cells. Chance is the expectat
 of their training images.
 """
 
+import dataclasses
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,15 +22,20 @@ from sslbench.features.array import Features
 from sslbench.labels import LABELS
 from sslbench.metrics.geolocation import ACCURACY, MEAN_ERROR, REGION, great_circle_distances, located_within
 from sslbench.metrics.summary import summarise_places
+from sslbench.protocols._parts.costs import summary_cost
 from sslbench.protocols._parts.selection import check_features
 from sslbench.protocols.geolocation.cells import Cells, leaf_indices, mean_places, partition
 from sslbench.protocols.geolocation.settings import Settings
 from sslbench.protocols.linear import LinearProbe, train_probe
 from sslbench.protocols.linear import check as check_linear
+from sslbench.protocols.linear.cost import probe_cost
 from sslbench.protocols.linear.settings import Settings as LinearSettings
-from sslbench.protocols.protocol import OnFeatures, Protocol
+from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
+from sslbench.runtime.cost import Cost
 
+_SORTED, _WEIGHT_HELD = 5000, 100  # bytes per weight of a half-sample: weighted medians of distances
+_WEIGHTS = 4_000_000  # weights in memory at a time, `metrics.intervals`
 _ROWS = 4096  # rows classified together, so that the scores of all cells need little memory
 
 
@@ -200,9 +208,23 @@ def _describe(cells: Cells, numbers: IntArray, true: FloatArray, places: FloatAr
     return f"{text}; with every test image in its own cell, {100 * best:.1f} % would lie within 200 km."
 
 
+def cost(settings: Settings, shapes: Shapes) -> Cost:
+    """Return the work of the classifier and of the metrics.
+
+    The number of cells follows from the places; the geometric mean of the fewest and the most is taken.
+    """
+    fewest, most = 2 * math.ceil(shapes.train / settings.max_images), shapes.train / settings.min_images
+    cells = max(2, round(math.sqrt(fewest * most)))
+    of_cells = dataclasses.replace(shapes, classes=cells, labels="single")
+    located = Cost(double=2.0 * (shapes.train + shapes.test) * shapes.width * cells)
+    weights = 1000.0 * shapes.test
+    medians = Cost(traffic=weights * _SORTED, memory=min(weights, _WEIGHTS) * _WEIGHT_HELD)
+    return probe_cost(_linear(settings), of_cells) + located + medians + summary_cost("value", shapes.test, 2)
+
+
 PROTOCOL = Protocol(
     version=1,
     summary="Place of an image: a linear classifier of cells of the globe, scored in kilometres.",
     settings=Settings,
-    kind=OnFeatures(check, run, label_kinds=frozenset({"value"}), check_test=check_test),
+    kind=OnFeatures(check, run, cost, label_kinds=frozenset({"value"}), check_test=check_test),
 )

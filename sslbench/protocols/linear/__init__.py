@@ -22,6 +22,7 @@ from sslbench.features.array import Features
 from sslbench.metrics.classification import top_k_correct
 from sslbench.metrics.summary import headline, summarise
 from sslbench.protocols._parts.selection import check_features, for_all_classes, holdout_rows, no_holdout, percent
+from sslbench.protocols.linear.cost import cost
 from sslbench.protocols.linear.settings import Settings
 from sslbench.protocols.protocol import CLASSES, OnFeatures, Protocol
 from sslbench.results import Outcome
@@ -299,5 +300,5 @@ PROTOCOL = Protocol(
     version=3,
     summary="Linear probe: logistic regression on frozen features, to convergence.",
     settings=Settings,
-    kind=OnFeatures(check, run, label_kinds=CLASSES | {"value"}, class_subsets=True),
+    kind=OnFeatures(check, run, cost, label_kinds=CLASSES | {"value"}, class_subsets=True),
 )

@@ -16,7 +16,7 @@ from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError
 from sslbench.labels import LABELS
 from sslbench.protocols.linear_online.settings import Settings
-from sslbench.protocols.protocol import OnImages, Protocol
+from sslbench.protocols.protocol import ImageWork, OnImages, Protocol, Shapes
 from sslbench.results import Outcome
 
 if TYPE_CHECKING:
@@ -110,9 +110,15 @@ def run_on_images(  # noqa: PLR0913  the signature of every protocol on images
     return run(backbone, layers, (train, test), settings, seed=seed, engine=engine, folder=folder, progress=progress)
 
 
+def work(settings: Settings, shapes: Shapes) -> ImageWork:
+    """Return the views of all epochs, which are encoded and not trained on, and the test images."""
+    views = settings.epochs * shapes.train if settings.updates is None else settings.updates * settings.batch_size
+    return ImageWork(views + shapes.test, rest="the heads")
+
+
 PROTOCOL = Protocol(
     version=2,
     summary="Linear probe on images: heads trained by SGD on augmented views.",
     settings=Settings,
-    kind=OnImages(check, check_images, run_on_images),
+    kind=OnImages(check, check_images, run_on_images, work),
 )

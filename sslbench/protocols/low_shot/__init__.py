@@ -30,6 +30,7 @@ from sslbench.features.array import Features
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.few_shot import Draw, LearningCurve, check_labels, leading, leading_metric, usable_k
 from sslbench.protocols._parts.selection import check_features, is_better, percent
+from sslbench.protocols.low_shot.cost import cost
 from sslbench.protocols.low_shot.models import Classifier, Logistic, Svm
 from sslbench.protocols.low_shot.settings import DEFAULT_K, Settings
 from sslbench.protocols.protocol import OnFeatures, Protocol
@@ -175,5 +176,5 @@ PROTOCOL = Protocol(
     version=2,
     summary="Linear SVMs or logistic regression on k images per class, over several draws.",
     settings=Settings,
-    kind=OnFeatures(check, run),
+    kind=OnFeatures(check, run, cost),
 )

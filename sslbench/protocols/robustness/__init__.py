@@ -35,9 +35,11 @@ from sslbench.metrics.sample_means import SampleMeans, means
 from sslbench.metrics.spectrum import unit_length
 from sslbench.metrics.summary import summarise
 from sslbench.preprocessing import Preprocessing
+from sslbench.protocols._parts.costs import summary_cost
 from sslbench.protocols._parts.selection import check_features, check_finite
 from sslbench.protocols.linear import check as check_linear
-from sslbench.protocols.protocol import FileClassifier, ImageSet, OnSets, Protocol
+from sslbench.protocols.linear.cost import probe_cost
+from sslbench.protocols.protocol import FileClassifier, ImageSet, OnSets, Protocol, Shapes
 from sslbench.protocols.robustness.changes import (
     check_changes,
     check_pictures,
@@ -74,6 +76,7 @@ from sslbench.protocols.robustness.perturbations import (
 from sslbench.protocols.robustness.settings import Settings
 from sslbench.protocols.robustness.unknown import MahalanobisNovelty, energy_novelty, softmax_novelty
 from sslbench.results import Outcome
+from sslbench.runtime.cost import Cost
 from sslbench.solvers.neighbours import nearest
 
 VERSIONS, UNKNOWN = "versions", "unknown"
@@ -449,6 +452,12 @@ def of_a_set(settings: Settings) -> Settings:
     return Settings(corrupt=(), rotations=(), scales=(), crops=(), **own)
 
 
+def cost(settings: Settings, shapes: Shapes) -> Cost:
+    """Return the work of the classifier and of the metrics on test; scores of further sets are little beside them."""
+    trained = probe_cost(linear_settings(settings), shapes) if settings.classifier == "linear" else Cost()
+    return trained + summary_cost("single", shapes.test, shapes.classes)
+
+
 PROTOCOL = Protocol(
     version=2,
     summary="Robustness of a classifier: corruptions, other test sets, unknown classes, geometry.",
@@ -458,6 +467,7 @@ PROTOCOL = Protocol(
         open_sets,
         run,
         of_a_set,
+        cost,
         label_kinds=frozenset({"single"}),
         part=used_part,
         file_classifier=file_classifier,

@@ -20,6 +20,7 @@ from sslbench.metrics.summary import headline, summarise
 from sslbench.protocols._parts.selection import check_features, for_all_classes, signed_targets
 from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.protocols.svm.choice import choose_each, choose_one, make_solver
+from sslbench.protocols.svm.cost import cost
 from sslbench.protocols.svm.settings import Settings
 from sslbench.results import Outcome
 from sslbench.solvers.svm import relative_gaps
@@ -121,5 +122,5 @@ PROTOCOL = Protocol(
     version=3,
     summary="One linear SVM per class on frozen features, as VISSL evaluates on VOC07.",
     settings=Settings,
-    kind=OnFeatures(check, run, class_subsets=True),
+    kind=OnFeatures(check, run, cost, class_subsets=True),
 )

@@ -35,7 +35,7 @@ from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import measures, summarise
 from sslbench.protocols._parts.dense_images import pixel_floors
 from sslbench.protocols._parts.untrained import MapRun, maps_of_layers, without_training
-from sslbench.protocols.protocol import Protocol
+from sslbench.protocols.protocol import NotEstimated, Protocol
 from sslbench.protocols.tracking.joints import track_joints
 from sslbench.protocols.tracking.masks import track_objects, track_parts
 from sslbench.protocols.tracking.settings import Settings
@@ -158,9 +158,11 @@ def _notes(rows: npt.NDArray[np.float32], run: MapRun[Settings]) -> tuple[str, .
     )
 
 
+WORK = NotEstimated("the number of frames is known when the videos are read")
+
 PROTOCOL = Protocol(
     version=1,
     summary="Tracking of objects, parts and joints by propagation of the first labels, without training.",
     settings=Settings,
-    kind=without_training(check, maps_of_layers, score, label_kinds=VIDEOS),
+    kind=without_training(check, maps_of_layers, score, work=WORK, label_kinds=VIDEOS),
 )

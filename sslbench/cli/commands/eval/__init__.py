@@ -91,6 +91,11 @@ class EvalCommand(SettingsCommand):
     is_flag=True,
     help="segmentation-knn: compute the features of patches when they are read, and store none.",
 )
+@click.option(
+    "--no-estimate",
+    is_flag=True,
+    help="Skip the estimate of time, memory and disk, and its refusal of what does not fit. --dry-run prints it.",
+)
 @click.option("--no-overlaps", is_flag=True, help="Skip the search for test images that also occur in train.")
 @click.option(
     "--limit-iters",

@@ -41,6 +41,7 @@ _REASONS = {
     "groups": "Objects are not scored by groups of images.",
     "limit": "--limit-iters shortens the training.",
     "no_overlaps": "Detection does not search for overlaps.",
+    "no_estimate": "Detection is not estimated.",
     "on_error": "Detection reads all images first and stops if one is unreadable.",
     "presets": "Published recipes are benchmarks: --benchmark detection/NAME.",
     "test_classes": "The classes of train and test are the categories of the manifests.",

@@ -47,6 +47,7 @@ class EvalOptions:
     wandb: str | None
     no_floors: bool
     no_overlaps: bool
+    no_estimate: bool
     on_the_fly: bool
     limit_iters: int | None
     baselines: tuple[str, ...]
@@ -86,10 +87,11 @@ class EvalOptions:
         """
         floors = {"floors": False} if self.no_floors else {}
         overlaps = {"overlaps": False} if self.no_overlaps else {}
+        estimate = {"estimate": False} if self.no_estimate else {}
         if self.on_the_fly and self.run.store is not None:
             raise UsageError("--store has no effect with --on-the-fly, which stores no features", "Leave one out.")
         on_the_fly = {"on_the_fly": True} if self.on_the_fly else {}
-        return self.run.settings() | floors | overlaps | on_the_fly
+        return self.run.settings() | floors | overlaps | estimate | on_the_fly
 
     def protocol_settings(self) -> dict[str, Any]:
         """Return the settings of protocols among the options that were given."""
@@ -119,7 +121,7 @@ ON_OBJECTS = _NETWORK | {"limit_iters", "baselines", "backend"}
 """Options with an effect on a protocol on objects."""
 ON_IMAGES = _NETWORK | {
     *("presets", "layers", "image_column", "label_column", "limit", "test_classes", "value_columns", "groups"),
-    *("resize", "crop", "interpolation", "mean", "std", "precision", "batch_size", "on_error", "noise"),
+    *("resize", "crop", "interpolation", "mean", "std", "precision", "batch_size", "on_error", "noise", "no_estimate"),
 }
 """Options with an effect on a protocol on images."""
 _SHARED = (options.WeightsFlags, options.DataFlags, options.PreprocessingFlags, options.RunFlags)
@@ -127,7 +129,7 @@ ON_FEATURES = (
     ON_IMAGES | {"no_overlaps", "on_the_fly"} | {field.name for flags in _SHARED for field in dataclasses.fields(flags)}
 )
 """Options with an effect on a protocol on features."""
-EMBEDDINGS = _ALWAYS | {"presets", "features", "no_overlaps"}
+EMBEDDINGS = _ALWAYS | {"presets", "features", "no_overlaps", "no_estimate"}
 """Options with an effect on embeddings made elsewhere."""
 LABELLED_EMBEDDINGS = EMBEDDINGS | {
     *("labels", "test_features", "test_labels", "label_column", "value_columns", "groups")

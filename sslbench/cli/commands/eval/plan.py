@@ -20,7 +20,7 @@ _UNCHANGED = ("default", "configs/eval.yaml")
 """Origins of settings that nobody chose; they share a line."""
 
 
-def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> None:
+def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path, out: Path) -> None:
     """Print the plan of one evaluation; nothing has been decoded."""
     from sslbench.evaluation.prepare import is_on_images, one_part, only_part
     from sslbench.features.extract import store_key
@@ -59,6 +59,7 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> 
             "features",
             [(part.name, "none: the protocol reads the images itself", "") for part in (data.train, data.test)],
         )
+        _print_estimate(prepared, store, out)
         return
     rows = []
     used = {only_part(task) for task in request.tasks}
@@ -78,6 +79,31 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path) -> 
         changed = what_changed(store, key, part) if missing and not entry.layers() else {}
         rows.append((part.name, state, "; ".join(changed.values())))
     section("features", rows)
+    _print_estimate(prepared, store, out)
+
+
+def _print_estimate(prepared: Prepared, store: Path, out: Path) -> None:
+    """Print time, memory and disk space of every stage, and refuse what does not fit."""
+    from sslbench.evaluation import estimate
+
+    if not prepared.run.estimate:
+        return
+    found = estimate.estimate(prepared, store, out)
+    rows = []
+    for part in found.parts:
+        words = ["not estimated" if part.seconds is None else estimate.time_text(part.seconds)]
+        words += [f"{estimate.size_text(part.memory)} of memory"] if part.memory else []
+        words += [f"{estimate.size_text(part.stored)} in the feature store"] if part.stored else []
+        words += [f"{estimate.size_text(part.written)} of scores"] if part.written else []
+        rows.append((part.name, ", ".join(words), part.remark))
+    free = [] if found.free_memory is None else [f"{estimate.size_text(found.free_memory)} of memory"]
+    free += [
+        f"{estimate.size_text(found.free_store)} for features",
+        f"{estimate.size_text(found.free_out)} for results",
+    ]
+    rows += [("in all", estimate.time_text(found.seconds), ""), ("free", ", ".join(free), "")]
+    section("estimate, measured on this machine", rows)
+    found.check()
 
 
 def _published(request: "Request") -> list["Preset | Benchmark"]:

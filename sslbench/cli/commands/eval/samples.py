@@ -111,7 +111,7 @@ def run(plan: SamplesPlan, command: str) -> int | None:
     from sslbench.cli.commands.eval import suite
 
     if plan.cells and plan.dry_run:
-        suite.dry_run(plan.cells, plan.run, plan.origins, plan.store)
+        suite.dry_run(plan.cells, plan.run, plan.origins, plan.store, plan.out)
     elif plan.cells:
         return suite.run(plan.cells, plan.run, runs=plan.runs, store=plan.store, out=plan.out, command=command)
     elif plan.dry_run:
@@ -308,7 +308,7 @@ def _print(plan: SamplesPlan) -> None:
     from sslbench.evaluation import prepare
 
     for request in plan.requests:
-        print_plan(prepare(request, plan.run), plan.origins, plan.store)
+        print_plan(prepare(request, plan.run), plan.origins, plan.store, plan.out)
 
 
 def results_of(plan: SamplesPlan, command: str) -> list["Result"]:

@@ -220,7 +220,9 @@ def _print_holes(holes: Sequence["Hole"], n_cells: int, out: Path) -> None:
             echo(f"    {hole.remedy}", err=True)
 
 
-def dry_run(cells: Sequence["SuiteCell"], settings: "RunSettings", origins: dict[str, str], store: Path) -> None:
+def dry_run(
+    cells: Sequence["SuiteCell"], settings: "RunSettings", origins: dict[str, str], store: Path, out: Path
+) -> None:
     """Print the plan of every cell, or the reason why it would be a hole."""
     from sslbench.cli.commands.eval.plan import print_plan
     from sslbench.evaluation import prepare
@@ -231,6 +233,6 @@ def dry_run(cells: Sequence["SuiteCell"], settings: "RunSettings", origins: dict
             if cell.problem is not None:
                 raise cell.problem
             for request in cell.requests:
-                print_plan(prepare(request, settings), origins, store)
+                print_plan(prepare(request, settings), origins, store, out)
         except SslbenchError as error:
             echo(f"  hole: {error.message}")

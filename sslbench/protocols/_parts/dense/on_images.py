@@ -15,7 +15,7 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.run import DenseRow, checked_rows, train_and_score
 from sslbench.protocols._parts.dense.settings import HeadSettings, check_settings
 from sslbench.protocols._parts.dense.task import DenseTask
-from sslbench.protocols.protocol import OnImages
+from sslbench.protocols.protocol import ImageWork, OnImages, Shapes
 from sslbench.results import Outcome
 
 S = TypeVar("S", bound=HeadSettings)
@@ -44,6 +44,14 @@ class MakePlan(Protocol[S_contra]):
         self, train: Source, test: Source, settings: S_contra, *, preprocessing: Preprocessing, seed: int
     ) -> Plan:
         """Return the plan for data; raise a DataError for targets of train that cannot be used."""
+
+
+def heads_work(settings: HeadSettings, shapes: Shapes) -> ImageWork:
+    """Return the crops of training and the test images, counted as one window each."""
+    crops = float(settings.steps * settings.batch_size)
+    if settings.max_epochs is not None:
+        crops = min(crops, settings.max_epochs * shapes.train)
+    return ImageWork(crops + shapes.test * len(settings.scales), rest="heads, windows and metrics")
 
 
 def trained_heads(
@@ -97,4 +105,4 @@ def trained_heads(
         )
         return {name: own.outcome(row) for name, row in found.items()}
 
-    return OnImages(check_all, rows, run, label_kinds=label_kinds)
+    return OnImages(check_all, rows, run, heads_work, label_kinds=label_kinds)

@@ -1,0 +1,68 @@
+"""Costs of what protocols on features share: metrics with intervals, and the search of neighbours.
+
+The constants are counts of bytes and of passes, fitted to measured runs of 1,000 to 40,000 rows (`make bench`).
+"""
+
+import math
+
+from sslbench.labels import LabelKind
+from sslbench.runtime.cost import Cost
+
+FLOAT, DOUBLE = 4, 8
+"""Bytes of a number."""
+EIGEN = 11
+"""Operations of an eigendecomposition of a symmetric matrix (R, R), over R^3."""
+
+_RESAMPLES = 1000  # half-samples of `metrics.summary`
+_WEIGHTS = 20_000_000  # weights in memory at a time, `metrics.summary._BLOCK`
+_STEPS = 64_000_000  # entries of the comparison of scores in memory at a time, `metrics.one_vs_rest._CHUNK`
+_SORTED_FROM = 750  # rows per class above which a class is a sorted pass, `metrics.one_vs_rest._SORTING`
+_BYTES_OF_HALF = 2300  # per weight: drawing it, and the passes of the metrics of classes
+_BYTES_OF_PASS = 330  # per weight and class: a sorted pass
+_BYTES_OF_VALUE = 1300  # per weight: metrics of numbers
+_BYTES_COMPARED = 100  # per pair of rows: comparison of their scores
+_WEIGHT_HELD = 28  # bytes held per weight
+
+_PAIR = 70  # bytes per pair of rows: choice of the nearest
+_REFINED = 65  # bytes per number of a candidate that is compared in double precision
+_CANDIDATE = 64  # bytes held per candidate, `solvers.neighbours`
+_MOST_QUERIES = 4096  # rows of test per block
+
+
+def summary_cost(kind: LabelKind, rows: int, classes: int, *, resamples: int = _RESAMPLES) -> Cost:
+    """Return the cost of all metrics of scores (rows, classes) with their intervals, and of the file of scores."""
+    weights = float(resamples) * rows
+    held = min(weights, _WEIGHTS) * _WEIGHT_HELD + 3 * DOUBLE * rows * classes
+    scores = float(FLOAT * rows * classes)
+    if kind == "single" and rows <= _SORTED_FROM * classes:
+        blocks = math.ceil(weights / _WEIGHTS)
+        return Cost(
+            single=2 * weights * rows,
+            traffic=weights * _BYTES_OF_HALF + float(rows) ** 2 * _BYTES_COMPARED * blocks,
+            memory=held + min(float(rows) ** 2, _STEPS) * 6,
+            scores=scores,
+        )
+    if kind in ("single", "multi"):
+        return Cost(traffic=weights * (_BYTES_OF_HALF + _BYTES_OF_PASS * classes), memory=held, scores=scores)
+    return Cost(traffic=weights * _BYTES_OF_VALUE, memory=held, scores=scores)
+
+
+def search_cost(rows: int, queries: float, width: int, k: int, max_memory: float, *, masked: bool = False) -> Cost:
+    """Return the cost of the k nearest of (rows, width) for each query.
+
+    Args:
+        rows: that are searched.
+        queries: number of queries.
+        width: numbers per row.
+        k: neighbours.
+        max_memory: working memory in GB.
+        masked: some rows are left out, so that blocks are copied.
+    """
+    kept = k + max(16, k // 4)
+    copies = (2.7 if masked else 1.2) * FLOAT * width * rows
+    block = min(queries, _MOST_QUERIES) * (3 * FLOAT * width + _CANDIDATE * kept)
+    return Cost(
+        search=2.0 * rows * queries * width,
+        traffic=rows * queries * _PAIR + queries * kept * width * _REFINED,
+        memory=min(copies, max_memory * 1e9 * 2 / 3) + min(block, max_memory * 1e9 / 3) + queries * k * 2 * DOUBLE,
+    )

@@ -1,0 +1,67 @@
+"""Rates of the machine, costs, and free memory by control groups."""
+
+import pytest
+
+from sslbench.runtime import machine
+from sslbench.runtime.cost import Cost
+
+
+def test_costs_follow_one_another_and_repeat():
+    first, second = Cost(1.0, 2.0, 3.0, 4.0, 5.0, 60.0, 7.0), Cost(10.0, 20.0, 30.0, 40.0, 50.0, 6.0, 70.0)
+    assert first + second == Cost(11.0, 22.0, 33.0, 44.0, 55.0, 60.0, 77.0)
+    assert first.times(3) == Cost(3.0, 6.0, 9.0, 12.0, 15.0, 60.0, 7.0)
+    assert first.beside(40).memory == 100.0
+
+
+def test_the_time_of_each_kind_of_work_is_counted():
+    speed = machine.Speed(single=8.0, double=4.0, search=2.0, traffic=16.0)
+    assert speed.seconds(Cost(single=8, double=8, search=8, traffic=8)) == 1 + 2 + 4 + 0.5
+    assert speed.seconds(Cost(calls=10)) > 0
+
+
+def test_measured_rates_are_those_of_the_clock():
+    ticks = iter(range(10**6))
+    speed = machine.measure_speed(lambda: float(next(ticks)))
+    assert speed.single == speed.double == 2 * 1024**3  # every measurement takes one tick
+    measured = machine.measure_speed()
+    assert measured.single > 1e8 and measured.double > 1e8 and measured.search > 1e7 and measured.traffic > 1e7
+
+
+def group(folder, limit, used, droppable, names=("memory.max", "memory.current", "inactive_file")):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 1\n{names[2]} {droppable}\n")
+
+
+OLD = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+@pytest.mark.parametrize(
+    ("inside", "names"), [("", ("memory.max", "memory.current", "inactive_file")), ("memory", OLD)]
+)
+def test_the_smallest_limit_of_the_groups_above_counts(tmp_path, inside, names):
+    own = tmp_path / "own"
+    own.write_text("4:memory:/job/step\n0::/job/step\n")
+    root = tmp_path / "groups"
+    group(root / inside / "job" / "step", "max" if names != OLD else 2**63 - 4096, 10, 5, names)
+    assert machine.free_of_container(root, own) is None
+    group(root / inside / "job", 1000, 400, 100, names)
+    assert machine.free_of_container(root, own) == 700
+    group(root / inside / "job" / "step", 500, 450, 0, names)
+    assert machine.free_of_container(root, own) == 50
+    group(root / inside / "job" / "step", 500, 900, 0, names)
+    assert machine.free_of_container(root, own) == 0
+
+
+def test_without_control_groups_there_is_no_limit(tmp_path):
+    assert machine.free_of_container(tmp_path, tmp_path / "missing") is None
+
+
+def test_free_memory_is_at_most_that_of_the_container(monkeypatch):
+    monkeypatch.setattr(machine, "free_of_container", lambda: 1234.0)
+    assert machine.free_memory() == 1234.0
+
+
+def test_the_disk_of_a_folder_that_does_not_exist_yet(tmp_path):
+    assert machine.free_disk(tmp_path / "a" / "b") == pytest.approx(machine.free_disk(tmp_path), rel=0.1)
