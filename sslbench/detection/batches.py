@@ -20,11 +20,13 @@ from sslbench.data.decode.handlers import make_decoder
 from sslbench.data.loading import loader
 from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.models.boxes import Target
-from sslbench.detection.recipe import DetectionRecipe, resized
+from sslbench.detection.recipe import DetectionRecipe, resized, view_sizes
 from sslbench.errors import DataError, SslbenchError
 from sslbench.metrics.detection import masks as rle
 
 Batch = tuple[list[Tensor], list[Target]]
+TestViews = tuple[list[Tensor], tuple[int, int]]
+"""(one image in all its sizes, original height and width)"""
 Item = tuple[int, int, list[int]]
 """(iteration, place of the first image in the whole batch, positions of the images)"""
 
@@ -74,8 +76,8 @@ def training_batches(
 
 def test_images(
     source: ObjectSource, recipe: DetectionRecipe, positions: Sequence[int], *, workers: int = 0
-) -> Iterator[tuple[Tensor, tuple[int, int]]]:
-    """Iterate over the resized test images and their original heights and widths.
+) -> Iterator[TestViews]:
+    """Iterate over the test images, each in the sizes of the recipe, and their original heights and widths.
 
     Raises:
         DataError: as `training_batches`.
@@ -174,21 +176,20 @@ class _TrainingImages(Dataset[Batch | SslbenchError]):
         return Target(boxes[keep], torch.from_numpy(objects.classes)[keep], masks)
 
 
-class _TestImages(Dataset[tuple[Tensor, tuple[int, int]] | SslbenchError]):
+class _TestImages(Dataset[TestViews | SslbenchError]):
     def __init__(self, source: ObjectSource, recipe: DetectionRecipe, positions: Sequence[int]) -> None:
         self.source, self.recipe, self.positions = source, recipe, positions
 
     def __len__(self) -> int:
         return len(self.positions)
 
-    def __getitem__(self, item: int) -> tuple[Tensor, tuple[int, int]] | SslbenchError:
+    def __getitem__(self, item: int) -> TestViews | SslbenchError:
         try:
             picture = read(self.source, self.positions[item])
         except SslbenchError as error:
             return error
         height, width = picture.shape[1:]
-        size = resized(height, width, shorter=self.recipe.min_size_test, longest=self.recipe.max_size_test)
-        return resize(picture, size), (height, width)
+        return [resize(picture, size) for size in view_sizes(height, width, self.recipe)], (height, width)
 
 
 def read(source: ObjectSource, index: int) -> Tensor:

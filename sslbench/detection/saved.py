@@ -125,15 +125,17 @@ def _joined(content: Mapping[str, Any], recipe: DetectionRecipe) -> dict[str, Te
     state = dict(content[_KEY])
     for name, tensor in backbone.items():
         flipped = name == _STEM and recipe.channel_order == "BGR"
-        vit, pyramid = recipe.architecture == "vit_fpn", recipe.architecture == "fpn"
-        state[_VIT + name if vit else place(name, pyramid=pyramid)] = tensor.flip(1) if flipped else tensor
+        vit = recipe.architecture == "vit_fpn"
+        state[_VIT + name if vit else place(name, pyramid=recipe.architecture != "c4")] = (
+            tensor.flip(1) if flipped else tensor
+        )
     return state
 
 
 def _canonical(name: str, recipe: DetectionRecipe) -> str | None:
     if recipe.architecture == "vit_fpn":
         return name.removeprefix(_VIT) if name.startswith(_VIT) else None
-    return canonical_name(name, pyramid=recipe.architecture == "fpn")
+    return canonical_name(name, pyramid=recipe.architecture != "c4")
 
 
 def read_detector(path: Path, device: str | torch.device = "cpu") -> tuple[Detector, DetectorDescription]:
@@ -186,11 +188,15 @@ def about_of(file: files.WeightsFile) -> DetectorDescription | None:
     return dataclasses.replace(about, preprocessing=check_recorded_preprocessing(about.preprocessing, where))
 
 
+_TITLES = {"retinanet": "RetinaNet", "fcos": "FCOS"}
+
+
 def rows(file: files.WeightsFile, about: DetectorDescription) -> list[tuple[str, str]]:
     """Return a description for the user, as pairs of label and value."""
     recipe, content = about.recipe, file.content
     done = int(content.get("step", recipe.iterations))
-    kind = f"{'Mask' if recipe.masks else 'Faster'} R-CNN, {recipe.architecture}, on {about.backbone}"
+    family = _TITLES.get(recipe.architecture) or f"{'Mask' if recipe.masks else 'Faster'} R-CNN, {recipe.architecture}"
+    kind = f"{family}, on {about.backbone}"
     frozen = f"backbone frozen; trained: {what_is_trained(recipe)}" if recipe.freeze_at == 5 else ""
     stages = "nothing frozen" if not recipe.freeze_at else f"freeze_at={recipe.freeze_at}"
     mean = ", ".join(f"{value:g}" for value in recipe.pixel_mean or about.preprocessing.mean)
