@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
+from torchvision.ops import masks_to_boxes
 
 from sslbench.data.decode.files import UnreadableImage, Wanted
 from sslbench.data.decode.handlers import make_decoder
@@ -155,11 +156,16 @@ class _TrainingImages(Dataset[Batch | SslbenchError]):
         recipe = self.recipe
         picture = read(self.source, index)
         height, width = picture.shape[1:]
-        shorter = int(rng.choice(recipe.min_sizes_train))
-        size = resized(height, width, shorter=shorter, longest=recipe.max_size_train)
+        if recipe.scale_jitter:
+            size = jittered(height, width, recipe, rng)
+        else:
+            shorter = int(rng.choice(recipe.min_sizes_train))
+            size = resized(height, width, shorter=shorter, longest=recipe.max_size_train)
         flip = bool(rng.random() < recipe.flip)
         image, target = resize(picture, size), self._target(index, (height, width), size)
-        return (image.flip(2).contiguous(), _flipped(target, size[1])) if flip else (image, target)
+        if recipe.scale_jitter:
+            image, target = cut(image, target, recipe.max_size_train, rng)
+        return (image.flip(2).contiguous(), _flipped(target, image.shape[2])) if flip else (image, target)
 
     def _target(self, index: int, old: tuple[int, int], new: tuple[int, int]) -> Target:
         objects = self.source.objects[index]
@@ -228,6 +234,31 @@ def resize(picture: Tensor, size: tuple[int, int]) -> Tensor:
     return (
         torch.from_numpy(np.array(pixels.resize(size[::-1], Image.Resampling.BILINEAR))).permute(2, 0, 1).contiguous()
     )
+
+
+def jittered(height: int, width: int, recipe: DetectionRecipe, rng: np.random.Generator) -> tuple[int, int]:
+    """Draw height and width of an image by large-scale jitter (Ghiasi et al. 2021, arXiv 2012.07177, section 3)."""
+    factor = recipe.max_size_train * rng.uniform(*recipe.scale_jitter) / max(height, width)
+    return max(round(height * factor), 1), max(round(width * factor), 1)
+
+
+def cut(image: Tensor, target: Target, side: int, rng: np.random.Generator) -> tuple[Tensor, Target]:
+    """Cut a random part of at most `side` x `side` pixels out of an image (3, H, W) with its objects.
+
+    Objects of which nothing is left are dropped; with masks, the boxes are those of what is left of the masks.
+    """
+    top, left = (round(max(length - side, 0) * rng.random()) for length in image.shape[1:])
+    image = image[:, top : top + side, left : left + side].contiguous()
+    height, width = image.shape[1:]
+    if target.masks is None:
+        boxes = target.boxes - torch.tensor([left, top] * 2, dtype=torch.float32)
+        boxes = boxes.clamp(min=0).minimum(torch.tensor([width, height] * 2, dtype=torch.float32))
+        kept = (boxes[:, 2:] > boxes[:, :2] + 1e-5).all(dim=1)
+        return image, Target(boxes[kept], target.classes[kept])
+    masks = target.masks[:, top : top + side, left : left + side]
+    kept = masks.flatten(1).any(dim=1)
+    boxes = masks_to_boxes(masks[kept]) + torch.tensor([0, 0, 1, 1])  # the last pixel is inside
+    return image, Target(boxes.float(), target.classes[kept], masks[kept])
 
 
 def _bitmap(lengths: rle.Rle, size: tuple[int, int]) -> Tensor:

@@ -49,6 +49,11 @@ class DetectionRecipe:
     max_size_train: int = setting(1333, "largest longer side in training", unit="px")
     min_size_test: int = setting(800, "shorter side in evaluation", unit="px")
     max_size_test: int = setting(1333, "largest longer side in evaluation", unit="px")
+    scale_jitter: tuple[float, ...] = setting(
+        (),
+        "large-scale jitter: smallest and largest factor of the size at which a training image fits a square of "
+        "max_size_train, from which such a square is cut; empty: min_sizes_train",
+    )
     flip: float = setting(0.5, "probability of a horizontal flip in training")
     skip_empty: bool = setting(True, "leave images without objects out of training")
     group_aspect_ratios: bool = setting(True, "put wide and tall images into separate batches")
@@ -66,6 +71,11 @@ class DetectionRecipe:
     )
     stride_in_1x1: bool = setting(False, "stride in the first 1x1 convolution of a stage, as in MSRA's weights")
     extra_norm: bool = setting(False, "c4: normalise after the fifth stage (VISSL and MoCo: Res5ROIHeadsExtraNorm)")
+    vit_window: int = setting(
+        0, "vit_fpn: side of the windows of attention, but for the last block of each quarter; 0: none", unit="patches"
+    )
+    vit_relative: bool = setting(False, "vit_fpn: add learnt relative positions to the attention")
+    drop_path: float = setting(0.0, "vit_fpn: probability of skipping the last block in training; earlier ones less")
     pyramid_channels: int = setting(256, "channels of the pyramid")
     pyramid_norm: HeadNorm | None = setting(None, "norm in the pyramid: none, that of the backbone, or layer norm")
     head_norm: HeadNorm | None = setting(None, "norm after the convolutions of the box and mask heads")
@@ -192,6 +202,9 @@ def check(recipe: DetectionRecipe) -> None:
         raise UsageError(f"batch_size={full.batch_size} cannot be divided into accumulate={full.accumulate} parts")
     if full.tta_max_size != DetectionRecipe().tta_max_size and not full.tta_sizes:
         raise UsageError("tta_max_size has no effect without tta_sizes")
+    _check_jitter(full)
+    if full.architecture != "vit_fpn" and (full.vit_window or full.vit_relative or full.drop_path):
+        raise UsageError(f"vit_window, vit_relative and drop_path have no effect on architecture={full.architecture}")
     if len(full.pixel_mean) != len(full.pixel_std):
         raise UsageError(
             f"pixel_mean has {len(full.pixel_mean)} values and pixel_std {len(full.pixel_std)}", "Give both or none."
@@ -208,6 +221,20 @@ def check(recipe: DetectionRecipe) -> None:
         raise UsageError(
             f"freeze_at={full.freeze_at}: a vision transformer has no stages", "Give 0, or 5 for the whole backbone."
         )
+
+
+def _check_jitter(full: DetectionRecipe) -> None:
+    if not full.scale_jitter:
+        return
+    if len(full.scale_jitter) != 2 or not 0 < full.scale_jitter[0] <= full.scale_jitter[1]:
+        raise UsageError(f"scale_jitter={list(full.scale_jitter)}: should be two ascending numbers above 0")
+    if full.min_sizes_train != DetectionRecipe().min_sizes_train:
+        raise UsageError("min_sizes_train has no effect with scale_jitter", "Leave out one of them.")
+
+
+def changed_network(recipe: DetectionRecipe) -> bool:
+    """Return whether a detector's backbone computes something else than the network of its name."""
+    return recipe.stride_in_1x1 or recipe.vit_window > 0 or recipe.vit_relative
 
 
 def _check_anchors(full: DetectionRecipe) -> None:
@@ -248,11 +275,11 @@ _AT_LEAST_ONE = (
 )
 _NOT_NEGATIVE = (
     *("warmup_iterations", "precise_bn", "weight_decay", "weight_decay_norm", "smooth_l1_beta", "momentum", "gamma"),
-    *("box_convs", "box_fcs", "mask_convs"),
+    *("box_convs", "box_fcs", "mask_convs", "vit_window"),
 )
 _RATES = (
     *("flip", "rpn_nms", "rpn_positives", "roi_overlap", "roi_positives", "score_threshold", "nms", "warmup_factor"),
-    "layer_decay",
+    *("layer_decay", "drop_path"),
 )
 
 

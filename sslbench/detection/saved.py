@@ -20,7 +20,7 @@ from sslbench.config import build as build_dataclass
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.models.names import canonical_name, place
-from sslbench.detection.recipe import DetectionRecipe, what_is_trained
+from sslbench.detection.recipe import DetectionRecipe, changed_network, what_is_trained
 from sslbench.errors import UsageError, WeightsError
 from sslbench.preprocessing import Preprocessing
 from sslbench.results import canonical
@@ -104,11 +104,11 @@ def save_detector(path: Path, state: Mapping[str, Tensor], about: DetectorDescri
 def _divided(state: Mapping[str, Tensor], recipe: DetectionRecipe) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Split a state into the backbone under canonical names, for RGB images, and the rest.
 
-    A backbone with moved strides is another network than that of its name, and stays in the rest.
+    A backbone with moved strides or windows is another network than that of its name, and stays in the rest.
     """
     backbone, others = dict[str, Tensor](), dict[str, Tensor]()
     for name, tensor in state.items():
-        own = None if recipe.stride_in_1x1 else _canonical(name, recipe)
+        own = None if changed_network(recipe) else _canonical(name, recipe)
         if own is None:
             others[name] = tensor
         else:
@@ -120,7 +120,7 @@ def _divided(state: Mapping[str, Tensor], recipe: DetectionRecipe) -> tuple[dict
 def _joined(content: Mapping[str, Any], recipe: DetectionRecipe) -> dict[str, Tensor]:
     """Return the detector's state from a file; the inverse of `_divided`."""
     backbone: dict[str, Tensor] = content["state_dict"]
-    if recipe.stride_in_1x1:
+    if changed_network(recipe):
         return dict(backbone)
     state = dict(content[_KEY])
     for name, tensor in backbone.items():

@@ -1,6 +1,7 @@
 """Test images in several sizes and mirrored, batches in parts, and bfloat16."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -127,3 +128,69 @@ def test_settings_that_do_not_go_together_are_refused():
     for changes in ({"accumulate": 2}, {"precision": "bf16"}, {"tta_flip": True}, {"tta_sizes": (400, 800)}):
         with pytest.raises(UsageError, match="not with --backend detectron2"):
             detectron2_options(build("resnet50"), DetectionRecipe(**changes), 2)
+
+
+def test_large_scale_jitter_cuts_what_it_scaled():
+    """Rectangles are white: they are white inside their boxes after scaling and cutting, too."""
+    data, used = source(), recipe(scale_jitter=(0.5, 2.0), min_sizes_train=(800,), max_size_train=64, iterations=30)
+    shapes, lost = set(), 0
+    for masks in (False, True):
+        changed = dataclasses.replace(used, masks=masks)
+        for images, targets in batches.training_batches(data, changed, start=0, stop=15, seed=0):
+            for image, target in zip(images, targets, strict=True):
+                shapes.add(tuple(image.shape[1:]))
+                lost += 2 - len(target.boxes)
+                inside = torch.zeros(image.shape[1:], dtype=torch.bool)
+                for x1, y1, x2, y2 in target.boxes.round().int().tolist():
+                    assert 0 <= x1 <= x2 <= image.shape[2] and 0 <= y1 <= y2 <= image.shape[1]
+                    inside[y1:y2, x1:x2] = True
+                assert ((image[0] > 127) != inside).float().mean() < 0.05
+                if masks:
+                    assert ((image[0] > 127) != target.masks.any(0)).float().mean() < 0.05
+    assert max(max(shape) for shape in shapes) == 64 and min(min(shape) for shape in shapes) < 40
+    assert lost > 0
+    for changes, words in (
+        ({"scale_jitter": (2.0, 0.1)}, "two ascending numbers"),
+        ({"scale_jitter": (0.1, 2.0), "min_sizes_train": (640,)}, "min_sizes_train has no effect"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            check(DetectionRecipe(**changes))
+
+
+PLAIN = "timm:vit_tiny_patch16_224,depth=4,img_size=64,class_token=False,global_pool=avg"
+
+
+def vit(**changes):
+    used = DetectionRecipe(architecture="vit_fpn", freeze_at=0, pyramid_channels=8, max_size_train=96, **changes)
+    return build_detector(build(PLAIN, seed=3), used, 2).eval().backbone.net
+
+
+@torch.no_grad()
+def test_windows_and_relative_positions_of_vitdet():
+    def last(net, images):
+        return net.forward_intermediates(images, indices=1, intermediates_only=True)[0]
+
+    images = torch.rand(1, 3, 64, 96)
+    plain, relative, windows = vit(), vit(vit_relative=True), vit(vit_window=2)
+    assert torch.allclose(last(plain, images), last(relative, images), atol=1e-5)  # they begin at 0
+    names = [name for name, _ in relative.named_parameters() if "rel_pos" in name]
+    assert len(names) == 2 * 4 and relative.blocks[0].attn.rel_pos_h.shape[0] == 2 * 96 // 16 - 1
+    assert [block.window_size for block in vit(vit_window=2).blocks] == [0] * 4  # each quarter has one block
+    deep = PLAIN.replace("depth=4", "depth=8")
+    used = DetectionRecipe(architecture="vit_fpn", freeze_at=0, pyramid_channels=8, max_size_train=96, vit_window=2)
+    net = build_detector(build(deep, seed=3), used, 2).eval().backbone.net
+    assert [block.window_size for block in net.blocks] == [2, 0] * 4
+    tokens = torch.rand(1, 4, 6, 192)
+    changed = tokens.clone()
+    changed[:, :2, :2] += 1  # the first window
+    apart = (net.blocks[0](tokens) != net.blocks[0](changed)).any(dim=3)[0]
+    assert apart[:2, :2].all() and apart.sum() == 4
+    assert (net.blocks[1](tokens) != net.blocks[1](changed)).any(dim=3).all()
+    assert torch.allclose(last(plain, images), last(windows, images), atol=1e-5)
+
+
+def test_vitdet_settings_need_a_transformer_and_its_file_holds_the_network(tmp_path):
+    with pytest.raises(UsageError, match="have no effect on architecture=fpn"):
+        check(DetectionRecipe(architecture="fpn", vit_window=14))
+    net = vit(drop_path=0.5)
+    assert net.blocks[-1].drop_path1.drop_prob == 0.5 and net.blocks[0].drop_path1.__class__.__name__ == "Identity"

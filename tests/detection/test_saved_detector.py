@@ -31,6 +31,13 @@ CASES = {
     "c4": (NARROW, {"architecture": "c4", "anchor_sizes": ((16.0, 32.0),), "extra_norm": True, "box_pool": 4}),
     "retinanet": (NARROW, {"architecture": "retinanet", **ONE_STAGE}),
     "fcos": (NARROW, {"architecture": "fcos", "pyramid_channels": 64, **ONE_STAGE}),
+    "vit_windows": (
+        VIT,
+        {
+            **{"architecture": "vit_fpn", "pyramid_norm": "layer", "head_norm": "layer"},
+            **{"vit_window": 2, "vit_relative": True},
+        },
+    ),
     "vit_fpn": (VIT, {"architecture": "vit_fpn", "pyramid_norm": "layer", "head_norm": "layer"}),
 }
 
