@@ -238,7 +238,7 @@ def resize(picture: Tensor, size: tuple[int, int]) -> Tensor:
 
 def jittered(height: int, width: int, recipe: DetectionRecipe, rng: np.random.Generator) -> tuple[int, int]:
     """Draw height and width of an image by large-scale jitter (Ghiasi et al. 2021, arXiv 2012.07177, section 3)."""
-    factor = recipe.max_size_train * rng.uniform(*recipe.scale_jitter) / max(height, width)
+    factor = recipe.max_size_train * rng.uniform(recipe.scale_jitter[0], recipe.scale_jitter[1]) / max(height, width)
     return max(round(height * factor), 1), max(round(width * factor), 1)
 
 

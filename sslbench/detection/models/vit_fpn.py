@@ -6,10 +6,10 @@ vit_relative and drop_path give those of the paper; windows and relative positio
 
 import logging
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
-from timm.layers import Mlp
-from timm.models.vision_transformer import Attention, Block, VisionTransformer
+from timm.layers.mlp import Mlp
+from timm.models.vision_transformer import Block, VisionTransformer
 from timm.models.vision_transformer_sam import VisionTransformerSAM
 from torch import Tensor, nn
 
@@ -113,7 +113,7 @@ def _windowed(net: VisionTransformer, patch: int, name: str, recipe: DetectionRe
         UsageError: the transformer has parts that the one with windows has not.
     """
     first = cast(Block, net.blocks[0])
-    attention, mlp = cast(Attention, first.attn), cast(Mlp, first.mlp)
+    attention, mlp = cast(Any, first.attn), cast(Mlp, first.mlp)  # timm moves the class of the former
     windows = recipe.vit_window or 0
     side = -(-recipe.max_size_train // patch) * patch
     trunk = VisionTransformerSAM(
@@ -124,12 +124,12 @@ def _windowed(net: VisionTransformer, patch: int, name: str, recipe: DetectionRe
         embed_dim=net.embed_dim,
         depth=len(net.blocks),
         num_heads=attention.num_heads,
-        mlp_ratio=mlp.fc1.out_features / net.embed_dim,
+        mlp_ratio=cast(nn.Linear, mlp.fc1).out_features / net.embed_dim,
         qkv_bias=attention.qkv.bias is not None,
         init_values=None if isinstance(first.ls1, nn.Identity) else 1.0,  # the weights are copied
         pre_norm=not isinstance(net.norm_pre, nn.Identity),
         drop_path_rate=recipe.drop_path,
-        norm_layer=partial(nn.LayerNorm, eps=cast(nn.LayerNorm, first.norm1).eps),
+        norm_layer=partial(nn.LayerNorm, eps=cast(nn.LayerNorm, first.norm1).eps),  # type: ignore[arg-type]
         act_layer=type(mlp.act),
         use_abs_pos=net.pos_embed is not None,
         use_rel_pos=recipe.vit_relative,
