@@ -40,9 +40,17 @@ def marks(spec: str, annotation: Mapping[str, Any]) -> tuple[bool, bool]:
     Raises:
         DataError: `iscrowd`, `ignore` or `difficult` is no boolean.
     """
+    values = annotation.get("iscrowd"), annotation.get("ignore"), annotation.get("difficult")
+    if values[0] in _USUAL and values[1] in _USUAL and values[2] in _USUAL:  # a manifest has millions of them
+        return bool(values[0]), bool(values[1] or values[2])
     where = f"{spec}, annotation {annotation['id']}"
-    crowd, ignored, difficult = (boolean(annotation.get(key), where, key) for key in ("iscrowd", "ignore", "difficult"))
+    crowd, ignored, difficult = (
+        boolean(value, where, key) for value, key in zip(values, ("iscrowd", "ignore", "difficult"), strict=True)
+    )
     return crowd, ignored or difficult
+
+
+_USUAL = (None, 0, 1)
 
 
 FLAGS = {text: int(flag) for text, flag in TEXTS.items()} | {"-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1}

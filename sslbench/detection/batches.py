@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
+from torchvision.ops import masks_to_boxes
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.checks.readable import picture_of
@@ -21,11 +22,13 @@ from sslbench.data.decode.files import UnreadableImage
 from sslbench.data.loading import loader
 from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.models.boxes import Target
-from sslbench.detection.recipe import DetectionRecipe, resized
+from sslbench.detection.recipe import DetectionRecipe, resized, view_sizes
 from sslbench.errors import DataError, SslbenchError
 from sslbench.metrics.detection import masks as rle
 
 Batch = tuple[list[Tensor], list[Target]]
+TestViews = tuple[list[Tensor], tuple[int, int]]
+"""(one image in all its sizes, original height and width)"""
 Item = tuple[int, int, list[int]]
 """(iteration, place of the first image in the whole batch, positions of the images)"""
 
@@ -75,8 +78,8 @@ def training_batches(
 
 def test_images(
     source: ObjectSource, recipe: DetectionRecipe, positions: Sequence[int], *, workers: int = 0
-) -> Iterator[tuple[Tensor, tuple[int, int]]]:
-    """Iterate over the resized test images and their original heights and widths.
+) -> Iterator[TestViews]:
+    """Iterate over the test images, each in the sizes of the recipe, and their original heights and widths.
 
     Raises:
         DataError: as `training_batches`.
@@ -183,11 +186,16 @@ class _TrainingImages(Dataset[Batch | SslbenchError]):
         recipe = self.recipe
         picture = read(self.source, index)
         height, width = picture.shape[1:]
-        shorter = int(rng.choice(recipe.min_sizes_train))
-        size = resized(height, width, shorter=shorter, longest=recipe.max_size_train)
+        if recipe.scale_jitter:
+            size = jittered(height, width, recipe, rng)
+        else:
+            shorter = int(rng.choice(recipe.min_sizes_train))
+            size = resized(height, width, shorter=shorter, longest=recipe.max_size_train)
         flip = bool(rng.random() < recipe.flip)
         image, target = resize(picture, size), self._target(index, (height, width), size)
-        return (image.flip(2).contiguous(), _flipped(target, size[1])) if flip else (image, target)
+        if recipe.scale_jitter:
+            image, target = cut(image, target, recipe.max_size_train, rng)
+        return (image.flip(2).contiguous(), _flipped(target, image.shape[2])) if flip else (image, target)
 
     def _target(self, index: int, old: tuple[int, int], new: tuple[int, int]) -> Target:
         objects = self.source.objects[index]
@@ -204,21 +212,20 @@ class _TrainingImages(Dataset[Batch | SslbenchError]):
         return Target(boxes[keep], torch.from_numpy(objects.classes)[keep], masks)
 
 
-class _TestImages(Dataset[tuple[Tensor, tuple[int, int]] | SslbenchError]):
+class _TestImages(Dataset[TestViews | SslbenchError]):
     def __init__(self, source: ObjectSource, recipe: DetectionRecipe, positions: Sequence[int]) -> None:
         self.source, self.recipe, self.positions = source, recipe, positions
 
     def __len__(self) -> int:
         return len(self.positions)
 
-    def __getitem__(self, item: int) -> tuple[Tensor, tuple[int, int]] | SslbenchError:
+    def __getitem__(self, item: int) -> TestViews | SslbenchError:
         try:
             picture = read(self.source, self.positions[item])
         except SslbenchError as error:
             return error
         height, width = picture.shape[1:]
-        size = resized(height, width, shorter=self.recipe.min_size_test, longest=self.recipe.max_size_test)
-        return resize(picture, size), (height, width)
+        return [resize(picture, size) for size in view_sizes(height, width, self.recipe)], (height, width)
 
 
 def read(source: ObjectSource, index: int) -> Tensor:
@@ -245,6 +252,31 @@ def resize(picture: Tensor, size: tuple[int, int]) -> Tensor:
     return (
         torch.from_numpy(np.array(pixels.resize(size[::-1], Image.Resampling.BILINEAR))).permute(2, 0, 1).contiguous()
     )
+
+
+def jittered(height: int, width: int, recipe: DetectionRecipe, rng: np.random.Generator) -> tuple[int, int]:
+    """Draw height and width of an image by large-scale jitter (Ghiasi et al. 2021, arXiv 2012.07177, section 3)."""
+    factor = recipe.max_size_train * rng.uniform(recipe.scale_jitter[0], recipe.scale_jitter[1]) / max(height, width)
+    return max(round(height * factor), 1), max(round(width * factor), 1)
+
+
+def cut(image: Tensor, target: Target, side: int, rng: np.random.Generator) -> tuple[Tensor, Target]:
+    """Cut a random part of at most `side` x `side` pixels out of an image (3, H, W) with its objects.
+
+    Objects of which nothing is left are dropped; with masks, the boxes are those of what is left of the masks.
+    """
+    top, left = (round(max(length - side, 0) * rng.random()) for length in image.shape[1:])
+    image = image[:, top : top + side, left : left + side].contiguous()
+    height, width = image.shape[1:]
+    if target.masks is None:
+        boxes = target.boxes - torch.tensor([left, top] * 2, dtype=torch.float32)
+        boxes = boxes.clamp(min=0).minimum(torch.tensor([width, height] * 2, dtype=torch.float32))
+        kept = (boxes[:, 2:] > boxes[:, :2] + 1e-5).all(dim=1)
+        return image, Target(boxes[kept], target.classes[kept])
+    masks = target.masks[:, top : top + side, left : left + side]
+    kept = masks.flatten(1).any(dim=1)
+    boxes = masks_to_boxes(masks[kept]) + torch.tensor([0, 0, 1, 1])  # the last pixel is inside
+    return image, Target(boxes.float(), target.classes[kept], masks[kept])
 
 
 def _bitmap(lengths: rle.Rle, size: tuple[int, int]) -> Tensor:

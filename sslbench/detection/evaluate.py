@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from sslbench.data.objects.types import ObjectSource
+from sslbench.detection.augmented import detect_views
 from sslbench.detection.batches import read, test_images
 from sslbench.detection.models import boxes as found_by_network
-from sslbench.detection.models.boxes import rescale
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.pictures import draw_predictions
 from sslbench.detection.recipe import DetectionRecipe
@@ -38,15 +38,12 @@ def detect(
         DataError: an image cannot be read.
     """
     detector.eval()
-    device = next(detector.parameters()).device
     positions = list(range(rank(), len(source), world_size()))
     parts: list[Detections] = []
     images = test_images(source, detector.recipe, positions, workers=workers)
     with torch.inference_mode():
-        for position, (image, size) in zip(positions, images, strict=True):
-            seen = int(image.shape[1]), int(image.shape[2])
-            result = detector([image.to(device)])[0]
-            parts.append(_as_arrays(rescale(result, seen=seen, size=size), position))
+        for position, (views, size) in zip(positions, images, strict=True):
+            parts.append(_as_arrays(detect_views(detector, views, size), position))
             if progress is not None:
                 progress("detecting on the test part", min(len(parts) * world_size(), len(source)), len(source))
     everything = [part for own in gather_objects(parts) for part in own]

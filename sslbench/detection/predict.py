@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 
 from sslbench.data.decode.files import UnreadableImage, decode
+from sslbench.detection.augmented import detect_views
 from sslbench.detection.batches import resize
-from sslbench.detection.models.boxes import rescale
 from sslbench.detection.models.detector import Detector
-from sslbench.detection.recipe import DetectionRecipe, resized
+from sslbench.detection.recipe import DetectionRecipe, view_sizes
 from sslbench.detection.saved import read_detector
 from sslbench.errors import DataError
 
@@ -68,9 +68,8 @@ class TrainedDetector:
     def _found(self, image: Picture) -> ImageDetections:
         picture = _opened(image)
         size = int(picture.shape[1]), int(picture.shape[2])
-        seen = resized(*size, shorter=self.recipe.min_size_test, longest=self.recipe.max_size_test)
-        device = next(self.detector.parameters()).device
-        found = rescale(self.detector([resize(picture, seen).to(device)])[0], seen=seen, size=size)
+        views = [resize(picture, seen) for seen in view_sizes(*size, self.recipe)]
+        found = detect_views(self.detector, views, size)
         labels = tuple(self.classes[number] for number in found.classes.tolist())
         masks = None if found.masks is None else found.masks.cpu().numpy()
         return ImageDetections(found.boxes.cpu().numpy(), found.scores.cpu().numpy(), labels, masks)

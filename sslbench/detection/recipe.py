@@ -11,7 +11,9 @@ from sslbench.config import build, setting
 from sslbench.errors import UsageError
 from sslbench.library.benchmarks import load_benchmark
 
-Architecture = Literal["c4", "fpn", "vit_fpn"]
+Architecture = Literal["c4", "fpn", "vit_fpn", "retinanet", "fcos"]
+ONE_STAGE = ("retinanet", "fcos")
+"""Architectures without region proposals."""
 HeadNorm = Literal["none", "same", "layer"]
 Sizes = tuple[tuple[float, ...], ...]
 
@@ -23,12 +25,14 @@ class DetectionRecipe:
     architecture: Architecture = setting(
         "c4",
         "c4: Faster R-CNN on the fourth stage, the fifth on every region; fpn: feature pyramid; "
-        "vit_fpn: simple feature pyramid on a vision transformer",
+        "vit_fpn: simple feature pyramid on a vision transformer; retinanet, fcos: one stage on a feature pyramid",
     )
     masks: bool = setting(False, "also predict masks (Mask R-CNN)")
 
     iterations: int = setting(24000, "number of training iterations")
     batch_size: int = setting(16, "images per iteration over all processes")
+    accumulate: int = setting(1, "parts of each process's batch, computed in turn; their losses are averaged")
+    precision: Literal["fp32", "bf16"] = setting("fp32", "precision of training; detection is always in fp32")
     optimizer: Literal["sgd", "adamw"] = setting("sgd", "optimizer")
     lr: float = setting(0.02, "learning rate after warm-up")
     steps: tuple[int, ...] = setting((18000, 22000), "iterations after which the rate is multiplied by gamma")
@@ -45,6 +49,11 @@ class DetectionRecipe:
     max_size_train: int = setting(1333, "largest longer side in training", unit="px")
     min_size_test: int = setting(800, "shorter side in evaluation", unit="px")
     max_size_test: int = setting(1333, "largest longer side in evaluation", unit="px")
+    scale_jitter: tuple[float, ...] = setting(
+        (),
+        "large-scale jitter: smallest and largest factor of the size at which a training image fits a square of "
+        "max_size_train, from which such a square is cut; empty: min_sizes_train",
+    )
     flip: float = setting(0.5, "probability of a horizontal flip in training")
     skip_empty: bool = setting(True, "leave images without objects out of training")
     repeat_threshold: float = setting(
@@ -65,6 +74,11 @@ class DetectionRecipe:
     )
     stride_in_1x1: bool = setting(False, "stride in the first 1x1 convolution of a stage, as in MSRA's weights")
     extra_norm: bool = setting(False, "c4: normalise after the fifth stage (VISSL and MoCo: Res5ROIHeadsExtraNorm)")
+    vit_window: int = setting(
+        0, "vit_fpn: side of the windows of attention, but for the last block of each quarter; 0: none", unit="patches"
+    )
+    vit_relative: bool = setting(False, "vit_fpn: add learnt relative positions to the attention")
+    drop_path: float = setting(0.0, "vit_fpn: probability of skipping the last block in training; earlier ones less")
     pyramid_channels: int = setting(256, "channels of the pyramid")
     pyramid_norm: HeadNorm | None = setting(None, "norm in the pyramid: none, that of the backbone, or layer norm")
     head_norm: HeadNorm | None = setting(None, "norm after the convolutions of the box and mask heads")
@@ -98,6 +112,11 @@ class DetectionRecipe:
     score_threshold: float = setting(0.05, "smallest score of a detection")
     nms: float = setting(0.5, "IoU above which the weaker detection of a class is suppressed")
     detections: int = setting(100, "largest number of detections per image")
+    tta_sizes: tuple[int, ...] = setting(
+        (), "shorter sides at which each test image is seen, joined by suppression; empty: min_size_test", unit="px"
+    )
+    tta_max_size: int = setting(4000, "largest longer side of these", unit="px")
+    tta_flip: bool = setting(False, "also see test images mirrored, joined by suppression")
     metric: Literal["coco", "voc07", "voc12", "lvis"] = setting(
         "coco", "average precision: COCO's, Pascal VOC's at 11 points (2007) or as the area (2012), or LVIS's"
     )
@@ -128,6 +147,14 @@ _USUAL: dict[str, dict[str, Any]] = {
         "rpn_post_nms_test": 1000,
     },
     "fpn": {**_PYRAMID, "pyramid_norm": "none", "head_norm": "none", "rpn_convs": 1, "box_convs": 0, "box_fcs": 2},
+    # Lin et al. 2017 (arXiv 1708.02002), section 4: three sizes in each octave
+    "retinanet": {
+        "pyramid_norm": "none",
+        "anchor_sizes": tuple(
+            tuple(side * 2 ** (i / 3) for i in range(3)) for side in (32.0, 64.0, 128.0, 256.0, 512.0)
+        ),
+    },
+    "fcos": {"pyramid_norm": "none"},
     # Li et al. 2022 (ViTDet, arXiv 2203.16527), appendix A.2
     "vit_fpn": {
         **_PYRAMID,
@@ -174,15 +201,21 @@ def check(recipe: DetectionRecipe) -> None:
         raise UsageError(f"steps should ascend, not {list(full.steps)}")
     if full.rpn_overlaps[0] > full.rpn_overlaps[1]:
         raise UsageError(f"rpn_overlaps should ascend, not {list(full.rpn_overlaps)}")
+    if full.batch_size % full.accumulate:
+        raise UsageError(f"batch_size={full.batch_size} cannot be divided into accumulate={full.accumulate} parts")
+    if full.tta_max_size != DetectionRecipe().tta_max_size and not full.tta_sizes:
+        raise UsageError("tta_max_size has no effect without tta_sizes")
+    _check_jitter(full)
+    if full.architecture != "vit_fpn" and (full.vit_window or full.vit_relative or full.drop_path):
+        raise UsageError(f"vit_window, vit_relative and drop_path have no effect on architecture={full.architecture}")
     if len(full.pixel_mean) != len(full.pixel_std):
         raise UsageError(
             f"pixel_mean has {len(full.pixel_mean)} values and pixel_std {len(full.pixel_std)}", "Give both or none."
         )
-    levels = 1 if full.architecture == "c4" else 5
-    sizes = full.anchor_sizes or ()
-    if len(sizes) != levels or len({len(level) for level in sizes}) != 1 or not sizes[0]:
-        what = "one list" if levels == 1 else f"{levels} lists of the same length, one for each level"
-        raise UsageError(f"anchor_sizes of {full.architecture} should be {what}, not {[list(s) for s in sizes]}")
+    if full.architecture in ONE_STAGE:
+        _refuse_second_stage(recipe)
+    if full.architecture != "fcos":
+        _check_anchors(full)
     if full.architecture == "c4" and (full.box_convs or full.box_fcs or full.pyramid_norm != "none"):
         raise UsageError("a c4 detector has no pyramid or box head: box_convs, box_fcs and pyramid_norm have no effect")
     if full.architecture != "c4" and full.extra_norm:
@@ -193,28 +226,63 @@ def check(recipe: DetectionRecipe) -> None:
         )
 
 
+def _check_jitter(full: DetectionRecipe) -> None:
+    if not full.scale_jitter:
+        return
+    if len(full.scale_jitter) != 2 or not 0 < full.scale_jitter[0] <= full.scale_jitter[1]:
+        raise UsageError(f"scale_jitter={list(full.scale_jitter)}: should be two ascending numbers above 0")
+    if full.min_sizes_train != DetectionRecipe().min_sizes_train:
+        raise UsageError("min_sizes_train has no effect with scale_jitter", "Leave out one of them.")
+
+
+def changed_network(recipe: DetectionRecipe) -> bool:
+    """Return whether a detector's backbone computes something else than the network of its name."""
+    return recipe.stride_in_1x1 or recipe.vit_window > 0 or recipe.vit_relative
+
+
+def _check_anchors(full: DetectionRecipe) -> None:
+    levels = 1 if full.architecture == "c4" else 5
+    sizes = full.anchor_sizes or ()
+    if len(sizes) != levels or len({len(level) for level in sizes}) != 1 or not sizes[0]:
+        what = "one list" if levels == 1 else f"{levels} lists of the same length, one for each level"
+        raise UsageError(f"anchor_sizes of {full.architecture} should be {what}, not {[list(s) for s in sizes]}")
+
+
+_OF_REGIONS = (
+    *("masks", "head_norm", "rpn_convs", "box_convs", "box_fcs", "box_channels", "mask_convs", "head_channels"),
+    *("box_pool", "mask_pool", "rpn_pre_nms_train", "rpn_pre_nms_test", "rpn_post_nms_train", "rpn_post_nms_test"),
+    *("rpn_nms", "rpn_overlaps", "rpn_samples", "rpn_positives", "roi_overlap", "roi_samples", "roi_positives"),
+    *("box_weights", "smooth_l1_beta", "extra_norm"),
+)
+_OF_ANCHORS = ("anchor_sizes", "anchor_ratios")
+
+
+def _refuse_second_stage(recipe: DetectionRecipe) -> None:
+    """Refuse settings of region proposals and heads, and of anchors for fcos, which has none."""
+    names = _OF_REGIONS if recipe.architecture == "retinanet" else _OF_REGIONS + _OF_ANCHORS
+    usual = DetectionRecipe()
+    given = [name for name in names if getattr(recipe, name) != getattr(usual, name)]
+    if given:
+        have = "have" if len(given) > 1 else "has"
+        raise UsageError(
+            f"architecture={recipe.architecture} has one stage: {', '.join(given)} {have} no effect",
+            "Leave out, or use architecture=fpn.",
+        )
+
+
 _AT_LEAST_ONE = (
     *("iterations", "batch_size", "min_size_test", "max_size_train", "max_size_test", "pyramid_channels", "rpn_convs"),
-    *("box_channels", "head_channels", "box_pool", "mask_pool", "rpn_pre_nms_train", "rpn_pre_nms_test", "detections"),
+    *("accumulate", "tta_max_size", "box_channels", "head_channels", "box_pool", "mask_pool", "detections"),
+    *("rpn_pre_nms_train", "rpn_pre_nms_test"),
     *("rpn_post_nms_train", "rpn_post_nms_test", "rpn_samples", "roi_samples"),
 )
 _NOT_NEGATIVE = (
     *("warmup_iterations", "precise_bn", "weight_decay", "weight_decay_norm", "smooth_l1_beta", "momentum", "gamma"),
-    *("box_convs", "box_fcs", "mask_convs"),
+    *("box_convs", "box_fcs", "mask_convs", "vit_window"),
 )
 _RATES = (
-    *(
-        "flip",
-        "repeat_threshold",
-        "rpn_nms",
-        "rpn_positives",
-        "roi_overlap",
-        "roi_positives",
-        "score_threshold",
-        "nms",
-        "warmup_factor",
-    ),
-    "layer_decay",
+    *("flip", "rpn_nms", "rpn_positives", "roi_overlap", "roi_positives", "score_threshold", "nms", "warmup_factor"),
+    *("repeat_threshold", "layer_decay", "drop_path"),
 )
 
 
@@ -226,11 +294,12 @@ def _check_ranges(recipe: DetectionRecipe) -> None:
         (("freeze_at",), 0, 5, "from 0 to 5"),
     ):
         for name in names:
-            if not low <= getattr(recipe, name) <= high:
-                raise UsageError(f"{name}={getattr(recipe, name)}: should be {words}")
-    for name in ("min_sizes_train", "anchor_ratios", "box_weights"):
+            value = getattr(recipe, name)
+            if value is not None and not low <= value <= high:
+                raise UsageError(f"{name}={value}: should be {words}")
+    for name in ("min_sizes_train", "anchor_ratios", "box_weights", "tta_sizes"):
         values = getattr(recipe, name)
-        if not values or min(values) <= 0:
+        if (not values and name != "tta_sizes") or min(values, default=1) <= 0:
             raise UsageError(f"{name}={list(values)}: should be numbers above 0")
     if recipe.lr <= 0:
         raise UsageError(f"lr={recipe.lr}: should be above 0")
@@ -249,8 +318,17 @@ def resized(height: int, width: int, *, shorter: int, longest: int) -> tuple[int
     return int(sides[0] + 0.5), int(sides[1] + 0.5)
 
 
+def view_sizes(height: int, width: int, recipe: DetectionRecipe) -> list[tuple[int, int]]:
+    """Return the heights and widths at which a test image is seen."""
+    if not recipe.tta_sizes:
+        return [resized(height, width, shorter=recipe.min_size_test, longest=recipe.max_size_test)]
+    return [resized(height, width, shorter=side, longest=recipe.tta_max_size) for side in recipe.tta_sizes]
+
+
 def what_is_trained(recipe: DetectionRecipe) -> str:
     """Return the trained parts of a detector with a frozen backbone, in words."""
+    if recipe.architecture in ONE_STAGE:
+        return "the pyramid and the head (boxes, classes)"
     first = "the fifth stage (on the regions, in the head)" if recipe.architecture == "c4" else "the pyramid"
     masks = ", masks" if recipe.masks else ""
     return f"{first}, the region proposals and the heads (boxes, classes{masks})"

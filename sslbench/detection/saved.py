@@ -20,7 +20,7 @@ from sslbench.config import build as build_dataclass
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.models.names import canonical_name, place
-from sslbench.detection.recipe import DetectionRecipe, what_is_trained
+from sslbench.detection.recipe import DetectionRecipe, changed_network, what_is_trained
 from sslbench.errors import UsageError, WeightsError
 from sslbench.preprocessing import Preprocessing
 from sslbench.results import canonical
@@ -104,11 +104,11 @@ def save_detector(path: Path, state: Mapping[str, Tensor], about: DetectorDescri
 def _divided(state: Mapping[str, Tensor], recipe: DetectionRecipe) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Split a state into the backbone under canonical names, for RGB images, and the rest.
 
-    A backbone with moved strides is another network than that of its name, and stays in the rest.
+    A backbone with moved strides or windows is another network than that of its name, and stays in the rest.
     """
     backbone, others = dict[str, Tensor](), dict[str, Tensor]()
     for name, tensor in state.items():
-        own = None if recipe.stride_in_1x1 else _canonical(name, recipe)
+        own = None if changed_network(recipe) else _canonical(name, recipe)
         if own is None:
             others[name] = tensor
         else:
@@ -120,20 +120,22 @@ def _divided(state: Mapping[str, Tensor], recipe: DetectionRecipe) -> tuple[dict
 def _joined(content: Mapping[str, Any], recipe: DetectionRecipe) -> dict[str, Tensor]:
     """Return the detector's state from a file; the inverse of `_divided`."""
     backbone: dict[str, Tensor] = content["state_dict"]
-    if recipe.stride_in_1x1:
+    if changed_network(recipe):
         return dict(backbone)
     state = dict(content[_KEY])
     for name, tensor in backbone.items():
         flipped = name == _STEM and recipe.channel_order == "BGR"
-        vit, pyramid = recipe.architecture == "vit_fpn", recipe.architecture == "fpn"
-        state[_VIT + name if vit else place(name, pyramid=pyramid)] = tensor.flip(1) if flipped else tensor
+        vit = recipe.architecture == "vit_fpn"
+        state[_VIT + name if vit else place(name, pyramid=recipe.architecture != "c4")] = (
+            tensor.flip(1) if flipped else tensor
+        )
     return state
 
 
 def _canonical(name: str, recipe: DetectionRecipe) -> str | None:
     if recipe.architecture == "vit_fpn":
         return name.removeprefix(_VIT) if name.startswith(_VIT) else None
-    return canonical_name(name, pyramid=recipe.architecture == "fpn")
+    return canonical_name(name, pyramid=recipe.architecture != "c4")
 
 
 def read_detector(path: Path, device: str | torch.device = "cpu") -> tuple[Detector, DetectorDescription]:
@@ -186,11 +188,15 @@ def about_of(file: files.WeightsFile) -> DetectorDescription | None:
     return dataclasses.replace(about, preprocessing=check_recorded_preprocessing(about.preprocessing, where))
 
 
+_TITLES = {"retinanet": "RetinaNet", "fcos": "FCOS"}
+
+
 def rows(file: files.WeightsFile, about: DetectorDescription) -> list[tuple[str, str]]:
     """Return a description for the user, as pairs of label and value."""
     recipe, content = about.recipe, file.content
     done = int(content.get("step", recipe.iterations))
-    kind = f"{'Mask' if recipe.masks else 'Faster'} R-CNN, {recipe.architecture}, on {about.backbone}"
+    family = _TITLES.get(recipe.architecture) or f"{'Mask' if recipe.masks else 'Faster'} R-CNN, {recipe.architecture}"
+    kind = f"{family}, on {about.backbone}"
     frozen = f"backbone frozen; trained: {what_is_trained(recipe)}" if recipe.freeze_at == 5 else ""
     stages = "nothing frozen" if not recipe.freeze_at else f"freeze_at={recipe.freeze_at}"
     mean = ", ".join(f"{value:g}" for value in recipe.pixel_mean or about.preprocessing.mean)

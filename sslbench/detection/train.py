@@ -26,6 +26,7 @@ from sslbench.distributed.parallel import (
     load_optimizer_state,
     module_state,
     optimizer_state,
+    without_synchronisation,
     wrap,
 )
 from sslbench.errors import UsageError
@@ -36,9 +37,12 @@ from sslbench.train.loop import NotFiniteError
 from sslbench.train.resume import continue_from, newest_whole
 
 
-def losses_of(model: nn.Module, batch: Batch, device: torch.device, *, seed: int, iteration: int) -> dict[str, Tensor]:
-    """Return the losses by name; the draws of anchors and regions depend on seed, iteration and process."""
-    number = int(np.random.SeedSequence((seed, iteration, rank())).generate_state(1)[0])
+def losses_of(
+    model: nn.Module, batch: Batch, device: torch.device, *, seed: int, iteration: int, part: int = 0
+) -> dict[str, Tensor]:
+    """Return the losses by name; the draws of anchors and regions depend on seed, iteration, process and part."""
+    source = (seed, iteration, rank(), part) if part else (seed, iteration, rank())
+    number = int(np.random.SeedSequence(source).generate_state(1)[0])
     generator = torch.Generator().manual_seed(number)
     images = [image.to(device, non_blocking=True) for image in batch[0]]
     return cast(dict[str, Tensor], model(images, [_moved(target, device) for target in batch[1]], generator))
@@ -116,10 +120,12 @@ def check_processes(recipe: DetectionRecipe, processes: int) -> None:
     Raises:
         UsageError: it cannot.
     """
-    if recipe.batch_size % processes:
-        near = max(recipe.batch_size // processes, 1) * processes
+    parts = processes * recipe.accumulate
+    if recipe.batch_size % parts:
+        near = max(recipe.batch_size // parts, 1) * parts
+        each = f" with accumulate={recipe.accumulate}" if recipe.accumulate > 1 else ""
         raise UsageError(
-            f"batch_size={recipe.batch_size} images cannot be divided among {processes} processes",
+            f"batch_size={recipe.batch_size} images cannot be divided among {processes} processes{each}",
             f"Give batch_size={near}, or another number of processes.",
         )
 
@@ -197,11 +203,9 @@ def _loop(
         for iteration, batch in enumerate(batches, start=start):
             for group in optimizer.param_groups:
                 group["lr"] = rate(recipe, iteration) * group["lr_factor"]
-            losses = losses_of(model, batch, run.device, seed=run.seed, iteration=iteration)
-            total = torch.stack(list(losses.values())).sum()
-            mean = finite_mean(losses, total, recipe, iteration, run.folder)
             optimizer.zero_grad(set_to_none=True)
-            total.backward()  # type: ignore[no-untyped-call]
+            losses = _gradients(model, batch, recipe, run, iteration)
+            mean = finite_mean(losses, torch.stack(list(losses.values())).sum(), recipe, iteration, run.folder)
             optimizer.step()
             done, last = iteration + 1, iteration + 1 == recipe.iterations
             if watchers and meter.due(done):
@@ -213,6 +217,31 @@ def _loop(
                 _save(detector, optimizer, run, done)
             if stop and not last:
                 raise StoppedError(stop, f"iteration {done} of {recipe.iterations}")
+
+
+def _gradients(
+    model: nn.Module, batch: Batch, recipe: DetectionRecipe, run: TrainingRun, iteration: int
+) -> dict[str, Tensor]:
+    """Add the gradients of a batch, part by part, to those of the parameters; return the losses, detached.
+
+    Only the last part exchanges gradients between processes.
+    """
+    images, targets = batch
+    size = len(images) // recipe.accumulate
+    mean: dict[str, Tensor] = {}
+    for part in range(recipe.accumulate):
+        own = slice(part * size, (part + 1) * size)
+        last = part + 1 == recipe.accumulate
+        with contextlib.nullcontext() if last else without_synchronisation(model):
+            with torch.autocast(run.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
+                losses = losses_of(
+                    model, (images[own], targets[own]), run.device, seed=run.seed, iteration=iteration, part=part
+                )
+            (torch.stack([loss.float() for loss in losses.values()]).sum() / recipe.accumulate).backward()  # type: ignore[no-untyped-call]
+        for name, loss in losses.items():
+            share = loss.detach().float() / recipe.accumulate
+            mean[name] = mean[name] + share if name in mean else share
+    return mean
 
 
 def _save(detector: Detector, optimizer: torch.optim.Optimizer, run: TrainingRun, done: int) -> None:

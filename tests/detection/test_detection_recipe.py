@@ -6,7 +6,7 @@ import pytest
 
 from sslbench.backbones.build import build
 from sslbench.detection.detectron2.config import detectron2_options
-from sslbench.detection.recipe import DetectionRecipe, check, load_recipe, resized, resolved
+from sslbench.detection.recipe import ONE_STAGE, DetectionRecipe, check, load_recipe, resized, resolved
 from sslbench.errors import UsageError
 from sslbench.names import list_names
 
@@ -29,13 +29,16 @@ PUBLISHED = {
     "coco_fpn_1x": (90000, (60000, 80000), 0.02, 1000, "sync", 0, False, 0, COCO_SIZES),
     "lvis_fpn_1x": (180000, (120000, 160000), 0.02, 1000, "sync", 0, False, 0, COCO_SIZES),
     "coco_fpn_2x": (180000, (120000, 160000), 0.02, 1000, "sync", 0, False, 0, COCO_SIZES),
+    "coco_retinanet_1x": (90000, (60000, 80000), 0.01, 1000, "frozen", 2, False, 0, (800,)),
+    "coco_fcos_1x": (90000, (60000, 80000), 0.01, 1000, "frozen", 2, False, 0, (800,)),
 }
-OURS = {"toy", "small"}
+OURS = {"toy", "small", "small_retinanet", "small_fcos"}
+VITDET = "coco_vitdet_b"
 
 
 def test_the_shipped_recipes_are_the_expected_ones():
     names = {name.removeprefix("detection/") for name in list_names("benchmark") if name.startswith("detection/")}
-    assert names == set(PUBLISHED) | OURS
+    assert names == set(PUBLISHED) | OURS | {VITDET}
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
@@ -46,18 +49,28 @@ def test_published_numbers(name):
         *(recipe.extra_norm, recipe.precise_bn, recipe.min_sizes_train),
     )
     assert (recipe.batch_size, recipe.min_size_test, recipe.max_size_train) == (16, 800, 1333)
-    assert recipe.masks == name.startswith(("coco", "lvis"))
+    assert recipe.masks == (name.startswith(("coco", "lvis")) and recipe.architecture not in ONE_STAGE)
     assert recipe.metric == {"coco": "coco", "lvis": "lvis"}.get(name[:4], "voc07")
     of_lvis = (recipe.detections, recipe.score_threshold, recipe.repeat_threshold)
     assert of_lvis == ((300, 1e-4, 1e-3) if name.startswith("lvis") else (100, 0.05, 0.0))
     assert (recipe.stride_in_1x1, recipe.channel_order, recipe.pixel_mean) == (False, "RGB", ())
 
 
+def test_the_recipe_of_vitdet():
+    """Li et al. 2022, appendix A.2: 100 epochs of 64 images, layer-wise decay, jitter in a square of 1024 pixels."""
+    recipe = resolved(load_recipe(f"detection/{VITDET}"))
+    assert recipe.iterations * recipe.batch_size == pytest.approx(100 * 118287, rel=0.005)
+    assert [step / recipe.iterations for step in recipe.steps] == pytest.approx([0.889, 0.963], abs=1e-3)
+    assert (recipe.lr, recipe.weight_decay, recipe.layer_decay, recipe.drop_path) == (1e-4, 0.1, 0.7, 0.1)
+    assert (recipe.scale_jitter, recipe.max_size_train, recipe.vit_window) == ((0.1, 2.0), 1024, 14)
+    assert recipe.masks and recipe.vit_relative and recipe.optimizer == "adamw"
+
+
 @pytest.mark.parametrize("name", sorted(OURS))
 def test_recipes_for_a_processor_are_small(name):
     recipe = resolved(load_recipe(f"detection/{name}"))
     assert recipe.max_size_train <= 480 and recipe.iterations * recipe.batch_size <= 4000
-    assert recipe.roi_samples <= 128 and recipe.norm == "batch"
+    assert (recipe.roi_samples <= 128 or recipe.architecture in ONE_STAGE) and recipe.norm == "batch"
 
 
 def test_what_the_architecture_decides():

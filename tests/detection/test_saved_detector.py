@@ -13,6 +13,7 @@ from sslbench.backbones.load import load_backbone
 from sslbench.detection.evaluate import detect
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.predict import load_detector
+from sslbench.detection.recipe import DetectionRecipe
 from sslbench.detection.saved import DetectorDescription, about_of, save_detector
 from sslbench.errors import WeightsError
 from sslbench.train import checkpoints
@@ -20,12 +21,23 @@ from sslbench.weights.reading import files
 
 VIT = "timm:vit_tiny_patch16_224,depth=1,img_size=32"
 NARROW = "resnet_bottleneck_1-1-1-1w0.125"
+TWO_STAGES = ("box_channels", "rpn_samples", "roi_samples", "rpn_post_nms_train", "rpn_post_nms_test")
+ONE_STAGE = {name: getattr(DetectionRecipe(), name) for name in (*TWO_STAGES, "anchor_sizes")}
 CASES = {
     "fpn": ("resnet_basic_1-1-1-1w0.125", {}),
     "fpn_frozen_norm": (NARROW, {"norm": "frozen", "freeze_at": 2, "masks": True, "head_channels": 8}),
     "fpn_bgr": (NARROW, {"channel_order": "BGR", "pixel_mean": (0.4, 0.45, 0.5), "pixel_std": (0.2, 0.3, 0.4)}),
     "fpn_stride_in_1x1": (NARROW, {"stride_in_1x1": True}),
     "c4": (NARROW, {"architecture": "c4", "anchor_sizes": ((16.0, 32.0),), "extra_norm": True, "box_pool": 4}),
+    "retinanet": (NARROW, {"architecture": "retinanet", **ONE_STAGE}),
+    "fcos": (NARROW, {"architecture": "fcos", "pyramid_channels": 64, **ONE_STAGE}),
+    "vit_windows": (
+        VIT,
+        {
+            **{"architecture": "vit_fpn", "pyramid_norm": "layer", "head_norm": "layer"},
+            **{"vit_window": 2, "vit_relative": True},
+        },
+    ),
     "vit_fpn": (VIT, {"architecture": "vit_fpn", "pyramid_norm": "layer", "head_norm": "layer"}),
 }
 

@@ -11,12 +11,21 @@ import torch
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.resnet import DEPTHS, ResNet
 from sslbench.detection.detectron2.library import load
-from sslbench.detection.recipe import DetectionRecipe, check, resolved
+from sslbench.detection.recipe import ONE_STAGE, DetectionRecipe, check, resolved
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
 _NORMS = {"frozen": "FrozenBN", "batch": "BN", "sync": "SyncBN", "none": "", "layer": "LN"}
 _DEPTHS = (18, 34, 50, 101, 152)
+
+
+_OTHERWISE = {
+    "precision": "Give d2.SOLVER.AMP.ENABLED=true, or use --backend torchvision.",
+    "accumulate": "Give a smaller batch_size, or use --backend torchvision.",
+    "tta_sizes": "Use --backend torchvision.",
+    "tta_flip": "Use --backend torchvision.",
+}
+"""Settings that Detectron2 does not have, or has by a key of its own; and the remedy."""
 
 
 def detectron2_options(backbone: Backbone, recipe: DetectionRecipe, n_classes: int) -> dict[str, Any]:
@@ -32,6 +41,14 @@ def detectron2_options(backbone: Backbone, recipe: DetectionRecipe, n_classes: i
     full = resolved(recipe)
     if full.optimizer != "sgd":
         raise UsageError(f"optimizer={full.optimizer}: Detectron2's trainer has only SGD", "Use --backend torchvision.")
+    for name, instead in _OTHERWISE.items():
+        if getattr(full, name) != getattr(DetectionRecipe(), name):
+            raise UsageError(f"{name}={getattr(full, name)}: not with --backend detectron2", instead)
+    if full.architecture in ONE_STAGE:
+        raise UsageError(
+            f"architecture={full.architecture} is torchvision's, and Detectron2's differs in its losses",
+            "Use --backend torchvision, or architecture=fpn or c4.",
+        )
     return {
         **_backbone(backbone, full),
         **_regions(full, n_classes),

@@ -4,10 +4,11 @@ import torch
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.detection.models import c4, fpn, vit_fpn
-from sslbench.detection.models.detector import Detector, RegionHeads
+from sslbench.detection.models.detector import Detector, RegionHeads, TwoStageDetector
 from sslbench.detection.models.layers import Norm, synchronised
+from sslbench.detection.models.one_stage import OneStageDetector
 from sslbench.detection.models.rpn import RegionProposalNetwork
-from sslbench.detection.recipe import DetectionRecipe, check, resolved
+from sslbench.detection.recipe import ONE_STAGE, DetectionRecipe, check, resolved
 from sslbench.errors import UsageError
 from sslbench.runtime.seeds import seeded
 
@@ -45,6 +46,9 @@ def build_detector(
 
 
 def _build(backbone: Backbone, recipe: DetectionRecipe, classes: int) -> Detector:
+    statistics = _statistics(backbone, recipe)
+    if recipe.architecture in ONE_STAGE:
+        return OneStageDetector(recipe, classes, backbone=fpn.pyramid(backbone, recipe), statistics=statistics)
     head_norm: Norm = recipe.norm if recipe.head_norm == "same" else recipe.head_norm or "none"
     strides: tuple[int, ...]
     if recipe.architecture == "c4":
@@ -56,13 +60,13 @@ def _build(backbone: Backbone, recipe: DetectionRecipe, classes: int) -> Detecto
         )
         width, strides, divisor = recipe.pyramid_channels, fpn.STRIDES, 32
         heads = RegionHeads(recipe, width, strides, classes, head_norm)
-    return Detector(
+    return TwoStageDetector(
         recipe,
         classes,
         backbone=trunk,
         proposal_generator=RegionProposalNetwork(recipe, width, strides),
         roi_heads=heads,
-        statistics=_statistics(backbone, recipe),
+        statistics=statistics,
         divisor=divisor,
     )
 

@@ -66,11 +66,14 @@ class Res5Heads(nn.Module):
     def detections(
         self, features: Sequence[Tensor], proposals: Sequence[Tensor], sizes: Sequence[Size]
     ) -> list[InstancePredictions]:
-        """Return the detections among the proposals (n, 4) of each image."""
+        """Return the detections among the proposals (n, 4) of each image, without masks."""
         x = self.region_features(features, proposals).mean(dim=(2, 3))
-        found = self.box_predictor.detections(self.box_predictor(x), proposals, sizes)
+        return self.box_predictor.detections(self.box_predictor(x), proposals, sizes)
+
+    def masks(self, features: Sequence[Tensor], found: Sequence[InstancePredictions]) -> list[InstancePredictions]:
+        """Return the detections with their masks."""
         if self.mask_head is None:
-            return found
+            return list(found)
         return self.mask_head.detections(self.region_features(features, [f.boxes for f in found]), found)
 
 

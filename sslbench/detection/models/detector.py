@@ -1,4 +1,4 @@
-"""Two-stage detector: features, region proposals, region heads."""
+"""Detectors: images to maps, and two-stage detection by region proposals and region heads."""
 
 from collections.abc import Sequence
 
@@ -54,17 +54,20 @@ class RegionHeads(nn.Module):
     def detections(
         self, features: Sequence[Tensor], proposals: Sequence[Tensor], sizes: Sequence[Size]
     ) -> list[InstancePredictions]:
-        """Return the detections among the proposals (n, 4) of each image."""
+        """Return the detections among the proposals (n, 4) of each image, without masks."""
         pooled = self.pooled(features, proposals, self.recipe.box_pool or 1)
-        found = self.box_predictor.detections(self.box_predictor(self.box_head(pooled)), proposals, sizes)
+        return self.box_predictor.detections(self.box_predictor(self.box_head(pooled)), proposals, sizes)
+
+    def masks(self, features: Sequence[Tensor], found: Sequence[InstancePredictions]) -> list[InstancePredictions]:
+        """Return the detections with their masks."""
         if self.mask_head is None:
-            return found
+            return list(found)
         pooled = self.pooled(features, [f.boxes for f in found], self.recipe.mask_pool)
         return self.mask_head.detections(pooled, found)
 
 
 class Detector(nn.Module):
-    """Faster or Mask R-CNN.
+    """Detector of objects: a backbone, and what is computed from its maps.
 
     Its parameters have Detectron2's names, except those of the backbone, which keep their canonical names; `names`
     translates.
@@ -72,6 +75,105 @@ class Detector(nn.Module):
 
     pixel_mean: Tensor
     pixel_std: Tensor
+
+    def __init__(
+        self,
+        recipe: DetectionRecipe,
+        classes: int,
+        *,
+        backbone: nn.Module,
+        statistics: tuple[Sequence[float], Sequence[float]],
+        divisor: int,
+    ) -> None:
+        """Assemble the parts that `build_detector` makes.
+
+        Args:
+            recipe: resolved.
+            classes: number of classes without background.
+            backbone: from images to maps.
+            statistics: mean and standard deviation of the channels, for pixels of 0 to 1.
+            divisor: padded height and width of a batch are multiples of it.
+        """
+        super().__init__()
+        self.recipe, self.classes, self.divisor = recipe, classes, divisor
+        self.backbone = backbone
+        for name, values in zip(("pixel_mean", "pixel_std"), statistics, strict=True):
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+
+    def forward(
+        self,
+        images: Sequence[Tensor],
+        targets: Sequence[Target] | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        with_masks: bool = True,
+    ) -> dict[str, Tensor] | list[InstancePredictions]:
+        """Return the losses in training mode, the detections in evaluation mode.
+
+        Args:
+            images: (C, H, W) each, RGB, resized (`recipe.resized`); integers from 0 to the maximum of their dtype, or
+                floats from 0 to 1.
+            targets: ground truth of each image; only in training.
+            generator: CPU generator of the draw of anchors and regions for the losses.
+            with_masks: compute the masks of detections, where the recipe has masks.
+
+        Raises:
+            DataError: an image has another number of channels, or a target lacks the recipe's masks.
+            NotFiniteError: NaN or infinite boxes in training.
+        """
+        batch, sizes = self.batched(images)
+        features = self.backbone(batch)
+        if not self.training:
+            found = self.detections(features, sizes)
+            return self.masks_of(features, found) if self.recipe.masks and with_masks else found
+        if targets is None or len(targets) != len(images):
+            raise DataError(f"{len(images)} images for training with {len(targets or ())} targets")
+        if self.recipe.masks and any(t.masks is None for t in targets):
+            raise DataError("masks=true, but an image has none", "Give data with masks, or masks=false.")
+        return self.losses(features, sizes, targets, generator)
+
+    def losses(
+        self,
+        features: Sequence[Tensor],
+        sizes: Sequence[Size],
+        targets: Sequence[Target],
+        generator: torch.Generator | None,
+    ) -> dict[str, Tensor]:
+        """Return the losses by name, of maps of a padded batch with images of `sizes`."""
+        raise NotImplementedError
+
+    def detections(self, features: Sequence[Tensor], sizes: Sequence[Size]) -> list[InstancePredictions]:
+        """Return the detections of each image without masks, of maps of a padded batch with images of `sizes`."""
+        raise NotImplementedError
+
+    def masks_of(self, features: Sequence[Tensor], found: Sequence[InstancePredictions]) -> list[InstancePredictions]:
+        """Return the detections of each image with their masks."""
+        raise NotImplementedError
+
+    def masks(self, images: Sequence[Tensor], found: Sequence[InstancePredictions]) -> list[Tensor]:
+        """Return the probabilities inside given boxes of each image, float32 (n, side, side)."""
+        batch, _ = self.batched(images)
+        return [one.masks for one in self.masks_of(self.backbone(batch), found) if one.masks is not None]
+
+    def batched(self, images: Sequence[Tensor]) -> tuple[Tensor, list[Size]]:
+        """Return the images normalised and zero-padded at the right and bottom, (B, C, H, W), and their own sizes."""
+        sizes = [(image.shape[-2], image.shape[-1]) for image in images]
+        height, width = (-(-max(side) // self.divisor) * self.divisor for side in zip(*sizes, strict=True))
+        padded = []
+        for image, size in zip(images, sizes, strict=True):
+            if len(image) != len(self.pixel_mean):
+                raise DataError(f"an image has {len(image)} channels; the backbone takes {len(self.pixel_mean)}")
+            pixels = image.to(self.pixel_mean.device)
+            pixels = pixels if pixels.is_floating_point() else pixels.float() / torch.iinfo(image.dtype).max
+            pixels = pixels.flip(0) if self.recipe.channel_order == "BGR" else pixels
+            padded.append(
+                functional.pad((pixels - self.pixel_mean) / self.pixel_std, (0, width - size[1], 0, height - size[0]))
+            )
+        return torch.stack(padded), sizes
+
+
+class TwoStageDetector(Detector):
+    """Faster or Mask R-CNN (Ren et al. 2015, He et al. 2017): region proposals, then heads on the regions."""
 
     def __init__(
         self,
@@ -95,54 +197,25 @@ class Detector(nn.Module):
             statistics: mean and standard deviation of the channels, for pixels of 0 to 1.
             divisor: padded height and width of a batch are multiples of it.
         """
-        super().__init__()
-        self.recipe, self.classes, self.divisor = recipe, classes, divisor
-        self.backbone, self.proposal_generator, self.roi_heads = backbone, proposal_generator, roi_heads
-        for name, values in zip(("pixel_mean", "pixel_std"), statistics, strict=True):
-            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+        super().__init__(recipe, classes, backbone=backbone, statistics=statistics, divisor=divisor)
+        self.proposal_generator, self.roi_heads = proposal_generator, roi_heads
 
-    def forward(
+    def losses(
         self,
-        images: Sequence[Tensor],
-        targets: Sequence[Target] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> dict[str, Tensor] | list[InstancePredictions]:
-        """Return the losses in training mode, the detections in evaluation mode.
-
-        Args:
-            images: (C, H, W) each, RGB, resized (`recipe.resized`); integers from 0 to the maximum of their dtype, or
-                floats from 0 to 1.
-            targets: ground truth of each image; only in training.
-            generator: CPU generator of the draw of anchors and regions for the losses.
-
-        Raises:
-            DataError: an image has another number of channels, or a target lacks the recipe's masks.
-            NotFiniteError: NaN or infinite boxes in training.
-        """
-        batch, sizes = self.batched(images)
-        features = self.backbone(batch)
-        if not self.training:
-            proposals, _ = self.proposal_generator(features, sizes)
-            return self.roi_heads.detections(features, proposals, sizes)  # type: ignore[no-any-return, operator]
-        if targets is None or len(targets) != len(images):
-            raise DataError(f"{len(images)} images for training with {len(targets or ())} targets")
-        if self.recipe.masks and any(t.masks is None for t in targets):
-            raise DataError("masks=true, but an image has none", "Give data with masks, or masks=false.")
+        features: Sequence[Tensor],
+        sizes: Sequence[Size],
+        targets: Sequence[Target],
+        generator: torch.Generator | None,
+    ) -> dict[str, Tensor]:
+        """Return the losses of the proposals and of the regions drawn from them."""
         proposals, losses = self.proposal_generator(features, sizes, targets, generator)
         return losses | self.roi_heads.losses(features, proposals, targets, generator)  # type: ignore[no-any-return, operator]
 
-    def batched(self, images: Sequence[Tensor]) -> tuple[Tensor, list[Size]]:
-        """Return the images normalised and zero-padded at the right and bottom, (B, C, H, W), and their own sizes."""
-        sizes = [(image.shape[-2], image.shape[-1]) for image in images]
-        height, width = (-(-max(side) // self.divisor) * self.divisor for side in zip(*sizes, strict=True))
-        padded = []
-        for image, size in zip(images, sizes, strict=True):
-            if len(image) != len(self.pixel_mean):
-                raise DataError(f"an image has {len(image)} channels; the backbone takes {len(self.pixel_mean)}")
-            pixels = image.to(self.pixel_mean.device)
-            pixels = pixels if pixels.is_floating_point() else pixels.float() / torch.iinfo(image.dtype).max
-            pixels = pixels.flip(0) if self.recipe.channel_order == "BGR" else pixels
-            padded.append(
-                functional.pad((pixels - self.pixel_mean) / self.pixel_std, (0, width - size[1], 0, height - size[0]))
-            )
-        return torch.stack(padded), sizes
+    def detections(self, features: Sequence[Tensor], sizes: Sequence[Size]) -> list[InstancePredictions]:
+        """Return the detections among the proposals of each image."""
+        proposals, _ = self.proposal_generator(features, sizes)
+        return self.roi_heads.detections(features, proposals, sizes)  # type: ignore[no-any-return, operator]
+
+    def masks_of(self, features: Sequence[Tensor], found: Sequence[InstancePredictions]) -> list[InstancePredictions]:
+        """Return the detections of each image with their masks."""
+        return self.roi_heads.masks(features, found)  # type: ignore[no-any-return, operator]
