@@ -27,13 +27,17 @@ from sslbench.detection.train import TrainingRun, train
 
 pytestmark = [pytest.mark.speed, REAL]
 
-NET, ROUNDS, SHORT, LONG = "resnet18", 3, 2, 8
+NET, ROUNDS, SHORT, LONG = "resnet18", 3, 1, 5
 CHANGES = {
     **{"pyramid_channels": 128, "box_channels": 512, "min_sizes_train": (320,), "max_size_train": 480},
     **{"min_size_test": 320, "max_size_test": 480, "batch_size": 4, "precise_bn": 0, "score_threshold": 0.05},
     **{"roi_samples": 128, "rpn_samples": 128, "rpn_post_nms_train": 500, "rpn_post_nms_test": 200},
 }
-DATA = TrainTestObjects(squares(16, "train", 240, 320), squares(16, "test", 240, 320), "two lists")
+IMAGES = 17  # of the longer test part
+
+
+def data(tests):
+    return TrainTestObjects(squares(16, "train", 240, 320), squares(tests, "test", 240, 320), "two lists")
 
 
 def seconds(action):
@@ -42,31 +46,28 @@ def seconds(action):
     return time.process_time() - began
 
 
-def own(folder, iterations):
+def own(folder, iterations, tests):
     recipe = resolved(DetectionRecipe(**{**SMALL, **CHANGES, "iterations": iterations, "steps": ()}))
-    detector = build_detector(build(NET), recipe, 2)
-    train(detector, DATA.train, TrainingRun(0, torch.device("cpu"), 0, folder / "own", 100))
-    return detector
+    detector, parts = build_detector(build(NET), recipe, 2), data(tests)
+    train(detector, parts.train, TrainingRun(0, torch.device("cpu"), 0, folder, 100))
+    detect(detector, parts.test)
 
 
-def theirs(folder, iterations):
-    return trained(folder, net=NET, data=DATA, iterations=iterations, steps=(), **CHANGES)
+def theirs(folder, iterations, tests):
+    trained(folder, net=NET, data=data(tests), iterations=iterations, steps=(), **CHANGES)
 
 
 def test_an_iteration_and_the_detection_of_an_image(tmp_path, capsys):
-    """Of both, a training of 2 and one of 8 iterations; the difference is that of six iterations."""
+    """Of both, trainings of 1 and of 5 iterations, and of 1 with 17 test images; differences give the single steps."""
     training, detecting = {own: [], theirs: []}, {own: [], theirs: []}
     for number in range(ROUNDS):
         for kind in (own, theirs):
-            short, long = (
-                seconds(lambda n=n, kind=kind: kind(tmp_path / f"{number}-{n}-{kind.__name__}", n))
-                for n in (SHORT, LONG)
-            )
+            folder = tmp_path / f"{number}-{kind.__name__}"
+            short = seconds(lambda folder=folder, kind=kind: kind(folder / "short", SHORT, 1))
+            long = seconds(lambda folder=folder, kind=kind: kind(folder / "long", LONG, 1))
+            many = seconds(lambda folder=folder, kind=kind: kind(folder / "many", SHORT, IMAGES))
             training[kind].append((long - short) / (LONG - SHORT))
-        detector = own(tmp_path / f"{number}-detect", 1)
-        detecting[own].append(seconds(lambda detector=detector: detect(detector, DATA.test)) / len(DATA.test))
-        ran = theirs(tmp_path / f"{number}-detect-theirs", 1)
-        detecting[theirs].append(ran.seconds / len(DATA.test) * torch.get_num_threads())
+            detecting[kind].append((many - short) / (IMAGES - 1))
     with capsys.disabled():
         for what, found in (("an iteration", training), ("detection in an image", detecting)):
             mine, other = (statistics.median(found[kind]) for kind in (own, theirs))
