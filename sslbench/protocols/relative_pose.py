@@ -21,9 +21,11 @@ from sslbench.features.array import Features
 from sslbench.labels import LABELS
 from sslbench.metrics.comparisons import POSE_COLUMNS, pose_measures
 from sslbench.metrics.summary import summarise
+from sslbench.protocols._parts.costs import FLOAT, summary_cost
 from sslbench.protocols._parts.selection import check_features
-from sslbench.protocols.protocol import OnFeatures, Protocol
+from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
+from sslbench.runtime.cost import Cost
 from sslbench.solvers.poses import PoseTraining, fit_poses
 
 
@@ -109,9 +111,27 @@ def _values(poses: FloatArray, labels: Labels) -> dict[str, float]:
     return found
 
 
+_CALLS = 25  # of array functions, for each layer in an update
+
+
+def cost(settings: Settings, shapes: Shapes) -> Cost:
+    """Return the work of the updates (a pass forward, two of its size back), of both predictions and of the metrics."""
+    widths = (shapes.width, *settings.hidden, len(POSE_COLUMNS))
+    weights = float(sum(a * b for a, b in zip(widths, widths[1:], strict=False)))
+    trained = float(shapes.train) * settings.epochs
+    updates = trained / settings.batch_size
+    network = Cost(
+        single=2 * weights * (3 * trained + shapes.train + shapes.test),
+        traffic=updates * weights * FLOAT * 8 + trained * shapes.width * FLOAT * 2,
+        calls=updates * len(widths) * _CALLS,
+        memory=4 * weights * FLOAT + 4 * float(max(settings.batch_size, 4096)) * sum(widths) * FLOAT,
+    )
+    return network + summary_cost(shapes.labels, shapes.test, len(POSE_COLUMNS))
+
+
 PROTOCOL = Protocol(
     version=1,
     summary="relative pose of two cameras (NAVI): a small network on the features of both images.",
     settings=Settings,
-    kind=OnFeatures(check, run, label_kinds=frozenset({"camera_pairs"})),
+    kind=OnFeatures(check, run, cost, label_kinds=frozenset({"camera_pairs"})),
 )

@@ -20,9 +20,11 @@ from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.labels import LABELS
 from sslbench.metrics.summary import summarise
+from sslbench.protocols._parts.costs import DOUBLE, summary_cost
 from sslbench.protocols._parts.selection import check_features
-from sslbench.protocols.protocol import OnFeatures, Protocol, test_part
+from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes, test_part
 from sslbench.results import Outcome
+from sslbench.runtime.cost import Cost
 
 _ROWS = 4096  # triplets at a time, so that memory-mapped features are never copied whole in float64
 
@@ -92,9 +94,17 @@ def preferences(features: Features, settings: Settings) -> FloatArray:
     return found
 
 
+def cost(settings: Settings, shapes: Shapes) -> Cost:
+    """Return the work of three vectors per triplet, in double precision, and of the metrics."""
+    passes = 4 if settings.similarity == "euclidean" else 8
+    block = float(min(shapes.test, _ROWS)) * shapes.width * DOUBLE
+    own = Cost(traffic=float(shapes.test) * shapes.width * DOUBLE * passes, memory=3 * block)
+    return own + summary_cost(shapes.labels, shapes.test, 1)
+
+
 PROTOCOL = Protocol(
     version=1,
     summary="similarity as persons see it (NIGHTS): choice between two candidates, without training.",
     settings=Settings,
-    kind=OnFeatures(check, run, label_kinds=frozenset({"triplets"}), part=test_part, own_classes=True),
+    kind=OnFeatures(check, run, cost, label_kinds=frozenset({"triplets"}), part=test_part, own_classes=True),
 )

@@ -38,6 +38,9 @@ def shapes_for(name, factor=1, **changed):
         shapes = Shapes(200, 100, 64 * 49, 10, "map", 49, 224 * 224)
     if kinds == {"value"}:
         shapes = dataclasses.replace(shapes, classes=2, labels="value")
+    for kind, classes in (("triplets", 1), ("camera_pairs", 7)):
+        if kinds == {kind}:
+            shapes = dataclasses.replace(shapes, classes=classes, labels=kind)
     shapes = dataclasses.replace(shapes, train=factor * shapes.train, test=factor * shapes.test)
     return dataclasses.replace(shapes, **changed)
 
