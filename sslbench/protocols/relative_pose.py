@@ -10,6 +10,7 @@ the sign of the quaternions to the conversion from matrices; here w is not negat
 """
 
 import dataclasses
+import itertools
 
 import numpy as np
 
@@ -117,7 +118,7 @@ _CALLS = 25  # of array functions, for each layer in an update
 def cost(settings: Settings, shapes: Shapes) -> Cost:
     """Return the work of the updates (a pass forward, two of its size back), of both predictions and of the metrics."""
     widths = (shapes.width, *settings.hidden, len(POSE_COLUMNS))
-    weights = float(sum(a * b for a, b in zip(widths, widths[1:], strict=False)))
+    weights = float(sum(a * b for a, b in itertools.pairwise(widths)))
     trained = float(shapes.train) * settings.epochs
     updates = trained / settings.batch_size
     network = Cost(
