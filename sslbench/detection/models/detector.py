@@ -1,5 +1,6 @@
 """Detectors: images to maps, and two-stage detection by region proposals and region heads."""
 
+import abc
 from collections.abc import Sequence
 
 import torch
@@ -66,7 +67,7 @@ class RegionHeads(nn.Module):
         return self.mask_head.detections(pooled, found)
 
 
-class Detector(nn.Module):
+class Detector(nn.Module, abc.ABC):
     """Detector of objects: a backbone, and what is computed from its maps.
 
     Its parameters have Detectron2's names, except those of the backbone, which keep their canonical names; `names`
@@ -132,6 +133,7 @@ class Detector(nn.Module):
             raise DataError("masks=true, but an image has none", "Give data with masks, or masks=false.")
         return self.losses(features, sizes, targets, generator)
 
+    @abc.abstractmethod
     def losses(
         self,
         features: Sequence[Tensor],
@@ -140,15 +142,14 @@ class Detector(nn.Module):
         generator: torch.Generator | None,
     ) -> dict[str, Tensor]:
         """Return the losses by name, of maps of a padded batch with images of `sizes`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def detections(self, features: Sequence[Tensor], sizes: Sequence[Size]) -> list[InstancePredictions]:
         """Return the detections of each image without masks, of maps of a padded batch with images of `sizes`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def masks_of(self, features: Sequence[Tensor], found: Sequence[InstancePredictions]) -> list[InstancePredictions]:
         """Return the detections of each image with their masks."""
-        raise NotImplementedError
 
     def masks(self, images: Sequence[Tensor], found: Sequence[InstancePredictions]) -> list[Tensor]:
         """Return the probabilities inside given boxes of each image, float32 (n, side, side)."""

@@ -82,6 +82,10 @@ class OneStageDetector(Detector):
         )
         return [InstancePredictions(one["boxes"], one["scores"], one["labels"]) for one in found]
 
+    def masks_of(self, features: Sequence[Tensor], found: Sequence[InstancePredictions]) -> list[InstancePredictions]:
+        """Return the detections as they are: there is no mask head, and recipes with masks are refused."""
+        return list(found)
+
     def _outputs(self, features: Sequence[Tensor], sizes: Sequence[Size]) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Return the head's outputs, and the anchors of each image."""
         height, width = (side * STRIDES[0] for side in features[0].shape[-2:])
