@@ -26,6 +26,7 @@ the metric that a board or comparison is asked for                  new
 the members of a group (`--groups`)                         asked   group
 images that could not be read                                       new
 seed of splits, hold-outs and resamples                     new
+number of trainings (`seeds=`)                              new
 `--groups`, `--no-overlaps`, `--no-floors`                  asked
 where a value comes from, names and paths of files
 batch size, workers, device, number of processes
@@ -37,7 +38,8 @@ which also names floors in the cache and the checkpoints of protocols that train
 record keeps its id and is replaced, and a suite does not take it for finished work (`Asked`). "column":
 `comparability_key`; a result without a benchmark joins the column of the only benchmark that measures the same, hence
 "name", and the members count for the metric of a group only. "row": `row_key`; the seed is not part of it, because the
-seeds of one row are averaged.
+seeds of one row are averaged; neither is the number of trainings, of which the records are left out beside that of
+their mean.
 
 Versions of torch and Pillow change roundings, as another device does, and stand in the record. sslbench's own networks
 and its way from a file to features change with `ENCODING`, which every key holds; a protocol has its own `version`. The
@@ -110,6 +112,7 @@ class Measurement:
     preset: PresetUsed | None
     data: DataUsed
     seed: int
+    seeds: int | None = None
 
 
 def record_id(measured: Measurement | Result) -> str:
@@ -129,6 +132,8 @@ def record_id(measured: Measurement | Result) -> str:
         "data": [measured.data.train.fingerprint, measured.data.test.fingerprint, *_further(measured.data)],
         "seed": measured.seed,
     }
+    if (measured.seeds or 1) > 1:
+        parts["seeds"] = measured.seeds
     return digest(parts)
 
 

@@ -19,6 +19,7 @@ from sslbench.names import did_you_mean
 COMMANDS = {
     "pretrain": "Train a backbone without labels: simclr, moco_v2, swav, dino, ...",
     "eval": "Score a backbone: knn, linear, svm on frozen features; detection.",
+    "score": "Score detections made elsewhere, in COCO's result format.",
     "extract": "Write a backbone's features of a data set to disk.",
     "cluster": "Write k-means clusters of a data set's features as labels to train on.",
     "predict": "Write classes and probabilities of images, by a file with a classifier.",

@@ -16,7 +16,7 @@ from sslbench.errors import ResultError
 from sslbench.identity import record_id
 from sslbench.labels import LABELS, LabelKind
 from sslbench.metrics import regression
-from sslbench.metrics.catalog import METRICS
+from sslbench.metrics.catalog import METRICS, find
 from sslbench.metrics.differences import Predictions, difference
 from sslbench.metrics.metric import ClassFrequencies
 from sslbench.results import DataUsed, Result, records
@@ -26,6 +26,7 @@ log = logging.getLogger("sslbench")
 # 8 x 8 pixels give a higher floor than 32 x 32 (CIFAR-10, 8,068 train images: kNN 37.3 against 32.0, linear 38.6
 # against 37.8), for a sixteenth of the SVM's work.
 PIXELS = "pixels:8"
+_RESAMPLES = 300  # half-samples of metrics without a closed form
 UNTRAINED_SEED = 0  # seed of the untrained backbone: fixed, so that its floor is computed once per data set
 
 
@@ -149,23 +150,24 @@ def pixel_grid(backbone: Backbone, grid: tuple[int, int]) -> Backbone:
     )
 
 
-def cached(key: str, data: DataUsed) -> tuple[Result, records.Scores] | None:
-    """Return a floor's result from an earlier evaluation; one that is damaged is passed over.
+def cached(key: str, data: DataUsed, folder: Path | None = None) -> tuple[Result, records.Scores] | None:
+    """Return a floor's or a training's result from an earlier evaluation; one that is damaged is passed over.
 
     Args:
-        key: `identity.record_id` of the floor.
+        key: `identity.record_id` of it.
         data: on what; images that could not be read then may be readable now.
+        folder: root of its records; None: the cache of floors.
     """
-    for path in sorted(_folder().glob(f"*/*-{key}.json")):
+    for path in sorted((folder or _folder()).glob(f"*/*-{key}.json")):
         try:
             result, scores = records.read(path), records.read_scores(path)
         except ResultError as error:
-            log.warning(f"a stored floor is computed again: {error.message}")
+            log.warning(f"a stored result is computed again: {error.message}")
             continue
         if not result.id == record_id(result) == key:
-            log.warning(f"a stored floor is computed again: {path} holds a measurement other than its name says")
+            log.warning(f"a stored result is computed again: {path} holds a measurement other than its name says")
         elif {row.id for row in result.data.unreadable} != {row.id for row in data.unreadable}:
-            log.info(f"a stored floor is computed again: the readable images differ from those of {path}")
+            log.info(f"a stored result is computed again: the readable images differ from those of {path}")
         else:
             return result, scores
     return None
@@ -209,18 +211,38 @@ _TESTED: tuple[LabelKind, ...] = ("single", "triplets")
 
 
 def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], scores: records.Scores) -> str | None:
-    """Return a warning if the weights are not better than the untrained backbone by a paired test; else None."""
-    other = untrained[1]
-    kind = next((each for each in _TESTED if each == result.data.labels), None)
-    if scores.ids != other.ids or kind is None or not scores.scores.shape[1]:
+    """Return a warning if the weights are not better than the untrained backbone by a paired test; else None.
+
+    Labels in `_TESTED` are compared by their leading metric. Protocols that train heads on images are compared by
+    theirs, and the interval holds over their trainings too.
+    """
+    floor, other = untrained
+    kind = result.data.labels
+    tested = kind in _TESTED and scores.scores.shape[1] > 0
+    if scores.ids != other.ids or not (tested or result.seeds is not None):
         return None
-    answers = [Predictions.of(result.seed, each.scores, each.draws, each.places) for each in (scores, other)]
-    found = difference(LABELS[kind].metric, kind, scores.labels, *answers, groups=scores.groups)
-    low = found.low
+    metric = LABELS[kind].metric if tested else result.headline
+    answers = [
+        Predictions.of(own.seed, each.scores, each.draws, each.places, own.probabilities, seeds=own.seeds or 1)
+        for own, each in ((result, scores), (floor, other))
+    ]
+    try:
+        found = difference(
+            metric, kind, scores.labels, answers[0], answers[1], groups=scores.groups, resamples=_RESAMPLES
+        )
+    except KeyError:  # not a metric of per-sample scores
+        return None
+    known = find(metric)
+    sign = known.sign
+    low = min(sign * found.low, sign * found.high)
     if low > 0:
         return None
-    return (
+    points = "points" if known.unit == "%" else metric
+    text = (
         f"{result.protocol.name}: {result.weights.name} is not better than the untrained {result.weights.backbone} "
-        f"({100 * found.difference:+.1f} points, the interval reaches {100 * low:+.1f}): check that these are "
-        "the intended weights"
+        f"({known.scale * sign * found.difference:+.1f} {points}, the interval reaches {known.scale * low:+.1f}): "
+        "check that these are the intended weights"
     )
+    if result.seeds == 1:
+        return f"{text}; one training each, so the variance between trainings is unknown"
+    return text

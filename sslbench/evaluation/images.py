@@ -24,7 +24,9 @@ from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.groups import with_details
 from sslbench.evaluation.prepare import Prepared, one_part, only_part, task_with_noise, with_noise
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, recorded, weights_at
-from sslbench.evaluation.request import Task
+from sslbench.evaluation.references import compare_references
+from sslbench.evaluation.request import RunSettings, Task
+from sslbench.evaluation.trainings import scores_together, together, trains
 from sslbench.features.array import Features
 from sslbench.features.extract import check_shared
 from sslbench.identity import record_id
@@ -119,23 +121,70 @@ class _ImageEvaluation:
 
     def _rows(self, task: Task, backbone: Backbone) -> dict[str, tuple[Result, records.Scores]]:
         """Return the record of each row, not yet written; {} on processes other than the first."""
-        seed = self.prepared.run.seed
+        seeds = self.prepared.run.each_seed()
+        if len(seeds) == 1 or not trains(task):
+            return self._run(task, backbone, seeds[0])
+        each = [self._training(task, backbone, run, number) for number, run in enumerate(seeds)]
+        if rank() != 0:
+            return {}
+        if incomplete := {row for own in each for row in own if any(row not in other for other in each)}:
+            log.warning(f"{', '.join(sorted(incomplete))}: some of the {len(seeds)} trainings diverged; left out")
+        rows = {}
+        for row in (row for row in each[0] if row not in incomplete):
+            result = together([own[row][0] for own in each], seeds=len(seeds))
+            references = compare_references(task.benchmark, result.weights, result.metrics)
+            scores = scores_together([own[row][1] for own in each])
+            rows[row] = dataclasses.replace(result, command=self.command, references=references), scores
+        return rows
+
+    def _training(
+        self, task: Task, backbone: Backbone, run: RunSettings, number: int
+    ) -> dict[str, tuple[Result, records.Scores]]:
+        """Return the record of each row of one of several trainings, from its file if it is finished."""
+        found = {}
+        for row in self._row_names(task, backbone):
+            subject = self._described(backbone, row, run)
+            key = record_id(measurement(subject, task))
+            if rank() == 0 and (stored := floors.cached(key, subject.data, self.out)) is not None:
+                found[row] = stored
+        # The first process decides for all, see `_baseline`.
+        of = f"training {number + 1} of {self.prepared.run.seeds} (seed {run.seed}) of {task.protocol}"
+        if gather_objects(len(found) == len(self._row_names(task, backbone)))[0]:
+            log.info(f"{of}, {backbone.name}: finished before")
+            return found
+        log.info(f"{of}, {backbone.name}")
+        rows = self._run(task, backbone, run)
+        for row, (result, scores) in rows.items():
+            subject = self._described(backbone, row, run)
+            result = with_details(result, scores, subject.groups)
+            # The floors stand beside the mean.
+            requested = dataclasses.replace(asked(subject, task), overlaps=False, floors=False, baseline=False)
+            written = floors.write(dataclasses.replace(result, asked=requested), scores, self.out)
+            if backbone is self.prepared.backbone:
+                records.write_picture(written, self._pictures.pop(row, b""))
+            rows[row] = written, scores
+        if rank() == 0:
+            shutil.rmtree(self._folder(task, backbone, run), ignore_errors=True)
+        return rows
+
+    def _run(self, task: Task, backbone: Backbone, run: RunSettings) -> dict[str, tuple[Result, records.Scores]]:
+        """Run a protocol with one seed; return the record of each row, {} on processes other than the first."""
         train, test = _without_columns(self.train), _without_columns(self.test)
-        with measured(self.prepared.run.torch_device()) as meter:
+        with measured(run.torch_device()) as meter:
             outcomes = _kind(task).run(
                 backbone,
                 self.prepared.layers,
                 self.train,
                 self.test,
                 task.settings,
-                seed=seed,
+                seed=run.seed,
                 engine=self.engine,
-                folder=self._folder(task, backbone),
+                folder=self._folder(task, backbone, run),
                 progress=self.progress,
             )
         rows = {}
         for row, outcome in outcomes.items():
-            subject = self._described(backbone, row)
+            subject = self._described(backbone, row, run)
             result, scores = recorded(
                 subject, task, outcome, train, test, seconds=meter.stage.seconds, stage=meter.stage
             )
@@ -207,16 +256,21 @@ class _ImageEvaluation:
     def _id(self, backbone: Backbone, row: str, task: Task) -> str:
         return record_id(measurement(self._described(backbone, row), task))
 
-    def _folder(self, task: Task, backbone: Backbone) -> Path:
+    def _folder(self, task: Task, backbone: Backbone, run: RunSettings | None = None) -> Path:
         """Return the folder of checkpoints, named after the whole measurement, so that no other training finds them."""
         rows = "+".join(self._row_names(task, backbone))
-        name = (
-            f"{records.slug(self._described(backbone, rows).weights.name)}-{self._id(backbone, rows, task)}.checkpoints"
-        )
-        return self.out / records.slug(task.protocol) / name
+        subject = self._described(backbone, rows, run)
+        key = record_id(measurement(subject, task))
+        return self.out / records.slug(task.protocol) / f"{records.slug(subject.weights.name)}-{key}.checkpoints"
 
-    def _described(self, backbone: Backbone, row: str) -> Subject:
-        """Return the description of a backbone and the data for the record; the data are hashed once."""
+    def _described(self, backbone: Backbone, row: str, run: RunSettings | None = None) -> Subject:
+        """Return the description of a backbone and the data for the record; the data are hashed once.
+
+        Args:
+            backbone: the evaluated one, or a floor.
+            row: name of the result.
+            run: settings of one of several trainings; None: of all.
+        """
         if id(backbone) not in self._known:
             work = backbone is self.prepared.backbone
             costs = encoding_costs(backbone, decoded=0, seconds=0.0, stage=Stage(seconds=0.0), work=work)
@@ -229,6 +283,10 @@ class _ImageEvaluation:
             data = dataclasses.replace(subject.data, label_noise=self.noise)
             self._known[id(backbone)] = dataclasses.replace(subject, data=data, timings={})
         known = self._known[id(backbone)]
+        if run is not None:
+            own = run.seed == self.prepared.run.seed
+            data = dataclasses.replace(known.data, split_seed=None if own else self.prepared.run.seed)
+            known = dataclasses.replace(known, run=run, data=data)
         weights = weights_at(row, backbone, dataclasses.replace(known.weights, code=backbone.identity))
         return dataclasses.replace(known, layer=row, weights=weights)
 

@@ -41,6 +41,7 @@ from sslbench.evaluation.dense import DATA, SIZES, dense_kind, dense_layers, on_
 from sslbench.evaluation.file_classifier import labelled_by, load_file_classifier
 from sslbench.evaluation.groups import check_groups
 from sslbench.evaluation.request import Request, RunSettings, Task, sample_kind
+from sslbench.evaluation.trainings import check_seeds
 from sslbench.features.array import Features
 from sslbench.labels import LABELS, LabelKind
 from sslbench.library.benchmarks import Benchmark
@@ -236,6 +237,7 @@ def _check_tasks(
         SslbenchError: they do not.
     """
     check_shares(request.noise, data.train.labels)
+    check_seeds(run, request.tasks)
     for task in request.tasks:
         kind = sample_kind(task.protocol)
         if request.noise:

@@ -25,6 +25,7 @@ from sslbench.evaluation.predicted import write_predicted
 from sslbench.evaluation.prepare import Prepared, is_on_images
 from sslbench.evaluation.references import compare_references
 from sslbench.evaluation.request import RunSettings, Task, sample_kind
+from sslbench.evaluation.trainings import ONE_TRAINING, draws, trains
 from sslbench.features.array import Features
 from sslbench.identity import Measurement, groups_digest, record_id
 from sslbench.library.benchmarks import Benchmark
@@ -117,6 +118,7 @@ def measurement(subject: Subject, task: Task) -> Measurement:
         ),
         data=subject.data,
         seed=subject.run.seed,
+        seeds=subject.run.seeds if trains(task) else None,
     )
 
 
@@ -175,6 +177,8 @@ def recorded(
         )
         note = f"Groups are kept together in selections and intervals: {written}."
         outcome = dataclasses.replace(outcome, notes=(*outcome.notes, note))
+    if trains(task) and draws(task) == 1:
+        outcome = dataclasses.replace(outcome, notes=(*outcome.notes, ONE_TRAINING))
     for note in outcome.notes:
         log.info(f"{task.protocol}: {note}", extra={"once": True})  # floors have the same notes
     measured = measurement(subject, task)

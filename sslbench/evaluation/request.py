@@ -28,6 +28,11 @@ class RunSettings:
     batch_size: int = setting(64, "images per forward pass")
     workers: int | Literal["auto"] = setting("auto", "number of processes that decode images")
     seed: int = setting(0, "seed of splits, hold-outs, untrained weights and bootstrap resamples")
+    seeds: int = setting(
+        1,
+        "number of trainings, with the seeds seed, seed + 1, ...: protocols that train a network or heads by "
+        "stochastic gradient descent",
+    )
     test_fraction: float = setting(0.2, "share of the data used as test split if the data has none")
     on_error: Literal["stop", "skip"] = setting("stop", "unreadable images: stop after listing them, or skip them")
     decoder: tuple[str, ...] = setting(
@@ -70,6 +75,8 @@ class RunSettings:
             raise UsageError(f"workers should not be negative, not {workers}", "0 decodes in the main process.")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"seed should be from 0 to {2**32 - 1}, not {self.seed}")
+        if not 1 <= self.seeds <= 2**32 - self.seed:
+            raise UsageError(f"seeds should be at least 1, the number of trainings, not {self.seeds}")
         return ExtractSettings(
             device,
             self.precision,
@@ -79,6 +86,10 @@ class RunSettings:
             self.on_error,
             self.start_method,
         )
+
+    def each_seed(self) -> "list[RunSettings]":
+        """Return the settings of each training, of one seed."""
+        return [dataclasses.replace(self, seed=self.seed + i, seeds=1) for i in range(self.seeds)]
 
     def decoding(self) -> dict[str, Any]:
         """Return the values of the preprocessing that `decoder` and `max_pixels` change.

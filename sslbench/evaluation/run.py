@@ -51,6 +51,7 @@ from sslbench.evaluation.sets import (
     score_sets,
     sets_of,
 )
+from sslbench.evaluation.trainings import check_seeds
 from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
 from sslbench.features.extract import Extraction, extract
@@ -263,6 +264,7 @@ def evaluate_features(
         UsageError: a protocol that takes images.
     """
     check_groups(pair.test, tuple(pair.test.attributes), pair.name)
+    check_seeds(run, tasks)
     for task in tasks:
         check_label_kind(task, pair.train.labels.kind)
         if is_on_images(task) or is_on_sets(task):

@@ -8,7 +8,7 @@ from sslbench.errors import UsageError
 from sslbench.identity import row_key
 from sslbench.leaderboard.flags import is_floor, row_flags
 from sslbench.leaderboard.floors import floor_rows
-from sslbench.leaderboard.grouping import ColumnKey, groups_of, newest_of_each
+from sslbench.leaderboard.grouping import ColumnKey, groups_of, newest_of_each, without_parts
 from sslbench.leaderboard.headings import column_names, natural, precision_text, preprocessing_text, row_names
 from sslbench.leaderboard.model import Board, Cell, Column, Row, value
 from sslbench.leaderboard.ties import mark_best
@@ -75,13 +75,13 @@ def table(
 
 
 def _newest(results: Iterable[Result], notes: list[str]) -> list[Result]:
-    """Return the newest record of each measurement, in an order that does not depend on the paths of the files."""
+    """Return the newest record of each measurement, without parts of means, in an order independent of paths."""
     newest: dict[str, Result] = {}
     for record in sorted(results, key=lambda r: (r.id, r.created, str(r.file))):
         if record.id in newest:
             notes.append(f"The measurement {record.id} has two records; the newer one ({record.created}) is shown.")
         newest[record.id] = record
-    return sorted(newest.values(), key=lambda r: (r.weights.name, r.layer, r.seed, r.id))
+    return sorted(without_parts(list(newest.values())), key=lambda r: (r.weights.name, r.layer, r.seed, r.id))
 
 
 def _row(label: str, members: Sequence[Result], columns: Sequence[Column], groups: Mapping[str, ColumnKey]) -> Row:

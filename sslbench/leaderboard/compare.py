@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,15 @@ from sslbench.arrays import FloatArray
 from sslbench.errors import ResultError
 from sslbench.identity import comparability_key
 from sslbench.leaderboard.flags import is_floor
-from sslbench.leaderboard.grouping import UNSET, groups_of, newest_of_each
+from sslbench.leaderboard.grouping import UNSET, groups_of, newest_of_each, without_parts
 from sslbench.metrics.catalog import find
+from sslbench.metrics.detection import Detections
+from sslbench.metrics.detection.difference import DEFINITIONS, detector_difference
+from sslbench.metrics.detection.files import read_objects, read_results
 from sslbench.metrics.differences import PairedDifference, Predictions, difference, difference_of_means, holm
 from sslbench.names import did_you_mean
 from sslbench.results import Result
-from sslbench.results.records import Scores, read_scores, scores_path
+from sslbench.results.records import Scores, predictions_paths, read_scores, scores_path
 
 
 def differing(a: Result, b: Result, metric: str | None = None) -> list[tuple[str, str, str]]:
@@ -89,6 +93,8 @@ class Comparison:
         p_mcnemar: p value of McNemar's exact test (with groups: of the exact sign-flip test over groups); top-1 only,
             and not for means over draws.
         p_holm: the same, corrected for all comparisons of the list by Holm's method.
+        trainings: number of trainings of a and of b, where a network or heads are trained by stochastic gradient
+            descent; else None. With one of each the interval does not cover the variance between trainings.
         verdict: 'tied' where the interval covers 0, else 'A better' or 'B better'; 'different' for a metric of unknown
             direction.
     """
@@ -106,6 +112,7 @@ class Comparison:
     p_mcnemar: float | None = None
     p_holm: float | None = None
     verdict: str
+    trainings: tuple[int, int] | None = None
 
 
 def compare(
@@ -131,7 +138,84 @@ def compare(
             f"{_called(a)} and {_called(b)} cannot be compared; what differs (A / B):\n{listed}",
             "Evaluate both with the same protocol, settings and data.",
         )
+    if "AP" in a.metrics and "AP" in b.metrics:
+        return compare_detectors([a], [b], name, seed=seed, resamples=resamples)
     return compare_all([(a, _scores(a))], [(b, _scores(b))], name, seed=seed, resamples=resamples)
+
+
+def compare_detectors(
+    a: Sequence[Result], b: Sequence[Result], metric: str, *, seed: int = 0, resamples: int = RESAMPLES
+) -> Comparison:
+    """Compare one or several records (one per seed) of two detectors by the detections beside them.
+
+    Args:
+        a: records of one detector.
+        b: those of the other one, on the same test images.
+        metric: AP, AP50 or AP75; of masks mask_AP, of one class AP(cat).
+        seed: seed of the bootstrap.
+        resamples: number of its resamples.
+
+    Raises:
+        ResultError: files are missing or of other data, or the metric cannot be computed from them.
+    """
+    first = a[0]
+    objects = read_objects(_objects_path(first))
+    for other in (*a[1:], *b):
+        if (other_path := _objects_path(other)).name != _objects_path(first).name:
+            theirs = read_objects(other_path)
+            if (theirs.ids, theirs.truth.classes) != (objects.ids, objects.truth.classes):
+                raise ResultError(f"{_called(first)} and {_called(other)} are of different test images or classes")
+    try:
+        found = detector_difference(
+            objects.truth,
+            _detections(a),
+            _detections(b),
+            metric,
+            DEFINITIONS[first.protocol.settings["metric"]],
+            seed=seed,
+            resamples=resamples,
+        )
+    except KeyError as error:
+        able = [f"{start}{name}" for start in ("", "mask_") for name in ("AP", "AP50", "AP75")]
+        able = [name for name in able if name in first.metrics and name != metric]
+        able += [f"AP({name})" for name in objects.truth.classes]
+        raise ResultError(
+            f"{_called(first)}: '{metric}' cannot be compared for detections", did_you_mean(metric, able)
+        ) from error
+    factor = find(metric).scale
+    return Comparison(
+        a=first,
+        b=b[0],
+        metric=metric,
+        n=objects.truth.n_images,
+        groups=None if objects.truth.groups is None else len(np.unique(objects.truth.groups)),
+        value_a=factor * found.value_a,
+        value_b=factor * found.value_b,
+        difference=factor * found.difference,
+        low=factor * found.low,
+        high=factor * found.high,
+        verdict=_verdict(metric, found.low, found.high),
+        trainings=_trainings(a, b),
+    )
+
+
+def _objects_path(result: Result) -> Path:
+    if result.file is None or result.objects_file is None:
+        raise ResultError(
+            f"{_called(result)} has no file of the objects of its test part: it was written by an older sslbench",
+            "Run that evaluation again: it trains nothing, and writes the file.",
+        )
+    return result.file.with_name(result.objects_file)
+
+
+def _detections(results: Sequence[Result]) -> dict[str, Detections]:
+    """Return the detections of each training of one detector: 'seed 0' -> detections."""
+    found = {}
+    for result in results:
+        own = read_objects(_objects_path(result))  # the numbers of its images
+        for name, path in predictions_paths(result).items():
+            found[name] = read_results(path, own.image_numbers, own.class_numbers, own.sizes)
+    return found
 
 
 Scored = tuple[Result, Scores]
@@ -174,7 +258,16 @@ def compare_all(
         high=factor * found.high,
         p_mcnemar=found.p,
         verdict=_verdict(metric, found.low, found.high),
+        trainings=_trainings([result for result, _ in a], [result for result, _ in b]),
     )
+
+
+def _trainings(a: Sequence[Result], b: Sequence[Result]) -> tuple[int, int] | None:
+    """Return the numbers of trainings of two models; None where a record does not have its number."""
+    first, second = ([result.seeds for result in each] for each in (a, b))
+    if None in (*first, *second):
+        return None
+    return sum(number or 0 for number in first), sum(number or 0 for number in second)
 
 
 def _values(records: Sequence[Scored], metric: str) -> dict[str, FloatArray]:
@@ -208,7 +301,9 @@ def _answers(result: Result, scores: Scores) -> Predictions:
             "it was written by an older sslbench",
             "Evaluate both again.",
         )
-    return Predictions.of(result.seed, scores.scores, scores.draws, scores.places, result.probabilities)
+    return Predictions.of(
+        result.seed, scores.scores, scores.draws, scores.places, result.probabilities, seeds=result.seeds or 1
+    )
 
 
 def _not_computable(result: Result, scores: Scores, metric: str) -> ResultError:
@@ -250,7 +345,7 @@ def _scores(result: Result) -> Scores:
     if path is None:
         raise ResultError(
             f"{_called(result)} has no stored per-sample scores, which a paired comparison needs",
-            "`sslbench eval` writes them for every protocol on features (not for detection).",
+            "`sslbench eval` writes them for every protocol on features.",
         )
     return read_scores(path)
 
@@ -277,7 +372,8 @@ def pairs(first: Sequence[Result], second: Sequence[Result], metric: str | None 
     list has anything else.
     """
     found = []
-    results_a, results_b = (_without_floors(newest_of_each(side, groups_of(side, metric))) for side in (first, second))
+    sides = (without_parts(first), without_parts(second))
+    results_a, results_b = (_without_floors(newest_of_each(side, groups_of(side, metric))) for side in sides)
     for a in results_a:
         alike = [b for b in results_b if b.seed == a.seed and a.id != b.id and not differing(a, b, metric)]
         same_layer = [b for b in alike if b.layer == a.layer]

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
+from sslbench.leaderboard.grouping import seeds_of
 from sslbench.leaderboard.model import Cell, Column
 from sslbench.metrics.catalog import find
 from sslbench.results import Result
@@ -68,6 +69,7 @@ def cell_flags(cell: Cell, metric: str) -> list[str]:
         flags.append("not above untrained")
     if any(underfitted(record) for record in cell.records if record.headline == metric):
         flags.append("underfitted")
-    if len(cell.records) > 1:
-        flags.append(f"mean of {len(cell.records)} seeds")
+    seeds = [seed for record in cell.records for seed in seeds_of(record)]
+    if len(seeds) > 1:
+        flags.append(f"mean of {len(seeds)} seeds")
     return flags

@@ -53,5 +53,16 @@ def newest_of_each(results: Sequence[Result], groups: Mapping[str, ColumnKey]) -
     return [result for result in results if result.id in ids]
 
 
+def without_parts(results: Sequence[Result]) -> list[Result]:
+    """Return the results without single trainings whose mean over several is among them."""
+    parts = {training.record for result in results for training in result.trainings}
+    return [result for result in results if result.id not in parts]
+
+
+def seeds_of(result: Result) -> list[int]:
+    """Return the seed of each training of a record."""
+    return [training.seed for training in result.trainings] or [result.seed]
+
+
 def _benchmark(result: Result) -> str:
     return "" if result.benchmark is None else f"{result.benchmark.name} v{result.benchmark.version}"

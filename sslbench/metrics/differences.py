@@ -47,6 +47,8 @@ class Predictions:
         draws: Sequence[npt.NDArray[np.floating]] = (),
         places: npt.NDArray[np.integer] | None = None,
         probabilities: Probabilities | None = None,
+        *,
+        seeds: int = 1,
     ) -> "Predictions":
         """Return the predictions of one record.
 
@@ -56,10 +58,12 @@ class Predictions:
             draws: (N, C) of every draw, if there are several and they were kept.
             places: as in `Predictions`, if there are several draws.
             probabilities: as in `Predictions`.
+            seeds: number of trainings, with the seeds from `seed` on; with more than one each has one draw.
         """
         kept = tuple(draws) or ((scores,) if places is None else ())
         number = len(kept) or len(places if places is not None else ())
-        return cls(tuple(f"seed {seed}, draw {i}" for i in range(number)), kept, places, probabilities)
+        drawn = [(seed + i, 0) for i in range(number)] if seeds > 1 else [(seed, i) for i in range(number)]
+        return cls(tuple(f"seed {own}, draw {i}" for own, i in drawn), kept, places, probabilities)
 
     @classmethod
     def together(cls, parts: "Sequence[Predictions]") -> "Predictions":
@@ -143,7 +147,7 @@ def difference(
     else:
         each, (value, low, high) = _resampled(metric, kind, labels, a, b, units, seed, resamples)
         p = None
-    extra = _other_trainings(dict(zip(a.trainings, each[0], strict=True)), dict(zip(b.trainings, each[1], strict=True)))
+    extra = other_trainings(dict(zip(a.trainings, each[0], strict=True)), dict(zip(b.trainings, each[1], strict=True)))
     low, high = value - math.hypot(value - low, extra), value + math.hypot(high - value, extra)
     return PairedDifference(float(np.mean(each[0])), float(np.mean(each[1])), value, low, high, p)
 
@@ -166,7 +170,7 @@ def difference_of_means(
     each = [{name: float(values.mean()) for name, values in model.items()} for model in (a, b)]
     first, second = (np.mean(list(model.values()), axis=0) for model in (a, b))
     value, low, high = paired_difference(first, second, Units.of(len(first), groups))
-    extra = _other_trainings(*each)
+    extra = other_trainings(*each)
     low, high = value - math.hypot(value - low, extra), value + math.hypot(high - value, extra)
     return PairedDifference(float(first.mean()), float(second.mean()), value, low, high)
 
@@ -274,7 +278,7 @@ def _right(answers: Predictions, labels: npt.NDArray[np.integer], k: int) -> npt
     return (found < k).astype(np.float64)
 
 
-def _other_trainings(a: dict[str, float], b: dict[str, float]) -> float:
+def other_trainings(a: Mapping[str, float], b: Mapping[str, float]) -> float:
     """Return half the width of the 95 % interval of the difference over trainings; 0 where there is one of either.
 
     Student's t interval of the paired differences where both have the same trainings, else of two samples of one

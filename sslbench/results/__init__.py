@@ -5,7 +5,7 @@ import html
 import json
 import math
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -137,6 +137,7 @@ class DataUsed:
     Attributes:
         further: other sets of images that decide the metrics: changed versions of test, further test sets.
         label_noise: share of the train labels that were replaced by wrong ones (--noise).
+        split_seed: seed of the split, where it is another than that of the training (`Training`).
     """
 
     train: DataPart
@@ -146,6 +147,7 @@ class DataUsed:
     unreadable: tuple[ExcludedImage, ...] = ()
     further: tuple[DataPart, ...] = ()
     label_noise: float = 0.0
+    split_seed: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,6 +158,31 @@ class MetricValue:
     low: float | None = None
     high: float | None = None
     n: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """One of several trainings that differ in their seed; it has a record of its own.
+
+    Attributes:
+        seed: of the training.
+        record: id of its record.
+        record_file: name of its file, beside the record of all.
+        metrics: name -> value.
+    """
+
+    seed: int
+    record: str
+    record_file: str
+    metrics: dict[str, float | None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Range:
+    """Lowest and highest value of a metric over several trainings; null where not computable."""
+
+    lowest: float | None
+    highest: float | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -286,12 +313,14 @@ class RequestedParts:
         overlaps: True if test images that are in train too are searched for.
         floors: True if chance, majority, pixels and the untrained backbone stand beside the metrics.
         baseline: True if protocols that train on images also train on the untrained backbone.
+        against: ids of the records that a detector is compared with.
     """
 
     groups: dict[str, str] = dataclasses.field(default_factory=dict)
     overlaps: bool = True
     floors: bool = True
     baseline: bool = False
+    against: tuple[str, ...] = ()
 
 
 __all__ = [
@@ -309,15 +338,18 @@ __all__ = [
     "Overlaps",
     "PresetUsed",
     "ProtocolUsed",
+    "Range",
     "ReferenceCompared",
     "RequestedParts",
     "Result",
     "Results",
     "Stage",
+    "Training",
     "WeightsUsed",
     "WorkingFolder",
     "as_recorded",
     "canonical",
+    "mean_line",
     "percent",
     "percent_metrics",
     "plain",
@@ -425,9 +457,14 @@ class Result:
         floors: 'chance', 'majority', 'pixels', 'untrained', 'constant box' (detection), ... -> metric -> value.
         missing_floors: floors among 'pixels' and 'untrained' that are missing -> the reason.
         working_folder: folder that the command ran in, with its git commit; None in older records.
+        seeds: number of trainings that the metrics are means over; None for a protocol that trains no network or head
+            by stochastic gradient descent, and in older records.
+        trainings: each of several trainings.
+        ranges: metric -> lowest and highest value over them.
         timings: stage -> seconds.
         scores_file: name of the file of per-sample scores beside the record.
         weights_file: name of the weights file beside the record, where the protocol trained a network.
+        objects_file: name of the file of the objects of the test part beside the record, for detections.
         file: path that the record was read from; not written.
     """
 
@@ -460,6 +497,9 @@ class Result:
     floors: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     missing_floors: dict[str, str] = dataclasses.field(default_factory=dict)
     seed: int
+    seeds: int | None = None
+    trainings: tuple[Training, ...] = ()
+    ranges: dict[str, Range] = dataclasses.field(default_factory=dict)
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     hardware: Hardware | None = None
     working_folder: WorkingFolder | None = None
@@ -468,6 +508,7 @@ class Result:
     notes: tuple[str, ...] = ()
     scores_file: str | None = None
     weights_file: str | None = None
+    objects_file: str | None = None
     file: Path | None = dataclasses.field(default=None, compare=False)
 
     def row(self) -> dict[str, Any]:
@@ -585,6 +626,18 @@ class Results(list[Result]):
     def _repr_html_(self) -> str:
         """Return the table of `show` as HTML, for notebooks."""
         return tables.as_html(self._rows())
+
+
+def mean_line(metric: str, values: Sequence[float | None], first_seed: int) -> str:
+    """Return 'AP 21.6, the mean of 3 trainings: 18.0, 21.2, 23.6 (seeds 0 to 2)'."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return f"{metric} of {len(values)} trainings is not computable for each"
+    digits = 1 if metric == "AP" else 2
+    each = ", ".join(f"{value:.{digits}f}" for value in known)
+    mean = sum(known) / len(known)
+    last = first_seed + len(known) - 1
+    return f"{metric} {mean:.{digits}f}, the mean of {len(known)} trainings: {each} (seeds {first_seed} to {last})"
 
 
 def percent(fraction: float) -> float | None:

@@ -40,7 +40,9 @@ CONFUSION_CSV, CONFUSION_PNG = ".confusion.csv", ".confusion.png"
 """Suffixes of the confusion matrix beside it."""
 PREDICTIONS = ".predictions.json"
 """Suffix of a detector's COCO result file beside its record; `read_tree` skips it."""
-_BESIDE = (_SCORES, OVERLAPS, WEIGHTS, NEIGHBOURS, PICTURE, PREDICTIONS_CSV, CONFUSION_CSV, CONFUSION_PNG)
+OBJECTS = ".objects.npz"
+"""Suffix of a file of the objects of a test part, which all records of detections on it share."""
+_BESIDE = (_SCORES, PREDICTIONS, OVERLAPS, WEIGHTS, NEIGHBOURS, PICTURE, PREDICTIONS_CSV, CONFUSION_CSV, CONFUSION_PNG)
 _COMPRESSED_UP_TO = 64_000_000  # largest size of stored scores, in bytes
 _DRAWS_UP_TO = 256_000_000  # bytes of the scores of all draws: 5 of 50,000 samples and 256 classes
 _RECORDED_PACKAGES = ("sslbench", "torch", "torchvision", "numpy", "scikit-learn", "timm")
@@ -292,6 +294,15 @@ def read_tree(folder: Path) -> list[Result]:
 def neighbours_path(result: Result) -> Path | None:
     """Return the path of the sheet of neighbours of a record, which may not exist; None for a record not on disk."""
     return None if result.file is None else result.file.with_suffix(NEIGHBOURS)
+
+
+def predictions_paths(result: Result) -> dict[str, Path]:
+    """Return the file of detections of each training of a record: 'seed 0' -> path; {} for a record not on disk."""
+    if result.file is None:
+        return {}
+    names = {f"seed {each.seed}": each.record_file for each in result.trainings}
+    names = names or {f"seed {result.seed}": result.file.name}
+    return {seed: result.file.with_name(name.removesuffix(".json") + PREDICTIONS) for seed, name in names.items()}
 
 
 def picture_path(result: Result) -> Path | None:

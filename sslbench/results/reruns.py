@@ -13,7 +13,7 @@ TOLERANCE = 0.1
 _INPUTS = (
     *("weights.sha256", "weights.backbone", "weights.code", "layer", "preprocessing", "precision", "feature_dtype"),
     *("protocol", "benchmark", "preset", "data.train.fingerprint", "data.test.fingerprint", "data.train.n_used"),
-    *("data.test.n_used", "data.further", "data.label_noise", "seed"),
+    *("data.test.n_used", "data.further", "data.label_noise", "seed", "seeds"),
 )
 _SURROUNDINGS = ("versions", "hardware", "working_folder.commit", "working_folder.changed")
 

@@ -1,7 +1,6 @@
 """Best, median and worst test images of a record of detection, with predicted and true boxes."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +11,20 @@ from sslbench.data.splits.objects import split_objects
 from sslbench.detection.batches import read
 from sslbench.detection.pictures import draw_pair
 from sslbench.errors import DataError, ResultError, UsageError
+from sslbench.evaluation.detection.scored import PROTOCOL, parts_to_score
 from sslbench.metrics.detection import Detections, Truth
-from sslbench.metrics.detection import masks as rle
+from sslbench.metrics.detection.files import read_results
 from sslbench.results import Result, records
 from sslbench.show.page import Section
 from sslbench.show.pictures import Panel
-from sslbench.show.record import AsTyped, choose, locations, reading
+from sslbench.show.record import AsTyped, choose, locations, reading, split_seed
 
 _SCORE, _OVERLAP = 0.5, 0.5
 _SIDE = 640  # of both pictures together
 
 
 def show_detection(result: Result, typed: AsTyped, test_fraction: float, each: int) -> list[Section]:
-    """Return the best, median and worst test images with true (left) and predicted boxes (right).
+    """Return the worst, median and best test images with true (left) and predicted boxes (right).
 
     Args:
         result: record of detection, with its file of predictions.
@@ -36,12 +36,12 @@ def show_detection(result: Result, typed: AsTyped, test_fraction: float, each: i
         SslbenchError: data or predictions are gone, or are not those of the record.
     """
     test = _test_part(result, typed, test_fraction)
-    found = read_predictions(_predictions_path(result), test)
+    found = read_results(_predictions_path(result), test.numbers, test.class_numbers, test.sizes)
     truth = test.truth()
     if found.masks is not None and test.has_masks:
         truth = test.truth(masks=True)
     sections = []
-    for group in choose(image_f1(truth, found), each):
+    for group in reversed(choose(image_f1(truth, found), each)):  # the worst images first
         rows = []
         for row in group.rows:
             image = np.ascontiguousarray(read(test, row).permute(1, 2, 0).numpy())
@@ -56,9 +56,11 @@ def show_detection(result: Result, typed: AsTyped, test_fraction: float, each: i
 
 
 def _predictions_path(result: Result) -> Path:
-    if result.file is None:
+    """Return the file of detections of a record; of several trainings that of the first."""
+    paths = list(records.predictions_paths(result).values())
+    if not paths:
         raise ResultError("a record that was not read from a file has no predictions beside it")
-    return result.file.with_name(result.file.stem + records.PREDICTIONS)
+    return paths[0]
 
 
 def _test_part(result: Result, typed: AsTyped, test_fraction: float) -> ObjectSource:
@@ -66,7 +68,10 @@ def _test_part(result: Result, typed: AsTyped, test_fraction: float) -> ObjectSo
     total = max(1, result.data.train.n + result.data.test.n)
     for fraction in dict.fromkeys((test_fraction, result.data.test.n / total)):
         try:
-            part = split_objects(data, test_data, seed=result.seed, test_fraction=fraction).test
+            if result.protocol.name == PROTOCOL:
+                _, part = parts_to_score(data, test_data)
+            else:
+                part = split_objects(data, test_data, seed=split_seed(result), test_fraction=fraction).test
         except (DataError, UsageError) as error:
             raise type(error)(
                 f"the data of {result.file} cannot be used: {error.message}",
@@ -78,38 +83,6 @@ def _test_part(result: Result, typed: AsTyped, test_fraction: float) -> ObjectSo
         f"{data} is not the data of {result.file}: images or objects have changed, or it is another set",
         f"Give its data with --data and --test-data. The record was made by: {result.command}",
     )
-
-
-def read_predictions(path: Path, source: ObjectSource) -> Detections:
-    """Return the detections of a COCO result file, in the numbers of a source.
-
-    Raises:
-        ResultError: the file is missing or damaged, or names other images or classes.
-    """
-    images = {number: i for i, number in enumerate(source.numbers)}
-    classes = {number: i for i, number in enumerate(source.class_numbers)}
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-        boxes = np.array([row["bbox"] for row in rows], dtype=np.float32).reshape(-1, 4)
-        boxes[:, 2:] += boxes[:, :2]
-        parts = [row.get("segmentation") for row in rows]
-        masked = bool(parts) and all(part is not None for part in parts)
-        sizes = [source.sizes[images[row["image_id"]]] for row in rows] if masked else []
-        masks = tuple(rle.to_rle(part, int(h), int(w)) for part, (h, w) in zip(parts, sizes, strict=False))
-        return Detections(
-            np.array([images[row["image_id"]] for row in rows], dtype=np.int64),
-            boxes,
-            np.array([row["score"] for row in rows], dtype=np.float32),
-            np.array([classes[row["category_id"]] for row in rows], dtype=np.int64),
-            masks if masked else None,
-        )
-    except OSError as error:
-        raise ResultError(
-            f"the predictions of the record are gone: cannot read {path}: {error.strerror or error}",
-            "Copy them with the record, or run that evaluation again.",
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ResultError(f"{path} is damaged, or of other data: {error!r}", "Run that evaluation again.") from error
 
 
 def image_f1(truth: Truth, found: Detections) -> FloatArray:

@@ -36,6 +36,12 @@ class ShowFolder:
             picture.save(temporary, "PNG")
         self.files.append(file)
 
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file, such as a table."""
+        with new_file(self.path / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+        self.files.append(name)
+
     def finish(self, page: str, description: Mapping[str, Any]) -> None:
         """Write the page, and last the description with the list of all files."""
         with new_file(self.path / PAGE) as temporary:
@@ -71,6 +77,8 @@ def _earlier_files(path: Path) -> Sequence[str] | None:
     if not isinstance(files, list):
         return None
     names = [
-        name for name in files if isinstance(name, str) and Path(name).name == name and name.endswith((".png", ".html"))
+        name
+        for name in files
+        if isinstance(name, str) and Path(name).name == name and name.endswith((".png", ".html", ".csv"))
     ]
     return [*names, DESCRIPTION]

@@ -230,10 +230,16 @@ def _network(result: Result, typed: AsTyped) -> dict[str, Any]:
 def _run_of(result: Result, run: RunSettings) -> RunSettings:
     """Return the settings of a run with those of a record in their place."""
     hints = typing.get_type_hints(RunSettings)
-    own = {name: convert(getattr(result, name), hints[name], name) for name in ("precision", "feature_dtype", "seed")}
+    own = {name: convert(getattr(result, name), hints[name], name) for name in ("precision", "feature_dtype")}
+    own["seed"] = split_seed(result)
     skip: dict[str, Any] = {"on_error": "skip"} if result.data.unreadable else {}
     # The decoder is among the values of the preprocessing.
     return dataclasses.replace(run, **own, **skip, decoder=("reference",), floors=False, overlaps=False)
+
+
+def split_seed(result: Result) -> int:
+    """Return the seed that the data of a record were split with."""
+    return result.seed if result.data.split_seed is None else result.data.split_seed
 
 
 def reading(result: Result, typed: AsTyped) -> Reading:

@@ -10,12 +10,16 @@ from sslbench.evaluation.request import RunSettings
 from sslbench.results import Result, records
 from sslbench.runtime.progress import Progress
 from sslbench.show.detection import show_detection
+from sslbench.show.detection_errors import show_errors
 from sslbench.show.folder import open_folder
 from sslbench.show.page import Section, page
 from sslbench.show.pictures import Panel, PanelRow, sheet
 from sslbench.show.predictions import show_predictions
 from sslbench.show.record import AsTyped, scores_of
 from sslbench.show.segmentation import show_segmentation
+
+DETECTIONS = ("detection", "detections")
+"""Protocols with boxes beside their records: of detectors trained here, and of others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +67,14 @@ def show_record(
     if protocol is not None and protocol != result.protocol.name:
         raise UsageError(f"{path} is a record of {result.protocol.name}, not of {protocol}")
     sections = _sections(result, chosen, run, progress)
+    tables: dict[str, str] = {}
+    if result.protocol.name in DETECTIONS:
+        errors, tables = show_errors(result)
+        sections = [*errors, *sections]
     folder = open_folder(out)
-    for section in sections:
+    for name, text in tables.items():
+        folder.write_text(name, text)
+    for section in (section for section in sections if section.rows):
         rows = [PanelRow(heading, panels) for heading, panels in section.rows]
         folder.write_sheet(section.title, sheet(rows, side=section.side, legend=section.legend))
     value = result.metrics[result.headline].value
@@ -93,7 +103,7 @@ def show_record(
 
 def _sections(result: Result, chosen: RecordPictures, run: RunSettings, progress: Progress | None) -> list[Section]:
     name = result.protocol.name
-    if name == "detection":
+    if name in DETECTIONS:
         return show_detection(result, chosen.typed, run.test_fraction, chosen.each)
     scores = scores_of(result)
     if name == "segmentation-knn":

@@ -66,6 +66,7 @@ def test_a_detector_is_trained_scored_and_recorded(world, sslbench):
     assert result.weights.untrained and result.data.train.n == 8 and result.timings["train"] > 0
     assert "AP " in out and "wide" in out
 
+    out_of_run = out
     stem = re.search(r"detection: (\S+)\.json", out).group(1)
     found = json.loads(Path(f"{stem}.predictions.json").read_text())
     assert all(set(row) == {"image_id", "category_id", "bbox", "score"} for row in found)
@@ -76,6 +77,11 @@ def test_a_detector_is_trained_scored_and_recorded(world, sslbench):
     assert "detection" in out and "resnet18w0.125" in out
     assert "the direction of AP is not known" not in out + err
 
+    code, again_out, err = sslbench("eval", "detection", *NET, *QUICK)
+    assert code == 0 and "finished before, nothing is computed" in err and "detecting" not in err
+    assert only_record() == result and again_out == out_of_run, "the time of its training included"
+
+    Path(f"{stem}.predictions.json").unlink()
     code, _, err = sslbench("eval", "detection", *NET, *QUICK)
     assert code == 0 and "already trained: " in err and "iteration 2 of 2: loss" not in err
     again = only_record()

@@ -104,6 +104,7 @@ def test_two_processes_write_one_record_and_find_what_one_finds(world, sslbench)
     steps = [json.loads(line)["step"] for line in detector.with_suffix("").with_suffix(".metrics.jsonl").open()]
     assert steps == [1, 2] and result.metrics["AP"].n == 2
 
+    predictions.unlink()
     code, _, err = sslbench("eval", "detection", *NET, *QUICK)
     assert code == 0 and "already trained" in err
     assert predictions.read_text() == first and only_record().metrics == result.metrics

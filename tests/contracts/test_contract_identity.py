@@ -479,6 +479,12 @@ def seed(folder, _):
     return base(folder), base(folder, run=RunSettings(device="cpu", workers=0, seed=1))
 
 
+@change("number of trainings (`seeds=`)")
+def trainings(folder, _):
+    heads = {"protocol": "linear-online", "settings": (("batch_size", 4),)}
+    return base(folder, **heads), base(folder, **heads, run=RunSettings(device="cpu", workers=0, seeds=3))
+
+
 @change("`--groups`, `--no-overlaps`, `--no-floors`")
 def groups(folder, _):
     return base(folder), base(folder, asked=(("groups", ("site",)),))

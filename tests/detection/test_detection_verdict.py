@@ -9,8 +9,8 @@ from sslbench.evaluation.detection.compare import at_constant_box, verdict
 from sslbench.evaluation.detection.record import few_objects
 
 
-def record(name, ap):
-    return SimpleNamespace(weights=SimpleNamespace(name=name), metrics={"AP": SimpleNamespace(value=ap)})
+def record(name, ap, seeds=1):
+    return SimpleNamespace(weights=SimpleNamespace(name=name), metrics={"AP": SimpleNamespace(value=ap)}, seeds=seeds)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,11 @@ def test_an_interval_that_covers_zero_is_a_tie(low, high, words):
         in said
     )
     assert said.endswith("the variance between trainings is unknown)")
+
+
+def test_several_trainings_are_told():
+    said = verdict(record("w.pth", 34.2, 3), record("resnet18 untrained", 30.0, 3), 4.2, 0.1, 8.0, 12)
+    assert "means of 3 and 3 trainings, whose variance the interval covers" in said and "unknown" not in said
 
 
 def test_without_objects_nothing_is_compared():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sslbench.metrics.detection import Detections, Truth, coco_ap, voc_ap
-from sslbench.metrics.detection.difference import ap_difference
+from sslbench.metrics.detection.difference import detector_difference
 
 
 def world(n=30, seed=0):
@@ -22,6 +22,12 @@ def found(truth, jitter, seed):
     rng = np.random.default_rng(seed)
     boxes = truth.boxes + rng.normal(0, jitter, truth.boxes.shape).astype(np.float32)
     return Detections(truth.images, boxes, rng.uniform(0.3, 1, len(truth)).astype(np.float32), truth.labels)
+
+
+def ap_difference(truth, first, second, metric, *, seed, resamples):
+    """One training each: value, low and high end."""
+    found = detector_difference(truth, {"0": first}, {"0": second}, "AP", metric, seed=seed, resamples=resamples)
+    return found.difference, found.low, found.high
 
 
 def ap(truth, detections, metric):

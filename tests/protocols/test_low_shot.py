@@ -11,11 +11,11 @@ from sklearn.svm import LinearSVC
 
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics import ranking
-from sslbench.metrics.intervals import student_half_width
+from sslbench.metrics.intervals import over_trainings, student_half_width
 from sslbench.metrics.metric import ANY, LOSS
 from sslbench.protocols import low_shot
 from sslbench.protocols._parts import few_shot
-from sslbench.protocols._parts.few_shot import combine, statistics
+from sslbench.protocols._parts.few_shot import statistics
 
 SMALL = {"k": (2, 6), "draws": 3, "costs": (0.1, 10.0), "c": (0.01, 1.0)}
 
@@ -216,17 +216,19 @@ def test_the_interval_over_draws_covers_the_mean_as_often_as_it_says():
     assert abs(covered - 0.95) < 0.015
     values = [(0.5, 0.41, 0.58), (0.7, 0.6, 0.8), (0.6, 0.49, 0.69)]
     half = stats.t.ppf(0.975, 2) * 0.1 / np.sqrt(3)
-    assert combine(values) == pytest.approx((0.6, 0.6 - np.hypot(0.1, half), 0.6 + np.hypot(0.09, half)))
-    assert combine([(0.5, 0.41, 0.58)]) == pytest.approx((0.5, 0.41, 0.58))
-    assert combine([(0.9, 0.5, 0.99), (0.1, 0.0, 0.5)])[1:] == (0.0, 1.0)
+    assert over_trainings(values) == pytest.approx((0.6, 0.6 - np.hypot(0.1, half), 0.6 + np.hypot(0.09, half)))
+    assert over_trainings([(0.5, 0.41, 0.58)]) == pytest.approx((0.5, 0.41, 0.58))
+    assert over_trainings([(0.9, 0.5, 0.99), (0.1, 0.0, 0.5)])[1:] == (0.0, 1.0)
     assert np.isnan(student_half_width([0.5])) and statistics([0.5])["mean"] == 0.5
 
 
 def test_intervals_over_draws_are_clipped_to_the_bounds_of_the_metric():
     errors = [(30.0, 25.0, 36.0), (34.0, 29.0, 41.0)]
     half = student_half_width([30.0, 34.0])
-    assert combine(errors, LOSS) == pytest.approx((32.0, max(32.0 - np.hypot(5, half), 0), 32.0 + np.hypot(6.5, half)))
-    mean, low, high = combine([(-1.4, -2.0, -0.9), (-1.6, -2.2, -1.1)], ANY)
+    assert over_trainings(errors, LOSS) == pytest.approx(
+        (32.0, max(32.0 - np.hypot(5, half), 0), 32.0 + np.hypot(6.5, half))
+    )
+    mean, low, high = over_trainings([(-1.4, -2.0, -0.9), (-1.6, -2.2, -1.1)], ANY)
     assert low < mean < high < 0
     found = statistics([-1.4, -1.6], ANY)
     assert found["low"] < found["mean"] < found["high"]

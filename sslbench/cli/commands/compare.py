@@ -116,7 +116,15 @@ def _notes(found: "list[Comparison]") -> list[str]:
         lines.append(
             f"The test samples form {numbers} groups, which are kept together: McNemar p is computed over groups."
         )
-    if any(one.p_mcnemar is None and one.metric == "top1" for one in found):
+    if any(one.trainings == (1, 1) for one in found):
+        lines.append("One training each: the variance between trainings is unknown (seeds=3 measures it).")
+    several = {one.trainings for one in found if one.trainings is not None and one.trainings != (1, 1)}
+    lines += [
+        f"Means over {a} trainings of A and {b} of B: the interval covers other trainings and other test samples."
+        for a, b in sorted(several)
+    ]
+    means = [one for one in found if one.p_mcnemar is None and one.metric == "top1"]
+    if any(one.trainings in (None, (1, 1)) for one in means):
         lines.append("Means over draws: the interval covers other draws and other test samples.")
     for one in found:
         first, second = one.a.preprocessing, one.b.preprocessing
@@ -152,5 +160,6 @@ def _plain(one: "Comparison") -> dict[str, Any]:
         "p_mcnemar",
         "p_holm",
         "verdict",
+        "trainings",
     )
     return {"a": side(one.a), "b": side(one.b), "protocol": one.a.protocol.name} | {n: getattr(one, n) for n in names}

@@ -24,18 +24,20 @@ from sslbench.detection.readable import check_readable
 from sslbench.detection.saved import check_weights
 from sslbench.detection.train import TrainingRun, check_processes
 from sslbench.distributed import this_process
-from sslbench.distributed.collectives import process_group, rank, world_size
+from sslbench.distributed.collectives import from_first, process_group, rank, world_size
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.detection.backends import check_backend, run_backend, try_backend
-from sslbench.evaluation.detection.compare import DetectorResult, compared
+from sslbench.evaluation.detection.compare import DetectorResult, compared, without_comparisons
+from sslbench.evaluation.detection.objects import finished_result, keep_objects
 from sslbench.evaluation.detection.record import METRICS, blank_result, describe, export, finished, run_exported
 from sslbench.evaluation.detection.request import DetectionRequest, PreparedDetection, make_recipe
 from sslbench.evaluation.floors import UNTRAINED_SEED
 from sslbench.evaluation.prepare import on_data, with_preprocessing
 from sslbench.evaluation.references import compare_references
 from sslbench.evaluation.request import RunSettings
-from sslbench.metrics.detection.files import write_results
-from sslbench.results import Result, records
+from sslbench.evaluation.trainings import together
+from sslbench.metrics.detection.files import read_results, write_results
+from sslbench.results import RequestedParts, Result, records
 from sslbench.runtime.progress import Progress
 from sslbench.runtime.workers import default_workers
 from sslbench.train.loop import NotFiniteError
@@ -69,7 +71,7 @@ def prepare_detection(
         SslbenchError: anything that is wrong; no image has been decoded then.
     """
     check_backend(request)
-    run.torch_device()
+    run.extract_settings()  # refuses numbers out of range
     check_processes(request.recipe, this_process().world)
     backbone, _ = with_preprocessing(backbone or _load(request, run), _decoding(run))
     if backbone.report is not None:
@@ -192,7 +194,8 @@ def evaluate_detection(
     """Train, score and write `out/detection/WEIGHTS-ID.json`.
 
     Beside it lie the trained detector, predictions, a picture, the log of the training, and checkpoints while it runs.
-    Every process calls this. When it is called again after an interruption, it continues from the last checkpoint.
+    Every process calls this. When it is called again after an interruption, it continues from the last checkpoint;
+    finished trainings are read from their records, and a finished call is not repeated.
 
     Args:
         prepared: from `prepare_detection`.
@@ -211,6 +214,9 @@ def evaluate_detection(
     """
     request, says = prepared.request, watch or _log_line
     with process_group(prepared.run.torch_device()):
+        requested = _requested(prepared, command)
+        if (results := from_first(lambda: _finished_run(prepared, requested, out, command))) is not None:
+            return results if rank() == 0 else []
         parts = prepared.data.train, prepared.data.test
         check_readable(parts, workers=_workers(prepared.run), progress=progress)
         # The weights come first: what happens to a baseline does not cost them their result.
@@ -228,7 +234,32 @@ def evaluate_detection(
             return []
         result = compared(own, baselines, prepared.data, request.recipe, prepared.run)
         result = _with_missing(result, diverged, asked="random" in request.baselines)
+        result = dataclasses.replace(result, asked=requested)
         return [*(other.result for other in baselines), records.write_without_scores(result, out)]
+
+
+def _requested(prepared: PreparedDetection, command: str) -> RequestedParts:
+    """Return what the record is asked to hold: floors, and the detectors that it is compared with."""
+    against = tuple(blank_result(prepared, other, weights, command).id for weights, other in prepared.baselines)
+    return RequestedParts(overlaps=False, floors=prepared.run.floors, baseline=bool(against), against=against)
+
+
+def _finished_run(
+    prepared: PreparedDetection, requested: RequestedParts, out: Path, command: str
+) -> list[Result] | None:
+    """Return the results of a finished run of the same command; None if anything is missing."""
+    own = finished_result(blank_result(prepared, prepared.backbone, prepared.request.weights, command), out)
+    if own is None or own.asked != requested:
+        return None
+    others = []
+    for weights, backbone in prepared.baselines:
+        other = finished_result(blank_result(prepared, backbone, weights, command), out)
+        missing = own.missing_floors.get("untrained", "") if weights == "random" else "".join(own.notes)
+        if other is None and "diverged" not in missing:
+            return None
+        others += [other] if other is not None else []
+    log.info(f"finished before, nothing is computed: {own.file}")
+    return [*others, own]
 
 
 def _with_missing(result: Result, diverged: Mapping[str, str], *, asked: bool) -> Result:
@@ -253,10 +284,42 @@ def _measure(
     progress: Progress | None,
     watch: Watch,
 ) -> DetectorResult:
-    """Train and score one detector and write its record; the main one is written again with the baselines."""
+    """Train and score a detector, once for each seed, and write the records; the last one is that of their mean."""
+    each = []
+    for number, one in enumerate(prepared.each_training()):
+        if prepared.run.seeds > 1:
+            log.info(f"training {number + 1} of {prepared.run.seeds} (seed {one.run.seed})")
+        each.append(_train_and_score(one, backbone, weights, out, command, progress, watch))
+    if len(each) == 1 or rank() != 0:
+        return each[0]
+    result = together([one.result for one in each], seeds=len(each))
+    result = dataclasses.replace(
+        result,
+        command=command,
+        asked=None,
+        references=compare_references(prepared.request.benchmark, result.weights, result.metrics),
+    )
+    found = {name: detections for one in each for name, detections in one.found.items()}
+    return DetectorResult(records.write_without_scores(result, out), found)
+
+
+def _train_and_score(
+    prepared: PreparedDetection,
+    backbone: Backbone,
+    weights: str,
+    out: Path,
+    command: str,
+    progress: Progress | None,
+    watch: Watch,
+) -> DetectorResult:
+    """Train and score one detector and write its record, without comparisons; a finished one is read."""
     recipe, run, data = prepared.request.recipe, prepared.run, prepared.data
     blank = blank_result(prepared, backbone, weights, command)
     stem = records.path_of(blank, out).with_suffix("")
+    if from_first(lambda: finished_result(blank, out) is not None):
+        before = finished_result(blank, out) if rank() == 0 else None
+        log.info(f"finished before: {stem}.json")
+        return DetectorResult(blank, {}) if before is None else _read(before, data.test)
     about = describe(prepared, backbone, weights, blank.id)
     training = TrainingRun(
         run.seed,
@@ -279,7 +342,7 @@ def _measure(
         if ran.detector is not None:
             export(prepared, ran.detector, about, training, stem, command)
     if rank() != 0:
-        return DetectorResult(blank, ran.found)
+        return DetectorResult(blank, {})
     began = time.perf_counter()
     truth = data.test.truth(masks=recipe.masks)
     scores, of_masks = score(truth, ran.found, recipe, seed=run.seed)
@@ -289,9 +352,20 @@ def _measure(
     draw(data.test, truth, ran.found, stem.with_name(f"{stem.name}.png"))
     result = finished(blank, ran, scores, of_masks, n=len(data.test), seconds=time.perf_counter() - began)
     result = dataclasses.replace(
-        result, references=compare_references(prepared.request.benchmark, result.weights, result.metrics)
+        result,
+        references=compare_references(prepared.request.benchmark, result.weights, result.metrics),
+        objects_file=keep_objects(data.test, truth, stem.parent),
     )
-    return DetectorResult(records.write_without_scores(result, out), ran.found)
+    return DetectorResult(records.write_without_scores(result, out), {f"seed {run.seed}": ran.found})
+
+
+def _read(result: Result, test: ObjectSource) -> DetectorResult:
+    """Return a finished training with its detections, without comparisons."""
+    found = {
+        name: read_results(path, test.numbers, test.class_numbers, test.sizes)
+        for name, path in records.predictions_paths(result).items()
+    }
+    return DetectorResult(without_comparisons(result), found)
 
 
 def _workers(run: RunSettings) -> int:

@@ -1,6 +1,7 @@
 """Comparison of detectors on the same test images."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from sslbench.data.splits.objects import TrainTestObjects
 from sslbench.detection.constant_box import constant_boxes
@@ -8,10 +9,8 @@ from sslbench.detection.evaluate import score
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.evaluation.request import RunSettings
 from sslbench.metrics.detection import Detections
-from sslbench.metrics.detection.difference import ApDefinition, ap_difference
+from sslbench.metrics.detection.difference import DEFINITIONS, detector_difference
 from sslbench.results import Result, percent
-
-_METRICS: dict[str, ApDefinition] = {"coco": "coco", "lvis": "lvis", "voc07": "11-point", "voc12": "area"}
 
 CONSTANT_BOX = "constant box"
 """Name of the floor that predicts the median box of each class."""
@@ -19,10 +18,10 @@ CONSTANT_BOX = "constant box"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DetectorResult:
-    """Record of a detector and its detections on the test part."""
+    """Record of a detector, and the detections of each of its trainings on the test part: 'seed 0' -> detections."""
 
     result: Result
-    found: Detections
+    found: Mapping[str, Detections]
 
 
 def compared(
@@ -42,22 +41,42 @@ def compared(
         run: its seed is that of the bootstrap; without floors the constant box is left out.
     """
     result, variants, notes = own.result, dict(own.result.variants), list(own.result.notes)
-    truth, metric, floors = data.test.truth(), _METRICS[recipe.metric], dict(result.floors)
+    truth, definition, floors = data.test.truth(), DEFINITIONS[recipe.metric], dict(result.floors)
     if run.floors:
         boxes = constant_boxes(data.train, data.test)
         scores, _ = score(truth, boxes, dataclasses.replace(recipe, masks=False), seed=run.seed, resamples=0)
         floors[CONSTANT_BOX] = {name: percent(value) for name, (value, _, _) in scores.metrics.items()}
-        values = ap_difference(truth, own.found, boxes, metric, seed=run.seed)
-        notes += at_constant_box(result, floors[CONSTANT_BOX]["AP"], *map(percent, values))
+        # The same boxes beside each training: only the detector varies.
+        beside = dict.fromkeys(own.found, boxes)
+        found = detector_difference(truth, own.found, beside, "AP", definition, seed=run.seed)
+        notes += at_constant_box(
+            result, floors[CONSTANT_BOX]["AP"], percent(found.difference), percent(found.low), percent(found.high)
+        )
     for other in baselines:
         weights = other.result.weights
-        values = ap_difference(truth, own.found, other.found, metric, seed=run.seed)
-        difference, low, high = (percent(value) for value in values)
-        variants[f"AP less that of {weights.name}"] = {"difference": difference, "low": low, "high": high}
+        found = detector_difference(truth, own.found, other.found, "AP", definition, seed=run.seed)
+        difference, low, high = map(percent, (found.difference, found.low, found.high))
+        variants[f"{_LESS}{weights.name}"] = {"difference": difference, "low": low, "high": high}
         notes.append(verdict(result, other.result, difference, low, high, truth.n_images))
         if weights.untrained:
             floors["untrained"] = {name: metric.value for name, metric in other.result.metrics.items()}
     return dataclasses.replace(result, variants=variants, notes=tuple(notes), floors=floors)
+
+
+_LESS = "AP less that of "
+
+
+def without_comparisons(result: Result) -> Result:
+    """Return a record as it is before `compared`, to be compared with others."""
+    name = result.weights.name
+    said = (f"{name}: AP ", f"{name} is not clearly above", f"{name} and ", "no comparison with ")
+    return dataclasses.replace(
+        result,
+        variants={key: values for key, values in result.variants.items() if not key.startswith(_LESS)},
+        notes=tuple(note for note in result.notes if not note.startswith(said)),
+        floors={},
+        missing_floors={},
+    )
 
 
 def at_constant_box(
@@ -88,6 +107,12 @@ def verdict(
         words = f"tied with the {second:.1f} of {names[1]}"
     return (
         f"{names[0]}: AP {first:.1f}, {words}, trained alike ({difference:+.1f}, 95 % interval {low:+.1f} .. "
-        f"{high:+.1f}: paired bootstrap over {images} test images; one training each, so the variance between "
-        "trainings is unknown)"
+        f"{high:+.1f}: paired bootstrap over {images} test images; {_trainings(own, other)})"
     )
+
+
+def _trainings(own: Result, other: Result) -> str:
+    numbers = own.seeds or 1, other.seeds or 1
+    if numbers == (1, 1):
+        return "one training each, so the variance between trainings is unknown"
+    return f"means of {numbers[0]} and {numbers[1]} trainings, whose variance the interval covers"

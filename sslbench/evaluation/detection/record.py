@@ -21,6 +21,7 @@ from sslbench.distributed.parallel import module_state
 from sslbench.evaluation.detection.backends import DetectorRun
 from sslbench.evaluation.detection.request import PreparedDetection
 from sslbench.evaluation.record import benchmark_used, hardware, weights_used
+from sslbench.evaluation.trainings import ONE_TRAINING
 from sslbench.identity import Measurement, record_id
 from sslbench.metrics.detection import DetectionScores
 from sslbench.results import DataPart, DataUsed, MetricValue, ProtocolUsed, Result, percent, plain, records
@@ -37,10 +38,23 @@ def blank_result(prepared: PreparedDetection, backbone: Backbone, given: str, co
     preprocessing = _statistics(backbone, request.recipe)
     settings = plain(request.recipe) | prepared.backend
     protocol = ProtocolUsed(name="detection", version=detection.VERSION, settings=settings)
-    used = DataUsed(train=_part(data.train), test=_part(data.test), how=data.how, labels="none")
+    used = DataUsed(
+        train=data_part(data.train),
+        test=data_part(data.test),
+        how=data.how,
+        labels="none",
+        split_seed=prepared.split_seed,
+    )
     benchmark, layer = request.benchmark, request.recipe.architecture
     named: dict[str, Any] = {"weights": weights, "layer": layer, "preprocessing": preprocessing, "precision": "fp32"}
-    named |= {"protocol": protocol, "data": used, "seed": run.seed, "feature_dtype": "float32", "preset": None}
+    named |= {
+        "protocol": protocol,
+        "data": used,
+        "seed": run.seed,
+        "seeds": run.seeds,
+        "feature_dtype": "float32",
+        "preset": None,
+    }
     named |= {"benchmark": None if benchmark is None else benchmark_used(benchmark)}
     return Result(
         **named,
@@ -56,6 +70,7 @@ def blank_result(prepared: PreparedDetection, backbone: Backbone, given: str, co
             *dict.fromkeys((*data.train.notes, *data.test.notes, *data.notes)),
             *_frozen(request.recipe),
             *few_objects(data.test),
+            *([ONE_TRAINING] if run.seeds == 1 else []),
         ),
     )
 
@@ -87,7 +102,8 @@ def _statistics(backbone: Backbone, recipe: DetectionRecipe) -> dict[str, Any]:
     return {**reading, "mean": preprocessing.mean, "std": preprocessing.std, "origin": preprocessing.origin}
 
 
-def _part(source: ObjectSource) -> DataPart:
+def data_part(source: ObjectSource) -> DataPart:
+    """Return a part of the data as records hold it."""
     n = len(source)
     return DataPart(name=source.name, fingerprint=source.fingerprint(), n=n, n_used=n, classes=source.classes)
 
@@ -129,15 +145,10 @@ def finished(
     trained, notes = ran.trained, [*blank.notes, *ran.notes]
     if trained.resumed_from is not None and trained.iterations:
         notes.append(f"Training was resumed after iteration {trained.resumed_from}; the time covers the rest only.")
+    scored = with_scores(blank, scores, of_masks, n=n)
     return dataclasses.replace(
-        blank,
-        metrics={
-            name: MetricValue(value=percent(value), low=percent(low), high=percent(high), n=n)
-            for name, (value, low, high) in (scores.metrics | dict(of_masks)).items()
-        },
-        per_class={name: percent(value) for name, value in scores.per_class.items()},
-        variants={"per class, AP50": {name: percent(value) for name, value in scores.per_class_50.items()}}
-        | ran.variants,
+        scored,
+        variants=scored.variants | ran.variants,
         timings={
             "train": round(trained.seconds, 3),
             "train iterations": float(trained.iterations),
@@ -146,6 +157,21 @@ def finished(
         },
         versions=blank.versions | ran.versions,
         notes=tuple(notes),
+    )
+
+
+def with_scores(
+    blank: Result, scores: DetectionScores, of_masks: Mapping[str, tuple[float, float, float]], *, n: int
+) -> Result:
+    """Return the record with the scores of boxes and masks, in percent; `n` is the number of test images."""
+    return dataclasses.replace(
+        blank,
+        metrics={
+            name: MetricValue(value=percent(value), low=percent(low), high=percent(high), n=n)
+            for name, (value, low, high) in (scores.metrics | dict(of_masks)).items()
+        },
+        per_class={name: percent(value) for name, value in scores.per_class.items()},
+        variants={"per class, AP50": {name: percent(value) for name, value in scores.per_class_50.items()}},
     )
 
 

@@ -62,6 +62,7 @@ class PreparedDetection:
         backend: name and settings of the backend, which stand beside the recipe's among the settings of the record:
             results of two backends do not share a column.
         baselines: what was asked for in their place, and the backbone.
+        split_seed: seed of the split, where this is one of several trainings with another seed.
     """
 
     request: DetectionRequest
@@ -70,6 +71,15 @@ class PreparedDetection:
     data: TrainTestObjects
     backend: dict[str, Any]
     baselines: tuple[tuple[str, Backbone], ...] = ()
+    split_seed: int | None = None
+
+    def each_training(self) -> "list[PreparedDetection]":
+        """Return the same with one training each; the parts of the data stay."""
+        own = self.run.seed
+        return [
+            dataclasses.replace(self, run=run, split_seed=None if run.seed == own else own)
+            for run in self.run.each_seed()
+        ]
 
 
 def make_recipe(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from sslbench.leaderboard.grouping import seeds_of
 from sslbench.leaderboard.headings import code_text, precision_text, preprocessing_text
 from sslbench.leaderboard.model import Cell, Row
 from sslbench.leaderboard.writers.tables import number
@@ -55,7 +56,7 @@ def _record(record: Result) -> Lines:
     lines += [(f"no floor: {name}", reason) for name, reason in record.missing_floors.items()]
     lines += [("note", note) for note in record.notes]
     lines += [
-        ("seed", str(record.seed)),
+        ("seed", ", ".join(map(str, seeds_of(record)))),
         ("command", record.command),
         ("created", record.created),
         ("versions", ", ".join(f"{name} {version}" for name, version in record.versions.items())),

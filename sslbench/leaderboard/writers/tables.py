@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sslbench.errors import ResultError
 from sslbench.leaderboard.columns import COLUMNS, extra_texts
+from sslbench.leaderboard.grouping import seeds_of
 from sslbench.leaderboard.model import Board, Cell, Published, Row, shown, value
 from sslbench.metrics.catalog import find
 from sslbench.results.records import replace_file
@@ -104,7 +105,10 @@ def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[di
         common |= {"benchmark": cell.published.benchmark}
     if cell.records:
         first = cell.records[0]
-        common |= {"seeds": _joined(r.seed for r in cell.records), "ids": _joined(r.id for r in cell.records)}
+        common |= {
+            "seeds": _joined(seed for r in cell.records for seed in seeds_of(r)),
+            "ids": _joined(r.id for r in cell.records),
+        }
         common |= {"converged": "" if first.converged is None else int(all(r.converged for r in cell.records))}
         if first.benchmark is not None:
             modified = any(r.benchmark.modified for r in cell.records if r.benchmark is not None)

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from sslbench.arrays import FloatArray
-from sslbench.metrics.detection import coco, lvis, masks
+from sslbench.metrics.detection import coco, lvis
 from sslbench.metrics.detection import curves as precision_recall
 from sslbench.metrics.detection.matches import (
     COCO_MOST,
@@ -25,7 +25,7 @@ from sslbench.metrics.detection.matches import (
     ClassMatches,
     Detections,
     Truth,
-    corner_and_size,
+    areas_of,
     match_coco,
     match_voc,
 )
@@ -142,7 +142,7 @@ def voc_ap(
 
     once = tables(np.ones((truth.n_images, 1)))
     values = [float(v[0]) for v in _three(once)]
-    metrics = _with_intervals(
+    metrics = intervals_of(
         ("AP", "AP50", "AP75"), values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples
     )
     table = np.stack(once)[:, :, 0]
@@ -177,7 +177,7 @@ def coco_ap(
     """
     if kind == "masks" and (truth.masks is None or detections.masks is None):
         raise ValueError("masks are to be scored, but the objects or the detections have none")
-    areas = _areas(detections, kind)
+    areas = areas_of(detections, masks=kind == "masks")
     precision, recall = coco.evaluate(truth, detections, areas, kind=kind)
     values = _coco_values(precision, recall)
     matches = match_coco(truth, detections, areas, kind=kind) if resamples else []
@@ -186,7 +186,7 @@ def coco_ap(
     def statistic(counts: FloatArray) -> FloatArray:
         return _coco_statistic(matches, curves, np.ascontiguousarray(counts.T))
 
-    metrics = _with_intervals(_COCO_NAMES, values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples)
+    metrics = intervals_of(_COCO_NAMES, values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples)
     per_class = precision[:, :, :, 0, -1].mean(axis=(0, 1))
     return DetectionScores(metrics, _named(truth, per_class), _named(truth, precision[0, :, :, 0, -1].mean(axis=0)))
 
@@ -218,7 +218,7 @@ def lvis_ap(
     """
     if kind == "masks" and (truth.masks is None or detections.masks is None):
         raise ValueError("masks are to be scored, but the objects or the detections have none")
-    matches = lvis.match_lvis(truth, detections, _areas(detections, kind), kind=kind)
+    matches = lvis.match_lvis(truth, detections, areas_of(detections, masks=kind == "masks"), kind=kind)
     curves = [precision_recall.curves(m) for m in matches]
     frequencies = () if truth.federated is None else truth.federated.frequencies
     once = np.ones((truth.n_images, 1))
@@ -227,15 +227,9 @@ def lvis_ap(
         return np.column_stack(lvis.values_of(matches, curves, frequencies, np.ascontiguousarray(counts.T)))
 
     values = [float(value[0]) for value in lvis.values_of(matches, curves, frequencies, once)]
-    metrics = _with_intervals(lvis.NAMES, values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples)
+    metrics = intervals_of(lvis.NAMES, values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples)
     table = lvis.average_precisions(curves, once)[:, 0, :, 0]
     return DetectionScores(metrics, _named(truth, table.mean(axis=1)), _named(truth, table[:, 0]))
-
-
-def _areas(detections: Detections, kind: Region) -> FloatArray:
-    if kind == "masks" and detections.masks is not None:
-        return masks.areas(detections.masks)
-    return np.asarray(corner_and_size(detections.boxes)[:, 2:].prod(axis=1))
 
 
 def _three(tables: Sequence[FloatArray]) -> list[FloatArray]:
@@ -274,9 +268,10 @@ def _coco_statistic(
     return np.column_stack(values)
 
 
-def _with_intervals(
+def intervals_of(
     names: Sequence[str], values: Sequence[float], statistic: Statistic, units: Units, seed: int, resamples: int
 ) -> Values:
+    """Return values with their 95 % intervals by the bootstrap described above; NaN ends without resamples."""
     if not resamples:
         return {name: (value, float("nan"), float("nan")) for name, value in zip(names, values, strict=True)}
     found = bootstrap(statistic, units, n=resamples, seed=seed)

@@ -1,13 +1,24 @@
-"""Detections as COCO result files: a JSON list of image_id, category_id, bbox, score and, with masks, segmentation."""
+"""Files of detections and of the objects that they are scored against.
 
+Detections are COCO result files: a JSON list of image_id, category_id, bbox, score and, with masks, segmentation.
+Objects are arrays in an .npz.
+"""
+
+import dataclasses
 import json
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from sslbench.errors import ResultError
+from sslbench.metrics.detection import masks as rle
+from sslbench.metrics.detection.federated import FREQUENCIES, Federated
 from sslbench.metrics.detection.masks import text
-from sslbench.metrics.detection.matches import Detections, corner_and_size
+from sslbench.metrics.detection.matches import Detections, Truth, corner_and_size
 from sslbench.paths import temporary_beside
 
 
@@ -44,3 +55,135 @@ def write_results(
             temporary.replace(path)
     except OSError as error:
         raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def read_results(
+    path: Path, image_numbers: Sequence[int], class_numbers: Sequence[int], sizes: npt.NDArray[np.integer]
+) -> Detections:
+    """Return the detections of a file of `write_results`, as they were written.
+
+    Args:
+        path: path of the file.
+        image_numbers: the manifest's id of each image.
+        class_numbers: the manifest's id of each class.
+        sizes: (N, 2), height and width of each image, for masks.
+
+    Raises:
+        ResultError: the file is missing or damaged, or names other images or classes.
+    """
+    images = {number: i for i, number in enumerate(image_numbers)}
+    classes = {number: i for i, number in enumerate(class_numbers)}
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        # x + (x2 - x) is x2 again in double precision for coordinates of single precision.
+        boxes = np.array([row["bbox"] for row in rows], dtype=np.float64).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        parts = [row.get("segmentation") for row in rows]
+        masked = bool(parts) and all(part is not None for part in parts)
+        places = [images[row["image_id"]] for row in rows]
+        of_rows = [sizes[i] for i in places] if masked else []
+        masks = tuple(rle.to_rle(part, int(h), int(w)) for part, (h, w) in zip(parts, of_rows, strict=False))
+        return Detections(
+            np.array(places, dtype=np.int64),
+            _narrow(boxes),
+            _narrow(np.array([row["score"] for row in rows], dtype=np.float64)),
+            np.array([classes[row["category_id"]] for row in rows], dtype=np.int64),
+            masks if masked else None,
+        )
+    except OSError as error:
+        raise ResultError(
+            f"the predictions of the record are gone: cannot read {path}: {error.strerror or error}",
+            "Copy them with the record, or run that evaluation again.",
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ResultError(f"{path} is damaged, or of other data: {error!r}", "Run that evaluation again.") from error
+
+
+def _narrow(values: npt.NDArray[np.float64]) -> npt.NDArray[np.floating]:
+    """Return values in single precision where they are those of single precision, as networks compute them."""
+    narrow = values.astype(np.float32)
+    return narrow if np.array_equal(narrow, values) else values
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TestObjects:
+    """Objects of a test part, with all that its files of detections refer to.
+
+    Attributes:
+        truth: the objects, with masks where those are scored.
+        ids: (N,), id of each image.
+        image_numbers: (N,), the manifest's id of each image.
+        class_numbers: (C,), the manifest's id of each class.
+        sizes: int64 (N, 2), height and width of each image; 0, 0 where the manifest leaves them out.
+    """
+
+    __test__ = False  # not a class of tests
+
+    truth: Truth
+    ids: tuple[str, ...]
+    image_numbers: tuple[int, ...]
+    class_numbers: tuple[int, ...]
+    sizes: npt.NDArray[np.int64]
+
+
+_COLUMNS = ("images", "boxes", "labels", "crowd", "difficult", "areas")
+
+
+def write_objects(path: Path, objects: TestObjects) -> None:
+    """Write the objects of a test part as .npz; the file appears when it is complete.
+
+    Raises:
+        ResultError: it cannot be written.
+    """
+    truth = objects.truth
+    arrays: dict[str, Any] = {name: getattr(truth, name) for name in _COLUMNS}
+    arrays |= {"ids": np.asarray(objects.ids, np.str_), "classes": np.asarray(truth.classes, np.str_)}
+    arrays |= {"image_numbers": np.asarray(objects.image_numbers), "sizes": objects.sizes}
+    arrays |= {"class_numbers": np.asarray(objects.class_numbers)}
+    arrays |= {} if truth.groups is None else {"groups": truth.groups}
+    if truth.federated is not None:
+        looked_for = truth.federated
+        arrays |= {"negative": looked_for.negative, "not_exhaustive": looked_for.not_exhaustive}
+        arrays |= {"frequencies": np.asarray(looked_for.frequencies, np.str_)}
+    if truth.masks is not None:
+        counts = json.dumps([text(mask) for mask in truth.masks]).encode()
+        arrays["masks"] = np.frombuffer(counts, np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with temporary_beside(path) as temporary:
+            with temporary.open("wb") as file:
+                np.savez_compressed(file, **arrays)
+            temporary.replace(path)
+    except OSError as error:
+        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _federated(arrays: np.lib.npyio.NpzFile) -> Federated:
+    known = {name: name for name in FREQUENCIES}
+    frequencies = tuple(known[name] for name in arrays["frequencies"].tolist())
+    return Federated(arrays["negative"], arrays["not_exhaustive"], frequencies)
+
+
+def read_objects(path: Path) -> TestObjects:
+    """Return the objects of a file of `write_objects`; nothing pickled is loaded.
+
+    Raises:
+        ResultError: the file is missing or damaged.
+    """
+    try:
+        with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
+            masks = json.loads(arrays["masks"].tobytes()) if "masks" in arrays.files else None
+            columns = {name: arrays[name] for name in _COLUMNS}
+            ids, classes = (tuple(arrays[name].tolist()) for name in ("ids", "classes"))
+            runs = None if masks is None else tuple({**mask, "counts": mask["counts"].encode()} for mask in masks)
+            federated = _federated(arrays) if "negative" in arrays.files else None
+            truth = Truth(len(ids), classes, **columns, masks=runs, groups=arrays.get("groups"), federated=federated)
+            images, numbers = (tuple(int(n) for n in arrays[name]) for name in ("image_numbers", "class_numbers"))
+            return TestObjects(truth, ids, images, numbers, arrays["sizes"])
+    except OSError as error:
+        raise ResultError(
+            f"the objects of the test part are gone: cannot read {path}: {error.strerror or error}",
+            "Copy the file with the record, or run that evaluation again.",
+        ) from error
+    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise ResultError(f"{path} is damaged: {error}", "Run that evaluation again.") from error

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import BoolArray, FloatArray, IntArray
+from sslbench.metrics.detection import masks as rle
 from sslbench.metrics.detection.federated import Federated
 from sslbench.metrics.detection.masks import Rle
 
@@ -121,6 +122,7 @@ class ClassMatches:
         hits: (A, T, D), true positives: the first detection of an object that counts.
         ignored: (A, T, D), neither true nor false positives.
         objects: (A, N), number of objects that count in each image.
+        scores: (D,), score of each detection.
     """
 
     images: IntArray
@@ -128,6 +130,7 @@ class ClassMatches:
     hits: BoolArray
     ignored: BoolArray
     objects: IntArray
+    scores: FloatArray
 
 
 def match_voc(truth: Truth, detections: Detections, *, as_text: bool) -> list[ClassMatches]:
@@ -162,7 +165,7 @@ def match_voc(truth: Truth, detections: Detections, *, as_text: bool) -> list[Cl
             hits[0, t, near[first]] = True
             ignored[0, t, near] = ignore[nearest[near]]
         counted = np.bincount(truth.images[objects[~ignore[objects]]], minlength=truth.n_images)
-        matches.append(ClassMatches(images, _places(images), hits & ~ignored, ignored, counted[None]))
+        matches.append(ClassMatches(images, _places(images), hits & ~ignored, ignored, counted[None], scores[rows]))
     return matches
 
 
@@ -205,10 +208,10 @@ def match_coco(
         ignored = np.broadcast_to(other_size[:, None], hits.shape).copy()
         for places, candidates in _by_image(images, of_objects):
             chosen = objects[candidates]
-            table = _coco_overlap(truth, detections, rows[places], chosen, kind)
+            table = coco_overlap(truth, detections, rows[places], chosen, kind)
             _take(table, truth.crowd[chosen], uncounted[:, candidates], places, hits, ignored)
         counted = np.stack([np.bincount(of_objects[~row], minlength=truth.n_images) for row in uncounted])
-        matches.append(ClassMatches(images, _places(images), hits, ignored, counted))
+        matches.append(ClassMatches(images, _places(images), hits, ignored, counted, scores[rows]))
     return matches
 
 
@@ -233,7 +236,8 @@ def _take(
         free[a, t, best] &= ~taken | crowd[best]
 
 
-def _coco_overlap(truth: Truth, detections: Detections, rows: IntArray, objects: IntArray, kind: str) -> FloatArray:
+def coco_overlap(truth: Truth, detections: Detections, rows: IntArray, objects: IntArray, kind: str) -> FloatArray:
+    """Return the overlaps (d, g) of detections with objects, for crowds as shares of the detection."""
     from faster_coco_eval.core import mask
 
     crowd = truth.crowd[objects].tolist()
@@ -250,6 +254,13 @@ def corner_and_size(boxes: npt.NDArray[np.floating]) -> FloatArray:
     """Return boxes (n, 4) of x1, y1, x2, y2 as x, y, width, height, COCO's form."""
     wide = boxes.astype(np.float64)
     return np.concatenate([wide[:, :2], wide[:, 2:] - wide[:, :2]], axis=1)
+
+
+def areas_of(detections: Detections, *, masks: bool) -> FloatArray:
+    """Return the areas (n,) of the boxes or of the masks, in pixels."""
+    if masks and detections.masks is not None:
+        return rle.areas(detections.masks)
+    return np.asarray(corner_and_size(detections.boxes)[:, 2:].prod(axis=1))
 
 
 def _rows(detections: Detections, scores: FloatArray, label: int) -> IntArray:

@@ -1,9 +1,8 @@
 """Few-shot protocols: draws of training samples, statistics over the draws, and the outcome.
 
 The 95 % interval over R draws is Student's: mean -+ t(0.975, R - 1) std / sqrt(R). It says how much other draws from
-the same train would move the mean. The interval of the headline also holds what another test set would do: the half
-widths of the two are added as squares, that of the test set being the mean over the draws of its half widths, which is
-never too small (a mean does not vary more than its parts do on average).
+the same train would move the mean. The interval of the headline also holds what another test set would do
+(`intervals.over_trainings`).
 """
 
 import dataclasses
@@ -22,7 +21,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.labels import LABELS
 from sslbench.metrics.catalog import find
-from sslbench.metrics.intervals import Units, student_half_width
+from sslbench.metrics.intervals import Units, clipped, known_mean, over_trainings, student_half_width
 from sslbench.metrics.metric import RATE, Bounds
 from sslbench.metrics.summary import Probabilities, headline, one_measure, summarise
 from sslbench.protocols._parts.selection import class_sizes, folds_of
@@ -237,7 +236,7 @@ def statistics(values: Sequence[float], bounds: Bounds = RATE) -> dict[str, floa
     if not len(finite):
         return dict.fromkeys(("mean", "min", "max", "std", "low", "high"), math.nan)
     half = student_half_width(values)
-    low, high = _clipped(float(finite.mean()) - half, float(finite.mean()) + half, bounds)
+    low, high = clipped(float(finite.mean()) - half, float(finite.mean()) + half, bounds)
     return {
         "mean": float(finite.mean()),
         "min": float(finite.min()),
@@ -250,17 +249,6 @@ def statistics(values: Sequence[float], bounds: Bounds = RATE) -> dict[str, floa
 
 def _finite_values(values: Sequence[float]) -> FloatArray:
     return np.array([value for value in values if not math.isnan(value)], dtype=np.float64)
-
-
-def _mean(values: Sequence[float]) -> float:
-    finite = _finite_values(values)
-    return float(finite.mean()) if len(finite) else math.nan
-
-
-def _clipped(low: float, high: float, bounds: Bounds) -> tuple[float, float]:
-    """Return an interval clipped to the bounds of its metric; NaN stays."""
-    least, most = bounds
-    return (low if math.isnan(low) else max(low, least)), (high if math.isnan(high) else min(high, most))
 
 
 def leading_metric(metric: str, labels: Labels) -> str:
@@ -304,7 +292,7 @@ class LearningCurve:
         found = statistics([leading(self._metric, self._test, one.scores) for one in fitted], find(self._metric).bounds)
         mean = found.pop("mean")
         rest = {f"{self._metric}_{key}": value for key, value in found.items()}
-        self.variants[name] = {self._metric: mean, **rest, "train": _mean([one.train for one in fitted])}
+        self.variants[name] = {self._metric: mean, **rest, "train": known_mean([one.train for one in fitted])}
         self.drawn[name] = [draw.digest(self._ids) for draw in draws]
         self.strengths[name] = [one.strength for one in fitted]
         self._converged += [one.converged for one in fitted if one.converged is not None]
@@ -345,8 +333,8 @@ class LearningCurve:
             )
             for one in self._last
         ]
-        metrics = {name: combine([found[0][name] for found in each], find(name).bounds) for name in each[0][0]}
-        per_class = {name: _mean([found[2][name] for found in each]) for name in classes}
+        metrics = {name: over_trainings([found[0][name] for found in each], find(name).bounds) for name in each[0][0]}
+        per_class = {name: known_mean([found[2][name] for found in each]) for name in classes}
         draws = {"seeds": list(seeds), "samples_sha256": self.drawn}
         scores = [one.scores.astype(np.float32) for one in self._last]
         return Outcome(
@@ -356,23 +344,13 @@ class LearningCurve:
             scores=scores[0],
             draws=tuple(scores) if len(scores) > 1 else (),
             per_class=per_class,
-            train=_mean([one.train for one in self._last]),
+            train=known_mean([one.train for one in self._last]),
             selected={**selected, "draws": draws},
             variants=self.variants,
             converged=all(self._converged) if self._converged else None,
             notes=(*notes, *self._notes),
             probabilities=probabilities,
         )
-
-
-def combine(values: Sequence[tuple[float, float, float]], bounds: Bounds = RATE) -> tuple[float, float, float]:
-    """Return the mean over the draws with its interval for other draws and another test set, within bounds."""
-    means = [value for value, _, _ in values]
-    below, above = _mean([value - low for value, low, _ in values]), _mean([high - value for value, _, high in values])
-    half = student_half_width(means)
-    draws = 0.0 if math.isnan(half) else half
-    mean = _mean(means)
-    return mean, *_clipped(mean - math.hypot(below, draws), mean + math.hypot(above, draws), bounds)
 
 
 def usable_k(

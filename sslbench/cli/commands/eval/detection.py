@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TOY = "detection/toy"
 _D2 = "d2."
 """Prefix of key=value for Detectron2's own configuration."""
-_RUN = ("device", "workers", "seed", "decoder", "max_pixels", "start_method", "test_fraction", "machine")
+_RUN = ("device", "workers", "seed", "seeds", "decoder", "max_pixels", "start_method", "test_fraction", "machine")
 _REASONS = {
     **dict.fromkeys(("features", "labels", "test_features", "test_labels", "layers"), "Detection trains on images."),
     **dict.fromkeys(
@@ -142,7 +142,7 @@ def run(plan: DetectionPlan, command: str) -> None:
         return
     results = results_of(plan, command)
     if this_process().rank == 0:
-        _print(results, plan.out)
+        print_detection(results, plan.out)
 
 
 def results_of(plan: DetectionPlan, command: str) -> list["Result"]:
@@ -236,13 +236,18 @@ def _print_plan(prepared: "PreparedDetection", run_origins: dict[str, str]) -> N
     section(title, [(key, show_value(value), request.origins[key]) for key, value in recipe.items()])
     rows = [(key, show_value(value), "command line") for key, value in prepared.backend.get("d2", {}).items()]
     section("backend", [(request.backend, "", "flag" if request.backend != "torchvision" else "default"), *rows])
+    seeds, detectors = prepared.run.seeds, 1 + len(prepared.baselines)
+    told = f"{seeds * detectors}: {detectors} detector{'s' if detectors > 1 else ''} x {seeds} seed{'s' * (seeds > 1)}"
+    section("trainings", [("detection", told, "")])
     rows = [(key, show_value(getattr(prepared.run, key)), run_origins[key]) for key in _RUN if key != "machine"]
     section("run", rows)
 
 
-def _print(results: list["Result"], out: Path) -> None:
+def print_detection(results: list["Result"], out: Path) -> None:
+    """Print the table of results, and the metrics, classes, files and notes of each."""
     from sslbench.cli.commands.eval import table
-    from sslbench.results.records import PREDICTIONS
+    from sslbench.evaluation.trainings import ONE_TRAINING
+    from sslbench.results.records import PREDICTIONS, predictions_paths
 
     table.print_results(results, out)
     for result in results:
@@ -250,13 +255,16 @@ def _print(results: list["Result"], out: Path) -> None:
         values = {name: result.metrics[name].value for name in dict.fromkeys([*first, *result.metrics])}
         echo(f"{result.weights.name}: " + ", ".join(f"{k} {_number(v)}" for k, v in values.items()))
         echo("per class: " + ", ".join(f"{k} {_number(v)}" for k, v in result.per_class.items()))
-        if result.file is not None:
-            stem = result.file.with_suffix("")
-            echo(f"predictions: {stem}{PREDICTIONS}\npictures: {stem}.png")
+        for path in predictions_paths(result).values():
+            stem = str(path).removesuffix(PREDICTIONS)
+            echo(f"predictions: {path}")
+            if Path(f"{stem}.png").is_file():
+                echo(f"pictures: {stem}.png")
             if Path(f"{stem}.detector.torch").is_file():  # a network of Detectron2 alone has no detector file
                 echo(f"detector: {stem}.detector.torch")
         for line in result.notes:
-            echo(line, err=not line.startswith(f"{result.weights.name}: AP "))
+            if line != ONE_TRAINING:  # the table has it
+                echo(line, err=not line.startswith(f"{result.weights.name}: AP "))
 
 
 def _number(value: float | None) -> str:

@@ -23,6 +23,7 @@ _UNCHANGED = ("default", "configs/eval.yaml")
 def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path, out: Path) -> None:
     """Print the plan of one evaluation; nothing has been decoded."""
     from sslbench.evaluation.prepare import is_on_images, one_part, only_part
+    from sslbench.evaluation.trainings import trains
     from sslbench.features.extract import store_key
     from sslbench.features.store import open_entry, what_changed
 
@@ -51,6 +52,9 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path, out
         name = f"{task.protocol} ({', '.join(parts)})" if parts else task.protocol
         rows = [(key, show_value(value), task.origins[key]) for key, value in settings.items()]
         section(name, together(rows, _UNCHANGED))
+    trained = [task for task in request.tasks if trains(task)]
+    if trained:
+        section("trainings", [(task.protocol, _trainings(prepared), _of_floors(prepared)) for task in trained])
     run = dataclasses.asdict(prepared.run)
     rows = [(key, show_value(value), run_origins[key]) for key, value in run.items()]
     section("run", together(rows, _UNCHANGED))
@@ -104,6 +108,17 @@ def _print_estimate(prepared: Prepared, store: Path, out: Path) -> None:
     rows += [("in all", estimate.time_text(found.seconds), ""), ("free", ", ".join(free), "")]
     section("estimate, measured on this machine", rows)
     found.check()
+
+
+def _trainings(prepared: Prepared) -> str:
+    """Return '3, with seeds 0 to 2'; each is repeated for every share of label noise."""
+    run, noise = prepared.run, len(prepared.request.noise)
+    text = "1" if run.seeds == 1 else f"{run.seeds}, with seeds {run.seed} to {run.seed + run.seeds - 1}"
+    return f"{text}, for {noise + 1} shares of label noise each" if noise else text
+
+
+def _of_floors(prepared: Prepared) -> str:
+    return "as many again of the untrained backbone" if prepared.run.baseline and prepared.run.floors else ""
 
 
 def _published(request: "Request") -> list["Preset | Benchmark"]:

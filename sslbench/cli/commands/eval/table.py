@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sslbench.cli.echo import echo, note
-from sslbench.results import MetricValue, Result
+from sslbench.results import MetricValue, Result, mean_line
 from sslbench.text import table_cell
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ def print_results(results: list[Result], out: Path) -> None:
         if parts is not None:
             echo(f"\n{_protocol(result)} on {result.weights.name}, {result.layer}:")
             console.print(parts)
-    for line in filter(None, map(_overlaps, results)):
-        echo(line)
-    for line in dict.fromkeys(line for result in results for line in _missing_floors(result)):
+    for line in _remarks(results):
         echo(line)
     for result in results:
         for reference in result.references:
@@ -153,6 +151,23 @@ def _overlaps(result: Result) -> str:
     overlaps = f"{found.n:,} suspected overlap{'s' if found.n > 1 else ''} between train and test"
     where = f"{_protocol(result)} on {result.weights.name}, {result.layer}"
     return f"{where}: {overlaps}{without}, listed in {found.pairs_file}"
+
+
+def _remarks(results: list[Result]) -> list[str]:
+    """Return the lines on overlaps, missing floors and trainings, each once."""
+    lines = [line for result in results if (line := _overlaps(result))]
+    lines += [line for result in results for line in _missing_floors(result)]
+    lines += [_trainings(result) for result in results if result.seeds is not None]
+    return list(dict.fromkeys(lines))
+
+
+def _trainings(result: Result) -> str:
+    """Return the values of several trainings, or that there is one."""
+    if not result.trainings:
+        return f"{_protocol(result)}: one training, so the variance between trainings is unknown (seeds=3 measures it)"
+    values = [training.metrics.get(result.headline) for training in result.trainings]
+    line = mean_line(result.headline, values, result.seed)
+    return f"{_protocol(result)} on {result.weights.name}, {result.layer}: {line}"
 
 
 def _missing_floors(result: Result) -> list[str]:

@@ -1,0 +1,62 @@
+"""`sslbench score`."""
+
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from sslbench.cli import options
+from sslbench.errors import UsageError
+
+
+@click.command("score")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("-d", "--data", help="COCO or kwcoco manifest, or Pascal VOC tree: its test split, else val, else all.")
+@click.option("--test-data", help="Test images elsewhere; --data then gives the training boxes of the floor.")
+@click.option(
+    "--metric",
+    type=click.Choice(["coco", "voc07", "voc12"]),
+    default="coco",
+    show_default=True,
+    help="Average precision: COCO's, or Pascal VOC's of 2007 (11 points) or 2012 (area).",
+)
+@click.option("--name", default="", help="Name of the detector in tables. Default: that of the file.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the bootstrap.")
+@click.option("--no-floors", is_flag=True, help="Leave out the constant box.")
+@click.option("-o", "--out", default="results", show_default=True, help="Folder of the records.")
+@options.message_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    files: tuple[Path, ...],
+    data: str | None,
+    test_data: str | None,
+    metric: Literal["coco", "voc07", "voc12"],
+    name: str,
+    seed: int,
+    no_floors: bool,
+    out: str,
+) -> None:
+    """Score detections made elsewhere: files in COCO's result format, of mmdet, DETR, YOLO or any other program.
+
+    image_id may be the manifest's number or a file name, category_id its number or a class name. Several files are
+    trainings of one detector with different seeds: their mean is reported, with an interval over trainings and images.
+    The records stand on leaderboards; sslbench compare tests two of them against each other.
+
+    \b
+    sslbench score results.bbox.json --data instances_val2017.json --name detr
+    sslbench score seed0.json seed1.json seed2.json --data VOCdevkit/VOC2007 --metric voc07
+    """  # noqa: D301
+    from sslbench import evaluation
+    from sslbench.cli import terminal
+    from sslbench.cli.commands.eval.detection import print_detection
+    from sslbench.evaluation.detection.scored import ScoreRequest, score_files
+
+    terminal.show_messages()
+    if data is None:
+        raise UsageError("--data is missing", "Give the manifest whose images the detections are of.")
+    evaluation.check_writable(Path(out))
+    request = ScoreRequest(files, data, test_data, metric, name)
+    run = evaluation.RunSettings(device="cpu", seed=seed, floors=not no_floors)
+    print_detection([score_files(request, run, out=Path(out), command=str(ctx.obj))], Path(out))

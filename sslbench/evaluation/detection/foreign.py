@@ -1,0 +1,234 @@
+"""Detections made elsewhere (mmdet, DETR, YOLO): a COCO result file, read with all that can be wrong in it."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from sslbench.arrays import BoolArray, FloatArray, IntArray
+from sslbench.data.objects.types import ObjectSource
+from sslbench.data.wording import counted
+from sslbench.errors import ResultError
+from sslbench.metrics.detection import Detections
+from sslbench.metrics.detection import masks as rle
+from sslbench.names import did_you_mean
+
+_SHOWN = 3
+_TOLERANCE = 2.0  # pixels beyond the edge that rounding explains
+_MANY = 0.2  # share of boxes beyond the edge that is no chance
+
+
+@dataclasses.dataclass(frozen=True)
+class Foreign:
+    """Detections of a file, and remarks on them, one sentence each."""
+
+    found: Detections
+    notes: tuple[str, ...]
+
+
+def read_foreign(path: Path, test: ObjectSource) -> Foreign:
+    """Return the detections of a COCO result file made by another program.
+
+    The file is a JSON list of objects with `image_id` (the manifest's number, or the image's id, file name or name
+    without suffix), `category_id` (the manifest's number, or the name of a class), `bbox` (x, y, width, height in
+    pixels), `score`, and with masks `segmentation`.
+
+    Args:
+        path: of the file.
+        test: the test part.
+
+    Raises:
+        ResultError: the file cannot be read, is of another form, or does not fit the data; it names the first entry.
+    """
+    rows = _rows(path)
+    images = _places(path, rows, "image_id", _image_names(test), f"the {len(test):,} images of {test.name}")
+    classes = _places(path, rows, "category_id", _class_names(test), f"the categories of {test.name}")
+    boxes, scores = _boxes(path, rows), _scores(path, rows)
+    sizes = test.sizes[images]
+    _refuse_shares(path, boxes, sizes)
+    _refuse_corners(path, boxes, sizes)
+    corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+    notes = []
+    if (number := int(_outside(boxes, sizes).sum())) > 0:
+        notes.append(f"{counted(number, 'box')} of {path.name} beyond the edge of the image, scored as written.")
+    without = len(test) - len(np.unique(images))
+    if without:
+        notes.append(f"{counted(without, 'test image')} without a detection in {path.name}.")
+    return Foreign(Detections(images, corners, scores, classes, _masks(path, rows, sizes)), tuple(notes))
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ResultError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ResultError(
+            f"{path} is not JSON: {error}", "Detections are a JSON list, COCO's result format."
+        ) from error
+    if isinstance(rows, dict):
+        held = f"an object with the keys {', '.join(list(map(str, rows))[:5])}"
+        truth = " (annotations, not detections?)" if "annotations" in rows else ""
+        raise ResultError(f"{path} is {held}{truth}, not a list of detections", _FORM)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ResultError(f"{path} is not a list of detections", _FORM)
+    for key in ("image_id", "category_id", "bbox", "score"):
+        missing = [i for i, row in enumerate(rows) if key not in row]
+        if missing:
+            keys = ", ".join(map(str, rows[missing[0]]))
+            more = " Without scores there is no average precision." if key == "score" else ""
+            raise ResultError(
+                f"{path}: {counted(len(missing), 'detection')} of {len(rows):,} without '{key}', the first is number "
+                f"{missing[0]} (it has {keys}).{more}",
+                _FORM,
+            )
+    return rows
+
+
+_FORM = (
+    'Give COCO\'s result format: [{"image_id": 1, "category_id": 3, "bbox": [x, y, width, height], "score": 0.9}, ...]'
+)
+
+
+def _image_names(test: ObjectSource) -> Mapping[Any, int]:
+    """Return number, id, file name and name without suffix of each image -> its position; ambiguous names are out."""
+    names: dict[Any, int] = {}
+    forms: tuple[Callable[[str], str], ...] = (
+        lambda name: PurePosixPath(name).stem,
+        lambda name: PurePosixPath(name).name,
+    )
+    for form in forms:
+        short = [form(name) for name in test.ids]
+        number = dict(zip(*np.unique(short, return_counts=True), strict=True)) if short else {}
+        names |= {name: i for i, name in enumerate(short) if number[name] == 1}
+    names |= {name: i for i, name in enumerate(test.ids)}
+    return names | {number: i for i, number in enumerate(test.numbers)}
+
+
+def _class_names(test: ObjectSource) -> Mapping[Any, int]:
+    names: dict[Any, int] = {name: i for i, name in enumerate(test.classes)}
+    return names | {number: i for i, number in enumerate(test.class_numbers)}
+
+
+def _places(path: Path, rows: Sequence[Mapping[str, Any]], key: str, known: Mapping[Any, int], what: str) -> IntArray:
+    """Return the position of each row's image or category.
+
+    Raises:
+        ResultError: one is not known; it names the first few and the likely cause.
+    """
+    hashable = (int, str)
+    unknown = [
+        row[key]
+        for row in rows
+        if not isinstance(row[key], hashable) or isinstance(row[key], bool) or row[key] not in known
+    ]
+    if not unknown:
+        return np.array([known[row[key]] for row in rows], dtype=np.int64)
+    shown = ", ".join(dict.fromkeys(repr(value)[:60] for value in unknown[:100]))
+    first = ", ".join(shown.split(", ")[:_SHOWN])
+    numbers = [value for value in known if isinstance(value, int)]
+    raise ResultError(
+        f"{path}: {key} of {len(unknown):,} of {len(rows):,} detections is not among {what}: {first}",
+        _cause(key, unknown[0], numbers, known),
+    )
+
+
+def _cause(key: str, value: Any, numbers: Sequence[int], known: Mapping[Any, int]) -> str:
+    if isinstance(value, str):
+        return did_you_mean(value, [name for name in known if isinstance(name, str)])
+    if key == "image_id":
+        return f"The manifest's image ids are {_span(numbers)}; file names are understood too. Is --data the same set?"
+    names = ", ".join(f"{number} {name}" for name, number in _named(known)[:5])
+    return (
+        f"The manifest's categories are {names}, ...: category_id is their id, not their position. Names of classes "
+        "are understood too."
+    )
+
+
+def _named(known: Mapping[Any, int]) -> list[tuple[str, int]]:
+    at = {place: number for number, place in known.items() if isinstance(number, int)}
+    return [(name, at[place]) for name, place in known.items() if isinstance(name, str)]
+
+
+def _span(numbers: Sequence[int]) -> str:
+    return f"{min(numbers)} to {max(numbers)}" if numbers else "missing"
+
+
+def _boxes(path: Path, rows: Sequence[Mapping[str, Any]]) -> FloatArray:
+    for i, row in enumerate(rows):
+        box = row["bbox"]
+        if not (isinstance(box, list) and len(box) == 4 and all(_is_number(value) for value in box)):
+            raise ResultError(f"{path}: bbox of detection {i} is not four numbers: {str(box)[:80]}", _FORM)
+    return np.array([row["bbox"] for row in rows], dtype=np.float64).reshape(-1, 4)
+
+
+def _scores(path: Path, rows: Sequence[Mapping[str, Any]]) -> FloatArray:
+    for i, row in enumerate(rows):
+        if not _is_number(row["score"]):
+            raise ResultError(f"{path}: score of detection {i} is not a number: {str(row['score'])[:80]}", _FORM)
+    return np.array([row["score"] for row in rows], dtype=np.float64)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
+
+
+def _refuse_shares(path: Path, boxes: FloatArray, sizes: IntArray) -> None:
+    """Refuse boxes in shares of the image."""
+    if len(boxes) and boxes.max() <= 1.5 and (sizes.max(initial=0) > 8 or not sizes.any()):
+        raise ResultError(
+            f"{path}: all boxes lie in 0 to {boxes.max():.3g}: they are shares of the image",
+            "COCO's result format holds pixels: multiply x and width by the image's width, y and height by its height.",
+        )
+
+
+def _outside(boxes: FloatArray, sizes: IntArray) -> BoolArray:
+    """Return where a box reaches out of an image of known size."""
+    far = (boxes[:, :2] + boxes[:, 2:]) > sizes[:, ::-1] + _TOLERANCE
+    beyond = (boxes[:, :2] < -_TOLERANCE) | far
+    return np.asarray(beyond.any(axis=1) & (sizes > 0).all(axis=1))
+
+
+def _refuse_corners(path: Path, boxes: FloatArray, sizes: IntArray) -> None:
+    """Refuse boxes that are corners x1, y1, x2, y2, or lie far outside.
+
+    Raises:
+        ResultError: a size is negative, or too many boxes reach out of their images.
+    """
+    negative = np.flatnonzero((boxes[:, 2:] < 0).any(axis=1))
+    if len(negative):
+        raise ResultError(
+            f"{path}: bbox of detection {negative[0]} has a negative width or height: {boxes[negative[0]].tolist()}",
+            "bbox is x, y, width, height.",
+        )
+    outside = _outside(boxes, sizes)
+    share = outside.mean() if len(outside) else 0.0
+    if share < _MANY:
+        return
+    known = (sizes > 0).all(axis=1)
+    corners = (boxes[:, 2:] >= boxes[:, :2]) & (boxes[:, 2:] <= sizes[:, ::-1] + _TOLERANCE)
+    as_corners = np.asarray(corners.all(axis=1))
+    first = int(np.flatnonzero(outside)[0])
+    text = (
+        f"{path}: {100 * share:.0f} % of the boxes reach out of their images, the first is detection {first}: "
+        f"{boxes[first].tolist()} in {sizes[first, 1]} x {sizes[first, 0]} pixels"
+    )
+    if np.mean(as_corners[known]) > 1 - _MANY / 2:
+        raise ResultError(
+            f"{text}; as corners x1, y1, x2, y2 they lie inside",
+            "Write bbox as x, y, width, height: [x1, y1, x2 - x1, y2 - y1].",
+        )
+    raise ResultError(text, "Boxes are in pixels of the original image: scale those of a resized one back.")
+
+
+def _masks(path: Path, rows: Sequence[Mapping[str, Any]], sizes: IntArray) -> tuple[rle.Rle, ...] | None:
+    parts = [row["segmentation"] for row in rows if row.get("segmentation") is not None]
+    if not parts or len(parts) < len(rows):
+        return None
+    try:
+        return tuple(rle.to_rle(part, int(h), int(w)) for part, (h, w) in zip(parts, sizes, strict=True))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ResultError(f"{path}: a segmentation cannot be used: {error}") from error

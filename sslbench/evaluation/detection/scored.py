@@ -1,0 +1,178 @@
+"""Scores of detections made elsewhere: a record that stands beside others on a leaderboard and in `compare`."""
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from sslbench.data.objects.types import ObjectSource
+from sslbench.data.open import open_objects
+from sslbench.data.splits import choose_test, choose_train
+from sslbench.data.splits.objects import TrainTestObjects
+from sslbench.detection.evaluate import score
+from sslbench.detection.recipe import DetectionRecipe
+from sslbench.errors import DataError, UsageError
+from sslbench.evaluation.detection.compare import CONSTANT_BOX, DetectorResult, compared
+from sslbench.evaluation.detection.foreign import read_foreign
+from sslbench.evaluation.detection.objects import keep_objects
+from sslbench.evaluation.detection.record import data_part, few_objects, with_scores
+from sslbench.evaluation.record import hardware
+from sslbench.evaluation.request import RunSettings
+from sslbench.evaluation.trainings import ONE_TRAINING, together
+from sslbench.identity import Measurement, record_id
+from sslbench.metrics.detection.files import write_results
+from sslbench.results import DataUsed, ProtocolUsed, Result, WeightsUsed, records
+
+PROTOCOL = "detections"
+"""Name of the protocol in records: the detector was not trained here."""
+VERSION = 1
+_NO_TRAIN = "the data have no training part, whose median boxes it predicts"
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreRequest:
+    """Detections to score; the fields have the names and meaning of the flags.
+
+    Attributes:
+        files: COCO result files; several are trainings of one detector with different seeds.
+        metric: 'coco', 'voc07' or 'voc12'.
+        name: name of the detector in tables; '': that of the first file.
+    """
+
+    files: tuple[Path, ...]
+    data: str
+    test_data: str | None = None
+    metric: Literal["coco", "voc07", "voc12"] = "coco"
+    name: str = ""
+
+
+def score_files(request: ScoreRequest, run: RunSettings, *, out: Path, command: str) -> Result:
+    """Score detections made elsewhere, and write `out/detections/NAME-ID.json` with the detections beside it.
+
+    Args:
+        request: files and data.
+        run: its seed is that of the bootstrap; without floors the constant box is left out.
+        out: folder for the records.
+        command: what the user typed.
+
+    Returns:
+        The record; of several files that of their mean, after one record for each.
+
+    Raises:
+        SslbenchError: files or data cannot be used; nothing is written then.
+    """
+    parts = parts_to_score(request.data, request.test_data)
+    train, test = parts
+    read = [read_foreign(path, test) for path in request.files]
+    masks = test.has_masks and all(each.found.masks is not None for each in read)
+    recipe = dataclasses.replace(DetectionRecipe(), metric=request.metric, masks=masks)
+    truth = test.truth(masks=masks)
+    each = []
+    for number, (path, foreign) in enumerate(zip(request.files, read, strict=True)):
+        own_run = dataclasses.replace(run, seed=run.seed + number)
+        notes = (*foreign.notes, *few_objects(test), *([ONE_TRAINING] if len(read) == 1 else []))
+        blank = _blank(request, own_run, parts, recipe, _used(request, [path]))
+        blank = dataclasses.replace(blank, command=command, notes=notes)
+        began = time.perf_counter()
+        scores, of_masks = score(truth, foreign.found, recipe, seed=own_run.seed)
+        result = with_scores(blank, scores, of_masks, n=len(test))
+        stem = records.path_of(blank, out).with_suffix("")
+        write_results(stem.with_name(stem.name + records.PREDICTIONS), foreign.found, test.numbers, test.class_numbers)
+        result = dataclasses.replace(
+            result,
+            objects_file=keep_objects(test, truth, stem.parent),
+            timings={"score": round(time.perf_counter() - began, 3)},
+        )
+        each.append(DetectorResult(records.write_without_scores(result, out), {f"seed {own_run.seed}": foreign.found}))
+    own = each[0] if len(each) == 1 else _mean(each, _used(request, request.files), command)
+    if train is None:
+        missing = {CONSTANT_BOX: _NO_TRAIN} if run.floors else {}
+        result = dataclasses.replace(own.result, missing_floors=missing)
+    else:
+        result = compared(own, [], TrainTestObjects(train, test, ""), recipe, run)
+    return records.write_without_scores(result, out)
+
+
+def _mean(each: Sequence[DetectorResult], weights: WeightsUsed, command: str) -> DetectorResult:
+    """Return the mean over several files."""
+    results = [one.result for one in each]
+    result = together([dataclasses.replace(results[0], weights=weights), *results[1:]], seeds=len(results))
+    found = {name: detections for one in each for name, detections in one.found.items()}
+    return DetectorResult(dataclasses.replace(result, command=command), found)
+
+
+def parts_to_score(data: str, test_data: str | None = None) -> tuple[ObjectSource | None, ObjectSource]:
+    """Return the training part, if there is one, and the test part, with the categories of test."""
+    sources = open_objects(data)
+    train: ObjectSource | None = None
+    if test_data is not None:
+        train, test = (
+            choose_train(data, sources),
+            choose_test(test_data, open_objects(test_data)),
+        )
+    elif len(sources) == 1:
+        test = next(iter(sources.values()))
+    else:
+        train, test = sources.get("train"), choose_test(data, sources)
+    if not test.counts().any():
+        raise DataError(f"{test.name} has no objects (crowds apart), so nothing can be scored")
+    if train is not None:
+        present = {name for name, n in zip(train.classes, train.counts(crowds=True), strict=True) if n}
+        if unknown := present - set(test.classes):
+            raise UsageError(
+                f"{train.name} has the class '{min(unknown)}', which {test.name} does not have",
+                "Give the test part alone as --data; then the constant box is left out.",
+            )
+        train = train.with_classes(test.classes, test.class_numbers)
+    return train, test
+
+
+def _used(request: ScoreRequest, files: Sequence[Path]) -> WeightsUsed:
+    """Return the detections in the place of weights; their digest is that of the files."""
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+    sha256 = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    name = request.name or request.files[0].stem.removesuffix(".bbox").removesuffix(".segm")
+    path = str(files[0].resolve())
+    return WeightsUsed(
+        name=name, path=path, sha256=sha256, format="detections", backbone="detections", loaded=0, total=0
+    )
+
+
+def _blank(
+    request: ScoreRequest,
+    run: RunSettings,
+    parts: tuple[ObjectSource | None, ObjectSource],
+    recipe: DetectionRecipe,
+    weights: WeightsUsed,
+) -> Result:
+    """Return the record without results."""
+    train, test = parts
+    settings = {"metric": request.metric, "masks": recipe.masks}
+    measured = Measurement(
+        weights=weights,
+        layer="boxes and masks" if recipe.masks else "boxes",
+        preprocessing={},
+        precision="unknown",
+        feature_dtype="float32",
+        protocol=ProtocolUsed(name=PROTOCOL, version=VERSION, settings=settings),
+        benchmark=None,
+        preset=None,
+        data=DataUsed(
+            train=data_part(train or test), test=data_part(test), how=f"detections on {test.name}", labels="none"
+        ),
+        seed=run.seed,
+        seeds=1,
+    )
+    return Result(
+        **{field.name: getattr(measured, field.name) for field in dataclasses.fields(measured)},
+        id=record_id(measured),
+        created=records.now(),
+        command="",
+        headline="AP",
+        metrics={},
+        versions=records.versions(),
+        hardware=hardware(run),
+        working_folder=records.working_folder(),
+    )

@@ -1,0 +1,186 @@
+"""Several trainings that differ in their seed only, and the record of their mean.
+
+Each training has a record of its own; the record of all has the mean of every metric, its range, and an interval over
+other trainings and other test sets (`metrics.intervals.over_trainings`).
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sslbench import protocols
+from sslbench.config import result_settings
+from sslbench.errors import UsageError
+from sslbench.evaluation.request import RunSettings, Task
+from sslbench.identity import record_id
+from sslbench.metrics import catalog
+from sslbench.metrics.intervals import known_mean, over_trainings
+from sslbench.protocols import OnImages
+from sslbench.results import Costs, MetricValue, Range, Result, Stage, Training, mean_line, records
+
+Table = Mapping[str, float | None]
+ONE_TRAINING = (
+    "One training: the interval covers other test images, not other trainings, whose variance is unknown (seeds=3 "
+    "measures it)."
+)
+
+
+def trains(task: Task) -> bool:
+    """Return True for a protocol that trains a network or heads by stochastic gradient descent."""
+    kind = protocols.find(task.protocol).kind
+    return isinstance(kind, OnImages) and kind.trains
+
+
+def check_seeds(run: RunSettings, tasks: Sequence[Task]) -> None:
+    """Refuse several trainings where no protocol trains, or where one repeats its training already.
+
+    Raises:
+        UsageError: it is so.
+    """
+    if run.seeds == 1:
+        return
+    names = " ".join(dict.fromkeys(task.protocol for task in tasks))
+    if not any(map(trains, tasks)):
+        raise UsageError(
+            f"seeds={run.seeds} has no effect on {names}: it repeats trainings by stochastic gradient descent",
+            "Leave it out. Protocols that take it: finetune, linear-online, segmentation, depth, normals, low-level, "
+            "edges and detection.",
+        )
+    if any(trains(task) and draws(task) > 1 for task in tasks):
+        raise UsageError(
+            f"seeds={run.seeds} and draws exclude each other: every draw is a training with a seed of its own",
+            f"Give seeds={run.seeds} and draws=1, or draws={run.seeds} alone.",
+        )
+
+
+def draws(task: Task) -> int:
+    """Return the number of draws of train that a protocol makes."""
+    return int(result_settings(task.settings).get("draws", 1))
+
+
+def together(results: Sequence[Result], *, seeds: int) -> Result:
+    """Return the record of several trainings, not yet written; its references are those of the first.
+
+    Args:
+        results: record of each training, in the order of the seeds, as read or written.
+        seeds: their number.
+
+    Raises:
+        ValueError: not as many records.
+    """
+    if len(results) != seeds:
+        raise ValueError(f"{len(results)} records of {seeds} trainings")
+    first = results[0]
+    names = [name for name in first.metrics if all(name in result.metrics for result in results)]
+    metrics = {name: _mean_of(name, [result.metrics[name] for result in results]) for name in names}
+    whole = dataclasses.replace(first, seeds=seeds)
+    return dataclasses.replace(
+        whole,
+        id=record_id(whole),
+        created=records.now(),
+        metrics=metrics,
+        ranges={name: _range([result.metrics[name].value for result in results]) for name in names},
+        trainings=tuple(_training(result) for result in results),
+        per_class=_mean_table([result.per_class for result in results]),
+        per_class_metrics=_mean_tables([result.per_class_metrics for result in results]),
+        variants=_mean_tables([result.variants for result in results]),
+        floors=_mean_tables([result.floors for result in results]),
+        train=_mean([result.train for result in results]),
+        selected={f"seed {result.seed}": result.selected for result in results if result.selected},
+        converged=_all([result.converged for result in results]),
+        timings={key: round(sum(r.timings.get(key, 0.0) for r in results), 3) for key in first.timings},
+        costs=_costs([result.costs for result in results]),
+        notes=(*_notes(results), _mean_note(first.headline, results)),
+        scores_file=None,
+        weights_file=None,
+        file=None,
+    )
+
+
+def scores_together(parts: Sequence[records.Scores]) -> records.Scores:
+    """Return the scores of several trainings: those of the first, and of each as draws.
+
+    Raises:
+        ValueError: they are of different samples.
+    """
+    first = parts[0]
+    if any(part.ids != first.ids or part.classes != first.classes for part in parts):
+        raise ValueError("the trainings were scored on different samples")
+    return dataclasses.replace(first, draws=tuple(part.scores for part in parts))
+
+
+def _mean_note(metric: str, results: Sequence[Result]) -> str:
+    line = mean_line(metric, [result.metrics[metric].value for result in results], results[0].seed)
+    return f"{line}. The interval covers other trainings and other test images."
+
+
+def _notes(results: Sequence[Result]) -> list[str]:
+    notes = dict.fromkeys(note for result in results for note in result.notes)
+    return [note for note in notes if note != ONE_TRAINING]
+
+
+def _training(result: Result) -> Training:
+    values = {name: metric.value for name, metric in result.metrics.items()}
+    file = Path(f"{records.slug(result.weights.name)}-{result.id}.json") if result.file is None else result.file
+    return Training(seed=result.seed, record=result.id, record_file=file.name, metrics=values)
+
+
+def _mean_of(name: str, values: Sequence[MetricValue]) -> MetricValue:
+    metric = catalog.known(name)
+    bounds = (
+        (-math.inf, math.inf) if metric is None else (metric.bounds[0] * metric.scale, metric.bounds[1] * metric.scale)
+    )
+    each = [(_number(v.value), _number(v.low), _number(v.high)) for v in values]
+    value, low, high = map(_plain, over_trainings(each, bounds))
+    return MetricValue(value=value, low=low, high=high, n=values[0].n)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _plain(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    return _plain(known_mean([_number(value) for value in values]))
+
+
+def _range(values: Sequence[float | None]) -> Range:
+    known = [value for value in values if value is not None]
+    return Range(lowest=min(known, default=None), highest=max(known, default=None))
+
+
+def _mean_table(tables: Sequence[Table]) -> dict[str, float | None]:
+    return {name: _mean([table.get(name) for table in tables]) for name in tables[0]}
+
+
+def _mean_tables(tables: Sequence[Mapping[str, Table]]) -> dict[str, dict[str, float | None]]:
+    return {name: _mean_table([table.get(name, {}) for table in tables]) for name in tables[0]}
+
+
+def _all(values: Sequence[bool | None]) -> bool | None:
+    known = [value for value in values if value is not None]
+    return all(known) if known else None
+
+
+def _costs(costs: Sequence[Costs | None]) -> Costs | None:
+    """Return the costs of the first, with the time of all and the largest memory of each stage."""
+    known = [each for each in costs if each is not None]
+    if not known:
+        return None
+    stages = {}
+    for name in known[0].stages:
+        parts = [each.stages[name] for each in known if name in each.stages]
+        stages[name] = Stage(
+            seconds=round(sum(part.seconds for part in parts), 3),
+            ram_mib=_most([part.ram_mib for part in parts]),
+            gpu_mib=_most([part.gpu_mib for part in parts]),
+        )
+    return dataclasses.replace(known[0], stages=stages)
+
+
+def _most(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)

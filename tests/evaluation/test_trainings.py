@@ -1,0 +1,148 @@
+"""Several trainings with different seeds: their records, the record of their mean, comparisons and leaderboards."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from test_evaluation_images import RUN, SETTINGS, evaluate, photos, weights_file  # noqa: F401  a fixture
+
+from sslbench import evaluation, protocols
+from sslbench.errors import UsageError
+from sslbench.leaderboard.board import table
+from sslbench.leaderboard.compare import compare
+from sslbench.metrics.differences import Predictions, difference
+from sslbench.results import records
+from sslbench.results.records import read_scores, read_tree, scores_path
+
+HARD = {**SETTINGS, "epochs": 1, "lr": [0.01], "batch_size": 6}
+THREE = dataclasses.replace(RUN, seeds=3, floors=False)
+
+
+def test_the_mean_of_three_seeds_has_their_values_range_and_interval(photos):  # noqa: F811
+    (result,) = evaluate(photos, HARD, run=THREE)
+    singles = [records.read(result.file.with_name(each.record_file)) for each in result.trainings]
+    assert [(one.seed, one.seeds, one.id) for one in singles] == [
+        (s, 1, t.record) for s, t in zip(range(3), result.trainings, strict=True)
+    ]
+    top1 = [one.metrics["top1"] for one in singles]
+    values = np.array([metric.value for metric in top1])
+    assert len(set(values)) > 1, "the trainings differ"
+    half = stats.t.ppf(0.975, 2) * values.std(ddof=1) / math.sqrt(3)
+    below, above = (np.mean([abs(getattr(m, end) - m.value) for m in top1]) for end in ("low", "high"))
+    found = result.metrics["top1"]
+    assert found.value == pytest.approx(values.mean())
+    assert found.low == pytest.approx(max(0, values.mean() - math.hypot(below, half)))
+    assert found.high == pytest.approx(min(100, values.mean() + math.hypot(above, half)))
+    assert (result.ranges["top1"].lowest, result.ranges["top1"].highest) == (values.min(), values.max())
+    assert [each.metrics["top1"] for each in result.trainings] == values.tolist()
+    assert any("the mean of 3 trainings" in note for note in result.notes)
+    assert not any("One training" in note for note in result.notes)
+    assert all(any("One training" in note for note in one.notes) for one in singles)
+    draws = read_scores(scores_path(result)).draws
+    assert [draw.tolist() for draw in draws] == [read_scores(scores_path(one)).scores.tolist() for one in singles]
+
+
+def test_finished_seeds_are_not_trained_again(photos, monkeypatch):  # noqa: F811
+    kind = protocols.find("linear-online").kind
+    seeds = []
+
+    def counting(*args, seed, **given):
+        seeds.append(seed)
+        if seeds == [0, 1]:
+            raise KeyboardInterrupt
+        return original(*args, seed=seed, **given)
+
+    original = kind.run
+    definition = dataclasses.replace(protocols.find("linear-online"), kind=dataclasses.replace(kind, run=counting))
+    find = protocols.find
+    monkeypatch.setattr(protocols, "find", lambda name: definition if name == "linear-online" else find(name))
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(photos, HARD, run=THREE)
+    (first,) = evaluate(photos, HARD, run=THREE)
+    assert seeds == [0, 1, 1, 2]
+    (again,) = evaluate(photos, HARD, run=THREE)
+    assert seeds == [0, 1, 1, 2] and again.metrics == first.metrics and again.timings == first.timings
+    (more,) = evaluate(photos, HARD, run=dataclasses.replace(THREE, seeds=4))
+    assert seeds == [0, 1, 1, 2, 3] and more.id != first.id
+
+
+def test_a_single_seed_is_the_record_of_that_seed_alone(photos):  # noqa: F811
+    (alone,) = evaluate(photos, HARD, run=dataclasses.replace(THREE, seed=1, seeds=1))
+    (result,) = evaluate(photos, HARD, run=THREE)
+    assert result.trainings[1].record == alone.id
+
+
+def test_the_untrained_backbone_is_trained_with_the_same_seeds(tmp_path, photos, caplog):  # noqa: F811
+    request = evaluation.Request(
+        weights=str(weights_file(tmp_path)),
+        data=str(photos),
+        tasks=(evaluation.make_task("linear-online", {**HARD, "lr": [1e-4]}),),
+        preprocessing={"resize": 16, "crop": [16, 16]},
+    )
+    prepared = evaluation.prepare(request, dataclasses.replace(THREE, floors=True, baseline=True))
+    out = tmp_path / "out"
+    (result,) = evaluation.evaluate(prepared, store=tmp_path / "store", out=out, command="test")
+    found = {one.id: one for one in read_tree(out)}
+    floor = next(one for one in found.values() if one.weights.untrained and one.trainings)
+    assert len(found) == 8 and [each.seed for each in floor.trainings] == [0, 1, 2]
+    assert result.floors["untrained"]["top1"] == floor.metrics["top1"].value
+    (warning,) = (note for note in result.notes if "is not better than the untrained" in note)
+    apart = compare(result, floor)
+    assert f"({apart.difference:+.1f} points, the interval reaches {apart.low:+.1f})" in warning
+    assert apart.trainings == (3, 3) and "unknown" not in warning
+    assert not list(out.rglob("*.checkpoints"))
+
+
+def test_comparisons_and_boards_use_all_seeds(photos):  # noqa: F811
+    (one,) = evaluate(photos, HARD, run=THREE)
+    (two,) = evaluate(photos, {**HARD, "lr": [3.0]}, run=THREE)
+    two = dataclasses.replace(two, protocol=one.protocol)  # as if from other weights
+    found = compare(one, two)
+    assert found.trainings == (3, 3) and found.p_mcnemar is None
+    scores = [read_scores(scores_path(each)) for each in (one, two)]
+    answers = [Predictions.of(0, each.scores, each.draws, seeds=3) for each in scores]
+    assert answers[0].trainings == ("seed 0, draw 0", "seed 1, draw 0", "seed 2, draw 0")
+    wanted = difference("top1", "single", scores[0].labels, *answers)
+    assert (found.low, found.high) == pytest.approx((100 * wanted.low, 100 * wanted.high))
+    singles = [records.read(one.file.with_name(each.record_file)) for each in one.trainings]
+    assert compare(singles[0], dataclasses.replace(singles[1], seed=0)).trainings == (1, 1)
+
+    board = table([result for result in read_tree(one.file.parent) if result.protocol == one.protocol])
+    (cell,) = (
+        row.cells[0] for row in board.rows if not row.floor and row.cells[0] is not None and row.cells[0].records
+    )
+    assert [record.id for record in cell.records] == [one.id], "the single trainings do not count a second time"
+    assert any("mean of 3 seeds" in flag for row in board.rows for flag in row.flags)
+
+
+def test_seeds_without_effect_are_refused(photos):  # noqa: F811
+    with pytest.raises(UsageError, match="seeds=3 has no effect on knn"):
+        evaluate(photos, protocols=["knn"], run=THREE)
+    with pytest.raises(UsageError, match="seeds should be at least 1"):
+        evaluate(photos, HARD, run=dataclasses.replace(RUN, seeds=0))
+
+
+def test_seeds_and_draws_exclude_each_other(tmp_path, photos):  # noqa: F811
+    from sslbench.evaluation import make_task
+    from sslbench.evaluation.trainings import check_seeds
+
+    with pytest.raises(UsageError, match="exclude each other"):
+        check_seeds(THREE, [make_task("finetune", {"draws": 5})])
+    check_seeds(THREE, [make_task("finetune", {}), make_task("knn", {})])
+
+
+def test_records_of_single_protocols_keep_their_ids(photos):  # noqa: F811
+    """The number of trainings enters the key only where it is larger than one."""
+    (single,) = evaluate(photos, HARD, run=dataclasses.replace(THREE, seeds=1))
+    content = json.loads(single.file.read_text())
+    assert content["seeds"] == 1 and content["trainings"] == []
+    from sslbench.identity import record_id
+
+    assert (
+        record_id(dataclasses.replace(single, seeds=None))
+        == single.id
+        != record_id(dataclasses.replace(single, seeds=2))
+    )
