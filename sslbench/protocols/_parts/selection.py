@@ -2,15 +2,18 @@
 
 import math
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import IntArray
+from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.groups import group_folds
 from sslbench.data.source import Labels
 from sslbench.errors import DataError
 from sslbench.features.array import Features
+from sslbench.metrics.classification import top_k_correct
+from sslbench.metrics.summary import headline
 
 _ROWS = 4096  # rows per block, so that memory-mapped features are never copied whole
 
@@ -115,6 +118,22 @@ def folds_of(classes: npt.NDArray[np.integer], number: int, groups: IntArray | N
         for fold, (_, held_out) in enumerate(StratifiedKFold(number).split(classes, classes)):
             folds[held_out] = fold
     return folds
+
+
+def headline_by_blocks(labels: Labels, scores: Callable[[slice], FloatArray]) -> float:
+    """Return the leading metric of N samples, for single labels without all (N, C) scores at once.
+
+    Args:
+        labels: of the N samples.
+        scores: range of samples -> their scores (n, C), higher means more likely.
+    """
+    if labels.kind != "single":  # the average precision of a class needs the scores of all samples
+        return headline(labels.kind, labels.values, scores(slice(0, len(labels))))
+    right = 0
+    for start in range(0, len(labels), _ROWS):
+        rows = slice(start, start + _ROWS)
+        right += int(top_k_correct(labels.values[rows], scores(rows), 1).sum())
+    return right / len(labels) if len(labels) else math.nan
 
 
 def percent(fraction: float) -> str:
