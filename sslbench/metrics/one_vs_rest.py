@@ -116,6 +116,6 @@ def _count(
         reached = np.cumsum(sums[start : start + steps.places], axis=0, dtype=np.float64)
         hits = np.cumsum(np.add.reduceat(by_sample[steps.own], steps.own_starts, axis=0), axis=0, dtype=np.float64)
         # Rows of weightings in one piece: the order of later sums, and so their rounding, is that of sorted passes.
-        counts = (np.ascontiguousarray(part.T) for part in (hits, reached[1::2], reached[::2]))
-        yield steps.number, RankingCounts(*counts, total)
+        hits, seen, before = (np.ascontiguousarray(part.T) for part in (hits, reached[1::2], reached[::2]))
+        yield steps.number, RankingCounts(hits, seen, before, total)
         start += steps.places

@@ -255,7 +255,7 @@ def test_ridge_regression_on_features_as_they_are_is_that_of_an_orthogonal_decom
     values = (x[:, [0, 2]] / small) @ np.array([[1.0], [2.0]]) + 0.1 * rng.normal(size=(120, 1))
     for alpha in (1e-3 * small**2, 10.0 * small**2):
         model = fit_regression(x, values, standardise=False)
-        found = model.predict(model.axes.project(x), alpha)
+        found = model.predict(x, alpha)
         centred = x - x.mean(axis=0)
         stacked = np.vstack([centred, np.sqrt(alpha) * np.eye(8)])
         weights = np.linalg.lstsq(stacked, np.vstack([values - values.mean(), np.zeros((8, 1))]), rcond=None)[0]

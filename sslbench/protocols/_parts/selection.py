@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray, IntArray
+from sslbench.arrays import FloatArray, IntArray, Matrix, Rows
 from sslbench.data.groups import group_folds
 from sslbench.data.source import Labels
 from sslbench.errors import DataError
@@ -136,6 +136,21 @@ def headline_by_blocks(labels: Labels, scores: Callable[[slice], FloatArray]) ->
     return right / len(labels) if len(labels) else math.nan
 
 
+def decide_by_blocks(x: Rows, decide: Callable[[Matrix], FloatArray], outputs: int) -> FloatArray:
+    """Return the decision values (N, K) of features (N, D), which are prepared for the products block by block.
+
+    Args:
+        x: (N, D), possibly memory-mapped.
+        decide: features (n, D) -> decision values (n, K).
+        outputs: K.
+    """
+    decided = np.empty((len(x), outputs))
+    for start in range(0, len(x), _ROWS):
+        rows = slice(start, start + _ROWS)
+        decided[rows] = decide(x[rows])
+    return decided
+
+
 def percent(fraction: float) -> str:
     """Return a fraction as text for messages: '20 %'."""
     return f"{100 * fraction:g} %"
@@ -168,9 +183,9 @@ def signed_targets(labels: Labels, *, ignore: bool = True) -> tuple[npt.NDArray[
         ignore: leave samples out that are marked -1; False: they are negatives.
     """
     if labels.kind == "single":
-        targets = np.where(labels.values[:, None] == np.arange(len(labels.classes)), 1, -1).astype(np.int8)
+        targets = np.where(labels.values[:, None] == np.arange(len(labels.classes)), np.int8(1), np.int8(-1))
     else:
-        targets = np.where(labels.values > 0, 1, -1).astype(np.int8)
+        targets = np.where(labels.values > 0, np.int8(1), np.int8(-1))
         if ignore:
             targets[labels.values < 0] = 0
     learned = np.flatnonzero((targets > 0).any(axis=0) & (targets < 0).any(axis=0))

@@ -22,7 +22,14 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.classification import top_k_correct
 from sslbench.metrics.summary import headline, summarise
-from sslbench.protocols._parts.selection import check_features, for_all_classes, holdout_rows, no_holdout, percent
+from sslbench.protocols._parts.selection import (
+    check_features,
+    decide_by_blocks,
+    for_all_classes,
+    holdout_rows,
+    no_holdout,
+    percent,
+)
 from sslbench.protocols.linear.cost import cost
 from sslbench.protocols.linear.settings import Settings
 from sslbench.protocols.protocol import CLASSES, OnFeatures, Protocol
@@ -31,8 +38,6 @@ from sslbench.steps import Advance, counted
 
 if TYPE_CHECKING:
     from sslbench.solvers.logistic import Axes, Fit, Problem, Unrotated
-
-_ROWS = 8192
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -106,10 +111,9 @@ class LinearProbe:
 
     def scores(self, x: Matrix, labels: Labels) -> FloatArray:
         """Return decision values (N, C) of features (N, D), with a column for each of the C classes of `labels`."""
-        decided = np.empty((len(x), self.model.weight.shape[1]))
-        for start in range(0, len(x), _ROWS):
-            rows = slice(start, start + _ROWS)
-            decided[rows] = self.model.decide(self.axes.project(x[rows]))
+        decided = decide_by_blocks(
+            x, lambda block: self.model.decide(self.axes.project(block)), self.model.weight.shape[1]
+        )
         return _for_all_classes(decided, self.usable, labels)
 
     def gives_logits(self, labels: Labels) -> bool:

@@ -9,7 +9,8 @@ import numpy as np
 
 from sslbench.arrays import FloatArray, Matrix
 from sslbench.solvers.logistic.gap import Certificate, certify
-from sslbench.solvers.logistic.problem import Fit, Precision, Problem
+from sslbench.solvers.logistic.problem import Fit, Problem
+from sslbench.solvers.logistic.unrotated import Precision
 
 STORED_UP_TO = 2**28  # probabilities stored during a step (1 GB in single precision); more are recomputed
 _ACCURACY = 0.03  # relative residual of a Newton system: higher accuracy costs more iterations than it saves steps

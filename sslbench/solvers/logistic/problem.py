@@ -94,7 +94,7 @@ class Problem:
     @property
     def width(self) -> int:
         """Number of columns of the blocks: coordinates, or features that are not rotated."""
-        return self.x.turn.shape[0] if isinstance(self.x, Unrotated) else self.x.shape[1]
+        return len(self.x.turn) if isinstance(self.x, Unrotated) else int(self.x.shape[1])
 
     def blocks(self, precision: Precision) -> Iterator[tuple[slice, Matrix]]:
         """Yield the samples in blocks with their columns (n, width) in the given precision.

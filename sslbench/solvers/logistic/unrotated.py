@@ -36,7 +36,8 @@ class Unrotated:
     @property
     def size(self) -> int:
         """Number of coordinates in all."""
-        return len(self.x) * self.turn.shape[1]
+        n, width = self.shape
+        return n * width
 
     def select(self, rows: IntArray) -> "Unrotated":
         """Return some of the samples, by ascending numbers, without a copy."""
