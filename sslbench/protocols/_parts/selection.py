@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray, IntArray, Matrix, Rows
+from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.data.groups import group_folds
 from sslbench.data.source import Labels
 from sslbench.errors import DataError
@@ -136,7 +136,7 @@ def headline_by_blocks(labels: Labels, scores: Callable[[slice], FloatArray]) ->
     return right / len(labels) if len(labels) else math.nan
 
 
-def decide_by_blocks(x: Rows, decide: Callable[[Matrix], FloatArray], outputs: int) -> FloatArray:
+def decide_by_blocks(x: Matrix, decide: Callable[[Matrix], FloatArray], outputs: int) -> FloatArray:
     """Return the decision values (N, K) of features (N, D), which are prepared for the products block by block.
 
     Args:
@@ -183,7 +183,8 @@ def signed_targets(labels: Labels, *, ignore: bool = True) -> tuple[npt.NDArray[
         ignore: leave samples out that are marked -1; False: they are negatives.
     """
     if labels.kind == "single":
-        targets = np.where(labels.values[:, None] == np.arange(len(labels.classes)), np.int8(1), np.int8(-1))
+        targets = np.full((len(labels), len(labels.classes)), -1, np.int8)
+        targets[np.arange(len(labels)), labels.values] = 1
     else:
         targets = np.where(labels.values > 0, np.int8(1), np.int8(-1))
         if ignore:
