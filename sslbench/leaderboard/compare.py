@@ -15,7 +15,7 @@ from sslbench.identity import comparability_key
 from sslbench.leaderboard.flags import is_floor
 from sslbench.leaderboard.grouping import UNSET, groups_of, newest_of_each
 from sslbench.metrics.catalog import find
-from sslbench.metrics.differences import PairedDifference, Predictions, difference, difference_of_means, holm
+from sslbench.metrics.differences import TOP_K, PairedDifference, Predictions, difference, difference_of_means, holm
 from sslbench.names import did_you_mean
 from sslbench.results import Result
 from sslbench.results.records import Scores, read_scores, scores_path
@@ -89,6 +89,7 @@ class Comparison:
         p_mcnemar: p value of McNemar's exact test (with groups: of the exact sign-flip test over groups); top-1 only,
             and not for means over draws.
         p_holm: the same, corrected for all comparisons of the list by Holm's method.
+        half: True if the metric is computed from scores stored in half precision, see `records.Scores`.
         verdict: 'tied' where the interval covers 0, else 'A better' or 'B better'; 'different' for a metric of unknown
             direction.
     """
@@ -105,6 +106,7 @@ class Comparison:
     high: float
     p_mcnemar: float | None = None
     p_holm: float | None = None
+    half: bool = False
     verdict: str
 
 
@@ -173,6 +175,7 @@ def compare_all(
         low=factor * found.low,
         high=factor * found.high,
         p_mcnemar=found.p,
+        half=metric not in TOP_K and any(each.half for _, each in (*a, *b)),
         verdict=_verdict(metric, found.low, found.high),
     )
 

@@ -54,10 +54,10 @@ class Predictions:
             seed: seed of the run; it and the number of the draw name a training.
             scores: (N, C), of the first draw.
             draws: (N, C) of every draw, if there are several and they were kept.
-            places: as in `Predictions`, if there are several draws.
+            places: as in `Predictions`, if there are several draws or the scores are rounded.
             probabilities: as in `Predictions`.
         """
-        kept = tuple(draws) or ((scores,) if places is None else ())
+        kept = tuple(draws) or ((scores,) if places is None or len(places) == 1 else ())
         number = len(kept) or len(places if places is not None else ())
         return cls(tuple(f"seed {seed}, draw {i}" for i in range(number)), kept, places, probabilities)
 

@@ -118,6 +118,11 @@ def _notes(found: "list[Comparison]") -> list[str]:
         )
     if any(one.p_mcnemar is None and one.metric == "top1" for one in found):
         lines.append("Means over draws: the interval covers other draws and other test samples.")
+    if any(one.half for one in found):
+        lines.append(
+            "Scores of more than 100 classes are stored in half precision: values may differ from the records' in the "
+            "third digit after the point. top1 and top5 are exact."
+        )
     for one in found:
         first, second = one.a.preprocessing, one.b.preprocessing
         different = [
@@ -151,6 +156,7 @@ def _plain(one: "Comparison") -> dict[str, Any]:
         "high",
         "p_mcnemar",
         "p_holm",
+        "half",
         "verdict",
     )
     return {"a": side(one.a), "b": side(one.b), "protocol": one.a.protocol.name} | {n: getattr(one, n) for n in names}
