@@ -13,9 +13,8 @@ from sslbench.protocols._parts import selection
 from sslbench.protocols.svm.choice import make_solver
 from sslbench.protocols.svm.newton import Newton
 from sslbench.solvers import svm as svm_solver
+from sslbench.solvers.svm import PreparedRows, relative_gaps
 from sslbench.solvers.svm import features as svm_features
-from sslbench.solvers.svm import relative_gaps
-from sslbench.solvers.svm.features import PreparedRows
 
 COSTS = (0.01, 0.1, 1.0, 10.0)
 

@@ -29,8 +29,7 @@ from sslbench.protocols.svm.choice import choose_each, choose_one, make_solver
 from sslbench.protocols.svm.cost import cost
 from sslbench.protocols.svm.settings import Settings
 from sslbench.results import Outcome
-from sslbench.solvers.svm import relative_gaps
-from sslbench.solvers.svm.features import PreparedRows
+from sslbench.solvers.svm import PreparedRows, relative_gaps
 from sslbench.steps import counted
 
 

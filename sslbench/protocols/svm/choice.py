@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from sslbench.protocols.svm.liblinear import Liblinear
 from sslbench.protocols.svm.settings import Settings
 from sslbench.solvers import svm
 from sslbench.steps import counted
-
-if TYPE_CHECKING:
-    from sslbench.solvers.svm.features import PreparedRows
 
 _NEWTON_UP_TO = 12288  # axes: memory of rotating the features grows with their square, time with their cube
 
@@ -29,7 +26,7 @@ class Choice:
     notes: tuple[str, ...] = ()
 
 
-def make_solver(x: "FloatArray | PreparedRows", settings: Settings, seed: int) -> tuple[svm.SvmSolver, list[str]]:
+def make_solver(x: FloatArray | svm.PreparedRows, settings: Settings, seed: int) -> tuple[svm.SvmSolver, list[str]]:
     """Return the solver of the settings for features (N, D), with a note where 'auto' chose the slow one."""
     axes = min(x.shape[0], x.shape[1] + 1)
     if settings.solver == "newton" or (settings.solver == "auto" and axes <= _NEWTON_UP_TO):

@@ -7,8 +7,8 @@ import torch
 
 from sslbench.arrays import FloatArray, Int8Array, Int16Array
 from sslbench.protocols.svm.settings import Settings
-from sslbench.solvers.svm import HeldOut, Models, no_model
-from sslbench.solvers.svm.features import PreparedRows, rotate
+from sslbench.solvers.svm import HeldOut, Models, PreparedRows, no_model
+from sslbench.solvers.svm.features import rotate
 from sslbench.solvers.svm.squared_hinge import Solutions, solve
 
 _SEARCH = 10  # looser tolerance while costs are compared: still 1e-6 of the objective

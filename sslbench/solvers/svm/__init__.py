@@ -2,17 +2,41 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray, Int8Array, Int16Array
-
-if TYPE_CHECKING:
-    from sslbench.solvers.svm.features import PreparedRows
+from sslbench.arrays import FloatArray, Int8Array, Int16Array, Matrix
 
 _ROWS, _CLASSES = 32768, 64  # samples and classes at a time, so that memory does not grow with their numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedRows:
+    """Features in double precision and perhaps of length 1, prepared where a range of rows is read.
+
+    Attributes:
+        x: (N, D) as stored.
+        normalise: divide every row by its length + 1e-5.
+    """
+
+    x: Matrix
+    normalise: bool
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of samples and features."""
+        return len(self.x), int(self.x.shape[1])
+
+    def __getitem__(self, rows: slice) -> FloatArray:
+        prepared = np.array(self.x[rows], dtype=np.float64)
+        if self.normalise:
+            prepared /= np.linalg.norm(prepared, axis=1, keepdims=True) + 1e-5
+        return prepared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +59,7 @@ class Models:
 
 
 def relative_gaps(
-    x: "FloatArray | PreparedRows",
+    x: FloatArray | PreparedRows,
     targets: Int8Array,
     costs: Sequence[float],
     models: Models,

@@ -5,38 +5,12 @@ import dataclasses
 import numpy as np
 import torch
 
-from sslbench.arrays import FloatArray, Matrix
+from sslbench.arrays import FloatArray
+from sslbench.solvers.svm import PreparedRows
 
 _NULL = 1e-24  # share of the features' squared norm below which an axis holds rounding errors only
 _ROWS = 32768  # prepared in double precision at a time
 _GRAM_UP_TO = 2**26  # inner products of samples kept in memory (512 MB); without them VOC07 takes 1.7 times as long
-
-
-@dataclasses.dataclass(frozen=True)
-class PreparedRows:
-    """Features in double precision and perhaps of length 1, prepared where a range of rows is read.
-
-    Attributes:
-        x: (N, D) as stored.
-        normalise: divide every row by its length + 1e-5.
-    """
-
-    x: Matrix
-    normalise: bool
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Numbers of samples and features."""
-        return len(self.x), int(self.x.shape[1])
-
-    def __getitem__(self, rows: slice) -> FloatArray:
-        prepared = np.array(self.x[rows], dtype=np.float64)
-        if self.normalise:
-            prepared /= np.linalg.norm(prepared, axis=1, keepdims=True) + 1e-5
-        return prepared
 
 
 @dataclasses.dataclass(frozen=True)
