@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench parity hostile site clean
+.PHONY: demo test check bench bench-scale parity hostile site clean
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -23,6 +23,9 @@ check: .venv/installed  ## format, lint, types, tests
 
 bench: .venv/installed  ## speed and memory, side by side with what one would use instead; prints ratios
 	$(BIN)/python -m pytest -m speed -s tests/speed
+
+bench-scale: .venv/installed  ## protocols at ImageNet's size within 4 GB of memory; hours
+	$(BIN)/python -m pytest -m scale -s tests/scale
 
 parity: .venv/installed  ## differences from Detectron2 and pycocotools; needs both importable (CONTRIBUTING.md)
 	$(BIN)/python -W ignore tests/detection/parity_table.py

@@ -50,7 +50,7 @@ class KNNProbe(_Probe):
 
     Attributes:
         classes_: (C,) the classes, sorted.
-        k_: number of neighbours, the best on a held-out 10 % of the samples; values of `k` above their number are left
+        k_: number of neighbours, the best on a held-out part of the samples; values of `k` above their number are left
             out.
 
     Examples:

@@ -173,12 +173,17 @@ def cached(key: str, data: DataUsed, folder: Path | None = None) -> tuple[Result
     return None
 
 
-def keep(result: Result, scores: records.Scores) -> None:
-    """Write a floor's result, without groups, into the cache; a cache that cannot be written costs time only."""
+def keep(result: Result, scores: records.Scores) -> records.Scores:
+    """Write a floor's result, without groups, into the cache; a cache that cannot be written costs time only.
+
+    Returns:
+        The scores, with the file that they lie in.
+    """
     try:
-        write(result, scores, _folder())
+        return dataclasses.replace(scores, file=records.scores_path(write(result, scores, _folder())))
     except ResultError as error:
         log.warning(f"a floor cannot be stored for later runs: {error.message}")
+        return scores
 
 
 def show(result: Result, scores: records.Scores, out: Path) -> None:
@@ -202,7 +207,7 @@ def _folder() -> Path:
 def write(result: Result, scores: records.Scores, folder: Path) -> Result:
     """Write a record with its scores; return it as written."""
     further: dict[str, Any] = {"groups": scores.groups, "draws": scores.draws, "places": scores.places}
-    further["means"] = scores.means
+    further |= {"means": scores.means, "same_as": scores.file}
     return records.write(result, scores.scores, scores.ids, scores.labels, folder, **further)
 
 

@@ -239,7 +239,7 @@ class _ImageEvaluation:
         if rank() == 0:
             for row, (result, scores) in stored.items():
                 if untrained.known and not complete:
-                    floors.keep(result, scores)
+                    scores = floors.keep(result, scores)
                 subject = self._described(untrained, row)
                 variant = dataclasses.replace(asked(subject, task), overlaps=False, baseline=False)
                 stored[row] = (with_details(dataclasses.replace(result, asked=variant), scores, subject.groups), scores)

@@ -491,7 +491,7 @@ def _floor(
     if found is None:
         found = score(subject, task, train, test)
         if backbone.known:
-            floors.keep(*found)
+            found = found[0], floors.keep(*found)
     result = dataclasses.replace(found[0], asked=dataclasses.replace(asked(subject, task), overlaps=False))
     result = with_details(result, found[1], subject.groups)
     floors.show(result, found[1], out)

@@ -19,7 +19,7 @@ from sslbench.metrics.catalog import find
 from sslbench.metrics.detection import Detections
 from sslbench.metrics.detection.difference import DEFINITIONS, detector_difference
 from sslbench.metrics.detection.files import read_objects, read_results
-from sslbench.metrics.differences import PairedDifference, Predictions, difference, difference_of_means, holm
+from sslbench.metrics.differences import TOP_K, PairedDifference, Predictions, difference, difference_of_means, holm
 from sslbench.names import did_you_mean
 from sslbench.results import Result
 from sslbench.results.records import Scores, predictions_paths, read_scores, scores_path
@@ -93,6 +93,7 @@ class Comparison:
         p_mcnemar: p value of McNemar's exact test (with groups: of the exact sign-flip test over groups); top-1 only,
             and not for means over draws.
         p_holm: the same, corrected for all comparisons of the list by Holm's method.
+        half: True if the metric is computed from scores stored in half precision, see `records.Scores`.
         trainings: number of trainings of a and of b, where a network or heads are trained by stochastic gradient
             descent; else None. With one of each the interval does not cover the variance between trainings.
         verdict: 'tied' where the interval covers 0, else 'A better' or 'B better'; 'different' for a metric of unknown
@@ -111,6 +112,7 @@ class Comparison:
     high: float
     p_mcnemar: float | None = None
     p_holm: float | None = None
+    half: bool = False
     verdict: str
     trainings: tuple[int, int] | None = None
 
@@ -257,6 +259,7 @@ def compare_all(
         low=factor * found.low,
         high=factor * found.high,
         p_mcnemar=found.p,
+        half=metric not in TOP_K and any(each.half for _, each in (*a, *b)),
         verdict=_verdict(metric, found.low, found.high),
         trainings=_trainings([result for result, _ in a], [result for result, _ in b]),
     )

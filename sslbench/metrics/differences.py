@@ -56,11 +56,11 @@ class Predictions:
             seed: seed of the run; it and the number of the draw name a training.
             scores: (N, C), of the first draw.
             draws: (N, C) of every draw, if there are several and they were kept.
-            places: as in `Predictions`, if there are several draws.
+            places: as in `Predictions`, if there are several draws or the scores are rounded.
             probabilities: as in `Predictions`.
             seeds: number of trainings, with the seeds from `seed` on; with more than one each has one draw.
         """
-        kept = tuple(draws) or ((scores,) if places is None else ())
+        kept = tuple(draws) or ((scores,) if places is None or len(places) == 1 else ())
         number = len(kept) or len(places if places is not None else ())
         drawn = [(seed + i, 0) for i in range(number)] if seeds > 1 else [(seed, i) for i in range(number)]
         return cls(tuple(f"seed {own}, draw {i}" for own, i in drawn), kept, places, probabilities)

@@ -1,8 +1,10 @@
 """Ranking metrics of single labels, each class against the rest, for many weightings of the samples at once.
 
-Every sample is a positive of one class only, so all classes together have N steps, and the weight of the samples that
-are scored at or above each of them, for R weightings, is one matrix product (R, N) x (N, N). It is taken class by class
-and in single precision, in which whole numbers up to 2^24 are exact.
+Every sample is a positive of one class only, so all classes together have N steps. A class ranks only the samples that
+score at least as high as its lowest positive: they are sorted into the places between and at its steps, and the weights
+of all places, for R weightings, are one sparse product. That takes as many additions per weighting as samples are
+ranked: N for each class at worst, far fewer for a good classifier. Single precision is exact for whole numbers up to
+2^24.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,8 +15,9 @@ import numpy.typing as npt
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.metrics.ranking import Ranked, RankingCounts, RankingFunction
 
-_CHUNK = 64_000_000  # entries of the (N, steps) matrix in memory at a time
-_SORTING = 750  # steps per class whose matrix product costs about as much as a sorted pass over the N samples
+_RANKED = 16_000_000  # ranked samples of several classes in memory at a time
+_SUMS = 32_000_000  # sums of weights in memory at a time
+_SMALL = 2**24  # weights times classes up to which sorted passes take less than scipy's import
 
 
 class OneVsRest:
@@ -54,54 +57,65 @@ class OneVsRest:
         return values
 
     def _counts(self, weights: FloatArray) -> Iterator[tuple[int, RankingCounts]]:
-        if len(weights) == 1 or len(self._classes) > _SORTING * len(self.present):
+        if len(weights) == 1 or weights.size * len(self.present) <= _SMALL:
             for c in self.present:
                 yield c, Ranked(self._classes == c, self._scores[:, c]).counts(weights)
             return
-        single = weights.astype(np.float32)
+        by_sample = np.ascontiguousarray(weights.T, dtype=np.float32)
         total = weights.sum(axis=1)
-        step = max(1, _CHUNK // max(1, len(self._classes)))
         chunk: list[_Steps] = []
         for c, rows in zip(self.present, self._rows, strict=True):
             chunk.append(_Steps(c, rows, self._scores[:, c]))
-            if sum(len(steps.thresholds) for steps in chunk) >= step:
-                yield from _count(chunk, single, weights, total)
+            places = sum(steps.places for steps in chunk)
+            if sum(len(steps.ranked) for steps in chunk) >= _RANKED or places * len(weights) >= _SUMS:
+                yield from _count(chunk, by_sample, total)
                 chunk = []
-        yield from _count(chunk, single, weights, total)
+        yield from _count(chunk, by_sample, total)
 
 
 class _Steps:
-    """Distinct scores of one class's own samples, falling."""
+    """One class's samples down to its lowest positive, by their place among the steps.
+
+    Attributes:
+        number: of the class.
+        places: twice the number of steps G, the distinct scores of its positives, falling.
+        ranked: samples, in order of their places.
+        starts: (2 G,) first of `ranked` at each place: 2 i between the steps i - 1 and i, 2 i + 1 at step i.
+        own: (N_c,) the positives in order of their steps.
+        own_starts: (G,) first of `own` at each step.
+    """
 
     def __init__(self, number: int, rows: IntArray, scores: npt.NDArray[np.floating]) -> None:
-        self.number, self.scores = number, np.ascontiguousarray(scores)
-        self.rows = rows[np.argsort(-self.scores[rows], kind="stable")]
-        own = self.scores[self.rows]
-        self.first = np.flatnonzero(np.r_[True, own[1:] != own[:-1]])
-        self.thresholds = own[self.first]
-        self.sizes = np.diff(np.r_[self.first, len(own)])
+        self.number = number
+        falling = -scores
+        self.own = rows[np.argsort(falling[rows], kind="stable")]
+        steps, self.own_starts = np.unique(falling[self.own], return_index=True)
+        self.places = 2 * len(steps)
+        inside = np.flatnonzero(falling <= steps[-1])
+        place = np.searchsorted(steps, falling[inside], side="left")
+        place += np.searchsorted(steps, falling[inside], side="right")
+        self.ranked = inside[np.argsort(place, kind="stable")].astype(np.int32)
+        self.starts = np.r_[0, np.cumsum(np.bincount(place, minlength=self.places))[:-1]]
 
 
 def _count(
-    chunk: Sequence[_Steps], single: npt.NDArray[np.float32], weights: FloatArray, total: FloatArray
+    chunk: Sequence[_Steps], by_sample: npt.NDArray[np.float32], total: FloatArray
 ) -> Iterator[tuple[int, RankingCounts]]:
-    """Yield the counts of some classes by one matrix product, and a second one for steps tied with other classes."""
+    """Yield the counts of some classes, given the weights (N, R) and their sums (R,)."""
+    from scipy.sparse import csr_array
+
     if not chunk:
         return
-    reached = np.concatenate([steps.scores >= steps.thresholds[:, None] for steps in chunk])
-    seen = single @ reached.astype(np.float32).T
-    # Most steps hold the class's own samples only, so that the weight before them needs no product.
-    sizes = np.concatenate([steps.sizes for steps in chunk])
-    above = np.concatenate([steps.scores > steps.thresholds[:, None] for steps in chunk])
-    tied = np.flatnonzero(reached.sum(axis=1) - above.sum(axis=1) > sizes)
-    before_tied = single @ above[tied].astype(np.float32).T
+    ranked = np.concatenate([steps.ranked for steps in chunk])
+    offsets = np.cumsum([0, *(len(steps.ranked) for steps in chunk)])
+    starts = np.concatenate([steps.starts + offset for steps, offset in zip(chunk, offsets[:-1], strict=True)])
+    members = np.ones(len(ranked), np.float32), ranked, np.r_[starts, len(ranked)]
+    sums = csr_array(members, shape=(len(starts), len(by_sample))) @ by_sample
     start = 0
     for steps in chunk:
-        stop = start + len(steps.thresholds)
-        in_step = np.add.reduceat(weights[:, steps.rows], steps.first, axis=1)
-        reached_weight = seen[:, start:stop].astype(np.float64)
-        before = reached_weight - in_step
-        inside = np.flatnonzero((tied >= start) & (tied < stop))
-        before[:, tied[inside] - start] = before_tied[:, inside]
-        yield steps.number, RankingCounts(np.cumsum(in_step, axis=1), reached_weight, before, total)
-        start = stop
+        reached = np.cumsum(sums[start : start + steps.places], axis=0, dtype=np.float64)
+        hits = np.cumsum(np.add.reduceat(by_sample[steps.own], steps.own_starts, axis=0), axis=0, dtype=np.float64)
+        # Rows of weightings in one piece: the order of later sums, and so their rounding, is that of sorted passes.
+        hits, seen, before = (np.ascontiguousarray(part.T) for part in (hits, reached[1::2], reached[::2]))
+        yield steps.number, RankingCounts(hits, seen, before, total)
+        start += steps.places

@@ -56,7 +56,7 @@ _RANKING: dict[Metric, ranking.RankingFunction] = {
     ranking.MACRO_AUROC: ranking.auroc,
 }
 _NORMAL = 1.959963984540054  # the 97.5 % point of the normal distribution
-_BLOCK = 20_000_000  # weights in memory at a time where each block costs a pass over N x N
+_BLOCK = 20_000_000  # weights in memory at a time where each block ranks the samples of every class again
 
 
 def summarise(

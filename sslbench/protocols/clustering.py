@@ -1,31 +1,35 @@
 """k-means on frozen features: agreement of clusters found without labels with the classes.
 
-Clusters are found on train (faiss, Lloyd's algorithm, all samples) from several random starts; the one with the lowest
+Clusters are found on train (faiss, Lloyd's algorithm) from several random starts; the one with the lowest
 within-cluster sum of squares counts, which needs no label. Test samples go to the nearest centre. Reported on test:
 NMI, ARI, the accuracy under a one-to-one matching of clusters with classes, and the silhouette of the clusters.
 
 The matching is the best one on train, so nothing is chosen on test; `match=test` matches on the test labels themselves,
 as publications do, and the row is marked. With more clusters than classes some have no class and count as wrong.
 
-Version 2: the intervals are those of half-samples, and groups of samples are kept together.
+Version 2: the intervals are those of half-samples, and groups of samples are kept together. Version 3: of more than
+100,000 training samples (`samples`) centres are fitted to a random subset, which fits into memory and takes hours less;
+all of them are assigned to the centres.
 
 Scores per sample: the share of each class among the training samples of the sample's cluster.
 """
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray, IntArray
+from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.config import setting
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.labels import LABELS
 from sslbench.metrics.clustering import NAMES, ContingencyTable, agreement, agreement_with_intervals, silhouette
+from sslbench.metrics.spectrum import drawn_rows
 from sslbench.protocols._parts.costs import DOUBLE, FLOAT
 from sslbench.protocols._parts.selection import check_features
 from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
@@ -34,6 +38,7 @@ from sslbench.runtime.cost import Cost
 from sslbench.steps import counted
 
 _HEADLINE = "ari"
+_ROWS = 8192  # samples assigned to centres at a time
 _MOVED = 8  # bytes per number and iteration: means of the clusters
 _AGREED = 500  # bytes per weight of a half-sample
 _SETTLED = 1e-4  # relative change of the sum of squares in the last iteration
@@ -48,6 +53,9 @@ class Settings:
     )
     restarts: int = setting(10, "random starts; start i has the seed (seed of the run) x restarts + i")
     iterations: int = setting(100, "largest number of iterations of Lloyd's algorithm per start")
+    samples: int = setting(
+        100_000, "largest number of training samples that centres are fitted to; of more, a random subset is used"
+    )
     normalise: bool = setting(True, "scale every feature vector to length 1, so that clusters follow cosine similarity")
     match: Literal["train", "test"] = setting(
         "train", "split on whose labels clusters are matched with classes; test: as published, and the row is marked"
@@ -77,6 +85,11 @@ def check(settings: Settings, train: Labels) -> None:
         raise UsageError("clustering: restarts and iterations should be at least 1, silhouette_samples at least 2")
     if max(settings.k, default=0) > len(train):
         raise UsageError(f"clustering: k={max(settings.k)} is more than the {len(train)} training samples")
+    most = max(settings.k or (min(len(train.classes), len(train)),))
+    if settings.samples < most:
+        raise UsageError(
+            f"clustering: samples should be at least the number of clusters, {most}, not {settings.samples}"
+        )
 
 
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
@@ -95,20 +108,28 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     """
     check_features(train, test)
     check(settings, train.labels)
-    fit, scored = (_prepared(part, settings) for part in (train, test))
     ks = settings.k or (min(len(train.labels.classes), len(train)),)
     seeds = [seed * settings.restarts + i for i in range(settings.restarts)]
-    runs: dict[int, list[_Clusters]] = {k: [] for k in ks}
-    with counted("clustering", "runs of k-means", len(ks) * len(seeds)) as advance:
-        for k, each in itertools.product(ks, seeds):
-            runs[k].append(_cluster(fit, scored, k, settings.iterations, each))
-            advance(1)
-    best = {k: min(found, key=lambda run: run.objective) for k, found in runs.items()}
-    outcome = _outcome(best[ks[0]], train, test, scored, settings, seed)
+    rows = drawn_rows(len(train), settings.samples, seed)
+    clusters = _cluster(train.x, test.x, list(itertools.product(ks, seeds)), rows, settings)
+    runs = {k: clusters[i * len(seeds) : (i + 1) * len(seeds)] for i, k in enumerate(ks)}
+    best = {k: min(of_k, key=lambda run: run.objective) for k, of_k in runs.items()}
+    outcome = _outcome(best[ks[0]], train, test, settings, seed)
+    if len(rows) < len(train):
+        note = f"Centres were fitted to a random subset of {len(rows):,} of {len(train):,} training samples."
+        outcome = dataclasses.replace(outcome, notes=(note, *outcome.notes))
     variants = _spread(runs[ks[0]], train, test, settings) | {
         f"k={k}": agreement(test.labels.values, best[k].test, _matching(best[k], train, test, settings)) for k in ks[1:]
     }
     return dataclasses.replace(outcome, variants=variants)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Centres:
+    """Centres (k, D) of one run of k-means, and whether it converged."""
+
+    centres: npt.NDArray[np.float32]
+    settled: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,34 +142,76 @@ class _Clusters:
     settled: bool
 
 
-def _prepared(part: Features, settings: Settings) -> npt.NDArray[np.float32]:
-    x = np.ascontiguousarray(part.x, dtype=np.float32)
-    if not settings.normalise:
-        return x
-    length = np.linalg.norm(x, axis=1, keepdims=True)
-    return np.asarray(x / np.where(length > 0, length, 1))
-
-
 def _cluster(
-    fit: npt.NDArray[np.float32], scored: npt.NDArray[np.float32], k: int, iterations: int, seed: int
-) -> _Clusters:
+    train: Matrix, test: Matrix, runs: Sequence[tuple[int, int]], rows: IntArray, settings: Settings
+) -> list[_Clusters]:
+    """Return the clusters of several runs of k-means.
+
+    Args:
+        train: (N, D).
+        test: (M, D).
+        runs: number of clusters and seed of each run.
+        rows: of train, ascending, to which centres are fitted.
+        settings: see `Settings`.
+    """
+    x = _prepared(train if len(rows) == len(train) else train[rows], settings)
+    centres: list[_Centres] = []
+    with counted("clustering", "runs of k-means", len(runs)) as advance:
+        for k, seed in runs:
+            centres.append(_fit(x, k, settings.iterations, seed))
+            advance(1)
+    del x
+    found = zip(centres, _assign(train, centres, settings), _assign(test, centres, settings), strict=True)
+    return [_Clusters(own, nearest, total, one.settled) for one, (own, total), (nearest, _) in found]
+
+
+def _prepared(x: Matrix, settings: Settings) -> npt.NDArray[np.float32]:
+    """Return a copy of features (n, D) in single precision, of length 1 if asked for."""
+    prepared = np.array(x, dtype=np.float32, order="C")
+    if settings.normalise:
+        for start in range(0, len(prepared), _ROWS):
+            block = prepared[start : start + _ROWS]
+            length = np.linalg.norm(block, axis=1, keepdims=True)
+            block /= np.where(length > 0, length, 1)
+    return prepared
+
+
+def _fit(x: npt.NDArray[np.float32], k: int, iterations: int, seed: int) -> _Centres:
     import faiss
 
     kmeans = faiss.Kmeans(
-        fit.shape[1],
+        x.shape[1],
         k,
         niter=iterations,
         seed=seed % 2**31,
         # By default faiss subsamples to 256 samples per cluster, and warns about fewer than 39.
-        max_points_per_centroid=len(fit),
+        max_points_per_centroid=len(x),
         min_points_per_centroid=1,
     )
-    kmeans.train(fit)
+    kmeans.train(x)
     sums = np.asarray(kmeans.obj)
-    settled = len(sums) > 1 and bool(sums[-2] - sums[-1] <= _SETTLED * sums[-1])
-    distance, own = kmeans.assign(fit)
-    _, nearest = kmeans.assign(scored)
-    return _Clusters(np.asarray(own, np.int64), np.asarray(nearest, np.int64), float(np.sum(distance)), settled)
+    return _Centres(
+        np.asarray(kmeans.centroids, np.float32), len(sums) > 1 and bool(sums[-2] - sums[-1] <= _SETTLED * sums[-1])
+    )
+
+
+def _assign(x: Matrix, centres: Sequence[_Centres], settings: Settings) -> list[tuple[IntArray, float]]:
+    """Return the nearest centre of every sample (N,) and the sum of the squared distances, for each run of k-means.
+
+    The features are read once, in blocks.
+    """
+    import faiss
+
+    nearest = [np.empty(len(x), np.int64) for _ in centres]
+    totals = np.zeros(len(centres))
+    for start in range(0, len(x), _ROWS):
+        rows = slice(start, start + _ROWS)
+        block = _prepared(x[rows], settings)
+        for i, one in enumerate(centres):
+            distances, found = faiss.knn(block, one.centres, 1)
+            nearest[i][rows] = found[:, 0]
+            totals[i] += float(distances.sum(dtype=np.float64))
+    return list(zip(nearest, totals.tolist(), strict=True))
 
 
 def _matching(clusters: _Clusters, train: Features, test: Features, settings: Settings) -> dict[int, int]:
@@ -157,13 +220,17 @@ def _matching(clusters: _Clusters, train: Features, test: Features, settings: Se
     return table.matching(table.counts())
 
 
-def _outcome(
-    best: _Clusters, train: Features, test: Features, scored: npt.NDArray[np.float32], settings: Settings, seed: int
-) -> Outcome:
+def _outcome(best: _Clusters, train: Features, test: Features, settings: Settings, seed: int) -> Outcome:
     classes, matching = test.labels.classes, _matching(best, train, test, settings)
     metrics = agreement_with_intervals(test.labels.values, best.test, matching, seed=seed, groups=test.groups)
+    # The silhouette uses the same rows whether it draws them or is given them.
+    rows = drawn_rows(len(test), settings.silhouette_samples, seed)
     metrics["silhouette"] = silhouette(
-        scored, best.test, most=settings.silhouette_samples, seed=seed, groups=test.groups
+        _prepared(test.x[rows], settings),
+        best.test[rows],
+        most=len(rows),
+        seed=seed,
+        groups=None if test.groups is None else test.groups[rows],
     )
     notes = []
     if len(test) > settings.silhouette_samples:
@@ -215,26 +282,26 @@ def _spread(runs: list[_Clusters], train: Features, test: Features, settings: Se
 def cost(settings: Settings, shapes: Shapes) -> Cost:
     """Return the work of all starts of k-means, of the silhouette, and of the agreement on half-samples."""
     ks = settings.k or (min(shapes.classes, shapes.train),)
-    size = float(shapes.train) * shapes.width
+    fitted = float(min(shapes.train, settings.samples)) * shapes.width
+    assigned = float(shapes.train + shapes.test) * shapes.width
     drawn = min(shapes.test, settings.silhouette_samples)
-    passes = settings.restarts * (settings.iterations + 1)
-    searched = sum(ks) * (size + float(shapes.test) * shapes.width / settings.iterations)
+    passes = settings.restarts * settings.iterations
     agreed = 1000.0 * shapes.test
-    copies = FLOAT * (size + float(shapes.test) * shapes.width)
+    block = float(min(max(shapes.train, shapes.test), _ROWS)) * shapes.width
     silhouette = DOUBLE * (1.2 * float(drawn) ** 2 + 2.0 * drawn * shapes.width)
     return Cost(
-        search=2 * searched * passes,
+        search=2 * sum(ks) * (passes * fitted + settings.restarts * assigned),
         double=2.0 * drawn**2 * shapes.width,
-        traffic=passes * len(ks) * size * _MOVED + agreed * _AGREED + drawn**2 * 10 * DOUBLE,
+        traffic=passes * len(ks) * fitted * _MOVED + agreed * _AGREED + drawn**2 * 10 * DOUBLE,
         calls=passes * len(ks) * 20 + 1000 * 30,
-        # Rows of length 1 are made from a quotient that is there at the same time.
-        memory=(2 if settings.normalise else 1) * copies + silhouette,
+        # A drawn subset is converted from a copy of its rows.
+        memory=FLOAT * ((1 if settings.samples >= shapes.train else 2) * fitted + 2 * block) + silhouette,
         scores=float(FLOAT * shapes.test * shapes.classes),
     )
 
 
 PROTOCOL = Protocol(
-    version=2,
+    version=3,
     summary="k-means on frozen features: agreement of the clusters with the classes.",
     settings=Settings,
     kind=OnFeatures(check, run, cost, label_kinds=frozenset({"single"})),

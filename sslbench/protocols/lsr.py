@@ -14,7 +14,7 @@ half-samples.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -98,36 +98,34 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     most, why = few_shot.largest_k(train.labels)
     ks, notes = usable_k("lsr", settings.k, _DEFAULT_K, most, why)
     seeds = few_shot.seeds(seed, settings.draws)
-    curve = LearningCurve(test, train.ids)
+    curve = LearningCurve(test, train.ids, seed=seed)
     for k in ks:
         draws = [
             few_shot.k_per_class(train.labels, k, each, np.random.default_rng(each), groups=train.groups)
             for each in seeds
         ]
-        curve.add(f"k={k}", draws, _fit_all(train, test, draws, settings))
+        curve.add(f"k={k}", draws, _fit_all(train, test, draws, settings), headline=k == ks[-1])
     notes = [f"The metrics are means over {settings.draws} draws of {ks[-1]} samples per class.", *notes]
     selected: dict[str, Any] = {}
     if len(settings.l2) > 1:
         inside = f"cross-validation (up to {settings.folds} folds) inside each draw; 1024 where k is 1"
         on = "test, the mean over the draws" if settings.select == "test" else inside
         selected = {"on": on, "l2": curve.strengths}
-    return curve.outcome(seed=seed, selected=selected, seeds=seeds, notes=notes)
+    return curve.outcome(selected=selected, seeds=seeds, notes=notes)
 
 
-def _fit_all(train: Features, test: Features, draws: Sequence[Draw], settings: Settings) -> list[Fitted]:
-    """Return a classifier per draw; classes without training samples score below all others."""
+def _fit_all(train: Features, test: Features, draws: Sequence[Draw], settings: Settings) -> Iterator[Fitted]:
+    """Yield a classifier per draw; classes without training samples score below all others."""
     learned = few_shot.present(train.labels)
     models = [_model(train, draw, learned) for draw in draws]
     if settings.select == "test" and len(settings.l2) > 1:
         strengths = [_best_on_test(models, test, learned, settings.l2)] * len(draws)
     else:
         strengths = [_inside(train, draw, learned, settings) for draw in draws]
-    fitted = []
     for model, draw, l2 in zip(models, draws, strengths, strict=True):
         own = model.decide(train.x[draw.rows], l2)
         score = top_k_accuracy(np.searchsorted(learned, draw.labels.values), own)
-        fitted.append(Fitted(for_all_classes(model.decide(test.x, l2), learned, test.labels), score, l2))
-    return fitted
+        yield Fitted(for_all_classes(model.decide(test.x, l2), learned, test.labels), score, l2)
 
 
 def _model(

@@ -6,12 +6,13 @@ import datetime
 import functools
 import importlib.metadata
 import json
+import math
 import platform
 import re
 import subprocess
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +21,7 @@ import numpy.typing as npt
 
 from sslbench import config
 from sslbench.errors import ResultError, UsageError
+from sslbench.metrics.classification import places as ranked_before
 from sslbench.metrics.sample_means import SampleMeans
 from sslbench.metrics.summary import CLASS_COLUMNS, ROW_COLUMNS
 from sslbench.paths import files_below, temporary_beside
@@ -45,6 +47,8 @@ OBJECTS = ".objects.npz"
 _BESIDE = (_SCORES, PREDICTIONS, OVERLAPS, WEIGHTS, NEIGHBOURS, PICTURE, PREDICTIONS_CSV, CONFUSION_CSV, CONFUSION_PNG)
 _COMPRESSED_UP_TO = 64_000_000  # largest size of stored scores, in bytes
 _DRAWS_UP_TO = 256_000_000  # bytes of the scores of all draws: 5 of 50,000 samples and 256 classes
+_HALF_FROM = 101  # classes, from which scores are stored in half precision: 100 MB for ImageNet
+_LARGEST_HALF = 2.0**15
 _RECORDED_PACKAGES = ("sslbench", "torch", "torchvision", "numpy", "scikit-learn", "timm")
 
 
@@ -61,10 +65,13 @@ class Scores:
         draws: scores (N, C) of each draw, for metrics that are means over several draws of train, the first being
             `scores`; empty where the file would be too large.
         places: uint16 (R, N), number of classes ranked before the true one in each draw, for single labels; None where
-            there are no draws.
+            there are no draws and scores are in single precision.
         neighbours: first images found by a few queries; not stored, but drawn beside the record.
         means: metrics that are means over the samples, with the outcomes of each, one bit per outcome in the file; None
             where there are none.
+        half: True if the file has scores in half precision (11 binary digits). The predicted classes and `places` are
+            those of the scores themselves, so top-k accuracies, recalls and F1 do not change.
+        file: file that they were read from or written to; None where there is none.
     """
 
     ids: tuple[str, ...]
@@ -76,6 +83,8 @@ class Scores:
     places: npt.NDArray[np.uint16] | None = None
     neighbours: tuple[Neighbours, ...] = ()
     means: SampleMeans | None = None
+    half: bool = False
+    file: Path | None = None
 
 
 def write(  # noqa: PLR0913  the parts of a file of scores
@@ -89,11 +98,13 @@ def write(  # noqa: PLR0913  the parts of a file of scores
     draws: Sequence[npt.NDArray[np.float32]] = (),
     places: npt.NDArray[np.uint16] | None = None,
     means: SampleMeans | None = None,
+    same_as: Path | None = None,
 ) -> Result:
     """Write a record and its per-sample scores to `<folder>/<protocol>/<weights>-<id>.json` and `.scores.npz`.
 
     The JSON file is written last, so that a visible record has its scores. A record of the same measurement is
-    replaced, even under another name of the weights.
+    replaced, even under another name of the weights. Scores of more than 100 classes are stored in half precision, with
+    `places`.
 
     Args:
         result: the record.
@@ -107,6 +118,7 @@ def write(  # noqa: PLR0913  the parts of a file of scores
         draws: scores (N, C) of every draw; of more than 256 MB only `places` are written.
         places: uint16 (R, N), see `Scores`.
         means: see `Scores`.
+        same_as: file with these scores; on the same disk they are not stored a second time, but as a hard link to it.
 
     Returns:
         The record with its `file` and `scores_file`, as `read` returns it.
@@ -122,19 +134,48 @@ def write(  # noqa: PLR0913  the parts of a file of scores
         raise ValueError(f"scores {scores.shape}, but those of a draw or the groups have another shape")
     stem = path_of(result, folder).stem
 
+    kind = result.data.labels
+    half = kind in ("single", "multi") and scores.shape[1] >= _HALF_FROM
     # Zeros and names compress well; dense scores of a thousand classes hardly do, in 15 seconds.
-    kept = draws if sum(draw.nbytes for draw in draws) <= _DRAWS_UP_TO else ()
-    save = np.savez_compressed if scores.nbytes * max(1, len(kept)) < _COMPRESSED_UP_TO else np.savez
+    each = scores.size * (2 if half else 4)
+    kept = draws if each * len(draws) <= _DRAWS_UP_TO else ()
+    save = np.savez_compressed if each * max(1, len(kept)) < _COMPRESSED_UP_TO else np.savez
+    if half and kind == "single" and places is None:
+        places = ranked_before(labels.astype(np.int64), scores)[None].astype(np.uint16)
 
     def write_scores(file: IO[bytes]) -> None:
         arrays: dict[str, Any] = {"ids": np.asarray(list(ids), dtype=np.str_), "classes": np.asarray(classes, np.str_)}
         arrays |= {} if groups is None else {"groups": groups}
-        arrays |= {f"draw{i}": draw.astype(np.float32, copy=False) for i, draw in enumerate(kept) if i}
         arrays |= {} if places is None else {"places": places}
         arrays |= {} if means is None else _packed(means)
-        save(file, scores=scores.astype(np.float32, copy=False), labels=labels, **arrays)
+        parts = {"scores": scores} | {f"draw{i}": draw for i, draw in enumerate(kept) if i}
+        if half:
+            arrays["exponent"] = exponent = _exponent(parts.values())
+            arrays |= {name: _halved(part, exponent, one_class=kind == "single") for name, part in parts.items()}
+        else:
+            arrays |= {name: part.astype(np.float32, copy=False) for name, part in parts.items()}
+        save(file, labels=labels, **arrays)
 
-    return _write(dataclasses.replace(result, scores_file=stem + _SCORES), folder, write_scores)
+    return _write(dataclasses.replace(result, scores_file=stem + _SCORES), folder, write_scores, same_as)
+
+
+def _exponent(parts: Iterable[npt.NDArray[np.floating]]) -> int:
+    """Return the power of two that scores are multiplied by, so that the largest uses the range of half precision."""
+    largest = max((float(np.max(np.abs(part), where=np.isfinite(part), initial=0)) for part in parts), default=0.0)
+    return math.floor(math.log2(_LARGEST_HALF / largest)) if largest > 0 else 0
+
+
+def _halved(scores: npt.NDArray[np.floating], exponent: int, *, one_class: bool) -> npt.NDArray[np.float16]:
+    """Return scores times 2^exponent in half precision, in which the predicted class is that of the scores.
+
+    Where rounding makes the best score equal to another, it gets the next larger number.
+    """
+    half: npt.NDArray[np.float16] = np.ldexp(scores, exponent).astype(np.float16)
+    if one_class:
+        best = np.argmax(scores, axis=1)
+        rows = np.flatnonzero(np.argmax(half, axis=1) != best)
+        half[rows, best[rows]] = np.nextafter(half[rows, best[rows]], np.float16(np.inf))
+    return half
 
 
 def _columns(result: Result) -> tuple[str, ...]:
@@ -181,7 +222,9 @@ def path_of(result: Result, folder: Path) -> Path:
     return Path(folder) / slug(result.protocol.name) / f"{slug(result.weights.name)}-{result.id}.json"
 
 
-def _write(result: Result, folder: Path, write_scores: Callable[[IO[bytes]], object] | None) -> Result:
+def _write(
+    result: Result, folder: Path, write_scores: Callable[[IO[bytes]], object] | None, same_as: Path | None = None
+) -> Result:
     path = path_of(result, folder)
     target = path.parent
     content = plain(result)
@@ -189,7 +232,7 @@ def _write(result: Result, folder: Path, write_scores: Callable[[IO[bytes]], obj
     config.build(Result, content, path.stem)
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     try:
-        if write_scores is not None:
+        if write_scores is not None and not (same_as and _linked(target / (path.stem + _SCORES), same_as)):
             replace_file(target / (path.stem + _SCORES), write_scores)
         replace_file(path, text.encode())
         for other in target.glob(f"*-{result.id}.json"):
@@ -200,6 +243,19 @@ def _write(result: Result, folder: Path, write_scores: Callable[[IO[bytes]], obj
     except OSError as error:
         raise ResultError(f"cannot write the result to {target}: {error.strerror or error}") from error
     return dataclasses.replace(result, file=path)
+
+
+def _linked(path: Path, file: Path) -> bool:
+    """Make a path a hard link to a file, in place of what is there; return False where that cannot be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with temporary_beside(path) as temporary:
+            temporary.unlink(missing_ok=True)
+            temporary.hardlink_to(file)
+            temporary.replace(path)
+    except OSError:  # another disk, a file system without links, or the file is gone
+        return False
+    return True
 
 
 def slug(name: str) -> str:
@@ -344,19 +400,23 @@ def read_scores(path: Path) -> Scores:
         path = path.with_suffix(_SCORES)
     with _errors_name(path), path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
         ids, classes = tuple(arrays["ids"].tolist()), tuple(arrays["classes"].tolist())
-        further = [
-            arrays[name] for name in sorted(arrays.files, key=lambda n: (len(n), n)) if re.fullmatch("draw[0-9]+", name)
-        ]
+        names = sorted((n for n in arrays.files if re.fullmatch("draw[0-9]+", n)), key=lambda n: (len(n), n))
+        # Files of older versions have no groups, places, exponent or means.
+        half, exponent = "exponent" in arrays.files, np.asarray(arrays.get("exponent", 0))
+        if exponent.shape != () or exponent.dtype.kind != "i":
+            raise ValueError(f"the exponent of its scores is {exponent.dtype} {exponent.shape}")
+        scores, *further = (_single(arrays[name], int(exponent)) for name in ("scores", *names))
         found = Scores(
             ids,
-            arrays["scores"],
+            scores,
             arrays["labels"],
             classes,
-            # Files of older versions have none of these.
             arrays.get("groups"),
-            (arrays["scores"], *further) if further else (),
+            (scores, *further) if further else (),
             arrays.get("places"),
             means=_unpacked(arrays, len(ids)),
+            half=half,
+            file=path,
         )
         if {draw.shape for draw in (found.scores, *further)} != {(len(ids), len(classes))} or len(found.labels) != len(
             ids
@@ -366,6 +426,12 @@ def read_scores(path: Path) -> Scores:
             if column is not None and column.shape[-1:] != (len(ids),):
                 raise ValueError(f"{name} {column.shape} of {len(ids)} ids")
     return found
+
+
+def _single(stored: npt.NDArray[np.floating], exponent: int) -> npt.NDArray[np.float32]:
+    return (
+        stored if stored.dtype == np.float32 else np.asarray(np.ldexp(stored.astype(np.float32), -exponent), np.float32)
+    )
 
 
 def versions() -> dict[str, str]:

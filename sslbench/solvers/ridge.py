@@ -8,10 +8,11 @@ features with a constant feature of 100, which leaves the bias nearly unregulari
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
-from sslbench.arrays import FloatArray, IntArray, Matrix
+from sslbench.arrays import FloatArray, IntArray, Matrix, Rows
 from sslbench.solvers.logistic import Axes, principal_axes
 
 _ROWS = 8192  # converted to double precision at a time
@@ -38,20 +39,28 @@ class RidgeRegression:
         """Return (R, C) weights on the axes."""
         return self.cross / (self.n * self.axes.variance + alpha)[:, None]
 
-    def predict(self, coordinates: Matrix, alpha: float) -> FloatArray:
-        """Return (N, C) values for coordinates on the axes, as `axes.project` gives them."""
-        weights, out = self.weights(alpha), np.empty((len(coordinates), len(self.mean)))
-        for start in range(0, len(out), _ROWS):
-            out[start : start + _ROWS] = coordinates[start : start + _ROWS].astype(np.float64) @ weights
+    def predict(self, x: Rows, alpha: float) -> FloatArray:
+        """Return (N, C) values for features (N, D)."""
+        return np.asarray(self.predict_each(x, [alpha])[0])
+
+    def predict_each(self, x: Rows, alphas: Sequence[float]) -> FloatArray:
+        """Return (A, N, C) values for features (N, D) by each alpha; the features are read once."""
+        weights = [self.weights(alpha) for alpha in alphas]
+        out = np.empty((len(alphas), len(x), len(self.mean)))
+        for start in range(0, len(x), _ROWS):
+            rows = slice(start, start + _ROWS)
+            coordinates = self.axes.project(x[rows])
+            for values, own in zip(out, weights, strict=True):
+                values[rows] = coordinates @ own
         return out + self.mean
 
 
-def fit_regression(x: Matrix, values: FloatArray, *, standardise: bool) -> RidgeRegression:
+def fit_regression(x: Rows, values: FloatArray, *, standardise: bool) -> RidgeRegression:
     """Return ridge regression of N samples with C values each.
 
     >>> x = np.arange(6.0)[:, None]
     >>> model = fit_regression(x, 2 * x + 1, standardise=False)
-    >>> [float(v) for v in model.predict(model.axes.project(x[:2]), alpha=1e-9).ravel().round(3)]
+    >>> [float(v) for v in model.predict(x[:2], alpha=1e-9).ravel().round(3)]
     [1.0, 3.0]
 
     Args:
@@ -64,7 +73,7 @@ def fit_regression(x: Matrix, values: FloatArray, *, standardise: bool) -> Ridge
     cross = np.zeros((len(axes.variance), values.shape[1]))
     for start in range(0, len(x), _ROWS):
         block = slice(start, start + _ROWS)
-        cross += axes.project(x[block]).astype(np.float64).T @ (values[block] - mean)
+        cross += axes.project(x[block]).T @ (values[block] - mean)
     return RidgeRegression(axes, cross, mean, len(x))
 
 
@@ -92,7 +101,11 @@ class LeastSquaresClassifier:
 
     def decide(self, x: Matrix, l2: float) -> FloatArray:
         """Return (N, C) decision values of features (N, D)."""
-        return np.asarray(_standardised(x, self.mean, self.std) @ self.weights(l2))
+        weights, out = self.weights(l2), np.empty((len(x), self.right.shape[1]))
+        for start in range(0, len(x), _ROWS):
+            rows = slice(start, start + _ROWS)
+            out[rows] = _standardised(x[rows], self.mean, self.std) @ weights
+        return out
 
 
 def fit_classifier(x: Matrix, classes: IntArray, n_classes: int) -> LeastSquaresClassifier:

@@ -23,8 +23,11 @@ WORKS = [name for name, found in ALL.items() if isinstance(found.kind, OnImages)
 IMAGENET = Shapes(1_281_167, 50_000, 2_048, 1_000)
 CORES = Speed(single=3e11, double=1.5e11, search=1e11, traffic=1.2e10)
 """Rates of two cores, as they were measured."""
-HOURS = {"knn": (0.5, 12), "linear": (2, 30), "svm": (24, 700), "low-shot": (0.5, 20), "clustering": (4, 60)}
-GIGABYTES = {"knn": (1, 6), "svm": (60, 160), "clustering": (10, 45), "retrieval": (0.5, 4), "geometry": (1, 4)}
+HOURS = {"knn": (0.5, 12), "linear": (2, 30), "svm": (24, 700), "low-shot": (0.5, 20), "clustering": (0.5, 6)}
+GIGABYTES = {
+    **{"knn": (1, 4), "linear": (0.5, 4), "low-shot": (1, 4), "lsr": (1, 4), "clustering": (1, 4)},
+    **{"svm": (31, 50), "retrieval": (0.5, 4), "geometry": (1, 4)},
+}
 
 
 def cost_of(name, shapes, **settings):

@@ -244,3 +244,23 @@ def test_folders_without_anything_comparable_name_the_nearest(tmp_path):
 def test_from_python(three):
     assert sslbench.compare(three[0].file, three[2]).verdict == "A better"
     assert len(LABELS) == sslbench.compare(three[0], three[2]).n
+
+
+def test_scores_in_half_precision_are_compared_and_named(tmp_path):
+    names, generator = tuple(f"{c:03d}" for c in range(120)), np.random.default_rng(0)
+    labels = np.arange(200) % 120
+    found = []
+    for name, skill in (("good", 3.0), ("bad", 1.0)):
+        scores = (generator.normal(size=(200, 120)) + skill * np.eye(120)[labels]).astype(np.float32)
+        top1 = 100 * float((scores.argmax(axis=1) == labels).mean())
+        result = make(name, top1, data__test__classes=names, data__train__classes=names)
+        result = change(result, metrics={**result.metrics, "mAP": MetricValue(value=50.0)})
+        found.append(records.read(records.write(result, scores, IDS, labels, tmp_path / name).file))
+        by_top1 = compare(found[-1], found[-1])
+        assert by_top1.value_a == pytest.approx(top1) and not by_top1.half
+    assert compare(*found).verdict == "A better"
+    by_map = compare(*found, metric="mAP", resamples=20)
+    assert by_map.half and by_map.value_a > by_map.value_b
+    paths = [str(result.file) for result in found]
+    assert "half precision" in CliRunner().invoke(cli, ["compare", *paths, "--metric", "mAP"]).output
+    assert "half precision" not in CliRunner().invoke(cli, ["compare", *paths]).output

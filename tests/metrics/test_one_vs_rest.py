@@ -49,10 +49,14 @@ def test_every_class_is_what_scikit_learn_says(n, n_classes, digits, seed):
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(2, 50), st.integers(2, 8), st.integers(0, 2), st.integers(0, 2**31))
-def test_the_matrix_product_counts_what_sorting_counts(n, n_classes, digits, seed):
+def test_sparse_sums_and_sorted_passes_count_what_sorting_each_weighting_counts(n, n_classes, digits, seed):
     classes, scores = sample(n, n_classes, digits, seed)
     weights = next(resample_counts(Units.of(n, None), 20, seed))
-    fast = OneVsRest(classes, scores).means(METRICS, weights)
+    passes = OneVsRest(classes, scores).means(METRICS, weights)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one_vs_rest, "_SMALL", 0)
+        fast = OneVsRest(classes, scores).means(METRICS, weights)
+    np.testing.assert_array_equal(fast, passes)
     total, number = np.zeros((2, 20, len(METRICS)))
     for c in np.unique(classes):
         for r, counts in enumerate(weights):
@@ -66,8 +70,11 @@ def test_the_matrix_product_counts_what_sorting_counts(n, n_classes, digits, see
 def test_small_chunks_give_the_same(monkeypatch):
     classes, scores = sample(60, 7, 1, 0)
     weights = next(resample_counts(Units.of(60, None), 10, 0))
+    monkeypatch.setattr(one_vs_rest, "_SMALL", 0)
     whole = OneVsRest(classes, scores).means(METRICS, weights)
-    monkeypatch.setattr(one_vs_rest, "_CHUNK", 200)
+    monkeypatch.setattr(one_vs_rest, "_RANKED", 100)
+    np.testing.assert_array_equal(OneVsRest(classes, scores).means(METRICS, weights), whole)
+    monkeypatch.setattr(one_vs_rest, "_SUMS", 200)
     np.testing.assert_array_equal(OneVsRest(classes, scores).means(METRICS, weights), whole)
 
 

@@ -6,6 +6,7 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 from sslbench.errors import DataError, UsageError
+from sslbench.metrics.spectrum import drawn_rows
 from sslbench.protocols import clustering
 from sslbench.protocols.clustering import Settings
 
@@ -31,7 +32,8 @@ def test_separated_classes_are_found(blobs):
 
 def test_the_best_start_is_as_good_as_scikit_learns(blobs):
     train, test = blobs(300, 100, n_classes=6, spread=1.0)
-    runs = [clustering._cluster(train.x, test.x, 6, 100, seed) for seed in range(10)]
+    settings = Settings(normalise=False)
+    runs = clustering._cluster(train.x, test.x, [(6, seed) for seed in range(10)], np.arange(300), settings)
     best = min(runs, key=lambda run: run.objective)
     reference = KMeans(6, n_init=10, random_state=0).fit(train.x)
     assert best.objective == pytest.approx(sums(train.x.astype(np.float64), best.train), rel=1e-3)
@@ -42,7 +44,7 @@ def test_the_start_with_the_lowest_sum_of_squares_is_reported_and_the_spread_bes
     train, test = blobs(200, 100)
     settings = Settings(restarts=4, normalise=False)
     outcome = clustering.run(train, test, settings, seed=5)
-    runs = [clustering._cluster(train.x, test.x, 4, 100, 20 + i) for i in range(4)]
+    runs = clustering._cluster(train.x, test.x, [(4, 20 + i) for i in range(4)], np.arange(200), settings)
     best = min(runs, key=lambda run: run.objective)
     assert outcome.metrics["nmi"][0] == pytest.approx(normalized_mutual_info_score(test.labels.values, best.test))
     found = [adjusted_rand_score(test.labels.values, run.test) for run in runs]
@@ -50,6 +52,25 @@ def test_the_start_with_the_lowest_sum_of_squares_is_reported_and_the_spread_bes
     assert outcome.variants["mean of 4 starts"]["ari"] == pytest.approx(np.mean(found))
     assert outcome.variants["std of 4 starts"]["ari"] == pytest.approx(np.std(found))
     assert outcome.variants["min of 4 starts"]["ari"] == pytest.approx(min(found))
+
+
+def test_centres_are_fitted_to_a_subset_of_many_samples_and_all_are_assigned_to_them(blobs, monkeypatch):
+    monkeypatch.setattr(clustering, "_ROWS", 64)
+    train, test = blobs(300, 100, n_classes=6, spread=1.0)
+    settings = Settings(restarts=2, normalise=False, samples=120)
+    rows = drawn_rows(300, 120, 3)
+    centres = clustering._fit(train.x[rows], 6, 100, 7)
+    [run] = clustering._cluster(train.x, test.x, [(6, 7)], rows, settings)
+    for x, found in ((train.x, run.train), (test.x, run.test)):
+        distances = ((x.astype(np.float64)[:, None] - centres.centres) ** 2).sum(axis=2)
+        np.testing.assert_array_equal(found, distances.argmin(axis=1))
+    assert run.objective == pytest.approx(sum(((train.x - centres.centres[run.train]) ** 2).sum(axis=1)), rel=1e-5)
+    outcome = clustering.run(train, test, settings, seed=3)
+    assert outcome.notes[0] == "Centres were fitted to a random subset of 120 of 300 training samples."
+    all_of_them = clustering.run(train, test, dataclasses.replace(settings, samples=300), seed=3)
+    assert not all_of_them.notes and outcome.metrics != all_of_them.metrics
+    with pytest.raises(UsageError, match="samples should be at least the number of clusters, 6"):
+        clustering.run(train, test, dataclasses.replace(settings, samples=5), seed=3)
 
 
 def test_test_labels_choose_nothing_unless_asked(blobs):

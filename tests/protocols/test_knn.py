@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from protocol_samples import features
 
 from sslbench.config import result_settings
+from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.protocols import knn
 from sslbench.protocols._parts.selection import holdout_rows
@@ -119,6 +120,31 @@ def test_k_is_chosen_on_train_and_the_others_are_variants(blobs):
     np.testing.assert_array_equal(alone.scores, outcome.scores)
     flipped = type(test)(test.x, train.labels.select(np.arange(100)[::-1].copy()), test.ids)
     assert knn.run(train, flipped, knn.Settings(), seed=0).selected == outcome.selected
+
+
+def test_k_is_chosen_on_few_of_many_training_samples_by_their_neighbours_in_the_rest(blobs):
+    train, test = blobs(600, 100)
+    settings = knn.Settings(k=(1, 5, 40), holdout=30)
+    outcome = knn.run(train, test, settings, seed=3)
+    assert outcome.selected["on"] == "held-out 30 samples of train"
+    fit, held_out = holdout_rows(train.labels, 30 / 600, 3, None)
+    scores = {}
+    for k in settings.k:
+        alone = knn.run(train.select(fit), train.select(held_out), knn.Settings(k=(k,)), seed=0)
+        scores[k] = alone.metrics["top1"][0]
+    assert outcome.selected["k"] == max(settings.k, key=lambda k: (scores[k], -k))
+    assert outcome.selected["score"] == scores[outcome.selected["k"]]
+
+
+@pytest.mark.parametrize("multi", [False, True])
+def test_votes_in_blocks_are_the_same(multi, monkeypatch):
+    generator = np.random.default_rng(0)
+    values = generator.integers(-1, 2, (50, 4)).astype(np.int8) if multi else generator.integers(0, 4, 50)
+    labels = Labels("multi" if multi else "single", tuple("abcd"), values)
+    similarity, neighbours = np.sort(generator.random((33, 6)))[:, ::-1], generator.integers(0, 50, (33, 6))
+    whole = knn.vote(similarity, neighbours, labels, knn.Settings())
+    monkeypatch.setattr(knn, "_CELLS", 50)
+    np.testing.assert_array_equal(knn.vote(similarity, neighbours, labels, knn.Settings()), whole)
 
 
 def test_default_k_shrinks_to_small_data_and_a_given_one_is_refused(blobs, make):
@@ -341,4 +367,4 @@ def test_features_larger_than_the_allowed_memory_are_searched_where_they_lie(tmp
 
 def test_settings_that_change_no_number_are_not_part_of_the_result():
     names = set(result_settings(knn.Settings()))
-    assert names == {"k", "temperature", "metric", "vote", "leave_one_out"}
+    assert names == {"k", "temperature", "metric", "vote", "leave_one_out", "holdout"}

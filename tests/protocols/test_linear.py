@@ -10,6 +10,7 @@ from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.protocols import linear
+from sslbench.protocols._parts import selection
 from sslbench.protocols.linear import path
 from sslbench.solvers import logistic
 from sslbench.solvers.logistic import newton
@@ -36,13 +37,45 @@ def test_coefficients_are_scikit_learns(blobs, n_classes, c, width):
     assert outcome.converged and "on" not in outcome.selected
 
 
-def test_single_precision_for_very_many_features_gives_the_same_model(blobs, monkeypatch):
-    train, test = blobs(400, 200, width=30, spread=3.0)
-    double = linear.run(train, test, linear.Settings(c=(0.01,)), seed=0)
-    monkeypatch.setattr(logistic, "_DOUBLE_UP_TO", 0)
-    single = linear.run(train, test, linear.Settings(c=(0.01,)), seed=0)
-    assert single.converged
-    np.testing.assert_allclose(single.scores - single.scores[:, :1], double.scores - double.scores[:, :1], atol=1e-3)
+GRID = (1e-4, 1e-3, 1e-2)
+
+
+@pytest.mark.parametrize("settings", [linear.Settings(c=GRID), linear.Settings(c=GRID, select_on="test")])
+@pytest.mark.parametrize("kind", [{"multi": True}, {"n_classes": 2}, {"n_classes": 5}])
+def test_coordinates_that_are_not_stored_give_the_same_model(blobs, kind, settings, monkeypatch):
+    train, test = blobs(400, 200, width=30, spread=3.0, **kind)
+    stored = linear.run(train, test, settings, seed=0)
+    monkeypatch.setattr(logistic, "_STORED_UP_TO", 0)
+    found = linear.run(train, test, settings, seed=0)
+    assert found.converged and found.train == stored.train
+    assert {**found.selected, "gap": 0, "iterations": 0, "gap_while_choosing": 0} == {
+        **stored.selected,
+        **dict.fromkeys(("gap", "iterations", "gap_while_choosing"), 0),
+    }
+    offsets = [part.scores[:, :1] * ("multi" not in kind) for part in (found, stored)]
+    np.testing.assert_allclose(found.scores - offsets[0], stored.scores - offsets[1], atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_memory_mapped_features_are_neither_copied_nor_standardised(blobs, tmp_path, dtype, monkeypatch):
+    train, test = blobs(15_000, 100, width=200, spread=3.0)
+    np.save(tmp_path / "x.npy", train.x.astype(dtype))
+    there = Features(np.load(tmp_path / "x.npy", mmap_mode="r"), train.labels, train.ids)
+    here = Features(np.array(there.x), train.labels, train.ids)
+    settings = linear.Settings(c=(1e-4, 1e-3))
+    expected = linear.run(here, test, settings, seed=0)
+    monkeypatch.setattr(logistic, "_STORED_UP_TO", 0)
+    for module in (logistic, selection):
+        monkeypatch.setattr(module, "_ROWS", 256)
+    monkeypatch.setattr(logistic_problem, "_VALUES", 2**16)
+    tracemalloc.start()
+    found = linear.run(there, test, settings, seed=0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.converged and found.selected["c"] == expected.selected["c"]
+    assert found.metrics["top1"] == expected.metrics["top1"]
+    # Less than the features in half precision; the coordinates have 24 MB.
+    assert peak < 6e6, f"{peak / 1e6:.1f} MB"
 
 
 def test_labels_are_learned_one_by_one_and_ignored_samples_left_out(blobs):
@@ -233,10 +266,12 @@ def test_the_refined_search_closes_in_on_the_best_from_either_side(target, monke
 
 
 @pytest.mark.parametrize("multi", [False, True])
-def test_the_hessian_is_the_derivative_of_the_gradient(blobs, multi):
+@pytest.mark.parametrize("stored", [False, True])
+def test_the_hessian_is_the_derivative_of_the_gradient(blobs, multi, stored, monkeypatch):
+    monkeypatch.setattr(logistic, "_STORED_UP_TO", 2**27 if stored else 0)
     train, _ = blobs(80, multi=multi)
     axes = logistic.principal_axes(train.x)
-    problem = linear._problem(axes.project(train.x), train.labels, np.arange(4))
+    problem = linear._problem(axes.coordinates(train.x), train.labels, np.arange(4))
     rng = np.random.default_rng(0)
     at, along = 0.3 * rng.normal(size=(11, 4)), rng.normal(size=(11, 4))
 
@@ -260,10 +295,9 @@ def test_score_and_loss_of_many_samples_need_no_room_for_all_scores_and_are_the_
     model = logistic.Fit(rng.normal(size=(6, classes)), rng.normal(size=classes), True, 1, 0.0)
     logits = x.astype(np.float64) @ model.weight + model.bias
     problem = logistic.Problem(x, values, classes)
-    monkeypatch.setattr(linear, "_ROWS", 1000)
     monkeypatch.setattr(logistic_problem, "_LOGITS", 2**16)
     tracemalloc.start()
-    score, loss = linear._headline(model, x, np.arange(classes), labels), problem.loss(model)
+    score, loss = linear._headline(model, problem, np.arange(classes), labels, n), problem.loss(model)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert score == np.mean(logits.argmax(axis=1) == values)

@@ -9,9 +9,12 @@ from sklearn.svm import LinearSVC
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics import ranking
 from sslbench.protocols import svm
+from sslbench.protocols._parts import selection
 from sslbench.protocols.svm.choice import make_solver
 from sslbench.protocols.svm.newton import Newton
-from sslbench.solvers.svm import relative_gaps
+from sslbench.solvers import svm as svm_solver
+from sslbench.solvers.svm import PreparedRows, relative_gaps
+from sslbench.solvers.svm import features as svm_features
 
 COSTS = (0.01, 0.1, 1.0, 10.0)
 
@@ -84,7 +87,7 @@ def test_blocks_of_problems_change_nothing_but_the_memory(blobs):
     targets = np.where(train.labels.values > 0, 1, -1).astype(np.int8)
     folds = np.repeat((np.arange(len(train)) % 3)[:, None], 4, axis=1).astype(np.int16)
     settings = svm.Settings(costs=COSTS)
-    whole, single = (Newton(unit(train.x), settings, size) for size in (2**30, 1))
+    whole, single = (Newton(unit(train.x), dataclasses.replace(settings, max_memory=size)) for size in (1.0, 1e-9))
     parts = [{(p.column, p.place): p.decision for p in s.held_out(targets, folds)} for s in (whole, single)]
     assert len(parts[0]) == len(parts[1]) == 4 * len(COSTS)
     for key, decision in parts[0].items():
@@ -201,7 +204,7 @@ def test_the_bound_of_the_distance_to_the_optimum_holds_and_stands_in_the_record
     assert outcome.selected["gap"] <= (1e-8 if solver == "newton" else 1e-2)
     rough = svm.run(train, test, dataclasses.replace(settings, max_iter=1), seed=0)
     assert rough.converged is False and rough.selected["gap"] > 1e-6
-    x = svm._prepare(train.x, True)
+    x = PreparedRows(train.x, True)[:]
     targets, _ = svm._targets(train.labels, settings)
     make = {
         name: make_solver(x, dataclasses.replace(settings, **how), 0)[0].fit(targets, [5.0] * 4)
@@ -215,3 +218,17 @@ def test_the_bound_of_the_distance_to_the_optimum_holds_and_stands_in_the_record
 
     bounds = relative_gaps(x, targets, [5.0] * 4, make["rough"], positive_weight=2.0, intercept_scaling=scaling)
     assert (values(make["rough"]) <= values(make["exact"]) * (1 + bounds)).all()
+
+
+@pytest.mark.parametrize("multi", [False, True])
+def test_features_read_in_blocks_give_the_same_models_and_bounds(multi, blobs, monkeypatch):
+    train, test = blobs(150, 60, multi=multi)
+    whole = svm.run(train, test, svm.Settings(costs=COSTS), seed=0)
+    monkeypatch.setattr(svm_solver, "_ROWS", 32)
+    monkeypatch.setattr(svm_features, "_ROWS", 32)
+    monkeypatch.setattr(selection, "_ROWS", 32)
+    blocks = svm.run(train, test, svm.Settings(costs=COSTS), seed=0)
+    assert blocks.converged and blocks.train == whole.train
+    assert {**blocks.selected, "gap": 0} == {**whole.selected, "gap": 0}
+    np.testing.assert_allclose(blocks.scores, whole.scores, atol=1e-5)
+    assert blocks.selected["gap"] == pytest.approx(whole.selected["gap"], abs=1e-6)

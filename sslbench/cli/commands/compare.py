@@ -126,6 +126,11 @@ def _notes(found: "list[Comparison]") -> list[str]:
     means = [one for one in found if one.p_mcnemar is None and one.metric == "top1"]
     if any(one.trainings in (None, (1, 1)) for one in means):
         lines.append("Means over draws: the interval covers other draws and other test samples.")
+    if any(one.half for one in found):
+        lines.append(
+            "Scores of more than 100 classes are stored in half precision: values may differ from the records' in the "
+            "third digit after the point. top1 and top5 are exact."
+        )
     for one in found:
         first, second = one.a.preprocessing, one.b.preprocessing
         different = [
@@ -159,6 +164,7 @@ def _plain(one: "Comparison") -> dict[str, Any]:
         "high",
         "p_mcnemar",
         "p_holm",
+        "half",
         "verdict",
         "trainings",
     )

@@ -8,7 +8,7 @@ the same train would move the mean. The interval of the headline also holds what
 import dataclasses
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.labels import LABELS
 from sslbench.metrics.catalog import find
-from sslbench.metrics.intervals import Units, clipped, known_mean, over_trainings, student_half_width
+from sslbench.metrics.intervals import Units, Values, clipped, known_mean, over_trainings, student_half_width
 from sslbench.metrics.metric import RATE, Bounds
 from sslbench.metrics.summary import Probabilities, headline, one_measure, summarise
 from sslbench.protocols._parts.selection import class_sizes, folds_of
@@ -274,69 +274,93 @@ def leading(asked: str, labels: Labels, scores: npt.NDArray[np.floating]) -> flo
 
 
 class LearningCurve:
-    """Learning curve over the number of training samples; the last point added is the headline."""
+    """Learning curve over the number of training samples."""
 
-    def __init__(self, test: Features, train_ids: Sequence[str], metric: str = "auto") -> None:
-        """Start without points; `metric` leads, as for `leading_metric`."""
+    def __init__(
+        self,
+        test: Features,
+        train_ids: Sequence[str],
+        metric: str = "auto",
+        *,
+        seed: int,
+        probabilities: Probabilities | None = None,
+    ) -> None:
+        """Start without points.
+
+        Args:
+            test: samples that are scored.
+            train_ids: ids of all of train.
+            metric: metric that leads, as for `leading_metric`.
+            seed: seed of the half-samples.
+            probabilities: conversion of the scores to probabilities, as for `summarise`.
+        """
         self._test, self._groups, self._ids = test.labels, test.groups, train_ids
         self._metric = leading_metric(metric, test.labels)
+        self._seed, self._probabilities, self._train = seed, probabilities, math.nan
         self.variants: dict[str, dict[str, float]] = {}
         self.drawn: dict[str, list[str]] = {}
         self.strengths: dict[str, list[Any]] = {}
         self._converged: list[bool] = []
         self._notes: dict[str, None] = {}
-        self._last: Sequence[Fitted] = ()
+        self._each: list[tuple[Values, str, dict[str, float]]] = []
+        self._scores: list[npt.NDArray[np.float32]] = []
 
-    def add(self, name: str, draws: Sequence[Draw], fitted: Sequence[Fitted]) -> None:
-        """Add one point of the curve: 'k=4' with the classifiers of all draws."""
-        found = statistics([leading(self._metric, self._test, one.scores) for one in fitted], find(self._metric).bounds)
-        mean = found.pop("mean")
-        rest = {f"{self._metric}_{key}": value for key, value in found.items()}
-        self.variants[name] = {self._metric: mean, **rest, "train": known_mean([one.train for one in fitted])}
-        self.drawn[name] = [draw.digest(self._ids) for draw in draws]
-        self.strengths[name] = [one.strength for one in fitted]
-        self._converged += [one.converged for one in fitted if one.converged is not None]
-        self._notes |= {f"{name}: {note}": None for one in fitted for note in one.notes}
-        self._last = fitted
-
-    def outcome(
-        self,
-        *,
-        seed: int,
-        selected: dict[str, Any],
-        seeds: Sequence[int],
-        notes: Sequence[str],
-        probabilities: Probabilities | None = None,
-    ) -> Outcome:
-        """Return the outcome, with the last point as headline; every metric is the mean over the draws.
+    def add(self, name: str, draws: Sequence[Draw], fitted: Iterable[Fitted], *, headline: bool) -> None:
+        """Add one point of the curve.
 
         Args:
-            seed: seed of the half-samples.
+            name: of the point, 'k=4'.
+            draws: all of them.
+            fitted: classifier of each draw. One is used before the next is asked for, since the scores of all would
+                take several times the memory.
+            headline: True for the point that leads: all its metrics are computed and its scores are kept.
+        """
+        values: list[float] = []
+        train: list[float] = []
+        self.strengths[name] = []
+        for one in fitted:
+            values.append(leading(self._metric, self._test, one.scores))
+            train.append(one.train)
+            self.strengths[name].append(one.strength)
+            self._converged += [] if one.converged is None else [one.converged]
+            self._notes |= {f"{name}: {note}": None for note in one.notes}
+            if headline:
+                self._each.append(self._summary(one.scores, len(draws)))
+                self._scores.append(one.scores.astype(np.float32))
+        found = statistics(values, find(self._metric).bounds)
+        mean = found.pop("mean")
+        rest = {f"{self._metric}_{key}": value for key, value in found.items()}
+        self.variants[name] = {self._metric: mean, **rest, "train": known_mean(train)}
+        self.drawn[name] = [draw.digest(self._ids) for draw in draws]
+        self._train = known_mean(train)
+
+    def _summary(self, scores: FloatArray, draws: int) -> tuple[Values, str, dict[str, float]]:
+        # All draws share the resamples of one result: the interval uses the mean of their half widths.
+        resamples = max(_FEWEST_RESAMPLES, math.ceil(_RESAMPLES / draws))
+        test = self._test
+        return summarise(
+            test.kind,
+            test.classes,
+            test.values,
+            scores,
+            seed=self._seed,
+            resamples=resamples,
+            probabilities=self._probabilities,
+            groups=self._groups,
+        )
+
+    def outcome(self, *, selected: dict[str, Any], seeds: Sequence[int], notes: Sequence[str]) -> Outcome:
+        """Return the outcome, with the point that leads; every metric is the mean over the draws.
+
+        Args:
             selected: the selected settings.
             seeds: seeds of the draws.
             notes: remarks, one sentence each.
-            probabilities: conversion of the scores to probabilities, as for `summarise`.
         """
-        kind, classes, values = self._test.kind, self._test.classes, self._test.values
-        # All draws share the resamples of one result: the interval uses the mean of their half widths.
-        resamples = max(_FEWEST_RESAMPLES, math.ceil(_RESAMPLES / len(self._last)))
-        each = [
-            summarise(
-                kind,
-                classes,
-                values,
-                one.scores,
-                seed=seed,
-                resamples=resamples,
-                probabilities=probabilities,
-                groups=self._groups,
-            )
-            for one in self._last
-        ]
+        each, scores = self._each, self._scores
         metrics = {name: over_trainings([found[0][name] for found in each], find(name).bounds) for name in each[0][0]}
-        per_class = {name: known_mean([found[2][name] for found in each]) for name in classes}
+        per_class = {name: known_mean([found[2][name] for found in each]) for name in self._test.classes}
         draws = {"seeds": list(seeds), "samples_sha256": self.drawn}
-        scores = [one.scores.astype(np.float32) for one in self._last]
         return Outcome(
             metrics=metrics,
             headline=self._metric,
@@ -344,12 +368,12 @@ class LearningCurve:
             scores=scores[0],
             draws=tuple(scores) if len(scores) > 1 else (),
             per_class=per_class,
-            train=known_mean([one.train for one in self._last]),
+            train=self._train,
             selected={**selected, "draws": draws},
             variants=self.variants,
             converged=all(self._converged) if self._converged else None,
             notes=(*notes, *self._notes),
-            probabilities=probabilities,
+            probabilities=self._probabilities,
         )
 
 

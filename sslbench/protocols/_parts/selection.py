@@ -2,15 +2,18 @@
 
 import math
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import IntArray
+from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.data.groups import group_folds
 from sslbench.data.source import Labels
 from sslbench.errors import DataError
 from sslbench.features.array import Features
+from sslbench.metrics.classification import top_k_correct
+from sslbench.metrics.summary import headline
 
 _ROWS = 4096  # rows per block, so that memory-mapped features are never copied whole
 
@@ -117,6 +120,37 @@ def folds_of(classes: npt.NDArray[np.integer], number: int, groups: IntArray | N
     return folds
 
 
+def headline_by_blocks(labels: Labels, scores: Callable[[slice], FloatArray]) -> float:
+    """Return the leading metric of N samples, for single labels without all (N, C) scores at once.
+
+    Args:
+        labels: of the N samples.
+        scores: range of samples -> their scores (n, C), higher means more likely.
+    """
+    if labels.kind != "single":  # the average precision of a class needs the scores of all samples
+        return headline(labels.kind, labels.values, scores(slice(0, len(labels))))
+    right = 0
+    for start in range(0, len(labels), _ROWS):
+        rows = slice(start, start + _ROWS)
+        right += int(top_k_correct(labels.values[rows], scores(rows), 1).sum())
+    return right / len(labels) if len(labels) else math.nan
+
+
+def decide_by_blocks(x: Matrix, decide: Callable[[Matrix], FloatArray], outputs: int) -> FloatArray:
+    """Return the decision values (N, K) of features (N, D), which are prepared for the products block by block.
+
+    Args:
+        x: (N, D), possibly memory-mapped.
+        decide: features (n, D) -> decision values (n, K).
+        outputs: K.
+    """
+    decided = np.empty((len(x), outputs))
+    for start in range(0, len(x), _ROWS):
+        rows = slice(start, start + _ROWS)
+        decided[rows] = decide(x[rows])
+    return decided
+
+
 def percent(fraction: float) -> str:
     """Return a fraction as text for messages: '20 %'."""
     return f"{100 * fraction:g} %"
@@ -149,9 +183,10 @@ def signed_targets(labels: Labels, *, ignore: bool = True) -> tuple[npt.NDArray[
         ignore: leave samples out that are marked -1; False: they are negatives.
     """
     if labels.kind == "single":
-        targets = np.where(labels.values[:, None] == np.arange(len(labels.classes)), 1, -1).astype(np.int8)
+        targets = np.full((len(labels), len(labels.classes)), -1, np.int8)
+        targets[np.arange(len(labels)), labels.values] = 1
     else:
-        targets = np.where(labels.values > 0, 1, -1).astype(np.int8)
+        targets = np.where(labels.values > 0, np.int8(1), np.int8(-1))
         if ignore:
             targets[labels.values < 0] = 0
     learned = np.flatnonzero((targets > 0).any(axis=0) & (targets < 0).any(axis=0))

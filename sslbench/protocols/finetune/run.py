@@ -237,7 +237,7 @@ class FinetuneRun:
         test = Features(
             np.zeros((len(self.test), 0), np.float32), self.test.labels, self.test.ids, groups=source_groups(self.test)
         )
-        curve = few_shot.LearningCurve(test, self.whole.ids)
+        curve = few_shot.LearningCurve(test, self.whole.ids, seed=self.seed, probabilities=probabilities)
         position = {name: row for row, name in enumerate(self.whole.ids)}
         draws = [
             few_shot.Draw(each, np.array([position[name] for name in trial.rows.ids]), trial.rows.labels)
@@ -246,12 +246,11 @@ class FinetuneRun:
         curve.add(
             portion.text,
             draws,
-            [few_shot.Fitted(each.scores.astype(np.float64), each.train, math.nan) for each in trials],
+            (few_shot.Fitted(each.scores.astype(np.float64), each.train, math.nan) for each in trials),
+            headline=True,
         )
         selected = {f"draw {i}": trial.selected for i, trial in enumerate(trials) if trial.selected}
-        outcome = curve.outcome(
-            seed=self.seed, selected=selected, seeds=seeds, notes=notes, probabilities=probabilities
-        )
+        outcome = curve.outcome(selected=selected, seeds=seeds, notes=notes)
         return dataclasses.replace(outcome, weights=weights)
 
     def _weights(self, trial: _Trial) -> NetworkWeights | None:

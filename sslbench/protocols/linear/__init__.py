@@ -7,7 +7,8 @@ model is then fitted on all of train. Labels that are numbers are predicted by r
 
 Version 2: the same optimum, found faster; further settings, and regression. Version 3: converged means a proven bound
 of the distance to the optimum, in any size; every value of c is tried; no axis is lost in features used as they are;
-groups of samples are kept together where c or alpha is chosen, and intervals are those of half-samples.
+groups of samples are kept together where c or alpha is chosen, and intervals are those of half-samples. Version 4:
+features of more than 2^27 values are read where they lie, and not rounded to coordinates in single precision.
 """
 
 import dataclasses
@@ -21,7 +22,14 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.classification import top_k_correct
 from sslbench.metrics.summary import headline, summarise
-from sslbench.protocols._parts.selection import check_features, for_all_classes, holdout_rows, no_holdout, percent
+from sslbench.protocols._parts.selection import (
+    check_features,
+    decide_by_blocks,
+    for_all_classes,
+    holdout_rows,
+    no_holdout,
+    percent,
+)
 from sslbench.protocols.linear.cost import cost
 from sslbench.protocols.linear.settings import Settings
 from sslbench.protocols.protocol import CLASSES, OnFeatures, Protocol
@@ -29,9 +37,7 @@ from sslbench.results import Outcome
 from sslbench.steps import Advance, counted
 
 if TYPE_CHECKING:
-    from sslbench.solvers.logistic import Axes, Fit, Problem
-
-_ROWS = 8192
+    from sslbench.solvers.logistic import Axes, Fit, Problem, Unrotated
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -105,7 +111,10 @@ class LinearProbe:
 
     def scores(self, x: Matrix, labels: Labels) -> FloatArray:
         """Return decision values (N, C) of features (N, D), with a column for each of the C classes of `labels`."""
-        return _scores(self.model, self.axes.project(x), self.usable, labels)
+        decided = decide_by_blocks(
+            x, lambda block: self.model.decide(self.axes.project(block)), self.model.weight.shape[1]
+        )
+        return _for_all_classes(decided, self.usable, labels)
 
     def gives_logits(self, labels: Labels) -> bool:
         """Return whether the softmax of the scores is a probability: a class without an example in train has none."""
@@ -128,13 +137,12 @@ def train_probe(train: Features, settings: Settings, *, seed: int, on: Features 
 
     usable, notes = _usable_classes(train.labels)
     axes = principal_axes(train.x, standardise=settings.scale == "standard")
-    x = axes.project(train.x)
-    other = None if on is None else (axes.project(on.x), on.labels)
+    problem = _problem(axes.coordinates(train.x), train.labels, usable)
     while_choosing = len(settings.c) + 2 * settings.refine if len(settings.c) > 1 else 0
     with counted("linear", "fits", while_choosing + 1) as advance:
-        choice = _choose(x, train, other, axes.variance, settings, seed, advance)
+        choice = _choose(problem, train, on, axes, settings, seed, advance)
         model = fit(
-            _problem(x, train.labels, usable),
+            problem,
             axes.variance,
             choice.c,
             start=choice.start,
@@ -148,7 +156,7 @@ def train_probe(train: Features, settings: Settings, *, seed: int, on: Features 
             f"The solver did not converge in {model.iterations} steps: the objective exceeds its minimum {gap}; "
             f"the tolerance is {settings.tolerance:.2g}."
         )
-    on_train = _headline(model, x, usable, train.labels)
+    on_train = _headline(model, problem, usable, train.labels, len(train))
     selected = choice.selected | {"c": choice.c, "gap": model.gap, "iterations": model.iterations}
     return LinearProbe(axes, model, usable, on_train, selected, tuple(notes))
 
@@ -182,7 +190,7 @@ def _usable_classes(labels: Labels) -> tuple[IntArray, list[str]]:
     return usable, notes
 
 
-def _problem(x: Matrix, labels: Labels, usable: IntArray) -> "Problem":
+def _problem(x: "Matrix | Unrotated", labels: Labels, usable: IntArray) -> "Problem":
     from sslbench.solvers.logistic import Problem
 
     if labels.kind == "multi":
@@ -192,23 +200,31 @@ def _problem(x: Matrix, labels: Labels, usable: IntArray) -> "Problem":
     return Problem(x, np.searchsorted(usable, labels.values), len(usable))
 
 
-def _scores(model: "Fit", x: Matrix, usable: IntArray, labels: Labels) -> FloatArray:
+def _for_all_classes(decided: FloatArray, usable: IntArray, labels: Labels) -> FloatArray:
     """Return (N, C) decision values; a class that was not learned is below all others (single) or NaN (multi)."""
-    decision = model.decide(x)
     if labels.kind == "single" and len(usable) == 2:
-        decision = np.concatenate([-decision, decision], axis=1) / 2
-    return for_all_classes(decision, usable, labels)
+        decided = np.concatenate([-decided, decided], axis=1) / 2
+    return for_all_classes(decided, usable, labels)
 
 
-def _headline(model: "Fit", x: Matrix, usable: IntArray, labels: Labels) -> float:
-    """Return the leading metric of coordinates (N, R), for single labels without all (N, C) scores at once."""
+def _headline(model: "Fit", problem: "Problem", usable: IntArray, labels: Labels, n: int) -> float:
+    """Return the leading metric on the samples of a problem, for single labels without all (N, C) scores at once.
+
+    Args:
+        model: to score.
+        problem: of the samples whose class was learned.
+        usable: the learned classes.
+        labels: of these samples.
+        n: number of samples with those of other classes, which are never right.
+    """
+    blocks = problem.decide(model)
     if labels.kind != "single":  # the average precision of a class needs the scores of all samples
-        return headline(labels.kind, labels.values, _scores(model, x, usable, labels))
+        decided = np.concatenate([block for _, block in blocks])
+        return headline(labels.kind, labels.values, _for_all_classes(decided, usable, labels))
     right = 0
-    for start in range(0, len(x), _ROWS):
-        rows = slice(start, start + _ROWS)
-        right += int(top_k_correct(labels.values[rows], _scores(model, x[rows], usable, labels), 1).sum())
-    return right / len(x)
+    for rows, decided in blocks:
+        right += int(top_k_correct(labels.values[rows], _for_all_classes(decided, usable, labels), 1).sum())
+    return right / n
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,10 +238,10 @@ class _Choice:
 
 
 def _choose(
-    x: Matrix,
+    problem: "Problem",
     train: Features,
-    other: tuple[Matrix, Labels] | None,
-    variance: FloatArray,
+    test: Features | None,
+    axes: "Axes",
     settings: Settings,
     seed: int,
     advance: Advance,
@@ -233,10 +249,10 @@ def _choose(
     """Return the c with the best headline metric on a held-out part of train, or on test; of equals the smallest.
 
     Args:
-        x: coordinates of the training samples.
+        problem: of all training samples.
         train: their labels and groups.
-        other: coordinates and labels of test; None: a part of train is held out.
-        variance: of the coordinates.
+        test: samples to choose on; None: a part of train is held out.
+        axes: of the coordinates.
         settings: see `Settings`.
         seed: of the held-out part.
         advance: counts the fits.
@@ -246,29 +262,30 @@ def _choose(
     labels, grid = train.labels, sorted(settings.c)
     if len(grid) == 1:
         return _Choice(grid[0])
-    if other is not None:
-        on, fitted, (held_out, held_labels) = "test", np.arange(len(x)), other
+    if test is not None:
+        on, held_labels, inside = "test", test.labels, labels
+        learned = _usable_classes(inside)[0]
+        scored, scored_labels = _learned_part(axes.coordinates(test.x), held_labels, learned)
     else:
         parts = holdout_rows(labels, settings.holdout, seed, train.groups)
         if parts is None:
             middle = grid[len(grid) // 2]
             note = f"{no_holdout(train.groups)} to select c on; {middle:g} was used."
             return _Choice(middle, notes=(note,))
-        on, fitted = f"held-out {percent(settings.holdout)} of train", parts[0]
-        held_out, held_labels = x[parts[1]], labels.select(parts[1])
-    inside = labels.select(fitted)
-    learned, _ = _usable_classes(inside)
-    scored = _held_out_problem(held_out, held_labels, learned)
+        on, held_labels = f"held-out {percent(settings.holdout)} of train", labels.select(parts[1])
+        inside = labels.select(parts[0])
+        learned = _usable_classes(inside)[0]
+        scored, scored_labels = _learned_part(_select(problem.x, parts[1]), held_labels, learned)
+        problem = _problem(_select(problem.x, parts[0]), inside, learned)
 
     def judge(model: "Fit") -> tuple[float, float]:
         advance(1)
         loss = scored.loss(model) if len(scored.x) else float("nan")
-        return _headline(model, held_out, learned, held_labels), loss
+        return _headline(model, scored, learned, scored_labels, len(held_labels)), loss
 
-    problem = _problem(x if len(fitted) == len(x) else x[fitted], inside, learned)
     best, tried = search(
         problem,
-        variance,
+        axes.variance,
         grid,
         judge,
         patience=settings.patience,
@@ -290,14 +307,20 @@ def _choose(
     return _Choice(best.c, selected, tuple(notes), best.fit if same else None)
 
 
-def _held_out_problem(held_out: Matrix, labels: Labels, learned: IntArray) -> "Problem":
-    """Return the problem of the samples whose class was learned, to compute a loss on."""
-    rows = np.arange(len(held_out)) if labels.kind == "multi" else np.flatnonzero(np.isin(labels.values, learned))
-    return _problem(held_out[rows], labels.select(rows), learned)
+def _learned_part(x: "Matrix | Unrotated", labels: Labels, learned: IntArray) -> tuple["Problem", Labels]:
+    """Return the problem of the samples whose class was learned, to compute a loss on, and their labels."""
+    rows = np.arange(len(x)) if labels.kind == "multi" else np.flatnonzero(np.isin(labels.values, learned))
+    if len(rows) < len(x):
+        x, labels = _select(x, rows), labels.select(rows)
+    return _problem(x, labels, learned), labels
+
+
+def _select(x: "Matrix | Unrotated", rows: IntArray) -> "Matrix | Unrotated":
+    return x[rows] if isinstance(x, np.ndarray) else x.select(rows)
 
 
 PROTOCOL = Protocol(
-    version=3,
+    version=4,
     summary="Linear probe: logistic regression on frozen features, to convergence.",
     settings=Settings,
     kind=OnFeatures(check, run, cost, label_kinds=CLASSES | {"value"}, class_subsets=True),

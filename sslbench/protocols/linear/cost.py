@@ -7,7 +7,8 @@ from sslbench.runtime.cost import Cost
 
 PRODUCTS = 20
 """Products of a fit with coordinates and weights, there and back, as measured over the default path of c."""
-_SINGLE_FROM, _DOUBLE_UP_TO = 2**22, 2**27  # as in `solvers.logistic`
+_SINGLE_FROM, _STORED_UP_TO = 2**22, 2**27  # as in `solvers.logistic`
+_ROWS = 8192  # rows prepared at a time
 _BLOCK = 2**24  # values converted at a time, `solvers.logistic.problem`
 _STORED = 2**28  # probabilities kept during a step, `solvers.logistic.newton`
 _LOGIT = 200  # bytes per logit and product: exponentials, sums, residuals
@@ -42,23 +43,27 @@ def probe_cost(settings: Settings, shapes: Shapes) -> Cost:
     train, rank = shapes.train, min(shapes.train, shapes.width)
     tried = len(settings.c) + 2 * settings.refine if len(settings.c) > 1 else 0
     coordinates = float(train) * rank
-    item = DOUBLE if coordinates <= _DOUBLE_UP_TO else FLOAT
+    stored = coordinates <= _STORED_UP_TO
     held_out = 1 - settings.holdout if settings.select_on == "train" else 1
     outputs = 1 if shapes.labels == "single" and shapes.classes == 2 else shapes.classes
     # Coordinates, their part while c is chosen, and single precision beside double.
-    held = coordinates * item * (1 + (held_out if tried else 0))
-    held += coordinates * FLOAT if item == DOUBLE and coordinates * outputs >= _SINGLE_FROM else 0
+    held = coordinates * DOUBLE * (1 + (held_out if tried else 0))
+    held += coordinates * FLOAT if coordinates * outputs >= _SINGLE_FROM else 0
     fits = logistic_cost(train, rank, outputs, tried * held_out + 1)
-    return axes_cost(train, shapes.width) + fits.beside(held)
+    # More of them are never stored: two blocks of features, and weights on the features beside those on the axes.
+    without = 2.0 * _BLOCK * DOUBLE + 4 * DOUBLE * shapes.width * outputs
+    return axes_cost(train, shapes.width) + fits.beside(held if stored else without)
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:
     """Return the work of the linear probe."""
     summary = summary_cost(shapes.labels, shapes.test, shapes.classes)
     if shapes.labels != "value":
-        return probe_cost(settings, shapes) + summary.beside(FLOAT * float(shapes.train) * shapes.width)
+        coordinates = float(shapes.train) * min(shapes.train, shapes.width)
+        return probe_cost(settings, shapes) + summary.beside(DOUBLE * coordinates * (coordinates <= _STORED_UP_TO))
     rank = min(shapes.train, shapes.width)
     fits = axes_cost(shapes.train, shapes.width).times(2) + Cost(
         double=2.0 * (shapes.train + shapes.test * len(settings.alpha)) * rank * shapes.classes
     )
-    return fits.beside(DOUBLE * float(shapes.train + shapes.test) * rank) + summary
+    predicted = DOUBLE * float(shapes.train + shapes.test) * len(settings.alpha) * shapes.classes
+    return fits.beside(4.0 * _ROWS * rank * DOUBLE + predicted) + summary

@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from sslbench.arrays import Matrix
-from sslbench.data.source import Labels
+from sslbench.arrays import RowSubset
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
 from sslbench.protocols._parts.selection import holdout_rows, is_better, no_holdout, percent
@@ -18,9 +17,8 @@ def regress(train: Features, test: Features, settings: Settings, *, seed: int) -
     """Fit on train with the alpha that is best on a held-out part of it, score on test; see `linear.run`."""
     standardise = settings.scale == "standard"
     model = fit_regression(train.x, train.labels.values, standardise=standardise)
-    on_train, on_test = model.axes.project(train.x), model.axes.project(test.x)
-    alpha, selected, notes = _choose(train, test, model, on_test, settings, seed)
-    scores = model.predict(on_test, alpha)
+    alpha, selected, notes = _choose(train, test, model, settings, seed)
+    scores = model.predict(test.x, alpha)
     metrics, name, per_number = summarise(
         "value", test.labels.classes, test.labels.values, scores, seed=seed, groups=test.groups
     )
@@ -29,21 +27,22 @@ def regress(train: Features, test: Features, settings: Settings, *, seed: int) -
         headline=name,
         scores=scores.astype(np.float32),
         per_class=per_number,
-        train=headline("value", train.labels.values, model.predict(on_train, alpha)),
+        train=headline("value", train.labels.values, model.predict(train.x, alpha)),
         selected={"alpha": alpha} | selected,
         notes=notes,
     )
 
 
 def _choose(
-    train: Features, test: Features, model: RidgeRegression, on_test: Matrix, settings: Settings, seed: int
+    train: Features, test: Features, model: RidgeRegression, settings: Settings, seed: int
 ) -> tuple[float, dict[str, Any], tuple[str, ...]]:
     """Return the alpha with the highest R2, of equals the largest; the record of the choice, and notes."""
     grid = sorted(settings.alpha, reverse=True)
     if len(grid) == 1:
         return grid[0], {}, ()
     if settings.select_on == "test":
-        on, labels, tried, held_out = "test", test.labels, model, on_test
+        on, labels = "test", test.labels
+        predicted = model.predict_each(test.x, grid)
     else:
         parts = holdout_rows(train.labels, settings.holdout, seed, train.groups)
         if parts is None:
@@ -51,11 +50,10 @@ def _choose(
             note = f"{no_holdout(train.groups)} to select alpha on; {middle:g} was used."
             return middle, {}, (note,)
         on, labels = f"held-out {percent(settings.holdout)} of train", train.labels.select(parts[1])
-        tried = fit_regression(
-            train.x[parts[0]], train.labels.values[parts[0]], standardise=settings.scale == "standard"
-        )
-        held_out = tried.axes.project(train.x[parts[1]])
-    scores = [_score(tried, held_out, alpha, labels) for alpha in grid]
+        fitted, held_out = (RowSubset(train.x, rows) for rows in parts)
+        tried = fit_regression(fitted, train.labels.values[parts[0]], standardise=settings.scale == "standard")
+        predicted = tried.predict_each(held_out, grid)
+    scores = [headline("value", labels.values, values) for values in predicted]
     best = 0
     for i, score in enumerate(scores):
         best = i if is_better(score, scores[best]) else best
@@ -64,7 +62,3 @@ def _choose(
         end = "largest" if best == 0 else "smallest"
         notes = (f"The selected alpha={grid[best]:g} is the {end} value tried; the best may lie beyond.",)
     return grid[best], {"on": on, "score": scores[best], "seed": seed}, notes
-
-
-def _score(model: RidgeRegression, coordinates: Matrix, alpha: float, labels: Labels) -> float:
-    return headline("value", labels.values, model.predict(coordinates, alpha))

@@ -19,7 +19,7 @@ scores of all draws are kept, groups of samples are kept together, and intervals
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,14 +28,22 @@ from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.protocols._parts import few_shot
-from sslbench.protocols._parts.few_shot import Draw, LearningCurve, check_labels, leading, leading_metric, usable_k
+from sslbench.protocols._parts.few_shot import (
+    Draw,
+    Fitted,
+    LearningCurve,
+    check_labels,
+    leading,
+    leading_metric,
+    usable_k,
+)
 from sslbench.protocols._parts.selection import check_features, is_better, percent
 from sslbench.protocols.low_shot.cost import cost
 from sslbench.protocols.low_shot.models import Classifier, Logistic, Svm
 from sslbench.protocols.low_shot.settings import DEFAULT_K, Settings
 from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.results import Outcome
-from sslbench.steps import counted
+from sslbench.steps import Advance, counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +97,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     seeds = few_shot.seeds(seed, settings.draws)
     learner: Classifier = Svm(test.x, settings, seed) if settings.classifier == "svm" else Logistic(test.x, settings)
     strengths = settings.costs if settings.classifier == "svm" else settings.c
-    curve, on_test = LearningCurve(test, train.ids, settings.metric), {}
+    curve, on_test = LearningCurve(test, train.ids, settings.metric, seed=seed), {}
     with counted("low-shot", "draws", len(points) * len(seeds)) as advance:
         for point in points:
             draws = [point.draw(train, each, settings) for each in seeds]
@@ -97,11 +105,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
             if settings.select == "test" and len(strengths) > 1:
                 asked = settings.metric
                 used, on_test[point.name] = _best_on_test(learner, train, test.labels, draws, strengths, asked)
-            fitted = []
-            for draw in draws:
-                fitted.append(learner.fit(train.x[draw.rows], draw.labels, used, draw.groups))
-                advance(1)
-            curve.add(point.name, draws, fitted)
+            fitted = _fits(learner, train, draws, used, advance)
+            curve.add(point.name, draws, fitted, headline=point is points[-1])
     name = "cost" if settings.classifier == "svm" else "c"
     selected: dict[str, Any] = {}
     if len(strengths) > 1:
@@ -112,7 +117,16 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         f"{points[-1].name} images per class".replace("k=", "") if points[-1].k else f"{points[-1].name} of train"
     )
     notes = [f"The metrics are means over {settings.draws} draws of {condition}.", *notes]
-    return curve.outcome(seed=seed, selected=selected, seeds=seeds, notes=notes)
+    return curve.outcome(selected=selected, seeds=seeds, notes=notes)
+
+
+def _fits(
+    learner: Classifier, train: Features, draws: Sequence[Draw], strengths: Sequence[float], advance: Advance
+) -> Iterator[Fitted]:
+    """Yield the classifier of each draw."""
+    for draw in draws:
+        yield learner.fit(train.x[draw.rows], draw.labels, strengths, draw.groups)
+        advance(1)
 
 
 def _chosen_on(settings: Settings) -> str:

@@ -2,7 +2,7 @@
 
 import math
 
-from sslbench.protocols._parts.costs import DOUBLE, summary_cost
+from sslbench.protocols._parts.costs import DOUBLE, FLOAT, summary_cost
 from sslbench.protocols.linear.cost import axes_cost, logistic_cost
 from sslbench.protocols.low_shot.settings import Settings
 from sslbench.protocols.protocol import Shapes
@@ -24,9 +24,9 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
         total += _draw_cost(settings, shapes, min(rows, shapes.train), k).times(settings.draws)
     resamples = max(_FEWEST, math.ceil(_RESAMPLES / settings.draws))
     summary = summary_cost(shapes.labels, shapes.test, shapes.classes, resamples=resamples).times(settings.draws)
-    test = float(shapes.test) * shapes.width * DOUBLE if settings.classifier == "svm" else 0.0
     scores = summary.scores * settings.draws
-    held = test + settings.draws * float(shapes.test) * shapes.classes * DOUBLE
+    # Scores of one draw in double precision while the next is fitted, and of all in single.
+    held = float(shapes.test) * shapes.classes * (2 * DOUBLE + settings.draws * FLOAT)
     found = (total + summary).beside(held)
     return Cost(found.single, found.double, found.search, found.traffic, found.calls, found.memory, scores)
 
@@ -42,11 +42,11 @@ def _draw_cost(settings: Settings, shapes: Shapes, rows: int, k: int) -> Cost:
         rotation = rotation_cost(rows, shapes.width)
         return (
             rotation
-            + problems_cost(rows, shapes.width, problems, shapes.classes * max(1, folds)).beside(rotation.memory)
+            + problems_cost(rows, shapes.width, problems, shapes.classes * max(1, folds), 1.0).beside(rotation.memory)
             + scored
         )
     chosen = len(settings.c) * folds if len(settings.c) > 1 and folds > 1 else 0
     rank = min(rows, shapes.width)
     fits = logistic_cost(rows, rank, shapes.classes, chosen + 1).beside(2 * DOUBLE * float(rows) * rank)
-    projected = Cost(double=2.0 * shapes.test * shapes.width * rank, memory=float(shapes.test) * rank * DOUBLE)
+    projected = Cost(double=2.0 * shapes.test * shapes.width * rank)
     return axes_cost(rows, shapes.width) + fits + projected + scored

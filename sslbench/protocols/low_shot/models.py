@@ -10,9 +10,15 @@ import numpy.typing as npt
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.data.source import Labels
 from sslbench.metrics import ranking
-from sslbench.metrics.summary import headline
+from sslbench.metrics.classification import top_k_correct
 from sslbench.protocols._parts.few_shot import Fitted, leading, stratified_folds
-from sslbench.protocols._parts.selection import class_sizes, folds_of_class, for_all_classes, signed_targets
+from sslbench.protocols._parts.selection import (
+    class_sizes,
+    decide_by_blocks,
+    folds_of_class,
+    for_all_classes,
+    signed_targets,
+)
 from sslbench.protocols.low_shot.settings import Settings
 from sslbench.protocols.svm.choice import choose_each, choose_one, make_solver
 from sslbench.protocols.svm.settings import Settings as SvmSettings
@@ -41,8 +47,7 @@ class Svm:
     """One linear SVM per class, as in the SVM protocol; labels -1 are left out."""
 
     def __init__(self, test: Matrix, settings: Settings, seed: int) -> None:
-        self._settings, self._seed = settings, seed
-        self._test = _unit(test)
+        self._settings, self._seed, self._test = settings, seed, test
 
     def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:
         """Fit one draw, see `Classifier`. With several labels per sample the cost is chosen per class."""
@@ -54,7 +59,8 @@ class Svm:
         solver, notes = make_solver(x, self._as_svm(strengths), self._seed)
         strength, costs, searched = self._choose(solver, targets, names, labels.kind, strengths, groups)
         models = solver.fit(targets, costs)
-        scores = for_all_classes(models.decide(self._test), learned, labels)
+        decided = decide_by_blocks(self._test, lambda block: models.decide(_unit(block)), len(learned))
+        scores = for_all_classes(decided, learned, labels)
         train = leading(self._settings.metric, labels, for_all_classes(models.decide(x), learned, labels))
         return Fitted(scores, train, strength, bool(models.converged.all()), (*notes, *searched))
 
@@ -110,8 +116,9 @@ class Logistic:
         x = axes.project(x)
         strength = self._choose(x, labels, axes.variance, strengths, groups)
         model, learned = self._fit(x, labels, axes.variance, strength, None, self._settings.tolerance)
-        scores = _decide(model, axes.project(self._test), learned, labels)
-        train = leading(self._settings.metric, labels, _decide(model, x, learned, labels))
+        decided = decide_by_blocks(self._test, lambda block: model.decide(axes.project(block)), model.weight.shape[1])
+        scores = _for_all_classes(decided, learned, labels)
+        train = leading(self._settings.metric, labels, _for_all_classes(model.decide(x), learned, labels))
         return Fitted(scores, train, strength, model.converged)
 
     def _fit(
@@ -136,7 +143,9 @@ class Logistic:
         if folds is None:
             return len(x) / self._settings.fixed_lambda
         grid = sorted(strengths)
-        held_out_scores = np.full((len(grid), len(x), len(labels.classes)), np.nan)
+        single = labels.kind == "single"
+        right = np.zeros(len(grid))
+        held_out_scores = np.full((len(grid), 0 if single else len(x), len(labels.classes)), np.nan)
         for fold in range(int(folds.max()) + 1):
             rows = folds == fold
             inside, rest = _without(x, labels, rows)
@@ -145,10 +154,13 @@ class Logistic:
             model = None
             for i, c in enumerate(grid):
                 model, learned = self._fit(inside, rest, variance, c, model, TOLERANCE)
-                decided = _decide(model, x, learned, labels)
-                mask = rows if rows.ndim == 2 else rows[:, None]
-                held_out_scores[i] = np.where(mask, decided, held_out_scores[i])
-        scores = [_held_out_score(labels, folds, part) for part in held_out_scores]
+                if single:  # the scores at all strengths of a share of ImageNet are over a gigabyte
+                    decided = _for_all_classes(model.decide(x[rows]), learned, labels)
+                    right[i] += top_k_correct(labels.values[rows], decided, 1).sum()
+                else:
+                    decided = _for_all_classes(model.decide(x), learned, labels)
+                    held_out_scores[i] = np.where(rows, decided, held_out_scores[i])
+        scores = right if single else [_average_precision(labels, folds, part) for part in held_out_scores]
         return grid[int(np.argmax(np.nan_to_num(scores, nan=-1.0)))]
 
 
@@ -181,8 +193,7 @@ def _problem(x: Matrix, labels: Labels, targets: npt.NDArray[np.int8], learned: 
     return Problem(x, np.searchsorted(learned, labels.values), len(learned))
 
 
-def _decide(model: "Fit", x: Matrix, learned: IntArray, labels: Labels) -> FloatArray:
-    decision = model.decide(x)
+def _for_all_classes(decision: FloatArray, learned: IntArray, labels: Labels) -> FloatArray:
     if labels.kind == "single" and len(learned) == 2:
         decision = np.concatenate([-decision, decision], axis=1) / 2
     return for_all_classes(decision, learned, labels)
@@ -212,10 +223,8 @@ def _without(x: Matrix, labels: Labels, held_out: npt.NDArray[np.bool_]) -> tupl
     return x, dataclasses.replace(labels, values=np.where(held_out, -1, labels.values).astype(np.int8))
 
 
-def _held_out_score(labels: Labels, folds: npt.NDArray[np.int16], scores: FloatArray) -> float:
-    """Return accuracy, or the mean over classes and folds of the non-interpolated average precision."""
-    if folds.ndim == 1:
-        return headline("single", labels.values, np.where(np.isnan(scores), -np.inf, scores))
+def _average_precision(labels: Labels, folds: npt.NDArray[np.int16], scores: FloatArray) -> float:
+    """Return the mean over classes and folds of the non-interpolated average precision."""
     values = [
         ranking.single_class(ranking.non_interpolated, labels.values[rows, c], scores[rows, c])
         for c in range(folds.shape[1])

@@ -12,18 +12,24 @@ Version 3: the folds keep groups of samples together, and intervals are those of
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray, IntArray
+from sslbench.arrays import IntArray
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.metrics.summary import headline, summarise
-from sslbench.protocols._parts.selection import check_features, for_all_classes, signed_targets
+from sslbench.metrics.summary import summarise
+from sslbench.protocols._parts.selection import (
+    check_features,
+    decide_by_blocks,
+    for_all_classes,
+    headline_by_blocks,
+    signed_targets,
+)
 from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.protocols.svm.choice import choose_each, choose_one, make_solver
 from sslbench.protocols.svm.cost import cost
 from sslbench.protocols.svm.settings import Settings
 from sslbench.results import Outcome
-from sslbench.solvers.svm import relative_gaps
+from sslbench.solvers.svm import PreparedRows, relative_gaps
 from sslbench.steps import counted
 
 
@@ -52,7 +58,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     """
     check_features(train, test)
     check(settings, train.labels)
-    x = _prepare(train.x, settings.normalise)
+    x = PreparedRows(train.x, settings.normalise)
     targets, usable = _targets(train.labels, settings)
     left_out = [name for c, name in enumerate(train.labels.classes) if c not in usable]
     notes = [f"Classes without an example in train were left out: {', '.join(left_out)}."] if left_out else []
@@ -64,7 +70,9 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         choice = choose_each(solver, targets, names, settings, train.groups)
     with counted("svm: final models", "classes", targets.shape[1]):
         models = solver.fit(targets, choice.costs)
-    decision, train_decision = models.decide(_prepare(test.x, settings.normalise)), models.decide(x)
+    decision = decide_by_blocks(
+        test.x, lambda block: models.decide(PreparedRows(block, settings.normalise)[:]), len(usable)
+    )
     unconverged = int(np.sum(~models.converged))
     gaps = relative_gaps(
         x,
@@ -85,7 +93,9 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         headline=name,
         scores=scores.astype(np.float32),
         per_class=per_class,
-        train=headline(kind, train.labels.values, for_all_classes(train_decision, usable, train.labels)),
+        train=headline_by_blocks(
+            train.labels, lambda rows: for_all_classes(models.decide(x[rows]), usable, train.labels)
+        ),
         selected=choice.selected | {"gap": float(gaps.max())},
         converged=not unconverged,
         notes=tuple(notes),
@@ -97,18 +107,10 @@ def _check_settings(settings: Settings) -> None:
         raise UsageError(f"svm: costs should be one or several numbers greater than 0, not {list(settings.costs)}")
     if settings.folds < 2:
         raise UsageError(f"svm: folds should be at least 2, not {settings.folds}")
-    for name in ("positive_weight", "intercept_scaling", "tolerance", "max_iter"):
+    for name in ("positive_weight", "intercept_scaling", "tolerance", "max_iter", "max_memory"):
         value = getattr(settings, name)
         if not (np.isfinite(value) and value > 0):
             raise UsageError(f"svm: {name} should be greater than 0, not {value}")
-
-
-def _prepare(x: npt.NDArray[np.floating], normalise: bool) -> FloatArray:
-    """Return features as float64 (always a copy), divided by their length + 1e-5 if `normalise`."""
-    prepared = np.array(x, dtype=np.float64)
-    if normalise:
-        prepared /= np.linalg.norm(prepared, axis=1, keepdims=True) + 1e-5
-    return prepared
 
 
 def _targets(labels: Labels, settings: Settings) -> tuple[npt.NDArray[np.int8], IntArray]:

@@ -26,7 +26,7 @@ class Choice:
     notes: tuple[str, ...] = ()
 
 
-def make_solver(x: FloatArray, settings: Settings, seed: int) -> tuple[svm.SvmSolver, list[str]]:
+def make_solver(x: FloatArray | svm.PreparedRows, settings: Settings, seed: int) -> tuple[svm.SvmSolver, list[str]]:
     """Return the solver of the settings for features (N, D), with a note where 'auto' chose the slow one."""
     axes = min(x.shape[0], x.shape[1] + 1)
     if settings.solver == "newton" or (settings.solver == "auto" and axes <= _NEWTON_UP_TO):
@@ -35,7 +35,7 @@ def make_solver(x: FloatArray, settings: Settings, seed: int) -> tuple[svm.SvmSo
         return Newton(x, settings), []
 
     because = f"liblinear was used, because {axes} axes are too many for the joint solver."
-    return Liblinear(x, settings, seed), [because[0].upper() + because[1:]] if settings.solver == "auto" else []
+    return Liblinear(x[:], settings, seed), [because[0].upper() + because[1:]] if settings.solver == "auto" else []
 
 
 def choose_each(

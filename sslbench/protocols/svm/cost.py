@@ -13,11 +13,15 @@ _GRADIENTS = 60  # iterations of conjugate gradients, where those are cheaper th
 _STEP = 600  # bytes per problem and sample: derivatives and line search of its steps
 _CALLS = 20  # calls of array functions per system
 _GRAM_UP_TO = 2**26  # `solvers.svm.features`
-_BLOCK, _ARRAYS = 2**30, 24  # bytes of a block of problems, and arrays of each, `protocols.svm.newton`
+_ARRAYS = 24  # arrays of each problem of a block, `protocols.svm.newton`
+_ROWS = 32768  # rows prepared at a time, `solvers.svm.features`
 
 
-def problems_cost(rows: int, width: int, problems: float, together: float) -> Cost:
-    """Return the cost of solving problems on features (rows, width), one cost each; `together` of them at a time."""
+def problems_cost(rows: int, width: int, problems: float, together: float, max_memory: float) -> Cost:
+    """Return the cost of solving problems on features (rows, width), one cost each; `together` of them at a time.
+
+    They take at most `max_memory` GB, but for one class.
+    """
     rank = min(rows, width + 1)
     inside = INSIDE * rows
     kept = float(rows) ** 2 <= min(_GRAM_UP_TO, 4.0 * rows * rank)
@@ -32,7 +36,7 @@ def problems_cost(rows: int, width: int, problems: float, together: float) -> Co
         double=(0 if gradients else decomposed * systems) + 4.0 * rows * rank * systems,
         traffic=problems * rows * _STEP + (0 if gradients else systems * inside * min(inside, rank) * 3 * DOUBLE),
         calls=systems * _CALLS,
-        memory=min(float(_BLOCK), together * DOUBLE * _ARRAYS * (rows + rank)),
+        memory=min(max_memory * 1e9, together * DOUBLE * _ARRAYS * (rows + rank)),
     )
 
 
@@ -43,7 +47,10 @@ def rotation_cost(rows: int, width: int) -> Cost:
     return Cost(
         double=4 * size * rank + EIGEN * float(rank) ** 3 + 2 * gram * rank,
         traffic=size * 6 * DOUBLE,
-        memory=size * (2 * DOUBLE) + float(rows) * rank * (DOUBLE + FLOAT) + gram * DOUBLE,
+        # With fewer rows than columns the span of the rows is held whole.
+        memory=(2 * size if rows <= width else 2.0 * min(rows, _ROWS) * width) * DOUBLE
+        + float(rows) * rank * (DOUBLE + FLOAT)
+        + gram * DOUBLE,
     )
 
 
@@ -54,11 +61,11 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
     rotation = rotation_cost(shapes.train, shapes.width)
     # One block of problems after the other: their memory is that of a block.
     together = classes * (settings.folds if costs > 1 else 1)
-    solved = problems_cost(shapes.train, shapes.width, problems, together)
+    solved = problems_cost(shapes.train, shapes.width, problems, together, settings.max_memory)
     choice = costs * shapes.train * 2 * DOUBLE + shapes.train * classes * 3
     scored = Cost(
         double=2.0 * (shapes.test + 3 * shapes.train) * shapes.width * classes,
-        memory=float(shapes.train) * classes * 2 * DOUBLE + float(shapes.test) * shapes.width * DOUBLE,
+        memory=min(shapes.train, _ROWS) * 64.0 * 5 * DOUBLE + float(shapes.test) * classes * DOUBLE,
     )
     return (
         rotation

@@ -7,11 +7,10 @@ import torch
 
 from sslbench.arrays import FloatArray, Int8Array, Int16Array
 from sslbench.protocols.svm.settings import Settings
-from sslbench.solvers.svm import HeldOut, Models, no_model
+from sslbench.solvers.svm import HeldOut, Models, PreparedRows, no_model
 from sslbench.solvers.svm.features import rotate
 from sslbench.solvers.svm.squared_hinge import Solutions, solve
 
-_BLOCK_BYTES = 2**30
 _SEARCH = 10  # looser tolerance while costs are compared: still 1e-6 of the objective
 _INTERMEDIATE = 100  # factor of the tolerance at the smaller costs on the path to the final one
 _ARRAYS = 24  # float64 arrays per problem, each of the length of the samples or the axes
@@ -20,11 +19,11 @@ _ARRAYS = 24  # float64 arrays per problem, each of the length of the samples or
 class Newton:
     """All models of one data set."""
 
-    def __init__(self, x: FloatArray, settings: Settings, block_bytes: int = _BLOCK_BYTES) -> None:
+    def __init__(self, x: FloatArray | PreparedRows, settings: Settings) -> None:
         """Rotate the features (N, D), once for all models."""
         self._settings = settings
         self._features = rotate(x, settings.intercept_scaling)
-        self._block = max(1, block_bytes // (8 * _ARRAYS * sum(self._features.x.shape)))
+        self._block = max(1, int(settings.max_memory * 1e9 / (8 * _ARRAYS * sum(self._features.x.shape))))
 
     def held_out(self, targets: Int8Array, folds: Int16Array) -> Iterator[HeldOut]:
         """Yield decision values on the held-out folds; see `Solver`."""

@@ -26,6 +26,12 @@ class Settings:
         "newton: all classes, costs and folds jointly; liblinear: scikit-learn's LinearSVC, "
         "one by one; auto: newton, unless samples and features both exceed 12,288",
     )
+    max_memory: float = setting(
+        1.0,
+        "working memory of newton beside the features, by which classes are solved together",
+        unit="GB",
+        changes_result=False,
+    )
     max_iter: int = setting(2000, "largest number of solver iterations")
     tolerance: float = setting(
         1e-4, "newton: largest relative distance of the coefficients from the optimum; liblinear: its own measure"

@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from sslbench.arrays import FloatArray, Matrix
+from sslbench.arrays import FloatArray, Matrix, Rows
 from sslbench.solvers.logistic.newton import polish
-from sslbench.solvers.logistic.problem import Fit, Precision, Problem, preconditioner
+from sslbench.solvers.logistic.problem import Fit, Problem, preconditioner
+from sslbench.solvers.logistic.unrotated import Precision, Unrotated
 
-__all__ = ["Axes", "Fit", "Problem", "extrapolate", "fit", "principal_axes"]
+__all__ = ["Axes", "Fit", "Problem", "Unrotated", "extrapolate", "fit", "principal_axes"]
 
-_DOUBLE_UP_TO = 2**27  # feature values (1 GB); above that the coordinates are kept in single precision, to save memory
+_STORED_UP_TO = 2**27  # coordinates kept in memory (1 GB); of more samples they are never stored
 _SINGLE_FROM = 2**22  # feature values x outputs above which single precision is worth a copy of the features
 _NEWTON_FROM = 1e-4  # estimated relative distance below which Newton's method is faster than L-BFGS
 _STALLED = 1e-3  # share of the tolerance: L-BFGS ends when a step gains less
@@ -39,24 +40,28 @@ class Axes:
         std: (D,) standard deviation; infinite for a constant feature, whose standardised value is then 0.
         rotation: (D, R) orthonormal columns: the principal axes with nonzero variance, R <= min(N, D).
         variance: (R,) variance along the axes.
-        dtype: dtype of the coordinates.
     """
 
     mean: FloatArray
     std: FloatArray
     rotation: FloatArray
     variance: FloatArray
-    dtype: Precision
 
-    def project(self, x: Matrix) -> Matrix:
+    def coordinates(self, x: Matrix) -> Matrix | Unrotated:
+        """Return the (N, R) coordinates of features (N, D) for a `Problem`; those of very many are not stored."""
+        if len(x) * self.rotation.shape[1] <= _STORED_UP_TO:
+            return self.project(x)
+        return Unrotated(x, self.mean, self.rotation / self.std[:, None])
+
+    def project(self, x: Rows) -> FloatArray:
         """Return the (N, R) coordinates of features (N, D)."""
-        out = np.empty((len(x), self.rotation.shape[1]), dtype=self.dtype)
+        out = np.empty((len(x), self.rotation.shape[1]))
         for start in range(0, len(x), _ROWS):
             out[start : start + _ROWS] = _standardise(x[start : start + _ROWS], self.mean, self.std) @ self.rotation
         return out
 
 
-def principal_axes(x: Matrix, *, standardise: bool = True) -> Axes:
+def principal_axes(x: Rows, *, standardise: bool = True) -> Axes:
     """Return mean, standard deviation and principal axes of features (N, D).
 
     If N < D the axes are found in the span of the samples. Axes whose variance is below 1e-8 of the largest are
@@ -76,7 +81,7 @@ def principal_axes(x: Matrix, *, standardise: bool = True) -> Axes:
     if not standardise:
         std = np.ones_like(std)
     n, width = x.shape
-    rotation = np.linalg.qr(_standardise(x, mean, std).T)[0] if n < width else np.eye(width)
+    rotation = np.linalg.qr(_standardise(x[:], mean, std).T)[0] if n < width else np.eye(width)
     variance, open_axes = np.zeros(rotation.shape[1]), rotation.shape[1]
     noise, rotated = 0.0, n < width
     while open_axes:
@@ -87,11 +92,10 @@ def principal_axes(x: Matrix, *, standardise: bool = True) -> Axes:
         # The eigenvalues ascend; the small ones are known to few digits.
         open_axes = int(np.sum(values < _ACCURATE * values[-1])) if values[-1] > noise else 0
     kept = variance > noise
-    dtype = np.float64 if n * int(kept.sum()) <= _DOUBLE_UP_TO else np.float32
-    return Axes(mean, std, np.ascontiguousarray(rotation[:, kept]), variance[kept], dtype)
+    return Axes(mean, std, np.ascontiguousarray(rotation[:, kept]), variance[kept])
 
 
-def _covariance(x: Matrix, mean: FloatArray, std: FloatArray, axes: FloatArray | None) -> FloatArray:
+def _covariance(x: Rows, mean: FloatArray, std: FloatArray, axes: FloatArray | None) -> FloatArray:
     """Return the covariance of the standardised features, or of their coordinates on `axes` (D, R)."""
     width = x.shape[1] if axes is None else axes.shape[1]
     covariance = np.zeros((width, width))
@@ -106,7 +110,7 @@ def _standardise(x: Matrix, mean: FloatArray, std: FloatArray) -> FloatArray:
     return np.asarray((x.astype(np.float64) - mean) / std)
 
 
-def _moments(x: Matrix) -> tuple[FloatArray, FloatArray]:
+def _moments(x: Rows) -> tuple[FloatArray, FloatArray]:
     """Return mean and standard deviation per feature, in two passes to avoid cancellation."""
     blocks = range(0, len(x), _ROWS)
     mean = np.sum([x[i : i + _ROWS].sum(axis=0, dtype=np.float64) for i in blocks], axis=0) / len(x)

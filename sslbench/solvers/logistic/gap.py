@@ -107,7 +107,7 @@ def certify(problem: Problem, weight: FloatArray, bias: FloatArray, penalty: flo
 def _bias_step(problem: Problem, at: Certificate) -> FloatArray:
     """Return the (K,) Newton step of the biases alone; single precision is enough for its Hessian."""
     hessian = np.zeros((problem.outputs, problem.outputs))
-    weight, bias = at.weight.astype(np.float32), at.bias.astype(np.float32)
+    weight, bias = problem.on_columns(at.weight, np.float32), at.bias.astype(np.float32)
     diagonal = np.diag_indices_from(hessian)
     for rows, x in problem.blocks(np.float32):
         logits = x @ weight

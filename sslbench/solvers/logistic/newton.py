@@ -9,7 +9,8 @@ import numpy as np
 
 from sslbench.arrays import FloatArray, Matrix
 from sslbench.solvers.logistic.gap import Certificate, certify
-from sslbench.solvers.logistic.problem import Fit, Precision, Problem
+from sslbench.solvers.logistic.problem import Fit, Problem
+from sslbench.solvers.logistic.unrotated import Precision
 
 STORED_UP_TO = 2**28  # probabilities stored during a step (1 GB in single precision); more are recomputed
 _ACCURACY = 0.03  # relative residual of a Newton system: higher accuracy costs more iterations than it saves steps
@@ -30,7 +31,7 @@ class Hessian:
             bias: (K,).
         """
         self._problem, self._precision = problem, precision
-        self._weight: Matrix = weight.astype(precision)
+        self._weight = problem.on_columns(weight, precision)
         self._bias: Matrix = bias.astype(precision)
         self._parts: list[Matrix] = []
         if len(problem.x) * problem.outputs <= STORED_UP_TO:
@@ -38,20 +39,23 @@ class Hessian:
 
     def product(self, direction: FloatArray) -> FloatArray:
         """Return the (R + 1, K) product with a direction (R + 1, K), whose last row belongs to the biases."""
-        narrow: Matrix = direction.astype(self._precision)
-        out, total = np.zeros(direction.shape[::-1]), len(self._problem.x)
+        narrow, offset = (
+            self._problem.on_columns(direction[:-1], self._precision),
+            direction[-1].astype(self._precision),
+        )
+        out, by_bias = np.zeros((self._problem.outputs, self._problem.width)), np.zeros(self._problem.outputs)
         for i, (rows, x) in enumerate(self._problem.blocks(self._precision)):
             parts = self._parts[i] if self._parts else self._of_block(x, rows)
-            change = x @ narrow[:-1]
-            change += narrow[-1]
+            change = x @ narrow
+            change += offset
             if self._problem.multinomial:
                 # Relative to the sample's own class, to avoid cancellation if its probability is nearly 1.
                 change -= change[np.arange(len(change)), self._problem.targets[rows]][:, None]
                 change -= np.einsum("nk,nk->n", parts, change)[:, None]
             change *= parts
-            out[:, :-1] += change.T @ x
-            out[:, -1] += change.sum(axis=0, dtype=np.float64)
-        return out.T / total
+            out += change.T @ x
+            by_bias += change.sum(axis=0, dtype=np.float64)
+        return np.vstack([self._problem.on_axes(out.T), by_bias]) / len(self._problem.x)
 
     def diagonal(self) -> FloatArray:
         """Return the (R + 1, K) diagonal."""
@@ -66,7 +70,8 @@ class Hessian:
                 others = of_sample.sum(axis=1)
                 of_sample *= 1 - parts
                 of_sample[own] = parts[own] * others
-            out[:, :-1] += of_sample.T @ (x * x)
+            on_axes = self._problem.coordinates(x)
+            out[:, :-1] += of_sample.T @ (on_axes * on_axes)
             out[:, -1] += of_sample.sum(axis=0, dtype=np.float64)
         return out.T / total
 

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, Matrix
-
-Precision = type[np.float32] | type[np.float64]
+from sslbench.solvers.logistic.unrotated import Precision, Unrotated
 
 _LOGITS = 2**21  # logits per block of samples, which fit into the cache
 _VALUES = 2**24  # feature values per block of samples, which bounds the memory of conversions
@@ -78,11 +77,13 @@ class ClassSums:
 class Problem:
     """Mean loss over samples as a function of weights on the principal axes."""
 
-    def __init__(self, x: Matrix, targets: npt.NDArray[np.int64] | npt.NDArray[np.int8], outputs: int) -> None:
+    def __init__(
+        self, x: Matrix | Unrotated, targets: npt.NDArray[np.int64] | npt.NDArray[np.int8], outputs: int
+    ) -> None:
         """Store the samples.
 
         Args:
-            x: (N, R) coordinates.
+            x: (N, R) coordinates, or the features that they are computed from.
             targets: (N,) classes 0..K-1 for a multinomial problem; (N, K) of 1, 0 or -1 (ignored) for K binary ones.
             outputs: K.
         """
@@ -90,28 +91,51 @@ class Problem:
         self.multinomial = targets.ndim == 1
         self._single: Matrix | None = None
 
-    def blocks(self, precision: Precision) -> Iterator[tuple[slice, Matrix]]:
-        """Yield the samples in blocks with their coordinates in the given precision.
+    @property
+    def width(self) -> int:
+        """Number of columns of the blocks: coordinates, or features that are not rotated."""
+        return len(self.x.turn) if isinstance(self.x, Unrotated) else int(self.x.shape[1])
 
-        Blocks keep intermediate results in the cache and bound the memory. A copy in single precision is made once; a
-        conversion to double precision is made per block.
+    def blocks(self, precision: Precision) -> Iterator[tuple[slice, Matrix]]:
+        """Yield the samples in blocks with their columns (n, width) in the given precision.
+
+        Blocks keep intermediate results in the cache and bound the memory. Of coordinates a copy in single precision
+        is made once; a conversion to double precision is made per block. A block is valid until the next one.
         """
+        rows = max(256, min(_LOGITS // self.outputs, _VALUES // max(1, self.width)))
+        for start in range(0, len(self.x), rows):
+            block = slice(start, start + rows)
+            yield block, self._columns(block, precision)
+
+    def _columns(self, block: slice, precision: Precision) -> Matrix:
+        if isinstance(self.x, Unrotated):
+            return self.x.centred(block, precision)
         x = self.x
         if precision is np.float32:
             if self._single is None:
-                self._single = self.x.astype(np.float32, copy=False)
+                self._single = x.astype(np.float32, copy=False)
             x = self._single
-        rows = max(256, min(_LOGITS // self.outputs, _VALUES // max(1, x.shape[1])))
-        for start in range(0, len(x), rows):
-            block = slice(start, start + rows)
-            yield block, x[block].astype(precision, copy=False)
+        return x[block].astype(precision, copy=False)
+
+    def on_columns(self, weight: FloatArray, precision: Precision) -> Matrix:
+        """Return weights (R, K) of the coordinates as those (width, K) of the columns of the blocks."""
+        weight = self.x.turn @ weight if isinstance(self.x, Unrotated) else weight
+        return weight.astype(precision, copy=False)
+
+    def on_axes(self, by_columns: FloatArray) -> FloatArray:
+        """Return the derivatives (R, K) by weights of the coordinates from those (width, K) by weights of columns."""
+        return self.x.turn.T @ by_columns if isinstance(self.x, Unrotated) else by_columns
+
+    def coordinates(self, columns: Matrix) -> Matrix:
+        """Return the coordinates (n, R) of a block of columns (n, width)."""
+        return columns @ self.x.turn.astype(columns.dtype) if isinstance(self.x, Unrotated) else columns
 
     @functools.cached_property
     def class_sums(self) -> ClassSums:
         """Means over all samples per class."""
         n, outputs = len(self.x), self.outputs
         positive, known = np.zeros(outputs), np.zeros(outputs)
-        x_positive, x_known = np.zeros((self.x.shape[1], outputs)), np.zeros((self.x.shape[1], outputs))
+        x_positive, x_known = np.zeros((self.width, outputs)), np.zeros((self.width, outputs))
         for rows, x in self.blocks(np.float64):
             targets = self.targets[rows]
             is_positive = (targets[:, None] == np.arange(outputs)) if self.multinomial else targets > 0
@@ -120,14 +144,14 @@ class Problem:
             known += is_known.sum(axis=0)
             x_positive += x.T @ is_positive.astype(np.float64)
             x_known += x.T @ is_known
-        return ClassSums(positive / n, known / n, x_positive / n, x_known / n)
+        return ClassSums(positive / n, known / n, self.on_axes(x_positive) / n, self.on_axes(x_known) / n)
 
     def loss_and_gradient(self, precision: Precision, weight: FloatArray, bias: FloatArray) -> LossAndGradient:
         """Return the mean loss and its gradient; products in the given precision, sums over the samples in double."""
-        narrow: Matrix = weight.astype(precision, copy=False)
+        narrow = self.on_columns(weight, precision)
         offset: Matrix = bias.astype(precision, copy=False)
         losses = np.zeros(1 if self.multinomial else self.outputs)
-        by_weight, by_bias = np.zeros(weight.shape[::-1]), np.zeros(len(bias))
+        by_weight, by_bias = np.zeros((self.outputs, self.width)), np.zeros(len(bias))
         for rows, x in self.blocks(precision):
             logits = x @ narrow
             logits += offset
@@ -135,7 +159,7 @@ class Problem:
             by_weight += logits.T @ x
             by_bias += logits.sum(axis=0, dtype=np.float64)
         n = len(self.x)
-        return LossAndGradient(losses / n, by_weight.T / n, by_bias / n)
+        return LossAndGradient(losses / n, self.on_axes(by_weight.T) / n, by_bias / n)
 
     def loss_and_residuals(self, logits: Matrix, rows: slice) -> FloatArray:
         """Return the summed losses of (n, K) logits, and overwrite the logits by the gradient of the losses by them."""
@@ -155,17 +179,26 @@ class Problem:
         residuals[np.arange(len(residuals)), classes] += 1
         return residuals
 
+    def decide(self, model: Fit) -> Iterator[tuple[slice, FloatArray]]:
+        """Yield the decision values (n, K) of a model, block by block."""
+        single = isinstance(self.x, Unrotated) or self.x.dtype == np.float32
+        precision: Precision = np.float32 if single else np.float64
+        weight = self.on_columns(model.weight, precision)
+        for rows, x in self.blocks(precision):
+            yield rows, np.asarray(x @ weight + model.bias, dtype=np.float64)
+
     def loss(self, model: Fit) -> float:
         """Return the mean loss per sample of a model; K binary losses are summed."""
-        blocks = self.blocks(np.float32 if self.x.dtype == np.float32 else np.float64)
-        losses = [self.loss_and_residuals(model.decide(x), rows).sum() for rows, x in blocks]
+        losses = [self.loss_and_residuals(decided, rows).sum() for rows, decided in self.decide(model)]
         return float(np.sum(losses)) / len(self.x)
 
     def curvature(self, precision: Precision, weight: FloatArray, bias: FloatArray) -> float:
         """Return the mean of p (1 - p) over outputs and a subset of samples, enough for a preconditioner."""
         step = max(1, len(self.x) * self.outputs // _LOGITS)
-        subset = self.x[::step].astype(precision)
-        logits = subset @ weight.astype(precision) + bias.astype(precision)
+        if isinstance(self.x, Unrotated):
+            step = max(step, len(self.x) * self.width // _VALUES)
+        subset = self._columns(slice(None, None, step), precision)
+        logits = subset @ self.on_columns(weight, precision) + bias.astype(precision)
         targets: Any = self.targets[::step]
         if not self.multinomial:
             _binary(logits, targets)

@@ -7,9 +7,36 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray, Int8Array, Int16Array
+from sslbench.arrays import FloatArray, Int8Array, Int16Array, Matrix
 
-_CLASSES = 64  # classes at a time, so that memory does not grow with their number
+_ROWS, _CLASSES = 32768, 64  # samples and classes at a time, so that memory does not grow with their numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedRows:
+    """Features in double precision and perhaps of length 1, prepared where a range of rows is read.
+
+    Attributes:
+        x: (N, D) as stored.
+        normalise: divide every row by its length + 1e-5.
+    """
+
+    x: Matrix
+    normalise: bool
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of samples and features."""
+        return len(self.x), int(self.x.shape[1])
+
+    def __getitem__(self, rows: slice) -> FloatArray:
+        prepared = np.array(self.x[rows], dtype=np.float64)
+        if self.normalise:
+            prepared /= np.linalg.norm(prepared, axis=1, keepdims=True) + 1e-5
+        return prepared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +59,7 @@ class Models:
 
 
 def relative_gaps(
-    x: FloatArray,
+    x: FloatArray | PreparedRows,
     targets: Int8Array,
     costs: Sequence[float],
     models: Models,
@@ -59,19 +86,22 @@ def relative_gaps(
         positive_weight: weight of the positives' losses; negatives weigh 1.
         intercept_scaling: value of the constant feature whose weight gives the bias.
     """
-    gaps = np.empty(targets.shape[1])
-    for first in range(0, len(gaps), _CLASSES):
-        block = slice(first, first + _CLASSES)
-        sign, weight, constant = targets[:, block], models.weight[block], models.bias[block] / intercept_scaling
-        slack = np.maximum(0, 1 - sign * (x @ weight.T + models.bias[block])) * (sign != 0)
-        sample_costs = np.asarray(costs[block]) * np.where(sign > 0, positive_weight, 1.0)
-        value = (np.sum(weight**2, axis=1) + constant**2) / 2 + np.sum(sample_costs * slack**2, axis=0)
-        alpha = 2 * sample_costs * slack * sign
-        by_weight = weight - alpha.T @ x
-        by_constant = constant - intercept_scaling * alpha.sum(axis=0)
-        gap = (np.sum(by_weight**2, axis=1) + by_constant**2) / 2
-        gaps[block] = np.divide(gap, value - gap, out=np.full(len(gap), np.inf), where=gap < value)
-    return gaps
+    constant = models.bias / intercept_scaling
+    value = (np.sum(models.weight**2, axis=1) + constant**2) / 2
+    by_weight, by_constant = models.weight.copy(), constant.copy()
+    for start in range(0, len(x), _ROWS):
+        part = x[start : start + _ROWS]
+        for first in range(0, len(value), _CLASSES):
+            block = slice(first, first + _CLASSES)
+            sign = targets[start : start + _ROWS, block]
+            slack = np.maximum(0, 1 - sign * (part @ models.weight[block].T + models.bias[block])) * (sign != 0)
+            sample_costs = np.asarray(costs[block]) * np.where(sign > 0, positive_weight, 1.0)
+            value[block] += np.sum(sample_costs * slack**2, axis=0)
+            alpha = 2 * sample_costs * slack * sign
+            by_weight[block] -= alpha.T @ part
+            by_constant[block] -= intercept_scaling * alpha.sum(axis=0)
+    gap = (np.sum(by_weight**2, axis=1) + by_constant**2) / 2
+    return np.asarray(np.divide(gap, value - gap, out=np.full(len(gap), np.inf), where=gap < value))
 
 
 @dataclasses.dataclass(frozen=True)

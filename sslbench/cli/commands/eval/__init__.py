@@ -75,7 +75,9 @@ class EvalCommand(SettingsCommand):
 @click.option("--test-labels", help="Labels of --test-features.")
 @options.preprocessing_options
 @options.run_options
-@click.option("--max-memory", help="Memory of the search of neighbours: 8GB, 500MB; the same as max_memory=8.")
+@click.option(
+    "--max-memory", help="Memory of the search of neighbours and of svm: 8GB, 500MB; the same as max_memory=8."
+)
 @click.option(
     "--tensorboard",
     is_flag=True,

@@ -145,7 +145,7 @@ _REASONS = {
     "noise": "It needs --weights and --data, and a protocol that trains on labels.",
     "no_overlaps": "Protocols on images do not search for overlaps.",
     **dict.fromkeys(("tensorboard", "histograms", "wandb"), "It logs the training of finetune."),
-    "max_memory": "It limits the memory of the search of neighbours: knn, retrieval.",
+    "max_memory": "It limits the memory of the search of neighbours (knn, retrieval) and of svm.",
 }
 _UNLABELLED = (
     "It needs --labels: an array of labels, or a table with a column 'label', one line per row of the features."
