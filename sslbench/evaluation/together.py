@@ -58,6 +58,8 @@ def encode_ahead(several: Sequence[Prepared], *, store: Path, progress: Progress
     if len(parts) == 1 and (part := parts.pop()) is not None:
         data = one_part(data, part)
     wanted = [pair for each in several for pair in _wanted(each) if pair[0].known and not pair[0].kind.pixels]
+    if len(wanted) < 2:
+        return
     splits = [("all", data.whole)] if data.whole is not None else [("train", data.train), ("test", data.test)]
     splits = splits[1:] if data.train is data.test and data.whole is None else splits
     try:

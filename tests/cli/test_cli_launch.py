@@ -74,7 +74,7 @@ def test_a_sweep_runs_as_jobs_ends_with_a_leaderboard_and_continues(sslbench, tm
     assert code == 0, err
     records = sorted((tmp_path / "r").glob("knn/*.json"))
     assert len(records) == 2
-    assert err.count("/r/slurm/") == 2 and "2 of 2 jobs are done" in err
+    assert err.count("r/slurm/") == 2 and "2 of 2 jobs are done" in err
     assert (tmp_path / "r" / "leaderboard.csv").is_file() and "resnet18w0.25" in out
     before = [path.stat().st_mtime_ns for path in records]
     code, out, err = sslbench(*words, "--out", "r", "--store", "s")
