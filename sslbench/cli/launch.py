@@ -77,7 +77,7 @@ def submit(commands: Sequence[Sequence[str]], settings: "Slurm", out: Path) -> i
         out: folder of the results.
 
     Returns:
-        The exit code: 1 if a job failed that was waited for; else None.
+        The largest exit code of the jobs if they were waited for and one failed; else None.
 
     Raises:
         UsageError: the jobs cannot be submitted.
@@ -93,11 +93,12 @@ def submit(commands: Sequence[Sequence[str]], settings: "Slurm", out: Path) -> i
         echo(job.id)
     if not settings.wait:
         return None
-    failed = [job for job in jobs if job.failed()]
-    for job in failed:
-        echo(f"job {job.id} failed; the reason is in {job.log}", err=True)
-    echo(f"{len(jobs) - len(failed)} of {len(jobs)} jobs are done", err=True)
-    return 1 if failed else None
+    codes = [job.exit_code() for job in jobs]
+    for job, code in zip(jobs, codes, strict=True):
+        if code:
+            echo(f"job {job.id} ended with exit code {code}; the reason is in {job.log}", err=True)
+    echo(f"{codes.count(0)} of {len(jobs)} jobs are done", err=True)
+    return max(codes) or None
 
 
 def show(commands: Sequence[Sequence[str]]) -> None:

@@ -73,10 +73,11 @@ def pull(place: str | Path) -> Path:
         lock(handle)
         states = _states(folder)
         for name, state in _listed(system, root).items():
-            if states.get(name) != state or not (folder / name).is_file():
-                _inside(folder, name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_bytes(system.cat_file(f"{root}/{name}"))
-                states[name] = state
+            file = _inside(folder, name)
+            if states.get(name, [""])[0] != state or not file.is_file():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(system.cat_file(f"{root}/{name}"))
+                states[name] = [state, file.stat().st_mtime_ns]
         _write_states(folder, states)
     return folder
 
@@ -89,15 +90,15 @@ def push(place: str | Path) -> None:
     system, root = _system(place)
     with _errors(place), (folder / _LOCK).open("w") as handle:
         lock(handle)
-        seen = (folder / _STATES).stat().st_mtime_ns if (folder / _STATES).is_file() else 0
-        there = _listed(system, root)
-        files = [file for file in folder.rglob("*") if file.is_file() and not _is_own(file, folder)]
-        for file in files:
-            name = file.relative_to(folder).as_posix()
-            if name not in there or file.stat().st_mtime_ns > seen:
+        there, states, sent = _listed(system, root), _states(folder), {}
+        for file in (file for file in folder.rglob("*") if file.is_file() and not _is_own(file, folder)):
+            name, written = file.relative_to(folder).as_posix(), file.stat().st_mtime_ns
+            if name not in there or states.get(name, ["", 0])[1] != written:
                 system.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
                 system.pipe_file(f"{root}/{name}", file.read_bytes())
-        _write_states(folder, _listed(system, root))
+                sent[name] = written
+        there = _listed(system, root) if sent else {}
+        _write_states(folder, states | {name: [there[name], written] for name, written in sent.items()})
 
 
 def _is_own(file: Path, folder: Path) -> bool:
@@ -146,7 +147,8 @@ def _inside(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def _states(folder: Path) -> dict[str, str]:
+def _states(folder: Path) -> dict[str, Any]:
+    """Return name -> state of the remote file, time of the local one, both when they were equal."""
     try:
         found = json.loads((folder / _STATES).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -154,7 +156,7 @@ def _states(folder: Path) -> dict[str, str]:
     return found if isinstance(found, dict) else {}
 
 
-def _write_states(folder: Path, states: dict[str, str]) -> None:
+def _write_states(folder: Path, states: dict[str, Any]) -> None:
     (folder / _STATES).write_text(json.dumps(states), encoding="utf-8")
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from sslbench.names import find_file
 
 SAVED = 128 + signal.SIGUSR1 if hasattr(signal, "SIGUSR1") else -1
 """Exit code of a run that saved a checkpoint and stopped on SIGUSR1."""
+
+_ENDED = "the run ended with exit code"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Slurm:
     exclude: str | None = setting(None, "machines to avoid")
     extra: dict[str, str | int | float | bool] | None = setting(None, "further options of sbatch: {reservation: mine}")
     at_once: int = setting(256, "jobs of an array that run at the same time")
-    wait: bool = setting(False, "wait for the jobs, and end with exit code 1 if one failed")
+    wait: bool = setting(False, "wait for the jobs, and end with the largest exit code")
     cluster: Literal["slurm", "local"] = setting("slurm", "local: a process on this machine, to try it out")
 
 
@@ -64,7 +67,7 @@ class Job:
         self.run = subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN))
         code = self.run.wait()
         if code not in (0, SAVED) and not self.told:
-            raise SslbenchError(f"the run ended with exit code {code}; see the lines above")
+            raise SslbenchError(f"{_ENDED} {code}; see the lines above")
         return code
 
     def checkpoint(self) -> Any:
@@ -94,9 +97,13 @@ class Submitted:
     log: Path
     job: Any
 
-    def failed(self) -> bool:
-        """Wait for the end of the job, and return whether it failed."""
-        return self.job.exception() is not None
+    def exit_code(self) -> int:
+        """Wait for the end of the job, and return the exit code of the command; 1 if the job itself was ended."""
+        error = self.job.exception()
+        if error is None:
+            return 0
+        told = re.search(rf"{_ENDED} (\d+)", str(error))
+        return int(told[1]) if told else 1
 
 
 def settings_of(values: Mapping[str, Any]) -> Slurm:

@@ -408,24 +408,26 @@ def _pass_over(jobs: Sequence[ExtractionJob], progress: StageProgress | None) ->
     last_flush = time.perf_counter()
     done = first.rows - len(first.pending)
     works = [(job.encode, job.encoded) for job in jobs]
-    for batch, features in streams.encoded(first.batches(), works, first.pieces):
-        again = first.unread(batch)
-        unread += [row for row in batch.unreadable if row[0] in again]
-        unreadable = [row for row in batch.unreadable if row[0] not in again]
-        for job, own in zip(jobs, features, strict=True):
-            job.write(batch, own, unreadable)
-        conversions.update(batch.conversions)
-        done += len(batch.indices) + len(batch.unreadable)
-        first.check_others()
-        if progress:
-            progress(done, first.rows)
-        if flush := time.perf_counter() - last_flush > FLUSH_SECONDS:
-            last_flush = time.perf_counter()
-        if flush or len(unread) >= MANY_UNREAD:
-            for job in jobs:
-                _flush(job.partials)
-        if len(unread) >= MANY_UNREAD:
-            break
+    # Closed at once after an error, which ends the threads and the decoding processes.
+    with contextlib.closing(streams.encoded(first.batches(), works, first.pieces)) as encoded:
+        for batch, features in encoded:
+            again = first.unread(batch)
+            unread += [row for row in batch.unreadable if row[0] in again]
+            unreadable = [row for row in batch.unreadable if row[0] not in again]
+            for job, own in zip(jobs, features, strict=True):
+                job.write(batch, own, unreadable)
+            conversions.update(batch.conversions)
+            done += len(batch.indices) + len(batch.unreadable)
+            first.check_others()
+            if progress:
+                progress(done, first.rows)
+            if flush := time.perf_counter() - last_flush > FLUSH_SECONDS:
+                last_flush = time.perf_counter()
+            if flush or len(unread) >= MANY_UNREAD:
+                for job in jobs:
+                    _flush(job.partials)
+            if len(unread) >= MANY_UNREAD:
+                break
     if unread:
         for job in jobs:
             _flush(job.partials)

@@ -9,7 +9,7 @@ import collections
 import contextlib
 import os
 import queue
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -47,7 +47,7 @@ def encoded(
     batches: Iterable[PictureBatch],
     works: Sequence[Work],
     pieces: Callable[[torch.Tensor], Sequence[torch.Tensor]],
-) -> Iterator[tuple[PictureBatch, list[Rows]]]:
+) -> Generator[tuple[PictureBatch, list[Rows]], None, None]:
     """Yield every batch with its features by every encoder, in order.
 
     The pieces are the same for any number of streams, and each is computed by one thread, so the features do not
@@ -61,11 +61,13 @@ def encoded(
     Raises:
         SslbenchError: a forward pass fails; what was not yielded by then is lost.
     """
-    number = number_of_streams(works[0][0].device)
+    device = works[0][0].device
+    number = number_of_streams(device)
     if number == 1:
-        for batch in batches:
-            parts = pieces(batch.images)
-            yield batch, [_joined([encode(encoder, part) for part in parts]) for encoder, encode in works]
+        with _single_threaded() if device.type == "cpu" else contextlib.nullcontext():
+            for batch in batches:
+                parts = pieces(batch.images)
+                yield batch, [_joined([encode(encoder, part) for part in parts]) for encoder, encode in works]
         return
     streams = [_Stream(encoder, encode, number) for encoder, encode in works]
     waiting: collections.deque[tuple[PictureBatch, list[list[Future[Rows]]]]] = collections.deque()

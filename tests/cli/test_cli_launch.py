@@ -92,7 +92,7 @@ def test_a_job_that_fails_is_told_with_its_log(sslbench, tmp_path):
     assert code == 1
     log = next((tmp_path / "s" / "slurm").glob("*_log.err")).read_text()
     assert "x.jpg" in log and "exit code 1" in log
-    assert "failed; the reason is in" in err
+    assert "ended with exit code 1; the reason is in" in err
 
 
 def test_words_of_options_are_told_from_others():

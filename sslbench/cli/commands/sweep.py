@@ -38,8 +38,8 @@ def command(**_: Any) -> int | None:
     continues.
 
     \b
-    sslbench sweep knn linear --weights a.torch b.torch --data photos/ k=10,20 seed=0,1,2 --out sweep/
-    sslbench sweep --suite small --weights a.torch b.torch seed=0,1,2 --launcher slurm launcher.partition=gpu
+    sslbench sweep knn linear --weights a.torch b.torch --data photos/ k=10,20 seed=0,1,2 -o sweep/
+    sslbench sweep --suite small --weights a.torch seed=0,1,2 --launcher slurm launcher.partition=gpu
     """  # noqa: D301
     from sslbench.cli import terminal
     from sslbench.cli.commands.eval.flags import EvalOptions, refuse_missing_paths
