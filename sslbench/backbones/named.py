@@ -18,7 +18,7 @@ from sslbench.names import did_you_mean
 HUB_FILES = ("model.safetensors", "pytorch_model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin")
 """Files of a model on the Hub that are tried in order: those without pickles first."""
 
-_SCHEMES = ("hf", "timm", "vissl", "http", "https")
+_SCHEMES = ("hf", "timm", "vissl")
 _HUB = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<file>[\w./-]+))?")
 _ZOO = "_vissl_zoo.yaml"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -46,7 +46,8 @@ def is_named(weights: str) -> bool:
     >>> is_named("hf:facebook/dinov2-small"), is_named("runs/a/weights.torch")
     (True, False)
     """
-    return weights.partition(":")[0] in _SCHEMES and ":" in weights and not Path(weights).exists()
+    named = weights.partition(":")[0] in _SCHEMES and ":" in weights
+    return (named or remote.is_url(weights.partition("#")[0])) and not Path(weights).exists()
 
 
 def weights_name(weights: str) -> str:
@@ -82,8 +83,9 @@ def fetch(weights: str) -> FetchedWeights:
     """Return the local copy of weights given by name; downloaded when it is not there yet.
 
     Args:
-        weights: `hf:OWNER/MODEL[@REVISION][:FILE]`, `timm:MODEL`, `vissl:NAME`, or an http(s) address. `#sha256=HEX`
-            behind it is compared with the file before anything else reads it.
+        weights: `hf:OWNER/MODEL[@REVISION][:FILE]`, `timm:MODEL`, `vissl:NAME`, or the address of a file: https://,
+            s3://, gs:// and others of fsspec. `#sha256=HEX` behind it is compared with the file before anything else
+            reads it.
 
     Raises:
         UsageError: there is no such model or name, or the hash is none.

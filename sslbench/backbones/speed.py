@@ -173,6 +173,11 @@ class Encoder:
                 )
         return {layer.text: torch.stack([features[layer.text] for features in found]).mean(0) for layer in self.layers}
 
+    def twin(self) -> "Encoder":
+        """Return an encoder for another thread: its module is its own (passes set hooks), the tensors are shared."""
+        tensors = [*self.module.parameters(), *self.module.buffers()]
+        return dataclasses.replace(self, module=copy.deepcopy(self.module, {id(tensor): tensor for tensor in tensors}))
+
     def _at_one_scale(self, images: Tensor) -> dict[str, Tensor]:
         images = images.to(device=self.device, dtype=self.dtype, memory_format=torch.channels_last)
         pieces = torch.split(images, CPU_CHUNK) if self.device.type == "cpu" else (images,)

@@ -20,6 +20,7 @@ COMMANDS = {
     "pretrain": "Train a backbone without labels: simclr, moco_v2, swav, dino, ...",
     "eval": "Score a backbone: knn, linear, svm on frozen features; detection.",
     "score": "Score detections made elsewhere, in COCO's result format.",
+    "sweep": "Score weights by several settings and seeds; one leaderboard.",
     "extract": "Write a backbone's features of a data set to disk.",
     "cluster": "Write k-means clusters of a data set's features as labels to train on.",
     "predict": "Write classes and probabilities of images, by a file with a classifier.",
@@ -114,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     A user's mistake ends in one message; SSLBENCH_TRACEBACK=1 also prints the traceback.
     """
     _open_streams()
+    _let_threads_sleep()
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()  # at exit, a full disk would go unnoticed and a closed pipe would print a traceback
@@ -130,6 +132,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         code = _fail("the device ran out of memory\nUse a smaller --batch-size, or --precision bf16.", 1)
     sys.exit(code)
+
+
+def _let_threads_sleep() -> None:
+    """Let OpenMP's threads sleep while they wait, unless the user decides.
+
+    By default they spin, and use the processor for nothing. It must be set before torch is imported, whose OpenMP
+    library reads it as it is loaded.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
+        os.environ["OMP_WAIT_POLICY"] = "passive"
 
 
 def _run(words: list[str]) -> int:

@@ -23,13 +23,37 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     Raises:
         UsageError: a value that cannot be read, or a key that is given twice.
     """
+    names_, found = split_listed(words)
+    return names_, {key: value for key, (value, _) in found.items()}
+
+
+def split_sweep(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
+    """Split words into names and key -> values to try: k=10,20 are two values, and k=[10,20] is one, a list.
+
+    Example:
+        >>> split_sweep(["knn", "k=10,20", "seed=3"])
+        (['knn'], {'k': [10, 20], 'seed': [3]})
+
+    Raises:
+        UsageError: as for `split_words`, or a value is given twice.
+    """
+    names_, found = split_listed(words)
+    swept = {key: value if listed else [value] for key, (value, listed) in found.items()}
+    for key, values in swept.items():
+        if len({repr(value) for value in values}) < len(values):
+            raise UsageError(f"'{key}' has a value twice")
+    return names_, swept
+
+
+def split_listed(words: Sequence[str]) -> tuple[list[str], dict[str, tuple[Any, bool]]]:
+    """Split words into names and key -> (value, whether it is a list without brackets); see `split_words`."""
     if not any("=" in word for word in words):
         return list(words), {}
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     names_: list[str] = []
-    values: dict[str, Any] = {}
+    values: dict[str, tuple[Any, bool]] = {}
     parser = OverridesParser.create()
     for word in words:
         if "=" not in word:
@@ -48,7 +72,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
             raise UsageError(f"'{word}' is not of the form key=value", "Write a list as key=[1,2].")
         if key in values:
             raise UsageError(f"the key '{key}' is given twice")
-        values[key] = list(override.sweep_iterator()) if listed else override.value()
+        values[key] = (list(override.sweep_iterator()), True) if listed else (override.value(), False)
     return names_, values
 
 

@@ -5,7 +5,7 @@
 
 from sslbench.evaluation.prepare import InMemoryData, Prepared, has_own_classes, needs_labels, prepare
 from sslbench.evaluation.request import Request, RunSettings, Task, make_task
-from sslbench.evaluation.run import evaluate, evaluate_features, extract_only
+from sslbench.evaluation.run import evaluate, evaluate_features, extract_only, extract_several
 from sslbench.runtime.folders import check_writable
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "evaluate",
     "evaluate_features",
     "extract_only",
+    "extract_several",
     "has_own_classes",
     "make_task",
     "needs_labels",

@@ -171,7 +171,7 @@ def prepare(
         run = dataclasses.replace(run, overlaps=False)
     loaded = load(request, run) if backbone is None else backbone
     backbone, origins = for_request(loaded, request, run)
-    layers = _layers(backbone, request)
+    layers = layers_of(backbone, request)
     data = open_train_test(request, run, in_memory)
     if request.test_classes == "numbers":
         data = dataclasses.replace(data, test=name_numbered(data.train, data.test))
@@ -459,7 +459,7 @@ def _dense_data(kind: LabelKind, request: Request, run: RunSettings) -> TrainTes
     )
 
 
-def _layers(backbone: Backbone, request: Request) -> tuple[Layer, ...]:
+def layers_of(backbone: Backbone, request: Request) -> tuple[Layer, ...]:
     """Return the layers of a request; of protocols on label maps, those with a map."""
     if on_places(request.tasks):
         return dense_layers(backbone, request.tasks, request.layers)

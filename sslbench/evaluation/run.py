@@ -57,6 +57,7 @@ from sslbench.features.external import FeaturePair
 from sslbench.features.extract import Extraction, extract
 from sslbench.features.skipped import note_skipped
 from sslbench.features.streamed import streamed
+from sslbench.features.together import TOGETHER_BYTES, extract_together, parameter_bytes
 from sslbench.features.tuples import side_by_side
 from sslbench.identity import groups_digest, record_id
 from sslbench.results import DataPart, DataUsed, ExcludedImage, Neighbours, Result, WeightsUsed, records
@@ -132,9 +133,49 @@ def extract_only(
     Returns:
         Name of the part ('train', 'test', 'all') -> its extraction.
     """
-    loaded = load(request, run) if backbone is None else backbone
-    backbone, _ = for_request(loaded, request, run)
-    layers = resolve_layers(backbone, request.layers or (backbone.default_layer,))
+    backbone, layers = _to_encode(request, run, backbone)
+    parts = _parts_to_encode(request, run, in_memory)
+    return {split: _extract(backbone, part, layers, run, store, split, progress) for split, part in parts.items()}
+
+
+def extract_several(
+    requests: Sequence[Request], run: RunSettings, *, store: Path, progress: Progress | None = None
+) -> Iterator[tuple[str, dict[str, Extraction]]]:
+    """Yield the weights and the extractions of `extract_only` for several weights on the same data.
+
+    In one process, images that are decoded alike are decoded once for as many weights as fit `TOGETHER_BYTES`.
+
+    Args:
+        requests: they differ in the weights only.
+        run: how.
+        store: folder of the feature store.
+        progress: see there.
+    """
+    parts = _parts_to_encode(requests[0], run, None)
+    waiting, size = [], 0
+    for number, request in enumerate(requests, 1):
+        backbone, layers = _to_encode(request, run, None)
+        waiting.append((request.weights, backbone, layers))
+        size += parameter_bytes(backbone)
+        if number < len(requests) and size <= TOGETHER_BYTES and this_process().world == 1:
+            continue
+        known = [(one, own) for _, one, own in waiting if one.known]
+        for split, part in parts.items() if len(known) > 1 else ():
+            shown = stage_progress(progress, f"{len(known)} backbones on {part.name}")
+            extract_together(known, part, run.extract_settings(), root=store, split=split, progress=shown)
+        for word, one, own in waiting:
+            yield word, {split: _extract(one, part, own, run, store, split, progress) for split, part in parts.items()}
+        waiting, size = [], 0
+
+
+def _to_encode(request: Request, run: RunSettings, backbone: Backbone | None) -> tuple[Backbone, tuple[Layer, ...]]:
+    """Return the backbone of a request, loaded unless it is given, and its layers."""
+    backbone, _ = for_request(load(request, run) if backbone is None else backbone, request, run)
+    return backbone, resolve_layers(backbone, request.layers or (backbone.default_layer,))
+
+
+def _parts_to_encode(request: Request, run: RunSettings, in_memory: InMemoryData | None) -> dict[str, Source]:
+    """Return the parts of the data of a request by name, and tell the notes about them."""
     if request.limit is not None:
         both = open_train_test(request, run, in_memory)
         parts = {"train": both.train, "test": both.test}
@@ -145,7 +186,7 @@ def extract_only(
             parts = {**parts, **({"test": test["all"]} if set(test) == {"all"} else test)}
     for note in dict.fromkeys(note for part in parts.values() for note in part.notes):
         log.info(note)
-    return {split: _extract(backbone, part, layers, run, store, split, progress) for split, part in parts.items()}
+    return parts
 
 
 def evaluate(

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +26,8 @@ from sslbench.evaluation.record import Encoded, asked, describe, measurement, we
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.evaluation.run import evaluate
 from sslbench.evaluation.sets import is_on_sets, row_subjects, sets_of
+from sslbench.evaluation.together import can_encode_ahead, encode_ahead, likewise
+from sslbench.features.together import TOGETHER_BYTES, parameter_bytes
 from sslbench.identity import record_id
 from sslbench.results import Result, records
 from sslbench.results import holes as holes_file
@@ -54,9 +56,8 @@ class SuiteCell:
 
 @dataclasses.dataclass
 class _Loaded:
-    """Backbone in memory, or the error of loading it: one at a time, for all its cells."""
+    """Backbone in memory, or the error of loading it."""
 
-    weights: str = ""
     backbone: Backbone | None = None
     problem: SslbenchError | None = None
 
@@ -90,7 +91,8 @@ def run_cells(
     again. The holes stand in `holes.csv` beside the records from the moment they are found.
 
     Args:
-        cells: those of one weights file in a row, so that it is loaded once.
+        cells: those of one weights file in a row, so that it is loaded once. Weights whose images are decoded alike are
+            encoded in one pass.
         run: how.
         store: folder of the feature store.
         out: folder for the records.
@@ -104,7 +106,8 @@ def run_cells(
         ResultError: `holes.csv` cannot be written.
     """
     before = {path.stem.rpartition("-")[2]: path for path in sorted(out.glob("*/*.json"))}
-    loaded = _Loaded()
+    loaded: dict[str, _Loaded] = {}
+    ahead: set[tuple[str, int]] = set()
     results: dict[str, list[Result]] = {cell.weights: [] for cell in cells}
     holes: list[Hole] = []
     _write(out, cells, holes)
@@ -113,10 +116,17 @@ def run_cells(
         try:
             if cell.problem is not None:
                 raise cell.problem
-            for request in cell.requests:
+            for position, request in enumerate(cell.requests):
+                if request.weights not in loaded:
+                    loaded, ahead = _load_together(cells[number - 1 :], run), set()
                 prepared = _prepared(request, run, loaded)
                 found = _existing_results(prepared, before)
                 if found is None:
+                    if (cell.benchmark, position) not in ahead and can_encode_ahead(prepared):
+                        ahead.add((cell.benchmark, position))
+                        others = _others(prepared, cell, position, cells[number:], loaded, before)
+                        if others:
+                            encode_ahead([prepared, *others], store=store, progress=progress)
                     found = evaluate(prepared, store=store, out=out, command=command, progress=progress)
                 else:
                     log.info(f"already computed: {', '.join(str(result.file) for result in found)}")
@@ -129,17 +139,57 @@ def run_cells(
     return results, holes
 
 
-def _prepared(request: Request, run: RunSettings, loaded: _Loaded) -> Prepared:
-    """Open and check one request; weights that cannot be loaded are tried once."""
-    if loaded.weights != request.weights:
-        loaded.weights, loaded.backbone, loaded.problem = request.weights, None, None
+def _prepared(request: Request, run: RunSettings, loaded: Mapping[str, _Loaded]) -> Prepared:
+    """Open and check one request."""
+    own = loaded[request.weights]
+    if own.problem is not None:
+        raise own.problem
+    return prepare(request, run, backbone=own.backbone)
+
+
+def _load_together(cells: Sequence[SuiteCell], run: RunSettings) -> dict[str, _Loaded]:
+    """Load the weights of the first cell, and those of the next ones as far as `TOGETHER_BYTES` go, each once."""
+    found: dict[str, _Loaded] = {}
+    size = 0
+    for cell in cells:
+        for request in cell.requests if cell.problem is None else ():
+            if request.weights in found:
+                continue
+            if found and (this_process().world > 1 or size > TOGETHER_BYTES):
+                return found
+            own = found[request.weights] = _Loaded()
+            try:
+                own.backbone = load(request, run)
+                size += parameter_bytes(own.backbone)
+            except SslbenchError as error:
+                own.problem = error
+    return found
+
+
+def _others(
+    prepared: Prepared,
+    cell: SuiteCell,
+    position: int,
+    following: Sequence[SuiteCell],
+    loaded: Mapping[str, _Loaded],
+    before: dict[str, Path],
+) -> list[Prepared]:
+    """Return the same evaluation for the other weights that are loaded and have no records of it yet."""
+    asked_for = dataclasses.replace(cell.requests[position], backbone=None)
+    found = []
+    for other in following:
+        if other.benchmark != cell.benchmark or position >= len(other.requests):
+            continue
+        request = other.requests[position]
+        backbone = loaded.get(request.weights, _Loaded()).backbone
+        if backbone is None or dataclasses.replace(request, weights=cell.weights, backbone=None) != asked_for:
+            continue
         try:
-            loaded.backbone = load(request, run)
+            own = likewise(prepared, request, backbone)
+            found += [own] if _existing_results(own, before) is None else []
         except SslbenchError as error:
-            loaded.problem = error
-    if loaded.problem is not None:
-        raise loaded.problem
-    return prepare(request, run, backbone=loaded.backbone)
+            log.debug(f"{other.weights} is encoded alone: {error}")
+    return found
 
 
 def _existing_results(prepared: Prepared, before: dict[str, Path]) -> list[Result] | None:

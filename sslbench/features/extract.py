@@ -20,7 +20,7 @@ import torch
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
-from sslbench.backbones.speed import prepare
+from sslbench.backbones.speed import CPU_CHUNK, Encoder, prepare
 from sslbench.data.decode import transforms
 from sslbench.data.decode.handlers import Reading, handlers_of, versioned_name
 from sslbench.data.decode.picture import Wanted
@@ -30,7 +30,7 @@ from sslbench.data.sharded import by_shard, rows_of
 from sslbench.data.source import Source
 from sslbench.distributed import Process, this_process
 from sslbench.errors import BackboneError, DataError, StoreError
-from sslbench.features import store
+from sslbench.features import store, streams
 from sslbench.features.array import Features
 from sslbench.features.channels import check_first
 from sslbench.features.partial import PENDING, UNREADABLE, PartialLayer, create, opened, remove, rows_file
@@ -97,83 +97,82 @@ class ExtractionJob:
 
     def run(self, progress: StageProgress | None) -> tuple[int, collections.Counter[str]]:
         """Encode this process's pending rows, and return their number and the conversions."""
+        if not self.open():
+            return 0, collections.Counter()
+        return len(self.pending), pass_over([self], progress)
+
+    def open(self) -> bool:
+        """Open the unfinished files and find the rows to encode; False if another process has finished already."""
         partials = self._open_files()
         if partials is None:
-            return 0, collections.Counter()
-        mine = self._rows(self.process.rank)
+            return False
+        self.partials, mine = partials, self._rows(self.process.rank)
         self._verify(partials, mine)
         pending = mine[np.any([partial.states()[mine] == PENDING for partial in partials], axis=0)]
-        frozen = self.encode.state_sha256()
-        try:
-            conversions = self._encode(partials, by_shard(self.source.images, pending), len(mine), progress)
-        except KeyboardInterrupt:
-            _flush(partials)
-            raise
-        if self.encode.state_sha256() != frozen:
+        self.pending, self.rows = by_shard(self.source.images, pending), len(mine)
+        self._frozen = self.encode.state_sha256()
+        return True
+
+    def close(self) -> None:
+        """Check that the backbone did not change, and write what is buffered.
+
+        Raises:
+            BackboneError: it did.
+        """
+        if self.encode.state_sha256() != self._frozen:
             # Rows already marked as done are wrong too, so the partial files must not be continued.
-            for partial in partials:
+            for partial in self.partials:
                 remove(partial.complete)
             raise BackboneError(
                 f"{self.backbone.name} changed while it was evaluated: parameters or BatchNorm statistics moved",
                 "Its forward pass should not switch to training mode or modify weights.",
             )
-        _flush(partials)
-        return len(pending), conversions
+        _flush(self.partials)
 
     def _rows(self, rank: int) -> npt.NDArray[np.int64]:
         """Return the rows that a process encodes."""
         return rows_of(self.source.images, rank, self.process.world)
 
-    def _encode(
-        self,
-        partials: Sequence[PartialLayer],
-        pending: npt.NDArray[np.int64],
-        total: int,
-        progress: StageProgress | None,
-    ) -> collections.Counter[str]:
-        """Encode the pending rows of the `total` of this process, and return the conversions."""
-        conversions: collections.Counter[str] = collections.Counter()
-        unread: list[loader.Unreadable] = []
-        last_flush = time.perf_counter()
-        done = first = total - len(pending)
-        for batch in loader.batches(
+    def write(
+        self, batch: loader.PictureBatch, features: streams.Rows, unreadable: Sequence[loader.Unreadable]
+    ) -> None:
+        """Write the features of a batch, and mark its unreadable images."""
+        for partial, rows in zip(self.partials, features, strict=bool(features)):
+            self._check_width(partial, rows, batch)
+            partial.write(batch.indices, rows)
+        if unreadable:
+            for partial in self.partials:
+                partial.skip(np.array([index for index, *_ in unreadable]))
+
+    def batches(self) -> Iterator[loader.PictureBatch]:
+        """Yield the batches of the pending rows, those that may be encoded.
+
+        Raises:
+            DataError: an image is unreadable and `on_error` is 'stop', or was when it was hashed.
+            UsageError: the images have other channels than the backbone takes.
+        """
+        batches = loader.batches(
             self.source,
-            pending,
+            self.pending,
             self.backbone.preprocessing,
             batch_size=self.settings.batch_size,
             workers=self.settings.workers,
             start_method=self.settings.start_method,
             mixed_sizes=self.size is None,
-        ):
-            if done == first:
+        )
+        for number, batch in enumerate(batches):
+            if number == 0:
                 check_first(batch, self.backbone)
             self._check_hashed(batch)
-            again = {index for index in batch.unread if self.digests[index].any()}
-            unread += [row for row in batch.unreadable if row[0] in again]
+            again = self.unread(batch)
             unreadable = [row for row in batch.unreadable if row[0] not in again]
             if unreadable and self.settings.on_error == "stop":
                 raise self._all_unreadable(unreadable)
-            if len(batch.indices):
-                for partial, rows in zip(partials, self._features(batch.images), strict=True):
-                    self._check_width(partial, rows, batch)
-                    partial.write(batch.indices, rows)
-            if unreadable:
-                for partial in partials:
-                    partial.skip(np.array([index for index, *_ in unreadable]))
-            conversions.update(batch.conversions)
-            done += len(batch.indices) + len(batch.unreadable)
-            self._check_others()
-            if progress:
-                progress(done, total)
-            if time.perf_counter() - last_flush > FLUSH_SECONDS:
-                _flush(partials)
-                last_flush = time.perf_counter()
-            if len(unread) >= MANY_UNREAD:
-                break
-        if unread:
-            _flush(partials)
-            raise unread_error(self.source, [(path, reason) for _, path, reason in unread])
-        return conversions
+            yield batch
+
+    def unread(self, batch: loader.PictureBatch) -> set[int]:
+        """Return the rows whose file could be read when it was hashed, and cannot now."""
+        return {index for index in batch.unread if self.digests[index].any()}
 
     def _check_hashed(self, batch: loader.PictureBatch) -> None:
         """Raise if images are readable now that were not when they were hashed: the key does not cover their content.
@@ -243,25 +242,29 @@ class ExtractionJob:
                 "Give a crop, or a pool whose length does not depend on the size: avg, max, gem(p), rmac, cls.",
             )
 
-    def _features(self, images: torch.Tensor) -> list[npt.NDArray[np.float32]]:
-        """Return one array (B, D) per layer for a loader's images (B, C, H, W).
+    def pieces(self, images: torch.Tensor) -> list[torch.Tensor]:
+        """Return images (B, C, H, W) in the pieces of single forward passes.
 
         Images of their own sizes are encoded in pieces of about as many pixels as a batch of 224 x 224.
         """
+        if not len(images):
+            return []
+        most = self.settings.batch_size
         if self.size is None:
-            pixels = self.settings.batch_size * 224 * 224
-            pieces = torch.split(images, max(1, pixels // (images.shape[2] * images.shape[3])))
-            found = [self._encoded(piece) for piece in pieces]
-            return [np.concatenate(rows) for rows in zip(*found, strict=True)]
-        return self._encoded(images)
+            most = max(1, most * 224 * 224 // (images.shape[2] * images.shape[3]))
+        batches = torch.split(images, most)
+        if self.settings.device.type != "cpu":
+            return list(batches)
+        return [piece for batch in batches for piece in torch.split(batch, CPU_CHUNK)]
 
-    def _encoded(self, images: torch.Tensor) -> list[npt.NDArray[np.float32]]:
+    def encoded(self, encode: Encoder, images: torch.Tensor) -> list[npt.NDArray[np.float32]]:
+        """Return one array (B, D) per layer for a loader's images (B, C, H, W)."""
         dtype = DTYPES[self.settings.precision]
         device = self.settings.device
         inputs = transforms.normalise(
             images.to(device, non_blocking=True), self.backbone.preprocessing, dtype, torch.channels_last
         )
-        outputs = self.encode(inputs)
+        outputs = encode(inputs)
         return [outputs[layer.text].float().cpu().numpy() for layer in self.layers]
 
     def _open_files(self) -> list[PartialLayer] | None:
@@ -334,7 +337,7 @@ class ExtractionJob:
                     f"the first image of {self.source.name} cannot be read; its features would tell how many all have"
                 )
             images = first.images
-        return {layer.text: f.shape[1] for layer, f in zip(self.layers, self._features(images), strict=True)}
+        return {layer.text: f.shape[1] for layer, f in zip(self.layers, self.encoded(self.encode, images), strict=True)}
 
     def _all_unreadable(self, first: Sequence[loader.Unreadable]) -> DataError:
         """Return the error that lists all unreadable images of this process, given the first ones."""
@@ -352,7 +355,8 @@ class ExtractionJob:
             reading=Reading(start_method=self.settings.start_method),
         )
 
-    def _check_others(self) -> None:
+    def check_others(self) -> None:
+        """Raise if another process of this run failed."""
         self.presence.check()
         self.run_presence.check()
 
@@ -363,7 +367,7 @@ class ExtractionJob:
         last, since = amount(), time.monotonic()
         while not ready():
             time.sleep(0.05)
-            self._check_others()
+            self.check_others()
             now = amount()
             if now != last:
                 last, since = now, time.monotonic()
@@ -374,6 +378,61 @@ class ExtractionJob:
                     f"another process of this run no longer writes features into {self.entry.folder}",
                     "See that process's output; run the same command again to continue.",
                 )
+
+
+def pass_over(jobs: Sequence[ExtractionJob], progress: StageProgress | None) -> collections.Counter[str]:
+    """Encode the pending rows of several open jobs with one pass over the images, and return the conversions.
+
+    Args:
+        jobs: of one source, with the same pending rows and the same way of decoding, see `decoded_alike`.
+        progress: called with (images done, total).
+
+    Raises:
+        SslbenchError: see `extract`; what is written by then is kept.
+    """
+    try:
+        conversions = _pass_over(jobs, progress)
+    except KeyboardInterrupt:
+        for job in jobs:
+            _flush(job.partials)
+        raise
+    for job in jobs:
+        job.close()
+    return conversions
+
+
+def _pass_over(jobs: Sequence[ExtractionJob], progress: StageProgress | None) -> collections.Counter[str]:
+    first = jobs[0]
+    conversions: collections.Counter[str] = collections.Counter()
+    unread: list[loader.Unreadable] = []
+    last_flush = time.perf_counter()
+    done = first.rows - len(first.pending)
+    works = [(job.encode, job.encoded) for job in jobs]
+    # Closed at once after an error, which ends the threads and the decoding processes.
+    with contextlib.closing(streams.encoded(first.batches(), works, first.pieces)) as encoded:
+        for batch, features in encoded:
+            again = first.unread(batch)
+            unread += [row for row in batch.unreadable if row[0] in again]
+            unreadable = [row for row in batch.unreadable if row[0] not in again]
+            for job, own in zip(jobs, features, strict=True):
+                job.write(batch, own, unreadable)
+            conversions.update(batch.conversions)
+            done += len(batch.indices) + len(batch.unreadable)
+            first.check_others()
+            if progress:
+                progress(done, first.rows)
+            if flush := time.perf_counter() - last_flush > FLUSH_SECONDS:
+                last_flush = time.perf_counter()
+            if flush or len(unread) >= MANY_UNREAD:
+                for job in jobs:
+                    _flush(job.partials)
+            if len(unread) >= MANY_UNREAD:
+                break
+    if unread:
+        for job in jobs:
+            _flush(job.partials)
+        raise unread_error(first.source, [(path, reason) for _, path, reason in unread])
+    return conversions
 
 
 def _flush(partials: Sequence[PartialLayer]) -> None:
@@ -467,13 +526,13 @@ def extract(
     process = this_process()
     if not all(entry.has(layer.text) for layer in layers):
         lock = store.locked(entry) if process.rank == 0 else contextlib.nullcontext()
-        with lock, _kept_on_interrupt():
+        with lock, kept_on_interrupt():
             missing = [layer for layer in layers if not entry.has(layer.text)]
             if missing or process.rank != 0:
                 if process.rank == 0:
                     _log_reason(root, entry, key, source, missing)
                 started = time.perf_counter()
-                job = ExtractionJob(backbone, source, missing, settings, entry, process, _digests(source, key))
+                job = ExtractionJob(backbone, source, missing, settings, entry, process, digests_of(source, key))
                 with job.presence.announced():
                     decoded, conversions = job.run(progress)
                     if process.rank == 0:
@@ -492,7 +551,7 @@ def extract(
 
 
 @contextlib.contextmanager
-def _kept_on_interrupt() -> Iterator[None]:
+def kept_on_interrupt() -> Iterator[None]:
     """Add to a KeyboardInterrupt that the rows extracted so far are kept."""
     try:
         yield
@@ -500,7 +559,7 @@ def _kept_on_interrupt() -> Iterator[None]:
         raise KeyboardInterrupt("the features extracted so far are kept; the same command continues") from error
 
 
-def _digests(source: Source, key: FeatureKey) -> npt.NDArray[np.uint8]:
+def digests_of(source: Source, key: FeatureKey) -> npt.NDArray[np.uint8]:
     """Return the digests of the images, (N, 16), after a check that they match the key.
 
     Raises:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslbench.errors import ResultError
+from sslbench.locks import lock
 from sslbench.results.records import replace_file
 from sslbench.text import csv_text, plain_cell
 
@@ -34,16 +35,24 @@ def write(folder: Path, cells: Sequence[tuple[str, str]], holes: Sequence[Hole])
     Raises:
         ResultError: the file cannot be written.
     """
+    if not holes and not (folder / HOLES).is_file():
+        return
+    try:
+        with (folder / f".{HOLES}.lock").open("w") as handle:  # jobs of an array write into one folder
+            lock(handle)
+            _write(folder, cells, holes)
+    except OSError as error:
+        raise ResultError(f"cannot write {folder / HOLES}: {error.strerror or error}") from error
+
+
+def _write(folder: Path, cells: Sequence[tuple[str, str]], holes: Sequence[Hole]) -> None:
     kept = [hole for hole in read(folder) if (hole.weights, hole.benchmark) not in set(cells)]
     path, head = folder / HOLES, [field.name for field in dataclasses.fields(Hole)]
     text = csv_text([head, *(dataclasses.astuple(hole) for hole in (*kept, *holes))])
-    try:
-        if kept or holes:
-            replace_file(path, text.encode())
-        else:
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
+    if kept or holes:
+        replace_file(path, text.encode())
+    else:
+        path.unlink(missing_ok=True)
 
 
 def read(folder: Path) -> list[Hole]:

@@ -11,11 +11,16 @@ StartMethod = Literal["auto", "fork", "spawn", "forkserver"]
 MAX_WORKERS = 16
 
 
-def default_workers() -> int:
-    """Return the number of usable cores (affinity and container limits count), at most 16; 0 for a single core."""
+def usable_cores() -> int:
+    """Return the number of cores that this process may use; affinity and the limits of a container count."""
     import joblib  # type: ignore[import-untyped]
 
-    cores = int(joblib.cpu_count())
+    return int(joblib.cpu_count())
+
+
+def default_workers() -> int:
+    """Return the number of usable cores, at most 16; 0 for a single core."""
+    cores = usable_cores()
     return 0 if cores == 1 else min(cores, MAX_WORKERS)
 
 

@@ -63,7 +63,7 @@ def test_a_file_that_ends_is_no_interruption(sslbench, monkeypatch, error, code,
 
 
 def test_ctrl_c_says_that_what_was_extracted_is_kept(sslbench, world, monkeypatch):
-    monkeypatch.setattr(extract.ExtractionJob, "_check_others", lambda self: _interrupt())
+    monkeypatch.setattr(extract.ExtractionJob, "check_others", lambda self: _interrupt())
     code, _, said = sslbench(*EXTRACT, "--store", "store", "--batch-size", "4")
     assert code == 130
     assert said.strip().endswith(

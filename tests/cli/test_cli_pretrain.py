@@ -13,8 +13,9 @@ import pytest
 from conftest import write_pictures
 from PIL import Image
 
-from sslbench.cli.commands.pretrain import slurm, without_launcher
+from sslbench.cli import slurm
 from sslbench.cli.commands.pretrain.progress import duration
+from sslbench.cli.launch import without_launcher
 
 TINY = (
     *("augment=digits", "augment.size=16", "batch_size=16", "method.projector=[32,16]", "log_every=1"),
@@ -363,7 +364,7 @@ def test_a_local_job_of_submitit_trains(tmp_path):
     local = ["launcher.cluster=local", "launcher.gpus_per_node=0", "launcher.cpus_per_gpu=1"]
     done = subprocess.run([*command, *local], capture_output=True, text=True, check=True, env={**os.environ})
     number = done.stdout.strip()
-    assert f"job {number} will train in a" in done.stderr
+    assert f"job {number} will run: sslbench pretrain" in done.stderr and "results: a" in done.stderr
     job = submitit.LocalJob(tmp_path / "a" / "slurm", number)
     assert job.result() == 0
     assert (tmp_path / "a" / "weights.torch").is_file()

@@ -104,7 +104,7 @@ def test_knn_of_stored_features_imports_no_library_that_it_does_not_use(tmp_path
 
 def test_every_command_is_there_and_helps(capsys):
     assert set(COMMANDS) == {
-        *"pretrain eval extract cluster predict export inspect convert diff cka diff-preset".split(),
+        *"pretrain eval sweep extract cluster predict export inspect convert diff cka diff-preset".split(),
         *"check-data data leaderboard reproduce compare list show score demo".split(),
     }
     for name in COMMANDS:

@@ -1,16 +1,33 @@
 """`sslbench extract`."""
 
+import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from sslbench.cli import options
+from sslbench.cli import launch, options
+from sslbench.cli.commands.eval.flags import refuse_missing_data
+from sslbench.cli.commands.eval.suite import expand, take_weights
 from sslbench.cli.echo import echo
 from sslbench.cli.help import GroupedCommand
 from sslbench.errors import UsageError
 
+if TYPE_CHECKING:
+    from sslbench.features.extract import Extraction
 
-@click.command("extract", cls=GroupedCommand)
+
+class ExtractCommand(GroupedCommand):
+    """Command whose --weights takes several values."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep all values of --weights, and the words about the launcher."""
+        ctx.meta["weights"], rest = take_weights(launch.take_launcher(ctx, args))
+        ctx.meta["rest"] = launch.without_option(rest, "--weights")
+        return super().parse_args(ctx, rest)
+
+
+@click.command("extract", cls=ExtractCommand)
 @options.weights_options
 @options.data_options
 @options.preprocessing_options
@@ -19,6 +36,7 @@ from sslbench.errors import UsageError
     "-o", "--output", help="Also write one layer with names, labels and image sizes to a .parquet, .npz or .h5 file."
 )
 @click.option("--groups", multiple=True, metavar="COLUMN", help="Column of the data to copy into index.csv; repeat.")
+@launch.launcher_option
 @options.message_options
 @click.pass_context
 def command(
@@ -30,11 +48,12 @@ def command(
     run: options.RunFlags,
     output: str | None,
     groups: tuple[str, ...],
-) -> None:
+) -> int | None:
     """Write a backbone's features of a data set to disk: one .npy per layer, index.csv and meta.json beside it.
 
     They go into the feature store, where `eval` finds them. --store names another folder. With -o FILE they are also
-    written to one file, which `eval --features FILE --labels FILE` reads.
+    written to one file, which `eval --features FILE --labels FILE` reads. Several --weights are encoded in one pass
+    over the images where these are decoded alike; with --launcher slurm each is a job.
     """
     from sslbench import evaluation
     from sslbench.backbones.layers import split_layers
@@ -48,7 +67,9 @@ def command(
     terminal.show_messages()
     if not weights.weights:
         raise UsageError("--weights is missing", "Give a weights file, 'random' (with --backbone) or 'pixels'.")
-    options.refuse_loading_flags(ctx, weights.weights)
+    every = expand(ctx.meta["weights"])
+    for word in every:
+        options.refuse_loading_flags(ctx, word)
     settings, _ = resolve(evaluation.RunSettings, compose_run({}, run.settings()))
     request = evaluation.Request(
         **weights.loading(),
@@ -66,14 +87,23 @@ def command(
         one_file.check_path(Path(output))
         if len(request.layers) > 1:
             raise UsageError(f"-o writes one layer, and --layers names {len(request.layers)}")
+    if output is not None and len(every) > 1:
+        raise UsageError(f"-o writes the features of one network, and --weights names {len(every)}")
     store = run.store_folder()
+    if (slurm := launch.chosen(ctx)) is not None:
+        refuse_missing_data(data)
+        return launch.submit([["extract", *ctx.meta["rest"], "--weights", word] for word in every], slurm, store)
     evaluation.check_writable(store)
+    requests = [dataclasses.replace(request, weights=word) for word in every]
     with announced(store), terminal.progress() as progress:
-        found = evaluation.extract_only(request, settings, store=store, progress=progress)
-        for split, extraction in found.items():
-            for layer, features in extraction.features.items():
-                path = extraction.entry.layer_file(layer).resolve()
-                echo(f"{split}\t{layer}\t{features.x.shape[0]} x {features.x.shape[1]}\t{path}")
+        found: dict[str, Extraction] = {}
+        for word, found in evaluation.extract_several(requests, settings, store=store, progress=progress):
+            for split, extraction in found.items():
+                for layer, features in extraction.features.items():
+                    path = extraction.entry.layer_file(layer).resolve()
+                    own = f"{word}\t" if len(every) > 1 else ""
+                    echo(f"{own}{split}\t{layer}\t{features.x.shape[0]} x {features.x.shape[1]}\t{path}")
     if output is not None and this_process().rank == 0:
         one_file.write_one_file(found, Path(output))
         echo(f"features, names, labels and sizes of the images: {output}")
+    return None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from sslbench.cli import options
+from sslbench.cli import options, remote_folder
 from sslbench.cli.echo import echo
 from sslbench.cli.help import GroupedCommand
 from sslbench.errors import ResultError, UsageError
@@ -74,7 +74,7 @@ def command(
     if options.is_typed(ctx, "form") and csv_path is None:
         raise UsageError("--form needs --csv")
     files = {"csv": csv_path, "html": html_path, "markdown": markdown_path, "latex": latex_path}
-    roots = folders or (Path("results"),)
+    roots = tuple(remote_folder.pull(folder) for folder in folders) or (Path("results"),)
     write_board(roots, files, form=form, metric=metric, published=published, average=average, columns=_names(columns))
     if curves is not None:
         from sslbench.leaderboard.writers.curves import data_efficiency

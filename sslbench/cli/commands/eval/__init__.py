@@ -1,11 +1,12 @@
 """`sslbench eval`."""
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sslbench import protocols
-from sslbench.cli import options
+from sslbench.cli import launch, options
 from sslbench.cli.commands.eval.suite import take_weights
 from sslbench.cli.help import SettingsCommand, usual_forms
 from sslbench.cli.settings_page import show_value
@@ -22,7 +23,8 @@ class EvalCommand(SettingsCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep the words for the help, and all values of --weights."""
         ctx.meta["words"] = list(args)
-        ctx.meta["weights"], rest = take_weights(usual_forms(self, args))
+        ctx.meta["weights"], rest = take_weights(launch.take_launcher(ctx, usual_forms(self, args)))
+        ctx.meta["rest"] = launch.without_option(rest, "--weights")
         return super().parse_args(ctx, rest)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -117,6 +119,7 @@ class EvalCommand(SettingsCommand):
     help="detection: library that trains the detector [default: torchvision]; d2.KEY=VALUE sets Detectron2's keys.",
 )
 @click.option("--out", "-o", default="results", show_default=True, help="Folder for the result records.")
+@launch.launcher_option
 @options.message_options
 @click.option("--dry-run", is_flag=True, help="Print the plan, with the origin of every setting, and stop.")
 def command(**_: Any) -> int | None:
@@ -137,12 +140,27 @@ def command(**_: Any) -> int | None:
     Several weights and --suite: each record is written when it is done, and what is there is not computed again. A
     folder of checkpoints also gives table, CSV and plot of the score over training.
     """  # noqa: D301
-    from sslbench.cli import terminal
-    from sslbench.cli.commands.eval import detection, samples
+    from sslbench.cli import remote_folder, terminal
 
     terminal.show_messages()
     ctx = click.get_current_context()
     plan, typed = make_plan(ctx, check_paths=True), str(ctx.find_root().obj)
+    if (slurm := launch.chosen(ctx)) is not None:
+        jobs, out = commands_of(ctx), remote_folder.local_folder(ctx.params["out"])
+        if not ctx.params["dry_run"]:
+            return launch.submit(jobs, slurm, out)
+        launch.show(jobs)
+        return None
+    if ctx.params["dry_run"]:
+        return _run(plan, typed)
+    with remote_folder.synchronised(ctx.params["out"]) as folder:
+        return _run(dataclasses.replace(plan, out=folder), typed)
+
+
+def _run(plan: "DetectionPlan | EmbeddingsPlan | SamplesPlan", typed: str) -> int | None:
+    """Evaluate a plan, or print it; return the exit code, None where all went well."""
+    from sslbench.cli.commands.eval import detection, samples
+
     if isinstance(plan, detection.DetectionPlan):
         detection.run(plan, typed)
         return None
@@ -150,6 +168,34 @@ def command(**_: Any) -> int | None:
         samples.run_embeddings(plan, typed)
         return None
     return samples.run(plan, typed)
+
+
+def commands_of(ctx: click.Context) -> list[list[str]]:
+    """Return the commands of the jobs that do together what a parsed command asks for.
+
+    Several benchmarks are a job each, in which all weights are encoded in one pass. Without benchmarks, several
+    weights are a job each.
+    """
+    from sslbench.cli.commands.eval.suite import expand
+    from sslbench.library.benchmarks import load_suite
+
+    rest, weights = ctx.meta["rest"], expand(ctx.meta["weights"])
+    named = [*ctx.params["benchmarks"], *(load_suite(ctx.params["suite"]) if ctx.params["suite"] else ())]
+    options = launch.only_options(ctx.command, rest)
+    words = list(ctx.params["words"])
+    common = ["eval", *words, *options]
+    own = ["--weights", *weights] if weights else []
+    if len(named) > 1:
+        from sslbench.library.benchmarks import load_benchmark
+
+        if protocols_named := [word for word in words if "=" not in word]:  # they choose among the benchmarks
+            named = [name for name in named if load_benchmark(name).protocol in protocols_named]
+        settings = [word for word in words if "=" in word]
+        options = launch.without_option(options, "--suite", "--benchmark")
+        return [["eval", *settings, *options, "--benchmark", name, *own] for name in named]
+    if len(weights) > 1:
+        return [[*common, "--weights", word] for word in weights]
+    return [[*common, *own]]
 
 
 def make_plan(ctx: click.Context, *, check_paths: bool = False) -> "DetectionPlan | EmbeddingsPlan | SamplesPlan":

@@ -214,15 +214,25 @@ def refuse_missing_paths(chosen: EvalOptions) -> None:
     Raises:
         SslbenchError: a path does not exist.
     """
-    from sslbench.data import catalog
-    from sslbench.data.missing import refuse_missing
     from sslbench.weights.reading.sniff import refuse_path
 
     if len(chosen.weights) == 1 and not chosen.suite:
         path = chosen.weights[0]
         if _is_plain(path) and path not in ("random", "pixels") and not Path(path).exists():
             refuse_path(Path(path))
-    for spec in (chosen.data.data, chosen.data.test_data):
+    refuse_missing_data(chosen.data)
+
+
+def refuse_missing_data(data: options.DataFlags) -> None:
+    """Refuse plain paths of data that do not exist; see `refuse_missing_paths`.
+
+    Raises:
+        SslbenchError: one does not exist.
+    """
+    from sslbench.data import catalog
+    from sslbench.data.missing import refuse_missing
+
+    for spec in (data.data, data.test_data):
         if spec and _is_plain(spec) and spec not in catalog.entries():
             refuse_missing(spec)
 

@@ -205,11 +205,12 @@ def run(
         table.print_results(results, out)
     for folder, files in runs.items():
         over_training.show(Path(folder), {file: found[file] for file in files}, out)
-    _print_holes(holes, len(cells), out)
+    print_holes(holes, len(cells), out)
     return 1 if holes else 0
 
 
-def _print_holes(holes: Sequence["Hole"], n_cells: int, out: Path) -> None:
+def print_holes(holes: Sequence["Hole"], n_cells: int, out: Path) -> None:
+    """Print the missing cells with reasons and remedies."""
     if not holes:
         return
     head = click.style(f"{len(holes)} of {n_cells} cells are holes", bold=True)

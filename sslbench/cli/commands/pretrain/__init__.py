@@ -174,7 +174,7 @@ class PretrainCommand(SettingsCommand):
 )
 @options.message_options
 @click.option("--dry-run", is_flag=True, help="Print the settings with their origins and stop.")
-def command(words: tuple[str, ...], **flags: Any) -> None:
+def command(words: tuple[str, ...], **flags: Any) -> int | None:
     """Train a backbone without labels, by a published recipe, and write weights.torch.
 
     The same command continues an interrupted run. Without --data the digits bundled with scikit-learn are used.
@@ -197,16 +197,16 @@ def command(words: tuple[str, ...], **flags: Any) -> None:
         values = {**values, "launcher": given.launcher}
     composed, launcher = _compose(method, values, given.settings())
     if launcher.get("name") == "slurm" and not given.dry_run:
-        _submit(launcher, method, composed, given)
-        return
+        return _submit(launcher, method, composed, given)
     settings = _checked(composed, method)
     request = _request(method, settings, composed.origins, given)
     if given.dry_run:
         from sslbench.cli.commands.pretrain.plan import print_plan
 
         print_plan(request, composed.origins, launcher)
-        return
+        return None
     _run(request, given)
+    return None
 
 
 def _method(names: Sequence[str], values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -327,27 +327,13 @@ def _next(request: "PretrainRequest", weights: Path) -> str:
     return shlex.join(["sslbench", "eval", "knn", "linear", "--weights", str(weights), "--data", data, *test])
 
 
-def _submit(launcher: dict[str, Any], method: str, composed: "Composed", given: PretrainFlags) -> None:
+def _submit(launcher: dict[str, Any], method: str, composed: "Composed", given: PretrainFlags) -> int | None:
     """Submit the same command as a job that trains in place."""
-    from sslbench.cli.commands.pretrain import slurm
+    from sslbench.cli import launch, slurm
     from sslbench.config import build
 
     settings = build(slurm.Slurm, launcher, "launcher")
     _checked(composed, method)  # report mistakes before the job is queued
     out = given.folder(method, composed.values["backbone"])
     typed = shlex.split(str(click.get_current_context().find_root().obj))[1:]
-    job = slurm.submit([*without_launcher(typed), "--launcher", "local"], settings, out)
-    echo(f"job {job} will train in {out}; its log is {out / 'slurm'}/{job}_0_log.err", err=True)
-    echo(job)
-
-
-def without_launcher(words: Sequence[str]) -> list[str]:
-    """Return the words of a command without the launcher and its settings."""
-    words_left: list[str] = []
-    skip = False
-    for word in words:
-        if skip or word == "--launcher":
-            skip = not skip
-        elif not re.match(r"(--launcher=|launcher[.=])", word):
-            words_left.append(word)
-    return words_left
+    return launch.submit([[*launch.without_launcher(typed), "--launcher", "local"]], settings, out)

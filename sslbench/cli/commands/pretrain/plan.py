@@ -27,7 +27,7 @@ def print_plan(request: PretrainRequest, origins: Mapping[str, str], launcher: M
         section(name, _rows({name: values}, origins, f"{name}."))
     section("run", _rows({k: v for k, v in settings.items() if k not in groups}, origins, ""))
     if launcher.get("name") == "slurm":
-        from sslbench.cli.commands.pretrain.slurm import Slurm
+        from sslbench.cli.slurm import Slurm
 
         launcher_settings = dataclasses.asdict(build(Slurm, launcher, "launcher"))
         section("launcher", _rows({"launcher": launcher_settings}, origins, "launcher."))

@@ -1,0 +1,136 @@
+"""`--launcher slurm` of commands that evaluate: the same command, or its parts, as jobs."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sslbench.cli.echo import echo
+from sslbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from sslbench.cli.slurm import Slurm
+
+_META = "launcher"
+
+launcher_option = click.option(
+    "--launcher",
+    expose_value=False,  # it and launcher.KEY=VALUE are taken out of the arguments before the others are read
+    help="Launcher: local, or slurm: as jobs, several benchmarks or weights as an array (launcher.partition=...). "
+    "Default: local.",
+)
+
+
+def take_launcher(ctx: click.Context, args: Sequence[str]) -> list[str]:
+    """Keep --launcher and launcher.KEY=VALUE for `chosen`, and return the other arguments."""
+    rest = without_launcher(args)
+    kept = [word.removeprefix("--") for word in args if re.match(r"(--launcher=|launcher[.=])", word)]
+    kept += [f"launcher={after}" for word, after in zip(args, [*args[1:], ""], strict=True) if word == "--launcher"]
+    ctx.meta[_META] = kept
+    return rest
+
+
+def without_launcher(words: Sequence[str]) -> list[str]:
+    """Return the words of a command without the launcher and its settings."""
+    words_left: list[str] = []
+    skip = False
+    for word in words:
+        if skip or word == "--launcher":
+            skip = not skip
+        elif not re.match(r"(--launcher=|launcher[.=])", word):
+            words_left.append(word)
+    return words_left
+
+
+def chosen(ctx: click.Context) -> "Slurm | None":
+    """Return the settings of the SLURM jobs that were asked for; None to run here.
+
+    Raises:
+        UsageError: no such launcher or setting, or settings without the launcher.
+    """
+    words: list[str] = ctx.meta.get(_META, [])
+    if not words:
+        return None
+    from sslbench.cli.slurm import settings_of
+    from sslbench.cli.words import split_words
+    from sslbench.names import find_file
+
+    values: dict[str, Any] = split_words(words)[1]
+    name = str(values.pop("launcher", "local"))
+    find_file("launcher", name)
+    if name == "slurm":
+        return settings_of({key.removeprefix("launcher."): value for key, value in values.items()})
+    if values:
+        raise UsageError(f"{next(iter(values))} has no effect without --launcher slurm")
+    return None
+
+
+def submit(commands: Sequence[Sequence[str]], settings: "Slurm", out: Path) -> int | None:
+    """Submit commands, tell where their logs and results will lie, and wait for them where that was asked for.
+
+    Args:
+        commands: arguments of `sslbench` of each job.
+        settings: of the jobs.
+        out: folder of the results.
+
+    Returns:
+        The largest exit code of the jobs if they were waited for and one failed; else None.
+
+    Raises:
+        UsageError: the jobs cannot be submitted.
+    """
+    from sslbench.cli import slurm
+
+    jobs = slurm.submit(commands, settings, out)
+    for job in jobs:
+        echo(f"job {job.id} will run: {shlex.join(['sslbench', *job.words])}", err=True)
+        echo(f"  its log is {job.log}", err=True)
+    echo(f"results: {out}", err=True)
+    for job in jobs:
+        echo(job.id)
+    if not settings.wait:
+        return None
+    codes = [job.exit_code() for job in jobs]
+    for job, code in zip(jobs, codes, strict=True):
+        if code:
+            echo(f"job {job.id} ended with exit code {code}; the reason is in {job.log}", err=True)
+    echo(f"{codes.count(0)} of {len(jobs)} jobs are done", err=True)
+    return max(codes) or None
+
+
+def show(commands: Sequence[Sequence[str]]) -> None:
+    """Print the commands of the jobs that would be submitted."""
+    for words in commands:
+        echo(f"job: {shlex.join(['sslbench', *words])}")
+
+
+def without_option(words: Sequence[str], *flags: str) -> list[str]:
+    """Return words without options that take a value.
+
+    >>> without_option(["knn", "--suite", "small", "--data=x"], "--suite")
+    ['knn', '--data=x']
+    """
+    found: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word in flags:
+            next(rest, None)
+        elif not word.startswith(tuple(f"{flag}=" for flag in flags)):
+            found.append(word)
+    return found
+
+
+def only_options(command: click.Command, words: Sequence[str]) -> list[str]:
+    """Return the options with their values, without the other words and --dry-run."""
+    with_value = {flag for p in command.params if isinstance(p, click.Option) and not p.is_flag for flag in p.opts}
+    found: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word in with_value:
+            found += [word, *([after] if (after := next(rest, None)) is not None else [])]
+        elif word.startswith("-") and word != "--dry-run":
+            found.append(word)
+    return found

@@ -1,0 +1,67 @@
+"""`sslbench sweep`: the runs of a command line, each once, by identity."""
+
+import shlex
+
+import pytest
+
+from sslbench.cli.commands import sweep
+from sslbench.cli.commands.eval.flags import EvalOptions
+from sslbench.cli.words import split_sweep
+from sslbench.errors import UsageError
+from sslbench.evaluation.sweep import combinations
+
+
+def runs(text):
+    with sweep.command.make_context("sweep", shlex.split(text)) as ctx:
+        ctx.params |= {name: () if name == "baselines" else None for name in sweep._NOT_HERE}
+        return sweep.plan(ctx, EvalOptions.of(ctx))
+
+
+def test_values_to_try_and_lists():
+    names, values = split_sweep(["knn", "k=10,20", "seed=[1,2]", "linear.x=a"])
+    assert (names, values) == (["knn"], {"k": [10, 20], "seed": [[1, 2]], "linear.x": ["a"]})
+    assert list(combinations({"a": [1, 2], "b": [3]})) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
+    with pytest.raises(UsageError, match="twice"):
+        split_sweep(["k=10,10"])
+
+
+def test_a_setting_multiplies_the_runs_of_the_protocols_that_have_it():
+    found = runs("knn geometry --weights a.pth b.pth --data photos/ k=10,20 seed=0,1")
+    labels = sorted((run.cell.weights, run.cell.benchmark, run.run.seed) for run in found)
+    assert labels == sorted(
+        (weights, label, seed)
+        for weights in ("a.pth", "b.pth")
+        for label in ("knn k=10", "knn k=20", "geometry")
+        for seed in (0, 1)
+    )
+    first = next(run for run in found if run.cell.benchmark == "knn k=20" and run.run.seed == 1)
+    assert first.cell.requests[0].tasks[0].settings.k == (20,)
+    assert shlex.join(first.words) == "eval knn k=20 seed=1 --data photos/ --weights a.pth"
+
+
+def test_a_setting_of_one_protocol_by_its_prefix():
+    found = runs("knn low-shot --weights a.pth knn.k=[10,20],[5] --seed 3")
+    assert [run.cell.benchmark for run in found] == ["knn knn.k=[10,20]", "knn knn.k=[5]", "low-shot"]
+    assert {run.run.seed for run in found} == {3}
+
+
+def test_suites_and_presets_are_swept():
+    found = runs("linear --suite small --weights a.pth seed=0,1")
+    assert len({run.cell.benchmark for run in found}) * 2 == len(found) > 2
+    presets = runs("--preset knn/dino --weights a.pth --data photos/ temperature=0.07,0.1")
+    assert [run.cell.benchmark for run in presets] == ["knn/dino temperature=0.07", "knn/dino temperature=0.1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("knn --weights a.pth kk=1,2", "there is no setting 'kk'"),
+        ("knn --weights a.pth seed=1 --seed 2", "same setting"),
+        ("detection --weights a.pth", "a sweep has no detection"),
+        ("knn k=10", "--weights is missing"),
+        ("--weights a.pth", "no protocol is named"),
+    ],
+)
+def test_mistakes(text, message):
+    with pytest.raises(UsageError, match=message):
+        runs(text)

@@ -1,0 +1,131 @@
+"""Forward passes side by side: the same bits for any number of streams, one thread each, errors are raised."""
+
+import dataclasses
+import threading
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from sslbench.backbones.build import build
+from sslbench.backbones.in_memory import from_module
+from sslbench.backbones.layers import resolve_layers
+from sslbench.data.images import Files
+from sslbench.data.source import Labels, Source
+from sslbench.errors import BackboneError, DataError
+from sslbench.features import streams
+from sslbench.features.extract import ExtractSettings, extract
+from sslbench.preprocessing import Preprocessing
+
+SMALL = Preprocessing(32, (32, 32))
+
+
+@pytest.fixture
+def threads():
+    """Function that sets torch's number of threads until the end of the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def source(tmp_path):
+    rng = np.random.default_rng(0)
+    files = [tmp_path / f"{i:02d}.png" for i in range(40)]
+    for file in files:
+        Image.fromarray(rng.integers(0, 255, (40, 36, 3), dtype=np.uint8)).save(file)
+    labels = Labels("single", ("even", "odd"), np.arange(40) % 2)
+    return Source("pictures", tuple(f.name for f in files), labels, Files(tuple(files)))
+
+
+def run(backbone, source, root, **settings):
+    chosen = ExtractSettings(torch.device("cpu"), **{"batch_size": 10, "workers": 0} | settings)
+    return extract(backbone, source, resolve_layers(backbone, ()), chosen, root=root, split="all")
+
+
+def test_the_features_do_not_depend_on_the_number_of_streams(threads, monkeypatch, source, tmp_path):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # what the user says holds, on a machine of one core too
+    backbone = dataclasses.replace(build("resnet18w0.25"), preprocessing=SMALL)
+    found = {}
+    for number in (1, 2, 3):
+        threads(number)
+        assert streams.number_of_streams(torch.device("cpu")) == number
+        (found[number],) = run(backbone, source, tmp_path / str(number)).features.values()
+        assert torch.get_num_threads() == number, "restored"
+    for number in (2, 3):
+        np.testing.assert_array_equal(found[number].x, found[1].x)
+
+
+class Noting(nn.Module):
+    """Mean colours; notes the threads that compute."""
+
+    seen: ClassVar[list[tuple[str, int]]] = []  # of the class, as every stream has a module of its own
+    together = threading.Barrier(2, timeout=60)
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3, 1, 1))
+
+    def forward(self, images):
+        if len(images) > 1 and threading.current_thread() is not threading.main_thread():
+            self.seen.append((threading.current_thread().name, torch.get_num_threads()))
+            if len(self.seen) <= 2:
+                self.together.wait()  # two passes are under way at once, or the test fails
+        return images * self.scale
+
+
+def test_passes_run_side_by_side_with_one_thread_each(threads, monkeypatch, source, tmp_path):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    threads(2)
+    Noting.seen.clear()
+    backbone = from_module("noting", Noting(), SMALL)
+    run(backbone, source, tmp_path / "store", batch_size=32)
+    assert len({name for name, _ in Noting.seen}) == 2
+    assert {own for _, own in Noting.seen} == {1}
+
+
+class Failing(Noting):
+    """Network that fails on white images."""
+
+    def forward(self, images):
+        if images.min() > 2:
+            raise ValueError("white")
+        return images * self.scale
+
+
+def test_what_fails_in_a_stream_is_raised(threads, monkeypatch, source, tmp_path):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    threads(2)
+    white = Image.new("RGB", (40, 40), "white")
+    for i in range(16, 24):
+        white.save(source.images.path(i))
+    backbone = from_module("failing", Failing(), SMALL)
+    with pytest.raises(BackboneError, match="white"):
+        run(backbone, source, tmp_path / "store", batch_size=8)
+    assert torch.get_num_threads() == 2
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sslbench-stream")]
+
+
+def test_unreadable_images_are_listed_or_left_out(threads, monkeypatch, source, tmp_path):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    threads(2)
+    for i in (3, 12, 13, 30):
+        open(source.images.path(i), "wb").write(b"no picture")  # noqa: SIM115, PTH123
+    backbone = dataclasses.replace(build("resnet18w0.25"), preprocessing=SMALL)
+    with pytest.raises(DataError, match=r"30\.png"):
+        run(backbone, source, tmp_path / "store", batch_size=2)
+    found = run(backbone, source, tmp_path / "store", batch_size=2, on_error="skip")
+    (features,) = found.features.values()
+    assert len(features) == 36
+    assert [row["id"] for row in found.unreadable] == ["03.png", "12.png", "13.png", "30.png"]
+
+
+def test_at_most_one_stream_for_each_core_by_default(threads, monkeypatch):
+    threads(4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(streams, "usable_cores", lambda: 3)
+    assert streams.number_of_streams(torch.device("cpu")) == 3
+    assert streams.number_of_streams(torch.device("cuda")) == 1
