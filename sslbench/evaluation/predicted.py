@@ -12,6 +12,8 @@ from sslbench.text import csv_text
 
 MOST_CLASSES = 1000
 """Largest number of classes of a confusion matrix."""
+MOST_CELLS = 5_000_000
+"""Largest number of scores of a table of several labels; it then has about 50 MB."""
 _SIDE = 640  # of the matrix in the picture, in pixels
 _LARGEST_CELL = 40
 _MARGIN = 150  # for the names of the classes
@@ -19,15 +21,31 @@ _BLUE = (8, 48, 107)
 
 
 def write_predicted(result: Result, scores: records.Scores) -> None:
-    """Write predictions.csv, confusion.csv and confusion.png of a record with one class per sample.
+    """Write predictions.csv of a record with labels; with one class per sample also confusion.csv and confusion.png.
 
-    Other records have none; nor has a matrix of more than `MOST_CLASSES` classes.
+    There is no matrix of more than `MOST_CLASSES` classes, and no table of several labels with more than `MOST_CELLS`
+    scores; the file of scores has them all.
 
     Raises:
         ResultError: a file cannot be written.
     """
-    if result.file is None or result.data.labels != "single" or "top1" not in result.metrics or not scores.scores.size:
+    if result.file is None or not scores.scores.size:
         return
+    files: dict[str, bytes] = {}
+    if result.data.labels == "single" and "top1" in result.metrics:
+        files = _of_single_labels(scores)
+    elif result.data.labels == "multi" and scores.scores.shape == scores.labels.shape:
+        if scores.scores.size <= MOST_CELLS:
+            files = {records.PREDICTIONS_CSV: csv_text(_table_of_several(scores)).encode()}
+    try:
+        for suffix, content in files.items():
+            records.replace_file(result.file.with_suffix(suffix), content)
+    except OSError as error:
+        raise ResultError(f"cannot write beside {result.file}: {error.strerror or error}") from error
+
+
+def _of_single_labels(scores: records.Scores) -> dict[str, bytes]:
+    """Return the contents of the files of a record with one class per sample, by their suffixes."""
     predicted = np.argmax(scores.scores, axis=1)
     classes = scores.classes
     table = [("id", "label", "predicted", "correct", "score")]
@@ -40,11 +58,20 @@ def write_predicted(result: Result, scores: records.Scores) -> None:
         lines = [[name, *row] for name, row in zip(classes, counts.tolist(), strict=True)]
         files[records.CONFUSION_CSV] = csv_text([["label \\ predicted", *classes], *lines]).encode()
         files[records.CONFUSION_PNG] = picture(counts, classes)
-    try:
-        for suffix, content in files.items():
-            records.replace_file(result.file.with_suffix(suffix), content)
-    except OSError as error:
-        raise ResultError(f"cannot write beside {result.file}: {error.strerror or error}") from error
+    return files
+
+
+def _table_of_several(scores: records.Scores) -> list[list[str]]:
+    """Return a line per sample with several labels: the present and unknown classes, and the score of each class.
+
+    No class is called predicted: the protocols rank samples by each class, and have no threshold. A class without a
+    classifier has an empty cell.
+    """
+    table = [["id", "labels", "unknown", *(f"score:{name}" for name in scores.classes)]]
+    for sample, labels, row in zip(scores.ids, scores.labels, scores.scores.tolist(), strict=True):
+        present, unknown = (";".join(scores.classes[i] for i in np.flatnonzero(labels == mark)) for mark in (1, -1))
+        table.append([sample, present, unknown, *("" if np.isnan(score) else f"{score:.6g}" for score in row)])
+    return table
 
 
 def confusion(labels: IntArray, predicted: IntArray, classes: int) -> IntArray:

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from sklearn.metrics import average_precision_score
 
 import sslbench
 from sslbench.cli.main import main
@@ -103,6 +104,23 @@ def test_the_predictions_and_the_matrix_lie_beside_the_record(tmp_path, digits):
     matrix = pd.read_csv(beside[".confusion.csv"], index_col=0)
     assert matrix.to_numpy().sum() == len(rows) and np.trace(matrix.to_numpy()) == rows["correct"].sum()
     assert result.file.with_suffix(".confusion.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_scores_of_every_class_lie_beside_a_record_of_several_labels(tmp_path, digits):
+    x, y = digits
+    labels = np.stack([y < 5, y % 2 == 0, y % 3 == 0], axis=1).astype(np.int64)
+    (result,) = sslbench.evaluate(None, (x, labels), protocols="knn", out=tmp_path, device="cpu", floors=False)
+    table = pd.read_csv(result.file.with_suffix(".predictions.csv"), dtype={"id": str}, keep_default_na=False)
+    found = records.read_scores(records.scores_path(result))
+    assert list(table["id"]) == list(found.ids)
+    assert list(table.columns) == ["id", "labels", "unknown", *(f"score:{name}" for name in found.classes)]
+    precision = []
+    for number, name in enumerate(found.classes):
+        true = table["labels"].str.split(";").map(lambda names, name=name: name in names)
+        np.testing.assert_array_equal(true, found.labels[:, number] == 1)
+        precision.append(average_precision_score(true, table[f"score:{name}"]))
+    assert 100 * np.mean(precision) == pytest.approx(result.metrics["mAP"].value, abs=0.01)
+    assert not list(tmp_path.rglob("*.confusion.*"))
 
 
 def test_parts_named_in_an_archive_are_used(tmp_path, digits):
