@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.distributed import this_process
+from sslbench.distributed.collectives import from_first, process_group
 from sslbench.errors import UsageError
 from sslbench.evaluation import floors, overlaps
 from sslbench.evaluation.corruption_curves import write_curves
@@ -40,7 +42,7 @@ from sslbench.evaluation.prepare import (
     with_noise,
 )
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, score
-from sslbench.evaluation.request import Request, RunSettings, Task
+from sslbench.evaluation.request import Request, RunSettings, Task, sample_kind
 from sslbench.evaluation.sets import (
     NO_OTHER_CLASSIFIER,
     NO_PIXELS,
@@ -60,6 +62,7 @@ from sslbench.features.streamed import streamed
 from sslbench.features.together import TOGETHER_BYTES, extract_together, parameter_bytes
 from sslbench.features.tuples import side_by_side
 from sslbench.identity import groups_digest, record_id
+from sslbench.protocols import OnFeatures
 from sslbench.results import DataPart, DataUsed, ExcludedImage, Neighbours, Result, WeightsUsed, records
 from sslbench.runtime.progress import Progress, stage_progress
 
@@ -226,11 +229,28 @@ def _evaluate_on_features(
     parts = {only_part(task) for task in tasks}
     if len(parts) == 1 and (part := parts.pop()) is not None:
         prepared = dataclasses.replace(prepared, data=one_part(prepared.data, part))
+    _check_targets(prepared, tasks, progress)
     floor_backbones = _floor_backbones(prepared)
     with contextlib.ExitStack() as stack:
         backbones = {"": prepared.backbone, **floor_backbones.found}
         stores = {name: stack.enter_context(_store_for(backbone, store)) for name, backbone in backbones.items()}
         return _score_features(prepared, tasks, floor_backbones, stores, out, command, progress)
+
+
+def _check_targets(prepared: Prepared, tasks: Sequence[Task], progress: Progress | None) -> None:
+    """Read the targets that lie in files, on the first of several processes.
+
+    Raises:
+        DataError: some cannot be used; all of them are listed.
+    """
+    data, run = prepared.data, prepared.run
+    parts = (data.train,) if data.train is data.test else (data.train, data.test)
+    with process_group(run.torch_device()):
+        for task in tasks:
+            kind = sample_kind(task.protocol)
+            if isinstance(kind, OnFeatures):
+                check = functools.partial(kind.check_targets, task.settings, parts)
+                from_first(functools.partial(check, engine=run.extract_settings(), progress=progress))
 
 
 @contextlib.contextmanager

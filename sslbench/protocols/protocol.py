@@ -54,6 +54,20 @@ class RunOnFeatures(typing.Protocol[S_contra]):
         """Learn from train, score test; a protocol that computes on the processor ignores `device`."""
 
 
+class CheckTargets(typing.Protocol[S_contra]):
+    """Signature of `check_targets` of a protocol on features."""
+
+    def __call__(
+        self,
+        settings: S_contra,
+        parts: "Sequence[Source]",
+        *,
+        engine: "ExtractSettings",
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> None:
+        """Read the targets of all parts that are used; raise a DataError that lists those that cannot be used."""
+
+
 class RunOnImages(typing.Protocol[S_contra]):
     """Signature of `run` of a protocol on images."""
 
@@ -233,6 +247,16 @@ def trains_own_classifier(settings: object) -> FileClassifierChoice | None:
     return None
 
 
+def any_targets(
+    settings: object,
+    parts: "Sequence[Source]",
+    *,
+    engine: "ExtractSettings",
+    progress: Callable[[str, int, int], None] | None = None,
+) -> None:
+    """Accept all targets, without reading them."""
+
+
 def any_test(settings: object, test: "Source") -> None:
     """Accept every test part."""
 
@@ -252,6 +276,7 @@ class OnFeatures(Generic[S]):
         own_classes: it does not learn the classes of train, so test may have others.
         check_test: raises a UsageError or DataError for settings and test samples that do not go together, before any
             image is decoded.
+        check_targets: for a protocol whose targets are read from files: reads all of them before any image is decoded.
         cost: work of one run for the shapes at hand; estimates are within a factor of two.
     """
 
@@ -263,6 +288,7 @@ class OnFeatures(Generic[S]):
     class_subsets: bool = False
     own_classes: bool = False
     check_test: "Callable[[S, Source], None]" = any_test
+    check_targets: CheckTargets[S] = any_targets
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,8 @@ the search, 2 * patches * memory * D operations; the 1,449 images of Pascal VOC 
 """
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -27,17 +28,22 @@ import torch
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.config import setting
 from sslbench.data.label_map import IGNORED, Grid
-from sslbench.data.source import Labels, PixelLabels
+from sslbench.data.source import Labels, PixelLabels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
+from sslbench.features.extract import ExtractSettings
 from sslbench.labels import LABELS
 from sslbench.metrics.dense import matching, segmentation
 from sslbench.metrics.intervals import Units, Values
 from sslbench.metrics.summary import summarise, with_intervals
 from sslbench.protocols._parts.costs import DOUBLE, FLOAT, search_cost, summary_cost
+from sslbench.protocols._parts.dense.classes import class_cells, read_classes
+from sslbench.protocols._parts.dense.survey import refuse_problems, survey
+from sslbench.protocols._parts.dense.task import ALL_IGNORED
 from sslbench.protocols.protocol import MAPS, OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.runtime.cost import Cost
+from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.solvers.in_context import class_counts, sample_patches, shares, weighted_labels
 from sslbench.solvers.neighbours import Engine, nearest
 from sslbench.solvers.upsampling import upsampled_classes
@@ -109,6 +115,33 @@ def check(settings: Settings, train: Labels) -> None:
             f"segmentation-knn needs two classes, and all pixels of the maps belong to '{', '.join(train.classes)}'",
             "If it means ignored (255), nothing is labelled: `sslbench check-data` shows the values.",
         )
+
+
+def check_targets(
+    settings: Settings,
+    parts: Sequence[Source],
+    *,
+    engine: ExtractSettings,
+    progress: Progress | None = None,
+) -> None:
+    """Read every label map, so that those that cannot be used are listed before images are encoded.
+
+    Args:
+        settings: see `Settings`.
+        parts: train and test.
+        engine: its workers read.
+        progress: maps read, and all.
+
+    Raises:
+        DataError: maps of another size than their image, damaged or missing ones, values that are no classes, a part
+            without a counted pixel.
+    """
+    found = []
+    for source in parts:
+        report = stage_progress(progress, f"reading the label maps of {source.name}")
+        cells = functools.partial(class_cells, len(source.labels.classes))
+        found.append((source, survey(source, read_classes, cells, engine, report)))
+    refuse_problems("segmentation-knn", ALL_IGNORED, found)
 
 
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
@@ -308,5 +341,5 @@ PROTOCOL = Protocol(
     version=1,
     summary="semantic segmentation by the labels of the nearest training patches, without training.",
     settings=Settings,
-    kind=OnFeatures(check=check, run=run, cost=cost, label_kinds=MAPS),
+    kind=OnFeatures(check=check, run=run, cost=cost, label_kinds=MAPS, check_targets=check_targets),
 )

@@ -20,7 +20,7 @@ def test_sums_are_those_of_all_images(monkeypatch):
     monkeypatch.setattr(surveyed, "_CHUNK", 3)
     pictures = map_pictures(8, 0)
     one = task(pictures, segmentation.Settings())
-    found = survey(pictures, one, ENGINE)
+    found = survey(pictures, one.read, one.cells, ENGINE)
     cells = [one.cells(one.read(pictures, i, (16, 24)), GRID) for i in range(8)]
     np.testing.assert_array_equal(found.sums, sum(sums for sums, _ in cells))
     np.testing.assert_array_equal(found.numbers, sum(numbers for _, numbers in cells))
@@ -34,7 +34,7 @@ def test_memory_does_not_grow_with_the_number_of_images(monkeypatch):
     one = task(pictures, segmentation.Settings())
     of_chunk = 8 * 4 * GRID[0] * GRID[1]
     tracemalloc.start()
-    survey(pictures, one, ENGINE)
+    survey(pictures, one.read, one.cells, ENGINE)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 30 * of_chunk

@@ -218,7 +218,7 @@ def test_the_score_is_that_of_the_areas_of_all_images(backbone, tmp_path):
 def _first_batch(settings, backbone):
     from sslbench.data.decode.transforms import normalise
     from sslbench.data.loading.joint import JointBatches, JointView
-    from sslbench.protocols.segmentation.scores import read_classes
+    from sslbench.protocols._parts.dense.classes import read_classes
 
     view = JointView(
         crop=(16, 16),

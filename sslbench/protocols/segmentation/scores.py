@@ -23,10 +23,10 @@ from sslbench.metrics.dense import boundary, panoptic, segmentation
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import summarise, with_intervals
 from sslbench.protocols._parts.dense import DenseRow, DenseTask
+from sslbench.protocols._parts.dense.classes import as_label, class_cells, read_classes
 from sslbench.protocols.segmentation.settings import Settings
 from sslbench.results import Outcome
 from sslbench.solvers.dense.losses import pixel_cross_entropy
-from sslbench.solvers.in_context import class_counts
 from sslbench.solvers.upsampling import upsampled_classes
 
 _RESAMPLES = 1000
@@ -47,27 +47,12 @@ def task(train: Source, settings: Settings) -> DenseTask:
         loss=functools.partial(_loss, settings.loss_average),
         row=functools.partial(_row, settings.boundary, things),
         value=functools.partial(_mean_iou, n_classes),
-        cells=functools.partial(_cells, n_classes),
+        cells=functools.partial(class_cells, n_classes),
         drawn=_drawn,
         caption=lambda iou: f"IoU {100 * iou:.0f} %",
         averaged=functools.partial(torch.softmax, dim=1),
         check_totals=_check_totals,
     )
-
-
-def read_classes(source: Source, index: int, size: tuple[int, int]) -> Target:
-    """Return the classes of the pixels of an image, float32 (1, H, W), nan where they do not count.
-
-    Raises:
-        UnreadableImage: there is no complete map.
-        DataError: it is of another size than the image, or has a value that is no class.
-    """
-    if source.maps is None:
-        raise DataError(f"{source.name} has no label maps")
-    label = source.maps.read_map(index, size=size).semantic
-    classes = label.astype(np.float32)
-    classes[label == IGNORED] = np.nan
-    return classes[None]
 
 
 def read_instances(source: Source, index: int, size: tuple[int, int]) -> Target:
@@ -150,7 +135,7 @@ def _loss(average: str, outputs: Tensor, targets: Tensor, update: int) -> Tensor
 
 def _row(tolerance: float, things: BoolArray | None, output: Tensor, target: Target) -> FloatArray:
     """Return areas (3, C), and boundary and segment counts (4, C), of an image as one row."""
-    label = _label(target)
+    label = as_label(target)
     height, width = label.shape
     predicted = upsampled_classes(output, (height, width)).cpu().numpy()
     n_classes = len(output)
@@ -170,7 +155,7 @@ def _row(tolerance: float, things: BoolArray | None, output: Tensor, target: Tar
 
 def _drawn(output: Tensor, target: Target) -> tuple[Image.Image, Image.Image]:
     """Return the classes of the pixels and the predicted ones in colours; pixels that do not count are grey."""
-    label = _label(target)
+    label = as_label(target)
     predicted = upsampled_classes(output, (label.shape[0], label.shape[1])).cpu().numpy()
     colours = class_colours(len(output))
     return labelled(label, colours), labelled(predicted, colours)
@@ -203,18 +188,6 @@ def _values(rows: FloatArray, n_classes: int, settings: Settings) -> dict[str, f
         quality = panoptic.panoptic_values(parts["panoptic"]).tolist()
         found |= dict(zip((metric.name for metric in panoptic.PANOPTIC), quality, strict=True))
     return found
-
-
-def _cells(
-    n_classes: int, target: Target, grid: tuple[int, int]
-) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
-    """Return the pixels of each class (C, h, w) and all counted ones (h, w) in the cells of a grid."""
-    counts = class_counts(_label(target), grid, n_classes, ignore=(IGNORED,)).T.reshape(n_classes, *grid)
-    return counts.astype(np.float64), counts.sum(axis=0).astype(np.float64)
-
-
-def _label(target: Target) -> npt.NDArray[np.int32]:
-    return np.where(np.isnan(target[0]), IGNORED, target[0]).astype(np.int32)
 
 
 def _check_totals(pixels: FloatArray) -> None:

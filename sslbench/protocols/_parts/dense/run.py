@@ -295,8 +295,8 @@ def _survey(
     found = []
     for source in (train_part, test):
         report = stage_progress(progress, f"reading the targets of {source.name}")
-        found.append(survey(source, task, engine, report))
-    refuse_problems(task, list(zip((train_part, test), found, strict=True)))
+        found.append(survey(source, task.read, task.cells, engine, report))
+    refuse_problems(task.name, task.no_value, list(zip((train_part, test), found, strict=True)))
     for source, each in zip((train_part, test), found, strict=True):
         if each.unreadable:
             raise unreadable_images(source, backbone.preprocessing, engine)

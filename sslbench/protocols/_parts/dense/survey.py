@@ -9,12 +9,13 @@ from torch.utils.data import Dataset
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.loading import loader
+from sslbench.data.loading.joint import ReadTarget
 from sslbench.data.maps.sizes import size_and_turn
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, SslbenchError
 from sslbench.features.extract import ExtractSettings
-from sslbench.protocols._parts.dense.task import DenseTask
+from sslbench.protocols._parts.dense.task import ReadCells
 from sslbench.runtime.progress import StageProgress
 
 GRID = (32, 32)
@@ -57,13 +58,27 @@ class Survey:
         return np.where(known, self.sums / np.where(known, self.numbers, 1), self.constant)
 
 
-def survey(source: Source, task: DenseTask, engine: ExtractSettings, progress: StageProgress | None = None) -> Survey:
-    """Read every target of a source once; see `refuse_problems` for those that cannot be used."""
+def survey(
+    source: Source,
+    read: ReadTarget,
+    cells: ReadCells,
+    engine: ExtractSettings,
+    progress: StageProgress | None = None,
+) -> Survey:
+    """Read every target of a source once; see `refuse_problems` for those that cannot be used.
+
+    Args:
+        source: images and targets.
+        read: see `DenseTask`.
+        cells: see `DenseTask`.
+        engine: its workers read.
+        progress: images read, and all.
+    """
     chunks = [np.arange(start, min(start + _CHUNK, len(source))) for start in range(0, len(source), _CHUNK)]
     found: list[_Chunk] = []
     sums, numbers = np.zeros(()), np.zeros(())
     done = 0
-    for chunk in loader.run(_Targets(source, task, chunks), engine.workers, start_method=engine.start_method):
+    for chunk in loader.run(_Targets(source, read, cells, chunks), engine.workers, start_method=engine.start_method):
         if chunk.sums is not None and chunk.numbers is not None:
             sums, numbers = sums + chunk.sums, numbers + chunk.numbers
         found.append(dataclasses.replace(chunk, sums=None, numbers=None))  # those of 150 classes take a megabyte
@@ -83,8 +98,13 @@ def survey(source: Source, task: DenseTask, engine: ExtractSettings, progress: S
     )
 
 
-def refuse_problems(task: DenseTask, found: Sequence[tuple[Source, Survey]]) -> None:
+def refuse_problems(protocol: str, no_value: str, found: Sequence[tuple[Source, Survey]]) -> None:
     """Refuse targets that cannot be used, those of all parts in one message, and parts of which no pixel is known.
+
+    Args:
+        protocol: its name, for messages.
+        no_value: reason why a pixel does not count.
+        found: the parts and their surveys.
 
     Raises:
         DataError: with all of the reasons.
@@ -93,14 +113,14 @@ def refuse_problems(task: DenseTask, found: Sequence[tuple[Source, Survey]]) -> 
         where = " and ".join(source.name for source, surveyed in found if surveyed.problems)
         more = f"\n  and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
         raise DataError(
-            f"{task.name}: {counted(len(problems), 'target')} of {where} cannot be used:\n  "
+            f"{protocol}: {counted(len(problems), 'target')} of {where} cannot be used:\n  "
             + "\n  ".join(problems[:_LISTED])
             + more,
             "Repair or remove them; `sslbench check-data` lists all of them.",
         )
     empty = [source.name for source, each in found if len(each.unknown) + each.unreadable == len(source)]
     if empty:
-        raise DataError(f"{task.name}: no pixel of {' and '.join(empty)} counts: {task.no_value}")
+        raise DataError(f"{protocol}: no pixel of {' and '.join(empty)} counts: {no_value}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +141,8 @@ class _Targets(Dataset[_Chunk]):
     """Dataset of the chunks of a source."""
 
     source: Source
-    task: DenseTask
+    read: ReadTarget
+    cells: ReadCells
     chunks: list[np.ndarray]
 
     def __len__(self) -> int:
@@ -140,11 +161,11 @@ class _Targets(Dataset[_Chunk]):
                 continue
             sizes.append(size)
             try:
-                target = self.task.read(self.source, index, size)
+                target = self.read(self.source, index, size)
             except (SslbenchError, UnreadableImage) as error:
                 problems.append(_text(error))
                 continue
-            own_sums, own_numbers = self.task.cells(target, GRID)
+            own_sums, own_numbers = self.cells(target, GRID)
             if not own_numbers.any():
                 unknown.append(index)
             sums = own_sums.astype(np.float64) if sums is None else sums + own_sums

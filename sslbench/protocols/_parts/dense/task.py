@@ -14,6 +14,12 @@ from torch import Tensor
 from sslbench.arrays import FloatArray
 from sslbench.data.loading.joint import ReadTarget, Target, unchanged
 
+ReadCells = Callable[[Target, tuple[int, int]], tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]]
+"""Sums (K, h, w) and numbers (h, w) in the cells of a grid, from a target and the grid's height and width."""
+
+ALL_IGNORED = "all are ignored; `sslbench check-data` shows which values are classes"
+"""Reason why no pixel of label maps counts."""
+
 
 def _any_totals(totals: FloatArray) -> None:
     """Accept every train part with a known pixel."""
@@ -50,10 +56,10 @@ class DenseTask:
     loss: Callable[[Tensor, Tensor, int], Tensor]
     row: Callable[[Tensor, Target], FloatArray]
     value: Callable[[FloatArray], float]
-    cells: Callable[[Target, tuple[int, int]], tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]]
+    cells: ReadCells
     drawn: Callable[[Tensor, Target], tuple[Image.Image, Image.Image]]
     caption: Callable[[float], str]
-    no_value: str = "all are ignored; `sslbench check-data` shows which values are classes"
+    no_value: str = ALL_IGNORED
     check_totals: Callable[[FloatArray], None] = _any_totals
     activated: Callable[[Tensor], Tensor] = unchanged
     averaged: Callable[[Tensor], Tensor] = unchanged

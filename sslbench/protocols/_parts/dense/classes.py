@@ -1,0 +1,38 @@
+"""Classes of pixels as targets: their reading, and the counts of the survey."""
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.label_map import IGNORED
+from sslbench.data.loading.joint import Target
+from sslbench.data.source import Source
+from sslbench.errors import DataError
+from sslbench.solvers.in_context import class_counts
+
+
+def read_classes(source: Source, index: int, size: tuple[int, int]) -> Target:
+    """Return the classes of the pixels of an image, float32 (1, H, W), nan where they do not count.
+
+    Raises:
+        UnreadableImage: there is no complete map.
+        DataError: it is of another size than the image, or has a value that is no class.
+    """
+    if source.maps is None:
+        raise DataError(f"{source.name} has no label maps")
+    label = source.maps.read_map(index, size=size).semantic
+    classes = label.astype(np.float32)
+    classes[label == IGNORED] = np.nan
+    return classes[None]
+
+
+def as_label(target: Target) -> npt.NDArray[np.int32]:
+    """Return the classes (H, W) of a target, `IGNORED` where they do not count."""
+    return np.where(np.isnan(target[0]), IGNORED, target[0]).astype(np.int32)
+
+
+def class_cells(
+    n_classes: int, target: Target, grid: tuple[int, int]
+) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
+    """Return the pixels of each class (C, h, w) and all counted ones (h, w) in the cells of a grid."""
+    counts = class_counts(as_label(target), grid, n_classes, ignore=(IGNORED,)).T.reshape(n_classes, *grid)
+    return counts.astype(np.float64), counts.sum(axis=0).astype(np.float64)
