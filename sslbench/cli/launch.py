@@ -1,5 +1,6 @@
 """`--launcher slurm` of commands that evaluate: the same command, or its parts, as jobs."""
 
+import itertools
 import re
 import shlex
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ def take_launcher(ctx: click.Context, args: Sequence[str]) -> list[str]:
     """Keep --launcher and launcher.KEY=VALUE for `chosen`, and return the other arguments."""
     rest = without_launcher(args)
     kept = [word.removeprefix("--") for word in args if re.match(r"(--launcher=|launcher[.=])", word)]
-    kept += [f"launcher={after}" for word, after in zip(args, [*args[1:], ""], strict=True) if word == "--launcher"]
+    kept += [f"launcher={after}" for word, after in itertools.pairwise([*args, ""]) if word == "--launcher"]
     ctx.meta[_META] = kept
     return rest
 

@@ -28,8 +28,11 @@ def detect_views(detector: Detector, views: Sequence[Tensor], size: Size) -> Ins
         return rescale(detector([views[0].to(device)])[0], seen=seen, size=size)
     every = [(view.flip(2) if flip else view, flip) for view in views for flip in flips]
     merged = _merged([_found(detector, view, flip, size) for view, flip in every], detector, size)
-    if not detector.recipe.masks or not len(merged.boxes):
+    if not detector.recipe.masks:
         return rescale(merged, seen=size, size=size)
+    if not len(merged.boxes):  # with masks, none of them: the detections of all images are joined
+        none = torch.zeros((0, *size), dtype=torch.bool, device=device)
+        return InstancePredictions(merged.boxes, merged.scores, merged.classes, none)
     total: Tensor | int = 0
     for view, flip in every:
         masks = detector.masks([view.to(device)], [_seen(merged, view, flip, size)])[0]

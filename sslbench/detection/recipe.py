@@ -206,8 +206,7 @@ def check(recipe: DetectionRecipe) -> None:
     if full.tta_max_size != DetectionRecipe().tta_max_size and not full.tta_sizes:
         raise UsageError("tta_max_size has no effect without tta_sizes")
     _check_jitter(full)
-    if full.architecture != "vit_fpn" and (full.vit_window or full.vit_relative or full.drop_path):
-        raise UsageError(f"vit_window, vit_relative and drop_path have no effect on architecture={full.architecture}")
+    _check_transformer(full)
     if len(full.pixel_mean) != len(full.pixel_std):
         raise UsageError(
             f"pixel_mean has {len(full.pixel_mean)} values and pixel_std {len(full.pixel_std)}", "Give both or none."
@@ -220,6 +219,16 @@ def check(recipe: DetectionRecipe) -> None:
         raise UsageError("a c4 detector has no pyramid or box head: box_convs, box_fcs and pyramid_norm have no effect")
     if full.architecture != "c4" and full.extra_norm:
         raise UsageError("extra_norm normalises after the fifth stage on the regions, which only c4 has")
+
+
+def _check_transformer(full: DetectionRecipe) -> None:
+    if full.architecture != "vit_fpn" and (full.vit_window or full.vit_relative or full.drop_path):
+        raise UsageError(f"vit_window, vit_relative and drop_path have no effect on architecture={full.architecture}")
+    if full.freeze_at == 5 and (full.vit_relative or full.drop_path):
+        raise UsageError(
+            "vit_relative and drop_path train the backbone, and freeze_at=5 freezes it",
+            "Leave them out, or give freeze_at=0.",
+        )
     if full.architecture == "vit_fpn" and full.freeze_at not in (0, 5):
         raise UsageError(
             f"freeze_at={full.freeze_at}: a vision transformer has no stages", "Give 0, or 5 for the whole backbone."

@@ -30,6 +30,7 @@ from sslbench.distributed.parallel import (
     wrap,
 )
 from sslbench.errors import UsageError
+from sslbench.runtime.seeds import seeded
 from sslbench.runtime.signals import SIGNAL_INTERVAL, StoppedError, signal_on_any_process, stop_signals
 from sslbench.train import checkpoints
 from sslbench.train.lock import exclusive
@@ -45,7 +46,8 @@ def losses_of(
     number = int(np.random.SeedSequence(source).generate_state(1)[0])
     generator = torch.Generator().manual_seed(number)
     images = [image.to(device, non_blocking=True) for image in batch[0]]
-    return cast(dict[str, Tensor], model(images, [_moved(target, device) for target in batch[1]], generator))
+    with seeded(number):  # stochastic depth takes torch's own random numbers
+        return cast(dict[str, Tensor], model(images, [_moved(target, device) for target in batch[1]], generator))
 
 
 def _moved(target: Target, device: torch.device) -> Target:

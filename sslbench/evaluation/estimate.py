@@ -371,7 +371,8 @@ def _baseline(run: RunSettings) -> tuple[str, ...]:
 def _shapes(labels: Labels, train: int, test: int, width: int, layer: Layer | None = None, pixels: int = 0) -> Shapes:
     grid = None if layer is None else layer.grid
     cells = 1 if grid is None else grid[0] * grid[1]
-    return Shapes(train, test, width, max(1, len(labels.classes)), labels.kind, cells, pixels)
+    regions = 1 if layer is None else layer.regions
+    return Shapes(train, test, width, max(1, len(labels.classes)), labels.kind, cells, pixels, regions)
 
 
 def _task_shapes(prepared: Prepared, task: Task, width: int, layer: Layer) -> Shapes:

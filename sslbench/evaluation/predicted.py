@@ -32,11 +32,11 @@ def write_predicted(result: Result, scores: records.Scores) -> None:
     if result.file is None or not scores.scores.size:
         return
     files: dict[str, bytes] = {}
+    one_each = scores.scores.shape == scores.labels.shape  # a score and a label of each class
     if result.data.labels == "single" and "top1" in result.metrics:
         files = _of_single_labels(scores)
-    elif result.data.labels == "multi" and scores.scores.shape == scores.labels.shape:
-        if scores.scores.size <= MOST_CELLS:
-            files = {records.PREDICTIONS_CSV: csv_text(_table_of_several(scores)).encode()}
+    elif result.data.labels == "multi" and one_each and scores.scores.size <= MOST_CELLS:
+        files = {records.PREDICTIONS_CSV: csv_text(_table_of_several(scores)).encode()}
     try:
         for suffix, content in files.items():
             records.replace_file(result.file.with_suffix(suffix), content)

@@ -63,6 +63,7 @@ from sslbench.features.together import TOGETHER_BYTES, extract_together, paramet
 from sslbench.features.tuples import side_by_side
 from sslbench.identity import groups_digest, record_id
 from sslbench.protocols import OnFeatures
+from sslbench.protocols.protocol import any_targets
 from sslbench.results import DataPart, DataUsed, ExcludedImage, Neighbours, Result, WeightsUsed, records
 from sslbench.runtime.progress import Progress, stage_progress
 
@@ -245,11 +246,14 @@ def _check_targets(prepared: Prepared, tasks: Sequence[Task], progress: Progress
     """
     data, run = prepared.data, prepared.run
     parts = (data.train,) if data.train is data.test else (data.train, data.test)
-    with process_group(run.torch_device()):
-        for task in tasks:
-            kind = sample_kind(task.protocol)
-            if isinstance(kind, OnFeatures):
-                check = functools.partial(kind.check_targets, task.settings, parts)
+    checks = [
+        functools.partial(kind.check_targets, task.settings, parts)
+        for task in tasks
+        if isinstance(kind := sample_kind(task.protocol), OnFeatures) and kind.check_targets is not any_targets
+    ]
+    if checks:
+        with process_group(run.torch_device()):
+            for check in checks:
                 from_first(functools.partial(check, engine=run.extract_settings(), progress=progress))
 
 

@@ -39,8 +39,8 @@ __all__ = [
 def find(name: str) -> Protocol[Any]:
     """Return the protocol in the module of that name: a built-in one, or a dotted path of the user's own.
 
-    >>> find("knn").version
-    2
+    >>> find("knn").settings().temperature
+    0.07
 
     Raises:
         UsageError: no such module, or it has no protocol.

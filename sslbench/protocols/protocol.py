@@ -194,6 +194,7 @@ class Shapes:
         classes: classes, or numbers, of the labels.
         labels: kind of the labels.
         cells: cells of a grid of features.
+        regions: regions of an image, each with a descriptor of its own, in one row.
         pixels: pixels of a label map.
     """
 
@@ -204,6 +205,7 @@ class Shapes:
     labels: LabelKind = "single"
     cells: int = 1
     pixels: int = 0
+    regions: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

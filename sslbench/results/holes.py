@@ -38,6 +38,7 @@ def write(folder: Path, cells: Sequence[tuple[str, str]], holes: Sequence[Hole])
     if not holes and not (folder / HOLES).is_file():
         return
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         with (folder / f".{HOLES}.lock").open("w") as handle:  # jobs of an array write into one folder
             lock(handle)
             _write(folder, cells, holes)

@@ -126,8 +126,8 @@ def test_protocols_on_features_take_embeddings(protocol):
 def test_an_option_that_one_of_several_protocols_uses_is_not_refused(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert plan(("knn", "linear", *NETWORK, "--max-memory", "7GB")) != plan(("knn", "linear", *NETWORK))
-    with pytest.raises(UsageError, match="--max-memory does not go with linear svm"):
-        plan(("linear", "svm", *NETWORK, "--max-memory", "7GB"))
+    with pytest.raises(UsageError, match="--max-memory does not go with linear lsr"):
+        plan(("linear", "lsr", *NETWORK, "--max-memory", "7GB"))
 
 
 def test_the_options_have_a_field_each():

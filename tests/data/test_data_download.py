@@ -123,11 +123,15 @@ def test_what_cannot_be_downloaded_says_what_to_do(server, tmp_path):
         find_download("torchvision:Nothing")
 
 
+SIZE_UNKNOWN = {"gtsrb"}
+
+
 def test_every_download_is_a_data_set_of_benchmarks_with_a_page():
     sets = {name.partition("/")[2] for name in list_names("benchmark") if name.startswith("knn/")}
     for name, each in downloads().items():
         assert name in sets, name
-        assert each.page.startswith("http") and each.megabytes > 0 and bool(each.data) != bool(each.archives)
+        assert each.page.startswith("http") and bool(each.data) != bool(each.archives)
+        assert each.megabytes > 0 or name in SIZE_UNKNOWN
         if each.data:
             assert each.data.removeprefix("torchvision:") in all_sets()
             assert load_benchmark(f"knn/{name}").data == each.data

@@ -151,6 +151,7 @@ def test_maps_beside_images_are_no_images(tmp_path, layout):
         (tmp_path / folder.format(beside)).mkdir(parents=True, exist_ok=True)
         if layout == "yolo":
             (tmp_path / folder.format(beside) / f"{i}.txt").write_text("0 .5 .5 .2 .2\n")
+            (tmp_path / "classes.txt").write_text("cat\n")
         else:
             write(tmp_path / folder.format(beside) / f"{i}.png", np.full(SIZE, i % 2, np.uint8))
     for opened in (open_signals(str(tmp_path)), open_orientations(str(tmp_path))):

@@ -339,7 +339,7 @@ class TestFloors:
             else:
                 file.write_text(file.read_text().replace('"fp32"', '"bf16"'))
         (second,) = evaluate(net, photos, run=RUN)
-        assert caplog.text.count("a stored floor is computed again") == 2
+        assert caplog.text.count("a stored result is computed again") == 2
         assert second.floors == first.floors
         caplog.clear()
         evaluate(net, photos, run=RUN)

@@ -320,7 +320,7 @@ def _voc(values: dict[str, str], words: tuple[str, ...], before: str = "") -> Ca
 
 _LINE = b"0 0.5 0.5 0.25 0.25\n"
 _YOLO: dict[str, bytes] = {f"labels/{i}.txt": _LINE.replace(b"0", b"%d" % (i % 2), 1) for i in range(1, 9)}
-_BOXES = b"filename,class,xmin,ymin,xmax,ymax\n" + b"".join(
+_BOX_ROWS = b"filename,class,xmin,ymin,xmax,ymax\n" + b"".join(
     b"%d.png,%s,1,1,5,5\n" % (i, b"ab"[i % 2 :][:1]) for i in range(1, 9)
 )
 BOX_FILES: dict[str, tuple[str, bytes]] = {
@@ -340,14 +340,14 @@ BOX_FILES: dict[str, tuple[str, bytes]] = {
     "data.yaml: long number": ("data.yaml", b"names: {" + b"9" * 4000 + b": a}\ntrain: images\n"),
     "data.yaml: unicode digits": ("data.yaml", 'names: {"\u0663": a, "0": b}\ntrain: images\n'.encode()),
     "data.yaml: outside": ("data.yaml", b"names: [a, b]\npath: /etc\ntrain: ../../../etc\n"),
-    "table: NUL in a name": ("t.csv", _BOXES.replace(b"1.png", b"1\0.png")),
-    "table: long name": ("t.csv", _BOXES.replace(b"1.png", b"x" * 5000)),
-    "table: outside": ("t.csv", _BOXES.replace(b"1.png", b"../../../etc/hostname")),
-    "table: infinite": ("t.csv", _BOXES.replace(b",5,5", b",inf,1e400")),
-    "table: quote open": ("t.csv", _BOXES + b'"9.png,a'),
-    "table: short rows": ("t.csv", _BOXES + b"9.png\n"),
-    "table: long cells": ("t.csv", _BOXES + b"9" * 200_000 + b",a,1,1,5,5\n"),
-    "table: control": ("t.csv", _BOXES.replace(b",a,", b",\x1b[31m,")),
+    "table: NUL in a name": ("t.csv", _BOX_ROWS.replace(b"1.png", b"1\0.png")),
+    "table: long name": ("t.csv", _BOX_ROWS.replace(b"1.png", b"x" * 5000)),
+    "table: outside": ("t.csv", _BOX_ROWS.replace(b"1.png", b"../../../etc/hostname")),
+    "table: infinite": ("t.csv", _BOX_ROWS.replace(b",5,5", b",inf,1e400")),
+    "table: quote open": ("t.csv", _BOX_ROWS + b'"9.png,a'),
+    "table: short rows": ("t.csv", _BOX_ROWS + b"9.png\n"),
+    "table: long cells": ("t.csv", _BOX_ROWS + b"9" * 200_000 + b",a,1,1,5,5\n"),
+    "table: control": ("t.csv", _BOX_ROWS.replace(b",a,", b",\x1b[31m,")),
 }
 
 

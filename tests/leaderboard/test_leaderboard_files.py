@@ -107,7 +107,10 @@ class Page(html.parser.HTMLParser):
         self.addresses += [v for k, v in attrs if k in ("src", "href", "action", "data") and not v.startswith("data:")]
 
     def handle_data(self, data):
-        self.texts.append(data.strip())
+        if self.tags[-1:] == ["wbr"] and self.texts:  # a place where a long name may break
+            self.texts[-1] += data.strip()
+        else:
+            self.texts.append(data.strip())
 
 
 def test_the_page_needs_nothing_else_and_shows_names_as_text(board, tmp_path):

@@ -67,7 +67,7 @@ def command(
     \b
     sslbench reproduce results/knn/w.torch-1f0c.json
     sslbench reproduce results/knn/w.torch-1f0c.json --weights moved/w.torch --data moved/photos
-    sslbench reproduce --published linear/imagenet1k/vissl/supervised-torchvision-resnet50 --weights resnet50.pth
+    sslbench reproduce --published knn/imagenet1k/dinov2/dinov2-vit_giant_patch14 --weights w.pth
     """  # noqa: D301
     from sslbench.cli import terminal
 

@@ -428,12 +428,13 @@ def _expected_in_random_order(sizes: IntArray, metric_set: MetricSet) -> FloatAr
 def cost(settings: Settings, shapes: Shapes) -> Cost:
     """Return the work of ranking the database for every query, and of the steps before it."""
     database = shapes.train if settings.database == "train" else shapes.test
-    queries, width, memory = shapes.test, shapes.width, settings.max_memory
+    queries, width, memory = shapes.test, shapes.width // shapes.regions, settings.max_memory
     total, kept = Cost(), width
     if settings.whiten:
         kept = settings.components or width
-        total += Cost(double=2.0 * shapes.train * width**2 + EIGEN * float(width) ** 3, memory=3.0 * DOUBLE * width**2)
-        total += Cost(double=2.0 * (database + queries) * width * kept)
+        vectors = float(shapes.train) * shapes.regions
+        total += Cost(double=2.0 * vectors * width**2 + EIGEN * float(width) ** 3, memory=3.0 * DOUBLE * width**2)
+        total += Cost(double=2.0 * (database + queries) * shapes.regions * width * kept)
     for number, rows in ((settings.augmentation, database), (settings.query_expansion, queries)):
         total += search_cost(database, rows, kept, number, memory) if number else Cost()
     number = settings.predictions + _SHOWN_IMAGES

@@ -118,7 +118,7 @@ def _folders(folder: Path) -> list[Path]:
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if not is_clutter(entry.name) and entry.is_dir():
+            if not is_clutter(entry.name) and os.path.isdir(entry.path):  # noqa: PTH112 - False for links in a circle
                 found.append(Path(entry.path))
                 if len(found) > _MOST_FOLDERS:
                     return []
