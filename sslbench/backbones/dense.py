@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.grids import grid_of_tokens
 from sslbench.backbones.layers import Layer, hooked, map_of, resolve_layers, run
-from sslbench.backbones.speed import CPU_CHUNK, exact_float32, folded
+from sslbench.backbones.speed import CPU_CHUNK, folded
 from sslbench.backbones.vit.of_timm import has_patch_embed, is_timm_vit
 from sslbench.backbones.vit.positions import resampled_positions
 from sslbench.errors import BackboneError, UsageError
-from sslbench.runtime.device import DTYPES, Precision
+from sslbench.runtime.device import DTYPES, Precision, arithmetic
 from sslbench.weights.fill import tensors_sha256
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class DenseEncoder:
             raise BackboneError(f"{self._name}: {size[0]}x{size[1]} is no multiple of its patches of {self.multiple}")
         images = images.to(device=self.device, dtype=self._dtype, memory_format=torch.channels_last)
         pieces = torch.split(images, CPU_CHUNK) if self.device.type == "cpu" else (images,)
-        with torch.inference_mode(), exact_float32(self.device):
+        with torch.inference_mode(), arithmetic(self.device, tf32=False):
             module = self._for_size(size)
             found = [self._maps(module, piece) for piece in pieces]
             joined = {name: torch.cat([maps[name] for maps in found]) for name in found[0]}

@@ -1,7 +1,6 @@
 """Fast encoder for a frozen backbone: folded BatchNorm, channels-last, optional reduced precision."""
 
 import collections
-import contextlib
 import copy
 import dataclasses
 import logging
@@ -17,7 +16,7 @@ from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.layers import Layer, forward_layers, hooked, single_layers
 from sslbench.backbones.module_identity import probe_images
 from sslbench.errors import BackboneError, UsageError
-from sslbench.runtime.device import DTYPES, Precision
+from sslbench.runtime.device import DTYPES, Precision, arithmetic
 from sslbench.weights.fill import tensors_sha256
 
 log = logging.getLogger("sslbench")
@@ -181,7 +180,7 @@ class Encoder:
     def _at_one_scale(self, images: Tensor) -> dict[str, Tensor]:
         images = images.to(device=self.device, dtype=self.dtype, memory_format=torch.channels_last)
         pieces = torch.split(images, CPU_CHUNK) if self.device.type == "cpu" else (images,)
-        with torch.inference_mode(), exact_float32(self.device):
+        with torch.inference_mode(), arithmetic(self.device, tf32=False):
             outputs = [self._of_piece(piece) for piece in pieces]
         if len(outputs) == 1:
             return outputs[0]
@@ -263,17 +262,3 @@ def _scaled(images: Tensor, scale: float) -> Tensor:
             "Give a larger scale with --scales, or larger images with --resize.",
         )
     return F.interpolate(images.float(), scale_factor=scale, mode="bilinear", align_corners=False)
-
-
-@contextlib.contextmanager
-def exact_float32(device: torch.device) -> Iterator[None]:
-    """Disable TensorFloat-32: cuDNN's default changes features in the third digit."""
-    if device.type != "cuda":
-        yield
-        return
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before

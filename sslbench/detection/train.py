@@ -46,7 +46,7 @@ def losses_of(
     number = int(np.random.SeedSequence(source).generate_state(1)[0])
     generator = torch.Generator().manual_seed(number)
     images = [image.to(device, non_blocking=True) for image in batch[0]]
-    with seeded(number):  # stochastic depth takes torch's own random numbers
+    with seeded(number, device):  # stochastic depth takes torch's own random numbers
         return cast(dict[str, Tensor], model(images, [_moved(target, device) for target in batch[1]], generator))
 
 

@@ -133,7 +133,8 @@ def _same_run(path: Path, content: Mapping[str, Any], now: Mapping[str, Any], *,
             f"{path} belongs to a run with other settings, data or weights: {_listed(changed)}",
             "Give another --out for a new run, or the same settings, data and weights to continue.",
         )
-    if rounded := differences({key: before[key] for key in ROUNDING}, {key: now[key] for key in ROUNDING}, free=()):
+    keys = [key for key in ROUNDING if key in before]  # earlier versions have fewer
+    if rounded := differences({key: before[key] for key in keys}, {key: now[key] for key in keys}, free=()):
         log.warning(f"continuing with {'; '.join(rounded)}: rounding differs from here on")
 
 

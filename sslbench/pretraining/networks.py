@@ -18,6 +18,7 @@ from sslbench.config import build
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.pretraining.settings import PretrainRequest, PretrainSettings
+from sslbench.runtime.device import Precision
 from sslbench.runtime.seeds import seeded
 from sslbench.train.method import Method, Setup, find_method
 from sslbench.train.state import State, new_state
@@ -109,14 +110,14 @@ def checkpoint_activations(backbone: Backbone) -> None:
             )
 
 
-def make_state(method: Method[Any], settings: PretrainSettings, device: torch.device) -> State:
+def make_state(method: Method[Any], settings: PretrainSettings, device: torch.device, precision: Precision) -> State:
     """Return the state at the start of training, on its device; every process calls this."""
     return new_state(
         method,
         device,
         settings.optimizer,
         seed=settings.seed,
-        precision=settings.precision,
+        precision=precision,
         strategy=settings.strategy,
         zero=settings.zero,
         channels_last=settings.channels_last,

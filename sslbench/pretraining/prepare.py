@@ -31,7 +31,7 @@ from sslbench.pretraining.networks import (
     with_sync_bn,
 )
 from sslbench.pretraining.settings import PretrainRequest, PretrainSettings, ScheduleSettings, updates
-from sslbench.runtime.device import check_precision, choose_device
+from sslbench.runtime.device import Precision, check_precision, choose_device, choose_precision
 from sslbench.runtime.workers import resolve_workers
 from sslbench.train import schedules
 from sslbench.train.loop import RateSchedules, TrainingPlan
@@ -89,8 +89,10 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     Raises:
         SslbenchError: settings, data or weights are invalid or do not fit together.
     """
-    settings, process = request.settings, this_process()
-    device = choose_device(settings.device)
+    process, device = this_process(), choose_device(request.settings.device)
+    precision = choose_precision(request.settings.precision, device)
+    settings = dataclasses.replace(request.settings, precision=precision)
+    request = dataclasses.replace(request, settings=settings)
     per_process = _images_per_process(settings, process.world)
     workers = resolve_workers(settings.workers, device)
     if workers < 0:
@@ -115,10 +117,10 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
         shard_window=settings.shard_window,
         channels=channels,
     )
-    plan = _plan(settings, data.steps_per_epoch)
+    plan = _plan(settings, precision, data.steps_per_epoch)
     sizes = settings.augment.sizes
     accept_sizes(backbone.module, sizes, name=backbone.name, channels=backbone.preprocessing.channels)
-    check_precision(settings.precision, device, backbone.module, min(sizes), channels=backbone.preprocessing.channels)
+    check_precision(precision, device, backbone.module, min(sizes), channels=backbone.preprocessing.channels)
     origins: dict[str, str] = {}
     if space == "RGB":
         augment, origins = normalised(augment, backbone.preprocessing, source, reading, seed=settings.seed)
@@ -240,7 +242,7 @@ def _reading(settings: PretrainSettings) -> Reading:
     return Reading(settings.decoder, settings.max_pixels, settings.start_method)
 
 
-def _plan(settings: PretrainSettings, per_epoch: int) -> TrainingPlan:
+def _plan(settings: PretrainSettings, precision: Precision, per_epoch: int) -> TrainingPlan:
     if settings.epochs <= 0:
         raise UsageError(f"epochs {settings.epochs:g} must be positive")
     for name in ("log_every", "keep", "prefetch"):
@@ -263,7 +265,7 @@ def _plan(settings: PretrainSettings, per_epoch: int) -> TrainingPlan:
         accumulate=settings.accumulate,
         clip_norm=settings.clip_norm,
         clip_each=settings.clip_each,
-        precision=settings.precision,
+        precision=precision,
         average_decay=settings.ema or 0.0,
         frozen=settings.freeze or {},
         log_every=settings.log_every,

@@ -19,6 +19,7 @@ from sslbench.pretraining import folder
 from sslbench.pretraining.networks import make_state
 from sslbench.pretraining.prepare import PreparedPretraining, prepare
 from sslbench.pretraining.settings import PretrainRequest, plain
+from sslbench.runtime.device import arithmetic
 from sslbench.runtime.folders import check_writable
 from sslbench.runtime.seeds import preserved_random_states
 from sslbench.runtime.signals import stop_signals
@@ -106,7 +107,9 @@ def pretrain(
             prepared = prepare(request)
             if evaluator is not None:
                 evaluator.check(prepared.setup.class_names if request.settings.eval_linear else None)
-            with process_group(prepared.device):
+            settings = prepared.request.settings
+            fast = arithmetic(prepared.device, tf32=settings.tf32, benchmark=settings.cudnn_benchmark)
+            with process_group(prepared.device), fast:
                 return _PretrainingRun(prepared, command, observers, evaluator).go()
     except RuntimeError as error:
         if "DataLoader worker (pid" not in str(error):
@@ -146,7 +149,7 @@ class _PretrainingRun:
         if rank() == 0:
             checkpoints.remove_leftovers(out)
             folder.write_config(self.request, self.command, prepared.changes)
-        self.state = make_state(prepared.method, self.settings, prepared.device)
+        self.state = make_state(prepared.method, self.settings, prepared.device, prepared.plan.precision)
         self.state.online_head = self._online_head()
         if found is not None:
             path, content = found

@@ -11,7 +11,7 @@ from sslbench.data.sharded import WINDOW
 from sslbench.data.views import Augment
 from sslbench.errors import UsageError
 from sslbench.preprocessing import MAX_PIXELS
-from sslbench.runtime.device import Precision
+from sslbench.runtime.device import AskedPrecision
 from sslbench.runtime.workers import StartMethod
 from sslbench.train.optimizers import OptimizerSettings, PartSettings
 
@@ -47,7 +47,11 @@ class PretrainSettings:
     accumulate: int = setting(1, "forward passes per update")
     clip_norm: float | None = setting(None, "largest norm of the gradients; null does not clip")
     clip_each: bool = setting(False, "apply clip_norm to each tensor's gradient (DINO's code) instead of all together")
-    precision: Precision = setting("fp32", "precision of the forward pass (autocast)")
+    precision: AskedPrecision = setting(
+        "auto", "precision of the forward pass (autocast); auto: bf16 on a GPU that computes in it, else fp32"
+    )
+    tf32: bool = setting(True, "TensorFloat-32 for what is computed in fp32, on GPUs that have it")
+    cudnn_benchmark: bool = setting(True, "let cuDNN try its convolutions and take the fastest (GPU only)")
     sync_bn: bool = setting(False, "BatchNorm over all processes (GPU only)")
     strategy: Literal["ddp", "fsdp"] = setting("ddp", "ddp, or fsdp: shard parameters, gradients and optimizer state")
     zero: bool = setting(False, "shard the optimizer state over the processes")
@@ -83,7 +87,7 @@ class PretrainSettings:
     export: str = setting("auto", "network in weights.torch, if a method has several: student, teacher")
 
 
-ROUNDING = ("device", "compile", "activation_checkpointing", "channels_last")
+ROUNDING = ("device", "compile", "activation_checkpointing", "channels_last", "tf32", "cudnn_benchmark")
 """Settings that may change when a run continues, although they change rounding (and the device random numbers)."""
 FREE = (
     "workers",

@@ -1,6 +1,8 @@
 """Device of this process, and precision of the computation on it."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -10,6 +12,9 @@ from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 
 Precision = Literal["fp32", "bf16", "fp16"]
+
+AskedPrecision = Literal["auto", "fp32", "bf16", "fp16"]
+"""Precision that may be left to the device."""
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """dtype of the computation for each precision."""
@@ -53,6 +58,42 @@ def choose_device(name: str) -> torch.device:
             "Use --device cuda: each process uses its own GPU.",
         )
     return device
+
+
+def choose_precision(asked: AskedPrecision, device: torch.device) -> Precision:
+    """Return the precision of a training: with 'auto' bf16 on a GPU whose units compute in it, else fp32.
+
+    >>> choose_precision("auto", torch.device("cpu")), choose_precision("fp16", torch.device("cpu"))
+    ('fp32', 'fp16')
+    """
+    if asked != "auto":
+        return asked
+    # From compute capability 8.0 on; older GPUs imitate bf16 slowly.
+    native = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    return "bf16" if native else "fp32"
+
+
+@contextlib.contextmanager
+def arithmetic(device: torch.device, *, tf32: bool, benchmark: bool | None = None) -> Iterator[None]:
+    """Choose how a GPU computes during a block; has no effect on other devices.
+
+    Args:
+        device: of the computation.
+        tf32: let float32 products and convolutions round their inputs to TensorFloat-32 (10 bits of mantissa); without
+            it they are exact to float32, while cuDNN's own default changes features in the third digit.
+        benchmark: let cuDNN try its algorithms for each new shape and keep the fastest; None: as it is.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, products.allow_tf32, cudnn.benchmark
+    cudnn.allow_tf32 = products.allow_tf32 = tf32
+    cudnn.benchmark = cudnn.benchmark if benchmark is None else benchmark
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, products.allow_tf32, cudnn.benchmark = before
 
 
 def local_gpu(visible: int) -> int:

@@ -127,33 +127,38 @@ def train(
         failed: callback that saves a batch whose loss is not finite, with the loss and the update.
 
     Raises:
-        NotFiniteError: the loss is NaN or infinite; the parameters are those before the update.
+        NotFiniteError: the loss is NaN or infinite; the parameters are those before the update, on a GPU those of it or
+            of the next one. No checkpoint has them.
         StoppedError: a signal was received; a checkpoint was saved.
     """
-    meter = TrainingMeter(state.device)
+    meter, losses = TrainingMeter(state.device), _LossCheck(failed)
     for index in range(state.step, plan.steps):
         step = Step(index, plan.steps, plan.per_epoch)
         raw = meter.wait_for(batches)
         _set_rates(state, plan, step.where)
         loss, value = _forward_backward(state, plan, raw, step)
-        if not torch.isfinite(value):
-            _stop_not_finite(raw, step, float(loss.value.detach()), float(value), failed)
+        losses.add(raw, step, loss.value, value)
         last = index + 1 == plan.steps
         logged = (index + 1) % plan.log_every == 0 or last
         norm, norms = _update(state, plan, step, parts=logged)
         state.step = index + 1
         epoch_ends = state.step % plan.per_epoch == 0
+        evaluated = plan.evaluate_every > 0 and (state.step % plan.evaluate_every == 0 or last)
+        saved = state.step % plan.save_every == 0 or last
+        if logged or evaluated or saved:
+            losses.read()
         if logged:
             decay = plan.rates.weight_decay
             rates = plan.rates.lr(step.where), decay(step.where) if decay else None
             own = {f"lr_{name}": torch.tensor(part.lr(step.where)) for name, part in plan.parts.items()}
             loss = dataclasses.replace(loss, parts={**loss.parts, **own})
             log(meter.line(state.step / plan.per_epoch, state.step, loss, float(value), rates, norm, norms))
-        if plan.evaluate_every and (state.step % plan.evaluate_every == 0 or last):
+        if evaluated:
             evaluate(step)
         compare = state.step % SIGNAL_INTERVAL == 0 or epoch_ends
         stop = signal_on_any_process(signal_number, state.device, compare=compare)
-        if stop or last or state.step % plan.save_every == 0:
+        if stop or saved:
+            losses.read()
             save()
         if stop and not last:
             raise StoppedError(stop, f"update {state.step} of {plan.steps}")
@@ -258,6 +263,42 @@ def _to_device(raw: RawBatch, device: torch.device, normalisation: Preprocessing
     labels = None if raw.labels is None else raw.labels.to(device, non_blocking=True)
     boxes = None if raw.boxes is None else raw.boxes.to(device, non_blocking=True)
     return Batch(views, labels, raw.indices, raw.origins, boxes)
+
+
+class _LossCheck:
+    """Check that losses are finite; on a GPU one update late, so that the processor need not wait for the device."""
+
+    def __init__(self, failed: Callable[[RawBatch, float, int], Path]) -> None:
+        self._failed = failed
+        self._waiting: tuple[RawBatch, Step, Tensor, torch.cuda.Event | None] | None = None
+
+    def add(self, raw: RawBatch, step: Step, own: Tensor, mean: Tensor) -> None:
+        """Note the loss of this process and the mean over all; read those of the update before, on a CPU these."""
+        self.read()
+        late = mean.device.type == "cuda"
+        losses = torch.stack([own.detach().float(), mean.float()]).to("cpu", non_blocking=late)
+        ready = torch.cuda.Event() if late else None  # type: ignore[no-untyped-call]
+        if ready is not None:
+            ready.record()
+        self._waiting = raw, step, losses, ready
+        if not late:
+            self.read()
+
+    def read(self) -> None:
+        """Read the losses that were noted last.
+
+        Raises:
+            NotFiniteError: the mean is not finite; see `train`.
+        """
+        if self._waiting is None:
+            return
+        raw, step, losses, ready = self._waiting
+        self._waiting = None
+        if ready is not None:
+            ready.synchronize()
+        own, mean = losses.tolist()
+        if not math.isfinite(mean):
+            _stop_not_finite(raw, step, own, mean, self._failed)
 
 
 def _stop_not_finite(

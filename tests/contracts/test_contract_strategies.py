@@ -107,6 +107,7 @@ def trained(method, backbone, changes):
         "optimizer": {"name": "sgd", "lr": 0.02, "lr_scaling": "none"},
         "schedule": {"lr": 1.0},
         "device": "cpu",
+        "precision": "fp32",
         "batch_size": IMAGES,
         **changes,
     }
@@ -169,7 +170,7 @@ def start(settings, backbone, *, seed):
     method = make_method(network, settings.method, setup, seed=seed)
     if settings.precision == "fp32":
         method.double().forward = functools.partial(loss_of_doubles, method)
-    return make_state(method, settings, torch.device("cpu"))
+    return make_state(method, settings, torch.device("cpu"), settings.precision)
 
 
 def loss_of_doubles(method, batch, step):

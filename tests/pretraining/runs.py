@@ -141,6 +141,7 @@ def settings(method, /, **changes):
         "batch_size": 16,
         "epochs": 3,
         "device": "cpu",
+        "precision": "fp32",
         "workers": 0,
         "log_every": 1,
         "save_every": "2 updates",
