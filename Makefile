@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench bench-scale parity hostile site clean
+.PHONY: demo test check bench bench-scale bench-gpu parity hostile site clean
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -26,6 +26,9 @@ bench: .venv/installed  ## speed and memory, side by side with what one would us
 
 bench-scale: .venv/installed  ## protocols at ImageNet's size within 4 GB of memory; hours
 	$(BIN)/python -m pytest -m scale -s tests/scale
+
+bench-gpu: .venv/installed  ## a CUDA GPU beside the CPU: numbers, and speeds of encoding and training
+	$(BIN)/python -m pytest -m gpu -s tests/gpu
 
 parity: .venv/installed  ## differences from Detectron2 and pycocotools; needs both importable (CONTRIBUTING.md)
 	$(BIN)/python -W ignore tests/detection/parity_table.py

@@ -62,8 +62,7 @@ from sslbench.features.streamed import streamed
 from sslbench.features.together import TOGETHER_BYTES, extract_together, parameter_bytes
 from sslbench.features.tuples import side_by_side
 from sslbench.identity import groups_digest, record_id
-from sslbench.protocols import OnFeatures
-from sslbench.protocols.protocol import any_targets
+from sslbench.protocols import OnFeatures, any_targets
 from sslbench.results import DataPart, DataUsed, ExcludedImage, Neighbours, Result, WeightsUsed, records
 from sslbench.runtime.progress import Progress, stage_progress
 

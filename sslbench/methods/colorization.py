@@ -111,7 +111,7 @@ def soft_encode(ab: Tensor, neighbours: int, sigma: float) -> tuple[Tensor, Tens
     Returns:
         int64 (..., K), nearest first, indices into `colours`; and float32 (..., K), which add up to 1.
     """
-    squared = (ab[..., None, :] - colours().to(ab.device)).square().sum(dim=-1)
+    squared = (ab[..., None, :] - colours().to(ab.device, non_blocking=True)).square().sum(dim=-1)
     nearest = squared.topk(neighbours, dim=-1, largest=False, sorted=True)
     return nearest.indices, (-nearest.values / (2 * sigma**2)).softmax(dim=-1)
 
@@ -214,15 +214,16 @@ class Method(method.Method[Config]):
         logits = functional.interpolate(self.map_head(maps), size=size, mode="bilinear", align_corners=False)
         weights = self.weights[indices[..., 0]] * coloured[:, None, None]
         value = rebalanced_cross_entropy(logits, indices, shares, weights)
-        hits = (logits.argmax(dim=1) == indices[..., 0])[coloured].float()
-        parts = {"accuracy": 100 * hits.sum() / max(hits.numel(), 1)}
+        hits = (logits.argmax(dim=1) == indices[..., 0]).flatten(1).float().mean(dim=1)
+        parts = {"accuracy": 100 * (hits * coloured).sum() / coloured.sum().clamp(min=1)}
         return Loss(value, maps.detach().float().mean(dim=(2, 3)), parts)
 
     def _pictures(self, view: Tensor) -> Tensor:
         """Return the pictures of a normalised view with 8 bits, as evaluations get them."""
         shape = (1, 3, 1, 1)
         mean, std = (
-            view.new_tensor(values).view(shape) for values in (self._normalisation.mean, self._normalisation.std)
+            torch.tensor(values).to(view, non_blocking=True).view(shape)
+            for values in (self._normalisation.mean, self._normalisation.std)
         )
         return ((view * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
 

@@ -21,7 +21,7 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.draws import image_generators, view_by_view
-from sslbench.methods._parts.masks import take
+from sslbench.methods._parts.masks import masked_rows, take, take_rows
 from sslbench.methods._parts.momentum import copy_of, update
 from sslbench.methods._parts.precision import in_float32
 from sslbench.methods._parts.vision_transformers import (
@@ -171,15 +171,17 @@ class Method(method.Method[Config]):
             targets = averaged_targets(self._outputs(images))
         views, generators = len(batch.views), image_generators(self.seed, batch, step)
         drawn = [draw_visible(views * config.masks, self.grid, config, each) for each in generators]
-        visible = view_by_view([part.view(views, config.masks, -1) for part in drawn]).flatten(0, 1).to(images.device)
+        visible = view_by_view([part.view(views, config.masks, -1) for part in drawn]).flatten(0, 1)
+        hidden_rows = masked_rows(
+            torch.ones(len(visible), targets.shape[1]).bool().scatter(1, visible, False), images.device
+        )
+        visible = visible.to(images.device, non_blocking=True)
         tokens = self._visible_tokens(images, visible)
         prefix = self.backbone.num_prefix_tokens
-        masked = torch.ones(len(visible), targets.shape[1], dtype=torch.bool, device=images.device)
-        masked.scatter_(1, visible, False)
         hidden = self._noise(generators, tokens) * config.noise
         filled = hidden.scatter(1, visible[..., None].expand(-1, -1, tokens.shape[2]), tokens[:, prefix:])
         repeated = targets.repeat_interleave(config.masks, dim=0)
-        of_patches = regression_loss(self.decoder(filled)[masked], repeated[masked])
+        of_patches = regression_loss(take_rows(self.decoder(filled), hidden_rows), take_rows(repeated, hidden_rows))
         of_classes = regression_loss(tokens[:, 0], repeated.mean(1))
         parts = {"patch_loss": of_patches.detach(), "class_loss": of_classes.detach()}
         return Loss(of_patches + config.class_weight * of_classes, tokens[:: config.masks, 0].detach().float(), parts)

@@ -117,7 +117,7 @@ class Method(method.Method[Config]):
         """Return the cross entropy of all views with the cluster of their image, averaged over the clusterings."""
         embeddings = unit_length(self.head(torch.cat(encode(self.backbone, batch.views))))
         per_view = embeddings.detach().chunk(len(batch.views))
-        images = batch.indices.to(embeddings.device)
+        images = batch.indices.to(embeddings.device, non_blocking=True)
         self._new.append((images, torch.stack([per_view[view] for view in self.config.memory_views], dim=1)))
         terms = []
         for i in range(len(self.config.clusters)):

@@ -26,7 +26,7 @@ from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.checks import need_several_images, need_teacher_views
 from sslbench.methods._parts.crops import encode
-from sslbench.methods._parts.masks import block_masks, check_shares, random_numbers
+from sslbench.methods._parts.masks import block_masks, check_shares, masked_rows, random_numbers, take_rows
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
 from sslbench.methods._parts.precision import in_float32
 from sslbench.methods._parts.self_distillation import (
@@ -184,14 +184,15 @@ class Method(method.Method[Config]):
         """Return the weighted sum of the losses of class tokens, masked patches, KoLeo and Gram anchoring."""
         config, large = self.config, self.config.teacher_views
         images = torch.cat(batch.views[:large])
-        mask = draw_masks(len(images), self.grid, config).to(images.device)
-        classes, patches, embeddings = self._teacher(images, mask, step)
+        mask = draw_masks(len(images), self.grid, config)
+        rows = masked_rows(mask, images.device)
+        classes, patches, embeddings = self._teacher(images, rows, step)
 
         prefix, rate = self.backbone.num_prefix_tokens, config.drop_path
-        tokens = self._tokens(self.backbone, images, mask, rate)
+        tokens = self._tokens(self.backbone, images, mask.to(images.device, non_blocking=True), rate)
         small = encode(lambda views: self._tokens(self.backbone, views, drop_path=rate)[:, 0], batch.views[large:])
         of_views, _ = self.head(torch.cat([tokens[:, 0], *small]))
-        of_patches, _ = self._patch_heads()[0](tokens[:, prefix:][mask])
+        of_patches, _ = self._patch_heads()[0](take_rows(tokens[:, prefix:], rows))
         shape, temperature = (len(batch.views[0]), config.prototypes), config.student_temperature
         parts = {
             "class_loss": dino_loss(of_views.view(-1, *shape), classes.view(-1, *shape), temperature=temperature),
@@ -210,11 +211,11 @@ class Method(method.Method[Config]):
         return Loss(value, embeddings[: shape[0]], {name: part.detach() for name, part in parts.items()})
 
     @torch.no_grad()
-    def _teacher(self, images: Tensor, mask: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+    def _teacher(self, images: Tensor, masked: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Return the probabilities of class tokens (V * B, K) and masked patches (M, K), and class embeddings."""
         tokens = self._tokens(self.teacher_backbone, images)
         logits, embeddings = self.teacher_head(tokens[:, 0])
-        patch_logits, _ = self._patch_heads()[1](tokens[:, self.backbone.num_prefix_tokens :][mask])
+        patch_logits, _ = self._patch_heads()[1](take_rows(tokens[:, self.backbone.num_prefix_tokens :], masked))
         temperature = teacher_temperature(self.config, step)
         if self.config.centering == "sinkhorn":
             balance, iterations = in_float32(sinkhorn), self.config.iterations

@@ -134,7 +134,7 @@ class Method(method.Method[Config]):
         """Return features (B, D) or logits (B, C) of the teacher, of images that are normalised for the student."""
         own, teachers = self._normalisations
         shape = (1, len(own.mean), 1, 1)
-        mean, std = (images.new_tensor(values).view(shape) for values in (own.mean, own.std))
+        mean, std = (torch.tensor(values).to(images, non_blocking=True).view(shape) for values in (own.mean, own.std))
         pixels = normalise((images * std + mean) * 255, teachers, images.dtype)
         if self._classifier is not None:
             return self._classifier.scores(self.teacher, pixels)

@@ -19,7 +19,14 @@ from sslbench.config import setting
 from sslbench.methods._parts.checks import need_teacher_views
 from sslbench.methods._parts.crops import encode
 from sslbench.methods._parts.draws import image_generators, view_by_view
-from sslbench.methods._parts.masks import block_masks, check_shares, random_masks, random_numbers
+from sslbench.methods._parts.masks import (
+    block_masks,
+    check_shares,
+    masked_rows,
+    random_masks,
+    random_numbers,
+    take_rows,
+)
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
 from sslbench.methods._parts.precision import in_float32
 from sslbench.methods._parts.self_distillation import (
@@ -134,14 +141,15 @@ class Method(method.Method[Config]):
         config, large = self.config, self.config.teacher_views
         images = torch.cat(batch.views[:large])
         drawn = [draw_masks(large, self.grid, config, each) for each in image_generators(self.seed, batch, step)]
-        mask = view_by_view(drawn).to(images.device)
-        classes, patches = self._teacher(images, mask, step)
+        mask = view_by_view(drawn)
+        rows = masked_rows(mask, images.device)
+        classes, patches = self._teacher(images, rows, step)
 
-        tokens = self._tokens(self.backbone, images, mask)
+        tokens = self._tokens(self.backbone, images, mask.to(images.device, non_blocking=True))
         small = encode(lambda views: self._tokens(self.backbone, views)[:, 0], batch.views[large:])
         embeddings = self._embeddings(self.head, torch.cat([tokens[:, 0], *small]))
         logits = self.head.last_layer(embeddings)
-        masked = self._embeddings(self.head, tokens[:, self.backbone.num_prefix_tokens :][mask])
+        masked = self._embeddings(self.head, take_rows(tokens[:, self.backbone.num_prefix_tokens :], rows))
         patch_layer = self.head.last_layer if config.patch_prototypes is None else self.patch_layer
         shape = (len(batch.views[0]), config.prototypes)
         of_classes = dino_loss(
@@ -153,7 +161,7 @@ class Method(method.Method[Config]):
         return Loss(value, embeddings[: shape[0]].detach(), parts)
 
     @torch.no_grad()
-    def _teacher(self, images: Tensor, mask: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+    def _teacher(self, images: Tensor, masked: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Return the probabilities of class tokens (V * B, K) and masked patches (M, K), and note their logits."""
         head, config = self.teacher_head, self.config
         patch_layer = head.last_layer if config.patch_prototypes is None else self.teacher_patch_layer
@@ -167,7 +175,9 @@ class Method(method.Method[Config]):
         class_temperature, patch_temperature = teacher_temperatures(config, step)
         return (
             teacher_probabilities(classes, self.center, temperature=class_temperature),
-            teacher_probabilities(patch_layer(patches[mask]), self.patch_center, temperature=patch_temperature),
+            teacher_probabilities(
+                patch_layer(take_rows(patches, masked)), self.patch_center, temperature=patch_temperature
+            ),
         )
 
     def _tokens(self, vit: VisionTransformer, images: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -214,7 +214,7 @@ class Method(method.Method[Config]):
         sizes = random_numbers(update_generator(self.seed, step))
         places = [random_numbers(each) for each in image_generators(self.seed, batch, step)]
         blocks = draw_blocks(self.grid, self.config, sizes, places * len(batch.views))
-        context, targets = (part.to(images.device) for part in blocks)
+        context, targets = (part.to(images.device, non_blocking=True) for part in blocks)
         with torch.no_grad():
             tokens = self._tokens(self.target_backbone, images)[:, self.backbone.num_prefix_tokens :]
             normalised = in_float32(functional.layer_norm)(tokens, tokens.shape[-1:])

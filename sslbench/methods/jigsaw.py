@@ -63,7 +63,7 @@ class Method(method.Method[Config]):
         """Return the cross entropy of the order, drawn anew for every image."""
         generators = image_generators(self.seed, batch, step)
         drawn = torch.stack([torch.randint(len(self.permutations), (), generator=each) for each in generators])
-        labels = drawn.to(batch.views[0].device)
+        labels = drawn.to(batch.views[0].device, non_blocking=True)
         patches = reorder(batch.views, self.permutations[labels])
         features = self.backbone(patches)
         logits = self.classifier(concatenated(self.patch_head, features))

@@ -65,7 +65,8 @@ def sigreg(embeddings: Tensor, directions: Tensor, *, knots: int = 17, largest: 
     t = torch.linspace(0, largest, knots, device=embeddings.device, dtype=embeddings.dtype)
     normal = (-t.square() / 2).exp()
     weights = torch.full_like(t, 2 * largest / (knots - 1))  # both halves of the integral
-    weights[[0, -1]] /= 2
+    weights[0] /= 2
+    weights[-1] /= 2
     angles = (embeddings @ directions)[..., None] * t  # (V, B, S, knots)
     real, imaginary = (mean_with_gradient(part.mean(1)) for part in (angles.cos(), angles.sin()))
     distances = (real - normal).square() + imaginary.square()

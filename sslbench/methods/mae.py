@@ -155,7 +155,7 @@ class Method(method.Method[Config]):
         images = torch.cat(batch.views) if len(batch.views) > 1 else batch.views[0]
         generators, patches_of_view = image_generators(self.seed, batch, step), self.decoder.positions.shape[1]
         drawn = [random_masking(len(batch.views), patches_of_view, self.visible, each) for each in generators]
-        order, restore = (view_by_view(part).to(images.device) for part in zip(*drawn, strict=True))
+        order, restore = (view_by_view(part).to(images.device, non_blocking=True) for part in zip(*drawn, strict=True))
         masked = order[:, self.visible :]
         tokens = self._encode(images, order[:, : self.visible])
         predicted = self.decoder(tokens, restore, masked)

@@ -148,7 +148,7 @@ class Method(method.Method[Config]):
         height, width = self.backbone.patch_embed.patch_size
         patches = (views.shape[-2] // height) * (views.shape[-1] // width)
         order = torch.randperm(patches, generator=update_generator(self.seed, step))
-        return order[: max(int(patches * (1 - self.config.masked)), 1)].to(views.device)
+        return order[: max(int(patches * (1 - self.config.masked)), 1)].to(views.device, non_blocking=True)
 
     def _classes(self, vit: VisionTransformer, images: Tensor, patches: Tensor | None = None) -> Tensor:
         """Return the class tokens (B, D) of images of which some patches are seen, by default all."""

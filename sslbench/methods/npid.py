@@ -52,7 +52,7 @@ class Method(method.Method[Config]):
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the contrast of the batch with the memory."""
         embeddings = unit_length(self.head(self.backbone(batch.views[0])))
-        images = batch.indices.to(embeddings.device)
+        images = batch.indices.to(embeddings.device, non_blocking=True)
         generators = image_generators(self.seed, batch, step, embeddings.device)
         negatives = self.memory.draw(self.config.negatives, generators)
         logits = self.memory.logits(embeddings, images, negatives, self.config.temperature)

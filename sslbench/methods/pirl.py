@@ -71,7 +71,7 @@ class Method(method.Method[Config]):
             lambda x: self.patch_head(self.backbone(x)), reorder(batch.views[1:], order.argsort(dim=1))
         )
         together = unit_length(self.joint_head(patches))
-        images = batch.indices.to(image.device)
+        images = batch.indices.to(image.device, non_blocking=True)
         self._new.append((images, image.detach()))
         from_patches, from_image = (self._contrast(x, images, generators) for x in (together, image))
         weight = self.config.patches_weight

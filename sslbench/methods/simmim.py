@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.draws import image_generators, view_by_view
-from sslbench.methods._parts.masks import patchify, unit_masks
+from sslbench.methods._parts.masks import masked_rows, patchify, take_rows, unit_masks
 from sslbench.methods._parts.precision import in_float32
 from sslbench.methods._parts.vision_transformers import (
     embed,
@@ -96,9 +96,10 @@ class Method(method.Method[Config]):
                 unit_masks(len(batch.views), self.grid, self.config.unit, self.masked, generator)
                 for generator in image_generators(self.seed, batch, step)
             ]
-        ).to(images.device)
-        tokens = self._tokens(images, mask)[:, self.backbone.num_prefix_tokens :]
-        value = pixel_loss(self.decoder(tokens[mask]), patchify(images, self.patch_size)[mask])
+        )
+        rows = masked_rows(mask, images.device)
+        tokens = self._tokens(images, mask.to(images.device, non_blocking=True))[:, self.backbone.num_prefix_tokens :]
+        value = pixel_loss(self.decoder(take_rows(tokens, rows)), take_rows(patchify(images, self.patch_size), rows))
         return Loss(value, tokens.mean(1).detach())
 
     def _tokens(self, images: Tensor, mask: Tensor) -> Tensor:

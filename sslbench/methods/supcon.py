@@ -56,9 +56,8 @@ def supervised_contrastive(
     anchors = functional.normalize(views, dim=2).flatten(0, 1)
     mine = labels.to(anchors.device).repeat(len(views))
     logits = anchors @ gather_with_gradient(anchors).T / temperature  # (rows, world * rows)
-    itself = torch.zeros_like(logits, dtype=torch.bool)
     rows = torch.arange(len(anchors), device=anchors.device)
-    itself[rows, rank() * len(anchors) + rows] = True
+    itself = torch.arange(logits.shape[1], device=anchors.device) == rank() * len(anchors) + rows[:, None]
     positive = (mine[:, None] == gather(mine)) & ~itself
     log_p = logits - logits.masked_fill(itself, -torch.inf).logsumexp(dim=1, keepdim=True)
     count = positive.sum(dim=1)

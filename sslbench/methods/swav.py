@@ -159,7 +159,9 @@ class Method(method.Method[Config]):
         """
         chosen = list(self.config.assign_views)
         if self.teacher is None:
-            return torch.stack([per_view[view] for view in chosen]), [scores.detach()[chosen] for scores in views]
+            return torch.stack([per_view[view] for view in chosen]), [
+                torch.stack([scores[view] for view in chosen]).detach() for scores in views
+            ]
         features = torch.cat(encode(self.teacher.backbone, [batch.views[view] for view in chosen]))
         embeddings = unit_length(self.teacher.head(features))
         scores = self._scores(self.teacher.prototypes, embeddings)

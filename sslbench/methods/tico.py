@@ -36,7 +36,7 @@ class Config:
 def next_covariance(covariance: Tensor, embeddings: Tensor, beta: float) -> Tensor:
     """Return the moving average (d, d) with the second moments of the unit embeddings (B, d) of all processes."""
     z = functional.normalize(embeddings, dim=1)
-    images = sum_(torch.tensor(float(len(z)), device=z.device, dtype=z.dtype))
+    images = sum_(z.new_full((), len(z)))
     return beta * covariance + (1 - beta) * sum_(z.T @ z) / images
 
 

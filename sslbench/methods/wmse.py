@@ -94,7 +94,9 @@ class Method(method.Method[Config]):
         size, images = self.config.slice, embeddings.shape[1]
         terms = []
         for _ in range(self.config.iterations):
-            order = torch.randperm(images)[: images // size * size].view(-1, size).to(embeddings.device)
+            order = (
+                torch.randperm(images)[: images // size * size].view(-1, size).to(embeddings.device, non_blocking=True)
+            )
             terms.append(whitening_loss(embeddings, order, self.config.epsilon))
         return Loss(torch.stack(terms).mean(), embeddings[0].detach())
 

@@ -17,6 +17,7 @@ from sslbench.protocols.protocol import (
     OnSets,
     Protocol,
     Shapes,
+    any_targets,
 )
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "OnSets",
     "Protocol",
     "Shapes",
+    "any_targets",
     "find",
 ]
 

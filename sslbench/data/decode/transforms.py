@@ -132,11 +132,10 @@ def normalise(
             f"{images.shape[1]} channels",
             "Give one mean and one positive std per channel.",
         )
-    shape = (1, images.shape[1], 1, 1)
     # In double first: rounded once, the result is as near to the exact value as (x / 255 - mean) / std is.
     exact_std = torch.tensor(std, dtype=torch.float64)
-    scale = (1 / (255 * exact_std)).to(images.device, torch.float32).view(shape)
-    shift = (-torch.tensor(mean, dtype=torch.float64) / exact_std).to(images.device, torch.float32).view(shape)
+    factors = torch.stack([1 / (255 * exact_std), -torch.tensor(mean, dtype=torch.float64) / exact_std]).float()
+    scale, shift = factors.to(images.device, non_blocking=True).view(2, 1, images.shape[1], 1, 1)
     pixels = images.to(dtype=torch.float32, memory_format=memory_format)
     return torch.addcmul(shift, pixels, scale, out=pixels).to(dtype)
 

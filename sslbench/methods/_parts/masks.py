@@ -131,6 +131,24 @@ def unit_masks(
     return units.repeat_interleave(unit, dim=1).repeat_interleave(unit, dim=2).flatten(1)
 
 
+def masked_rows(mask: Tensor, device: torch.device) -> Tensor:
+    """Return the numbers of the masked patches, (M,) on a device, counted through a mask (V, N) on the CPU.
+
+    With `take_rows` they take the place of `tokens[mask]`, for which the processor waits until a GPU has counted.
+    """
+    return mask.flatten().nonzero()[:, 0].to(device, non_blocking=True)
+
+
+def take_rows(tokens: Tensor, rows: Tensor) -> Tensor:
+    """Return the tokens at these rows of all: (V, N, d), (M,) -> (M, d).
+
+    >>> mask = torch.tensor([[True, False], [False, True]])
+    >>> take_rows(torch.arange(4.0).view(2, 2, 1), masked_rows(mask, torch.device("cpu"))).flatten().tolist()
+    [0.0, 3.0]
+    """
+    return tokens.flatten(0, 1).index_select(0, rows)
+
+
 def take(tokens: Tensor, index: Tensor) -> Tensor:
     """Return the tokens of each image at its indices: (B, n, d), (B, m) -> (B, m, d)."""
     return tokens.gather(1, index[..., None].expand(-1, -1, tokens.shape[-1]))

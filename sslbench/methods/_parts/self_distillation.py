@@ -53,12 +53,12 @@ def patch_loss(student: Tensor, teacher: Tensor, mask: Tensor, *, temperature: f
     Args:
         student: (M, K), logits of the M masked patches, in the order of `mask`.
         teacher: (M, K), probabilities of the same patches, without gradient.
-        mask: (V, N) booleans, true for masked patches.
+        mask: (V, N) booleans, true for masked patches; on the CPU, so that no GPU has to count them.
         temperature: temperature of the student.
     """
     scores = student / temperature
     cross_entropy = scores.logsumexp(-1) - (teacher * scores).sum(-1)
-    patches_of_view = mask.sum(1, keepdim=True).expand_as(mask)[mask]
+    patches_of_view = mask.sum(1, keepdim=True).expand_as(mask)[mask].to(student.device, non_blocking=True)
     return (cross_entropy / patches_of_view).sum() / len(mask)
 
 
@@ -72,7 +72,7 @@ def move_center(center: Tensor, total: Tensor, *, rows: int, momentum: float) ->
         rows: number of summed rows; it may differ between processes, and be 0 on all but one.
         momentum: decay of the centre.
     """
-    summed = sum_(torch.cat([total.to(center.dtype).flatten(), center.new_tensor([rows])]))
+    summed = sum_(torch.cat([total.to(center.dtype).flatten(), center.new_full((1,), rows)]))
     mean = (summed[:-1] / summed[-1]).view_as(center)
     center.mul_(momentum).add_(mean, alpha=1 - momentum)
 

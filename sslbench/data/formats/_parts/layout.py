@@ -118,7 +118,7 @@ def _folders(folder: Path) -> list[Path]:
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if not is_clutter(entry.name) and os.path.isdir(entry.path):  # noqa: PTH112 - False for links in a circle
+            if not is_clutter(entry.name) and _is_folder(entry):
                 found.append(Path(entry.path))
                 if len(found) > _MOST_FOLDERS:
                     return []
@@ -138,7 +138,7 @@ def holds(folder: Path, suffix: str) -> Path | None:
 def file_names(folder: Path) -> list[str]:
     """Return the names of the files directly in a folder, without hidden ones."""
     with os.scandir(folder) as entries:
-        return [entry.name for entry in entries if not is_clutter(entry.name) and not entry.is_dir()]
+        return [entry.name for entry in entries if not is_clutter(entry.name) and not _is_folder(entry)]
 
 
 def files_below(folder: Path, suffix: str) -> list[str]:
@@ -158,3 +158,8 @@ def files_below(folder: Path, suffix: str) -> list[str]:
             if name.lower().endswith(suffix) and not is_clutter(name):
                 found.append(os.path.relpath(os.path.join(top, name), folder))  # noqa: PTH118
     return sorted(found)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a folder or a link to one; a link in a circle is none."""
+    return Path(entry.path).is_dir() if entry.is_symlink() else entry.is_dir()

@@ -1,0 +1,165 @@
+"""What a GPU computes beside what a CPU computes: `make bench-gpu` (`pytest -m gpu tests/gpu`), never `make test`."""
+
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "pretraining"))
+import runs
+
+from sslbench.backbones import speed
+from sslbench.backbones.layers import resolve_layers
+from sslbench.backbones.load import load_backbone
+from sslbench.cli.main import main
+from sslbench.results import records
+from sslbench.train import observers
+from sslbench.train.loop import NotFiniteError
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+
+GPU = torch.device("cuda")
+ON_DIGITS = "clustering geometry knn linear low-shot lsr retrieval robustness svm".split()
+SHORT = {
+    "finetune": ["epochs=1", "lr=[0.01]"],
+    "linear-online": ["epochs=1"],
+    "segmentation": ["steps=20", "warmup_steps=0"],
+    "depth": ["steps=20", "warmup_steps=0"],
+    "normals": ["steps=20", "warmup_steps=0"],
+    "saliency": [],
+    "edges": ["steps=20"],
+    "low-level": ["steps=20"],
+    "orientation": ["steps=20"],
+    "relative-pose": [],
+    "segmentation-knn": [],
+    "correspondence": ["size=128"],
+    "tracking": [],
+    "discovery": [],
+    "similarity": [],
+}
+RANDOM_ON_DEVICE = {"dinov2", "data2vec2"}
+"""Methods whose network drops paths, from the generator of its device: their losses on both differ by the draws."""
+
+
+def command(capsys, *words):
+    """Run a command, and return what it wrote to the error stream."""
+    with pytest.raises(SystemExit) as exit_:
+        main([str(word) for word in words])
+    out, err = capsys.readouterr()
+    assert exit_.value.code == 0, f"{out[-2000:]}\n{err[-4000:]}"
+    return err
+
+
+def only_record(folder):
+    (file,) = [f for f in Path(folder).rglob("*.json") if f.name[0] != "." and "holes" not in f.name]
+    return records.read(file)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "timm:vit_tiny_patch16_224"])
+@pytest.mark.parametrize(("precision", "largest"), [("fp32", 2e-4), ("bf16", 5e-2)])
+def test_features_are_those_of_the_cpu(name, precision, largest):
+    backbone = load_backbone("random", backbone=name)
+    layers = resolve_layers(backbone, (backbone.default_layer,))
+    images = torch.rand(8, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    both = [
+        speed.prepare(backbone, layers, device=device, precision=used)(images)[layers[0].text].float().cpu()
+        for device, used in ((torch.device("cpu"), "fp32"), (GPU, precision))
+    ]
+    error = (both[1] - both[0]).norm(dim=1) / both[0].norm(dim=1)
+    assert error.max() < largest, error
+
+
+@pytest.mark.parametrize("protocol", ON_DIGITS)
+def test_a_protocol_on_features_scores_as_on_the_cpu(protocol, tmp_path, capsys, monkeypatch):
+    values = {}
+    for device in ("cpu", "cuda"):
+        monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / f"cache-{device}"))
+        out = tmp_path / device
+        words = ["eval", protocol, "--weights", "random", "--backbone", "resnet18w0.25", "--data", "sklearn:digits"]
+        command(capsys, *words, "--resize", "64", "--crop", "none", "--device", device, "--no-floors", "--out", out)
+        result = only_record(out)
+        values[device] = result.metrics[result.headline].value
+    assert abs(values["cuda"] - values["cpu"]) <= 0.3, values  # percentage points: a sample in 360
+
+
+@pytest.mark.parametrize("protocol", SHORT)
+def test_a_protocol_on_images_runs(protocol, tmp_path, capsys):
+    words = ["eval", protocol, "--weights", "random", "--backbone", "resnet18w0.25", "--device", "cuda", "--no-floors"]
+    words += ["--data", "sklearn:digits"] if protocol in ("finetune", "linear-online") else []
+    command(capsys, *words, *SHORT[protocol], "--out", tmp_path / "out")
+    result = only_record(tmp_path / "out")
+    assert np.isfinite(result.metrics[result.headline].value)
+
+
+@pytest.mark.parametrize("recipe", ["small", "small_retinanet", "small_fcos"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_detector_trains(recipe, precision, tmp_path, capsys):
+    words = ["eval", f"detection/{recipe}", "--weights", "random", "--backbone", "resnet18", "--device", "cuda"]
+    words += ["--limit-iters", "4", f"precision={precision}", "--out", tmp_path / "out"]
+    command(capsys, *words)
+
+
+@pytest.mark.parametrize("method", sorted(runs.METHODS))
+def test_a_method_trains_as_on_the_cpu(method, tmp_path):
+    losses = {}
+    for device in ("cpu", "cuda"):
+        lines = _losses(method, tmp_path / device, device=device, tf32=False, epochs=1)
+        losses[device] = np.array(lines)
+    assert np.isfinite(losses["cuda"]).all()
+    if method not in RANDOM_ON_DEVICE:
+        np.testing.assert_allclose(losses["cuda"][:2], losses["cpu"][:2], rtol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["simclr", "dino", "mae", "swav", "moco"])
+@pytest.mark.parametrize(
+    "changes", [{"precision": "auto"}, {"compile": True, "precision": "bf16"}], ids=["auto", "compiled"]
+)
+def test_a_method_trains_in_the_fast_ways(method, changes, tmp_path):
+    assert np.isfinite(_losses(method, tmp_path, device="cuda", epochs=1, **changes)).all()
+
+
+def _losses(method, out, **changes):
+    """Train; return the loss of each update."""
+
+    class Lines(observers.Observer):
+        def __init__(self):
+            self.losses = []
+
+        def line(self, line):
+            self.losses.append(line.loss)
+
+    lines = Lines()
+    runs.run(method, out, observers=[lines], **changes)
+    return lines.losses
+
+
+def test_a_loss_that_is_not_finite_ends_a_run_on_a_gpu_too(tmp_path):
+    with pytest.raises(NotFiniteError, match="the loss is nan in update"):
+        runs.run("rotnet", tmp_path, device="cuda", optimizer={"name": "sgd", "lr": 1e25}, schedule={"lr": 1.0})
+    assert next(tmp_path.glob("failed_batch_*.pt"))
+
+
+@pytest.mark.parametrize("method", sorted(runs.METHODS))
+def test_the_processor_does_not_wait_in_an_update(method, tmp_path):
+    """Without a line of the log, no update waits for the device."""
+    from sslbench.train import loop
+
+    found = []
+    original = loop._update
+
+    def update(state, plan, step, *, parts):
+        torch.cuda.set_sync_debug_mode("default")
+        if step.index in (3, 4):
+            torch.cuda.set_sync_debug_mode("warn")
+        return original(state, plan, step, parts=parts)
+
+    with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("always")
+        patch.setattr(loop, "_update", update)
+        runs.run(method, tmp_path, device="cuda", log_every=100, save_every="100 updates", epochs=1, precision="bf16")
+    torch.cuda.set_sync_debug_mode("default")
+    found = sorted({f"{w.filename}:{w.lineno}" for w in caught if "synchronizing" in str(w.message)})
+    assert not found, found
