@@ -20,6 +20,7 @@ from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST, digest
 from sslbench.data.labels import no_labels
 from sslbench.data.sharded import by_shard
 from sslbench.data.source import Images, Source
+from sslbench.data.wording import counted
 from sslbench.preprocessing import Preprocessing
 
 ByteImage = npt.NDArray[np.uint8]
@@ -54,7 +55,7 @@ def versions_of(source: Source, changes: Sequence[ImageChange], preprocessing: P
     ordered = tuple(sorted(changes, key=lambda change: change.name))
     images = Versions(source.images, source.ids, ordered, preprocessing, seed)
     ids = tuple(f"{change.name}/{name}" for change in ordered for name in source.ids)
-    return Source(f"{source.name}, {len(ordered)} versions", ids, no_labels(len(ids)), images)
+    return Source(f"{source.name}, {counted(len(ordered), 'version')}", ids, no_labels(len(ids)), images)
 
 
 def without_geometry(preprocessing: Preprocessing) -> Preprocessing:
