@@ -13,7 +13,6 @@ from sslbench.protocols import linear
 from sslbench.protocols._parts import selection
 from sslbench.protocols.linear import path
 from sslbench.solvers import logistic
-from sslbench.solvers.logistic import newton
 from sslbench.solvers.logistic import problem as logistic_problem
 
 
@@ -186,7 +185,7 @@ def test_objective_and_coefficients_are_those_of_a_slow_oracle(blobs, multi, c, 
     if way != "double":
         monkeypatch.setattr(logistic, "_SINGLE_FROM", 0)
     if way == "single, then double":
-        monkeypatch.setattr(newton, "STORED_UP_TO", 0)
+        monkeypatch.setattr(logistic_problem, "STORED_UP_TO", 0)
     train, _ = blobs(200, multi=multi, spread=3.0)
     axes = logistic.principal_axes(train.x)
     problem = linear._problem(axes.project(train.x), train.labels, np.arange(4))
@@ -281,7 +280,7 @@ def test_the_hessian_is_the_derivative_of_the_gradient(blobs, multi, stored, mon
 
     expected = (gradient(at + 1e-5 * along) - gradient(at - 1e-5 * along)) / 2e-5
     for precision in (np.float64, np.float32):
-        hessian = newton.Hessian(problem, precision, at[:-1], at[-1])
+        hessian = logistic_problem.Hessian(problem, precision, at[:-1], at[-1])
         np.testing.assert_allclose(hessian.product(along), expected, atol=1e-5)
         columns = [hessian.product(unit.reshape(11, 4)).ravel() for unit in np.eye(44)]
         np.testing.assert_allclose(hessian.diagonal().ravel(), np.diag(columns), atol=1e-6)

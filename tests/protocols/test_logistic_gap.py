@@ -12,7 +12,8 @@ from sslbench.features.array import Features
 from sslbench.protocols import linear
 from sslbench.protocols.linear import path
 from sslbench.solvers import logistic
-from sslbench.solvers.logistic import gap, newton
+from sslbench.solvers.logistic import gap
+from sslbench.solvers.logistic import problem as logistic_problem
 from sslbench.solvers.ridge import fit_regression
 
 
@@ -111,7 +112,7 @@ def way(request, monkeypatch):
     if request.param != "double":
         monkeypatch.setattr(logistic, "_SINGLE_FROM", 0)
     if request.param == "single, nothing stored":
-        monkeypatch.setattr(newton, "STORED_UP_TO", 0)
+        monkeypatch.setattr(logistic_problem, "STORED_UP_TO", 0)
     if request.param == "not rotated":
         monkeypatch.setattr(logistic, "_STORED_UP_TO", 0)
     return request.param

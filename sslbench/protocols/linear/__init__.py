@@ -11,10 +11,12 @@ groups of samples are kept together where c or alpha is chosen, and intervals ar
 features of more than 2^27 values are read where they lie, and not rounded to coordinates in single precision.
 """
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.data.source import Labels
@@ -39,6 +41,9 @@ from sslbench.steps import Advance, counted
 if TYPE_CHECKING:
     from sslbench.solvers.logistic import Axes, Fit, Problem, Unrotated
 
+ON_DEVICE_FROM = 2**28
+"""Coordinates x outputs from which a GPU is used: smaller problems are solved sooner than they are sent there."""
+
 
 def check(settings: Settings, train: Labels) -> None:
     """Refuse settings that cannot work on these training labels, before any feature is computed.
@@ -57,7 +62,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         test: features and labels that are scored.
         settings: see `Settings`.
         seed: of the held-out part and of the intervals.
-        device: ignored; the computation runs on the processor.
+        device: of the products of large problems; the optimum is the same.
 
     Raises:
         DataError: features that are not finite, no labels, or fewer than two classes in train.
@@ -69,7 +74,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     check(settings, train.labels)
     if train.labels.kind == "value":
         return regress(train, test, settings, seed=seed)
-    probe = train_probe(train, settings, seed=seed, on=test if settings.select_on == "test" else None)
+    on = test if settings.select_on == "test" else None
+    probe = train_probe(train, settings, seed=seed, on=on, device=device)
     scores = probe.scores(test.x, test.labels)
     probabilities: Literal["softmax"] | None = "softmax" if probe.gives_logits(test.labels) else None
     kind, classes = test.labels.kind, test.labels.classes
@@ -121,7 +127,9 @@ class LinearProbe:
         return labels.kind == "single" and len(self.usable) == len(labels.classes)
 
 
-def train_probe(train: Features, settings: Settings, *, seed: int, on: Features | None = None) -> LinearProbe:
+def train_probe(
+    train: Features, settings: Settings, *, seed: int, on: Features | None = None, device: str = "cpu"
+) -> LinearProbe:
     """Return the logistic regression on the training samples, with its chosen c.
 
     Args:
@@ -129,18 +137,24 @@ def train_probe(train: Features, settings: Settings, *, seed: int, on: Features 
         settings: see `Settings`.
         seed: of the held-out part.
         on: samples to choose c on, in place of the held-out part.
+        device: 'cuda' computes the products of large problems there.
 
     Raises:
         DataError: fewer than two classes in train.
     """
+    with _exact_products(device):
+        return _train_probe(train, settings, seed, on, device)
+
+
+def _train_probe(train: Features, settings: Settings, seed: int, on: Features | None, device: str) -> LinearProbe:
     from sslbench.solvers.logistic import fit, principal_axes
 
     usable, notes = _usable_classes(train.labels)
-    axes = principal_axes(train.x, standardise=settings.scale == "standard")
-    problem = _problem(axes.coordinates(train.x), train.labels, usable)
+    axes = principal_axes(train.x, standardise=settings.scale == "standard", device=device)
+    problem = _problem(axes.coordinates(train.x), train.labels, usable, device)
     while_choosing = len(settings.c) + 2 * settings.refine if len(settings.c) > 1 else 0
     with counted("linear", "fits", while_choosing + 1) as advance:
-        choice = _choose(problem, train, on, axes, settings, seed, advance)
+        choice = _choose(problem, train, on, axes, settings, seed, device, advance)
         model = fit(
             problem,
             axes.variance,
@@ -159,6 +173,17 @@ def train_probe(train: Features, settings: Settings, *, seed: int, on: Features 
     on_train = _headline(model, problem, usable, train.labels, len(train))
     selected = choice.selected | {"c": choice.c, "gap": model.gap, "iterations": model.iterations}
     return LinearProbe(axes, model, usable, on_train, selected, tuple(notes))
+
+
+def _exact_products(device: str) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which a GPU computes float32 products without rounding their inputs."""
+    if not device.startswith("cuda"):
+        return contextlib.nullcontext()
+    import torch
+
+    from sslbench.runtime.device import arithmetic
+
+    return arithmetic(torch.device(device), tf32=False)
 
 
 def _check_settings(settings: Settings) -> None:
@@ -190,14 +215,22 @@ def _usable_classes(labels: Labels) -> tuple[IntArray, list[str]]:
     return usable, notes
 
 
-def _problem(x: "Matrix | Unrotated", labels: Labels, usable: IntArray) -> "Problem":
+def _problem(x: "Matrix | Unrotated", labels: Labels, usable: IntArray, device: str = "cpu") -> "Problem":
     from sslbench.solvers.logistic import Problem
 
+    targets: npt.NDArray[np.int64] | npt.NDArray[np.int8]
+    outputs = len(usable)
     if labels.kind == "multi":
-        return Problem(x, labels.values[:, usable].astype(np.int8), len(usable))
-    if len(usable) == 2:
-        return Problem(x, np.where(labels.values == usable[1], 1, 0).astype(np.int8)[:, None], 1)
-    return Problem(x, np.searchsorted(usable, labels.values), len(usable))
+        targets = labels.values[:, usable].astype(np.int8)
+    elif len(usable) == 2:
+        targets, outputs = np.where(labels.values == usable[1], 1, 0).astype(np.int8)[:, None], 1
+    else:
+        targets = np.searchsorted(usable, labels.values)
+    if device.startswith("cuda") and x.size * outputs >= ON_DEVICE_FROM:
+        from sslbench.solvers.logistic.on_device import DeviceProblem
+
+        return DeviceProblem(x, targets, outputs, device)
+    return Problem(x, targets, outputs)
 
 
 def _for_all_classes(decided: FloatArray, usable: IntArray, labels: Labels) -> FloatArray:
@@ -244,6 +277,7 @@ def _choose(
     axes: "Axes",
     settings: Settings,
     seed: int,
+    device: str,
     advance: Advance,
 ) -> _Choice:
     """Return the c with the best headline metric on a held-out part of train, or on test; of equals the smallest.
@@ -255,6 +289,7 @@ def _choose(
         axes: of the coordinates.
         settings: see `Settings`.
         seed: of the held-out part.
+        device: see `train_probe`.
         advance: counts the fits.
     """
     from sslbench.protocols.linear.path import TOLERANCE, search
@@ -265,7 +300,7 @@ def _choose(
     if test is not None:
         on, held_labels, inside = "test", test.labels, labels
         learned = _usable_classes(inside)[0]
-        scored, scored_labels = _learned_part(axes.coordinates(test.x), held_labels, learned)
+        scored, scored_labels = _learned_part(axes.coordinates(test.x), held_labels, learned, device)
     else:
         parts = holdout_rows(labels, settings.holdout, seed, train.groups)
         if parts is None:
@@ -275,8 +310,8 @@ def _choose(
         on, held_labels = f"held-out {percent(settings.holdout)} of train", labels.select(parts[1])
         inside = labels.select(parts[0])
         learned = _usable_classes(inside)[0]
-        scored, scored_labels = _learned_part(_select(problem.x, parts[1]), held_labels, learned)
-        problem = _problem(_select(problem.x, parts[0]), inside, learned)
+        scored, scored_labels = _learned_part(_select(problem.x, parts[1]), held_labels, learned, device)
+        problem = _problem(_select(problem.x, parts[0]), inside, learned, device)
 
     def judge(model: "Fit") -> tuple[float, float]:
         advance(1)
@@ -307,12 +342,12 @@ def _choose(
     return _Choice(best.c, selected, tuple(notes), best.fit if same else None)
 
 
-def _learned_part(x: "Matrix | Unrotated", labels: Labels, learned: IntArray) -> tuple["Problem", Labels]:
+def _learned_part(x: "Matrix | Unrotated", labels: Labels, learned: IntArray, device: str) -> tuple["Problem", Labels]:
     """Return the problem of the samples whose class was learned, to compute a loss on, and their labels."""
     rows = np.arange(len(x)) if labels.kind == "multi" else np.flatnonzero(np.isin(labels.values, learned))
     if len(rows) < len(x):
         x, labels = _select(x, rows), labels.select(rows)
-    return _problem(x, labels, learned), labels
+    return _problem(x, labels, learned, device), labels
 
 
 def _select(x: "Matrix | Unrotated", rows: IntArray) -> "Matrix | Unrotated":

@@ -10,7 +10,7 @@ PRODUCTS = 20
 _SINGLE_FROM, _STORED_UP_TO = 2**22, 2**27  # as in `solvers.logistic`
 _ROWS = 8192  # rows prepared at a time
 _BLOCK = 2**24  # values converted at a time, `solvers.logistic.problem`
-_STORED = 2**28  # probabilities kept during a step, `solvers.logistic.newton`
+_STORED = 2**28  # probabilities kept during a step, `solvers.logistic.problem`
 _LOGIT = 200  # bytes per logit and product: exponentials, sums, residuals
 _CALLS = 60  # calls of array functions per product
 

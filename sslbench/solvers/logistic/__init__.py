@@ -61,7 +61,7 @@ class Axes:
         return out
 
 
-def principal_axes(x: Rows, *, standardise: bool = True) -> Axes:
+def principal_axes(x: Rows, *, standardise: bool = True, device: str = "cpu") -> Axes:
     """Return mean, standard deviation and principal axes of features (N, D).
 
     If N < D the axes are found in the span of the samples. Axes whose variance is below 1e-8 of the largest are
@@ -76,6 +76,7 @@ def principal_axes(x: Rows, *, standardise: bool = True) -> Axes:
         x: (N, D) features.
         standardise: divide by the standard deviation; otherwise the features are only centred, which changes the bias
             alone.
+        device: 'cuda' computes the covariances of many samples there.
     """
     mean, std = _moments(x)
     if not standardise:
@@ -85,7 +86,7 @@ def principal_axes(x: Rows, *, standardise: bool = True) -> Axes:
     variance, open_axes = np.zeros(rotation.shape[1]), rotation.shape[1]
     noise, rotated = 0.0, n < width
     while open_axes:
-        values, turn = np.linalg.eigh(_covariance(x, mean, std, rotation[:, :open_axes] if rotated else None))
+        values, turn = np.linalg.eigh(_covariance(x, mean, std, rotation[:, :open_axes] if rotated else None, device))
         rotation[:, :open_axes] = rotation[:, :open_axes] @ turn
         variance[:open_axes], rotated = values, True
         noise = noise or (width * np.finfo(np.float64).eps) ** 2 * float(values.sum())
@@ -95,9 +96,13 @@ def principal_axes(x: Rows, *, standardise: bool = True) -> Axes:
     return Axes(mean, std, np.ascontiguousarray(rotation[:, kept]), variance[kept])
 
 
-def _covariance(x: Rows, mean: FloatArray, std: FloatArray, axes: FloatArray | None) -> FloatArray:
+def _covariance(x: Rows, mean: FloatArray, std: FloatArray, axes: FloatArray | None, device: str) -> FloatArray:
     """Return the covariance of the standardised features, or of their coordinates on `axes` (D, R)."""
     width = x.shape[1] if axes is None else axes.shape[1]
+    if device.startswith("cuda") and len(x) * width * width >= 2**34:
+        from sslbench.solvers.logistic import on_device
+
+        return on_device.covariance(x, mean, std, axes, device)
     covariance = np.zeros((width, width))
     for start in range(0, len(x), _ROWS):
         block = _standardise(x[start : start + _ROWS], mean, std)

@@ -106,18 +106,8 @@ def certify(problem: Problem, weight: FloatArray, bias: FloatArray, penalty: flo
 
 def _bias_step(problem: Problem, at: Certificate) -> FloatArray:
     """Return the (K,) Newton step of the biases alone; single precision is enough for its Hessian."""
-    hessian = np.zeros((problem.outputs, problem.outputs))
-    weight, bias = problem.on_columns(at.weight, np.float32), at.bias.astype(np.float32)
+    hessian = problem.bias_hessian(at.weight, at.bias)
     diagonal = np.diag_indices_from(hessian)
-    for rows, x in problem.blocks(np.float32):
-        logits = x @ weight
-        logits += bias
-        problem.loss_and_residuals(logits, rows)
-        parts = problem.hessian_parts(logits, rows)
-        if problem.multinomial:
-            hessian -= parts.T @ parts
-        else:
-            hessian[diagonal] += parts.sum(axis=0, dtype=np.float64)
     if problem.multinomial:
         # The rows of this matrix sum to 0, which gives its diagonal without cancellation.
         hessian[diagonal] = 0

@@ -7,7 +7,7 @@ is 1 / (C N) with scikit-learn's C. Biases are not regularised.
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from sslbench.arrays import FloatArray, Matrix
 from sslbench.solvers.logistic.unrotated import Precision, Unrotated
 
+STORED_UP_TO = 2**28  # probabilities stored during a step (1 GB in single precision); more are recomputed
 _LOGITS = 2**21  # logits per block of samples, which fit into the cache
 _VALUES = 2**24  # feature values per block of samples, which bounds the memory of conversions
 
@@ -72,6 +73,16 @@ class ClassSums:
     known: FloatArray
     x_positive: FloatArray
     x_known: FloatArray
+
+
+class HessianOperator(Protocol):
+    """Hessian of the mean loss at one point, as a linear operator."""
+
+    def product(self, direction: FloatArray) -> FloatArray:
+        """Return the (R + 1, K) product with a direction (R + 1, K), whose last row belongs to the biases."""
+
+    def diagonal(self) -> FloatArray:
+        """Return the (R + 1, K) diagonal."""
 
 
 class Problem:
@@ -179,6 +190,26 @@ class Problem:
         residuals[np.arange(len(residuals)), classes] += 1
         return residuals
 
+    def hessian(self, precision: Precision, weight: FloatArray, bias: FloatArray) -> HessianOperator:
+        """Return the Hessian of the mean loss at a point (R, K), (K,), with products in the given precision."""
+        return Hessian(self, precision, weight, bias)
+
+    def bias_hessian(self, weight: FloatArray, bias: FloatArray) -> FloatArray:
+        """Return the (K, K) Hessian of the summed loss by the biases; of a multinomial loss without its diagonal."""
+        hessian = np.zeros((self.outputs, self.outputs))
+        narrow, offset = self.on_columns(weight, np.float32), bias.astype(np.float32)
+        diagonal = np.diag_indices_from(hessian)
+        for rows, x in self.blocks(np.float32):
+            logits = x @ narrow
+            logits += offset
+            self.loss_and_residuals(logits, rows)
+            parts = self.hessian_parts(logits, rows)
+            if self.multinomial:
+                hessian -= parts.T @ parts
+            else:
+                hessian[diagonal] += parts.sum(axis=0, dtype=np.float64)
+        return hessian
+
     def decide(self, model: Fit) -> Iterator[tuple[slice, FloatArray]]:
         """Yield the decision values (n, K) of a model, block by block."""
         single = isinstance(self.x, Unrotated) or self.x.dtype == np.float32
@@ -206,6 +237,70 @@ class Problem:
         _multinomial(logits, targets)
         # For the sample's class the residual p - 1 has more digits than p if p is nearly 1.
         return float(np.mean(np.abs(logits) * (1 - np.abs(logits))))
+
+
+class Hessian:
+    """Hessian of the mean loss at one point, as a linear operator."""
+
+    def __init__(self, problem: Problem, precision: Precision, weight: FloatArray, bias: FloatArray) -> None:
+        """Compute the probabilities (N, K) at the point, or leave them to be recomputed if they are too many.
+
+        Args:
+            problem: samples.
+            precision: precision of the products.
+            weight: (R, K).
+            bias: (K,).
+        """
+        self._problem, self._precision = problem, precision
+        self._weight = problem.on_columns(weight, precision)
+        self._bias: Matrix = bias.astype(precision)
+        self._parts: list[Matrix] = []
+        if len(problem.x) * problem.outputs <= STORED_UP_TO:
+            self._parts = [self._of_block(x, rows) for rows, x in problem.blocks(precision)]
+
+    def product(self, direction: FloatArray) -> FloatArray:
+        """Return the (R + 1, K) product with a direction (R + 1, K), whose last row belongs to the biases."""
+        narrow, offset = (
+            self._problem.on_columns(direction[:-1], self._precision),
+            direction[-1].astype(self._precision),
+        )
+        out, by_bias = np.zeros((self._problem.outputs, self._problem.width)), np.zeros(self._problem.outputs)
+        for i, (rows, x) in enumerate(self._problem.blocks(self._precision)):
+            parts = self._parts[i] if self._parts else self._of_block(x, rows)
+            change = x @ narrow
+            change += offset
+            if self._problem.multinomial:
+                # Relative to the sample's own class, to avoid cancellation if its probability is nearly 1.
+                change -= change[np.arange(len(change)), self._problem.targets[rows]][:, None]
+                change -= np.einsum("nk,nk->n", parts, change)[:, None]
+            change *= parts
+            out += change.T @ x
+            by_bias += change.sum(axis=0, dtype=np.float64)
+        return np.vstack([self._problem.on_axes(out.T), by_bias]) / len(self._problem.x)
+
+    def diagonal(self) -> FloatArray:
+        """Return the (R + 1, K) diagonal."""
+        out, total = np.zeros((self._problem.outputs, self._problem.x.shape[1] + 1)), len(self._problem.x)
+        for i, (rows, x) in enumerate(self._problem.blocks(self._precision)):
+            parts = self._parts[i] if self._parts else self._of_block(x, rows)
+            of_sample = parts
+            if self._problem.multinomial:
+                own = np.arange(len(parts)), self._problem.targets[rows]
+                of_sample = parts.copy()
+                of_sample[own] = 0
+                others = of_sample.sum(axis=1)
+                of_sample *= 1 - parts
+                of_sample[own] = parts[own] * others
+            on_axes = self._problem.coordinates(x)
+            out[:, :-1] += of_sample.T @ (on_axes * on_axes)
+            out[:, -1] += of_sample.sum(axis=0, dtype=np.float64)
+        return out.T / total
+
+    def _of_block(self, x: Matrix, rows: slice) -> Matrix:
+        logits = x @ self._weight
+        logits += self._bias
+        self._problem.loss_and_residuals(logits, rows)
+        return self._problem.hessian_parts(logits, rows)
 
 
 def _multinomial(logits: Matrix, classes: npt.NDArray[np.integer]) -> FloatArray:

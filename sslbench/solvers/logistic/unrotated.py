@@ -16,13 +16,14 @@ class Unrotated:
 
     Attributes:
         x: (N, D) features as stored.
+        centre: (D,) mean of the features.
         turn: (D, R) T, division by the standard deviation and rotation onto the principal axes.
     """
 
     def __init__(self, x: Rows, centre: FloatArray, turn: FloatArray) -> None:
         """Store the features, their mean (D,), and T."""
         self.x, self.turn = x, turn
-        self._centre = centre
+        self.centre = centre
         self._buffers: dict[Precision, Matrix] = {}
 
     def __len__(self) -> int:
@@ -42,7 +43,7 @@ class Unrotated:
     def select(self, rows: IntArray) -> "Unrotated":
         """Return some of the samples, by ascending numbers, without a copy."""
         given = RowSubset(self.x.x, self.x.rows[rows]) if isinstance(self.x, RowSubset) else RowSubset(self.x, rows)
-        return Unrotated(given, self._centre, self.turn)
+        return Unrotated(given, self.centre, self.turn)
 
     def centred(self, rows: slice, precision: Precision) -> Matrix:
         """Return centred features (n, D) of a range of samples; the next call overwrites them."""
@@ -51,4 +52,4 @@ class Unrotated:
         if buffer is None or len(buffer) < len(given):
             # New memory for each block takes several times as long as the subtraction.
             buffer = self._buffers[precision] = np.empty(given.shape, precision)
-        return np.subtract(given, self._centre, out=buffer[: len(given)], dtype=np.float64, casting="same_kind")
+        return np.subtract(given, self.centre, out=buffer[: len(given)], dtype=np.float64, casting="same_kind")
