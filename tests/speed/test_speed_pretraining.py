@@ -44,7 +44,7 @@ def raw_batches(n):
             )
             for _ in range(2)
         )
-        yield RawBatch(views, None, torch.arange(BATCH) + i * BATCH, 0)
+        yield RawBatch(views, None, torch.arange(BATCH) + i * BATCH, torch.zeros(BATCH).bool())
 
 
 def network():
