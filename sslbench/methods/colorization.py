@@ -66,7 +66,8 @@ def chroma(images: Tensor) -> Tensor:
     """
     rgb = images.to(torch.float32) / 255
     linear = torch.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    xyz = torch.einsum("ij,bjhw->bihw", linear.new_tensor(_XYZ), linear) / linear.new_tensor(_WHITE).view(1, 3, 1, 1)
+    xyz = torch.einsum("ij,bjhw->bihw", torch.tensor(_XYZ).to(linear, non_blocking=True), linear)
+    xyz = xyz / torch.tensor(_WHITE).to(linear, non_blocking=True).view(1, 3, 1, 1)
     root = xyz.clamp(min=1e-8) ** (1 / 3)
     x, y, z = torch.where(xyz > (6 / 29) ** 3, root, xyz * (29 / 6) ** 2 / 3 + 4 / 29).unbind(1)
     return torch.stack((500 * (x - y), 200 * (y - z)), dim=1)

@@ -57,7 +57,7 @@ def decoupled(views: Tensor, temperature: float, sigma: float | None = None) -> 
 def _weights(scaled: Tensor) -> Tensor:
     """Return eq. 7's weights for cosines (V, V, B) divided by sigma, normalised over the images of all processes."""
     values = scaled.exp()
-    images = sum_(torch.tensor(float(scaled.shape[2]), device=scaled.device, dtype=scaled.dtype))
+    images = sum_(scaled.new_full((), scaled.shape[2]))
     return 2 - values * images / sum_(values.sum(dim=2))[:, :, None]
 
 

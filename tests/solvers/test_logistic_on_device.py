@@ -86,6 +86,13 @@ def test_the_optimum_is_the_same_and_proven(both, c):
     np.testing.assert_allclose(found.weight, expected.weight, atol=1e-3 * np.abs(expected.weight).max())
 
 
+def test_eigenvectors_equal_those_of_numpy():
+    matrix = np.cov(np.random.default_rng(0).normal(size=(6, 50)))
+    values, vectors = on_device.eigenvectors(matrix, "cpu")
+    np.testing.assert_allclose(values, np.linalg.eigvalsh(matrix), rtol=1e-12)
+    np.testing.assert_allclose(vectors @ np.diag(values) @ vectors.T, matrix, atol=1e-12)
+
+
 @pytest.mark.parametrize("centred_only", [False, True])
 def test_the_covariance_equals_that_of_numpy(centred_only, monkeypatch):
     x = np.random.default_rng(0).normal(5, 2, (700, 5)).astype(np.float32)

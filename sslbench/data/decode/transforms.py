@@ -157,7 +157,7 @@ def check_channels(preprocessing: Preprocessing, channels: int = 3) -> None:
 def luminance(images: torch.Tensor) -> torch.Tensor:
     """Return the luminance of RGB images, (B, 1, h, w); of uint8 integers equal to Pillow's convert("L")."""
     if images.is_floating_point():
-        weights = torch.tensor((0.299, 0.587, 0.114), device=images.device).view(1, 3, 1, 1)
+        weights = torch.tensor((0.299, 0.587, 0.114)).to(images.device, non_blocking=True).view(1, 3, 1, 1)
         return (images * weights).sum(1, keepdim=True)
     whole = images.to(torch.int32)
     red, green, blue = (whole[:, channel : channel + 1] for channel in range(3))
@@ -173,7 +173,7 @@ def lightness(images: torch.Tensor) -> torch.Tensor:
     rgb = images.expand(-1, 3, -1, -1).to(torch.float32) / 255
     linear = torch.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     # ITU-R BT.709, the second row of sRGB to XYZ.
-    weights = torch.tensor((0.212671, 0.715160, 0.072169), device=images.device).view(1, 3, 1, 1)
+    weights = torch.tensor((0.212671, 0.715160, 0.072169)).to(images.device, non_blocking=True).view(1, 3, 1, 1)
     y = (linear * weights).sum(1, keepdim=True)
     found = torch.where(y > (6 / 29) ** 3, 116 * y.clamp(min=1e-8) ** (1 / 3) - 16, (29 / 3) ** 3 * y) * 2.55
     return found if images.is_floating_point() else found.round()

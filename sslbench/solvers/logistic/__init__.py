@@ -86,7 +86,8 @@ def principal_axes(x: Rows, *, standardise: bool = True, device: str = "cpu") ->
     variance, open_axes = np.zeros(rotation.shape[1]), rotation.shape[1]
     noise, rotated = 0.0, n < width
     while open_axes:
-        values, turn = np.linalg.eigh(_covariance(x, mean, std, rotation[:, :open_axes] if rotated else None, device))
+        covariance = _covariance(x, mean, std, rotation[:, :open_axes] if rotated else None, device)
+        values, turn = _eigenvectors(covariance, device)
         rotation[:, :open_axes] = rotation[:, :open_axes] @ turn
         variance[:open_axes], rotated = values, True
         noise = noise or (width * np.finfo(np.float64).eps) ** 2 * float(values.sum())
@@ -94,6 +95,15 @@ def principal_axes(x: Rows, *, standardise: bool = True, device: str = "cpu") ->
         open_axes = int(np.sum(values < _ACCURATE * values[-1])) if values[-1] > noise else 0
     kept = variance > noise
     return Axes(mean, std, np.ascontiguousarray(rotation[:, kept]), variance[kept])
+
+
+def _eigenvectors(matrix: FloatArray, device: str) -> tuple[FloatArray, FloatArray]:
+    """Return the eigenvalues, ascending, and eigenvectors of a symmetric matrix; a GPU computes many."""
+    if not (device.startswith("cuda") and len(matrix) >= 512):
+        return np.linalg.eigh(matrix)
+    from sslbench.solvers.logistic import on_device
+
+    return on_device.eigenvectors(matrix, device)
 
 
 def _covariance(x: Rows, mean: FloatArray, std: FloatArray, axes: FloatArray | None, device: str) -> FloatArray:

@@ -114,5 +114,5 @@ def _bias_step(problem: Problem, at: Certificate) -> FloatArray:
         hessian[diagonal] = -hessian.sum(axis=1)
         hessian += np.trace(hessian) / problem.outputs**2
     hessian[diagonal] += 1e-12 * np.trace(hessian) / problem.outputs + _TINY
-    step = np.linalg.solve(hessian, len(problem.x) * at.loss.by_bias)
+    step = problem.solve(hessian, len(problem.x) * at.loss.by_bias)
     return np.clip(step, -_LARGEST_STEP, _LARGEST_STEP)

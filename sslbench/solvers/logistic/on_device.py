@@ -76,6 +76,10 @@ class DeviceProblem(Problem):
             hessian += -(parts.T @ parts) if self.multinomial else parts.sum(dim=0, dtype=torch.float64).diag()
         return _host(hessian)
 
+    def solve(self, matrix: FloatArray, right: FloatArray) -> FloatArray:
+        """Return the solution of K equations."""
+        return _host(torch.linalg.solve(self.send(matrix, np.float64), self.send(right, np.float64)))
+
     def decide(self, model: Fit) -> Iterator[tuple[slice, FloatArray]]:
         """Yield the decision values (n, K) of a model, block by block."""
         weight, bias = self.weights(model.weight, np.float32), self.send(model.bias, np.float64)
@@ -243,6 +247,12 @@ class DeviceHessian:
         logits = x @ self._weight
         logits += self._bias
         return self._problem.parts_of(logits, rows)
+
+
+def eigenvectors(matrix: FloatArray, device: str) -> tuple[FloatArray, FloatArray]:
+    """Return the eigenvalues, ascending, and the eigenvectors of a symmetric matrix."""
+    values, vectors = torch.linalg.eigh(torch.from_numpy(matrix).to(device))
+    return _host(values), _host(vectors)
 
 
 def covariance(x: Rows, mean: FloatArray, std: FloatArray, axes: FloatArray | None, device: str) -> FloatArray:

@@ -210,6 +210,10 @@ class Problem:
                 hessian[diagonal] += parts.sum(axis=0, dtype=np.float64)
         return hessian
 
+    def solve(self, matrix: FloatArray, right: FloatArray) -> FloatArray:
+        """Return the solution of K equations."""
+        return np.asarray(np.linalg.solve(matrix, right))
+
     def decide(self, model: Fit) -> Iterator[tuple[slice, FloatArray]]:
         """Yield the decision values (n, K) of a model, block by block."""
         single = isinstance(self.x, Unrotated) or self.x.dtype == np.float32
