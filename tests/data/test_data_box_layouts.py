@@ -60,6 +60,23 @@ def roboflow_table(root):
         write_table(root / split / "_annotations.csv", samples)
 
 
+def tensorflow_tables(root):
+    for split, samples in SAMPLES.items():
+        save(root / "images" / split, samples)
+        write_table(root / f"{split}_labels.csv", samples)
+
+
+def yolo_lists(root):
+    """Lists of images, relative to the list, to the folder of the data, or absolute."""
+    for split, prefix in (("train", "./images/"), ("valid", "images/"), ("test", f"{root.resolve()}/images/")):
+        save(root / "images" / f"of {split}", SAMPLES[split])
+        write_yolo(root / "labels" / f"of {split}", SAMPLES[split])
+        lines = [f"{prefix}of {split}/{stem}.png" for stem in SAMPLES[split]]
+        (root / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    places = "train: train.txt\nval: valid.txt\ntest: test.txt"
+    (root / "data.yaml").write_text(f"path: .\n{places}\nnames: {list(NAMES)}\n")
+
+
 def standard_coco(root):
     for split, samples in SAMPLES.items():
         name = {"valid": "val"}.get(split, split) + "2017"
@@ -92,7 +109,16 @@ def cvat(root):
 
 
 WHOLE = (voc_without_lists, two_folders, one_folder, darknet, fiftyone, cvat)
-SPLIT = (roboflow_voc, roboflow_coco, roboflow_yolo, roboflow_table, standard_coco, ultralytics)
+SPLIT = (
+    roboflow_voc,
+    roboflow_coco,
+    roboflow_yolo,
+    roboflow_table,
+    tensorflow_tables,
+    yolo_lists,
+    standard_coco,
+    ultralytics,
+)
 
 
 def boxes_of(source):
@@ -127,6 +153,29 @@ def test_a_folder_with_splits_gives_the_boxes_that_were_written(tmp_path, write)
         "test": truth(SAMPLES["test"]),
     }
     assert {source.classes for source in found.values()} == {NAMES}
+
+
+def test_lists_of_yolo_divide_one_folder(tmp_path):
+    save(tmp_path / "images", ALL)
+    write_yolo(tmp_path / "labels", ALL)
+    parts = {"train": list(ALL)[:4], "val": list(ALL)[4:]}
+    for split, stems in parts.items():
+        (tmp_path / f"{split}.txt").write_text("\n".join(f"images/{stem}.png" for stem in stems))
+    (tmp_path / "data.yaml").write_text(f"train: train.txt\nval: val.txt\nnames: {list(NAMES)}\n")
+    found = open_objects(str(tmp_path / "data.yaml"))
+    assert {s: boxes_of(part) for s, part in found.items()} == {
+        s: truth({stem: ALL[stem] for stem in stems}) for s, stems in parts.items()
+    }
+
+
+def test_images_of_a_list_of_yolo_that_do_not_exist_are_named(tmp_path):
+    yolo_lists(tmp_path)
+    (tmp_path / "train.txt").write_text("images/nowhere.png\n")
+    with pytest.raises(DataError, match=r"train.txt: 1 of its 1 image do not exist: images/nowhere.png"):
+        open_objects(str(tmp_path))
+    (tmp_path / "train.txt").write_text("\n")
+    with pytest.raises(DataError, match=r"train.txt: the list of images is empty"):
+        open_objects(str(tmp_path))
 
 
 @pytest.mark.parametrize("write", (*WHOLE, *SPLIT), ids=lambda write: write.__name__)

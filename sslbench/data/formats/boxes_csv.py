@@ -1,9 +1,10 @@
 """Table of boxes (.csv): filename, width, height, class, xmin, ymin, xmax, ymax; one file, or train/, test/ of these.
 
-TensorFlow's object detection tutorials and Roboflow (`_annotations.csv`) write such tables, a row per box; the order of
-the columns does not matter, and width and height may be missing. Coordinates are read as TensorFlow does, which divides
-them by width and height: the first pixel reaches from 0 to 1. (Pascal VOC's XML counts from 1; a table that was made of
-it has boxes that are a pixel larger at the left and the top than with the XML.)
+TensorFlow's object detection tutorials (`train_labels.csv` beside `train/`) and Roboflow (`train/_annotations.csv`)
+write such tables, a row per box; the order of the columns does not matter, and width and height may be missing.
+Coordinates are read as TensorFlow does, which divides them by width and height: the first pixel reaches from 0 to 1.
+(Pascal VOC's XML counts from 1; a table that was made of it has boxes that begin a pixel further right and down than
+with the XML, so they are a pixel smaller there.)
 """
 
 import csv
@@ -29,12 +30,13 @@ _FILE = ("filename", "file_name", "image", "image_path", "path", "file", "img", 
 _CLASS = ("class", "label", "cell_type", "category", "class_name", "category_name", "name", "label_name")
 """Names of the columns of files and classes, in order of precedence."""
 _ROBOFLOW = "_annotations.csv"
+_TENSORFLOW = "_labels.csv"
 _HEAD = 1 << 16
 _SIDES = ("height", "width")
 
 
 def recognises(spec: str) -> bool:
-    """Return whether the string is a .csv with columns of corners, or a folder of splits with `_annotations.csv`."""
+    """Return whether the string is a .csv with columns of corners, or a folder with such tables of its splits."""
     path = Path(spec)
     return has_boxes(spec) or (path.is_dir() and bool(_tables(path)))
 
@@ -52,10 +54,12 @@ def has_boxes(spec: str) -> bool:
 
 
 def _tables(root: Path) -> dict[str, Path]:
-    """Return split -> table of a folder that Roboflow exported; empty for any other folder."""
+    """Return split -> table of a folder of Roboflow or of TensorFlow's tutorials; empty for any other folder."""
     if has_boxes(str(root / _ROBOFLOW)):
         return {"all": root / _ROBOFLOW}
     files = {name: root / name / _ROBOFLOW for name in ("train", "valid", "test")}
+    if not any(file.is_file() for file in files.values()):
+        files = {name: root / f"{name}{_TENSORFLOW}" for name in ("train", "valid", "val", "test")}
     return {str(split_name(name)): file for name, file in files.items() if has_boxes(str(file))}
 
 
@@ -149,10 +153,10 @@ def _folder(table: Path, names: Sequence[str], below: Path | None) -> Path:
         DataError: there is none, or images are missing in it.
     """
     root = table.parent
-    stem = split_of(table.stem.removesuffix("_labels")) or table.stem
+    name = table.stem.removesuffix(_TENSORFLOW.removesuffix(".csv"))
     tried = [below] if below is not None else [root, root / "images", root / "JPEGImages", root / table.stem]
     if below is None:
-        tried += [root / stem, root / "images" / stem]
+        tried += [base / stem for stem in (name, split_of(name) or name) for base in (root, root / "images")]
     folder = next((folder for folder in tried if any((folder / name).is_file() for name in names)), None)
     if folder is None:
         raise DataError(

@@ -2,8 +2,9 @@
 
 A line of a text file is `class cx cy w h`, or `class x1 y1 x2 y2 x3 y3 ...`, the corners of a polygon (YOLO-seg); all
 numbers but the class are shares of the upright image's width and height. An image without a text file has no objects,
-as Ultralytics reads it. The classes are named in data.yaml (`names`, a list or a mapping) or, a name per line, in
-classes.txt, obj.names or labels.txt. Keypoints (`kpt_shape`) are left out.
+as Ultralytics reads it. data.yaml may also name lists of images (train.txt, a path per line). The classes are named in
+data.yaml (`names`, a list or a mapping) or, a name per line, in classes.txt, obj.names or labels.txt. Keypoints
+(`kpt_shape`) are left out.
 """
 
 import dataclasses
@@ -87,17 +88,25 @@ def _annotates(folder: Path) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Folder:
+    """Folder of images; with `names`, those of its images that a list names."""
+
+    path: Path
+    names: frozenset[str] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class _Description:
     """Content of a data.yaml.
 
     Attributes:
         names: of the classes.
-        folders: split -> folders of images; empty: to be found.
+        folders: split -> folders of images; empty: to be found. Those of a list have the names of its images.
         has_keypoints: a line has further numbers behind the box.
     """
 
     names: tuple[str, ...]
-    folders: dict[str, tuple[Path, ...]]
+    folders: dict[str, tuple["_Folder", ...]]
     has_keypoints: bool = False
 
 
@@ -122,18 +131,22 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
 
 def _open(spec: str, path: Path) -> dict[str, ObjectSource]:
     file = path if path.is_file() else _description_in(path)
+    listed: Sequence[frozenset[str] | None]
     places: Sequence[Place]
     if file is not None:
         described = _described(file)
-        places = [Place(s, f, _labels_of(f)) for s, folders in described.folders.items() for f in folders]
+        named = [(split, folder) for split, folders in described.folders.items() for folder in folders]
+        places = [Place(split, folder.path, _labels_of(folder.path)) for split, folder in named]
+        listed = [folder.names for _, folder in named]
     else:
         places = find_places(path, _annotates)
         described = _Description(_listed(path, places), {})
+        listed = [None] * len(places)
     splits: dict[str, list[AnnotatedImage]] = {}
     notes: list[str] = []
-    for place in places:
+    for place, names in zip(places, listed, strict=True):
         several = sum(other.split == place.split for other in places) > 1
-        found, about = _images(place, described, f"{place.images.name}/" if several else "")
+        found, about = _images(place, described, f"{place.images.name}/" if several else "", names)
         splits.setdefault(place.split, []).extend(found)
         notes += about
     if not any(image.rows for part in splits.values() for image in part):
@@ -153,20 +166,20 @@ def _described(file: Path) -> _Description:
     if not numbered or sorted(numbered) != list(range(len(numbered))) or len(numbered) > _MOST_CLASSES:
         raise DataError(f"{file}: 'names' should list the names of the classes 0, 1, ..., not {str(given)[:80]}")
     _refuse_twice(str(file), list(numbered.values()))
-    folders: dict[str, tuple[Path, ...]] = {}
+    folders: dict[str, tuple[_Folder, ...]] = {}
     for key, split in _SPLITS.items():
         if content.get(key):
             listed = content[key] if isinstance(content[key], list) else [content[key]]
-            found = tuple(_image_folder(file, content.get("path"), key, entry) for entry in listed)
-            folders[split] = tuple(folder for folder in found if folder is not None)
+            found = [_image_folders(file, content.get("path"), key, entry) for entry in listed]
+            folders[split] = tuple(folder for each in found for folder in each)
     folders = {split: found for split, found in folders.items() if found}
     if "train" not in folders and not folders:
         raise DataError(f"{file}: none of the folders of images that it names exists")
     return _Description(tuple(numbered[i] for i in range(len(numbered))), folders, bool(content.get("kpt_shape")))
 
 
-def _image_folder(file: Path, root: Any, key: str, entry: Any) -> Path | None:
-    """Return a folder of images that data.yaml names; None for a test split that was not downloaded.
+def _image_folders(file: Path, root: Any, key: str, entry: Any) -> tuple[_Folder, ...]:
+    """Return the folder of images, or those of a list, that data.yaml names; () for a test split that is not there.
 
     Roboflow writes `../train/images` for `train/images`, and `path` is often the place on another machine.
     """
@@ -177,18 +190,42 @@ def _image_folder(file: Path, root: Any, key: str, entry: Any) -> Path | None:
     tried = [base / entry for base in (*bases, file.parent)] + [file.parent / inner]
     for folder in dict.fromkeys(tried):
         if folder.is_dir():
-            return folder
+            return (_Folder(folder),)
         if folder.is_file():
-            raise DataError(
-                f"{file}: '{key}' names {folder}, a list of images, and folders of images are read",
-                "Give the folder in its place.",
-            )
+            return _of_list(folder, [folder.parent, file.parent, *bases])
     if key == "test":
-        return None
+        return ()
     raise DataError(
         f"{file}: the folder of '{key}', {entry}, does not exist",
         f"Looked for {', '.join(str(folder) for folder in dict.fromkeys(tried))}",
     )
+
+
+def _of_list(file: Path, bases: Sequence[Path]) -> tuple[_Folder, ...]:
+    """Return the folders of the images in a list, a path per line, relative to one of `bases`.
+
+    Raises:
+        DataError: the list cannot be read, is empty or names images that do not exist.
+    """
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read the list of images {file}: {error}") from error
+    names: dict[Path, set[str]] = {}
+    missing = []
+    for line in filter(None, lines):
+        image = next((base / line for base in bases if (base / line).is_file()), None)
+        if image is None:
+            missing.append(printable(line))
+        else:
+            names.setdefault(image.parent, set()).add(image.name)
+    if missing or not names:
+        what = f"{len(missing):,} of its {counted(sum(map(bool, lines)), 'image')} do not exist: {some(missing)}"
+        raise DataError(
+            f"{file}: {what if missing else 'the list of images is empty'}",
+            f"Paths are relative to {' or '.join(str(base) for base in dict.fromkeys(bases))}.",
+        )
+    return tuple(_Folder(folder, frozenset(found)) for folder, found in sorted(names.items()))
 
 
 def _labels_of(images: Path) -> Path:
@@ -229,15 +266,18 @@ def _refuse_twice(where: str, names: list[str]) -> None:
         raise DataError(f"{where}: two classes have the same name: {some(twice)}")
 
 
-def _images(place: Place, described: _Description, prefix: str) -> tuple[list[AnnotatedImage], list[str]]:
-    images = by_key(place.images, walk(place.images))
+def _images(
+    place: Place, described: _Description, prefix: str, listed: frozenset[str] | None
+) -> tuple[list[AnnotatedImage], list[str]]:
+    """Return the images of a place, of a list only those in it, and remarks."""
+    images = by_key(place.images, walk(place.images) if listed is None else sorted(listed))
     if not images:
         raise DataError(f"{place.images} has no image")
     texts = {}
     if place.annotations.is_dir():
         names = [name for name in files_below(place.annotations, ".txt") if name not in _NO_BOXES]
         texts = by_key(place.annotations, names)
-    without_image = sorted(path for key, path in texts.items() if key not in images)
+    without_image = sorted(path for key, path in texts.items() if key not in images and listed is None)
     if without_image:
         raise DataError(
             f"{place.annotations}: {len(without_image):,} of {counted(len(texts), 'text file')} without an image: "
