@@ -141,11 +141,11 @@ def _hues(vectors: Target, bright: Target) -> Image.Image:
     return Image.fromarray((wheel[places] * bright[..., None]).round().astype(np.uint8))
 
 
-def _check_totals(sums: FloatArray) -> None:
-    """Refuse a train part without any orientation.
+def _check_totals(part: str, sums: FloatArray) -> None:
+    """Refuse a part without any orientation.
 
     Raises:
         DataError: every image has one colour.
     """
     if not sums.any():
-        raise DataError("orientation: every train image is of one colour, so there is no orientation to predict")
+        raise DataError(f"orientation: every {part} image is of one colour, so there is no orientation to predict")
