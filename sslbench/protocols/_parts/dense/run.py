@@ -279,7 +279,7 @@ class _Run:
                 paper.paste(small, (place * picture.width, 0))
             return paper
 
-        captions = {index: self.task.caption(float(values[index])) for index in shown}
+        captions = {index: f"image, truth, prediction: {self.task.caption(float(values[index]))}" for index in shown}
         return sheet(test, chosen, captions, draw, self.backbone.preprocessing)
 
 
