@@ -127,7 +127,7 @@ def triplets_source(
 
     Args:
         name: location as the user wrote it, with the split.
-        ids: N unique ids.
+        ids: N unique ids: the id of the reference, a space and a number.
         images: M images.
         places: (N, 3), see `Triplets`.
         choices: (N,), 0: left; 1: right.
@@ -140,7 +140,7 @@ def triplets_source(
         Labels("triplets", SIDES, np.asarray(choices, dtype=np.int64)[order]),
         images.select(places[order, 0]),
         notes,
-        {"reference": tuple(images.path(int(row)) for row in places[order, 0])},
+        {"reference": tuple(ids[i].rpartition(" ")[0] for i in order)},
         "reference",
         tuples=Triplets(images, places[order]),
     )

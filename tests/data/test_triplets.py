@@ -91,6 +91,18 @@ def test_features_of_triplets_are_those_of_their_images_and_unread_ones_are_left
     assert side_by_side(features.select(kept), test).ids == test.ids[1:]
 
 
+def test_the_keys_have_the_content_and_not_the_place_of_the_data(tmp_path):
+    found = []
+    for name in ("here", "there"):
+        nights(tmp_path / name, ROWS)
+        source = open_triplets(str(tmp_path / name))["test"]
+        found.append((source.fingerprint(), source.every_image().images_fingerprint()))
+    assert found[0] == found[1]
+    Image.new("RGB", (4, 4), (99, 0, 0)).save(tmp_path / "there" / "ref" / "1.png")
+    changed = open_triplets(str(tmp_path / "there"))["test"]
+    assert changed.fingerprint() != found[0][0] and changed.every_image().images_fingerprint() != found[0][1]
+
+
 def test_of_two_candidates_made_by_classes_one_has_the_class_of_the_reference():
     values = np.array([0, 0, 0, 1, 1, 2])
     images = Arrays(np.arange(6, dtype=np.uint8)[:, None, None, None] + np.zeros((6, 4, 4, 3), np.uint8), "x")
