@@ -4,22 +4,24 @@ NAVI (Jampani et al., NeurIPS 2023) is a folder with OBJECT/multiview_*/annotati
 file, its split and the camera (quaternion, w first, and translation in millimetres, from world to camera).
 """
 
-import csv
 import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import yaml
 
 from sslbench import config
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.config import setting
 from sslbench.data.containers.names import split_name
+from sslbench.data.formats.table import read_cells
+from sslbench.data.formats.table.lists import TableColumns
 from sslbench.data.images import Files
 from sslbench.data.location import locate
 from sslbench.data.maps.layout import in_order
@@ -37,6 +39,8 @@ _METRE = 1000.0  # NAVI's translations are in millimetres
 _TILT, _ROLL = 15.0, 60.0
 """Largest turns of a made view about the x and y axes and about the line of sight, in degrees."""
 _VIEWS = 4
+_LEAST = 1e-6
+"""Length of a quaternion above which it is a rotation; usual ones have length 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,6 +201,8 @@ def _navi(text: str, root: Path, scenes: Sequence[Path], options: PoseOptions) -
         for split, own in views.items():
             number = options.partners if split == "train" else 1
             pairs.setdefault(split, []).extend((name, *pair) for pair in _drawn(own, number, options.max_angle))
+    if not pairs:
+        raise DataError(f"{text}: none of the images that its annotations list exists")
     found = {}
     for split, listed in pairs.items():
         if not listed:
@@ -215,7 +221,7 @@ def _views(scene: Path) -> list[tuple[str, str, FloatArray]]:
         found = [
             (
                 str(record["filename"]),
-                str(record.get("split", "train")),
+                str(record.get("split") or "train"),
                 np.array(
                     [*record["camera"]["q"], *(each / _METRE for each in record["camera"]["t"])], dtype=np.float64
                 ),
@@ -224,9 +230,7 @@ def _views(scene: Path) -> list[tuple[str, str, FloatArray]]:
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{scene} is damaged, or no file of NAVI ({error})") from error
-    if wrong := [
-        file for file, _, pose in found if pose.shape != (7,) or not np.isfinite(pose).all() or not pose[:4].any()
-    ]:
+    if wrong := [file for file, _, pose in found if pose.shape != (7,) or not _usable(pose[None])[0]]:
         raise DataError(f"{scene}: the camera of {wrong[0]} is no pose of four and three numbers")
     return [each for each in found if (scene.parent / "images" / each[0]).is_file()]
 
@@ -247,37 +251,49 @@ def _drawn(views: Sequence[tuple[str, FloatArray]], number: int, max_angle: floa
 def _placed(pairs: Sequence[tuple[str, str]], root: Path, where: str) -> tuple[IntArray, Files]:
     """Return the places (N, 2) of pairs of files among all files, and these."""
     paths = tuple(sorted({path for pair in pairs for path in pair}))
-    if absent := [printable(path) for path in paths if not path or not (root / path).is_file()]:
+    if absent := [printable(path) or "''" for path in paths if not path or not (root / path).is_file()]:
         raise DataError(f"{where}: {len(absent):,} of {len(paths):,} images do not exist: {some(absent, 3)}")
     position = {path: i for i, path in enumerate(paths)}
     return np.array([[position[path] for path in pair] for pair in pairs], dtype=np.int64), Files(paths, str(root))
 
 
 def _table(text: str, path: Path) -> dict[str, Source]:
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
-    rows = list(csv.DictReader(lines, delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
-    columns = list(rows[0]) if rows else []
+    table = read_cells(path)
+    columns = table.columns
     if missing := [name for name in ("first", "second", *ROTATION) if name not in columns]:
-        raise UsageError(f"{path} has no column '{missing[0]}'", did_you_mean(missing[0], map(str, columns)))
-    names = (*ROTATION, *TRANSLATION) if set(TRANSLATION) <= set(columns) else ROTATION
-    parts: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        split = row.get("split") or "all"
-        parts.setdefault(split_name(split) or split, []).append(row)
+        raise UsageError(f"{path} has no column '{missing[0]}'", did_you_mean(missing[0], list(columns)))
+    absent = [name for name in TRANSLATION if name not in columns]
+    if 0 < len(absent) < len(TRANSLATION):
+        raise UsageError(f"{path} has no column '{absent[0]}'", "Translations have tx, ty and tz.")
+    names = ROTATION if absent else (*ROTATION, *TRANSLATION)
+    poses = np.array([[_number(table, name, row) for name in names] for row in range(len(columns["first"]))])
+    if (wrong := np.flatnonzero(~_usable(poses))).size:
+        raise DataError(f"{path}, {table.row_name(int(wrong[0]))}: a pose is not finite, or its quaternion is 0")
+    parts: dict[str, list[int]] = {}
+    for row, split in enumerate(columns.get("split", ["all"] * len(poses))):
+        parts.setdefault(split_name(split) or split or "all", []).append(row)
     found = {}
-    for split, own in parts.items():
-        try:
-            poses = np.array([[float(row[name]) for name in names] for row in own])
-        except (TypeError, ValueError) as error:
-            raise DataError(f"{path}: a pose has a number that is none ({error})") from error
-        if not np.isfinite(poses).all() or not poses[:, :4].any(axis=1).all():
-            raise DataError(f"{path}: a pose is not finite, or its quaternion is 0")
-        pairs = [(row["first"] or "", row["second"] or "") for row in own]
+    for split, rows in parts.items():
+        pairs = [(columns["first"][row], columns["second"][row]) for row in rows]
         places, files = _placed(pairs, path.parent, str(path))
         ids = [f"{printable(a)} {printable(b)} {i:06d}" for i, (a, b) in enumerate(pairs)]
-        scenes = [row.get("scene") or a for row, (a, _) in zip(own, pairs, strict=True)]
-        found[split] = pairs_source(text if split == "all" else f"{text} ({split})", ids, files, places, poses, scenes)
+        scenes = [columns["scene"][row] if "scene" in columns else "" for row in rows]
+        scenes = [scene or first for scene, (first, _) in zip(scenes, pairs, strict=True)]
+        name = text if split == "all" else f"{text} ({split})"
+        found[split] = pairs_source(name, ids, files, places, poses[rows], scenes)
     return in_order(found)
+
+
+def _number(table: TableColumns, name: str, row: int) -> float:
+    cell = table.columns[name][row]
+    try:
+        return float(cell)
+    except ValueError as error:
+        raise DataError(f"{table.name}, {table.row_name(row)}: {name} is '{cell}', which is no number") from error
+
+
+def _usable(poses: FloatArray) -> npt.NDArray[np.bool_]:
+    """Return whether poses (N, 4 or 7) are finite, with quaternions whose lengths are no rounding errors, (N,)."""
+    with np.errstate(over="ignore"):
+        lengths = np.linalg.norm(poses[:, :4], axis=1)
+    return np.asarray(np.isfinite(poses).all(axis=1) & np.isfinite(lengths) & (lengths > _LEAST))

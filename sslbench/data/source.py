@@ -264,11 +264,14 @@ class Source:
         return Source(name or self.name, ids, labels, images, self.notes, *further)
 
     def every_image(self) -> "Source":
-        """Return all images, unlabelled, of samples that are several images each; otherwise the source itself."""
+        """Return all images, unlabelled, of samples that are several images each; otherwise the source itself.
+
+        Ids are positions: paths would make the keys of features depend on the place of the data.
+        """
         if self.tuples is None:
             return self
         images = self.tuples.images
-        ids = tuple(f"{i:08d} {images.path(i)}" for i in range(len(images)))
+        ids = tuple(f"{i:08d}" for i in range(len(images)))
         return Source(self.name, ids, Labels("none", (), np.zeros((len(ids), 0), dtype=np.int8)), images)
 
     def images_fingerprint(self) -> str:

@@ -5,13 +5,11 @@ right_vote, votes and split. Other tables have the columns ref, left, right and 
 `triplets:PLACE` makes triplets of any images with classes: one candidate is of the class of the reference.
 """
 
-import csv
 import dataclasses
 import hashlib
-import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
@@ -20,6 +18,8 @@ from sslbench import config
 from sslbench.arrays import IntArray
 from sslbench.config import setting
 from sslbench.data.containers.names import split_name
+from sslbench.data.formats.table import read_cells
+from sslbench.data.formats.table.lists import TableColumns
 from sslbench.data.images import Files
 from sslbench.data.location import locate
 from sslbench.data.maps.layout import in_order
@@ -108,14 +108,16 @@ def open_triplets(spec: str) -> dict[str, Source]:
             f"{location.text} has no table of triplets",
             "Give NIGHTS (a folder with data.csv), a .csv with ref, left, right and choice, or triplets:PLACE.",
         )
-    rows = _rows(table)
-    names = _names(table, rows)
-    parts: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        split = str(row.get("split") or "all")
-        parts.setdefault(split_name(split) or split, []).append(row)
+    if options.min_votes is not None and options.min_votes < 1:
+        raise UsageError(f"{location.text}: min_votes should be at least 1, not {options.min_votes}")
+    cells = read_cells(table)
+    names = _names(cells)
+    parts: dict[str, list[int]] = {}
+    for row in range(len(cells.columns[names["ref"]])):
+        split = _text(cells, "split", row)
+        parts.setdefault(split_name(split) or split or "all", []).append(row)
     text = location.text
-    return in_order({split: _source(text, split, table, part, names, options) for split, part in parts.items()})
+    return in_order({split: _source(text, split, cells, rows, names, options) for split, rows in parts.items()})
 
 
 def triplets_source(
@@ -125,7 +127,7 @@ def triplets_source(
 
     Args:
         name: location as the user wrote it, with the split.
-        ids: N unique ids.
+        ids: N unique ids: the id of the reference, a space and a number.
         images: M images.
         places: (N, 3), see `Triplets`.
         choices: (N,), 0: left; 1: right.
@@ -138,7 +140,7 @@ def triplets_source(
         Labels("triplets", SIDES, np.asarray(choices, dtype=np.int64)[order]),
         images.select(places[order, 0]),
         notes,
-        {"reference": tuple(images.path(int(row)) for row in places[order, 0])},
+        {"reference": tuple(ids[i].rpartition(" ")[0] for i in order)},
         "reference",
         tuples=Triplets(images, places[order]),
     )
@@ -173,45 +175,31 @@ def made_triplets(source: Source, each: int = _EACH) -> Source:
     return triplets_source(source.name, ids, source.images, np.array(places), np.array(choices), (note,))
 
 
-def _rows(table: Path) -> list[Mapping[str, Any]]:
-    try:
-        text = table.read_text(encoding="utf-8-sig")
-        if table.suffix.lower() == ".jsonl":
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-        else:
-            rows = list(csv.DictReader(text.splitlines(), delimiter="\t" if table.suffix.lower() == ".tsv" else ","))
-    except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"cannot read {table}: {error}") from error
-    if not rows or not all(isinstance(row, dict) for row in rows):
-        raise DataError(f"{table} lists no triplet")
-    return rows
-
-
-def _names(table: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _names(table: TableColumns) -> dict[str, str]:
     """Return the columns of the reference, the left and the right candidate."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    columns = table.columns
     found = {}
     for wanted, known in _COLUMNS.items():
         name = next((each for each in known if each in columns), None)
         if name is None:
-            raise UsageError(f"{table} has no column '{wanted}'", did_you_mean(wanted, map(str, columns)))
+            raise UsageError(f"{table.name} has no column '{wanted}'", did_you_mean(wanted, list(columns)))
         found[wanted] = name
     if "choice" not in columns and not {"left_vote", "right_vote"} <= set(columns):
-        raise UsageError(f"{table} has no column 'choice', and no left_vote and right_vote")
+        raise UsageError(f"{table.name} has no column 'choice', and no left_vote and right_vote")
     return found
 
 
 def _source(
     text: str,
     split: str,
-    table: Path,
-    rows: Sequence[Mapping[str, Any]],
+    table: TableColumns,
+    rows: Sequence[int],
     names: Mapping[str, str],
     options: TripletOptions,
 ) -> Source:
     name = text if split == "all" else f"{text} ({split})"
     least = options.min_votes
-    if least is None and all(row.get("votes") not in (None, "") for row in rows):
+    if least is None and "votes" in table.columns:
         least = NIGHTS_VOTES
     agreed = [row for row in rows if least is None or _number(table, row, "votes") >= least]
     chosen = [(row, choice) for row in agreed if (choice := _choice(table, row)) is not None]
@@ -222,30 +210,43 @@ def _source(
         notes.append(f"{name}: {len(agreed) - len(chosen):,} triplets with as many votes for both are left out")
     if not chosen:
         raise DataError(f"{name} has no triplet on which enough persons agree", "Give a smaller ?min_votes=.")
-    listed = [tuple(str(row.get(names[part]) or "") for part in _COLUMNS) for row, _ in chosen]
+    listed = [tuple(_text(table, names[part], row) for part in _COLUMNS) for row, _ in chosen]
+    folder = Path(table.name).parent
     paths = tuple(sorted({path for row in listed for path in row}))
-    if absent := [printable(path) for path in paths if not path or not (table.parent / path).is_file()]:
-        raise DataError(f"{table}: {len(absent):,} of {len(paths):,} images do not exist: {some(absent, 3)}")
+    if absent := [printable(path) or "''" for path in paths if not path or not (folder / path).is_file()]:
+        raise DataError(f"{table.name}: {len(absent):,} of {len(paths):,} images do not exist: {some(absent, 3)}")
     position = {path: i for i, path in enumerate(paths)}
     places = np.array([[position[path] for path in row] for row in listed], dtype=np.int64)
     ids = [f"{printable(row[0])} {number:06d}" for number, row in enumerate(listed)]
     choices = np.array([choice for _, choice in chosen])
-    return triplets_source(name, ids, Files(paths, str(table.parent)), places, choices, tuple(notes))
+    return triplets_source(name, ids, Files(paths, str(folder)), places, choices, tuple(notes))
 
 
-def _number(table: Path, row: Mapping[str, Any], column: str) -> float:
+def _text(table: TableColumns, column: str, row: int) -> str:
+    """Return a cell as text; '' where there is none."""
+    cell = table.columns[column][row] if column in table.columns else None
+    return "" if cell is None else str(cell)
+
+
+def _number(table: TableColumns, row: int, column: str) -> float:
+    cell = _text(table, column, row)
     try:
-        return float(row[column])
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{table}: a triplet has {row.get(column)!r} as its {column}, which is no number") from error
+        value = float(cell)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        what = f"'{cell}', which is no number" if cell else "missing"
+        raise DataError(f"{table.name}, {table.row_name(row)}: {column} is {what}")
+    return value
 
 
-def _choice(table: Path, row: Mapping[str, Any]) -> int | None:
+def _choice(table: TableColumns, row: int) -> int | None:
     """Return 0 for left and 1 for right; None for equal votes."""
-    if row.get("choice") not in (None, ""):
-        word = str(row["choice"]).strip().lower()
-        if word not in SIDES:
-            raise DataError(f"{table}: a triplet has the choice {word!r}, which is neither left nor right")
+    word = _text(table, "choice", row).lower()
+    if word in SIDES:
         return SIDES.index(word)
+    if word or "left_vote" not in table.columns:
+        what = f"'{word}', which is neither left nor right" if word else "missing"
+        raise DataError(f"{table.name}, {table.row_name(row)}: the choice is {what}")
     left, right = (_number(table, row, f"{side}_vote") for side in SIDES)
     return None if left == right else int(right > left)

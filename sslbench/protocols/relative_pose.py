@@ -11,6 +11,7 @@ the sign of the quaternions to the conversion from matrices; here w is not negat
 
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 
@@ -48,7 +49,8 @@ def check(settings: Settings, train: Labels) -> None:
         UsageError: settings that are not possible.
         DataError: labels that are no poses, or one pair.
     """
-    if settings.epochs < 1 or settings.batch_size < 2 or not settings.lr > 0 or settings.weight_decay < 0:
+    sizes = settings.epochs >= 1 and settings.batch_size >= 2
+    if not sizes or not 0 < settings.lr < math.inf or not 0 <= settings.weight_decay < math.inf:
         raise UsageError(
             "relative-pose: epochs should be at least 1, batch_size 2, lr above 0 and weight_decay not negative"
         )
@@ -74,7 +76,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         device: of the network.
 
     Raises:
-        DataError: features that are not finite, or labels that are no poses, or not alike in train and test.
+        DataError: features that are not finite, labels that are no poses, or not alike in train and test, or a training
+            that diverges.
         UsageError: settings that are not possible.
     """
     check_features(train, test)
@@ -83,7 +86,13 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         raise DataError("relative-pose: train or test alone has translations")
     training = PoseTraining(**dataclasses.asdict(settings))
     predict = fit_poses(train.x, train.labels.values, training, seed=seed, device=device)
-    scores = _columns(predict(test.x)).astype(np.float32)
+    predicted, fitted = predict(test.x), predict(train.x)
+    if not (np.isfinite(predicted).all() and np.isfinite(fitted).all()):
+        raise DataError(
+            f"relative-pose: the training diverged with lr={settings.lr:g}: predicted poses are not finite",
+            "Give a smaller lr=; translations should be of about 1.",
+        )
+    scores = _columns(predicted).astype(np.float32)
     metrics, headline, _ = summarise(
         "camera_pairs", test.labels.classes, test.labels.values, scores, seed=seed, groups=test.groups
     )
@@ -93,7 +102,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         headline=headline,
         scores=scores,
         per_class={},
-        train=_values(predict(train.x), train.labels)[headline],
+        train=_values(fitted, train.labels)[headline],
         chance=_values(mean, test.labels),
         notes=("Chance is the mean pose of train.",),
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageColor
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.backbones.layers import resolve_layers
@@ -27,7 +27,7 @@ from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.show.folder import open_folder
 from sslbench.show.images import images_of
 from sslbench.show.page import page
-from sslbench.show.pictures import Panel, fitted, jpeg_url
+from sslbench.show.pictures import Panel, PanelRow, fitted, jpeg_url, sheet
 
 log = logging.getLogger("sslbench")
 
@@ -39,6 +39,7 @@ _NAMED = 19  # classes with a colour of their own
 _OTHERS = "#9a9a9a"
 _THUMB, _MAP = 44, 1400  # pixels of a thumbnail, and of the sheet of thumbnails
 _SIZE = 640  # pixels of the drawing on the page
+_MARGIN, _INCHES, _LEAST_INCHES = 0.03, 7.0, 3.0  # of the plot: the points lie in a square of side 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,7 +250,10 @@ def show_scatter(
     for layer, place in places.items():
         folder.write_sheet(f"scatter {layer}", _plot(place, colours, f"{title}, {layer}"))
         if small:
-            folder.write_sheet(f"thumbnails {layer}", _thumbnail_map(place, small, colours))
+            drawn = _thumbnail_map(place, small, colours)
+            named = [(n, ImageColor.getrgb(c)[:3]) for n, c in zip(colours.names, colours.colours, strict=True) if n]
+            row = PanelRow(f"{title}, {layer}", [Panel(drawn)])
+            folder.write_sheet(f"thumbnails {layer}", sheet([row], side=max(drawn.size), legend=named))
     text = f"{title}, {len(points.ids):,} samples. In t-SNE and UMAP distances between far groups mean nothing."
     scatter = {
         "text": text,
@@ -309,7 +313,9 @@ def _plot(place: FloatArray, colours: Colouring, title: str) -> Image.Image:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.5, 7), layout="constrained", dpi=120)
+    low, high = place.min(axis=0) - _MARGIN, place.max(axis=0) + _MARGIN
+    width, height = np.maximum((high - low) * _INCHES, _LEAST_INCHES)
+    figure = Figure(figsize=(width + 2.2, height + 0.4), layout="constrained", dpi=120)
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for number, (name, colour) in enumerate(zip(colours.names, colours.colours, strict=True)):
@@ -317,9 +323,9 @@ def _plot(place: FloatArray, colours: Colouring, title: str) -> Image.Image:
         x, y = place[rows].T
         label = _shortened(name.replace("$", r"\$")) or None
         axes.scatter(x, 1 - y, s=14, color=colour, linewidths=0.3, edgecolors="white", label=label)
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
-    axes.set_aspect("equal")
+    axes.set_xlim(low[0], high[0])
+    axes.set_ylim(1 - high[1], 1 - low[1])
+    axes.set_aspect("equal", adjustable="datalim")
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_title(_shortened(title.replace("$", r"\$"), 90), fontsize="medium")
@@ -348,4 +354,7 @@ def _thumbnail_map(place: FloatArray, small: Mapping[int, Image.Image], colours:
         frame.paste(inner, (3, 3))
         canvas.paste(frame, (x, y))
     log.info(f"thumbnails: {len(taken)} of {len(small)} images drawn, the others would lie over them")
-    return canvas
+    corners = np.array(taken)
+    left, top = np.maximum(corners.min(axis=0) - _THUMB, 0).tolist()
+    right, bottom = np.minimum(corners.max(axis=0) + 2 * _THUMB, _MAP).tolist()
+    return canvas.crop((left, top, right, bottom))

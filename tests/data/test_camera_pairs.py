@@ -97,18 +97,36 @@ def test_views_of_a_made_pair_are_related_by_the_rotation():
         assert np.abs(moved - second)[inside].mean() < 8 < np.abs(first - second)[inside].mean()
 
 
+POSE = ["first", "second", "qw", "qx", "qy", "qz"]
+
+
 @pytest.mark.parametrize(
     ("columns", "row", "message"),
     [
         (["first", "second", "qw", "qx", "qy"], ("a", "b", 1, 0, 0), "no column 'qz'"),
-        (["first", "second", "qw", "qx", "qy", "qz"], ("a", "b", 1, 0, 0, 0), "2 of 2 images do not exist: a, b"),
-        (["first", "second", "qw", "qx", "qy", "qz"], ("a", "b", 0, 0, 0, 0), "its quaternion is 0"),
-        (["first", "second", "qw", "qx", "qy", "qz"], ("a", "b", "one", 0, 0, 0), "a number that is none"),
+        (POSE, ("a", "b", 1, 0, 0, 0), "2 of 2 images do not exist: a, b"),
+        (POSE, ("a", "b", 0, 0, 0, 0), "line 2: .* its quaternion is 0"),
+        (POSE, ("a", "b", "1e-320", 0, 0, 0), "line 2: .* its quaternion is 0"),
+        (POSE, ("a", "b", "1e200", "1e200", 0, 0), "line 2: a pose is not finite"),
+        (POSE, ("a", "b", "nan", 0, 0, 0), "line 2: a pose is not finite"),
+        (POSE, ("a", "b", "one", 0, 0, 0), "line 2: qw is 'one', which is no number"),
+        (POSE, ("a", "b", 1), "line 2: 3 cells, but the header has 6"),
+        (POSE, ("a", "b", 1, 0, 0, 0, 9), "line 2: 7 cells, but the header has 6"),
+        ([*POSE, "qz"], ("a", "b", 1, 0, 0, 0, 0), "the column 'qz' twice"),
+        ([*POSE, "tx", "ty"], ("a", "b", 1, 0, 0, 0, 1, 2), "no column 'tz'"),
+        (POSE, ("", "b", 1, 0, 0, 0), "2 of 2 images do not exist: '', b"),
+        (POSE, ("a" * 200_000, "b", 1, 0, 0, 0), "field larger than field limit"),
     ],
 )
 def test_tables_that_cannot_be_used_are_one_message(tmp_path, columns, row, message):
     write_table(tmp_path / "t.csv", columns, [row])
     with pytest.raises((UsageError, DataError), match=message):
+        open_camera_pairs(str(tmp_path / "t.csv"))
+
+
+def test_a_table_without_rows_is_one_message(tmp_path):
+    write_table(tmp_path / "t.csv", POSE, [])
+    with pytest.raises(DataError, match="has no rows below its header"):
         open_camera_pairs(str(tmp_path / "t.csv"))
 
 
@@ -122,4 +140,8 @@ def test_locations_without_pairs_are_one_message(tmp_path):
         open_camera_pairs(f"{tmp_path}?max_angle=1")
     (tmp_path / "bear" / "multiview_00_a" / "annotations.json").write_text('[{"filename": "000.jpg"}]')
     with pytest.raises(DataError, match="is damaged, or no file of NAVI"):
+        open_camera_pairs(str(tmp_path))
+    for scene in ("multiview_00_a", "multiview_01_b"):
+        (tmp_path / "bear" / scene / "annotations.json").write_text("[]")
+    with pytest.raises(DataError, match="none of the images that its annotations list exists"):
         open_camera_pairs(str(tmp_path))

@@ -91,6 +91,18 @@ def test_features_of_triplets_are_those_of_their_images_and_unread_ones_are_left
     assert side_by_side(features.select(kept), test).ids == test.ids[1:]
 
 
+def test_the_keys_have_the_content_and_not_the_place_of_the_data(tmp_path):
+    found = []
+    for name in ("here", "there"):
+        nights(tmp_path / name, ROWS)
+        source = open_triplets(str(tmp_path / name))["test"]
+        found.append((source.fingerprint(), source.every_image().images_fingerprint()))
+    assert found[0] == found[1]
+    Image.new("RGB", (4, 4), (99, 0, 0)).save(tmp_path / "there" / "ref" / "1.png")
+    changed = open_triplets(str(tmp_path / "there"))["test"]
+    assert changed.fingerprint() != found[0][0] and changed.every_image().images_fingerprint() != found[0][1]
+
+
 def test_of_two_candidates_made_by_classes_one_has_the_class_of_the_reference():
     values = np.array([0, 0, 0, 1, 1, 2])
     images = Arrays(np.arange(6, dtype=np.uint8)[:, None, None, None] + np.zeros((6, 4, 4, 3), np.uint8), "x")
@@ -113,7 +125,12 @@ def test_of_two_candidates_made_by_classes_one_has_the_class_of_the_reference():
         (["ref", "left", "right"], ("a", "b", "c"), "no column 'choice', and no left_vote and right_vote"),
         (["ref", "left", "right", "choice"], ("a", "b", "c", "middle"), "'middle', which is neither left nor right"),
         (["ref", "left", "right", "choice"], ("a.png", "b", "c", "left"), "3 of 3 images do not exist: a.png, b"),
-        (["ref", "left", "right", "left_vote", "right_vote"], ("a", "b", "c", "x", 1), "'x' as its left_vote"),
+        (["ref", "left", "right", "left_vote", "right_vote"], ("a", "b", "c", "x", 1), "left_vote is 'x', which is no"),
+        (["ref", "left", "right", "left_vote", "right_vote"], ("a", "b", "c", "nan", 1), "left_vote is 'nan', which"),
+        (["ref", "left", "right", "choice"], ("a", "b", "c", ""), "line 2: the choice is missing"),
+        (["ref", "left", "right", "choice", "votes"], ("a", "b", "c", "left", ""), "line 2: votes is missing"),
+        (["ref", "left", "right", "choice"], ("a", "b", "c", "left", "d"), "5 cells, but the header has 4"),
+        (["ref", "left", "right", "choice"], ("a" * 200_000, "b", "c", "left"), "field larger than field limit"),
     ],
 )
 def test_tables_that_cannot_be_used_are_one_message(tmp_path, columns, row, message):
@@ -128,5 +145,7 @@ def test_locations_without_triplets_are_one_message(tmp_path):
     nights(tmp_path, ROWS)
     with pytest.raises(DataError, match=r"no triplet .*\nGive a smaller \?min_votes="):
         open_triplets(f"{tmp_path}?min_votes=9")
+    with pytest.raises(UsageError, match="min_votes should be at least 1, not -1"):
+        open_triplets(f"{tmp_path}?min_votes=-1")
     with pytest.raises(UsageError, match="unknown key 'votes'"):
         open_triplets(f"{tmp_path}?votes=9")

@@ -5,8 +5,9 @@ import math
 
 import numpy as np
 import pytest
+from scipy import ndimage
 
-from sslbench.metrics.dense.contours import contour_counts, contour_measure, matched_pixels
+from sslbench.metrics.dense.contours import contour_counts, contour_measure, matched_pixels, thinned
 
 
 def largest_matching(found, truth, radius):
@@ -16,6 +17,36 @@ def largest_matching(found, truth, radius):
         sum(math.dist(p, q) <= radius for p, q in zip(a, chosen, strict=True))
         for chosen in itertools.permutations(b, len(a))
     )
+
+
+def removed_by_guo_and_hall(mask, y, x, turn):
+    """Whether a pass removes the pixel (y, x), by the conditions of Guo and Hall, 1989, with their names."""
+    ring = [(-1, -1), (-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1)]
+    height, width = mask.shape
+    p1, p2, p3, p4, p5, p6, p7, p8 = (
+        0 <= y + dy < height and 0 <= x + dx < width and bool(mask[y + dy, x + dx]) for dy, dx in ring
+    )
+    lines = sum(not a and (b or c) for a, b, c in ((p2, p3, p4), (p4, p5, p6), (p6, p7, p8), (p8, p1, p2)))
+    pairs = [
+        sum(a or b for a, b in each)
+        for each in (((p1, p2), (p3, p4), (p5, p6), (p7, p8)), ((p2, p3), (p4, p5), (p6, p7), (p8, p1)))
+    ]
+    kept = (p6 or p7 or not p1) and p8 if turn == 0 else (p2 or p3 or not p5) and p4
+    return lines == 1 and 2 <= min(pairs) <= 3 and not kept
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_thinning_is_that_of_passes_over_all_pixels(seed):
+    rng = np.random.default_rng(seed)
+    mask = ndimage.gaussian_filter(rng.normal(size=(int(rng.integers(1, 24)), 20)), rng.uniform(0, 3)) > 0
+    wanted, before = mask.copy(), None
+    while before is None or (wanted != before).any():
+        before = wanted
+        for turn in (0, 1):
+            drop = [place for place in np.argwhere(wanted) if removed_by_guo_and_hall(wanted, *place, turn)]
+            wanted = wanted.copy()
+            wanted[tuple(np.array(drop, dtype=int).reshape(-1, 2).T)] = False
+    assert np.array_equal(thinned(mask), wanted)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -108,6 +108,8 @@ def test_images_without_structure_and_impossible_settings_are_one_message(tmp_pa
     flat = dataclasses.replace(flat, images=Arrays(np.full((6, 32, 32, 3), 9, np.uint8), "flat"))
     with pytest.raises(DataError, match="no orientation to predict"):
         run(tmp_path, flat, flat)
+    with pytest.raises(DataError, match="every test image is of one colour"):
+        run(tmp_path, oriented(6, 1), flat)
     for change, message in (({"sigma": 0}, "sigma"), ({"rotation": 5.0}, "rotation"), ({"lr": ()}, "lr")):
         with pytest.raises(UsageError, match=message):
             orientation.PROTOCOL.kind.check(orientation.Settings(**change), flat.labels)

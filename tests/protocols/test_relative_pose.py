@@ -67,13 +67,23 @@ def test_poses_that_follow_from_the_features_are_learnt(numbers):
 
 def test_settings_and_labels_that_cannot_work_are_one_message():
     train = pairs(10, 1)
-    for change in ({"epochs": 0}, {"batch_size": 1}, {"lr": 0.0}, {"hidden": (0,)}):
+    nan, infinite = float("nan"), float("inf")
+    wrong = {
+        "epochs": [0],
+        "batch_size": [1],
+        "lr": [0.0, nan, infinite],
+        "weight_decay": [-1.0, nan],
+        "hidden": [(0,)],
+    }
+    for change in ({name: value} for name, values in wrong.items() for value in values):
         with pytest.raises(UsageError, match="relative-pose: "):
             relative_pose.check(relative_pose.Settings(**change), train.labels)
     with pytest.raises(DataError, match="one class each"):
         relative_pose.check(relative_pose.Settings(), Labels("single", ("a",), np.zeros(3, np.int64)))
     with pytest.raises(DataError, match="train or test alone has translations"):
         relative_pose.run(train, pairs(5, 2, 4), relative_pose.Settings(epochs=1), seed=0)
+    with pytest.raises(DataError, match=r"diverged with lr=1e\+30.*\nGive a smaller lr="):
+        relative_pose.run(train, pairs(5, 2), relative_pose.Settings(lr=1e30, epochs=2), seed=0)
     x = np.array(train.x)
     x[3, 1] = np.inf
     with pytest.raises(DataError, match="1-0003"):

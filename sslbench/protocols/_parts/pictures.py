@@ -105,6 +105,15 @@ def with_mask(picture: Image.Image, mask: npt.NDArray[np.bool_], colour: tuple[i
     return Image.composite(tinted, picture, small)
 
 
+def coloured(values: npt.NDArray[np.floating], low: float, high: float) -> Image.Image:
+    """Return numbers (H, W) as a picture, from dark blue at `low` to yellow at `high`; NaN is white."""
+    from matplotlib import colormaps
+
+    shares = (values - low) / max(high - low, 1e-12)
+    colours = colormaps["viridis"](np.nan_to_num(shares).clip(0, 1), bytes=True)[..., :3]
+    return Image.fromarray(np.where(np.isnan(shares)[..., None], np.uint8(255), colours))
+
+
 def grey(values: npt.NDArray[np.floating], low: float, high: float) -> Image.Image:
     """Return numbers (H, W) as a picture, black at `low` and white at `high`; NaN is black."""
     shares = np.nan_to_num((values - low) / max(high - low, 1e-12)).clip(0, 1)

@@ -31,7 +31,7 @@ from sslbench.protocols._parts.dense.pixel_values import (
     values_of,
     without_values,
 )
-from sslbench.protocols._parts.pictures import grey
+from sslbench.protocols._parts.pictures import coloured
 from sslbench.protocols.depth.settings import Scored, Settings
 from sslbench.results import Outcome
 from sslbench.solvers.dense.heads import depth_bins, depth_from_bins
@@ -208,10 +208,11 @@ def _row(limits: Limits, settings: Settings, output: Tensor, target: Target) -> 
 
 
 def _drawn(output: Tensor, target: Target) -> tuple[Image.Image, Image.Image]:
-    """Return the true and the predicted depth, black at the smallest true depth and white at the largest."""
+    """Return the true and the predicted depth in the colours of one range, that of both."""
     found = resized(output[None].float(), (target.shape[1], target.shape[2]))[0].cpu().numpy()
-    low, high = float(np.nanmin(target)), float(np.nanmax(target))
-    return grey(target[0], low, high), grey(found[0], low, high)
+    both = np.concatenate([target.ravel(), found.ravel()])
+    low, high = float(np.nanmin(both)), float(np.nanmax(both))
+    return coloured(target[0], low, high), coloured(found[0], low, high)
 
 
 def _value(rows: FloatArray) -> float:

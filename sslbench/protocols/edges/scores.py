@@ -124,11 +124,11 @@ def _drawn(output: Tensor, target: Target) -> tuple[Image.Image, Image.Image]:
     return grey(target[1] > 0, 0.0, 1.0), grey(_enlarged(output, target), 0.0, 1.0)
 
 
-def _check_totals(sums: FloatArray) -> None:
-    """Refuse a train part without any boundary.
+def _check_totals(part: str, sums: FloatArray) -> None:
+    """Refuse a part without any boundary.
 
     Raises:
         DataError: no pixel is a boundary.
     """
     if not sums.any():
-        raise DataError("edges: no pixel of train is a boundary by enough annotators")
+        raise DataError(f"edges: no pixel of {part} is a boundary by enough annotators")

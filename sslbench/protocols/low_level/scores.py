@@ -106,13 +106,13 @@ def _mean_correlation(rows: FloatArray) -> float:
     return float(rows[:, 0].mean())
 
 
-def _check_totals(sums: FloatArray) -> None:
-    """Refuse a train part without any signal.
+def _check_totals(part: str, sums: FloatArray) -> None:
+    """Refuse a part without any signal.
 
     Raises:
         DataError: every image has one colour, or every map is 0.
     """
     if not sums.any():
         raise DataError(
-            "low-level: every train image is of one colour, or has a map of zeros, so there is no signal to predict"
+            f"low-level: every {part} image is of one colour, or has a map of zeros, so there is no signal to predict"
         )

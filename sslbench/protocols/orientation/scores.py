@@ -8,6 +8,7 @@ import colorsys
 import functools
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional
@@ -25,6 +26,7 @@ from sslbench.protocols._parts.dense.pixel_values import cell_sums, errors_of, m
 from sslbench.protocols._parts.signals import read_image
 from sslbench.protocols.orientation.settings import Settings
 from sslbench.results import Outcome
+from sslbench.solvers.dense.losses import cosines
 from sslbench.solvers.dense.windows import resized
 
 _MOST_COSINE = 1 - 1e-4
@@ -83,10 +85,10 @@ def orientation_loss(outputs: Tensor, targets: Tensor, update: int) -> Tensor:
     1.5708
     """
     targets = targets.nan_to_num()
-    weights = targets.norm(dim=1)
+    weights = torch.hypot(targets[:, 0], targets[:, 1])
     if not weights.any():
         return outputs.sum() * 0
-    cosine = functional.cosine_similarity(outputs, targets, dim=1)
+    cosine = cosines(outputs, targets)
     angle = cosine.clamp(-_MOST_COSINE, _MOST_COSINE).acos()
     loss: Tensor = (weights * angle).sum() / weights.sum()
     return loss
@@ -141,11 +143,11 @@ def _hues(vectors: Target, bright: Target) -> Image.Image:
     return Image.fromarray((wheel[places] * bright[..., None]).round().astype(np.uint8))
 
 
-def _check_totals(sums: FloatArray) -> None:
-    """Refuse a train part without any orientation.
+def _check_totals(part: str, sums: FloatArray) -> None:
+    """Refuse a part without any orientation.
 
     Raises:
         DataError: every image has one colour.
     """
     if not sums.any():
-        raise DataError("orientation: every train image is of one colour, so there is no orientation to predict")
+        raise DataError(f"orientation: every {part} image is of one colour, so there is no orientation to predict")

@@ -190,13 +190,13 @@ def _values(rows: FloatArray, n_classes: int, settings: Settings) -> dict[str, f
     return found
 
 
-def _check_totals(pixels: FloatArray) -> None:
+def _check_totals(part: str, pixels: FloatArray) -> None:
     """Refuse a train part with one class.
 
     Raises:
         DataError: it is.
     """
-    if np.count_nonzero(pixels) < 2:
+    if part == "train" and np.count_nonzero(pixels) < 2:
         raise DataError(
             "segmentation needs two classes, and all counted pixels of train belong to one",
             "`sslbench check-data` shows the classes of the pixels; a binary task needs its background as a class.",

@@ -1,5 +1,6 @@
 """Losses of dense tasks: cross-entropy of pixels, SigLoss and gradient loss of depth, angles of surface normals."""
 
+import functools
 import math
 from typing import Literal
 
@@ -137,7 +138,7 @@ def angular_loss(prediction: Tensor, target: Tensor, valid: Tensor, concentratio
     counts = valid[:, 0]
     if not counts.any():
         return prediction.sum() * 0
-    cosine = _cosines(prediction, target)[counts]
+    cosine = cosines(prediction, target)[counts]
     angle = torch.acos(cosine.clamp(-_MOST_COSINE, _MOST_COSINE))
     if concentration is None:
         return angle.mean()
@@ -145,14 +146,22 @@ def angular_loss(prediction: Tensor, target: Tensor, valid: Tensor, concentratio
     return (kappa * angle - torch.log(kappa**2 + 1) + torch.log1p(torch.exp(-kappa * math.pi))).mean()
 
 
-def _cosines(x: Tensor, y: Tensor) -> Tensor:
-    """Return the cosines (N, H, W) of vectors (N, 3, H, W).
+def cosines(x: Tensor, y: Tensor) -> Tensor:
+    """Return the cosines (N, H, W) of vectors (N, K, H, W); 0 with a vector of length 0.
 
     Sums over the planes, contiguous: `cosine_similarity` over the channels takes 17 times as long on a CPU.
+
+    >>> x, y = torch.tensor([3.0, 4.0]).reshape(1, 2, 1, 1), torch.tensor([2.0, 0.0]).reshape(1, 2, 1, 1)
+    >>> round(cosines(x, y).item(), 4)
+    0.6
     """
-    (a, b, c), (u, v, w) = x.unbind(1), y.unbind(1)
-    squares = (a * a + b * b + c * c) * (u * u + v * v + w * w)
-    return (a * u + b * v + c * w) * torch.rsqrt(squares.clamp(min=_LEAST_SQUARES))
+    squares = _products(x, x) * _products(y, y)
+    return _products(x, y) * torch.rsqrt(squares.clamp(min=_LEAST_SQUARES))
+
+
+def _products(x: Tensor, y: Tensor) -> Tensor:
+    planes = [a * b for a, b in zip(x.unbind(1), y.unbind(1), strict=True)]
+    return functools.reduce(torch.add, planes)
 
 
 def balanced_cross_entropy(probabilities: Tensor, targets: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ def _open(
     value_columns: Sequence[str],
 ) -> dict[str, Source]:
     folder = Path(spec).parent
-    return read_columns(_read(Path(spec)), folder, image_column, label_column, attribute_columns, value_columns)
+    return read_columns(read_cells(Path(spec)), folder, image_column, label_column, attribute_columns, value_columns)
 
 
 def read_columns(
@@ -182,7 +182,12 @@ def _attribute(table: TableColumns, name: str) -> list[str]:
     return [texts.setdefault(text, text) for text in map(_text, table.columns[column])]
 
 
-def _read(path: Path) -> TableColumns:
+def read_cells(path: Path) -> TableColumns:
+    """Read the cells of a table: .csv, .tsv, .parquet, .json, .jsonl or .txt.
+
+    Raises:
+        DataError: it cannot be read, has no rows, a column twice, or a row with more or fewer cells than the header.
+    """
     readers = {".parquet": _read_parquet, ".json": read_json, ".jsonl": read_json_lines, ".txt": read_lines}
     table = readers.get(path.suffix.lower(), _read_text)(path)
     if not table.columns or not len(next(iter(table.columns.values()))):

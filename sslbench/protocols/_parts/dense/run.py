@@ -279,7 +279,7 @@ class _Run:
                 paper.paste(small, (place * picture.width, 0))
             return paper
 
-        captions = {index: self.task.caption(float(values[index])) for index in shown}
+        captions = {index: f"image, truth, prediction: {self.task.caption(float(values[index]))}" for index in shown}
         return sheet(test, chosen, captions, draw, self.backbone.preprocessing)
 
 
@@ -300,7 +300,8 @@ def _survey(
     for source, each in zip((train_part, test), found, strict=True):
         if each.unreadable:
             raise unreadable_images(source, backbone.preprocessing, engine)
-    task.check_totals(found[0].sums.sum(axis=(1, 2)))
+    for part, each in zip(("train", "test"), found, strict=True):
+        task.check_totals(part, each.sums.sum(axis=(1, 2)))
     return found[0]
 
 

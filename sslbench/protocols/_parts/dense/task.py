@@ -21,8 +21,8 @@ ALL_IGNORED = "all are ignored; `sslbench check-data` shows which values are cla
 """Reason why no pixel of label maps counts."""
 
 
-def _any_totals(totals: FloatArray) -> None:
-    """Accept every train part with a known pixel."""
+def _any_totals(part: str, totals: FloatArray) -> None:
+    """Accept every part with a known pixel."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,8 @@ class DenseTask:
         cells: sums (K, h, w) over the known pixels of each cell of a grid of what the best output would be there, and
             their numbers (h, w), from a target and the grid's height and width; for the floors 'constant' and
             'position only', which output the means.
-        check_totals: raises DataError where the sums (K,) of `cells` over all of train show that nothing can be learnt.
+        check_totals: raises DataError where the sums (K,) of `cells` over all images of a part, 'train' or 'test', show
+            that nothing can be learnt or scored.
         activated: outputs (B, K, h, w) from a head's channels (B, outputs, h, w), before they are enlarged.
         averaged: quantity averaged over flips and scales, from outputs (B, K, H, W): probabilities of classes.
         drawn: pictures of the truth and of an output (K, h, w), at the size of the target.
@@ -60,7 +61,7 @@ class DenseTask:
     drawn: Callable[[Tensor, Target], tuple[Image.Image, Image.Image]]
     caption: Callable[[float], str]
     no_value: str = ALL_IGNORED
-    check_totals: Callable[[FloatArray], None] = _any_totals
+    check_totals: Callable[[str, FloatArray], None] = _any_totals
     activated: Callable[[Tensor], Tensor] = unchanged
     averaged: Callable[[Tensor], Tensor] = unchanged
     mirrored: Callable[[Tensor], Tensor] = unchanged
