@@ -151,6 +151,21 @@ def _with_place(by_hand: Path) -> Iterator[None]:
         raise WeightsError(error.message, remedy) from error
 
 
+def refuse_unknown(weights: str) -> None:
+    """Refuse a name of VISSL's model zoo or of the Hub that cannot exist, without asking the network.
+
+    Raises:
+        UsageError: VISSL's model zoo has no such name, or the name of a model on the Hub is incomplete.
+    """
+    if not is_named(weights):
+        return
+    address, scheme = weights.partition("#")[0], weights.partition(":")[0]
+    if scheme == "vissl":
+        _of_zoo(address)
+    if scheme == "hf":
+        _hub_parts(address)
+
+
 def _of_zoo(address: str) -> str:
     """Return the URL of a name of VISSL's model zoo."""
     name = address.partition(":")[2]
@@ -181,11 +196,7 @@ def _from_timm(address: str) -> FetchedWeights:
 
 def _from_hub(address: str) -> FetchedWeights:
     """Return a file of a model on the Hugging Face Hub, from its own cache where it is there already."""
-    match = _HUB.fullmatch(address)
-    if match is None:
-        raise UsageError(
-            f"--weights {address} is not a model on the Hub", "Write hf:OWNER/MODEL, hf:OWNER/MODEL@REVISION:FILE."
-        )
+    match = _hub_parts(address)
     repo, revision = match["repo"], match["revision"] or "main"
     names = (match["file"],) if match["file"] else HUB_FILES
     for name in names:
@@ -199,6 +210,20 @@ def _from_hub(address: str) -> FetchedWeights:
         f"hf:{repo} (revision {revision}) has none of the files {', '.join(names)}",
         f"Name the file: --weights hf:{repo}:FILE",
     )
+
+
+def _hub_parts(address: str) -> re.Match[str]:
+    """Return the parts of a name of a model on the Hub.
+
+    Raises:
+        UsageError: it has no owner or no model.
+    """
+    match = _HUB.fullmatch(address)
+    if match is None:
+        raise UsageError(
+            f"--weights {address} is not a model on the Hub", "Write hf:OWNER/MODEL, hf:OWNER/MODEL@REVISION:FILE."
+        )
+    return match
 
 
 def _hub_file(repo: str, revision: str, name: str, by_hand: Path) -> Path | None:

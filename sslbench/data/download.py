@@ -10,15 +10,13 @@ from typing import Any
 from sslbench import paths
 from sslbench.config import build, read_yaml
 from sslbench.data import prepare
-from sslbench.data.formats import torchvision as torchvision_sets
-from sslbench.data.formats.hf import files as hub
-from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.paths import temporary_beside
 
 _FILE = "_downloads.yaml"
 _MARKS = ".verified"
+_TORCHVISION = "torchvision:"
 log = logging.getLogger("sslbench")
 
 
@@ -62,13 +60,15 @@ def downloads() -> dict[str, Download]:
         file = root / _FILE
         for name, content in read_yaml(file).items() if file.is_file() else ():
             found[name] = build(Download, {**content, "name": name}, f"{file}: {name}")
-    return {name: _with_page(each) for name, each in found.items()}
+    return found
 
 
 def _with_page(each: Download) -> Download:
-    if each.page or not each.data.startswith(torchvision_sets.PREFIX):
+    if each.page or not each.data.startswith(_TORCHVISION):
         return each
-    return dataclasses.replace(each, page=torchvision_sets.page(each.data.removeprefix(torchvision_sets.PREFIX)))
+    from sslbench.data.formats import torchvision as torchvision_sets
+
+    return dataclasses.replace(each, page=torchvision_sets.page(each.data.removeprefix(_TORCHVISION)))
 
 
 def find_download(name: str) -> Download:
@@ -90,7 +90,7 @@ def find_download(name: str) -> Download:
         if name in prepare.MAKERS:
             remedy = f"Its authors hand out its archives: get them, then sslbench data prepare {name}."
         raise UsageError(f"there is no download called '{name}'", remedy)
-    return found
+    return _with_page(found)
 
 
 def _of_hub(name: str, repo: str) -> Download:
@@ -131,7 +131,9 @@ def download(wanted: Download, root: Path) -> str:
 def _torchvision(wanted: Download, root: Path) -> str:
     import torchvision.datasets
 
-    name = wanted.data.removeprefix(torchvision_sets.PREFIX)
+    from sslbench.data.formats import torchvision as torchvision_sets
+
+    name = wanted.data.removeprefix(_TORCHVISION)
     kind = getattr(torchvision.datasets, name.partition("[")[0])
     root.mkdir(parents=True, exist_ok=True)
     try:
@@ -150,6 +152,8 @@ def _compare_counts(wanted: Download, root: Path) -> None:
     Raises:
         DataError: they differ.
     """
+    from sslbench.data.open import open_data
+
     expected = prepare.samples_of(wanted.name)
     for split, part in open_data(f"{wanted.data}@{root}").items():
         if expected.get(split, len(part)) != len(part):
@@ -178,6 +182,8 @@ def _archives(wanted: Download, root: Path) -> str:
 
 
 def _hub(wanted: Download, root: Path) -> str:
+    from sslbench.data.formats.hf import files as hub
+
     hub.find_files(f"{wanted.data}?download=1", f"{wanted.data.partition(':')[2]}?download=1")
     return wanted.data
 
@@ -217,10 +223,12 @@ def states(root: Path) -> list[tuple[str, str, str]]:
 
     States: 'absent'; 'present'; 'verified DATE', if `data download` compared it with its checksums or counts.
     """
+    from sslbench.data.formats import torchvision as torchvision_sets
+
     places = {name: prepare.place_of(name, root) for name in prepare.MAKERS}
     for name, each in downloads().items():
         if each.data:
-            places[name] = torchvision_sets.place(each.data.removeprefix(torchvision_sets.PREFIX), root)
+            places[name] = torchvision_sets.place(each.data.removeprefix(_TORCHVISION), root)
     return [(name, _state(name, place, root), str(place)) for name, place in sorted(places.items())]
 
 

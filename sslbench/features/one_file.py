@@ -11,18 +11,22 @@ from sslbench.data.maps.sizes import size_and_turn
 from sslbench.errors import StoreError, UsageError
 from sslbench.features.extract import Extraction
 from sslbench.paths import temporary_beside
+from sslbench.runtime.folders import check_writable
 
 SUFFIXES = (".parquet", ".npz", ".h5")
 
 
 def check_path(path: Path) -> None:
-    """Refuse a file of a format that is not written.
+    """Refuse a file of a format that is not written, or in a place where nothing can be written; make its folder.
 
     Raises:
-        UsageError: its suffix is not among `SUFFIXES`.
+        UsageError: its suffix is not among `SUFFIXES`, it is a folder, or its folder is not writable.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"{path} should end in one of {', '.join(SUFFIXES)}")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", "Give the name of a file.")
+    check_writable(path.parent)
 
 
 def write_one_file(found: Mapping[str, Extraction], path: Path) -> None:
@@ -44,7 +48,6 @@ def write_one_file(found: Mapping[str, Extraction], path: Path) -> None:
     x = np.concatenate([np.asarray(next(iter(each.features.values())).x) for each in found.values()])
     writers = {".parquet": _write_parquet, ".npz": _write_npz, ".h5": _write_hdf5}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary_beside(path) as temporary:
             writers[path.suffix.lower()](temporary, columns, x)
             temporary.replace(path)

@@ -1,8 +1,22 @@
 """Output folders."""
 
+import os
 from pathlib import Path
 
 from sslbench.errors import UsageError
+
+
+def refuse_unwritable(folder: Path) -> None:
+    """Refuse an output folder that cannot be made, without making it.
+
+    Raises:
+        UsageError: the path or a part of it is a file, or the folder above does not allow writing.
+    """
+    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if not existing.is_dir():
+        raise UsageError(f"cannot write into {folder}: {existing} is a file")
+    if not os.access(existing, os.W_OK):
+        raise UsageError(f"cannot write into {folder}: {existing} does not allow writing")
 
 
 def check_writable(folder: Path) -> None:

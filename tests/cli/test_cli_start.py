@@ -1,6 +1,7 @@
 """The command line starts fast and answers mistakes with one message."""
 
 import ast
+import dataclasses
 import subprocess
 import sys
 
@@ -13,6 +14,9 @@ from sslbench.backbones.build import build
 from sslbench.cli.main import COMMANDS, main
 from sslbench.cli.words import split_words
 from sslbench.errors import UsageError
+from sslbench.evaluation import RunSettings
+from sslbench.features.extract import ExtractionJob
+from sslbench.library.recipes import compose
 
 HEAVY = ("numpy", "torch", "hydra", "pandas", "sklearn", "kwcoco", "timm", "rich")
 
@@ -52,6 +56,12 @@ def test_help_loads_nothing_heavy(arguments):
         (["nkn", "--weights", "weights.pth"], "nkn"),
         (["knn", "--features", "x.npy", "--labels", "y.npy", "--limit", "9"], "--limit does not go with --features"),
         (["knn", "--wieghts", "weights.pth"], "wieghts"),
+        (["knn", "-w", "weights.pth", "kk=3"], "there is no setting 'kk'"),
+        (["knn", "linear", "-w", "weights.pth", "linear.foldz=3"], "linear has no setting 'foldz'"),
+        (["knn", "-w", "weights.pth", "k=a"], "k: should be a whole number, not 'a'"),
+        (["knn", "-w", "vissl:nosuch"], "VISSL's model zoo has no 'nosuch'"),
+        (["knn", "-w", "hf:nosuch"], "hf:nosuch is not a model on the Hub"),
+        (["knn", "-w", "weights.pth", "-o", "weights.pth/results"], "weights.pth is a file"),
     ],
 )
 def test_a_mistyped_path_or_name_is_told_before_torch_is_loaded(tmp_path, arguments, message):
@@ -66,6 +76,32 @@ def test_a_mistyped_path_or_name_is_told_before_torch_is_loaded(tmp_path, argume
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
     assert message in done.stderr
+
+
+@pytest.mark.parametrize("name", ["nosuch", "torchvision:nosuch"])
+def test_a_mistyped_download_is_told_before_torch_is_loaded(name):
+    code = (
+        "import sys\nfrom sslbench.cli.main import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as e:\n"
+        "    assert e.code == 2, e.code\nprint('torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "data", "download", name], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stdout + done.stderr
+    assert f"there is no download called '{name}'" in done.stderr
+
+
+def test_the_file_of_run_settings_names_them_all():
+    """Settings are compared with it before `RunSettings`, which needs torch, is imported."""
+    assert set(compose("eval", {})[0]) == {field.name for field in dataclasses.fields(RunSettings)}
+
+
+def test_extract_refuses_a_file_that_cannot_be_written_before_an_image_is_encoded(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ExtractionJob, "run", lambda *given: pytest.fail("images were encoded"))
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "folder.npz").mkdir()
+    for output, message in (("file/x.npz", "cannot write into"), ("folder.npz", "is a folder")):
+        given = ["extract", "-w", "pixels:8", "-d", "sklearn:digits", "--store", str(tmp_path / "store")]
+        code, _, err = run(capsys, *given, "-o", str(tmp_path / output))
+        assert code == 2 and message in err, err
 
 
 def test_knn_of_stored_features_imports_no_library_that_it_does_not_use(tmp_path):

@@ -130,7 +130,7 @@ def test_every_download_is_a_data_set_of_benchmarks_with_a_page():
     sets = {name.partition("/")[2] for name in list_names("benchmark") if name.startswith("knn/")}
     for name, each in downloads().items():
         assert name in sets, name
-        assert each.page.startswith("http") and bool(each.data) != bool(each.archives)
+        assert find_download(name).page.startswith("http") and bool(each.data) != bool(each.archives)
         assert each.megabytes > 0 or name in SIZE_UNKNOWN
         if each.data:
             assert each.data.removeprefix("torchvision:") in all_sets()

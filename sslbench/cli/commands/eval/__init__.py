@@ -130,7 +130,7 @@ def command(**_: Any) -> int | None:
 
     \b
     sslbench eval knn --weights w.torch --data photos/
-    sslbench eval knn svm linear --weights w.torch --data train.csv --test-data test.csv k=[20,200]
+    sslbench eval knn svm linear --weights w.torch --data train.csv --test-data test.csv k=20,200
     sslbench eval --preset knn/dino --preset svm/voc07 --weights w.torch --data photos/
     sslbench eval --benchmark knn/cifar10 --weights timm.pth --backbone timm:vit_small_patch16_224
     sslbench eval --suite small --weights a.torch b.torch

@@ -11,6 +11,7 @@ from sslbench import protocols
 from sslbench.cli import options
 from sslbench.errors import UsageError
 from sslbench.protocols import OnFeatures, OnImages, OnSets
+from sslbench.runtime.folders import refuse_unwritable
 
 TestClasses = Literal["same", "subset", "numbers"]
 Backend = Literal["torchvision", "detectron2"]
@@ -214,13 +215,17 @@ def refuse_missing_paths(chosen: EvalOptions) -> None:
     Raises:
         SslbenchError: a path does not exist.
     """
+    from sslbench.backbones.named import refuse_unknown
     from sslbench.weights.reading.sniff import refuse_path
 
     if len(chosen.weights) == 1 and not chosen.suite:
         path = chosen.weights[0]
         if _is_plain(path) and path not in ("random", "pixels") and not Path(path).exists():
             refuse_path(Path(path))
+        refuse_unknown(path)
     refuse_missing_data(chosen.data)
+    if "://" not in chosen.out:
+        refuse_unwritable(Path(chosen.out))
 
 
 def refuse_missing_data(data: options.DataFlags) -> None:

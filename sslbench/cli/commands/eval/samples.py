@@ -12,6 +12,7 @@ from sslbench.cli import options
 from sslbench.cli.commands.eval.flags import EvalOptions, refuse_missing_paths, refuse_unused
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, list_names
+from sslbench.protocols import find as find_protocol
 
 if TYPE_CHECKING:
     from sslbench.cli.commands.eval.presets import ProtocolRun
@@ -84,6 +85,7 @@ def make_plan(
     benchmarks = _benchmarks(chosen, names)
     if check_paths:
         refuse_missing_paths(chosen)
+        _refuse_wrong_settings(chosen, names, values)
         if chosen.weights == ("random",) and not chosen.suite:
             random_backbone(chosen.network.backbone)
     runs, routed, run, origins = _settings(ctx, chosen, names, values, benchmarks)
@@ -208,6 +210,23 @@ def _settings(
     routed = words.route({**values, **chosen.protocol_settings()}, run_keys, used)
     run, origins = resolve(RunSettings, words.compose_run(routed.run, chosen.run_settings()))
     return runs, routed, run, origins
+
+
+def _refuse_wrong_settings(chosen: EvalOptions, names: Sequence[str], values: Mapping[str, Any]) -> None:
+    """Refuse mistyped settings of the protocols named, before anything heavy is imported.
+
+    Raises:
+        UsageError: a setting that does not exist, or a value of another type.
+    """
+    from sslbench.cli import words
+    from sslbench.config import resolve
+    from sslbench.library.recipes import compose
+
+    if not values or not names or chosen.presets or chosen.benchmarks or chosen.suite:
+        return  # they bring protocols and settings of their own
+    routed = words.route(values, {*compose("eval", {})[0], "machine"}, names)
+    for name, settings in routed.protocols.items():
+        resolve(find_protocol(name).settings, [("command line", settings)])
 
 
 def _benchmarks(chosen: EvalOptions, names: Sequence[str]) -> list["Benchmark"]:
