@@ -2,7 +2,8 @@
 
 Protocols state their work (`cost` and `work` of `protocols.protocol`). The machine is measured in about a second:
 matrix products and passes over memory (`runtime.machine`), and decoding and encoding of a few of the data's own images.
-Work that is evidently short is not measured.
+Work that is evidently short is not measured. The first of several processes estimates: images are divided among them,
+protocols on features run on the first.
 """
 
 import dataclasses
@@ -21,12 +22,15 @@ from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.backbones.speed import prepare
 from sslbench.data.decode import transforms
 from sslbench.data.loading import loader
+from sslbench.data.sharded import rows_of
 from sslbench.data.source import Labels, Source
+from sslbench.distributed import this_process
 from sslbench.errors import ResourceError, SslbenchError
 from sslbench.evaluation.floors import floor_backbones
 from sslbench.evaluation.prepare import Prepared, one_part, only_part
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.evaluation.sets import is_on_sets
+from sslbench.features import partial
 from sslbench.features.external import FeaturePair
 from sslbench.features.extract import store_key
 from sslbench.features.store import open_entry
@@ -291,16 +295,43 @@ def _sources(prepared: Prepared, tasks: Sequence[Task]) -> list[Source]:
     return [data.test] if data.train is data.test else [data.train, data.test]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Waiting:
+    """Images of a source that are to be encoded.
+
+    Attributes:
+        images: number of them, of all processes.
+        most: largest number of them that one process encodes.
+        created: layers without a file of an unfinished extraction, which has its space on disk already.
+    """
+
+    source: Source
+    images: int
+    most: int
+    created: tuple[Layer, ...]
+
+
 def _missing(
     backbone: Backbone, source: Source, layers: Sequence[Layer], run: RunSettings, store: Path
-) -> tuple[list[Layer], dict[str, int]]:
-    """Return the layers of a source that are not stored, and the widths of those that are."""
-    if not backbone.known:
-        return list(layers), {}
-    entry = open_entry(store, store_key(backbone, source, run.extract_settings()), source, backbone.name)
-    missing = [layer for layer in layers if not entry.has(layer.text)]
-    stored = {layer.text: int(entry.read(layer.text).shape[1]) for layer in layers if layer not in missing}
-    return missing, stored
+) -> tuple[_Waiting | None, dict[str, int]]:
+    """Return what of a source is to be encoded, None for nothing, and the widths of the layers that are stored."""
+    missing, unfinished, widths = list(layers), [], {}
+    if backbone.known:
+        entry = open_entry(store, store_key(backbone, source, run.extract_settings()), source, backbone.name)
+        missing = [layer for layer in layers if not entry.has(layer.text)]
+        widths = {layer.text: int(entry.read(layer.text).shape[1]) for layer in layers if layer not in missing}
+        files = [(layer, entry.layer_file(layer.text)) for layer in missing]
+        opened = [(layer, partial.opened(file, len(source), np.dtype(run.feature_dtype))) for layer, file in files]
+        unfinished = [(layer, found) for layer, found in opened if found is not None]
+    if not missing:
+        return None, widths
+    pending = np.full(len(source), len(unfinished) < len(missing))
+    for _, found in unfinished:
+        pending |= found.states() == partial.PENDING
+    world = this_process().world
+    most = max(int(pending[rows_of(source.images, rank, world)].sum()) for rank in range(world))
+    created = tuple(layer for layer in missing if layer not in {layer for layer, _ in unfinished})
+    return _Waiting(source, int(pending.sum()), most, created), widths
 
 
 def _evidently_short(prepared: Prepared, store: Path) -> bool:
@@ -310,9 +341,9 @@ def _evidently_short(prepared: Prepared, store: Path) -> bool:
         return len(prepared.data.train) + len(prepared.data.test) <= _FEW_IMAGES
     encoded, width = 0, 0
     for source in _sources(prepared, tasks):
-        missing, stored = _missing(prepared.backbone, source, prepared.layers, prepared.run, store)
-        encoded += len(source) if missing else 0
-        width = max([width, _WIDE if missing else 0, *stored.values()])
+        waiting, stored = _missing(prepared.backbone, source, prepared.layers, prepared.run, store)
+        encoded += waiting.images if waiting else 0
+        width = max([width, _WIDE if waiting else 0, *stored.values()])
     encoded += sum(len(each.source) for sets in prepared.sets for each in sets.values())
     if encoded > _FEW_IMAGES:
         return False
@@ -330,16 +361,16 @@ def _extractions(
     for name, (backbone, layers) in _encoders(prepared, tasks).items():
         stored = 0.0
         widths: dict[str, int] = {}
-        waiting: list[tuple[Source, list[Layer]]] = []
+        waiting: list[_Waiting] = []
         for source in sources:
             missing, known = _missing(backbone, source, layers, run, store)
             widths |= known
-            waiting += [(source, missing)] if missing else []
+            waiting += [missing] if missing else []
         further = [each for sets in prepared.sets for each in sets.values()] if name in ("", *_baseline(run)) else []
         for each in further:
             encoder = dataclasses.replace(backbone, preprocessing=each.preprocessing)
             missing, known = _missing(encoder, each.source, layers, run, store)
-            waiting += [(each.source, missing)] if missing else []
+            waiting += [missing] if missing else []
         if not waiting:
             rates[name] = _Rate(0.0, widths)
             continue
@@ -347,21 +378,25 @@ def _extractions(
         if name == "untrained" and rates.get("") is not None and (own := rates[""]) is not None and own.seconds:
             rate: _Rate | None = own
         else:
-            rate = measure_rate(backbone, waiting[0][0], layers, run)
+            rate = measure_rate(backbone, waiting[0].source, layers, run)
         rates[name] = rate
-        images = sum(len(source) for source, _ in waiting)
-        title = f"extraction{f' ({name})' if name else ''}: {_count(images, 'image', 'images')}"
+        images, most = sum(each.images for each in waiting), sum(each.most for each in waiting)
+        title = f"extraction{f' ({name})' if name else ''}: {_count(images, 'image', 'images')}{_shared()}"
         if rate is None:
             yield Part(title, None, remark="a first image cannot be encoded")
             continue
         if not run.on_the_fly:
             stored = float(
                 sum(
-                    len(source) * item * sum(rate.widths[layer.text] for layer in missing)
-                    for source, missing in waiting
+                    len(each.source) * item * sum(rate.widths[layer.text] for layer in each.created) for each in waiting
                 )
             )
-        yield Part(title, rate.seconds * images, stored=stored)
+        yield Part(title, rate.seconds * most, stored=stored)
+
+
+def _shared() -> str:
+    world = this_process().world
+    return f" by {world} processes" if world > 1 else ""
 
 
 def _baseline(run: RunSettings) -> tuple[str, ...]:
@@ -466,8 +501,8 @@ def _image_part(prepared: Prepared, task: Task, rate: _Rate | None) -> Part:
     passes = (work.forward + _TRAINED * work.trained) * (2 if twice else 1) * (1 + len(prepared.request.noise))
     remark = f"passes of images only, at least; without {work.rest}" if work.rest else ""
     floor, number = " with 1 floor" if twice else "", _count(round(passes), "pass", "passes")
-    name = f"{task.protocol}{floor}: {number} of images"
-    return Part(name, passes * rate.seconds, remark=remark)
+    name = f"{task.protocol}{floor}: {number} of images{_shared()}"
+    return Part(name, passes * rate.seconds / this_process().world, remark=remark)
 
 
 def measure_rate(backbone: Backbone, source: Source, layers: Sequence[Layer], run: RunSettings) -> _Rate | None:

@@ -200,3 +200,50 @@ def test_features_that_do_not_fit_are_refused_before_an_image_is_decoded(monkeyp
     assert extraction.name == "extraction: 1,797 images" and extraction.seconds > 0
     assert extraction.stored == 1797 * 192 * 4  # 8 x 8 pixels of three channels
     assert [part.name for part in found.parts[1:]] == ["knn", "search for copies of test images in train"]
+
+
+@pytest.fixture
+def quarter(tmp_path, monkeypatch):
+    """An evaluation whose extraction ended after 448 of 1,797 images, or after some more."""
+    from sslbench.features import extract
+
+    run = evaluation.RunSettings(device="cpu", workers=0, floors=False)
+    request = evaluation.Request("pixels:8", "sklearn:digits", (evaluation.make_task("knn", {"k": (5,)}),))
+    prepared = evaluation.prepare(request, run)
+
+    def stop(done, total):
+        if done >= 448:
+            raise KeyboardInterrupt
+
+    source = prepared.data.whole
+    with monkeypatch.context() as patch:
+        patch.setattr(extract, "FLUSH_SECONDS", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            extract.extract(
+                prepared.backbone, source, prepared.layers, run.extract_settings(), root=tmp_path, split="all",
+                progress=stop,
+            )  # fmt: skip
+    return prepared
+
+
+def extraction_of(prepared, store, monkeypatch, world=1):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    monkeypatch.setattr(estimate, "measure_rate", lambda *given: estimate._Rate(1.0, {"pixels": 192, "8": 192}))
+    return estimate.estimate(prepared, store, store).parts[0]
+
+
+def test_of_an_unfinished_extraction_only_the_rest_is_estimated(quarter, tmp_path, monkeypatch):
+    whole = extraction_of(quarter, tmp_path / "empty", monkeypatch)
+    rest = extraction_of(quarter, tmp_path, monkeypatch)
+    assert (whole.seconds, whole.stored) == (1797, 1797 * 192 * 4)
+    assert 0 < rest.seconds <= 1797 - 448 and rest.name == f"extraction: {rest.seconds:,.0f} images"
+    assert rest.stored == 0  # its file has its full size already
+
+
+def test_images_are_divided_among_processes(quarter, tmp_path, monkeypatch):
+    one, four = (extraction_of(quarter, tmp_path / "empty", monkeypatch, world) for world in (1, 4))
+    assert four.seconds == 450 == -(-one.seconds // 4) and four.stored == one.stored
+    assert four.name == "extraction: 1,797 images by 4 processes"
+    rest = extraction_of(quarter, tmp_path, monkeypatch, 4)
+    assert rest.seconds == -(-extraction_of(quarter, tmp_path, monkeypatch).seconds // 4)
