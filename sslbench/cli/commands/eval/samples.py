@@ -224,7 +224,7 @@ def _refuse_wrong_settings(chosen: EvalOptions, names: Sequence[str], values: Ma
 
     if not values or not names or chosen.presets or chosen.benchmarks or chosen.suite:
         return  # they bring protocols and settings of their own
-    routed = words.route(values, {*compose("eval", {})[0], "machine"}, names)
+    routed = words.route(values, [*compose("eval", {})[0], "machine"], names)
     for name, settings in routed.protocols.items():
         resolve(find_protocol(name).settings, [("command line", settings)])
 
