@@ -4,7 +4,10 @@ import importlib
 from pathlib import Path
 
 import yaml
+from docutils import nodes
+from latex2mathml.converter import convert
 from sphinx.application import Sphinx
+from sphinx.writers.html5 import HTML5Translator
 
 from sslbench.cli.settings_page import show_value
 from sslbench.config import describe
@@ -13,7 +16,7 @@ from sslbench.library.presets import Preset, load_preset
 from sslbench.names import find_file, list_names
 
 project = "sslbench"
-extensions = ["myst_parser", "sphinx_click", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx_click", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 include_patterns = [
     "docs/*.md",
@@ -26,6 +29,7 @@ include_patterns = [
 ]
 html_theme = "furo"
 html_title = "sslbench"
+html_math_renderer = "mathml"
 myst_heading_anchors = 3
 myst_enable_extensions = ["dollarmath"]
 smartquotes = False  # it would turn -- of flags into dashes
@@ -128,6 +132,19 @@ def write_start(app: Sphinx, error: Exception | None) -> None:
         (Path(app.outdir) / "index.html").write_text(to_docs + "\n", encoding="utf-8")
 
 
+def inline_formula(writer: HTML5Translator, node: nodes.math) -> None:
+    """Write a formula in a line as MathML, which browsers draw without a script and without a network."""
+    writer.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def displayed_formula(writer: HTML5Translator, node: nodes.math_block) -> None:
+    """Write a formula in lines of its own as MathML."""
+    style = "margin: 1em 0; overflow-x: auto; overflow-y: hidden; padding: 0.4em 0"
+    writer.body.append(f'<div style="{style}">{convert(node.astext(), display="block")}</div>')
+    raise nodes.SkipNode
+
+
 def generated(app: Sphinx, what: str, name: str, member: object, skip: bool, options: object) -> bool | None:
     """Leave out the methods that scikit-learn generates for estimators; their texts refer to its own pages."""
     return True if name.startswith("set_") and name.endswith("_request") else None
@@ -135,6 +152,7 @@ def generated(app: Sphinx, what: str, name: str, member: object, skip: bool, opt
 
 def setup(app: Sphinx) -> None:
     """Write the generated pages before and after sphinx does its work."""
+    app.add_html_math_renderer("mathml", (inline_formula, None), (displayed_formula, None))
     app.connect("config-inited", lambda app, _: write_generated(app))
     app.connect("build-finished", write_start)
     app.connect("autodoc-skip-member", generated)

@@ -58,7 +58,7 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
         return f"Names with '{name}': {', '.join(parts[:5])}{more}."
     if len(choices) <= 40:
         return "Valid names: " + ", ".join(choices) + "." if choices else ""
-    return f"{len(choices)} names are valid."
+    return f"None of the {len(choices)} valid names is similar."
 
 
 def list_names(kind: str) -> list[str]:

@@ -54,6 +54,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     for page in ("index", "docs/index", "docs/names", "docs/commands", "docs/functions", "README"):
         assert (tmp_path / "site" / f"{page}.html").is_file()
+    formulas = (tmp_path / "site" / "docs" / "linear.html").read_text(encoding="utf-8")
+    assert "<math" in formulas and not re.search(r"<script[^>]*src=.https?:", formulas), "read without a network"
     for known in ("barlow_twins", "segmentation-knn", "knn/dino", "detectron2"):
         assert known in (tmp_path / "site" / "docs" / "names.html").read_text(encoding="utf-8")
 

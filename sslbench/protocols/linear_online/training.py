@@ -201,5 +201,5 @@ def _stop_diverged(features: dict[str, Tensor], done: int) -> None:
             )
     raise NotFiniteError(
         f"all heads diverged: each loss was NaN or infinite by update {done}",
-        "Give lower learning rates (lr=[0.01,0.1]), or norm=batch, which normalises the features.",
+        "Give lower learning rates (lr=0.01,0.1), or norm=batch, which normalises the features.",
     )

@@ -101,9 +101,9 @@ def check_changes(settings: Settings) -> None:
     if not all(0 < share < 1 for share in settings.crops):
         raise UsageError(f"robustness: crops should lie between 0 and 1, not {list(settings.crops)}")
     if settings.corrupted and not settings.corrupt:
-        raise UsageError("robustness: corrupted has no effect without corruptions", "Name some: corrupt=[main].")
+        raise UsageError("robustness: corrupted has no effect without corruptions", "Name some: corrupt=main.")
     if settings.severities != SEVERITIES and not settings.corrupt:
-        raise UsageError("robustness: severities has no effect without corruptions", "Name some: corrupt=[main].")
+        raise UsageError("robustness: severities has no effect without corruptions", "Name some: corrupt=main.")
     corrupts = bool(settings.corrupt) and not settings.corrupted
     if settings.change_seed and not (corrupts or settings.crops):
         raise UsageError(
@@ -119,7 +119,7 @@ def _check_reference(settings: Settings) -> None:
         return
     named = corruptions(settings)
     if not named:
-        raise UsageError("robustness: reference has no effect without corruptions", "Name some: corrupt=[main].")
+        raise UsageError("robustness: reference has no effect without corruptions", "Name some: corrupt=main.")
     if missing := [name for name in named if name not in reference]:
         raise UsageError(f"robustness: reference has no errors for {', '.join(missing)}")
     for name, errors in reference.items():
@@ -145,7 +145,7 @@ def check_pictures(settings: Settings, preprocessing: Preprocessing) -> None:
     if corruption_changes(settings) and size is not None and min(size) < SMALLEST:
         raise UsageError(
             f"robustness: corruptions need {SMALLEST} pixels a side, and the backbone takes {size[0]}x{size[1]}",
-            f"Give --resize {SMALLEST} --crop {SMALLEST} or more, or corrupt=[].",
+            f"Give --resize {SMALLEST} --crop {SMALLEST} or more, or 'corrupt=[]'.",
         )
 
 

@@ -28,7 +28,7 @@ _RUN = ("device", "workers", "seed", "seeds", "decoder", "max_pixels", "start_me
 _REASONS = {
     **dict.fromkeys(("features", "labels", "test_features", "test_labels", "layers"), "Detection trains on images."),
     **dict.fromkeys(
-        ("resize", "crop", "interpolation"), "Set the sizes with min_size_test=800, min_sizes_train=[640,800]."
+        ("resize", "crop", "interpolation"), "Set the sizes with min_size_test=800, min_sizes_train=640,800."
     ),
     **dict.fromkeys(
         ("image_column", "label_column", "value_columns"), "Boxes are read from manifests and VOC trees only."

@@ -146,7 +146,7 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
     living = [head for head, lives in zip(heads, alive, strict=True) if lives]
     if not any(head.input in inputs for head in living):
         raise NotFiniteError(
-            f"{task.name}: every head diverged", "Give lower learning rates (lr=[0.0001,0.0003]), or norm=true."
+            f"{task.name}: every head diverged", "Give lower learning rates (lr=0.0001,0.0003), or norm=true."
         )
     values: dict[int, float] = {}
     if held_out is not None:

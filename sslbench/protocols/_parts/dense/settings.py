@@ -116,6 +116,6 @@ def check_settings(settings: HeadSettings, *, protocol: str) -> None:
         fits = all(step <= side for step, side in zip(settings.stride, settings.window, strict=True))
         need(fits, f"stride={list(settings.stride)} would leave gaps between windows of {list(settings.window)}")
     own_stride = settings.stride != type(settings)().stride
-    need(settings.window is not None or not own_stride, "stride has no effect without a window: give window=[H,W]")
+    need(settings.window is not None or not own_stride, "stride has no effect without a window: give window=H,W")
     enlarged = settings.enlarge != type(settings)().enlarge
     need(not enlarged or settings.size is not None, f"enlarge={settings.enlarge} has no effect without size")

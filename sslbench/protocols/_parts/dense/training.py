@@ -272,5 +272,5 @@ def _stop_diverged(protocol: str, maps: dict[str, Tensor], done: int) -> None:
             )
     raise NotFiniteError(
         f"{protocol}: every head diverged: each loss was NaN or infinite by update {done}",
-        "Give lower learning rates (lr=[0.0001,0.0003]), or norm=true, which normalises the features.",
+        "Give lower learning rates (lr=0.0001,0.0003), or norm=true, which normalises the features.",
     )
