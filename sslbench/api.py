@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 from torch import nn
 
 from sslbench import evaluation, paths, pretraining
@@ -20,6 +21,7 @@ from sslbench.backbones.in_memory import from_module, unwrapped, users_preproces
 from sslbench.backbones.layers import split_layers
 from sslbench.backbones.load import load_backbone
 from sslbench.config import build, build_partial, resolve
+from sslbench.data.containers.members import is_image
 from sslbench.data.in_memory import Columns, sources_of
 from sslbench.detection.predict import load_detector
 from sslbench.errors import SslbenchError, UsageError
@@ -300,7 +302,8 @@ def extract(
 
     Args:
         model: as for `evaluate`.
-        images: as for `evaluate`, without splits: a location, or images in memory; labels are not read.
+        images: as for `evaluate`, without splits: a location, or images in memory; or one image, a file or a Pillow
+            image. Labels are not read.
         layer: layer and its pooling; None: the backbone's default layer.
         **options: as for `evaluate`.
 
@@ -317,6 +320,10 @@ def extract(
     """
     if hasattr(images, "iloc") and hasattr(images, "columns"):
         raise UsageError("a frame is read in the order of its paths", "Pass its column: frame['path'].")
+    if isinstance(images, Image.Image) or (
+        isinstance(images, str | Path) and is_image(str(images)) and Path(images).is_file()
+    ):
+        images = [images]
     layers: dict[str, Any] = {} if layer is None else {"layers": (layer,)}
     found = extract_features(model, images, **layers, **options)
     if len(found) > 1:

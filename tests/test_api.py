@@ -165,3 +165,11 @@ def test_a_frame_cannot_be_extracted_in_its_order(tmp_path):
 @pytest.fixture(autouse=True)
 def quiet(caplog):
     caplog.set_level(logging.ERROR, "sslbench")
+
+
+def test_features_of_one_image(tmp_path):
+    pixels = np.arange(192, dtype=np.uint8).reshape(8, 8, 3)
+    Image.fromarray(pixels).save(tmp_path / "one.png")
+    for image in (tmp_path / "one.png", str(tmp_path / "one.png"), Image.fromarray(pixels)):
+        features = sslbench.extract("pixels:8", image, device="cpu")
+        assert features.shape == (1, 192) and np.array_equal(features, sslbench.extract("pixels:8", pixels[None]))
