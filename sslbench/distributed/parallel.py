@@ -103,12 +103,21 @@ def is_sharded(module: nn.Module) -> bool:
     return any(hasattr(p, "device_mesh") for p in module.parameters())
 
 
-def module_state(module: nn.Module) -> dict[str, Tensor]:
+def module_state(module: nn.Module, *, everywhere: bool = True) -> dict[str, Tensor]:
     """Return the full state on the CPU, under the module's own names; every process calls this.
 
     Sharded parameters are collected one by one, so that the device holds one of them at a time.
+
+    Args:
+        module: module, sharded or not.
+        everywhere: on all processes; otherwise on the first one only, and others return an empty state.
     """
-    return {name: whole(tensor.detach()).cpu() for name, tensor in module.state_dict().items()}
+    state = {}
+    for name, tensor in module.state_dict().items():
+        full = whole(tensor.detach())
+        if everywhere or rank() == 0:
+            state[name] = full.cpu()
+    return state
 
 
 def load_module_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -132,7 +141,8 @@ def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 
 def load_optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load a state from `optimizer_state` of the first process."""
+    """Load a state from `optimizer_state` of the first process; it may be of another number of processes."""
+    state = _with_keys_of(module, optimizer, state)
     if is_sharded(module):
         # Not strict: parameters that were frozen until the checkpoint have no state.
         options = sharded.StateDictOptions(full_state_dict=True, strict=False)
@@ -142,6 +152,22 @@ def load_optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, st
                 optimizer.state.pop(parameter, None)  # torch's initial state counts a step already
     else:
         optimizer.load_state_dict(state)
+
+
+def _with_keys_of(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of an optimizer under the keys of this one: names if it is sharded, else numbers."""
+    name_of = {parameter: name for name, parameter in module.named_parameters()}
+    names = [name_of[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    own: list[Any] = names if is_sharded(module) else list(range(len(names)))
+    given = [key for group in state["param_groups"] for key in group["params"]]
+    # Numbers count the parameters in the order of the groups.
+    others: list[Any] = own if set(given) == set(own) else list(range(len(names))) if is_sharded(module) else names
+    order = dict(zip(others, own, strict=True))
+    groups = []
+    for group, mine in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        kernels = {key: mine[key] for key in ("fused", "foreach") if key in mine}  # sharded parameters have fewer
+        groups.append({**group, **kernels, "params": [order[key] for key in group["params"]]})
+    return {**state, "state": {order[key]: value for key, value in state["state"].items()}, "param_groups": groups}
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, *, each: bool = False) -> Tensor:

@@ -122,15 +122,18 @@ def update_average(average: nn.Module, network: nn.Module, decay: float) -> None
 
 
 def to_checkpoint(state: State) -> dict[str, Any]:
-    """Return the state as plain tensors and numbers, for the first process to write; every process calls this."""
+    """Return the state as plain tensors and numbers, for the first process to write; every process calls this.
+
+    Tensors are complete on the first process only.
+    """
     processes = gather_objects(
         {"random": random_states(state.device.type), "local": _on_cpu(state.method.local_state())}
     )
     return {
-        "method": module_state(state.method),
+        "method": module_state(state.method, everywhere=False),
         "optimizer": optimizer_state(state.method, state.optimizer),
         "scaler": state.scaler.state_dict(),
-        "average": module_state(state.average) if state.average is not None else {},
+        "average": module_state(state.average, everywhere=False) if state.average is not None else {},
         "processes": processes,
         **({"online_head": state.online_head.state_dict()} if state.online_head is not None else {}),
     }

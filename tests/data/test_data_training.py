@@ -1,5 +1,6 @@
 """The training stream is the same whatever the workers and wherever it starts, and bad files do not stop it."""
 
+import gc
 import logging
 import os
 import pickle
@@ -12,8 +13,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from sslbench.data.images import Arrays
+from sslbench.data.images import Arrays, Files
 from sslbench.data.labels import no_labels
 from sslbench.data.loading import batch as batch_module
 from sslbench.data.loading import pretraining
@@ -388,6 +390,30 @@ def test_colours_survive_a_fork_after_opencv_has_started_its_threads():
         assert len(stream(data, 0, 2)) == 2
     finally:
         cv2.setNumThreads(before)
+
+
+def test_paths_of_many_files_are_in_a_file_that_workers_share(tmp_path, monkeypatch):
+    written = []
+    for i in range(60):
+        Image.new("RGB", (9, 9), (i, i, i)).save(tmp_path / f"a rather long name of an image {i:03d} \xe9.png")
+        written.append(f"a rather long name of an image {i:03d} \xe9.png")
+    files = Source(
+        "photos/",
+        tuple(written),
+        Labels("single", ("a",), np.zeros(60, np.int64)),
+        Files(tuple(written), str(tmp_path)),
+    )
+    whole = TrainingData(files, STILL, batch_size=12, workers=2)
+    monkeypatch.setattr(pretraining, "_MANY", 10)
+    shared = TrainingData(files, STILL, batch_size=12, workers=2)
+    assert len(pickle.dumps(shared._maker)) < len(pickle.dumps(whole._maker)) - 60 * 30
+    assert all(same(a, b) for a, b in zip(stream(shared, 0, 5), stream(whole, 0, 5), strict=True))
+    assert shared.bytes_ahead == 12 * sum(v[0].numel() for v in stream(shared, 0, 1)[0].views) * (2 * 2 + 1)
+    index = shared._index
+    assert index.exists()
+    del shared
+    gc.collect()
+    assert not index.exists()
 
 
 def test_what_goes_to_the_workers_can_be_pickled():

@@ -3,7 +3,7 @@
 import timm
 import torch
 import two_processes
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule  # noqa: TID251
 
 from sslbench.backbones.build import build
 from sslbench.distributed.parallel import blocks, wrap
@@ -16,7 +16,9 @@ def test_blocks_of_transformers_and_of_residual_networks():
     assert set(blocks(vit)) == set(vit.blocks)
     resnet = build("resnet18w0.125", seed=0).module
     found = blocks(resnet)
-    assert {block for stage in (resnet.layer1, resnet.layer2, resnet.layer3, resnet.layer4) for block in stage} <= set(found)
+    assert {block for stage in (resnet.layer1, resnet.layer2, resnet.layer3, resnet.layer4) for block in stage} <= set(
+        found
+    )
     assert found.index(resnet.layer1[0]) < found.index(resnet.layer1) if resnet.layer1 in found else True
 
 
@@ -28,7 +30,9 @@ def shards(rank):
     wrap(vit, torch.device("cpu"), "fsdp", dtype=torch.bfloat16)
     seen = {}
     block = vit.blocks[1]
-    block.attn.qkv.register_forward_pre_hook(lambda m, _: seen.update(linear=m.weight.dtype, others=vit.blocks[2].attn.qkv.weight))
+    block.attn.qkv.register_forward_pre_hook(
+        lambda m, _: seen.update(linear=m.weight.dtype, others=vit.blocks[2].attn.qkv.weight)
+    )
     block.norm1.register_forward_pre_hook(lambda m, _: seen.update(norm=m.weight.dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         vit(torch.zeros(2, 3, 32, 32)).sum().backward()

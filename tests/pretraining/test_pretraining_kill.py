@@ -70,9 +70,10 @@ def test_two_processes_are_killed_and_continued(changes, tmp_path):
     assert kill_campaign.digest(tmp_path / "killed") == kill_campaign.digest(tmp_path / "undisturbed")
 
 
-@pytest.mark.parametrize("changes", [{}, {"strategy": "fsdp"}], ids=["ddp", "fsdp"])
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
-def test_continued_by_another_number_of_processes(changes, before, after, tmp_path):
+@pytest.mark.parametrize(
+    ("before", "after", "changes"), [(1, 2, {"strategy": "fsdp"}), (2, 1, {"strategy": "fsdp"}), (2, 1, {})]
+)
+def test_continued_by_another_number_of_processes(before, after, changes, tmp_path):
     """Same images in every update: without BatchNorm the weights differ by rounding only."""
     out = tmp_path / "killed"
     kill_campaign.finish(kill_campaign.start("mae", tmp_path / "undisturbed"))

@@ -6,13 +6,18 @@ the only state to save, and it is the same for any number of processes.
 
 import dataclasses
 import logging
+import shutil
+import tempfile
+import weakref
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from sslbench.data.decode.handlers import DEFAULT, Reading
+from sslbench.data.images import Files
 from sslbench.data.loading import loader
 from sslbench.data.loading.batch import BatchMaker, Item, RawBatch, rows_by_origin, start_worker
 from sslbench.data.loading.samplers import (
@@ -31,6 +36,9 @@ from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError
 
 __all__ = ["RawBatch", "TrainingData", "rows_by_origin"]
+
+_MANY = 10_000
+"""Number of files from which on workers read their paths from one file; a fork would copy each that it reads, too."""
 
 _log = logging.getLogger("sslbench")
 
@@ -101,7 +109,13 @@ class TrainingData:
             raise UsageError(
                 f"augment: {', '.join(colours)}: for RGB images only; these have {counted(channels, 'channel')}"
             )
-        self._maker = BatchMaker.of(source, augment, seed=seed, reading=reading, channels=channels)
+        images = source.images
+        if workers and isinstance(images, Files) and isinstance(images.paths, tuple) and len(images) >= _MANY:
+            self._index = Path(tempfile.mkdtemp(prefix="sslbench-"))
+            weakref.finalize(self, shutil.rmtree, self._index, ignore_errors=True)  # at exit at the latest
+            images = images.in_file(self._index / "paths")
+        shared = dataclasses.replace(source, images=images)
+        self._maker = BatchMaker.of(shared, augment, seed=seed, reading=reading, channels=channels)
         self._process = rank, world
         self._start_method, self._sampler, self._window = reading.start_method, chosen, shard_window
         self._groups = self._maker.labels
@@ -112,6 +126,12 @@ class TrainingData:
         self._batch_size, self._workers, self._prefetch = batch_size, workers, prefetch
         self._reported: set[int] = set()
         self.steps_per_epoch = len(source) // world // batch_size
+
+    @property
+    def bytes_ahead(self) -> int:
+        """Bytes of shared memory that the batches of this process need: those loaded ahead, and one in use."""
+        pixels = sum(size * size * number for size, number, _ in self._maker.views)
+        return pixels * self._maker.channels * self._batch_size * (self._workers * self._prefetch + 1)
 
     def batches(self, start: int, stop: int) -> Generator[RawBatch]:
         """Iterate over the batches start, start + 1, ..., stop - 1 of the training.
