@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -20,7 +20,12 @@ _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNor
 
 
 def wrap(
-    module: nn.Module, device: torch.device, strategy: Strategy, *, dtype: torch.dtype = torch.float32
+    module: nn.Module,
+    device: torch.device,
+    strategy: Strategy,
+    *,
+    dtype: torch.dtype = torch.float32,
+    apart: Collection[nn.Module] = (),
 ) -> nn.Module:
     """Return a wrapped module whose gradients are those of all processes' images.
 
@@ -29,11 +34,12 @@ def wrap(
         device: device of this process.
         strategy: 'ddp' keeps everything on every process; 'fsdp' shards parameters, gradients and optimizer state.
         dtype: of the autocast forward pass; with 'fsdp', blocks are collected in it.
+        apart: networks whose blocks are not called as a whole; with 'fsdp', they are whole in every forward pass.
     """
     if world_size() == 1:
         return module
     if strategy == "fsdp":
-        return _shard(module, device, dtype)
+        return _shard(module, device, dtype, apart)
     ids = [device.index] if device.type == "cuda" else None
     # Queues and centres are equal on all processes by construction, and statistics of BatchNorm are taken from the
     # first process at the end, so broadcasting buffers in every forward pass would be wasted.
@@ -43,12 +49,15 @@ def wrap(
     return DistributedDataParallel(module, **options)
 
 
-def _shard(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def _shard(module: nn.Module, device: torch.device, dtype: torch.dtype, apart: Collection[nn.Module]) -> nn.Module:
     """Shard each block, so that only one is whole at a time, then what remains."""
     mesh = init_device_mesh(device.type, (world_size(),))
     # Autocast goes on to choose the precision of each operation, so inputs are left as they are.
     low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    inside = {each for network in apart for each in network.modules()}
     for block in blocks(module):
+        if block in inside:
+            continue
         norms = [m for m in block.modules() if isinstance(m, _NORMS) and not isinstance(m, FSDPModule)]
         norms = [m for m in norms if any(True for _ in m.parameters())]
         if norms and dtype != torch.float32:

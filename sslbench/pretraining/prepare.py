@@ -21,6 +21,7 @@ from sslbench.data.open import open_data, refuse_label_maps
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.data.views.own import own_functions
+from sslbench.data.wording import counted
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.names import find_object
@@ -186,7 +187,7 @@ def _state_memory(data: TrainingData, workers: int) -> None:
     needed, free = data.bytes_ahead, shutil.disk_usage(SHARED_MEMORY).free
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if this_process().rank == 0:
-        log.info(f"{workers} workers load ahead at most {needed / 2**20:,.0f} MiB of batches, in shared memory")
+        log.info(f"at most {needed / 2**20:,.1f} MiB of batches ahead in shared memory ({counted(workers, 'worker')})")
     if needed * local > free:
         raise UsageError(
             f"workers need {needed * local / 2**20:,.0f} MiB of shared memory for batches, and {SHARED_MEMORY} has "

@@ -94,7 +94,7 @@ def new_state(  # noqa: PLR0913  how a run computes, each from another setting
     if channels_last and not sharded:  # FSDP supports contiguous parameters only
         method = method.to(memory_format=torch.channels_last)
     average = moving_average(method.averaged()) if averaged else None
-    model = wrap(method, device, strategy, dtype=DTYPES[precision])
+    model = wrap(method, device, strategy, dtype=DTYPES[precision], apart=method.taken_apart())
     if average is not None and sharded:
         average = wrap(average, device, strategy)  # each process averages its share
     if compiled:
