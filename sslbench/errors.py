@@ -12,7 +12,7 @@ class SslbenchError(Exception):
 
     exit_code = 1
     printed_by_rank_0 = False
-    """True if all processes raise the error and only the first prints it."""
+    """True if another process prints the error, or the one that caused it: the first one if all raise it."""
 
     def __init__(self, message: str, remedy: str | None = None) -> None:
         super().__init__(message if remedy is None else f"{message}\n{remedy}")

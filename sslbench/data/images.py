@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sslbench.data.hashes import HashMemo, Stamp, settled, stamp_of
 from sslbench.data.regular import open_image, read_all
-from sslbench.data.text_rows import TextRows
+from sslbench.data.text_rows import TextRows, write_texts
 from sslbench.data.wording import printable
 
 DIGEST_BYTES = 16
@@ -131,6 +131,13 @@ class Files:
                 digests[start:stop], stamps[start:stop] = _digests(files, memo, pool)
         object.__setattr__(self, "_hashed", _Hashed(digests, stamps))
         return digests.copy()
+
+    def in_file(self, file: Path) -> "Files":
+        """Return the same with the paths written to a file, which is all that other processes are sent."""
+        write_texts([str(path) for path in self.paths], file)
+        same = Files(TextRows(str(file)), self.root)
+        object.__setattr__(same, "_hashed", self._hashed)
+        return same
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Files":
         """Return the files at `indices`, in that order."""

@@ -11,6 +11,7 @@ from torch import Tensor, distributed
 from torch.autograd.function import FunctionCtx
 
 from sslbench.distributed import Process, this_process
+from sslbench.distributed.failures import ending_together
 from sslbench.distributed.slurm_hosts import hosts
 from sslbench.errors import SslbenchError, UsageError
 
@@ -26,6 +27,7 @@ def process_group(device: torch.device) -> Iterator[Process]:
 
     Raises:
         UsageError: MASTER_ADDR or MASTER_PORT is missing and does not follow from SLURM's variables.
+        OtherProcessError: another process failed; see `failures.ending_together`.
     """
     process = this_process()
     if process.world == 1 or distributed.is_initialized():
@@ -38,7 +40,8 @@ def process_group(device: torch.device) -> Iterator[Process]:
     timeout = datetime.timedelta(minutes=30)  # timeout: the first process may evaluate or write while the others wait
     distributed.init_process_group(backend, rank=process.rank, world_size=process.world, timeout=timeout)
     try:
-        yield process
+        with ending_together(process, distributed.distributed_c10d._get_default_store()):
+            yield process
     finally:
         distributed.destroy_process_group()
 

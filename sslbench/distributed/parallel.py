@@ -2,34 +2,44 @@
 
 import contextlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as sharded
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from sslbench.distributed.collectives import broadcast_, rank, world_size
 
 Strategy = Literal["ddp", "fsdp"]
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm)
 
 
-def wrap(module: nn.Module, device: torch.device, strategy: Strategy) -> nn.Module:
+def wrap(
+    module: nn.Module,
+    device: torch.device,
+    strategy: Strategy,
+    *,
+    dtype: torch.dtype = torch.float32,
+    apart: Collection[nn.Module] = (),
+) -> nn.Module:
     """Return a wrapped module whose gradients are those of all processes' images.
 
     Args:
         module: module on its device; 'fsdp' shards its parameters in place.
         device: device of this process.
         strategy: 'ddp' keeps everything on every process; 'fsdp' shards parameters, gradients and optimizer state.
+        dtype: of the autocast forward pass; with 'fsdp', blocks are collected in it.
+        apart: networks whose blocks are not called as a whole; with 'fsdp', they are whole in every forward pass.
     """
     if world_size() == 1:
         return module
     if strategy == "fsdp":
-        return fully_shard(module, mesh=init_device_mesh(device.type, (world_size(),)))  # type: ignore[return-value]
+        return _shard(module, device, dtype, apart)
     ids = [device.index] if device.type == "cuda" else None
     # Queues and centres are equal on all processes by construction, and statistics of BatchNorm are taken from the
     # first process at the end, so broadcasting buffers in every forward pass would be wasted.
@@ -37,6 +47,44 @@ def wrap(module: nn.Module, device: torch.device, strategy: Strategy) -> nn.Modu
     switch = "forward_sync_buffers" if "forward_sync_buffers" in accepted else "broadcast_buffers"  # before torch 2.15
     options: dict[str, Any] = {"device_ids": ids, "gradient_as_bucket_view": True, switch: False}
     return DistributedDataParallel(module, **options)
+
+
+def _shard(module: nn.Module, device: torch.device, dtype: torch.dtype, apart: Collection[nn.Module]) -> nn.Module:
+    """Shard each block, so that only one is whole at a time, then what remains."""
+    mesh = init_device_mesh(device.type, (world_size(),))
+    # Autocast goes on to choose the precision of each operation, so inputs are left as they are.
+    low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    inside = {each for network in apart for each in network.modules()}
+    for block in blocks(module):
+        if block in inside:
+            continue
+        norms = [m for m in block.modules() if isinstance(m, _NORMS) and not isinstance(m, FSDPModule)]
+        norms = [m for m in norms if any(True for _ in m.parameters())]
+        if norms and dtype != torch.float32:
+            fully_shard(norms, mesh=mesh)  # type: ignore[arg-type]  # as autocast leaves them: in float32
+        fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy() if dtype == torch.float32 else low)
+    return fully_shard(module, mesh=mesh)  # type: ignore[return-value]
+
+
+def blocks(module: nn.Module) -> list[nn.Module]:
+    """Return the repeated parts of a network: blocks of transformers, residual blocks; inner ones come first.
+
+    These are the elements of an nn.Sequential or nn.ModuleList that have parameters and consist of other modules.
+
+    >>> mlp = nn.Sequential(nn.Linear(2, 2), nn.ReLU())  # its elements are layers
+    >>> len(blocks(mlp)), len(blocks(nn.ModuleList([mlp, mlp])))
+    (0, 1)
+    """
+    found = [
+        element
+        for container in module.modules()
+        if isinstance(container, nn.Sequential | nn.ModuleList)
+        for element in container
+        if any(element.children()) and any(True for _ in element.parameters())
+    ]
+    unique = list(dict.fromkeys(found))
+    # `modules` gives a module before what is in it.
+    return unique[::-1]
 
 
 def without_synchronisation(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
@@ -64,12 +112,21 @@ def is_sharded(module: nn.Module) -> bool:
     return any(hasattr(p, "device_mesh") for p in module.parameters())
 
 
-def module_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return the full state on the CPU, under the module's own names; every process calls this."""
-    if is_sharded(module):
-        whole = sharded.get_model_state_dict(module, options=sharded.StateDictOptions(full_state_dict=True))
-        return {name: value.cpu() for name, value in whole.items() if isinstance(value, Tensor)}
-    return {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
+def module_state(module: nn.Module, *, everywhere: bool = True) -> dict[str, Tensor]:
+    """Return the full state on the CPU, under the module's own names; every process calls this.
+
+    Sharded parameters are collected one by one, so that the device holds one of them at a time.
+
+    Args:
+        module: module, sharded or not.
+        everywhere: on all processes; otherwise on the first one only, and others return an empty state.
+    """
+    state = {}
+    for name, tensor in module.state_dict().items():
+        full = whole(tensor.detach())
+        if everywhere or rank() == 0:
+            state[name] = full.cpu()
+    return state
 
 
 def load_module_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -93,7 +150,8 @@ def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 
 def load_optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load a state from `optimizer_state` of the first process."""
+    """Load a state from `optimizer_state` of the first process; it may be of another number of processes."""
+    state = _with_keys_of(module, optimizer, state)
     if is_sharded(module):
         # Not strict: parameters that were frozen until the checkpoint have no state.
         options = sharded.StateDictOptions(full_state_dict=True, strict=False)
@@ -103,6 +161,22 @@ def load_optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, st
                 optimizer.state.pop(parameter, None)  # torch's initial state counts a step already
     else:
         optimizer.load_state_dict(state)
+
+
+def _with_keys_of(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of an optimizer under the keys of this one: names if it is sharded, else numbers."""
+    name_of = {parameter: name for name, parameter in module.named_parameters()}
+    names = [name_of[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    own: list[Any] = names if is_sharded(module) else list(range(len(names)))
+    given = [key for group in state["param_groups"] for key in group["params"]]
+    # Numbers count the parameters in the order of the groups.
+    others: list[Any] = own if set(given) == set(own) else list(range(len(names))) if is_sharded(module) else names
+    order = dict(zip(others, own, strict=True))
+    groups = []
+    for group, mine in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        kernels = {key: mine[key] for key in ("fused", "foreach") if key in mine}  # sharded parameters have fewer
+        groups.append({**group, **kernels, "params": [order[key] for key in group["params"]]})
+    return {**state, "state": {order[key]: value for key, value in state["state"].items()}, "param_groups": groups}
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, *, each: bool = False) -> Tensor:
@@ -119,12 +193,12 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, *, each:
         each: clip each tensor separately, as DINO's code (utils.py, clip_gradients).
     """
     if not each:
-        return _full_norm(nn.utils.clip_grad_norm_(list(parameters), max_norm))
+        return whole(nn.utils.clip_grad_norm_(list(parameters), max_norm))
     gradients = [p.grad for p in parameters if p.grad is not None]
     norms: list[Tensor] = [torch.linalg.vector_norm(gradient) for gradient in gradients]
     for gradient, norm in zip(gradients, norms, strict=True):
         gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
-    total: Tensor = torch.linalg.vector_norm(torch.stack([_full_norm(norm) for norm in norms]))
+    total: Tensor = torch.linalg.vector_norm(torch.stack([whole(norm) for norm in norms]))
     return total
 
 
@@ -134,10 +208,10 @@ def gradient_norm(gradients: list[Tensor]) -> Tensor:
     >>> float(gradient_norm([torch.tensor([3.0]), torch.tensor([[4.0]])]))
     5.0
     """
-    return _full_norm(nn.utils.get_total_norm(gradients))
+    return whole(nn.utils.get_total_norm(gradients))
 
 
-def _full_norm(norm: Tensor) -> Tensor:
-    """Return the full norm, of which each process has a part if gradients are sharded."""
-    whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-    return whole
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor of which each process has a part; every process calls this. Others are returned unchanged."""
+    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full

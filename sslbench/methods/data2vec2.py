@@ -211,6 +211,10 @@ class Method(method.Method[Config]):
         prefix = self.backbone.num_prefix_tokens
         return run_blocks(self.backbone, torch.cat([tokens[:, :prefix], take(tokens[:, prefix:], visible)], dim=1))
 
+    def taken_apart(self) -> tuple[nn.Module, ...]:
+        """Return the teacher, of whose blocks the outputs in the middle are taken."""
+        return (self.teacher_backbone,)
+
     def compile_networks(self, **options: Any) -> None:
         """Compile the networks, whose forward passes the loss bypasses, and the decoder."""
         self._outputs = torch.compile(self._outputs, **options)  # type: ignore[method-assign]

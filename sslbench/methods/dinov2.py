@@ -254,6 +254,10 @@ class Method(method.Method[Config]):
                 for parameter in head.last_layer.parameters():
                     parameter.grad = None
 
+    def taken_apart(self) -> tuple[nn.Module, ...]:
+        """Return the student with `drop_path`, which computes the branches of a block for some images only."""
+        return (self.backbone,) if self.config.drop_path else ()
+
     def after_update(self, step: Step) -> None:
         """Update the centres, the teacher by the student, and at intervals the Gram teacher by the teacher."""
         config = self.config

@@ -2,7 +2,10 @@
 
 import dataclasses
 import logging
+import os
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +21,7 @@ from sslbench.data.open import open_data, refuse_label_maps
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.data.views.own import own_functions
+from sslbench.data.wording import counted
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.names import find_object
@@ -39,6 +43,7 @@ from sslbench.train.method import Method, Setup, find_method
 from sslbench.train.optimizers import PartSettings, class_of, parameter_groups, scaled_lr
 
 log = logging.getLogger("sslbench")
+SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +122,7 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
         shard_window=settings.shard_window,
         channels=channels,
     )
+    _state_memory(data, workers)
     plan = _plan(settings, precision, data.steps_per_epoch)
     sizes = settings.augment.sizes
     accept_sizes(backbone.module, sizes, name=backbone.name, channels=backbone.preprocessing.channels)
@@ -168,6 +174,26 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
         init_sha256,
         {**changes, **origins},
     )
+
+
+def _state_memory(data: TrainingData, workers: int) -> None:
+    """Log the shared memory that workers need for their batches.
+
+    Raises:
+        UsageError: it is more than this machine has.
+    """
+    if not workers or not SHARED_MEMORY.is_dir():
+        return
+    needed, free = data.bytes_ahead, shutil.disk_usage(SHARED_MEMORY).free
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if this_process().rank == 0:
+        log.info(f"at most {needed / 2**20:,.1f} MiB of batches ahead in shared memory ({counted(workers, 'worker')})")
+    if needed * local > free:
+        raise UsageError(
+            f"workers need {needed * local / 2**20:,.0f} MiB of shared memory for batches, and {SHARED_MEMORY} has "
+            f"{free / 2**20:,.0f} MiB",
+            "Lower workers, prefetch or batch_size; in a container, raise docker run --shm-size.",
+        )
 
 
 def evaluation_transform(settings: PretrainSettings, space: Literal["RGB", "lightness"] = "RGB") -> Preprocessing:

@@ -260,8 +260,8 @@ class _PretrainingRun:
     def _export(self) -> Path:
         """Write weights.torch and, if there is a moving average, weights_ema.torch; return the first."""
         name, network = self._exported()
-        tensors, target = module_state(network), self.request.out / "weights.torch"
-        average = module_state(self.state.average) if self.state.average is not None else None
+        tensors, target = module_state(network, everywhere=False), self.request.out / "weights.torch"
+        average = module_state(self.state.average, everywhere=False) if self.state.average is not None else None
         heads, kinds = self._heads(name, module_state)
         if rank() == 0:
             self._save_weights(target, tensors, self._metadata(name, kinds), heads)

@@ -1,5 +1,6 @@
 """Number of worker processes for decoding and augmentation, and the way in which they are started."""
 
+import os
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -12,10 +13,17 @@ MAX_WORKERS = 16
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use; affinity and the limits of a container count."""
+    """Return the number of cores that this process may use; affinity and the limits of a container count.
+
+    The processes that torchrun starts on a machine share its cores; under srun, a task has those of --cpus-per-task.
+    """
     import joblib  # type: ignore[import-untyped]
 
-    return int(joblib.cpu_count())
+    cores = int(joblib.cpu_count())
+    if local := os.environ.get("LOCAL_WORLD_SIZE", ""):
+        return max(1, cores // int(local)) if local.isdigit() and int(local) else cores
+    of_task = os.environ.get("SLURM_CPUS_PER_TASK", "") if "SLURM_STEP_NUM_TASKS" in os.environ else ""
+    return min(cores, int(of_task)) if of_task.isdigit() and int(of_task) else cores
 
 
 def default_workers() -> int:

@@ -228,6 +228,13 @@ class Method(nn.Module, Generic[ConfigT]):
         """
         return {}
 
+    def taken_apart(self) -> tuple[nn.Module, ...]:
+        """Return the networks of which `loss` calls parts of blocks, not whole blocks; none by default.
+
+        With strategy=fsdp a block's parameters are whole only while the block itself runs, except in these networks.
+        """
+        return ()
+
     def local_state(self) -> dict[str, Tensor]:
         """Return the tensors that differ between processes; a checkpoint holds those of every process."""
         return {}

@@ -19,7 +19,7 @@ from sslbench.distributed.parallel import (
     wrap,
 )
 from sslbench.errors import UsageError
-from sslbench.runtime.device import Precision
+from sslbench.runtime.device import DTYPES, Precision
 from sslbench.runtime.seeds import random_states, restore_random_states, seed_process
 from sslbench.train.method import Method
 from sslbench.train.online_head import OnlineHead
@@ -94,7 +94,7 @@ def new_state(  # noqa: PLR0913  how a run computes, each from another setting
     if channels_last and not sharded:  # FSDP supports contiguous parameters only
         method = method.to(memory_format=torch.channels_last)
     average = moving_average(method.averaged()) if averaged else None
-    model = wrap(method, device, strategy)
+    model = wrap(method, device, strategy, dtype=DTYPES[precision], apart=method.taken_apart())
     if average is not None and sharded:
         average = wrap(average, device, strategy)  # each process averages its share
     if compiled:
@@ -122,15 +122,18 @@ def update_average(average: nn.Module, network: nn.Module, decay: float) -> None
 
 
 def to_checkpoint(state: State) -> dict[str, Any]:
-    """Return the state as plain tensors and numbers, for the first process to write; every process calls this."""
+    """Return the state as plain tensors and numbers, for the first process to write; every process calls this.
+
+    Tensors are complete on the first process only.
+    """
     processes = gather_objects(
         {"random": random_states(state.device.type), "local": _on_cpu(state.method.local_state())}
     )
     return {
-        "method": module_state(state.method),
+        "method": module_state(state.method, everywhere=False),
         "optimizer": optimizer_state(state.method, state.optimizer),
         "scaler": state.scaler.state_dict(),
-        "average": module_state(state.average) if state.average is not None else {},
+        "average": module_state(state.average, everywhere=False) if state.average is not None else {},
         "processes": processes,
         **({"online_head": state.online_head.state_dict()} if state.online_head is not None else {}),
     }
@@ -139,14 +142,18 @@ def to_checkpoint(state: State) -> dict[str, Any]:
 def from_checkpoint(state: State, content: dict[str, Any]) -> None:
     """Restore the content of a checkpoint into a state that was built with the same settings.
 
+    The number of processes may be another than that which wrote the checkpoint, unless each has a state of its own.
+
     Raises:
-        UsageError: the checkpoint was written by another number of processes.
+        UsageError: the number of processes is another, and the method has a state of each process.
     """
     processes = content["processes"]
-    if len(processes) != world_size():
+    before, now = len(processes), world_size()
+    if before != now and any(process["local"] for process in processes):
+        names = ", ".join(sorted({name for process in processes for name in process["local"]}))
         raise UsageError(
-            f"the checkpoint was written by {len(processes)} processes, this run has {world_size()}",
-            f"Start {len(processes)} processes, or start a new run in another --out with --init from its weights.",
+            f"the checkpoint was written by {before} processes, this run has {now}, and each had its own {names}",
+            f"Start {before} processes, or start a new run in another --out with --init from its weights.",
         )
     load_module_state(state.method, content["method"])
     load_optimizer_state(state.method, state.optimizer, content["optimizer"])
@@ -158,10 +165,18 @@ def from_checkpoint(state: State, content: dict[str, Any]) -> None:
             state.online_head.load_state_dict(content["online_head"])
         else:
             log.warning("the online linear head starts untrained: the checkpoint was written without it")
-    own = processes[rank()]
-    state.method.load_local_state(own["local"])
-    restore_random_states(own["random"])
     state.step = content["step"]
+    if before == now:
+        own = processes[rank()]
+        state.method.load_local_state(own["local"])
+        restore_random_states(own["random"])
+        return
+    # Images, views and draws of images do not depend on the processes; only dropout and the like do.
+    torch.manual_seed((torch.initial_seed() + state.step * 1_000_003**2) % 2**63)
+    log.warning(
+        f"continuing with {now} processes, {before} before: each update has the same images, but statistics of "
+        "BatchNorm and rounding differ from here on"
+    )
 
 
 def _on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -17,8 +17,8 @@ CLASSES = st.lists(st.integers(0, 5), min_size=1, max_size=120).map(lambda found
 EPOCH = st.integers(0, 3)
 
 
-def order_of(sampler, classes, epoch=0, seed=0, rank=0):
-    return epoch_order(sampler, len(classes), classes, seed=seed, epoch=epoch, rank=rank)
+def order_of(sampler, classes, epoch=0, seed=0):
+    return epoch_order(sampler, len(classes), classes, seed=seed, epoch=epoch)
 
 
 @settings(max_examples=100, deadline=None)
@@ -46,7 +46,7 @@ WEIGHTS = st.lists(st.floats(0.01, 100), min_size=6, max_size=6).map(np.array)
 @settings(max_examples=200, deadline=None)
 @given(CLASSES, WEIGHTS, EPOCH)
 def test_every_source_comes_by_its_weight_and_every_image_of_a_source_equally_often(origins, weights, epoch):
-    order = epoch_order("weighted", len(origins), origins, seed=0, epoch=epoch, rank=0, weights=weights)
+    order = epoch_order("weighted", len(origins), origins, seed=0, epoch=epoch, weights=weights)
     assert len(order) == len(origins)
     present = np.unique(origins)
     exact = weights[present] / weights[present].sum() * len(origins)
@@ -59,7 +59,7 @@ def test_every_source_comes_by_its_weight_and_every_image_of_a_source_equally_of
 
 def test_over_the_epochs_the_shares_are_those_of_the_weights_and_every_image_is_shown():
     origins, weights = np.array([0] * 80 + [1] * 9 + [2] * 11), np.array([1.0, 3.3, 0.4])
-    orders = [epoch_order("weighted", 100, origins, seed=3, epoch=e, rank=1, weights=weights) for e in range(400)]
+    orders = [epoch_order("weighted", 100, origins, seed=3, epoch=e, weights=weights) for e in range(400)]
     shown = np.bincount(np.concatenate(orders), minlength=100)
     shares = np.array([shown[origins == name].sum() for name in range(3)]) / 400
     assert shares == pytest.approx(weights / weights.sum() * 100, abs=0.1)
@@ -94,7 +94,7 @@ def test_the_order_depends_on_seed_epoch_and_process_only(sampler):
     classes = np.arange(60) % 3
     first = order_of(sampler, classes)
     assert np.array_equal(first, order_of(sampler, classes))
-    for other in ({"epoch": 1}, {"seed": 1}, {"rank": 1}):
+    for other in ({"epoch": 1}, {"seed": 1}):
         assert not np.array_equal(first, order_of(sampler, classes, **other))
 
 
@@ -139,13 +139,16 @@ def test_an_image_that_comes_again_in_an_epoch_has_other_views():
     assert len({view.tobytes() for view in of_b}) > 3
 
 
-def test_every_process_balances_its_own_images():
+@pytest.mark.parametrize("sampler", ["balanced", "stratified"])
+def test_each_batch_of_three_processes_is_one_of_a_single_process(sampler):
     source = source_of("a" * 40 + "b" * 8)
-    for rank in range(3):
-        data = TrainingData(source, VIEWS, batch_size=8, rank=rank, world=3, sampler="balanced")
-        indices = np.concatenate([i for i, _ in shown(data, 0, data.steps_per_epoch)])
-        assert set(indices % 3) == {rank}
-        assert ((indices >= 40).sum(), (indices < 40).sum()) == (8, 8)
+    alone = TrainingData(source, VIEWS, batch_size=24, sampler=sampler)
+    ranks = [TrainingData(source, VIEWS, batch_size=8, rank=r, world=3, sampler=sampler) for r in range(3)]
+    parts = [shown(data, 0, 4) for data in ranks]
+    for number, (whole, views) in enumerate(shown(alone, 0, 4)):
+        for rank in range(3):
+            assert (parts[rank][number][0] == whole[rank::3]).all()
+            assert (parts[rank][number][1] == views[rank::3]).all()
 
 
 @pytest.mark.parametrize("labels", [no_labels(6), multi_labels([["a"]] * 6)])

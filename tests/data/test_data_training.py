@@ -1,5 +1,6 @@
 """The training stream is the same whatever the workers and wherever it starts, and bad files do not stop it."""
 
+import gc
 import logging
 import os
 import pickle
@@ -12,8 +13,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from sslbench.data.images import Arrays
+from sslbench.data.images import Arrays, Files
 from sslbench.data.labels import no_labels
 from sslbench.data.loading import batch as batch_module
 from sslbench.data.loading import pretraining
@@ -118,29 +120,28 @@ def test_the_pixels_belong_to_their_index():
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_each_epoch_shows_every_process_its_own_images_once_in_a_new_order(world):
-    n, size = 58, 4
-    shares = []
-    for rank in range(world):
-        data = TrainingData(source(Broken(n)), STILL, batch_size=size, rank=rank, world=world, seed=2)
-        assert data.steps_per_epoch == n // world // size
-        epochs = []
-        for epoch in range(3):
-            first = epoch * data.steps_per_epoch
-            epochs.append([i for b in data.batches(first, first + data.steps_per_epoch) for i in b.indices.tolist()])
-            assert len(set(epochs[-1])) == len(epochs[-1]) == data.steps_per_epoch * size
-            assert {i % world for i in epochs[-1]} == {rank}
-        assert epochs[0] != epochs[1] != epochs[2] and set(epochs[0]) != set(epochs[1])
-        shares.append(epochs)
-    if world > 1:
-        assert [i // world for i in shares[0][0]] != [i // world for i in shares[1][0]]
+def test_each_epoch_shows_every_image_once_in_a_new_order_that_processes_share(world):
+    n, size = 58, 12
+    ranks = [
+        TrainingData(source(Broken(n)), STILL, batch_size=size // world, rank=r, world=world, seed=2)
+        for r in range(world)
+    ]
+    steps = n // size
+    assert all(data.steps_per_epoch == steps for data in ranks)
+    parts = [[b.indices.tolist() for b in data.batches(0, 3 * steps)] for data in ranks]
+    together = [[i for row in zip(*batch, strict=True) for i in row] for batch in zip(*parts, strict=True)]
+    alone = TrainingData(source(Broken(n)), STILL, batch_size=size, seed=2)
+    assert together == [b.indices.tolist() for b in alone.batches(0, 3 * steps)]
+    epochs = [[i for batch in together[e * steps : (e + 1) * steps] for i in batch] for e in range(3)]
+    assert all(len(set(epoch)) == steps * size for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] and set(epochs[0]) != set(epochs[1])
 
 
 @settings(max_examples=50, deadline=None)
 @given(n=st.integers(2, 60), size=st.integers(1, 60), start=st.integers(0, 40), length=st.integers(0, 40))
 def test_any_stretch_of_the_plan_is_that_stretch_of_the_whole(n, size, start, length):
     size = min(size, n)
-    plan = partial(pretraining._ShareSampler, n, size, 7, 0)
+    plan = partial(pretraining._ShareSampler, n, size, 7, 0, 1)
     whole = list(plan(0, start + length))
     part = list(plan(start, start + length))
     assert len(part) == len(plan(start, start + length)) == length
@@ -240,12 +241,12 @@ def test_an_unreadable_image_is_replaced_by_one_that_is_not_in_the_batch(world, 
     assert sum(batch.replaced for batch in runs[0]) >= 3
     for batch in runs[0]:
         shown = batch.indices.tolist()
-        assert len(set(shown)) == 6 and not bad & set(shown) and {i % world for i in shown} == {world - 1}
+        assert len(set(shown)) == 6 and not bad & set(shown)
         assert (batch.views[0] == batch.indices[:, None, None, None]).all()
         assert torch.equal(batch.labels, batch.indices % 3)
         assert batch.replaced <= len(batch.unreadable) and {i for i, _, _ in batch.unreadable} <= bad
         assert all(path == f"photos/{i}.png" for i, path, _ in batch.unreadable)
-    mine = {i for i in bad if i % world == world - 1}
+    mine = {i for batch in runs[0] for i, _, _ in batch.unreadable}
     logged = [record.getMessage() for record in caplog.records]
     assert sorted(logged) == sorted(
         2 * [f"cannot be read and is replaced by another image: photos/{i}.png: not an image (text)" for i in mine]
@@ -391,12 +392,35 @@ def test_colours_survive_a_fork_after_opencv_has_started_its_threads():
         cv2.setNumThreads(before)
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_what_goes_to_the_workers_can_be_pickled(world):
+def test_paths_of_many_files_are_in_a_file_that_workers_share(tmp_path, monkeypatch):
+    written = []
+    for i in range(60):
+        Image.new("RGB", (9, 9), (i, i, i)).save(tmp_path / f"a rather long name of an image {i:03d} \xe9.png")
+        written.append(f"a rather long name of an image {i:03d} \xe9.png")
+    files = Source(
+        "photos/",
+        tuple(written),
+        Labels("single", ("a",), np.zeros(60, np.int64)),
+        Files(tuple(written), str(tmp_path)),
+    )
+    whole = TrainingData(files, STILL, batch_size=12, workers=2)
+    monkeypatch.setattr(pretraining, "_MANY", 10)
+    shared = TrainingData(files, STILL, batch_size=12, workers=2)
+    assert len(pickle.dumps(shared._maker)) < len(pickle.dumps(whole._maker)) - 60 * 30
+    assert all(same(a, b) for a, b in zip(stream(shared, 0, 5), stream(whole, 0, 5), strict=True))
+    assert shared.bytes_ahead == 12 * sum(v[0].numel() for v in stream(shared, 0, 1)[0].views) * (2 * 2 + 1)
+    index = shared._index
+    assert index.exists()
+    del shared
+    gc.collect()
+    assert not index.exists()
+
+
+def test_what_goes_to_the_workers_can_be_pickled():
     """After CUDA was used, workers are not forked."""
-    maker = TrainingData(textured(), TWO_SIZES, batch_size=4, rank=world - 1, world=world)._maker
+    maker = TrainingData(textured(), TWO_SIZES, batch_size=4)._maker
     arrived = pickle.loads(pickle.dumps(maker))  # noqa: S301
-    assert len(arrived.images) == 23 // world
+    assert len(arrived.images) == 23
     item = (2, np.array([3, 1, 7]))
     assert same(arrived[item], maker[item])
     pickle.dumps(batch_module.start_worker)

@@ -5,6 +5,7 @@ import time
 import kill_campaign
 import pytest
 import runs
+import torch
 
 from sslbench.train import checkpoints
 from sslbench.train.observers import Observer
@@ -67,3 +68,19 @@ def test_two_processes_are_killed_and_continued(changes, tmp_path):
     killed("moco", tmp_path / "killed", **how)
     kill_campaign.finish(kill_campaign.start("moco", tmp_path / "killed", **how))
     assert kill_campaign.digest(tmp_path / "killed") == kill_campaign.digest(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changes"), [(1, 2, {"strategy": "fsdp"}), (2, 1, {"strategy": "fsdp"}), (2, 1, {})]
+)
+def test_continued_by_another_number_of_processes(before, after, changes, tmp_path):
+    """Same images in every update: without BatchNorm the weights differ by rounding only."""
+    out = tmp_path / "killed"
+    kill_campaign.finish(kill_campaign.start("mae", tmp_path / "undisturbed"))
+    killed("mae", out, processes=before, changes=changes)
+    kill_campaign.finish(kill_campaign.start("mae", out, processes=after, changes=changes))
+    expected = torch.load(tmp_path / "undisturbed" / "weights.torch", weights_only=True)["state_dict"]
+    found = torch.load(out / "weights.torch", weights_only=True)["state_dict"]
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)

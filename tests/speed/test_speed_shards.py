@@ -56,7 +56,7 @@ def seconds(function, *arguments):
 
 def test_reading_in_the_order_of_sampler_shards_against_a_loop_over_tarfile(paths):
     images = open_data(f"{paths[0].parent}/s-{{0000..{SHARDS - 1:04d}}}.tar")["all"].images
-    rows = epoch_order("shards", len(images), None, seed=0, epoch=0, rank=0, shards=shards_of(images)).tolist()
+    rows = epoch_order("shards", len(images), None, seed=0, epoch=0, shards=shards_of(images)).tolist()
     times = {"ours": [], "plain": []}
     for _ in range(REPEATS):
         ours_s, ours_bytes = seconds(ours, images, rows)

@@ -28,7 +28,7 @@ from sslbench.errors import DataError, SslbenchError
 from sslbench.runtime.seeds import preserved_random_states
 
 Item = tuple[int, IntArray] | tuple[int, IntArray, IntArray]
-"""(epoch, positions in the process's share[, earlier occurrences of each in this epoch])"""
+"""(epoch, positions in the source[, earlier occurrences of each in this epoch])"""
 
 MOST_TRIES = 1000
 """Maximum number of images tried in place of an unreadable one."""
@@ -94,13 +94,6 @@ class RawBatch:
         return dataclasses.replace(self, views=views, labels=None if self.labels is None else self.labels.pin_memory())
 
 
-def share_of(source: Source, rank: int, world: int) -> Source:
-    """Return the images of one process: every `world`-th one, equally many for each process."""
-    if world == 1:
-        return source
-    return source.select(np.arange(rank, len(source) // world * world, world))
-
-
 def training_decoder(images: Images, reading: Reading, channels: int) -> PictureDecoder:
     """Return the decoder for training on images of `channels` channels.
 
@@ -124,12 +117,10 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
 
     Attributes:
         name: name of the source.
-        images: images of this process.
+        images: images of the source.
         labels: int64, one per image, or None.
         views: (side, number, function that makes them and gives their edges) of the views of each crop.
         seed: of the augmentation.
-        rank: rank of the process.
-        world: number of processes; image i of this one is number rank + world * i in the source.
         decoder: of the images.
         channels: of the views.
     """
@@ -139,28 +130,24 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
     labels: npt.NDArray[np.int64] | None
     views: tuple[tuple[int, int, Callable[[Tensor], tuple[tuple[Tensor, ...], Box]]], ...]
     seed: int
-    rank: int
-    world: int
     decoder: PictureDecoder
     channels: int = 3
 
     @classmethod
     def of(
         cls,
-        share: Source,
+        source: Source,
         augment: Augment,
         *,
         seed: int,
-        rank: int,
-        world: int,
         reading: Reading = DEFAULT,
         channels: int = 3,
     ) -> "BatchMaker":
-        """Return the maker of batches of one process's images."""
-        decoder = training_decoder(share.images, reading, channels)
-        labels = np.asarray(share.labels.values, dtype=np.int64) if share.labels.kind == "single" else None
+        """Return the maker of batches of a source's images."""
+        decoder = training_decoder(source.images, reading, channels)
+        labels = np.asarray(source.labels.values, dtype=np.int64) if source.labels.kind == "single" else None
         views = tuple((view.size, view.cells, make_views(view, channels)) for view in augment.expanded())
-        return cls(share.name, share.images, labels, views, seed, rank, world, decoder, channels)
+        return cls(source.name, source.images, labels, views, seed, decoder, channels)
 
     def __getitem__(self, item: Item) -> RawBatch | SslbenchError:
         try:
@@ -191,7 +178,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         return RawBatch(
             views=tuple(view.permute(0, 3, 1, 2) for view in views),
             labels=None if self.labels is None else torch.from_numpy(self.labels[shown]),
-            indices=torch.from_numpy(self.rank + self.world * shown),
+            indices=torch.from_numpy(shown),
             stand_ins=torch.from_numpy(shown != chosen),
             unreadable=tuple(unreadable),
             boxes=boxes,
@@ -201,13 +188,13 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         try:
             return as_trained(loader.read(self.images, position, self.decoder).image, self.channels)
         except UnreadableImage as error:
-            unreadable.append((self._index(position), error.path, error.reason))
+            unreadable.append((position, error.path, error.reason))
             return None
 
     def _stand_in(self, epoch: int, position: int, taken: set[int], unreadable: list[Unreadable]) -> tuple[int, Tensor]:
         """Return a readable image that is not in the batch yet, and its position."""
         n = len(self.images)
-        generator = np.random.default_rng((_STAND_IN, self.seed, epoch, self._index(position)))
+        generator = np.random.default_rng((_STAND_IN, self.seed, epoch, position))
         for candidate in generator.choice(n, min(n, MOST_TRIES), replace=False).tolist():
             if candidate not in taken and (image := self._read(candidate, unreadable)) is not None:
                 taken.add(candidate)
@@ -223,16 +210,13 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
             "sslbench check-data lists them. Repair or remove them, or lower batch_size.",
         )
 
-    def _index(self, position: int) -> int:
-        return self.rank + self.world * position
-
     def _seed(self, epoch: int, position: int, before: int) -> None:
         """Seed torch, numpy and random for the views of one image in one epoch.
 
         Repetitions of an image in the same epoch have other views.
         """
         again = (before,) if before else ()
-        sequence = np.random.SeedSequence((_AUGMENTATION, self.seed, epoch, self._index(position), *again))
+        sequence = np.random.SeedSequence((_AUGMENTATION, self.seed, epoch, position, *again))
         first, second, third = (int(word) for word in sequence.generate_state(3, np.uint64))
         torch.default_generator.manual_seed(first)  # torch.manual_seed would set up CUDA's as well
         np.random.seed(second % 2**32)

@@ -1,20 +1,25 @@
 """Data stream of pretraining: shuffled, augmented batches, independent of the workers, from any position on.
 
-The order is drawn from (seed, epoch, rank) and the augmentation from (seed, epoch, index), so the position in the
-stream is the only state to save.
+The order is drawn from (seed, epoch) and the augmentation from (seed, epoch, index), so the position in the stream is
+the only state to save, and it is the same for any number of processes.
 """
 
 import dataclasses
 import logging
+import shutil
+import tempfile
+import weakref
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from sslbench.data.decode.handlers import DEFAULT, Reading
+from sslbench.data.images import Files
 from sslbench.data.loading import loader
-from sslbench.data.loading.batch import BatchMaker, Item, RawBatch, rows_by_origin, share_of, start_worker
+from sslbench.data.loading.batch import BatchMaker, Item, RawBatch, rows_by_origin, start_worker
 from sslbench.data.loading.samplers import (
     REPEATING,
     AskedSampler,
@@ -32,18 +37,22 @@ from sslbench.errors import DataError, UsageError
 
 __all__ = ["RawBatch", "TrainingData", "rows_by_origin"]
 
+_MANY = 10_000
+"""Number of files from which on workers read their paths from one file; a fork would copy each that it reads, too."""
+
 _log = logging.getLogger("sslbench")
 
 
 class TrainingData:
     """Endless stream of batches of augmented views, for one of several processes.
 
-    A process has the images rank, rank + world, rank + 2 * world, ...; all have equally many, and up to world - 1
-    images at the end of the source are unused. Each process shuffles its images every epoch. An epoch has full batches
-    only, so the images left out differ between epochs.
+    All images are shuffled every epoch, and a process has the images rank, rank + world, rank + 2 * world, ... of each
+    batch over all processes: a run that goes on with another number of processes, and the same images per batch over
+    all of them, shows the same images in every update. An epoch has full batches only, so the images left out differ
+    between epochs.
 
-    An unreadable image is replaced by another one of the same process that is not in the batch, chosen by (seed, epoch,
-    index). Each batch has the number of replacements; each file is logged once.
+    An unreadable image is replaced by another one that is not in this process's part of the batch, chosen by (seed,
+    epoch, index). Each batch has the number of replacements; each file is logged once by each process that met it.
 
     For joined sources (`joined.join`, or a YAML file that lists several), `RawBatch.origins` names the source of every
     image, and `batch.by_origin()` is {"coco": ..., "photos": ...}.
@@ -94,25 +103,35 @@ class TrainingData:
         if not (0 <= rank < world and workers >= 0 and prefetch >= 1):
             raise ValueError(f"rank {rank} of {world}, {workers} workers, {prefetch} batches ahead")
         _check(source, batch_size, world, seed)
-        chosen = choose_sampler(sampler, source, world)
+        chosen = choose_sampler(sampler, source)
         check_order(source, chosen, shard_window)
         if channels != 3 and (colours := without_colours(augment)[1]):
             raise UsageError(
                 f"augment: {', '.join(colours)}: for RGB images only; these have {counted(channels, 'channel')}"
             )
-        share = share_of(source, rank, world)
-        self._maker = BatchMaker.of(
-            share, augment, seed=seed, rank=rank, world=world, reading=reading, channels=channels
-        )
+        images = source.images
+        if workers and isinstance(images, Files) and isinstance(images.paths, tuple) and len(images) >= _MANY:
+            self._index = Path(tempfile.mkdtemp(prefix="sslbench-"))
+            weakref.finalize(self, shutil.rmtree, self._index, ignore_errors=True)  # at exit at the latest
+            images = images.in_file(self._index / "paths")
+        shared = dataclasses.replace(source, images=images)
+        self._maker = BatchMaker.of(shared, augment, seed=seed, reading=reading, channels=channels)
+        self._process = rank, world
         self._start_method, self._sampler, self._window = reading.start_method, chosen, shard_window
         self._groups = self._maker.labels
         self._weights: npt.NDArray[np.float64] | None = None
         if chosen == "weighted":
-            self._groups, self._weights = origins_of(share)
+            self._groups, self._weights = origins_of(source)
         self._origins = source.attributes.get(ORIGIN)
         self._batch_size, self._workers, self._prefetch = batch_size, workers, prefetch
         self._reported: set[int] = set()
         self.steps_per_epoch = len(source) // world // batch_size
+
+    @property
+    def bytes_ahead(self) -> int:
+        """Bytes of shared memory that the batches of this process need: those loaded ahead, and one in use."""
+        pixels = sum(size * size * number for size, number, _ in self._maker.views)
+        return pixels * self._maker.channels * self._batch_size * (self._workers * self._prefetch + 1)
 
     def batches(self, start: int, stop: int) -> Generator[RawBatch]:
         """Iterate over the batches start, start + 1, ..., stop - 1 of the training.
@@ -130,7 +149,7 @@ class TrainingData:
             len(maker.images),
             self._batch_size,
             maker.seed,
-            maker.rank,
+            *self._process,
             start,
             stop,
             self._sampler,
@@ -164,13 +183,14 @@ class TrainingData:
 
 @dataclasses.dataclass(frozen=True)
 class _ShareSampler(Sampler[Item]):
-    """Sampler of batches: (epoch, positions in the process's share); holds the order of one epoch.
+    """Sampler of batches: (epoch, positions in the source); holds the order of one epoch.
 
     Attributes:
-        n: number of images of this process.
-        batch_size: images per batch.
+        n: number of images of all processes.
+        batch_size: images per batch of this process.
         seed: of the order.
         rank: of this process.
+        world: number of processes.
         start: position of the first batch.
         stop: position after the last one.
         sampler: of the order.
@@ -184,6 +204,7 @@ class _ShareSampler(Sampler[Item]):
     batch_size: int
     seed: int
     rank: int
+    world: int
     start: int
     stop: int
     sampler: SamplerName = "shuffled"
@@ -196,7 +217,8 @@ class _ShareSampler(Sampler[Item]):
         return self.stop - self.start
 
     def __iter__(self) -> Iterator[Item]:
-        steps = self.n // self.batch_size
+        size = self.batch_size * self.world
+        steps = self.n // size
         shuffled, order, again = -1, np.empty(0, dtype=np.int64), None
         for position in range(self.start, self.stop):
             epoch, step = divmod(position, steps)
@@ -204,7 +226,7 @@ class _ShareSampler(Sampler[Item]):
                 shuffled = epoch
                 order = self._order(epoch)
                 again = occurrences(order) if self.sampler in REPEATING else None
-            batch = slice(step * self.batch_size, (step + 1) * self.batch_size)
+            batch = slice(step * size + self.rank, (step + 1) * size, self.world)
             yield (epoch, order[batch]) if again is None else (epoch, order[batch], again[batch])
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
@@ -214,7 +236,6 @@ class _ShareSampler(Sampler[Item]):
             self.classes,
             seed=self.seed,
             epoch=epoch,
-            rank=self.rank,
             shards=self.shards,
             window=self.window,
             weights=self.weights,

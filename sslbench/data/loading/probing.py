@@ -83,7 +83,7 @@ class EpochBatches:
         if batch_size < world:
             raise UsageError(f"batch_size={batch_size} is too small for {world} processes")
         augment = Augment(views=(view if isinstance(view, View) else View(size=size),))
-        maker = BatchMaker.of(source, augment, seed=seed, rank=0, world=1, reading=reading, channels=channels)
+        maker = BatchMaker.of(source, augment, seed=seed, reading=reading, channels=channels)
         if not isinstance(view, View):
             maker = dataclasses.replace(maker, views=((size, 1, functools.partial(ops.whole, view)),))
         self._maker, self._workers, self._start_method = maker, workers, reading.start_method
@@ -151,7 +151,7 @@ class _PieceSampler(Sampler[Item]):
     def _order(self, epoch: int) -> IntArray:
         if self.sampler == "shuffled":
             return np.random.default_rng((_ORDER, self.seed, epoch)).permutation(self.n)
-        return epoch_order(self.sampler, self.n, self.classes, seed=self.seed, epoch=epoch, rank=0)
+        return epoch_order(self.sampler, self.n, self.classes, seed=self.seed, epoch=epoch)
 
 
 def evaluation_view(preprocessing: Preprocessing, flip: float) -> Callable[[Tensor], Tensor]:

@@ -1,4 +1,4 @@
-"""Order of the images in training: a function of (seed, epoch, rank), without state to save."""
+"""Order of the images in training: a function of (seed, epoch), without state to save."""
 
 import logging
 from typing import Literal, get_args
@@ -26,17 +26,17 @@ _ORDER, _SHARDS = 0, 3  # random streams, apart from those of the augmentation
 _log = logging.getLogger("sslbench")
 
 
-def choose_sampler(asked: str, source: Source, world: int = 1) -> SamplerName:
+def choose_sampler(asked: str, source: Source) -> SamplerName:
     """Return the requested sampler; warn if it ignores the data's weights.
 
     Raises:
-        UsageError: as in `check_sampler`, or a process has no image of some origin.
+        UsageError: as in `check_sampler`, or there is no image of some origin.
     """
     if asked == "auto":
         asked = "weighted" if source.weights else "shuffled"
     sampler = check_sampler(asked, source)
     if sampler == "weighted":
-        _check_origins(source, world)
+        _check_origins(source)
     elif source.weights:
         _log.warning("%s: sampler=%s ignores its weights", source.name, sampler)
     return sampler
@@ -78,35 +78,28 @@ def origins_of(source: Source) -> tuple[IntArray, npt.NDArray[np.float64]]:
     return codes, np.array([source.weights.get(name, 1.0) for name in names])
 
 
-def _check_origins(source: Source, world: int) -> None:
-    """Raise unless every process has images of every origin, which the weights need."""
-    codes, weights = origins_of(source)
-    usable = codes[: len(codes) // world * world]
-    names = sorted({*source.attributes[ORIGIN], *source.weights})
-    for rank in range(world):
-        counts = np.bincount(usable[rank::world], minlength=len(weights))
-        if not counts.all():
-            name = names[int(np.argmin(counts))]
-            n = int((codes == names.index(name)).sum())
-            raise UsageError(
-                f"sampler=weighted: of {source.name}, {name} has {n:,} images for {world:,} processes",
-                "Every process needs an image of each source: use fewer processes or a larger --limit, or drop it.",
-            )
+def _check_origins(source: Source) -> None:
+    """Raise unless there are images of every origin that has a weight."""
+    present = set(source.attributes[ORIGIN])
+    for name in sorted(set(source.weights) - present):
+        raise UsageError(
+            f"sampler=weighted: there is no image of {name} in {source.name}",
+            "Use a larger --limit, or drop this source.",
+        )
 
 
-def epoch_order(  # noqa: PLR0913  the samplers' inputs and seeds
+def epoch_order(
     sampler: SamplerName,
     n: int,
     classes: IntArray | None,
     *,
     seed: int,
     epoch: int,
-    rank: int,
     shards: IntArray | None = None,
     window: int = WINDOW,
     weights: npt.NDArray[np.float64] | None = None,
 ) -> IntArray:
-    """Return the order of one process's images in one epoch, int64 (n,).
+    """Return the order of the images in one epoch, int64 (n,).
 
     - 'shuffled': every image once, in random order.
     - 'stratified': every image once, in a random order in which every stretch nearly has the classes' shares.
@@ -114,32 +107,31 @@ def epoch_order(  # noqa: PLR0913  the samplers' inputs and seeds
       within one): images of rare classes come several times, some of frequent classes not in this epoch.
     - 'weighted': every origin in proportion to its weight (to within one image, and exactly over many epochs), and
       within an origin every image equally often (to within one).
-    - 'shards': every image once. The shards come in random order, the same for all processes, and the images of each
-      are spread over the time of `window` shards: at any moment they come from at most so many. For shards that do not
-      all fit on this machine: neighbours are less mixed than by 'shuffled', as in webdataset's shuffle buffer.
+    - 'shards': every image once. The shards come in random order, and the images of each are spread over the time of
+      `window` shards: at any moment they come from at most so many. For shards that do not all fit on this machine:
+      neighbours are less mixed than by 'shuffled', as in webdataset's shuffle buffer.
 
     Args:
         sampler: name of the sampler.
-        n: number of images of the process.
+        n: number of images.
         classes: int64 (n,), class of each image, for 'weighted' its origin; used by 'balanced', 'stratified',
             'weighted'.
         seed: seed of the run.
         epoch: number of the epoch; each has its own order.
-        rank: rank of the process, which balances its own images.
         shards: int64 (n,), shard of each image; used by 'shards'.
         window: number of shards that 'shards' mixes.
         weights: float64, weight of each origin; None: equal weights.
 
     Returns:
-        Positions among the images of the process.
+        Positions of the images.
 
     Examples:
         >>> classes = np.array([0] * 90 + [1] * 10)
-        >>> order = epoch_order("balanced", 100, classes, seed=0, epoch=0, rank=0)
+        >>> order = epoch_order("balanced", 100, classes, seed=0, epoch=0)
         >>> np.bincount(classes[order]).tolist()
         [50, 50]
     """
-    rng = np.random.default_rng((_ORDER, seed, epoch, rank))
+    rng = np.random.default_rng((_ORDER, seed, epoch, 0))
     if sampler == "shuffled":
         return rng.permutation(n)
     if sampler == "shards":
@@ -178,7 +170,7 @@ def _quotas(n: int, weights: npt.NDArray[np.float64], rng: np.random.Generator) 
 
 
 def _turns(shards: IntArray, seed: int, epoch: int) -> IntArray:
-    """Return the turn of each image's shard, 0, 1, ...; equal on all ranks, which share the copies."""
+    """Return the turn of each image's shard, 0, 1, ..."""
     present, number = np.unique(shards, return_inverse=True)
     # The k-th shard gets the k-th random number, whatever other shards a process has.
     drawn = np.random.default_rng((_SHARDS, seed, epoch)).random(int(present.max(initial=-1)) + 1)[present]

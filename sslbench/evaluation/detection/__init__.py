@@ -373,4 +373,4 @@ def _workers(run: RunSettings) -> int:
         return run.workers
     if run.torch_device().type == "cpu":
         return 0
-    return max(default_workers() // this_process().world, 1)
+    return max(default_workers(), 1)

@@ -1,0 +1,93 @@
+"""All processes end when one fails; threads with a store in memory stand for processes."""
+
+import threading
+import time
+
+import pytest
+from torch import distributed  # noqa: TID251
+
+from sslbench.distributed import Process, failures
+from sslbench.errors import DataError, SslbenchError
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    monkeypatch.setattr(failures, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(failures, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(failures, "GONE_SECONDS", 0.5)
+    monkeypatch.setattr(failures, "_LINGER_SECONDS", 0.3)
+
+
+@pytest.fixture
+def exits(monkeypatch):
+    """Codes with which processes were ended from outside."""
+    found = []
+    monkeypatch.setattr(failures.os, "_exit", found.append)
+    return found
+
+
+def both(*bodies):
+    """Errors of two processes, each of which runs its body."""
+    store, errors = distributed.HashStore(), [None, None]
+
+    def process(rank):
+        try:
+            with failures.ending_together(Process(rank, 2, rank), store):
+                bodies[rank]()
+        except Exception as error:  # noqa: BLE001  the test compares it
+            errors[rank] = error
+
+    threads = [threading.Thread(target=process, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return errors
+
+
+def fail(error):
+    def body():
+        raise error
+
+    return body
+
+
+def lose_connection():
+    time.sleep(0.1)
+    raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:29500")
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("error", [ValueError("observer"), DataError("unreadable")])
+def test_the_one_that_failed_shows_the_reason_and_the_other_is_silent(failing, error, exits):
+    bodies = [lose_connection, fail(error)] if failing else [fail(error), lose_connection]
+    errors = both(*bodies)
+    assert errors[failing] is error
+    other = errors[1 - failing]
+    assert isinstance(other, failures.OtherProcessError) and other.printed_by_rank_0
+    assert exits == []
+
+
+def test_of_a_killed_process_the_survivor_tells(exits):
+    errors = both(lose_connection, lambda: time.sleep(0.01))
+    assert isinstance(errors[0], SslbenchError) and not errors[0].printed_by_rank_0
+
+
+def test_one_that_waits_for_the_failed_one_is_ended(exits):
+    both(fail(ValueError("observer")), lambda: time.sleep(1.5))
+    assert exits == [1]
+
+
+def test_a_process_without_heartbeat_counts_as_dead(exits, caplog):
+    store = distributed.HashStore()
+    distributed.PrefixStore("sslbench", store).set("beat1", "7")
+    with failures.ending_together(Process(0, 2, 0), store):
+        time.sleep(1.5)
+    assert exits == [1] and "process 1 gives no sign of life" in caplog.text
+
+
+def test_nobody_is_ended_after_a_run_without_errors(exits):
+    assert both(lambda: None, lambda: time.sleep(0.6)) == [None, None]
+    assert exits == []
+    with pytest.raises(KeyError), failures.ending_together(Process(0, 2, 0), distributed.HashStore()):
+        raise KeyError
