@@ -1,10 +1,10 @@
 """End of all processes when one fails: none waits in a collective operation for one that has ended.
 
-Every process leaves a heartbeat, and the reason of its failure, in the store of torch's process group.
+A process that fails leaves the reason in the store of torch's process group, where the others look for it. One that is
+killed is noticed when its connections close, by gloo at once; torchrun and `srun --kill-on-bad-exit` end the others.
 """
 
 import contextlib
-import logging
 import os
 import threading
 import time
@@ -15,16 +15,13 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from sslbench.distributed import Process
 from sslbench.errors import SslbenchError
 
-BEAT_SECONDS = 2.0
-GONE_SECONDS = 120.0
-"""Age of a heartbeat from which on its process counts as dead: a compiler may hold the interpreter for a minute."""
+LOOK_SECONDS = 2.0
+"""Interval at which a process looks for the reason of another."""
 GRACE_SECONDS = 30.0
 """Time for which a process may end by itself after another one has failed."""
 _LINGER_SECONDS = 10.0  # of the first process, which may serve the store to the others
 _REMEDY = "The same command continues from the last checkpoint."
 _LOST = ("Connection closed", "Connection reset", "Broken pipe", "NCCL", "Socket", "recvBytes")
-
-log = logging.getLogger("sslbench")
 
 
 class OtherProcessError(SslbenchError):
@@ -55,7 +52,7 @@ def ending_together(process: Process, store: Store) -> Iterator[None]:
         raise
     except BaseException as error:
         lost = isinstance(error, RuntimeError) and any(word in str(error) for word in _LOST)
-        if watch.wait_for_reason(seconds=3 * BEAT_SECONDS if lost else 0.0):
+        if watch.wait_for_reason(seconds=3 * LOOK_SECONDS if lost else 0.0):
             raise watch.error(printed=True) from error
         if lost and watch.report(str(error)):
             raise watch.error(printed=False) from error
@@ -63,27 +60,21 @@ def ending_together(process: Process, store: Store) -> Iterator[None]:
         raise
     finally:
         watch.leave()
-        thread.join(2 * BEAT_SECONDS)
+        thread.join(2 * LOOK_SECONDS)
 
 
 class _Watch:
-    """Heartbeat of this process, and its view of the others."""
+    """View of the other processes."""
 
     def __init__(self, process: Process, store: Store) -> None:
         self.process = process
         self.store = PrefixStore("sslbench", store)
         self.left = threading.Event()
-        self._seen: dict[int, tuple[bytes, float]] = {}
 
     def run(self) -> None:
         """Watch until this process leaves, and end it if another has failed and it cannot leave."""
-        number = 0
-        while not self.left.wait(BEAT_SECONDS):
-            number += 1
+        while not self.left.wait(LOOK_SECONDS):
             try:
-                self.store.set(f"beat{self.process.rank}", str(number))
-                if (dead := self._dead()) is not None and self._claim(f"process {dead} has died"):
-                    log.error(f"process {dead} gives no sign of life for {GONE_SECONDS:.0f} s: all processes end")
                 failed = self.store.check(["reason"])
                 if not failed and self.store.check(["left0"]):
                     return
@@ -121,7 +112,7 @@ class _Watch:
         return error
 
     def leave(self) -> None:
-        """End the heartbeat; the first process stays until the others have left, at most for some seconds."""
+        """End the watch; the first process stays until the others have left, at most for some seconds."""
         self.left.set()
         with contextlib.suppress(RuntimeError):
             self.store.set(f"left{self.process.rank}", "")
@@ -134,17 +125,3 @@ class _Watch:
     def _claim(self, reason: str) -> bool:
         """Set the reason unless there is one; return whether it was set."""
         return bool(self.store.compare_set("reason", "", reason).decode() == reason)
-
-    def _dead(self) -> int | None:
-        """Return a process whose heartbeat has stopped; the first process looks at all, the others at the first."""
-        now = time.monotonic()
-        ranks = range(1, self.process.world) if self.process.rank == 0 else range(1)
-        for rank in ranks:
-            if not self.store.check([f"beat{rank}"]) or self.store.check([f"left{rank}"]):
-                continue
-            beat = self.store.get(f"beat{rank}")
-            before, since = self._seen.get(rank, (b"", now))
-            self._seen[rank] = (beat, since if beat == before else now)
-            if now - self._seen[rank][1] > GONE_SECONDS:
-                return rank
-        return None

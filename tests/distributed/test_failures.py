@@ -12,9 +12,8 @@ from sslbench.errors import DataError, SslbenchError
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
-    monkeypatch.setattr(failures, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(failures, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(failures, "GRACE_SECONDS", 0.2)
-    monkeypatch.setattr(failures, "GONE_SECONDS", 0.5)
     monkeypatch.setattr(failures, "_LINGER_SECONDS", 0.3)
 
 
@@ -76,14 +75,6 @@ def test_of_a_killed_process_the_survivor_tells(exits):
 def test_one_that_waits_for_the_failed_one_is_ended(exits):
     both(fail(ValueError("observer")), lambda: time.sleep(1.5))
     assert exits == [1]
-
-
-def test_a_process_without_heartbeat_counts_as_dead(exits, caplog):
-    store = distributed.HashStore()
-    distributed.PrefixStore("sslbench", store).set("beat1", "7")
-    with failures.ending_together(Process(0, 2, 0), store):
-        time.sleep(1.5)
-    assert exits == [1] and "process 1 gives no sign of life" in caplog.text
 
 
 def test_nobody_is_ended_after_a_run_without_errors(exits):
