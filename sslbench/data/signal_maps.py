@@ -178,29 +178,53 @@ def _nearest(root: Path, name: str) -> str:
     return f"{did_you_mean(name, folders)} It has {some(folders, 8) or 'no folders'}; images=NAME names another one."
 
 
-def _places(root: Path, options: SignalOptions) -> dict[str, Path]:
-    """Return split -> the folder that has the folders of images and maps."""
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Folders of images, of their maps and, if they are known only in part, of masks."""
 
-    def has_both(folder: Path) -> bool:
-        return (folder / (options.maps or "")).is_dir() and _images_of(folder, options).is_dir()
-
-    if has_both(root):
-        return {"all": root}
-    inner = {split_name(entry.name): root / entry.name for entry in os.scandir(root) if entry.is_dir()}
-    return {split: folder for split, folder in inner.items() if split is not None and has_both(folder)}
+    images: Path
+    maps: Path
+    valid: Path | None
 
 
-def _images_of(folder: Path, options: SignalOptions) -> Path:
+def _places(root: Path, options: SignalOptions) -> dict[str, _Place]:
+    """Return split -> folders: images/ and NAME/, or train/ and test/ with these, or these with train/ and test/."""
+    whole = _place(root, options)
+    if whole.images.is_dir() and whole.maps.is_dir():
+        halves = {split: (name, whole.maps / name) for split, name in _splits(whole.images).items()}
+        if halves and all(maps.is_dir() for _, maps in halves.values()) and not _files_directly_in(whole.maps):
+            return {
+                split: _Place(whole.images / name, maps, None if whole.valid is None else whole.valid / name)
+                for split, (name, maps) in halves.items()
+            }
+        return {"all": whole}
+    inner = {split: _place(root / name, options) for split, name in _splits(root).items()}
+    return {split: place for split, place in inner.items() if place.images.is_dir() and place.maps.is_dir()}
+
+
+def _splits(folder: Path) -> dict[str, str]:
+    """Return split -> name of the folder in this one that is called so."""
+    names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+    return {split: name for name in sorted(names) if (split := split_name(name)) is not None}
+
+
+def _files_directly_in(folder: Path) -> bool:
+    return any(entry.is_file() and entry.name.lower().endswith(SUFFIXES) for entry in os.scandir(folder))
+
+
+def _place(folder: Path, options: SignalOptions) -> _Place:
     names = [options.images] if options.images is not None else [n for n in _IMAGES if (folder / n).is_dir()]
-    return folder / (names[0] if names else _IMAGES[0])
+    images = folder / (names[0] if names else _IMAGES[0])
+    return _Place(images, folder / (options.maps or ""), folder / options.valid if options.valid else None)
 
 
 def _source(
-    text: str, split: str, folder: Path, options: SignalOptions, wanted: frozenset[str] | None = None
+    text: str, split: str, place: _Place, options: SignalOptions, wanted: frozenset[str] | None = None
 ) -> Source:
-    """Return the images of a folder that have a map; of `wanted` keys only, if there are any."""
-    images, maps = _images_of(folder, options), folder / (options.maps or "")
-    keys, found = _keys(images, walk(images), "rgb"), _keys(maps, _files(maps), maps.name)
+    """Return the images of a place that have a map; of `wanted` keys only, if there are any."""
+    images, maps = place.images, place.maps
+    taskonomy = is_taskonomy(images.parent)
+    keys, found = _keys(images, walk(images), "rgb"), _keys(maps, _files(maps), options.maps or "")
     if wanted is not None:
         if absent := sorted(wanted - (keys.keys() & found.keys())):
             raise DataError(
@@ -213,10 +237,10 @@ def _source(
     left = (("images without a map", pairs.without_map), ("maps without an image", pairs.without_image))
     notes = tuple(f"{name}: {len(paths):,} {what} are left out: {some(paths, 3)}" for what, paths in left if paths)
     of_image = {printable(path): key for key, path in keys.items()}
-    valid = None if not options.valid else _masks(name, folder / options.valid, pairs, of_image)
+    valid = None if place.valid is None else _masks(name, place.valid, pairs, of_image)
     values = SignalFiles(name, pairs.maps, valid, options.scale, bool(options.log))
-    labels = Labels("signal", (maps.name,), np.zeros((len(pairs.ids), 0), dtype=np.int8))
-    buildings = tuple(each.rpartition("/")[0] for each in pairs.ids) if is_taskonomy(folder) else ()
+    labels = Labels("signal", (options.maps or "",), np.zeros((len(pairs.ids), 0), dtype=np.int8))
+    buildings = tuple(each.rpartition("/")[0] for each in pairs.ids) if taskonomy else ()
     source = Source(name, pairs.ids, labels, pairs.images, notes, pixel_values=values)
     if not any(buildings):
         return source
@@ -260,7 +284,10 @@ def _listed(text: str, root: Path, options: SignalOptions) -> dict[str, Source]:
     if partition not in lists:
         raise UsageError(f"{text} has no lists of the partition '{partition}'", did_you_mean(partition, list(lists)))
     return in_order(
-        {split: _source(text, split, root, options, _listed_keys(file)) for split, file in lists[partition].items()}
+        {
+            split: _source(text, split, _place(root, options), options, _listed_keys(file))
+            for split, file in lists[partition].items()
+        }
     )
 
 

@@ -14,7 +14,7 @@ from sslbench.library.benchmarks import load_benchmark
 Architecture = Literal["c4", "fpn", "vit_fpn", "retinanet", "fcos"]
 ONE_STAGE = ("retinanet", "fcos")
 """Architectures without region proposals."""
-HeadNorm = Literal["none", "same", "layer"]
+HeadNorm = Literal["none", "same", "layer", "group"]
 Sizes = tuple[tuple[float, ...], ...]
 
 
@@ -80,8 +80,12 @@ class DetectionRecipe:
     vit_relative: bool = setting(False, "vit_fpn: add learnt relative positions to the attention")
     drop_path: float = setting(0.0, "vit_fpn: probability of skipping the last block in training; earlier ones less")
     pyramid_channels: int = setting(256, "channels of the pyramid")
-    pyramid_norm: HeadNorm | None = setting(None, "norm in the pyramid: none, that of the backbone, or layer norm")
-    head_norm: HeadNorm | None = setting(None, "norm after the convolutions of the box and mask heads")
+    pyramid_norm: HeadNorm | None = setting(
+        None, "norm in the pyramid: none, that of the backbone, layer norm, or group norm of 32 groups"
+    )
+    head_norm: HeadNorm | None = setting(
+        None, "norm after the convolutions of the box and mask heads, or of the heads of retinanet"
+    )
     rpn_convs: int | None = setting(None, "3x3 convolutions of the region proposal network")
     box_convs: int | None = setting(None, "3x3 convolutions of the box head")
     box_fcs: int | None = setting(None, "fully connected layers of the box head")
@@ -150,6 +154,7 @@ _USUAL: dict[str, dict[str, Any]] = {
     # Lin et al. 2017 (arXiv 1708.02002), section 4: three sizes in each octave
     "retinanet": {
         "pyramid_norm": "none",
+        "head_norm": "none",
         "anchor_sizes": tuple(
             tuple(side * 2 ** (i / 3) for i in range(3)) for side in (32.0, 64.0, 128.0, 256.0, 512.0)
         ),
@@ -211,6 +216,7 @@ def check(recipe: DetectionRecipe) -> None:
         raise UsageError(
             f"pixel_mean has {len(full.pixel_mean)} values and pixel_std {len(full.pixel_std)}", "Give both or none."
         )
+    _check_groups(full)
     if full.architecture in ONE_STAGE:
         _refuse_second_stage(recipe)
     if full.architecture != "fcos":
@@ -233,6 +239,24 @@ def _check_transformer(full: DetectionRecipe) -> None:
         raise UsageError(
             f"freeze_at={full.freeze_at}: a vision transformer has no stages", "Give 0, or 5 for the whole backbone."
         )
+
+
+def _check_groups(full: DetectionRecipe) -> None:
+    """Refuse numbers of channels that the 32 groups of a norm do not divide; a group of one has no variance."""
+    widths = {"pyramid_channels": full.pyramid_channels}
+    if full.architecture == "fcos":
+        where = "the head of fcos"
+    elif "group" in (full.pyramid_norm, full.head_norm):
+        where = "norm=group"
+        if full.head_norm == "group" and full.architecture not in ONE_STAGE:
+            widths["head_channels"] = full.head_channels
+    else:
+        return
+    for name, width in widths.items():
+        if width % 32 or width == 32:
+            raise UsageError(
+                f"{name}={width}: {where} normalises 32 groups of channels", "Give a multiple of 32, 64 or more."
+            )
 
 
 def _check_jitter(full: DetectionRecipe) -> None:
@@ -258,17 +282,17 @@ def _check_anchors(full: DetectionRecipe) -> None:
 
 
 _OF_REGIONS = (
-    *("masks", "head_norm", "rpn_convs", "box_convs", "box_fcs", "box_channels", "mask_convs", "head_channels"),
+    *("masks", "rpn_convs", "box_convs", "box_fcs", "box_channels", "mask_convs", "head_channels"),
     *("box_pool", "mask_pool", "rpn_pre_nms_train", "rpn_pre_nms_test", "rpn_post_nms_train", "rpn_post_nms_test"),
     *("rpn_nms", "rpn_overlaps", "rpn_samples", "rpn_positives", "roi_overlap", "roi_samples", "roi_positives"),
     *("box_weights", "smooth_l1_beta", "extra_norm"),
 )
-_OF_ANCHORS = ("anchor_sizes", "anchor_ratios")
+_NOT_OF_FCOS = ("anchor_sizes", "anchor_ratios", "head_norm")  # its head always has group norm
 
 
 def _refuse_second_stage(recipe: DetectionRecipe) -> None:
-    """Refuse settings of region proposals and heads, and of anchors for fcos, which has none."""
-    names = _OF_REGIONS if recipe.architecture == "retinanet" else _OF_REGIONS + _OF_ANCHORS
+    """Refuse settings of region proposals and heads, and for fcos those of anchors and of another norm in the head."""
+    names = _OF_REGIONS if recipe.architecture == "retinanet" else _OF_REGIONS + _NOT_OF_FCOS
     usual = DetectionRecipe()
     given = [name for name in names if getattr(recipe, name) != getattr(usual, name)]
     if given:

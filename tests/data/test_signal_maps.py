@@ -85,6 +85,19 @@ def test_folders_of_any_names_in_splits_and_fractions_without_a_scale(tmp_path):
     np.testing.assert_allclose(parts["train"].pixel_values.read_values(0)[..., 0], RAW / 7, rtol=1e-6)
 
 
+@pytest.mark.parametrize("inner", [True, False], ids=["images/train", "train/images"])
+def test_splits_may_lie_in_the_folders_or_around_them(tmp_path, inner):
+    for split, number in (("train", 3), ("test", 2)):
+        for i in range(number):
+            for kind in ("images", "edge"):
+                folder = tmp_path / (f"{kind}/{split}" if inner else f"{split}/{kind}")
+                folder.mkdir(parents=True, exist_ok=True)
+                write(folder / f"{i}.png", np.full(SIZE, i, np.uint8))
+    found = open_signals(f"{tmp_path}?maps=edge")
+    assert {split: len(source) for split, source in found.items()} == {"train": 3, "test": 2}
+    assert {source.labels.classes for source in found.values()} == {("edge",)}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -115,16 +115,26 @@ def test_it_learns_two_images_by_heart(kind, rate):
             assert len(best) and best[0] == label
 
 
+def test_the_heads_of_retinanet_may_have_a_norm():
+    sizes = ((12.0,), (24.0,), (48.0,), (96.0,), (192.0,))
+    plain, normed = (one_stage("retinanet", anchor_sizes=sizes, head_norm=norm) for norm in ("none", "group"))
+    counts = [sum(isinstance(part, nn.GroupNorm) for part in model.modules()) for model in (plain, normed)]
+    assert counts == [0, 8], "four convolutions in each of two heads"
+
+
 def test_settings_without_effect_are_refused():
     for kind, changes, words in (
         ("retinanet", {"masks": True}, "masks has no effect"),
         ("fcos", {"roi_samples": 64, "rpn_samples": 32}, "rpn_samples, roi_samples have no effect"),
         ("fcos", {"anchor_ratios": (1.0,)}, "anchor_ratios has no effect"),
+        ("fcos", {"head_norm": "layer"}, "head_norm has no effect"),
+        ("fcos", {"pyramid_channels": 48}, "pyramid_channels=48: the head of fcos normalises 32 groups"),
+        ("retinanet", {"head_norm": "group", "pyramid_channels": 32}, "norm=group normalises 32 groups"),
     ):
         with pytest.raises(UsageError, match=words):
             check(DetectionRecipe(architecture=kind, **changes))
-    with pytest.raises(UsageError, match="multiple of 32"):
-        one_stage("fcos", pyramid_channels=48)
+    with pytest.raises(UsageError, match="head_channels=80: norm=group"):
+        check(DetectionRecipe(architecture="fpn", head_norm="group", head_channels=80))
     with pytest.raises(UsageError, match="5 lists of the same length"):
         check(DetectionRecipe(architecture="retinanet", anchor_sizes=((32.0,),)))
 

@@ -15,7 +15,7 @@ from sslbench.detection.recipe import ONE_STAGE, DetectionRecipe, check, resolve
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
-_NORMS = {"frozen": "FrozenBN", "batch": "BN", "sync": "SyncBN", "none": "", "layer": "LN"}
+_NORMS = {"frozen": "FrozenBN", "batch": "BN", "sync": "SyncBN", "none": "", "layer": "LN", "group": "GN"}
 _DEPTHS = (18, 34, 50, 101, 152)
 
 

@@ -13,7 +13,9 @@ from sslbench.distributed.collectives import world_size
 
 log = logging.getLogger("sslbench")
 
-Norm = Literal["none", "layer", "frozen", "batch", "sync"]
+Norm = Literal["none", "layer", "group", "frozen", "batch", "sync"]
+GROUPS = 32
+"""Groups of a group norm (Wu & He 2018, arXiv 1803.08494)."""
 
 
 class Conv(nn.Conv2d):
@@ -38,6 +40,8 @@ def make_norm(kind: Norm, channels: int) -> nn.Module | None:
         return None
     if kind == "layer":
         return LayerNorm2d(channels)  # over the channels at each place, epsilon 1e-6
+    if kind == "group":
+        return nn.GroupNorm(GROUPS, channels)
     return FrozenBatchNorm2d(channels) if kind == "frozen" else nn.BatchNorm2d(channels)
 
 

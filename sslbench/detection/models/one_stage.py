@@ -5,6 +5,7 @@ the pyramid's last map in FCOS. Heads, losses and the selection of detections ar
 multiples of 128 pixels, so that every map has an exact stride.
 """
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -12,16 +13,15 @@ from torch import Tensor, nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.fcos import FCOS
 from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection.retinanet import RetinaNet
+from torchvision.models.detection.retinanet import RetinaNet, RetinaNetHead
 
 from sslbench.detection.models.boxes import InstancePredictions, Target
 from sslbench.detection.models.detector import Detector, Size
+from sslbench.detection.models.layers import Norm, make_norm
 from sslbench.detection.recipe import DetectionRecipe
-from sslbench.errors import UsageError
 
 STRIDES = (8, 16, 32, 64, 128)
 _NAMES = {"classification": "loss_cls", "bbox_regression": "loss_box_reg", "bbox_ctrness": "loss_ctrness"}
-_GROUPS = 32  # of the norm in torchvision's head of FCOS
 
 
 class _NoBackbone(nn.Module):
@@ -100,11 +100,7 @@ def _places(features: Sequence[Tensor]) -> list[int]:
 
 
 def _network(recipe: DetectionRecipe, classes: int) -> RetinaNet | FCOS:
-    """Return torchvision's detector without a backbone.
-
-    Raises:
-        UsageError: the channels of the pyramid do not fit FCOS's group norm.
-    """
+    """Return torchvision's detector without a backbone."""
     backbone = _NoBackbone(recipe.pyramid_channels)
     sizes = recipe.anchor_sizes or ()
     selection = {
@@ -114,10 +110,8 @@ def _network(recipe: DetectionRecipe, classes: int) -> RetinaNet | FCOS:
     }
     if recipe.architecture == "retinanet":
         anchors = AnchorGenerator(sizes, (recipe.anchor_ratios,) * len(sizes))
-        return RetinaNet(backbone, classes, anchor_generator=anchors, **selection)
-    if recipe.pyramid_channels % _GROUPS or recipe.pyramid_channels == _GROUPS:
-        raise UsageError(
-            f"pyramid_channels={recipe.pyramid_channels}: the head of fcos normalises {_GROUPS} groups of channels",
-            f"Give a multiple of {_GROUPS}, {2 * _GROUPS} or more.",  # a group of one value has no variance
-        )
+        norm: Norm = recipe.norm if recipe.head_norm == "same" else recipe.head_norm or "none"
+        layer = None if norm == "none" else functools.partial(make_norm, norm)
+        head = RetinaNetHead(recipe.pyramid_channels, anchors.num_anchors_per_location()[0], classes, norm_layer=layer)
+        return RetinaNet(backbone, classes, anchor_generator=anchors, head=head, **selection)
     return FCOS(backbone, classes, **selection)
