@@ -135,7 +135,7 @@ def test_stored_features_are_found_and_follow_seed_severity_and_size(network, da
     def decoded(backbone=network, **changes):
         caplog.clear()
         found = run(backbone, data, tmp_path, {**settings, **changes})
-        return "versions: features found" not in caplog.text, found[0].id
+        return "version: features found" not in caplog.text, found[0].id
 
     new, first = decoded()
     assert new and decoded() == (False, first)
