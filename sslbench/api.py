@@ -113,8 +113,7 @@ def evaluate(
         >>> round(result.metrics["top1"].value)
         99
     """
-    names = [protocols] if isinstance(protocols, str) else protocols
-    tasks = tuple(evaluation.make_task(protocol, (settings or {}).get(protocol, {})) for protocol in names)
+    tasks = _tasks(protocols, settings)
     folder = Path(out) if out is not None else _temporary_folder()
     if are_features(train):
         return _evaluate_features(model, train, test, tasks, name, folder, run, options)
@@ -212,12 +211,15 @@ def evaluate_checkpoints(
     files = [str(path) for path in checkpoints.files(Path(folder))]
     if not files:
         raise UsageError(f"{folder} has no checkpoints of a pretraining run", "Give RUN/checkpoints.")
-    names = [protocols] if isinstance(protocols, str) else protocols
-    tasks = tuple(evaluation.make_task(name, (settings or {}).get(name, {})) for name in names)
+    tasks = _tasks(protocols, settings)
     run_settings, request_options = _options(options, run, evaluation.Request)
     request_options["test_data"] = None if test is None else str(test)
     cells = [
-        SuiteCell(file, " ".join(names), (evaluation.Request(file, str(train), tasks, **request_options),))
+        SuiteCell(
+            file,
+            " ".join(task.protocol for task in tasks),
+            (evaluation.Request(file, str(train), tasks, **request_options),),
+        )
         for file in files
     ]
     evaluation.check_writable(Path(out))
@@ -543,6 +545,30 @@ def _copied(model: nn.Module, request: Mapping[str, Any]) -> Backbone:
     return from_module(name, module, users_preprocessing(name, inner))
 
 
+def _tasks(
+    protocols: str | Sequence[str], settings: Mapping[str, Mapping[str, Any]] | None
+) -> tuple[evaluation.Task, ...]:
+    """Return the protocols with their settings.
+
+    Raises:
+        UsageError: settings of another protocol, or no mapping of protocols to their settings.
+    """
+    names = [protocols] if isinstance(protocols, str) else list(protocols)
+    for key, values in (settings or {}).items():
+        if key not in names:
+            example = f'Settings belong to a protocol: settings={{"{names[0]}": {{"{key}": ...}}}}.' if names else ""
+            nearest = did_you_mean(key, names)
+            raise UsageError(
+                f"settings: '{key}' is none of the protocols {', '.join(names)}",
+                nearest if isinstance(values, Mapping) or not example else example,
+            )
+        if not isinstance(values, Mapping):
+            raise UsageError(f"settings of {key} should map names to values, not {values!r:.80}")
+    return tuple(evaluation.make_task(name, (settings or {}).get(name, {})) for name in names)
+
+
+_ARGUMENTS = frozenset(("protocols", "settings", "name", "out", "run"))
+"""Further arguments of `evaluate` and its like, for hints."""
 _OWN_ARGUMENTS = frozenset(
     ("weights", "data", "test_data", "tasks", "name", "recipe", "origins", "benchmark", "baselines")
 )
@@ -569,7 +595,7 @@ def _options(
     known = fields | of_run | (of_images if "preprocessing" in fields else set())
     for key in given:
         if key not in known:
-            raise UsageError(f"there is no option '{key}'", did_you_mean(key, known))
+            raise UsageError(f"there is no option '{key}'", did_you_mean(key, known | _ARGUMENTS))
     start = {} if run is None else dataclasses.asdict(run)
     settings, _ = resolve(evaluation.RunSettings, [("the options", start | _chosen(given, of_run))])
     values = _chosen(given, fields - {"preprocessing"})

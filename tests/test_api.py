@@ -173,3 +173,31 @@ def test_features_of_one_image(tmp_path):
     for image in (tmp_path / "one.png", str(tmp_path / "one.png"), Image.fromarray(pixels)):
         features = sslbench.extract("pixels:8", image, device="cpu")
         assert features.shape == (1, 192) and np.array_equal(features, sslbench.extract("pixels:8", pixels[None]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k": 5}, "'k' is none of the protocols knn\nSettings belong to a protocol: settings="),
+        ({"knnn": {"k": 5}}, "'knnn' is none of the protocols knn\nDid you mean 'knn'"),
+        ({"linear": {"c": 1.0}}, "'linear' is none of the protocols knn"),
+        ({"knn": 5}, "settings of knn should map names to values"),
+    ],
+)
+def test_settings_that_would_be_ignored_are_refused(settings, message):
+    features = np.eye(8, dtype=np.float32)
+    with pytest.raises(UsageError, match=message):
+        sslbench.evaluate(None, (features, np.arange(8) % 2), protocols="knn", settings=settings, out=None)
+
+
+def test_a_misspelt_argument_has_the_nearest_one():
+    with pytest.raises(UsageError, match="no option 'protocol'\nDid you mean 'protocols'"):
+        sslbench.evaluate("pixels:8", "sklearn:digits", protocol="knn")
+
+
+def test_one_hot_labels_are_noticed(caplog):
+    labels = np.eye(2, dtype=int)[np.arange(40) % 2]
+    caplog.set_level("INFO", "sslbench")
+    features = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    sslbench.evaluate(None, (features, labels), protocols="knn", out=None, settings={"knn": {"k": [3]}})
+    assert "32 train and 8 test samples" in caplog.text and "no sample has several labels" in caplog.text

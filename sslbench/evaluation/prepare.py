@@ -197,7 +197,9 @@ def prepare(
     elif data.train is data.test:
         log.info(f"{len(data.test)} test samples, {data.how}")
     else:
-        log.info(f"{len(data.train)} train and {len(data.test)} test samples, {data.how}{_class_counts(data.train)}")
+        log.info(
+            f"{len(data.train)} train and {len(data.test)} test samples, {data.how}{class_counts(data.train.labels)}"
+        )
     log.info(f"images: {backbone.preprocessing.text(sizes=not takes_own_sizes(request.tasks))}")
     for finding in findings:
         log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
@@ -466,11 +468,13 @@ def layers_of(backbone: Backbone, request: Request) -> tuple[Layer, ...]:
     return resolve_layers(backbone, request.layers or (backbone.default_layer,))
 
 
-def _class_counts(train: Source) -> str:
-    """Return the number of classes and the sizes of the smallest and the largest; nothing for other labels."""
-    if train.labels.kind != "single" or not len(train.labels.classes):
+def class_counts(train: Labels) -> str:
+    """Return the number of classes and the sizes of the smallest and the largest; nothing for numbers and maps."""
+    if train.kind == "multi":
+        return f"; {len(train.classes):,} labels, of which a sample may have several"
+    if train.kind != "single" or not len(train.classes):
         return ""
-    counts = np.bincount(train.labels.values, minlength=len(train.labels.classes))
+    counts = np.bincount(train.values, minlength=len(train.classes))
     few, many = int(counts.min()), int(counts.max())
     each = f"{few:,}" if few == many else f"{few:,} to {many:,}"
     return f"; {len(counts):,} classes of {each} train samples"

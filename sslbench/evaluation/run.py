@@ -30,6 +30,7 @@ from sslbench.evaluation.prepare import (
     InMemoryData,
     Prepared,
     check_label_kind,
+    class_counts,
     for_request,
     is_on_images,
     load,
@@ -328,6 +329,10 @@ def evaluate_features(
         UsageError: a protocol that takes images.
     """
     check_groups(pair.test, tuple(pair.test.attributes), pair.name)
+    labels = pair.train.labels
+    log.info(f"{len(pair.train)} train and {len(pair.test)} test samples, {pair.how}{class_counts(labels)}")
+    if labels.kind == "multi" and (labels.values > 0).sum(axis=1).max(initial=0) == 1 and (labels.values >= 0).all():
+        log.warning(f"{pair.name}: no sample has several labels; give class numbers or names for accuracies (top1)")
     check_seeds(run, tasks)
     for task in tasks:
         check_label_kind(task, pair.train.labels.kind)

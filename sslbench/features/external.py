@@ -239,14 +239,13 @@ def _read_labels(
     if n != rows and columns:
         raise DataError(f"{path} has {n} lines, {features} has {rows} rows")
     ids = [str(cell) or f"{i:09d}" for i, cell in enumerate(columns.get("id", [""] * n))]
-    if len(set(ids)) != len(ids):
+    splits = [str(cell or "") for cell in columns.get("split", [""] * n)]
+    if len(set(zip(splits, ids, strict=True))) != len(ids):  # class folders below train/ and test/ share names
         raise DataError(f"{path}: the column 'id' has the same value twice")
     attributes = {name: _column(path, name, columns) for name in further}
     groups = group_numbers(_column(path, grouped_by, columns)) if grouped_by else None
     labels = _labels(path, columns, column, numbers, leave_out={*further, grouped_by})
-    return _Table(
-        labels, ids, [str(cell or "") for cell in columns.get("split", [""] * n)], attributes, groups, grouped_by
-    )
+    return _Table(labels, ids, splits, attributes, groups, grouped_by)
 
 
 def _array_of_labels(path: Path, columns: Sequence[str], rows: int, features: Path) -> _Table:

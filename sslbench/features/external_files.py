@@ -1,6 +1,7 @@
 """Files of embeddings and of their labels: NumPy (.npy, .npz), tables (.csv, .tsv, .parquet), HDF5, torch.save."""
 
 import csv
+import logging
 import pickle
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -15,11 +16,16 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import UNREADABLE_HEADER
 from sslbench.names import did_you_mean
 
+_log = logging.getLogger("sslbench")
+
 Columns = Mapping[str, Sequence[Any]]
 """Name of a column -> a cell per row; empty cells are ''."""
 
-DESCRIPTIVE = ("row", "id", "path", "label", "class", "target", "split", "digest", "width", "height")
-"""Columns of a table of features that are none, as `sslbench extract -o` writes them."""
+DESCRIPTIVE = (
+    *("row", "id", "path", "label", "class", "target", "split", "digest", "width", "height"),
+    *("", "Unnamed: 0", "index", "image_id", "image", "filename", "file"),
+)
+"""Columns of a table of features that are none: those of `sslbench extract -o`, pandas' index, and names of images."""
 _TABLES = (".csv", ".tsv", ".parquet")
 _HDF5 = (".h5", ".hdf5")
 _TORCH = (".pt", ".pth")
@@ -147,6 +153,10 @@ def _features_of_table(path: Path) -> npt.NDArray[np.floating]:
     names = [name for name in columns if name not in DESCRIPTIVE]
     if not names:
         raise UsageError(f"{path} has no features: its columns are {', '.join(columns)}")
+    left = [name or "without a name" for name in columns if name in DESCRIPTIVE]
+    span = f"'{names[0]}' to '{names[-1]}'" if len(names) > 1 else f"'{names[0]}'"
+    others = f"; not taken: {', '.join(left)}" if left else ""
+    _log.info(f"{path}: {len(names):,} features, the columns {span}{others}")
     return np.stack([_as_numbers(path, name, columns[name]) for name in names], axis=1)
 
 
@@ -156,7 +166,7 @@ def _as_numbers(path: Path, name: str, cells: Sequence[Any]) -> npt.NDArray[np.f
     except (TypeError, ValueError):
         raise UsageError(
             f"{path}: the column '{name}' does not hold numbers",
-            f"Columns that are no features: {', '.join(DESCRIPTIVE)}.",
+            f"Columns that are no features: {', '.join(filter(None, DESCRIPTIVE))}.",
         ) from None
     return numbers
 

@@ -49,7 +49,7 @@ def evaluate(photos, settings=SETTINGS, *, protocols=("linear-online",), run=RUN
         Colours(),
         photos,
         protocols=list(protocols),
-        settings={"linear-online": settings},
+        settings={"linear-online": settings} if "linear-online" in protocols else {},
         out=photos.parent / "results",
         run=run,
         preprocessing={"resize": 8, "crop": [8, 8], "mean": [0.5] * 3, "std": [0.25] * 3},

@@ -130,7 +130,7 @@ def test_every_protocol_says_it_and_the_search_is_made_once(photos, monkeypatch)
     calls = []
     search = overlaps.near_pairs
     monkeypatch.setattr(overlaps, "near_pairs", lambda *a, **k: calls.append(1) or search(*a, **k))
-    settings = {"knn": {"k": 3}, "low-shot": {"k": 5, "draws": 2}, "lsr": {"shots": 5}}
+    settings = {"knn": {"k": 3}, "low-shot": {"k": 5, "draws": 2}}
     results = evaluate(photos, protocols=["knn", "svm", "low-shot", "clustering", "geometry"], settings=settings)
     assert len(calls) == 1
     by_name = {result.protocol.name: result.overlaps for result in results}

@@ -88,3 +88,18 @@ def test_parts_without_train_and_test_are_refused(tmp_path):
 def test_one_part_is_split(tmp_path):
     read = pair(tmp_path, [["cat", "all"], ["cat", "all"]], column="split")
     assert read.whole is not None and len(read.train) == len(read.test) == 1
+
+
+def test_parts_may_share_ids_and_columns_that_name_rows_are_no_features(tmp_path, caplog):
+    """Class folders below train/ and test/ often hold files of the same names."""
+    lines = [",image_id,id,label,split,a,b"]
+    for row, (part, label) in enumerate((p, c) for p in ("train", "test") for c in "xyxy"):
+        lines.append(f"{row},{row},{label}/{row % 4}.png,{label},{part},{row}.5,{row % 2}.0")
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join(lines) + "\n")
+    caplog.set_level("INFO", "sslbench")
+    found = read_train_test(table, table, None, None, label_column=None, test_fraction=0.5, seed=0)
+    assert found.train.ids == found.test.ids == ("x/0.png", "x/2.png", "y/1.png", "y/3.png")
+    assert found.train.x.tolist() == [[0.5, 0.0], [2.5, 0.0], [1.5, 1.0], [3.5, 1.0]]
+    assert found.test.x[:, 0].tolist() == [4.5, 6.5, 5.5, 7.5]
+    assert "2 features, the columns 'a' to 'b'; not taken: without a name, image_id, id, label, split" in caplog.text

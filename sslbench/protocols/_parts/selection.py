@@ -53,7 +53,8 @@ def check_finite(part: Features, name: str) -> None:
         more = f" and {count - len(bad)} more" if count > len(bad) else ""
         raise DataError(
             f"the features of {count} of {len(part)} {name} samples are not finite numbers: {', '.join(bad)}{more}",
-            "The backbone overflowed (try --precision fp32) or its weights are damaged (see sslbench inspect).",
+            "The backbone overflowed (try --precision fp32) or its weights are damaged (see sslbench inspect). Of "
+            "embeddings made elsewhere, these rows are damaged.",
         )
 
 
