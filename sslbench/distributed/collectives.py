@@ -2,12 +2,14 @@
 
 import contextlib
 import datetime
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
+from torch._C._distributed_c10d import PrefixStore
 from torch.autograd.function import FunctionCtx
 
 from sslbench.distributed import Process, this_process
@@ -16,6 +18,8 @@ from sslbench.distributed.slurm_hosts import hosts
 from sslbench.errors import SslbenchError, UsageError
 
 T = TypeVar("T")
+
+_GROUPS = itertools.count()  # all processes join the same groups in the same order
 
 
 @contextlib.contextmanager
@@ -40,7 +44,9 @@ def process_group(device: torch.device) -> Iterator[Process]:
     timeout = datetime.timedelta(minutes=30)  # timeout: the first process may evaluate or write while the others wait
     distributed.init_process_group(backend, rank=process.rank, world_size=process.world, timeout=timeout)
     try:
-        with ending_together(process, distributed.distributed_c10d._get_default_store()):
+        # torchrun's store outlives a group: the reason of a failed part of a suite must not end the next part.
+        store = PrefixStore(f"sslbench-{next(_GROUPS)}", distributed.distributed_c10d._get_default_store())
+        with ending_together(process, store):
             yield process
     finally:
         distributed.destroy_process_group()

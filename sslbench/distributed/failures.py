@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import Store
 
 from sslbench.distributed import Process
 from sslbench.errors import SslbenchError
@@ -37,7 +37,7 @@ def ending_together(process: Process, store: Store) -> Iterator[None]:
 
     Args:
         process: this process, one of several.
-        store: store that all processes reach.
+        store: store that all processes reach, with no keys of an earlier block.
 
     Raises:
         OtherProcessError: another process failed or died.
@@ -68,7 +68,7 @@ class _Watch:
 
     def __init__(self, process: Process, store: Store) -> None:
         self.process = process
-        self.store = PrefixStore("sslbench", store)
+        self.store = store
         self.left = threading.Event()
 
     def run(self) -> None:

@@ -1,5 +1,7 @@
 """All processes end when one fails; threads with a store in memory stand for processes."""
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -82,3 +84,31 @@ def test_nobody_is_ended_after_a_run_without_errors(exits):
     assert exits == []
     with pytest.raises(KeyError), failures.ending_together(Process(0, 2, 0), distributed.HashStore()):
         raise KeyError
+
+
+TWO_GROUPS = """
+import time, torch
+from sslbench.distributed import failures
+from sslbench.distributed.collectives import barrier, process_group
+from sslbench.errors import DataError
+
+failures.LOOK_SECONDS, failures.GRACE_SECONDS = 0.1, 0.5
+try:
+    with process_group(torch.device("cpu")):
+        barrier()
+        raise DataError("a part of a suite")
+except DataError:
+    pass
+with process_group(torch.device("cpu")):
+    barrier()
+    time.sleep(2)
+    barrier()
+"""
+
+
+def test_a_part_of_a_suite_that_failed_does_not_end_the_next(tmp_path):
+    """torchrun's store outlives the group in which all processes failed."""
+    (tmp_path / "two_groups.py").write_text(TWO_GROUPS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "two_groups.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]

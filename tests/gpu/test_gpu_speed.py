@@ -106,11 +106,12 @@ def test_extraction_from_jpegs(photos, tmp_path):
     cores = len(os.sched_getaffinity(0))
     settings = ExtractSettings(device=GPU, precision="bf16", batch_size=256, workers=cores)
     began = time.perf_counter()
-    extract(backbone, source, layers, settings, root=tmp_path, split="all")
+    found = extract(backbone, source, layers, settings, root=tmp_path, split="all")
     seconds = time.perf_counter() - began
     print(
         f"\nextraction, ResNet-50 bf16, {cores} cores: {len(files) / seconds:.0f} images/s, start included", flush=True
     )
+    assert len(next(iter(found.features.values())).x) == len(files)
 
 
 def raw_batches(n):
@@ -227,6 +228,7 @@ def test_knn_at_the_size_of_imagenet(features):
     bare = seconds_of(lambda: (queries @ x.T).topk(20)) * (ROWS / 100_000) * 10
     value = 100 * outcome.metrics[outcome.headline][0]
     print(f"\nknn, {ROWS:,} x 2,048, 50,000 queries: {seconds:.0f} s ({value:.2f} %); bare {bare:.1f} s", flush=True)
+    assert value > 1, "ten times chance"
 
 
 def test_the_linear_probe_at_the_size_of_imagenet(features):

@@ -82,15 +82,15 @@ class DeviceProblem(Problem):
 
     def decide(self, model: Fit) -> Iterator[tuple[slice, FloatArray]]:
         """Yield the decision values (n, K) of a model, block by block."""
-        weight, bias = self.weights(model.weight, np.float32), self.send(model.bias, np.float64)
-        for rows, x in self.device_blocks(np.float32):
+        weight, bias = self.weights(model.weight, self.stored_precision), self.send(model.bias, np.float64)
+        for rows, x in self.device_blocks(self.stored_precision):
             yield rows, _host((x @ weight).double() + bias)
 
     def loss(self, model: Fit) -> float:
         """Return the mean loss per sample of a model; K binary losses are summed."""
-        weight, bias = self.weights(model.weight, np.float32), self.send(model.bias, np.float64)
+        weight, bias = self.weights(model.weight, self.stored_precision), self.send(model.bias, np.float64)
         total = self._zeros(1 if self.multinomial else self.outputs)
-        for rows, x in self.device_blocks(np.float32):
+        for rows, x in self.device_blocks(self.stored_precision):
             total += self.residuals((x @ weight).double() + bias, rows)
         return float(total.sum()) / len(self.x)
 

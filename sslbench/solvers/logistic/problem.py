@@ -107,6 +107,11 @@ class Problem:
         """Number of columns of the blocks: coordinates, or features that are not rotated."""
         return len(self.x.turn) if isinstance(self.x, Unrotated) else int(self.x.shape[1])
 
+    @property
+    def stored_precision(self) -> Precision:
+        """Precision in which the samples are stored, enough for decisions."""
+        return np.float32 if isinstance(self.x, Unrotated) or self.x.dtype == np.float32 else np.float64
+
     def blocks(self, precision: Precision) -> Iterator[tuple[slice, Matrix]]:
         """Yield the samples in blocks with their columns (n, width) in the given precision.
 
@@ -216,10 +221,8 @@ class Problem:
 
     def decide(self, model: Fit) -> Iterator[tuple[slice, FloatArray]]:
         """Yield the decision values (n, K) of a model, block by block."""
-        single = isinstance(self.x, Unrotated) or self.x.dtype == np.float32
-        precision: Precision = np.float32 if single else np.float64
-        weight = self.on_columns(model.weight, precision)
-        for rows, x in self.blocks(precision):
+        weight = self.on_columns(model.weight, self.stored_precision)
+        for rows, x in self.blocks(self.stored_precision):
             yield rows, np.asarray(x @ weight + model.bias, dtype=np.float64)
 
     def loss(self, model: Fit) -> float:
