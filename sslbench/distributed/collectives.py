@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -9,8 +10,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.autograd.function import FunctionCtx
+from torch.distributed.rendezvous import rendezvous
 
 from sslbench.distributed import Process, this_process
 from sslbench.distributed.failures import ending_together
@@ -42,14 +44,23 @@ def process_group(device: torch.device) -> Iterator[Process]:
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     timeout = datetime.timedelta(minutes=30)  # timeout: the first process may evaluate or write while the others wait
-    distributed.init_process_group(backend, rank=process.rank, world_size=process.world, timeout=timeout)
+    # The store outlives a group: one prefix each, or the next group reads the addresses and the failures of this one.
+    served = _store(process, os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], timeout)
+    store = PrefixStore(f"sslbench-{next(_GROUPS)}", served)
+    distributed.init_process_group(backend, store=store, rank=process.rank, world_size=process.world, timeout=timeout)
     try:
-        # torchrun's store outlives a group: the reason of a failed part of a suite must not end the next part.
-        store = PrefixStore(f"sslbench-{next(_GROUPS)}", distributed.distributed_c10d._get_default_store())
-        with ending_together(process, store):
+        with ending_together(process, PrefixStore("failures", store)):
             yield process
     finally:
         distributed.destroy_process_group()
+
+
+@functools.cache
+def _store(process: Process, address: str, port: str, timeout: datetime.timedelta) -> Store:
+    """Return the store at an address, the one of torchrun or one that the first process serves."""
+    url = f"tcp://{address}:{port}"
+    store, _, _ = next(rendezvous(url, process.rank, process.world, timeout=timeout))
+    return cast(Store, store)
 
 
 def _set_rendezvous() -> None:

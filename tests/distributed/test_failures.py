@@ -92,7 +92,7 @@ from sslbench.distributed import failures
 from sslbench.distributed.collectives import barrier, process_group
 from sslbench.errors import DataError
 
-failures.LOOK_SECONDS, failures.GRACE_SECONDS = 0.1, 0.5
+failures.LOOK_SECONDS, failures.GRACE_SECONDS = 0.1, 2
 try:
     with process_group(torch.device("cpu")):
         barrier()
@@ -101,14 +101,14 @@ except DataError:
     pass
 with process_group(torch.device("cpu")):
     barrier()
-    time.sleep(2)
+    time.sleep(4)
     barrier()
 """
 
 
 def test_a_part_of_a_suite_that_failed_does_not_end_the_next(tmp_path):
-    """torchrun's store outlives the group in which all processes failed."""
+    """torchrun's store outlives a group, with the addresses of its processes and the reason of its failure."""
     (tmp_path / "two_groups.py").write_text(TWO_GROUPS)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "two_groups.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[:4000]
