@@ -121,6 +121,7 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
         sampler=settings.sampler,
         shard_window=settings.shard_window,
         channels=channels,
+        colours=settings.colours == "workers",
     )
     _state_memory(data, workers)
     plan = _plan(settings, precision, data.steps_per_epoch)
@@ -169,6 +170,7 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
         dataclasses.replace(
             plan,
             normalisation=Preprocessing(mean=augment.mean, std=augment.std, origin="augment"),
+            colours=tuple(view.order for view in augment.expanded()) if settings.colours == "device" else (),
             transform=transform,
         ),
         init_sha256,

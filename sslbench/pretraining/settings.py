@@ -55,6 +55,9 @@ class PretrainSettings:
     sync_bn: bool = setting(False, "BatchNorm over all processes (GPU only)")
     strategy: Literal["ddp", "fsdp"] = setting("ddp", "ddp, or fsdp: shard parameters, gradients and optimizer state")
     zero: bool = setting(False, "shard the optimizer state over the processes")
+    colours: Literal["workers", "device"] = setting(
+        "workers", "place where jitter, greyscale, blur and solarisation of views are computed"
+    )
     channels_last: bool = setting(True, "memory layout of images and convolutions")
     compile: bool = setting(False, "torch.compile every network of the method, including momentum copies")
     activation_checkpointing: bool = setting(False, "recompute activations in the backward pass, to save memory")
@@ -87,7 +90,7 @@ class PretrainSettings:
     export: str = setting("auto", "network in weights.torch, if a method has several: student, teacher")
 
 
-ROUNDING = ("device", "compile", "activation_checkpointing", "channels_last", "tf32", "cudnn_benchmark")
+ROUNDING = ("device", "compile", "activation_checkpointing", "channels_last", "colours", "tf32", "cudnn_benchmark")
 """Settings that may change when a run continues, although they change rounding (and the device random numbers)."""
 FREE = (
     "workers",

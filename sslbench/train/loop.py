@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading.pretraining import RawBatch
+from sslbench.data.views.on_device import change_colours
 from sslbench.distributed.collectives import sum_, world_size
 from sslbench.distributed.parallel import clip_gradients, gradient_norm, without_synchronisation
 from sslbench.errors import SslbenchError
@@ -51,6 +52,7 @@ class TrainingPlan:
         per_epoch: updates per epoch.
         rates: rates of all parameters but those of `parts`.
         normalisation: mean and std of the views.
+        colours: for each view the order of its changes of colours, where those are left to the device.
         transform: change of every batch on the device; None: none.
         parts: rates of the groups of a `part`, see `parameter_groups`.
         accumulate: forward passes per update.
@@ -68,6 +70,7 @@ class TrainingPlan:
     per_epoch: int
     rates: RateSchedules
     normalisation: Preprocessing
+    colours: tuple[tuple[str | dict[str, Any], ...], ...] = ()
     transform: Callable[[Batch], Batch] | None = None
     parts: Mapping[str, RateSchedules] = dataclasses.field(default_factory=dict)
     accumulate: int = 1
@@ -93,7 +96,7 @@ def run_first_pass(state: State, plan: TrainingPlan, batches: Iterator[RawBatch]
         step = Step(number - plan.per_epoch, plan.steps, plan.per_epoch)
         for part in _split(raw, plan.accumulate):
             with torch.no_grad():
-                _forward(state, plan, _to_device(part, state.device, plan.normalisation), step)
+                _forward(state, plan, _to_device(part, state.device, plan), step)
         state.method.after_update(step)
 
 
@@ -172,7 +175,7 @@ def _forward_backward(state: State, plan: TrainingPlan, raw: RawBatch, step: Ste
     for number, part in enumerate(parts):
         final = number == len(parts) - 1
         with contextlib.nullcontext() if final else without_synchronisation(state.model):
-            batch = _to_device(part, state.device, plan.normalisation)
+            batch = _to_device(part, state.device, plan)
             loss = _forward(state, plan, batch, step)
             state.scaler.scale(loss.value / len(parts)).backward()  # type: ignore[no-untyped-call]
         if state.online_head is not None and batch.labels is not None:
@@ -250,16 +253,23 @@ def _split(raw: RawBatch, parts: int) -> list[RawBatch]:
     views = zip(*(view.chunk(parts) for view in raw.views), strict=True)
     labels = [None] * parts if raw.labels is None else raw.labels.chunk(parts)
     boxes = [None] * parts if raw.boxes is None else raw.boxes.chunk(parts)
+    colours = [None] * parts if raw.colours is None else raw.colours.chunk(parts)
     rows = torch.arange(len(raw.indices)).chunk(parts)
     origins = [tuple(raw.origins[row] for row in part) if raw.origins else () for part in rows]
     return [
-        dataclasses.replace(raw, views=own, labels=label, indices=raw.indices[part], origins=names, boxes=box)
-        for own, label, part, names, box in zip(views, labels, rows, origins, boxes, strict=True)
+        dataclasses.replace(
+            raw, views=own, labels=label, indices=raw.indices[part], origins=names, boxes=box, colours=colour
+        )
+        for own, label, part, names, box, colour in zip(views, labels, rows, origins, boxes, colours, strict=True)
     ]
 
 
-def _to_device(raw: RawBatch, device: torch.device, normalisation: Preprocessing) -> Batch:
-    views = tuple(normalise(view.to(device, non_blocking=True), normalisation) for view in raw.views)
+def _to_device(raw: RawBatch, device: torch.device, plan: TrainingPlan) -> Batch:
+    moved = [view.to(device, non_blocking=True) for view in raw.views]
+    if raw.colours is not None:
+        values = raw.colours.unbind(1)
+        moved = [change_colours(*each) for each in zip(moved, values, plan.colours, strict=True)]
+    views = tuple(normalise(view, plan.normalisation) for view in moved)
     labels = None if raw.labels is None else raw.labels.to(device, non_blocking=True)
     boxes = None if raw.boxes is None else raw.boxes.to(device, non_blocking=True)
     return Batch(views, labels, raw.indices, raw.origins, boxes)

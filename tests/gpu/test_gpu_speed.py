@@ -19,6 +19,8 @@ from sslbench.data.decode.transforms import normalise
 from sslbench.data.images import Files
 from sslbench.data.loading.pretraining import RawBatch
 from sslbench.data.source import Labels, Source
+from sslbench.data.views import Blur, Jitter, View, drawn
+from sslbench.data.views.on_device import change_colours
 from sslbench.features.array import Features
 from sslbench.features.extract import ExtractSettings, extract
 from sslbench.preprocessing import Preprocessing
@@ -194,6 +196,21 @@ def test_an_update_beside_a_bare_one():
         flush=True,
     )
     assert seconds["ours"] < 1.15 * seconds["bare"]
+
+
+def test_colours_of_views_on_the_gpu():
+    """Colours of the two views of SimCLR; an update takes about 100 ms."""
+    view = View(jitter=Jitter(0.8, 0.8, 0.8, 0.8, 0.2), grayscale=0.2, blur=Blur(0.5))
+    (raw,) = raw_batches(1)
+    images = [view.to(GPU) for view in raw.views]
+    values = [torch.tensor([drawn.colours(view, drawn.Uniform()) for _ in range(BATCH)]) for _ in images]
+
+    def change():
+        for each in zip(images, values, strict=True):
+            change_colours(*each, view.order)
+
+    change()
+    print(f"\ncolours of 2 x {BATCH} views of {SIZE} px: {1000 * seconds_of(change):.1f} ms", flush=True)
 
 
 @pytest.fixture(scope="module")

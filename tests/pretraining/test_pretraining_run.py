@@ -172,6 +172,19 @@ def test_what_changes_rounding_is_said(undisturbed, tmp_path, caplog):
     assert stop.lines[0].loss == pytest.approx(undisturbed[1].lines[4].loss, rel=1e-4)
 
 
+def test_colours_on_the_device_train_the_same_network_apart_from_rounding(tmp_path):
+    """Two forward passes per update: each has the changes of its own images."""
+    colours = {"jitter": {"p": 0.8, "brightness": 0.4, "contrast": 0.4}, "blur": {"p": 0.5}}
+    augment = {"views": [{"count": 2, "size": 16, **colours}, {"count": 1, "size": 12, **colours}]}
+    losses = []
+    for place in ("workers", "device"):
+        recorder = Recorder()
+        changes = {"augment": augment, "colours": place, "accumulate": 2, "epochs": 1, "observers": [recorder]}
+        runs.run("swav", tmp_path / place, optimizer={"name": "sgd", "lr": 1e-6}, **changes)
+        losses.append([line.loss for line in recorder.lines])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2) and losses[0] != losses[1]  # colours of other images: 3 %
+
+
 def test_accumulation_is_another_run(tmp_path):
     """Contrastive losses and BatchNorm see the images of one pass: the first loss is another one."""
     losses = []

@@ -80,3 +80,20 @@ def test_simclr_views_from_jpegs_against_torchvision_on_pillow(photos):
         f"{plain:.0f}: x{ours / plain:.2f} (aim 1.3)"
     )
     assert ours > plain
+
+
+def test_workers_have_half_the_work_without_colours(photos):
+    """Decoding, crops and flips stay; two views of SimCLR."""
+    file = paths.builtin_dir("configs") / "augment" / "simclr.yaml"
+    augment = config.build(Augment, config.read_yaml(file), "simclr")
+    source = Source("photos", tuple(str(file) for file in photos), no_labels(IMAGES), Files(tuple(photos)))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        streams = [TrainingData(source, augment, batch_size=IMAGES, colours=colours) for colours in (True, False)]
+        rates = [[our_rate(stream, repeat) for stream in streams] for repeat in range(REPEATS)]
+    finally:
+        torch.set_num_threads(threads)
+    everything, rest = (max(column) for column in zip(*rates, strict=True))
+    print(f"\nSimCLR, one thread: {everything:.0f} images/s, colours=device {rest:.0f}: x{rest / everything:.2f}")
+    assert rest > 1.2 * everything

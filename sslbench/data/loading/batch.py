@@ -22,7 +22,7 @@ from sslbench.data.loading import loader
 from sslbench.data.loading.loader import Unreadable
 from sslbench.data.source import Images, Source
 from sslbench.data.views import Augment
-from sslbench.data.views.ops import Box, make_views
+from sslbench.data.views.ops import Crop, make_views
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, SslbenchError
 from sslbench.runtime.seeds import preserved_random_states
@@ -58,6 +58,7 @@ class RawBatch:
         origins: for joined sources, the name of each image's source (B names); otherwise empty.
         boxes: float32 (B, V, 4), edges of each view in its picture in pixels: top, left, bottom, right, with right
             below left in a mirrored view; of a grid's views, those of the whole crop.
+        colours: float32 (B, V, drawn.VALUES), changes of colours that are left to the training device; else None.
     """
 
     views: tuple[Tensor, ...]
@@ -67,6 +68,7 @@ class RawBatch:
     unreadable: tuple[Unreadable, ...] = ()
     origins: tuple[str, ...] = ()
     boxes: Tensor | None = None
+    colours: Tensor | None = None
 
     @property
     def replaced(self) -> int:
@@ -82,6 +84,7 @@ class RawBatch:
             stand_ins=self.stand_ins[rows],
             origins=tuple(self.origins[row] for row in rows.tolist()) if self.origins else (),
             boxes=None if self.boxes is None else self.boxes[rows],
+            colours=None if self.colours is None else self.colours[rows],
         )
 
     def by_origin(self) -> dict[str, "RawBatch"]:
@@ -119,7 +122,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         name: name of the source.
         images: images of the source.
         labels: int64, one per image, or None.
-        views: (side, number, function that makes them and gives their edges) of the views of each crop.
+        views: (side, number, function that makes them) of the views of each crop.
         seed: of the augmentation.
         decoder: of the images.
         channels: of the views.
@@ -128,7 +131,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
     name: str
     images: Images
     labels: npt.NDArray[np.int64] | None
-    views: tuple[tuple[int, int, Callable[[Tensor], tuple[tuple[Tensor, ...], Box]]], ...]
+    views: tuple[tuple[int, int, Callable[[Tensor], Crop]], ...]
     seed: int
     decoder: PictureDecoder
     channels: int = 3
@@ -142,11 +145,14 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         seed: int,
         reading: Reading = DEFAULT,
         channels: int = 3,
+        colours: bool = True,
     ) -> "BatchMaker":
-        """Return the maker of batches of a source's images."""
+        """Return the maker of batches of a source's images; without `colours` their changes are left to the device."""
         decoder = training_decoder(source.images, reading, channels)
         labels = np.asarray(source.labels.values, dtype=np.int64) if source.labels.kind == "single" else None
-        views = tuple((view.size, view.cells, make_views(view, channels)) for view in augment.expanded())
+        views = tuple(
+            (view.size, view.cells, make_views(view, channels, colours=colours)) for view in augment.expanded()
+        )
         return cls(source.name, source.images, labels, views, seed, decoder, channels)
 
     def __getitem__(self, item: Item) -> RawBatch | SslbenchError:
@@ -159,7 +165,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
     def _batch(self, epoch: int, chosen: IntArray, before: IntArray | None = None) -> RawBatch:
         sizes = [size for size, count, _ in self.views for _ in range(count)]
         views = [torch.empty((len(chosen), size, size, self.channels), dtype=torch.uint8) for size in sizes]
-        boxes = torch.empty(len(chosen), len(sizes), 4)
+        boxes, colours = torch.empty(len(chosen), len(sizes), 4), list[list[Sequence[float]]]()
         shown = chosen.copy()
         taken = set(chosen.tolist())
         unreadable: list[Unreadable] = []
@@ -172,9 +178,10 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
                 views = [view.float() for view in views]
             self._seed(epoch, position, 0 if before is None else int(before[row]))
             crops = [make(image) for _, _, make in self.views]
-            for view, each in zip(views, (each for made, _ in crops for each in made), strict=True):
+            for view, each in zip(views, (each for crop in crops for each in crop.views), strict=True):
                 view[row] = each.permute(1, 2, 0)
-            boxes[row] = torch.tensor([box for made, box in crops for _ in made])
+            boxes[row] = torch.tensor([crop.box for crop in crops for _ in crop.views])
+            colours.append([crop.colours for crop in crops])
         return RawBatch(
             views=tuple(view.permute(0, 3, 1, 2) for view in views),
             labels=None if self.labels is None else torch.from_numpy(self.labels[shown]),
@@ -182,6 +189,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
             stand_ins=torch.from_numpy(shown != chosen),
             unreadable=tuple(unreadable),
             boxes=boxes,
+            colours=torch.tensor(colours) if any(colours[0]) else None,
         )
 
     def _read(self, position: int, unreadable: list[Unreadable]) -> Tensor | None:

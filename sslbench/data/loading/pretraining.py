@@ -32,6 +32,7 @@ from sslbench.data.loading.samplers import (
 from sslbench.data.sharded import WINDOW, check_order, shards_of
 from sslbench.data.source import ORIGIN, Source
 from sslbench.data.views import Augment, without_colours
+from sslbench.data.views.on_device import check_views
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError
 
@@ -76,6 +77,7 @@ class TrainingData:
         sampler: AskedSampler = "auto",
         shard_window: int = WINDOW,
         channels: int = 3,
+        colours: bool = True,
     ) -> None:
         """Check the settings; no image is read yet.
 
@@ -93,29 +95,31 @@ class TrainingData:
                 'weighted' several sources. 'auto': 'weighted' if the source has weights, otherwise 'shuffled'.
             shard_window: number of shards that sampler 'shards' mixes.
             channels: of the views; see `picture.Wanted`. One: the luminance of RGB.
+            colours: False leaves the changes of colours to the training device, see `on_device.change_colours`.
 
         Raises:
             DataError: there are fewer than two images.
-            UsageError: a batch is larger than one process's share, the seed is negative, a decoder is unknown, or
-                colour
-                changes are requested for images that are not RGB.
+            UsageError: a batch is larger than one process's share, the seed is negative, a decoder is unknown, colour
+                changes are requested for images that are not RGB, or the device cannot make them.
         """
         if not (0 <= rank < world and workers >= 0 and prefetch >= 1):
             raise ValueError(f"rank {rank} of {world}, {workers} workers, {prefetch} batches ahead")
         _check(source, batch_size, world, seed)
         chosen = choose_sampler(sampler, source)
         check_order(source, chosen, shard_window)
-        if channels != 3 and (colours := without_colours(augment)[1]):
+        if channels != 3 and (for_rgb := without_colours(augment)[1]):
             raise UsageError(
-                f"augment: {', '.join(colours)}: for RGB images only; these have {counted(channels, 'channel')}"
+                f"augment: {', '.join(for_rgb)}: for RGB images only; these have {counted(channels, 'channel')}"
             )
+        if not colours:
+            check_views(augment.expanded(), channels)
         images = source.images
         if workers and isinstance(images, Files) and isinstance(images.paths, tuple) and len(images) >= _MANY:
             self._index = Path(tempfile.mkdtemp(prefix="sslbench-"))
             weakref.finalize(self, shutil.rmtree, self._index, ignore_errors=True)  # at exit at the latest
             images = images.in_file(self._index / "paths")
         shared = dataclasses.replace(source, images=images)
-        self._maker = BatchMaker.of(shared, augment, seed=seed, reading=reading, channels=channels)
+        self._maker = BatchMaker.of(shared, augment, seed=seed, reading=reading, channels=channels, colours=colours)
         self._process = rank, world
         self._start_method, self._sampler, self._window = reading.start_method, chosen, shard_window
         self._groups = self._maker.labels

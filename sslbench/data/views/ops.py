@@ -10,7 +10,8 @@ This holds for 8-bit RGB. `bands` has the functions for other channels and for 1
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -19,32 +20,33 @@ import torch
 from torchvision.transforms.v2 import InterpolationMode, functional
 
 from sslbench.arrays import ByteArray
-from sslbench.data.views import COLOURS, Blur, Jitter, Solarize, View, bands, own, pretext
+from sslbench.data.views import COLOURS, View, bands, drawn, own, pretext
+from sslbench.data.views.drawn import Uniform
 
 """(h, w, 3) uint8, contiguous; other channels or float32 where a function says so."""
 
 Box = tuple[float, float, float, float]
 """Edges of a view in its picture, in pixels: top, left, bottom, right; right is below left for a mirrored view."""
 
-_MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
-_CROP_ATTEMPTS = 10
-_DRAWS = 40  # crop: 2 x 10 + 2; flip 1; jitter 1 + 4 + 4; greyscale 1; blur 2; solarise 2
-_LEVELS = np.arange(256)
-_LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow and torchvision
 
+class Crop(NamedTuple):
+    """Views of one crop.
 
-class Uniform:
-    """Uniform random numbers of one view, drawn at once from torch's default generator: 40 cost as much as one.
-
-    The constant number of draws keeps the views of a picture independent of each other's settings.
+    Attributes:
+        views: one, or one per cell of a grid; each (C, size, size).
+        box: edges of the crop.
+        colours: changes of the view that are left to the training device, see `drawn.colours`; else empty.
     """
 
-    def __init__(self, count: int = _DRAWS) -> None:
-        self._left: list[float] = torch.rand(count, dtype=torch.float64).tolist()
+    views: tuple[torch.Tensor, ...]
+    box: Box
+    colours: Sequence[float] = ()
 
-    def __call__(self, low: float = 0.0, high: float = 1.0) -> float:
-        """Return the next number, uniform between `low` and `high`."""
-        return low + (high - low) * self._left.pop()
+
+_MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
+_CROP_ATTEMPTS = 10
+_LEVELS = np.arange(256)
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow and torchvision
 
 
 def augment(view: View, changes: "Changes", image: torch.Tensor) -> torch.Tensor:
@@ -54,8 +56,8 @@ def augment(view: View, changes: "Changes", image: torch.Tensor) -> torch.Tensor
     return _as_tensor(_changed(view, changes, pixels, draw)[0])
 
 
-def augment_grid(view: View, changes: "Changes", image: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], Box]:
-    """Return the views in the cells of one crop's grid, column by column, and the edges of the crop.
+def augment_grid(view: View, changes: "Changes", image: torch.Tensor) -> Crop:
+    """Return the views in the cells of one crop's grid, column by column.
 
     A crop of side * (size + gap) pixels is cut after or, with grid.augment=views, before flip and colour changes. A
     grid of one cell gives the view of `augment`.
@@ -64,7 +66,7 @@ def augment_grid(view: View, changes: "Changes", image: torch.Tensor) -> tuple[t
     if view.grid.side == 1:
         pixels, box = _crop(view, image, draw)
         pixels, mirrored = _changed(view, changes, pixels, draw)
-        return (_as_tensor(pixels),), _mirrored(box) if mirrored else box
+        return Crop((_as_tensor(pixels),), _mirrored(box) if mirrored else box)
     places = Uniform(2 * view.cells)
     pixels, box = _crop(view, image, draw)
     if view.grid.augment == "crop":
@@ -74,14 +76,22 @@ def augment_grid(view: View, changes: "Changes", image: torch.Tensor) -> tuple[t
     offsets = offsets.reshape(2, view.grid.side, view.grid.side)
     patches = pretext.cut_patches(_as_tensor(pixels), view.cells, view.grid.gap, offsets)
     if view.grid.augment == "crop":
-        return patches.unbind(), box
+        return Crop(patches.unbind(), box)
     cells = [np.ascontiguousarray(patch.permute(1, 2, 0).numpy()) for patch in patches]
-    return tuple(_as_tensor(_changed(view, changes, cell, Uniform())[0]) for cell in cells), box
+    return Crop(tuple(_as_tensor(_changed(view, changes, cell, Uniform())[0]) for cell in cells), box)
 
 
-def whole(make: Callable[[torch.Tensor], torch.Tensor], image: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], Box]:
-    """Return the one view that a function makes of a picture, and the edges of the picture in place of the view's."""
-    return (make(image),), (0.0, 0.0, float(image.shape[1]), float(image.shape[2]))
+def augment_but_colours(view: View, image: torch.Tensor) -> Crop:
+    """Return the view of `augment` with its colours unchanged, and the changes that are left."""
+    draw = Uniform()
+    pixels, box = _crop(view, image, draw)
+    pixels, mirrored = _changed(view, (), pixels, draw)
+    return Crop((_as_tensor(pixels),), _mirrored(box) if mirrored else box, drawn.colours(view, draw))
+
+
+def whole(make: Callable[[torch.Tensor], torch.Tensor], image: torch.Tensor) -> Crop:
+    """Return the one view that a function makes of a picture, with the edges of the picture in place of the view's."""
+    return Crop((make(image),), (0.0, 0.0, float(image.shape[1]), float(image.shape[2])))
 
 
 def _mirrored(box: Box) -> Box:
@@ -183,17 +193,8 @@ def to_grayscale(pixels: ByteArray) -> ByteArray:
     return np.asarray(cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB), dtype=np.uint8)
 
 
-def gaussian_blur(pixels: ByteArray, sigma: float, kernel: int | None = None) -> ByteArray:
-    """Convolve with a Gaussian of `sigma` pixels and mirrored borders.
-
-    Args:
-        pixels: (h, w, C).
-        sigma: standard deviation in pixels.
-        kernel: maximum side of the kernel; more than 3 sigma to either side changes no 8-bit value.
-    """
-    reach = math.ceil(3 * sigma)
-    if kernel is not None:
-        reach = min(reach, kernel // 2)
+def gaussian_blur(pixels: ByteArray, sigma: float, reach: int) -> ByteArray:
+    """Convolve with a Gaussian of `sigma` pixels, cut off after `reach` pixels, and mirrored borders; any channels."""
     side = 2 * reach + 1
     if not _is_rgb(pixels):
         return bands.blur(pixels, sigma, side)
@@ -216,43 +217,32 @@ def _look_up(pixels: ByteArray, table: npt.NDArray[np.generic]) -> ByteArray:
     return np.asarray(cv2.LUT(pixels, table.clip(0, 255).astype(np.uint8)), dtype=np.uint8)
 
 
+_JITTERS: tuple[Callable[[ByteArray, float], ByteArray], ...] = (
+    adjust_brightness,
+    adjust_contrast,
+    adjust_saturation,
+    adjust_hue,
+)
+
+
 def _jitter(pixels: ByteArray, view: View, draw: Uniform) -> ByteArray:
-    jitter: Jitter = view.jitter
-    if draw() >= jitter.p:
-        return pixels
-    changes = (
-        (adjust_brightness, jitter.brightness, 1.0),
-        (adjust_contrast, jitter.contrast, 1.0),
-        (adjust_saturation, jitter.saturation, 1.0),
-        (adjust_hue, jitter.hue, 0.0),
-    )
-    chosen = [
-        (draw(), change, draw(max(0.0, middle - s), middle + s) if middle else draw(-s, s), s)
-        for change, s, middle in changes
-    ]
-    for _, change, amount, strength in sorted(chosen, key=lambda item: item[0]):
-        if strength:
-            pixels = change(pixels, amount)
+    for change, amount in drawn.jitter(view.jitter, draw):
+        pixels = _JITTERS[change](pixels, amount)
     return pixels
 
 
 def _grayscale(pixels: ByteArray, view: View, draw: Uniform) -> ByteArray:
-    return to_grayscale(pixels) if draw() < view.grayscale else pixels
+    return to_grayscale(pixels) if drawn.grayscale(view, draw) else pixels
 
 
 def _blur(pixels: ByteArray, view: View, draw: Uniform) -> ByteArray:
-    blur: Blur = view.blur
-    if draw() >= blur.p:
-        return pixels
-    kernel = None if blur.kernel is None else int(view.size * blur.kernel)
-    return gaussian_blur(pixels, draw(*blur.sigma), kernel)
+    sigma, reach = drawn.blur(view, draw)
+    return gaussian_blur(pixels, sigma, reach) if sigma else pixels
 
 
 def _solarize(pixels: ByteArray, view: View, draw: Uniform) -> ByteArray:
-    solarize: Solarize = view.solarize
-    if draw() >= solarize.p:
-        return pixels
-    return invert_from(pixels, int(draw(0, 257)) if solarize.threshold == "random" else solarize.threshold)
+    threshold = drawn.solarize(view.solarize, draw)
+    return pixels if threshold == drawn.NEVER else invert_from(pixels, threshold)
 
 
 def _transformed(transform: own.Transform, pixels: ByteArray, view: View, draw: Uniform) -> ByteArray:
@@ -295,6 +285,14 @@ def make_view(view: View, channels: int = 3) -> Callable[[torch.Tensor], torch.T
     return functools.partial(augment, view, changes_of(view, channels))
 
 
-def make_views(view: View, channels: int = 3) -> Callable[[torch.Tensor], tuple[tuple[torch.Tensor, ...], Box]]:
-    """Return a picklable function that computes the views of one crop, several if a grid divides it, and its edges."""
+def make_views(view: View, channels: int = 3, *, colours: bool = True) -> Callable[[torch.Tensor], Crop]:
+    """Return a picklable function that computes the views of one crop, several if a grid divides it.
+
+    Args:
+        view: its settings.
+        channels: of the pictures.
+        colours: False leaves the changes of colours of an undivided view to `on_device`.
+    """
+    if not colours:
+        return functools.partial(augment_but_colours, view)
     return functools.partial(augment_grid, view, changes_of(view, channels))

@@ -1,0 +1,145 @@
+"""Changes of the colours of a batch of views on the training device, with the random numbers that workers drew.
+
+They are those of `ops` on 8-bit RGB, a batch at a time: values are whole levels after each change, as there. Rows are
+selected by indices that are known on the processor, so nothing waits for the device.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sslbench.data.views import COLOURS, View, drawn, entry_name
+from sslbench.errors import UsageError
+
+_LUMA = (0.299, 0.587, 0.114)  # as in `ops`
+
+
+def check_views(views: Sequence[View], channels: int) -> None:
+    """Refuse views that only workers can make.
+
+    Raises:
+        UsageError: a view is divided by a grid, has transforms beside the four of its own, or is not RGB; or no view
+            changes colours.
+    """
+    remedy = "Leave colours=device out: the workers change the colours."
+    if channels != 3:
+        raise UsageError(f"colours=device is for RGB images only; these have {channels} channels", remedy)
+    if any(view.cells > 1 for view in views):
+        raise UsageError("colours=device is not for views in a grid (jigsaw, pirl)", remedy)
+    others = sorted({entry_name(entry) for view in views for entry in view.order} - set(COLOURS))
+    if others:
+        raise UsageError(f"colours=device cannot do augment.order: {', '.join(others)}", remedy)
+    if not any(view.jitter.p or view.grayscale or view.blur.p or view.solarize.p for view in views):
+        raise UsageError("colours=device has no effect: these views do not change colours", "Leave it out.")
+
+
+def change_colours(images: Tensor, values: Tensor, order: Sequence[str | Mapping[str, Any]]) -> Tensor:
+    """Return views with their colours changed.
+
+    Args:
+        images: uint8 (B, 3, h, w) on any device.
+        values: float32 (B, drawn.VALUES) on the CPU, see `drawn.colours`.
+        order: of 'jitter', 'grayscale', 'blur' and 'solarize'.
+
+    Returns:
+        float32 (B, 3, h, w), whole numbers from 0 to 255.
+
+    >>> red = torch.tensor([255, 0, 0], dtype=torch.uint8).view(1, 3, 1, 1)
+    >>> grey = drawn.colours(View(grayscale=1.0), drawn.Uniform())
+    >>> change_colours(red, torch.tensor([grey]), ["grayscale"]).flatten().tolist()
+    [76.0, 76.0, 76.0]
+    """
+    x = images.float()
+    kinds, amounts, grey, sigma, reach, threshold = torch.split(values, [4, 4, 1, 1, 1, 1], dim=1)
+    for name in order:
+        if name == "jitter":
+            for step in range(4):
+                for kind, change in enumerate((_brightness, _contrast, _saturation, _hue)):
+                    _replace(x, kinds[:, step] == kind, change, amounts[:, step])
+        elif name == "grayscale":
+            _replace(x, grey[:, 0] > 0, lambda part, _: _grey(part).round().expand_as(part), grey)
+        elif name == "blur":
+            _replace(x, sigma[:, 0] > 0, _blur, torch.cat([sigma, reach], dim=1))
+        elif name == "solarize":
+            _replace(x, threshold[:, 0] < drawn.NEVER, _invert_from, threshold[:, 0])
+    return x
+
+
+def _replace(x: Tensor, chosen: Tensor, change: Callable[[Tensor, Tensor], Tensor], values: Tensor) -> None:
+    """Change the chosen rows of a batch in place; `chosen` and `values` are on the CPU."""
+    rows = chosen.nonzero()[:, 0]
+    if len(rows):
+        on_device = rows.to(x.device, non_blocking=True)
+        x[on_device] = change(x[on_device], values[rows])
+
+
+def _each(values: Tensor, x: Tensor) -> Tensor:
+    """Return one number per image, (B,), on the device of the images and in their shape (B, 1, 1, 1)."""
+    return values.to(x.device, non_blocking=True).view(-1, 1, 1, 1)
+
+
+def _grey(x: Tensor) -> Tensor:
+    """Return the luma, (B, 1, h, w), not rounded."""
+    red, green, blue = torch.split(x, 1, dim=1)
+    grey: Tensor = _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
+    return grey
+
+
+def _brightness(x: Tensor, factors: Tensor) -> Tensor:
+    return (x * _each(factors, x)).clamp(0, 255).floor()
+
+
+def _contrast(x: Tensor, factors: Tensor) -> Tensor:
+    mean = (_grey(x).round().mean(dim=(1, 2, 3), keepdim=True) + 0.5).floor()
+    return (mean + _each(factors, x) * (x - mean)).clamp(0, 255).floor()
+
+
+def _saturation(x: Tensor, factors: Tensor) -> Tensor:
+    grey = _grey(x)
+    return (grey + _each(factors, x) * (x - grey)).clamp(0, 255).round()
+
+
+def _hue(x: Tensor, turns: Tensor) -> Tensor:
+    """Shift the hue, with 8 bits for hue and saturation."""
+    value, least = x.amax(1), x.amin(1)
+    spread = value - least
+    red, green, blue = x.unbind(1)
+    by_green, by_blue = (blue - red) / spread + 2, (red - green) / spread + 4
+    sixths = torch.where(value == red, (green - blue) / spread, torch.where(value == green, by_green, by_blue))
+    hue = (sixths.nan_to_num() * 256 / 6).round()
+    saturation = (255 * spread / value).nan_to_num().round() / 255
+    hue = (hue + _each((turns * 256).round(), x)[:, 0]) % 256 * 6 / 256
+    channels = []
+    for offset in (5, 3, 1):  # red, green, blue: Smith, "Color gamut transform pairs", SIGGRAPH 1978
+        place = (hue + offset) % 6
+        channels.append(value - value * saturation * torch.minimum(place, 4 - place).clamp(0, 1))
+    return torch.stack(channels, dim=1).round()
+
+
+def _blur(x: Tensor, kernels: Tensor) -> Tensor:
+    """Convolve with Gaussians of `kernels`, (B, 2): sigma, and reach of each; borders are mirrored."""
+    sigma, reach = torch.split(kernels.double(), 1, dim=1)
+    most = int(reach.max())
+    taps = torch.arange(-most, most + 1)
+    weights = torch.exp(-(taps**2) / (2 * sigma**2)) * (taps.abs() <= reach)
+    weights = (weights / weights.sum(dim=1, keepdim=True)).float().to(x.device, non_blocking=True)
+    for axis in (2, 3):
+        side = x.shape[axis]
+        padded = x.index_select(axis, _mirrored(torch.arange(-most, side + most), side).to(x.device, non_blocking=True))
+        shifted = (padded.narrow(axis, tap, side) * weights[:, tap].view(-1, 1, 1, 1) for tap in range(2 * most + 1))
+        x = functools.reduce(torch.add, shifted)
+    return x.round().clamp(0, 255)
+
+
+def _mirrored(places: Tensor, side: int) -> Tensor:
+    """Return places inside a side for places beyond its ends, mirrored at the centres of the first and last pixel."""
+    period = max(2 * side - 2, 1)
+    places = places % period
+    return torch.minimum(places, period - places) if side > 1 else torch.zeros_like(places)
+
+
+def _invert_from(x: Tensor, thresholds: Tensor) -> Tensor:
+    return torch.where(x >= _each(thresholds, x), 255 - x, x)
