@@ -22,6 +22,7 @@ from sslbench.data.loading import pretraining
 from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.source import Labels, Source
 from sslbench.data.views import Augment, Jitter, View
+from sslbench.data.views.ops import Crop
 from sslbench.errors import DataError, UsageError
 
 TWO_SIZES = Augment((View(2, 12, jitter=Jitter(0.8, 0.4, 0.4, 0.4, 0.1)), View(1, 6, scale=(0.1, 0.3))))
@@ -196,12 +197,12 @@ def test_without_one_label_per_image_there_are_none(kind):
 
 def draw_from_all(image):
     noise = [np.random.randint(256), random.randrange(256), int(torch.randint(256, ())), 0]
-    return (torch.tensor(noise, dtype=torch.uint8).repeat(3, 4, 1),), (0.0, 0.0, 4.0, 4.0)
+    return Crop((torch.tensor(noise, dtype=torch.uint8).repeat(3, 4, 1),), (0.0, 0.0, 4.0, 4.0))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_numpy_and_random_are_seeded_for_every_image_too(workers, monkeypatch):
-    monkeypatch.setattr(batch_module, "make_views", lambda view, channels: draw_from_all)
+    monkeypatch.setattr(batch_module, "make_views", lambda view, channels, colours: draw_from_all)
     augment = Augment((View(1, 4),))
     expected = stream(TrainingData(textured(), augment, batch_size=5), 2, 6)
     found = stream(TrainingData(textured(), augment, batch_size=5, workers=workers), 2, 6)
