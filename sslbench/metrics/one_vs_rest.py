@@ -3,8 +3,9 @@
 Every sample is a positive of one class only, so all classes together have N steps. A class ranks only the samples that
 score at least as high as its lowest positive: they are sorted into the places between and at its steps, and the weights
 of all places, for R weightings, are one sparse product. That takes as many additions per weighting as samples are
-ranked: N for each class at worst, far fewer for a good classifier. Single precision is exact for whole numbers up to
-2^24.
+ranked: N for each class at worst, far fewer for a good classifier. Samples tied with the lowest positive, nearly all
+where scores are the votes of a few neighbours, are counted by those below it if these are fewer. Single precision is
+exact for whole numbers up to 2^24.
 """
 
 from collections.abc import Iterator, Sequence
@@ -80,6 +81,7 @@ class _Steps:
         number: of the class.
         places: twice the number of steps G, the distinct scores of its positives, falling.
         ranked: samples, in order of their places.
+        below: the last place has the samples below the last step instead of those at it.
         starts: (2 G,) first of `ranked` at each place: 2 i between the steps i - 1 and i, 2 i + 1 at step i.
         own: (N_c,) the positives in order of their steps.
         own_starts: (G,) first of `own` at each step.
@@ -91,9 +93,12 @@ class _Steps:
         self.own = rows[np.argsort(falling[rows], kind="stable")]
         steps, self.own_starts = np.unique(falling[self.own], return_index=True)
         self.places = 2 * len(steps)
-        inside = np.flatnonzero(falling <= steps[-1])
+        above, at = falling < steps[-1], falling == steps[-1]
+        self.below = bool(2 * at.sum() + above.sum() > len(falling))
+        inside = np.flatnonzero(~at if self.below else above | at)
         place = np.searchsorted(steps, falling[inside], side="left")
         place += np.searchsorted(steps, falling[inside], side="right")
+        place = np.minimum(place, self.places - 1)
         self.ranked = inside[np.argsort(place, kind="stable")].astype(np.int32)
         self.starts = np.r_[0, np.cumsum(np.bincount(place, minlength=self.places))[:-1]]
 
@@ -114,6 +119,8 @@ def _count(
     start = 0
     for steps in chunk:
         reached = np.cumsum(sums[start : start + steps.places], axis=0, dtype=np.float64)
+        if steps.below:
+            reached[-1] = total - sums[start + steps.places - 1]
         hits = np.cumsum(np.add.reduceat(by_sample[steps.own], steps.own_starts, axis=0), axis=0, dtype=np.float64)
         # Rows of weightings in one piece: the order of later sums, and so their rounding, is that of sorted passes.
         hits, seen, before = (np.ascontiguousarray(part.T) for part in (hits, reached[1::2], reached[::2]))

@@ -350,7 +350,7 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
         traffic=len(usable) * (queries + chosen) * (max(usable) * _VOTE + 4 * DOUBLE * shapes.classes),
         memory=max(queries, chosen) * (2 * DOUBLE * shapes.classes + 4 * DOUBLE * max(usable)),
     )
-    return search + choice + votes + summary_cost(shapes.labels, queries, shapes.classes)
+    return search + choice + votes + summary_cost(shapes.labels, queries, shapes.classes, votes=True)
 
 
 PROTOCOL = Protocol(

@@ -3,7 +3,6 @@
 The constants are counts of bytes and of passes, fitted to measured runs of 1,000 to 40,000 rows (`make bench`).
 """
 
-import math
 
 from sslbench.labels import LabelKind
 from sslbench.runtime.cost import Cost
@@ -15,12 +14,12 @@ EIGEN = 11
 
 _RESAMPLES = 1000  # half-samples of `metrics.summary`
 _WEIGHTS = 20_000_000  # weights in memory at a time, `metrics.summary._BLOCK`
-_STEPS = 64_000_000  # entries of the comparison of scores in memory at a time, `metrics.one_vs_rest._CHUNK`
-_SORTED_FROM = 750  # rows per class above which a class is a sorted pass, `metrics.one_vs_rest._SORTING`
-_BYTES_OF_HALF = 2300  # per weight: drawing it, and the passes of the metrics of classes
+_RANKED, _SUMS = 16_000_000, 32_000_000  # ranked samples and sums in memory at a time, `metrics.one_vs_rest`
+_BYTES_OF_HALF = 2600  # per weight: drawing it, and the passes of the metrics of classes
+_BYTES_OF_RANK = 8  # per weight and class: sums over the samples that a class ranks
+_BYTES_OF_VOTE = 1.2  # the same for the votes of a few neighbours, nearly all of which are 0
 _BYTES_OF_PASS = 330  # per weight and class: a sorted pass
 _BYTES_OF_VALUE = 1300  # per weight: metrics of numbers
-_BYTES_COMPARED = 100  # per pair of rows: comparison of their scores
 _WEIGHT_HELD = 28  # bytes held per weight
 
 _PAIR = 70  # bytes per pair of rows: choice of the nearest
@@ -29,20 +28,28 @@ _CANDIDATE = 64  # bytes held per candidate, `solvers.neighbours`
 _MOST_QUERIES = 4096  # rows of test per block
 
 
-def summary_cost(kind: LabelKind, rows: int, classes: int, *, resamples: int = _RESAMPLES) -> Cost:
-    """Return the cost of all metrics of scores (rows, classes) with their intervals, and of the file of scores."""
+def summary_cost(kind: LabelKind, rows: int, classes: int, *, resamples: int = _RESAMPLES, votes: bool = False) -> Cost:
+    """Return the cost of all metrics of scores (rows, classes) with their intervals, and of the file of scores.
+
+    Args:
+        kind: of the labels.
+        rows: number of samples.
+        classes: number of classes.
+        resamples: number of half-samples.
+        votes: nearly all scores are 0.
+    """
     weights = float(resamples) * rows
     held = min(weights, _WEIGHTS) * _WEIGHT_HELD + 3 * DOUBLE * rows * classes
     scores = float(FLOAT * rows * classes)
-    if kind == "single" and rows <= _SORTED_FROM * classes:
-        blocks = math.ceil(weights / _WEIGHTS)
+    if kind == "single":
+        of_class = _BYTES_OF_VOTE if votes else _BYTES_OF_RANK
+        sums = min(2 * min(weights, _WEIGHTS), _SUMS)
         return Cost(
-            single=2 * weights * rows,
-            traffic=weights * _BYTES_OF_HALF + float(rows) ** 2 * _BYTES_COMPARED * blocks,
-            memory=held + min(float(rows) ** 2, _STEPS) * 6,
+            traffic=weights * (_BYTES_OF_HALF + of_class * classes),
+            memory=held + 3 * FLOAT * min(rows * classes, _RANKED) + FLOAT * sums,
             scores=scores,
         )
-    if kind in ("single", "multi"):
+    if kind == "multi":
         return Cost(traffic=weights * (_BYTES_OF_HALF + _BYTES_OF_PASS * classes), memory=held, scores=scores)
     return Cost(traffic=weights * _BYTES_OF_VALUE, memory=held, scores=scores)
 
