@@ -27,6 +27,7 @@ from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts.costs import DOUBLE, search_cost, summary_cost
+from sslbench.protocols._parts.engines import fastest_engine
 from sslbench.protocols._parts.selection import (
     check_features,
     headline_by_blocks,
@@ -73,7 +74,7 @@ class Settings:
     backend: Literal["auto", "faiss", "torch"] = setting(
         "auto",
         "search library; results are the same: faiss on the CPU, torch on the run's device; auto: "
-        "faiss unless the run has a GPU",
+        "torch on a GPU, else the faster one",
         changes_result=False,
     )
 
@@ -196,10 +197,11 @@ def _scope(train: Features, settings: Settings) -> Scope:
 
 
 def _search(train: Features, test: Features, k: int, settings: Settings, device: str, scope: Scope) -> _Neighbours:
-    library = settings.backend
-    if library == "auto":
-        library = "faiss" if device == "cpu" else "torch"
-    engine = Engine("faiss") if library == "faiss" else Engine("torch", device)
+    queries = len(test) if scope.test_rows is None else len(scope.test_rows)
+    if settings.backend == "auto":
+        engine = fastest_engine(device, 2.0 * len(train) * queries * train.x.shape[1])
+    else:
+        engine = Engine("faiss") if settings.backend == "faiss" else Engine("torch", device)
     memory = settings.max_memory
     return _Neighbours(
         *nearest(train.x, test.x, k, metric=settings.metric, max_memory=memory, scope=scope, engine=engine)

@@ -40,12 +40,13 @@ from sslbench.protocols._parts.costs import DOUBLE, FLOAT, search_cost, summary_
 from sslbench.protocols._parts.dense.classes import class_cells, read_classes
 from sslbench.protocols._parts.dense.survey import refuse_problems, survey
 from sslbench.protocols._parts.dense.task import ALL_IGNORED
+from sslbench.protocols._parts.engines import fastest_engine
 from sslbench.protocols.protocol import MAPS, OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.runtime.cost import Cost
 from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.solvers.in_context import class_counts, sample_patches, shares, weighted_labels
-from sslbench.solvers.neighbours import Engine, nearest
+from sslbench.solvers.neighbours import nearest
 from sslbench.solvers.upsampling import upsampled_classes
 
 _QUERIES = 1 << 16
@@ -244,7 +245,7 @@ def predicted_maps(
     """
     maps, grid = _parts(test)
     cells, n_classes = grid[0] * grid[1], memory.labels.shape[1]
-    engine = Engine("faiss") if device == "cpu" else Engine("torch", device)
+    engine = fastest_engine(device, 2.0 * len(memory.x) * len(test) * cells * memory.x.shape[1])
     step = max(1, _QUERIES // cells)
     for start in range(0, len(test), step):
         block = np.asarray(test.x[start : start + step], dtype=np.float32)

@@ -68,7 +68,7 @@ class Engine:
     """Library and device of the first pass; the result does not depend on them.
 
     Attributes:
-        library: 'faiss' (CPU only, and faster there) or 'torch'.
+        library: 'faiss' (CPU only) or 'torch', whose products on the CPU are numpy's.
         device: device for torch: 'cpu', 'cuda', 'cuda:1', 'mps'.
     """
 

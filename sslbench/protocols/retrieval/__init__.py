@@ -33,6 +33,7 @@ from sslbench.labels import LABELS
 from sslbench.metrics.intervals import Interval, Units, ends, mean_errors, on_halves, standard_errors
 from sslbench.metrics.retrieval import COPIES, GroundTruth, micro_values
 from sslbench.protocols._parts.costs import DOUBLE, EIGEN, FLOAT, search_cost
+from sslbench.protocols._parts.engines import fastest_engine
 from sslbench.protocols._parts.selection import check_features, check_finite, class_sizes
 from sslbench.protocols.protocol import OnFeatures, Part, Protocol, Shapes
 from sslbench.protocols.retrieval.descriptors import aggregate_regions, expand_queries, subtract_background, unit_length
@@ -50,7 +51,7 @@ from sslbench.protocols.retrieval.tasks import (
 )
 from sslbench.results import Neighbours, Outcome
 from sslbench.runtime.cost import Cost
-from sslbench.solvers.neighbours import Engine, Scope, nearest
+from sslbench.solvers.neighbours import Scope, nearest
 from sslbench.solvers.whitening import Whitening, fit_whitening
 
 _ROWS = 8192  # rows prepared together, so that memory-mapped features are never copied whole in float64
@@ -234,7 +235,6 @@ class _SearchIndex:
     def __init__(self, train: Features, test: Features, search: Search, settings: Settings, device: str) -> None:
         self.settings, self.device, self.search = settings, device, search
         self.test, self.test_ids = test, test.ids
-        self.engine = Engine("faiss") if device == "cpu" else Engine("torch", device)
         self.whitening = _whitening(train, settings) if settings.whiten else None
         if search.in_test is None:
             self.database, self.ids = descriptors(train, self.whitening), train.ids
@@ -242,6 +242,7 @@ class _SearchIndex:
             rows = np.flatnonzero(search.in_test)
             self.database, self.ids = descriptors(test, self.whitening, rows), tuple(test.ids[row] for row in rows)
         self.n_searched = len(self.database)
+        self.engine = fastest_engine(device, 2.0 * self.n_searched * len(test) * self.database.shape[1])
         if settings.augmentation:
             # Queries are no part of this database, see `check_queries`.
             own = Scope(without_self=True)
