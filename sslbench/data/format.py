@@ -71,12 +71,13 @@ class ObjectReader:
     Attributes:
         recognises: cheap test of a location.
         open: split -> source.
-        open_below: the same for images below another folder (`?images=FOLDER`); None: there is no such option.
+        open_with: the same for images below another folder (`?images=FOLDER`) or by groups of images (`?group=KEY`,
+            '' without); None: there are no such options.
     """
 
     recognises: Callable[[str], bool]
     open: Callable[[str], Mapping[str, ObjectSource]]
-    open_below: Callable[[str, Path], Mapping[str, ObjectSource]] | None = None
+    open_with: Callable[[str, Path | None, str], Mapping[str, ObjectSource]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -125,7 +125,8 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
         spec: a COCO, LVIS or kwcoco manifest (`instances_train.json`, `photos.kwcoco.json`), a folder of these, a
             Pascal VOC tree (`VOCdevkit/VOC2007`), several of them (`VOC2007+VOC2012`), folders of images and XML, YOLO
             (a folder or data.yaml), a table of boxes (.csv), several sources, or toy images by kwcoco
-            (`kwcoco:shapes8`). Behind a manifest or table, `?images=FOLDER` names the folder of its images.
+            (`kwcoco:shapes8`). Behind a manifest or table, `?images=FOLDER` names the folder of its images, and
+            `?group=patient` a key of its images, or a column: a seeded split keeps equal values on one side.
 
     Returns:
         Split name -> source; {"all": source} if there are no splits.
@@ -139,19 +140,21 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
     (8, 4)
     """
     location = locate(spec)
-    unknown = next((key for key in location.options if key != "images"), None)
+    unknown = next((key for key in location.options if key not in ("images", "group")), None)
     if unknown is not None:
         raise UsageError(f"{spec}: data with boxes take no option '?{unknown}='")
     for found in all_formats():
         if found.objects is not None and found.objects.recognises(location.text):
-            if "images" not in location.options:
+            if not location.options:
                 return dict(found.objects.open(location.text))
-            if found.objects.open_below is None:
+            if found.objects.open_with is None:
                 raise UsageError(
-                    f"{spec}: '?images=' names the folder of the images of a manifest (.json) or a table (.csv)"
+                    f"{spec}: '?images=' names the folder of the images, and '?group=' a key or column, of a manifest "
+                    "(.json) or a table (.csv)"
                 )
-            folder = images_folder(location.text, location.options["images"])
-            return dict(found.objects.open_below(location.text, folder))
+            images, group = location.options.get("images", ""), location.options.get("group", "")
+            folder = images_folder(location.text, images) if images else None
+            return dict(found.objects.open_with(location.text, folder, group))
     open_data(location.text)  # raises if the location does not exist or is damaged
     raise UsageError(
         f"no boxes were found in {location.text}{_content_of(Path(location.text))}",

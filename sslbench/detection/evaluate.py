@@ -73,7 +73,9 @@ def joined(parts: list[Detections]) -> Detections:
 def score(
     truth: Truth, found: Detections, recipe: DetectionRecipe, *, seed: int, resamples: int = 1000
 ) -> tuple[DetectionScores, dict[str, tuple[float, float, float]]]:
-    """Return the scores of the boxes by the recipe's metric, and COCO's or LVIS's scores of any masks (mask_AP, ...).
+    """Return the scores of the boxes by the recipe's metric, and COCO's or LVIS's of any masks.
+
+    The latter are named mask_AP, ..., and boundary_AP, ... where boundaries have to overlap too.
 
     Args:
         truth: ground truth, with masks if the recipe has them.
@@ -92,6 +94,8 @@ def score(
     if recipe.masks:
         values = of_regions(truth, found, kind="masks", seed=seed, resamples=resamples).metrics
         of_masks = {f"mask_{name}": value for name, value in values.items()}
+        values = of_regions(truth, found, kind="boundaries", seed=seed, resamples=resamples).metrics
+        of_masks |= {f"boundary_{name}": value for name, value in values.items() if name.startswith("AP")}
     return scores, of_masks
 
 

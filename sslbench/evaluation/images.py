@@ -107,7 +107,9 @@ class _ImageEvaluation:
         return floors.untrained_like(self.prepared.backbone)
 
     def measure(self, task: Task) -> list[Result]:
-        """Return the rows of one protocol, with their floors beside them."""
+        """Return the rows of one protocol, with their floors beside them; with `only_seed` those of one training."""
+        if self.prepared.run.only_seed is not None:
+            return self._only_training(task)
         baseline, missing = self._baseline(task)
         results = []
         for row, (result, scores) in self._rows(task, self.prepared.backbone).items():
@@ -136,6 +138,16 @@ class _ImageEvaluation:
             scores = scores_together([own[row][1] for own in each])
             rows[row] = dataclasses.replace(result, command=self.command, references=references), scores
         return rows
+
+    def _only_training(self, task: Task) -> list[Result]:
+        """Return the records of one of several trainings; floors stand beside the mean, and are only trained here."""
+        (run,) = self.prepared.run.each_seed()
+        number = run.seed - self.prepared.run.seed
+        rows = self._training(task, self.prepared.backbone, run, number)
+        of_file = self.prepared.request.weights != "random" and not self.prepared.backbone.kind.pixels
+        if run.floors and run.baseline and of_file and self.untrained is not None:
+            self._training(task, self.untrained, run, number)
+        return [result for result, _ in rows.values()]
 
     def _training(
         self, task: Task, backbone: Backbone, run: RunSettings, number: int

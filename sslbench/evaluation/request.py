@@ -33,6 +33,11 @@ class RunSettings:
         "number of trainings, with the seeds seed, seed + 1, ...: protocols that train a network or heads by "
         "stochastic gradient descent",
     )
+    only_seed: int | None = setting(
+        None,
+        "make only the training with this seed of those that `seeds` names; the others may run beside it",
+        changes_result=False,
+    )
     test_fraction: float = setting(0.2, "share of the data used as test split if the data has none")
     on_error: Literal["stop", "skip"] = setting("stop", "unreadable images: stop after listing them, or skip them")
     decoder: tuple[str, ...] = setting(
@@ -77,6 +82,11 @@ class RunSettings:
             raise UsageError(f"seed should be from 0 to {2**32 - 1}, not {self.seed}")
         if not 1 <= self.seeds <= 2**32 - self.seed:
             raise UsageError(f"seeds should be at least 1, the number of trainings, not {self.seeds}")
+        if self.only_seed is not None and not self.seed <= self.only_seed < self.seed + self.seeds:
+            raise UsageError(
+                f"only_seed={self.only_seed} is none of the trainings, whose seeds are {self.seed} to "
+                f"{self.seed + self.seeds - 1}"
+            )
         return ExtractSettings(
             device,
             self.precision,
@@ -88,8 +98,9 @@ class RunSettings:
         )
 
     def each_seed(self) -> "list[RunSettings]":
-        """Return the settings of each training, of one seed."""
-        return [dataclasses.replace(self, seed=self.seed + i, seeds=1) for i in range(self.seeds)]
+        """Return the settings of each training, of one seed; with `only_seed` those of that one."""
+        seeds = range(self.seed, self.seed + self.seeds) if self.only_seed is None else (self.only_seed,)
+        return [dataclasses.replace(self, seed=seed, seeds=1, only_seed=None) for seed in seeds]
 
     def decoding(self) -> dict[str, Any]:
         """Return the values of the preprocessing that `decoder` and `max_pixels` change.

@@ -38,6 +38,9 @@ def check_seeds(run: RunSettings, tasks: Sequence[Task]) -> None:
     Raises:
         UsageError: it is so.
     """
+    if run.only_seed is not None and not all(map(trains, tasks)):
+        names = " ".join(task.protocol for task in tasks if not trains(task))
+        raise UsageError(f"only_seed={run.only_seed} has no effect on {names}, which trains nothing", "Leave it out.")
     if run.seeds == 1:
         return
     names = " ".join(dict.fromkeys(task.protocol for task in tasks))

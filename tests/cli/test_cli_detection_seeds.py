@@ -95,6 +95,28 @@ def test_the_mean_of_seeds_is_resumed_repeated_compared_and_analysed(world, sslb
     assert Path("shown/precision-and-recall.png").is_file() and Path("shown/errors.csv").is_file()
 
 
+def test_seeds_trained_by_jobs_of_their_own_are_put_together(world, sslbench, trained):
+    seeds, _ = trained
+    code, out, err = sslbench(*RUN, "seeds=3", "--launcher", "slurm", "--dry-run")
+    assert code == 0, err
+    jobs = [line.removeprefix("job: sslbench ").split() for line in out.splitlines() if line.startswith("job: ")]
+    assert [job[1] for job in jobs] == ["only_seed=0", "only_seed=1", "only_seed=2"]
+    for job in reversed(jobs):
+        code, _, err = sslbench(*job)
+        assert code == 0, err
+    assert seeds == [2, 1, 0]
+    assert [one.data.split_seed for one in sorted(read_tree(Path("results")), key=lambda one: one.seed)] == [None, 0, 0]
+    code, _, err = sslbench(*RUN, "seeds=3")
+    assert code == 0 and seeds == [2, 1, 0] and err.count("finished before") == 3, err
+    joined = whole()
+    code, _, err = sslbench(*RUN, "seeds=3", "--out", "whole")
+    assert code == 0 and seeds == [2, 1, 0, 0, 1, 2], err
+    at_once = next(result for result in read_tree(Path("whole")) if result.trainings)
+    assert (joined.id, joined.metrics, joined.ranges) == (at_once.id, at_once.metrics, at_once.ranges)
+    code, _, err = sslbench(*RUN, "seeds=3", "only_seed=3")
+    assert code == 2 and "whose seeds are 0 to 2" in err
+
+
 def truth_of(name="squares.json"):
     (source,) = open_objects(name).values()
     return source, source.truth()

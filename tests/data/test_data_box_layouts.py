@@ -108,7 +108,28 @@ def cvat(root):
     write_coco(root / "annotations" / "instances_default.json", ALL)
 
 
-WHOLE = (voc_without_lists, two_folders, one_folder, darknet, fiftyone, cvat)
+def in_halves():
+    """The pictures in two folders, of which neither is a split."""
+    items = list(ALL.items())
+    return {"camera 1": dict(items[:3]), "camera 2": dict(items[3:])}
+
+
+def voc_in_folders(root):
+    for folder, samples in in_halves().items():
+        save(root / "JPEGImages" / folder, samples, ".jpg")
+        write_xml(root / "Annotations" / folder, samples)
+
+
+def voc_xml_in_folders(root):
+    save(root / "images", ALL)
+    for folder, samples in in_halves().items():
+        write_xml(root / "xml" / folder, samples)
+
+
+WHOLE = (
+    *(voc_without_lists, two_folders, one_folder, voc_in_folders, voc_xml_in_folders),
+    *(darknet, fiftyone, cvat),
+)
 SPLIT = (
     roboflow_voc,
     roboflow_coco,
@@ -153,6 +174,65 @@ def test_a_folder_with_splits_gives_the_boxes_that_were_written(tmp_path, write)
         "test": truth(SAMPLES["test"]),
     }
     assert {source.classes for source in found.values()} == {NAMES}
+
+
+def test_folders_of_classes_with_xml_have_boxes_and_stay_classes(tmp_path):
+    for folder, samples in in_halves().items():
+        save(tmp_path / folder, samples)
+        write_xml(tmp_path / folder, samples)
+    source = open_objects(str(tmp_path))["all"]
+    assert boxes_of(source) == truth(ALL) and source.classes == NAMES
+    assert any("the classes are those in the XML" in note for note in source.notes)
+    samples = open_data(str(tmp_path))["all"]
+    assert samples.labels.classes == ("camera 1", "camera 2")
+    assert any("the XML beside the images has boxes" in note for note in samples.notes)
+
+
+def grouped_table(root):
+    save(root, ALL)
+    columns = ("filename", "class", "xmin", "ymin", "xmax", "ymax")
+    write_table(root / "boxes.csv", ALL, columns)
+    lines = (root / "boxes.csv").read_text().splitlines()
+    patients = [f"{line},{'ann' if line < 'p3' else 'bob'}" for line in lines[1:]]
+    (root / "boxes.csv").write_text("\n".join([f"{lines[0]},Patient", *patients]) + "\n")
+    return root / "boxes.csv"
+
+
+def grouped_manifest(root):
+    save(root, ALL)
+    write_coco(root / "boxes.json", ALL)
+    content = json.loads((root / "boxes.json").read_text())
+    for image in content["images"]:
+        image["Patient"] = "ann" if image["file_name"] < "p3" else "bob"
+    (root / "boxes.json").write_text(json.dumps(content))
+    return root / "boxes.json"
+
+
+@pytest.mark.parametrize("write", [grouped_table, grouped_manifest], ids=lambda write: write.__name__)
+def test_groups_of_images_stay_together(tmp_path, write):
+    file = write(tmp_path)
+    source = open_objects(f"{file}?group=Patient")["all"]
+    assert boxes_of(source) == truth(ALL)
+    assert source.attributes[source.grouped_by] == ("ann",) * 3 + ("bob",) * 3
+    assert source.fingerprint() != open_objects(str(file))["all"].fingerprint()
+    assert source.truth().groups.tolist() == [0, 0, 0, 1, 1, 1]
+    parts = split_objects(f"{file}?group=Patient", test_fraction=0.5)
+    assert [set(part.attributes["Patient"]) for part in (parts.train, parts.test)] in (
+        [{"ann"}, {"bob"}],
+        [{"bob"}, {"ann"}],
+    )
+    assert "by Patient" in parts.how
+    assert open_data(f"{file}?group=Patient")["all"].grouped_by == "Patient"
+    with pytest.raises(UsageError, match=r"'Patent'(.|\n)*[Pp]atient"):
+        open_objects(f"{file}?group=Patent")
+
+
+def test_rows_of_one_image_are_of_one_group(tmp_path):
+    file = grouped_table(tmp_path)
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines, lines[1].replace("ann", "bob")]) + "\n")
+    with pytest.raises(DataError, match=r"the rows of p0.png contradict each other: ann and bob"):
+        open_objects(f"{file}?group=patient")
 
 
 def test_lists_of_yolo_divide_one_folder(tmp_path):
@@ -228,7 +308,7 @@ def test_images_of_a_manifest_may_lie_elsewhere(tmp_path):
     assert len(open_data(f"{spec}?images=../photos")["all"]) == 6
     with pytest.raises(UsageError, match=r"there is no folder .*nowhere"):
         open_objects(f"{spec}?images=nowhere")
-    with pytest.raises(UsageError, match=r"names the folder of the images of a manifest"):
+    with pytest.raises(UsageError, match=r"names the folder of the images, and '\?group='"):
         one_folder(tmp_path / "one")
         open_objects(f"{tmp_path / 'one'}?images=../photos")
 

@@ -11,6 +11,7 @@ import io
 import json
 import sys
 import tempfile
+import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -19,9 +20,14 @@ from xml.sax.saxutils import escape
 import numpy as np
 import torch
 from detector_samples import ALL, CASES, images, small_detector, targets
-from test_detection_parity import batch_for, in_order, library, ours, run, theirs
+from test_detection_parity import batch_for, configuration, in_order, library, ours, run, theirs
 
-from sslbench.detection.recipe import DetectionRecipe, resized, resolved
+from sslbench.data.images import Arrays
+from sslbench.data.objects.types import Objects, ObjectSource
+from sslbench.detection.augmented import detect_views
+from sslbench.detection.batches import cut, jittered, repeat_factors, resize
+from sslbench.detection.models.boxes import Target
+from sslbench.detection.recipe import DetectionRecipe, resized, resolved, view_sizes
 from sslbench.detection.train import make_optimizer, rate
 from sslbench.metrics.detection import Detections, Truth, coco_ap, voc_ap
 
@@ -252,12 +258,130 @@ def write_voc(folder: Path, truth: Truth, found: Detections) -> None:
         folder.joinpath(f"{name}.txt").write_text("\n".join(lines))
 
 
+def repeats(number: int) -> list[Row]:
+    """Compare how often LVIS's images are repeated (RepeatFactorTrainingSampler)."""
+    from detectron2.data.samplers import RepeatFactorTrainingSampler
+
+    rng, largest, count = np.random.default_rng(4), 0.0, 0
+    for _ in range(number):
+        n, threshold = int(rng.integers(20, 80)), float(rng.choice([0.001, 0.05, 0.3]))
+        rare = rng.random(12) ** 3
+        classes = [np.flatnonzero(rng.random(12) < rare) for _ in range(n)]
+        dicts = [{"annotations": [{"category_id": int(c)} for c in np.repeat(own, 2)]} for own in classes]
+        wanted = RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(dicts, threshold)
+        mine = repeat_factors(with_classes(classes), np.arange(n), threshold)
+        largest = max(largest, float(np.abs(mine - wanted.numpy()).max()))
+        count += n
+    return [Row("repeats of an image by its rarest class", count, largest, 1e-5)]
+
+
+def with_classes(classes: list[np.ndarray]) -> ObjectSource:
+    """Return images with two objects of each class."""
+    objects = []
+    for own in classes:
+        kinds = np.repeat(own, 2).astype(np.int64)
+        no, boxes = np.zeros(len(kinds), np.bool_), np.tile(np.float32([[0, 0, 4, 4]]), (len(kinds), 1))
+        objects.append(Objects(boxes, kinds, no, no, np.full(len(kinds), 16.0)))
+    n = len(objects)
+    pictures = Arrays(np.zeros((n, 4, 4, 3), dtype=np.uint8), "none")
+    names, ids = tuple(f"c{i}" for i in range(12)), tuple(f"{i:03d}" for i in range(n))
+    places = tuple(range(1, n + 1)), tuple(range(1, 13))
+    return ObjectSource("drawn", ids, pictures, tuple(objects), np.full((n, 2), 4), names, *places)
+
+
+class Given(np.random.Generator):
+    """Generator whose draws from 0 to 1 are all the same number."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__(np.random.PCG64())
+        self.number = number
+
+    def random(self) -> float:
+        return self.number
+
+    def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
+        return low + self.number * (high - low)
+
+
+def jitter(number: int) -> list[Row]:
+    """Compare large-scale jitter: the pixels and boxes after the same draws (ResizeScale, FixedSizeCrop)."""
+    from detectron2.data.transforms import AugInput, AugmentationList, FixedSizeCrop, ResizeScale
+
+    rng, pixels, boxes, count, side = np.random.default_rng(5), 0, 0.0, 0, 64
+    recipe = resolved(DetectionRecipe(scale_jitter=(0.5, 2.0), max_size_train=side))
+    augment = AugmentationList([ResizeScale(0.5, 2.0, side, side), FixedSizeCrop((side, side), pad=False)])
+    for _ in range(number):
+        height, width = rng.integers(20, 130, 2).tolist()
+        picture = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        corner = rng.uniform(0, 0.7, (4, 2)) * (width, height)
+        there = np.concatenate((corner, corner + rng.uniform(0.05, 0.3, (4, 2)) * (width, height)), axis=1)
+        scale, offset = rng.random(2).tolist()
+        wanted = AugInput(picture, boxes=there)
+        # Detectron2 draws the scale, then one number for both sides of the offset.
+        draws = iter((0.5 + scale * 1.5, offset))
+        with unittest.mock.patch("numpy.random.uniform", lambda *_, draws=draws: next(draws)):
+            augment(wanted)
+        size = jittered(height, width, recipe, Given(scale))
+        resized_boxes = there * np.tile(np.array(size[::-1]) / (width, height), 2)
+        target = Target(torch.from_numpy(resized_boxes).float(), torch.zeros(4, dtype=torch.int64))
+        image = resize(torch.from_numpy(picture).permute(2, 0, 1), size)
+        image, target = cut(image, target, side, Given(offset))
+        shape = image.shape[1:]
+        left = np.clip(wanted.boxes, 0, [shape[1], shape[0]] * 2)
+        left = left[(left[:, 2:] > left[:, :2] + 1e-5).all(axis=1)]
+        assert image.shape[1:] == wanted.image.shape[:2]
+        pixels = max(pixels, int(np.abs(image.permute(1, 2, 0).numpy().astype(int) - wanted.image).max()))
+        boxes = max([boxes, *np.abs(target.boxes.numpy() - left).ravel().tolist()])
+        count += len(left)
+    return [
+        Row("pixel after large-scale jitter, levels", number, pixels, 0.0),
+        Row("box after large-scale jitter, pixels", count, boxes, 1e-4),
+    ]
+
+
+def augmented_tests() -> list[Row]:
+    """Compare boxes, scores and masks of test images in three sizes and mirrored (GeneralizedRCNNWithTTA)."""
+    from detectron2.modeling import GeneralizedRCNNWithTTA
+
+    boxes, scores, masks, count = 0.0, 0.0, 0.0, 0
+    settings = {**ALL, "tta_sizes": (60, 80, 100), "tta_max_size": 150, "tta_flip": True}
+    for case in ("fpn", "c4"):
+        detector, model = small_detector(case, **settings).eval(), theirs(case, **ALL).eval()
+        recipe, cfg = detector.recipe, configuration(case)
+        cfg.TEST.AUG.MIN_SIZES, cfg.TEST.AUG.MAX_SIZE, cfg.TEST.AUG.FLIP = recipe.tta_sizes, recipe.tta_max_size, True
+        joined = GeneralizedRCNNWithTTA(cfg, model, batch_size=1)  # one at a time: no padding
+        for image in images():
+            picture = (image * 255).round().to(torch.uint8)
+            size = picture.shape[1], picture.shape[2]
+            with torch.no_grad():
+                found = detect_views(detector, [resize(picture, each) for each in view_sizes(*size, recipe)], size)
+                (entry,) = in_order(model, [{"image": picture, "height": size[0], "width": size[1]}])
+                other = joined([entry])[0]["instances"]
+            assert len(found.boxes) == len(other)
+            gaps = (found.boxes[:, None] - other.pred_boxes.tensor[None]).abs().amax(dim=2)
+            gaps[found.classes[:, None] != other.pred_classes[None]] = torch.inf
+            place = gaps.argmin(dim=1)
+            boxes = max(boxes, float(gaps.min(dim=1)[0].max()))
+            scores = max(scores, float((found.scores - other.scores[place]).abs().max()))
+            if found.masks is not None:
+                masks = max(masks, float((found.masks != other.pred_masks[place]).float().mean()))
+            count += len(found.boxes)
+    return [
+        Row("box by test-time augmentation, pixels", count, boxes, 2e-3),
+        Row("score by test-time augmentation", count, scores, 1e-5),
+        Row("pixels of masks by test-time augmentation, share", count, masks, 1e-4),
+    ]
+
+
 def table(number: int) -> list[Row]:
     """Return all rows; `number` random evaluations of each kind and 4,000 times as many sizes."""
     parts: list[Callable[[], list[Row]]] = [
         detections,
         training_steps,
+        augmented_tests,
         lambda: sizes(4000 * number),
+        lambda: jitter(10 * number),
+        lambda: repeats(number),
         schedules,
         lambda: coco_values(number),
         lambda: voc_values(number),

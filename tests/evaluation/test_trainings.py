@@ -69,6 +69,37 @@ def test_finished_seeds_are_not_trained_again(photos, monkeypatch):  # noqa: F81
     assert seeds == [0, 1, 1, 2, 3] and more.id != first.id
 
 
+def test_trainings_made_apart_are_put_together_and_not_trained_again(tmp_path, photos, monkeypatch):  # noqa: F811
+    request = evaluation.Request(
+        weights=str(weights_file(tmp_path)),
+        data=str(photos),
+        tasks=(evaluation.make_task("linear-online", HARD),),
+        preprocessing={"resize": 16, "crop": [16, 16]},
+    )
+    run, out = dataclasses.replace(THREE, floors=True, baseline=True), tmp_path / "out"
+
+    def at(folder, **changed):
+        prepared = evaluation.prepare(request, dataclasses.replace(run, **changed))
+        return evaluation.evaluate(prepared, store=tmp_path / "store", out=folder, command="test")
+
+    for seed in (2, 0, 1):
+        (one,) = at(out, only_seed=seed)
+        assert (one.seed, one.seeds) == (seed, 1)
+    trained = {record.id for record in read_tree(out)}
+    assert len(trained) == 6, "three trainings, and three of the untrained backbone"
+    monkeypatch.setattr("sslbench.evaluation.images._ImageEvaluation._run", None)
+    (joined,) = at(out)
+    monkeypatch.undo()
+    (whole,) = at(tmp_path / "whole")
+    assert {each.record for each in joined.trainings} < trained
+    assert (joined.id, joined.metrics, joined.floors) == (whole.id, whole.metrics, whole.floors)
+    with pytest.raises(UsageError, match="whose seeds are 0 to 2"):
+        at(out, only_seed=3)
+    knn = dataclasses.replace(request, tasks=(evaluation.make_task("knn", {}),))
+    with pytest.raises(UsageError, match="only_seed=1 has no effect on knn"):
+        evaluation.prepare(knn, dataclasses.replace(run, only_seed=1))
+
+
 def test_a_single_seed_is_the_record_of_that_seed_alone(photos):  # noqa: F811
     (alone,) = evaluate(photos, HARD, run=dataclasses.replace(THREE, seed=1, seeds=1))
     (result,) = evaluate(photos, HARD, run=THREE)

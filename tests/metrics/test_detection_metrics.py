@@ -108,8 +108,11 @@ def slow_area(curve, total):
 RANGES = {"all": (0, 1e10), "small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, 1e10)}
 
 
-def slow_coco(truth, detections, area, most=100):
-    """AP (T, C) and recall (T, C), the way the COCO paper's code is described: greedy, surest first."""
+def slow_coco(truth, detections, area, most=100, overlaps=None, sizes=None):
+    """AP (T, C) and recall (T, C), the way the COCO paper's code is described: greedy, surest first.
+
+    Of boxes, or with the overlaps (d, i) and the sizes (d,) that are given.
+    """
     low, high = RANGES[area]
     precision, recall = np.full((2, len(THRESHOLDS), len(truth.classes)), np.nan)
     for label in range(len(truth.classes)):
@@ -127,12 +130,13 @@ def slow_coco(truth, detections, area, most=100):
                 free = set(there)
                 for d in mine:
                     box = detections.boxes[d]
-                    able = [
-                        (not ignore[i], value, i)
+                    values = {
+                        i: overlap(box, truth.boxes[i], crowd=truth.crowd[i]) if overlaps is None else overlaps[d, i]
                         for i in there
-                        if i in free and (value := overlap(box, truth.boxes[i], crowd=truth.crowd[i])) >= threshold
-                    ]
-                    size = np.prod(box[2:] - box[:2])
+                        if i in free
+                    }
+                    able = [(not ignore[i], value, i) for i, value in values.items() if value >= threshold]
+                    size = np.prod(box[2:] - box[:2]) if sizes is None else sizes[d]
                     if able:
                         counts, _, taken = max(able)
                         if not truth.crowd[taken]:

@@ -127,6 +127,7 @@ def values_of_objects(_, quality, seed):
     detections = Detections(images, found, generator.random(30), zeros, masks_of(found))
     metrics = dict(coco_ap(truth, detections, resamples=0).metrics)
     of_masks = coco_ap(truth, detections, kind="masks", resamples=0).metrics
+    of_boundaries = coco_ap(truth, detections, kind="boundaries", resamples=0).metrics
     no_pairs = np.zeros((0, 2), np.int64)
     for frequency in ("r", "c", "f"):
         looked_for = Federated(no_pairs, no_pairs, (frequency,))
@@ -134,9 +135,12 @@ def values_of_objects(_, quality, seed):
         metrics |= {n: v for n, v in lvis_ap(federated, detections, resamples=0).metrics.items() if not np.isnan(v[0])}
         with_masks = lvis_ap(federated, detections, kind="masks", resamples=0).metrics
         of_masks |= {n: v for n, v in with_masks.items() if not np.isnan(v[0])}
+        with_boundaries = lvis_ap(federated, detections, kind="boundaries", resamples=0).metrics
+        of_boundaries |= {n: v for n, v in with_boundaries.items() if not np.isnan(v[0])}
     voc = voc_ap(truth, detections, "area", resamples=0).metrics
     assert set(voc) <= set(metrics)
     metrics |= {f"mask_{name}": value for name, value in of_masks.items()}
+    metrics |= {f"boundary_{name}": value for name, value in of_boundaries.items() if name.startswith("AP")}
     return {name: value for name, (value, _, _) in metrics.items()}
 
 

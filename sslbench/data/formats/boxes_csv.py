@@ -8,11 +8,13 @@ with the XML, so they are a pixel smaller there.)
 """
 
 import csv
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sslbench.config import setting
 from sslbench.data.containers.names import split_name
 from sslbench.data.format import ObjectReader, SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats._parts.layout import split_of
@@ -33,6 +35,13 @@ _ROBOFLOW = "_annotations.csv"
 _TENSORFLOW = "_labels.csv"
 _HEAD = 1 << 16
 _SIDES = ("height", "width")
+
+
+@dataclasses.dataclass(frozen=True)
+class BoxTableOptions(ElsewhereOptions):
+    """Options of a table of boxes: boxes.csv?group=patient&images=photos."""
+
+    group: str = setting("", "column of groups that a seeded split keeps on one side: patient, video, scene")
 
 
 def recognises(spec: str) -> bool:
@@ -72,13 +81,14 @@ def open_objects(
         spec: the table, or a folder of splits.
         below: folder of the images. By default that of the table, or in it images/, JPEGImages/, or a folder with the
             name of the table.
-        columns: names of the columns 'file' and 'class'; by default the first that is known.
+        columns: names of the columns 'file', 'class' and 'group'; by default the first that is known, and no groups.
 
     Returns:
         Split name -> source, or {"all": source}; a column called `split` is honoured. Ids are the file names.
 
     Raises:
         DataError: a column is missing, a cell is no number, or an image is missing or has rows of different sizes.
+        UsageError: there is no column of a name that was given.
     """
     path = Path(spec)
     tables = {"all": path} if path.is_file() else _tables(path)
@@ -89,7 +99,11 @@ def open_objects(
                 splits[split if own == "all" else own] = images
     except OSError as error:
         raise DataError(f"{spec}: cannot read {error.filename!s:.300}: {error.strerror}") from error
-    return object_sources(spec, splits)
+    return object_sources(spec, splits, grouped_by=(columns or {}).get("group", ""))
+
+
+def _open_with(spec: str, below: Path | None, group: str) -> dict[str, ObjectSource]:
+    return open_objects(spec, below, {"group": group} if group else None)
 
 
 def _read(table: Path, below: Path | None, named: Mapping[str, str]) -> dict[str, list[AnnotatedImage]]:
@@ -107,16 +121,17 @@ def _read(table: Path, below: Path | None, named: Mapping[str, str]) -> dict[str
         where = f"{table}, line {of_image[0][0]}"
         size = _once(where, name, [_size(f"{table}, line {n}", row) for n, row in of_image])
         split = _once(where, name, [_split(f"{table}, line {n}", row) for n, row in of_image])
+        group = _once(where, name, [row[columns["group"]] for _, row in of_image]) if "group" in columns else ""
         file = folder / name
         boxes = [_row(f"{table.name}, line {n}", row, columns["class"]) for n, row in of_image]
         splits.setdefault(split, []).append(
-            AnnotatedImage(name, file, size if all(size) else size_in_file(file), boxes)
+            AnnotatedImage(name, file, size if all(size) else size_in_file(file), boxes, group)
         )
     return splits
 
 
 def _cells(table: Path, named: Mapping[str, str]) -> tuple[list[tuple[int, dict[str, str]]], dict[str, str]]:
-    """Return the rows with their line numbers, and the columns of the file and the class."""
+    """Return the rows with their line numbers, and the columns of the file, the class and any group."""
     try:
         with table.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
@@ -130,7 +145,10 @@ def _cells(table: Path, named: Mapping[str, str]) -> tuple[list[tuple[int, dict[
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{table} is no table in UTF-8: {error}") from error
     columns = {}
-    for what, known in (("file", _FILE), ("class", _CLASS)):
+    known_names: dict[str, tuple[str, ...]] = {"file": _FILE, "class": _CLASS} | (
+        {"group": ()} if "group" in named else {}
+    )
+    for what, known in known_names.items():
         if what in named and named[what].lower() not in fields:
             raise UsageError(f"{table} has no column '{named[what]}'", did_you_mean(named[what], fields))
         found = next((name for name in (named.get(what, "").lower(), *known) if name in fields), None)
@@ -223,16 +241,16 @@ def _number(where: str, row: Mapping[str, str], column: str) -> float:
     return value
 
 
-def open(request: SampleRequest[ElsewhereOptions]) -> dict[str, Source]:
+def open(request: SampleRequest[BoxTableOptions]) -> dict[str, Source]:
     """Return the images labelled with the classes of their boxes, or crops of these; see `open_objects`."""
-    given = {"file": request.image_column, "class": request.label_column}
-    columns = {what: name for what, name in given.items() if name is not None}
+    given = {"file": request.image_column, "class": request.label_column, "group": request.options.group}
+    columns = {what: name for what, name in given.items() if name}
     found = open_objects(request.spec, request.options.folder(request.spec), columns)
     return as_samples(request.spec, found, request.options)
 
 
 FORMAT = SourceFormat(
     __doc__,
-    SampleReader(recognises, open, ElsewhereOptions, frozenset(("image", "label"))),
-    ObjectReader(recognises, open_objects, open_objects),
+    SampleReader(recognises, open, BoxTableOptions, frozenset(("image", "label"))),
+    ObjectReader(recognises, open_objects, _open_with),
 )

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from sslbench.data.containers.names import split_name
 from sslbench.data.containers.suffixes import ARRAYS, SUFFIXES, is_clutter
 from sslbench.data.format import LabelMapReader, NoOptions, SampleReader, SourceFormat
+from sslbench.data.formats._parts.layout import has_xml_in_folders
 from sslbench.data.images import Files
 from sslbench.data.labels import no_labels, single_labels
 from sslbench.data.maps import pairs
@@ -186,6 +187,11 @@ def _notes(root: Path, found: _FolderContent, classes: tuple[str, ...]) -> list[
         notes.append(_left_out(found.hidden, where))
     if found.others:
         notes.append(f"{where}: {_others(found.others)} left out")
+    if found.others[".xml"] and classes and has_xml_in_folders(str(root)):
+        notes.append(
+            f"{where}: the folders are the classes; the XML beside the images has boxes, which eval detection and "
+            f"check-data --boxes use"
+        )
     if found.loops:
         notes.append(f"{where}: links to a folder around them or to themselves left out: {some(sorted(found.loops))}")
     if found.special:

@@ -1,26 +1,32 @@
 """Folders with Pascal VOC's XML: annotations/ beside images/, XML beside the images, train/ and test/ of these.
 
 LabelImg, CVAT and Roboflow write such folders: they have no lists in ImageSets. An XML file belongs to the image of the
-same name. Images without an XML file are not annotated and are left out; an XML file without objects says that there
-are none.
+same name; in folders inside of annotations/, to that in the folder of the same name inside of images/ or, if there is
+none, directly in images/. Images without an XML file are not annotated and are left out; an XML file without objects
+says that there are none. Folders of images with XML beside them that are no splits have boxes too, but as samples they
+are the classes.
 """
 
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from sslbench.data.format import ObjectReader, SampleReader, SourceFormat
-from sslbench.data.formats._parts.layout import Place, files_below, find_places, holds
+from sslbench.data.formats._parts.layout import (
+    Place,
+    files_below,
+    find_nested,
+    find_places,
+    has_voc_xml,
+    has_xml_in_folders,
+)
 from sslbench.data.formats.voc.objects import read_xml
 from sslbench.data.formats.voc.tree import MAIN_LISTS, find_years
 from sslbench.data.maps.layout import by_key, walk
 from sslbench.data.objects.annotated import AnnotatedImage, as_samples, object_sources
 from sslbench.data.objects.crops import CropOptions
 from sslbench.data.objects.types import ObjectSource
-from sslbench.data.regular import open_regular
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, printable, some
 from sslbench.errors import DataError
-
-_HEAD = 4096
 
 
 def recognises(spec: str) -> bool:
@@ -29,21 +35,18 @@ def recognises(spec: str) -> bool:
     if not root.is_dir() or find_years(root, MAIN_LISTS):
         return False
     try:
-        return bool(find_places(root, _annotates))
+        return bool(_places(root))
     except DataError:  # recognised, and opening says what is wrong
         return True
 
 
-def _annotates(folder: Path) -> bool:
-    """Return whether an XML file with an annotation lies directly in a folder."""
-    file = holds(folder, ".xml")
-    if file is None:
-        return False
-    try:
-        with open_regular(str(file)) as content:
-            return b"<annotation" in content.read(_HEAD)
-    except OSError:
-        return False
+def _places(root: Path) -> list[Place]:
+    nested = None if (found := find_places(root, has_voc_xml)) else find_nested(root, has_voc_xml)
+    return found if nested is None else [nested]
+
+
+def _recognises_objects(spec: str) -> bool:
+    return recognises(spec) or has_xml_in_folders(spec)
 
 
 def open_objects(spec: str) -> dict[str, ObjectSource]:
@@ -60,7 +63,11 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
     """
     splits: dict[str, list[AnnotatedImage]] = {}
     notes: list[str] = []
-    for place in find_places(Path(spec), _annotates):
+    places = _places(Path(spec))
+    if not places:
+        places = [Place("all", Path(spec), Path(spec))]
+        notes.append(f"{spec}: XML beside the images of several folders; the classes are those in the XML")
+    for place in places:
         splits[place.split], about = _images(place)
         notes += about
     return object_sources(spec, splits, notes)
@@ -69,6 +76,9 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
 def _images(place: Place) -> tuple[list[AnnotatedImage], list[str]]:
     images = by_key(place.images, walk(place.images))
     texts = by_key(place.annotations, files_below(place.annotations, ".xml"))
+    by_name = {PurePath(key).name: path for key, path in texts.items()}
+    if not images.keys() & texts.keys() and len(by_name) == len(texts):
+        texts = by_name
     without_image = [path for key, path in texts.items() if key not in images]
     if without_image:
         raise DataError(
@@ -99,5 +109,5 @@ def open(spec: str, options: CropOptions) -> dict[str, Source]:
 FORMAT = SourceFormat(
     __doc__,
     SampleReader(recognises, lambda request: open(request.spec, request.options), CropOptions),
-    ObjectReader(recognises, open_objects),
+    ObjectReader(_recognises_objects, open_objects),
 )

@@ -26,12 +26,14 @@ class AnnotatedImage:
         path: of the file.
         size: height and width of the upright image; zeros if not known.
         rows: objects as `boxes.checked_objects` takes them, with the name of the class as 'class' in place of 'label'.
+        group: the group it belongs to; '' for none.
     """
 
     id: str
     path: Path
     size: tuple[int, int]
     rows: list[dict[str, Any]]
+    group: str = ""
 
 
 def object_sources(
@@ -40,6 +42,7 @@ def object_sources(
     notes: Sequence[str] = (),
     classes: Sequence[str] | None = None,
     issues: BoxIssues | None = None,
+    grouped_by: str = "",
 ) -> dict[str, ObjectSource]:
     """Return a source per split; all have the same classes, those without an object left out.
 
@@ -49,6 +52,7 @@ def object_sources(
         notes: of the caller.
         classes: in the order of the data; by default sorted by name.
         issues: what the caller found out about boxes.
+        grouped_by: name of the attribute that the groups of the images are; '' without groups.
 
     Raises:
         DataError: all boxes are shares of the image, from 0 to 1.
@@ -71,7 +75,13 @@ def object_sources(
     about += [f"{spec}: {counted(len(unused), 'class')} without any object left out"] if unused else []
     return {
         split: _source(
-            spec if split == "all" else f"{spec} ({split})", part, objects[split], ordered, numbers, tuple(about)
+            spec if split == "all" else f"{spec} ({split})",
+            part,
+            objects[split],
+            ordered,
+            numbers,
+            tuple(about),
+            grouped_by,
         )
         for split, part in splits.items()
     }
@@ -84,6 +94,7 @@ def _source(
     classes: Sequence[str],
     numbers: Sequence[int],
     notes: tuple[str, ...],
+    grouped_by: str,
 ) -> ObjectSource:
     order = sorted(range(len(images)), key=lambda i: images[i].id)
     return ObjectSource(
@@ -96,6 +107,8 @@ def _source(
         numbers=tuple(range(1, len(images) + 1)),
         class_numbers=tuple(numbers),
         notes=notes,
+        attributes={grouped_by: tuple(images[i].group for i in order)} if grouped_by else {},
+        grouped_by=grouped_by,
     )
 
 

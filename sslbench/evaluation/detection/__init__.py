@@ -212,6 +212,8 @@ def evaluate_detection(
         SslbenchError: an image cannot be read, the loss is not finite, or the folder cannot be written.
         StoppedError: SIGTERM, SIGUSR1 or SIGINT came during training; everything is saved.
     """
+    if prepared.run.only_seed is not None:
+        (prepared,) = prepared.each_training()
     request, says = prepared.request, watch or _log_line
     with process_group(prepared.run.torch_device()):
         requested = _requested(prepared, command)

@@ -75,9 +75,9 @@ class PreparedDetection:
 
     def each_training(self) -> "list[PreparedDetection]":
         """Return the same with one training each; the parts of the data stay."""
-        own = self.run.seed
+        split = self.run.seed if self.split_seed is None else self.split_seed
         return [
-            dataclasses.replace(self, run=run, split_seed=None if run.seed == own else own)
+            dataclasses.replace(self, run=run, split_seed=None if run.seed == split else split)
             for run in self.run.each_seed()
         ]
 

@@ -33,6 +33,7 @@ from sslbench.metrics.intervals import Statistic, Units, Values, bootstrap, ends
 from sslbench.metrics.metric import RATE, Metric
 
 __all__ = [
+    "BOUNDARY_METRICS",
     "BOX_METRICS",
     "MASK_METRICS",
     "THRESHOLDS",
@@ -45,7 +46,7 @@ __all__ = [
 ]
 
 VocMetric = Literal["11-point", "area"]
-Region = Literal["boxes", "masks"]
+Region = Literal["boxes", "masks", "boundaries"]
 
 _RULES = {"11-point": precision_recall.eleven_points, "area": precision_recall.area_below}
 _COCO_MOST = (1, 10, COCO_MOST)
@@ -81,6 +82,14 @@ MASK_METRICS = tuple(
     for metric in BOX_METRICS
 )
 """Metrics of masks; records name them so beside those of the boxes."""
+BOUNDARY_METRICS = tuple(
+    dataclasses.replace(
+        metric, name=f"boundary_{metric.name}", title=f"{metric.title}, of masks and boundaries", needs="masks"
+    )
+    for metric in BOX_METRICS
+    if metric.name.startswith("AP")
+)
+"""Metrics of masks whose boundaries have to overlap too (Cheng et al. 2021); records name them so."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,14 +163,15 @@ def coco_ap(
 ) -> DetectionScores:
     """Return the twelve metrics of COCO: AP, AP50, AP75, APs, APm, APl, AR1, AR10, AR100, ARs, ARm, ARl.
 
-    The values are those of pycocotools (computed by faster-coco-eval), except that difficult objects, which COCO does
-    not have, are left out together with their detections.
+    The values are those of pycocotools (computed by faster-coco-eval; of boundaries by our own matches, which are
+    the same and faster), except that difficult objects, which COCO does not have, are left out together with their
+    detections.
 
     Args:
         truth: labelled objects, with masks if they are scored.
         detections: detected objects, with masks if they are scored. The 100 of highest score of a class on an image
             count.
-        kind: regions whose overlap is measured.
+        kind: regions whose overlap is measured; 'boundaries': the smaller overlap of masks and of their boundaries.
         seed: seed of the bootstrap.
         resamples: number of bootstrap resamples; 0 leaves the intervals NaN.
 
@@ -175,20 +185,24 @@ def coco_ap(
     >>> round(found.metrics["AP"][0], 6), found.metrics["APl"][0]
     (1.0, nan)
     """
-    if kind == "masks" and (truth.masks is None or detections.masks is None):
+    if kind != "boxes" and (truth.masks is None or detections.masks is None):
         raise ValueError("masks are to be scored, but the objects or the detections have none")
-    areas = areas_of(detections, masks=kind == "masks")
-    precision, recall = coco.evaluate(truth, detections, areas, kind=kind)
-    values = _coco_values(precision, recall)
-    matches = match_coco(truth, detections, areas, kind=kind) if resamples else []
+    areas = areas_of(detections, masks=kind != "boxes")
+    matches = match_coco(truth, detections, areas, kind=kind) if resamples or kind == "boundaries" else []
     curves = [precision_recall.curves(m) for m in matches]
+    if kind == "boundaries":
+        once = np.ones((truth.n_images, 1))
+        values = _coco_statistic(matches, curves, once)[0].tolist()
+        table = lvis.average_precisions(curves, once)[:, 0, :, 0].T
+    else:
+        precision, recall = coco.evaluate(truth, detections, areas, kind=kind)
+        values, table = _coco_values(precision, recall), precision[:, :, :, 0, -1].mean(axis=1)
 
     def statistic(counts: FloatArray) -> FloatArray:
         return _coco_statistic(matches, curves, np.ascontiguousarray(counts.T))
 
     metrics = intervals_of(_COCO_NAMES, values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples)
-    per_class = precision[:, :, :, 0, -1].mean(axis=(0, 1))
-    return DetectionScores(metrics, _named(truth, per_class), _named(truth, precision[0, :, :, 0, -1].mean(axis=0)))
+    return DetectionScores(metrics, _named(truth, table.mean(axis=0)), _named(truth, table[0]))
 
 
 def lvis_ap(
@@ -199,7 +213,7 @@ def lvis_ap(
     Args:
         truth: labelled objects with `federated`, and masks if they are scored.
         detections: detected objects, with masks if they are scored. The 300 of highest score of an image count.
-        kind: regions whose overlap is measured.
+        kind: regions whose overlap is measured; 'boundaries': the smaller overlap of masks and of their boundaries.
         seed: seed of the bootstrap.
         resamples: number of bootstrap resamples; 0 leaves the intervals NaN.
 
@@ -216,9 +230,9 @@ def lvis_ap(
     >>> round(found.metrics["APr"][0], 6), found.metrics["APf"][0]
     (1.0, nan)
     """
-    if kind == "masks" and (truth.masks is None or detections.masks is None):
+    if kind != "boxes" and (truth.masks is None or detections.masks is None):
         raise ValueError("masks are to be scored, but the objects or the detections have none")
-    matches = lvis.match_lvis(truth, detections, areas_of(detections, masks=kind == "masks"), kind=kind)
+    matches = lvis.match_lvis(truth, detections, areas_of(detections, masks=kind != "boxes"), kind=kind)
     curves = [precision_recall.curves(m) for m in matches]
     frequencies = () if truth.federated is None else truth.federated.frequencies
     once = np.ones((truth.n_images, 1))

@@ -34,7 +34,8 @@ RULES = {
 DEFINITIONS: Mapping[str, ApDefinition] = {"coco": "coco", "lvis": "lvis", "voc07": "11-point", "voc12": "area"}
 """Name of a recipe's metric -> its definition of AP."""
 _THRESHOLDS = {"AP": slice(None), "AP50": slice(0, 1), "AP75": slice(5, 6)}
-_FORM = re.compile(r"(mask_)?(AP|AP50|AP75)(?:\((.*)\))?")
+_REGIONS = {None: "boxes", "mask_": "masks", "boundary_": "boundaries"}
+_FORM = re.compile(r"(mask_|boundary_)?(AP|AP50|AP75)(?:\((.*)\))?")
 
 
 def detector_difference(
@@ -53,7 +54,7 @@ def detector_difference(
         truth: labelled objects, with masks for a metric of masks.
         a: name of each training of one detector -> its detections.
         b: the same of the other one on the same images; two detectors' trainings with one seed have one name.
-        metric: AP, AP50 or AP75, as mask_AP of masks, as AP(cat) of one class.
+        metric: AP, AP50 or AP75, as mask_AP of masks, boundary_AP of their boundaries, as AP(cat) of one class.
         definition: 'coco', 'lvis', or Pascal VOC's '11-point' (2007) or 'area' (2012), of masks COCO's.
         seed: seed of the bootstrap.
         resamples: number of bootstrap resamples.
@@ -94,21 +95,21 @@ def average_precision(truth: Truth, found: Detections, definition: ApDefinition,
     form = _FORM.fullmatch(metric)
     if form is None or (form[3] is not None and form[3] not in truth.classes):
         raise KeyError(metric)
-    of_masks = form[1] is not None
-    if of_masks and (truth.masks is None or found.masks is None):
+    kind = _REGIONS[form[1]]
+    if kind != "boxes" and (truth.masks is None or found.masks is None):
         raise KeyError(metric)
-    matches = matches_of(truth, found, definition, masks=of_masks)
+    matches = matches_of(truth, found, definition, kind=kind)
     chosen = matches if form[3] is None else [matches[truth.classes.index(form[3])]]
     of_classes = [precision_recall.curves(match)[0][_THRESHOLDS[form[2]]] for match in chosen]
-    return _mean_over_classes(of_classes, RULES["coco" if of_masks else definition])
+    return _mean_over_classes(of_classes, RULES[definition if kind == "boxes" else "coco"])
 
 
-def matches_of(truth: Truth, found: Detections, definition: ApDefinition, *, masks: bool = False) -> list[ClassMatches]:
-    """Return the matches of each class by the rule of the definition; masks are matched by COCO's."""
+def matches_of(truth: Truth, found: Detections, definition: ApDefinition, *, kind: str = "boxes") -> list[ClassMatches]:
+    """Return the matches of each class by the rule of the definition; masks and boundaries are matched by COCO's."""
     if definition == "lvis":
-        return match_lvis(truth, found, areas_of(found, masks=masks), kind="masks" if masks else "boxes")
-    if masks or definition == "coco":
-        return match_coco(truth, found, areas_of(found, masks=masks), kind="masks" if masks else "boxes")
+        return match_lvis(truth, found, areas_of(found, masks=kind != "boxes"), kind=kind)
+    if kind != "boxes" or definition == "coco":
+        return match_coco(truth, found, areas_of(found, masks=kind != "boxes"), kind=kind)
     return match_voc(truth, found, as_text=True)
 
 

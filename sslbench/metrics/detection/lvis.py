@@ -28,7 +28,7 @@ def match_lvis(truth: Truth, detections: Detections, areas: FloatArray, *, kind:
         truth: labelled objects, with `federated`.
         detections: detected objects, with masks if they are matched.
         areas: (n,), area of each detection in pixels.
-        kind: regions whose overlap is measured, 'boxes' or 'masks'.
+        kind: regions whose overlap is measured: 'boxes', 'masks' or 'boundaries'.
 
     Raises:
         ValueError: nothing says which classes were looked for.

@@ -1,10 +1,11 @@
-"""Segmentation masks: every form that manifests use, as COCO run lengths (RLE).
+"""Segmentation masks: every form that manifests use, as COCO run lengths (RLE), and the boundaries of masks.
 
 A `Segmentation` is what a manifest holds: polygons `[[x, y, x, y, ...], ...]`, run lengths as a list or compressed
 (`{"size": [height, width], "counts": ...}`), or kwcoco's `{"exterior": [[x, y], ...], "interiors": [...]}`, one or a
 list of them. Polygons of one or two corners, which have no area, are passed over.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,22 @@ Rle = dict[str, Any]
 """Compressed run lengths: {"size": [height, width], "counts": bytes}."""
 
 _LEAST = 6  # numbers in a polygon that has an area: three corners
+_BOUNDARY_WIDTH = 0.02  # of the diagonal of the image
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Boundary:
+    """Pixels of a mask near its edge, in the box around the mask.
+
+    Attributes:
+        top: first row of the box.
+        left: its first column.
+        pixels: bool (height, width) of the box.
+    """
+
+    top: int
+    left: int
+    pixels: npt.NDArray[np.bool_]
 
 
 def problem(segmentation: object) -> str | None:
@@ -84,6 +101,38 @@ def areas(rles: Sequence[Rle]) -> npt.NDArray[np.float64]:
     from faster_coco_eval.core import mask
 
     return np.asarray(mask.area(list(rles)), dtype=np.float64) if len(rles) else np.zeros(0)
+
+
+def boundary(rle: Rle) -> Boundary:
+    """Return the pixels of a mask at most 2 % of the image's diagonal from its edge (at least one pixel).
+
+    Cheng et al. 2021 (Boundary IoU, arXiv 2103.16562), as their code does it: by an erosion in steps to all eight
+    neighbours; beyond the image there is no mask.
+
+    >>> bitmap = np.ones((5, 5), dtype=np.bool_)
+    >>> int(boundary(encode(bitmap)).pixels.sum())
+    16
+    """
+    import cv2
+    from faster_coco_eval.core import mask
+
+    left, top, width, height = (int(side) for side in mask.toBbox(rle))
+    steps = max(1, round(_BOUNDARY_WIDTH * math.hypot(*rle["size"])))
+    inside = np.asarray(mask.decode(rle))[top : top + height, left : left + width]
+    eroded = cv2.erode(np.pad(inside, 1), np.ones((3, 3), np.uint8), iterations=steps)[1:-1, 1:-1]
+    return Boundary(top, left, np.asarray(inside != eroded))
+
+
+def boundary_overlap(a: Boundary, b: Boundary) -> float:
+    """Return the intersection over union of two boundaries in one image; 0 for two empty ones."""
+    top, left = max(a.top, b.top), max(a.left, b.left)
+    bottom, right = (min(x.top + x.pixels.shape[0] for x in (a, b)), min(x.left + x.pixels.shape[1] for x in (a, b)))
+    if bottom <= top or right <= left:
+        return 0.0
+    parts = [x.pixels[top - x.top : bottom - x.top, left - x.left : right - x.left] for x in (a, b)]
+    common = int(np.count_nonzero(parts[0] & parts[1]))
+    union = int(np.count_nonzero(a.pixels)) + int(np.count_nonzero(b.pixels)) - common
+    return common / union if union else 0.0
 
 
 def text(rle: Rle) -> Rle:

@@ -185,10 +185,10 @@ def match_coco(
     Detections of those are ignored, and so are detections of another size that match no object.
 
     Args:
-        truth: labelled objects, with masks if `kind` is 'masks'.
+        truth: labelled objects, with masks if those or their boundaries are matched.
         detections: detected objects; the `most` of highest score per class and image count.
         areas: (n,), area of each detection in pixels.
-        kind: regions whose overlap is measured, 'boxes' or 'masks'.
+        kind: regions whose overlap is measured: 'boxes', 'masks', or 'boundaries' (of masks, see `coco_overlap`).
         most: largest number of detections of one class that count on one image.
         lenient: (n,), detections that are ignored if they match no object; None: no such.
     """
@@ -237,17 +237,32 @@ def _take(
 
 
 def coco_overlap(truth: Truth, detections: Detections, rows: IntArray, objects: IntArray, kind: str) -> FloatArray:
-    """Return the overlaps (d, g) of detections with objects, for crowds as shares of the detection."""
+    """Return the overlaps (d, g) of detections with objects, for crowds as shares of the detection.
+
+    Of boundaries it is the smaller one of the overlap of the masks and that of their boundaries, but for crowds
+    (Cheng et al. 2021, section 5.1); where that of the masks is below every threshold it stands alone.
+    """
     from faster_coco_eval.core import mask
 
     crowd = truth.crowd[objects].tolist()
-    if kind == "masks" and truth.masks is not None and detections.masks is not None:
+    if kind != "boxes" and truth.masks is not None and detections.masks is not None:
         found, there = [detections.masks[i] for i in rows], [truth.masks[i] for i in objects]
-        return np.asarray(mask.iou(found, there, crowd), dtype=np.float64).reshape(len(rows), len(objects))
+        table = np.asarray(mask.iou(found, there, crowd), dtype=np.float64).reshape(len(rows), len(objects))
+        return _with_boundaries(table, found, there, truth.crowd[objects]) if kind == "boundaries" else table
     return np.asarray(
         mask.iou(corner_and_size(detections.boxes[rows]), corner_and_size(truth.boxes[objects]), crowd),
         dtype=np.float64,
     ).reshape(len(rows), len(objects))
+
+
+def _with_boundaries(table: FloatArray, found: list[Rle], there: list[Rle], crowd: BoolArray) -> FloatArray:
+    """Return the overlaps (d, g) of masks lowered to those of their boundaries, where these can matter."""
+    pairs = np.argwhere((table >= THRESHOLDS[0]) & ~crowd)
+    of_found = {int(d): rle.boundary(found[d]) for d in np.unique(pairs[:, 0])}
+    of_there = {int(g): rle.boundary(there[g]) for g in np.unique(pairs[:, 1])}
+    for d, g in pairs.tolist():
+        table[d, g] = min(table[d, g], rle.boundary_overlap(of_found[d], of_there[g]))
+    return table
 
 
 def corner_and_size(boxes: npt.NDArray[np.floating]) -> FloatArray:

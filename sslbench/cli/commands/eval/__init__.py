@@ -8,6 +8,7 @@ import click
 from sslbench import protocols
 from sslbench.cli import launch, options
 from sslbench.cli.commands.eval.suite import take_weights
+from sslbench.cli.echo import echo
 from sslbench.cli.help import SettingsCommand, usual_forms
 from sslbench.cli.settings_page import show_value
 from sslbench.names import list_names
@@ -147,10 +148,18 @@ def command(**_: Any) -> int | None:
     plan, typed = make_plan(ctx, check_paths=True), str(ctx.find_root().obj)
     if (slurm := launch.chosen(ctx)) is not None:
         jobs, out = commands_of(ctx), remote_folder.local_folder(ctx.params["out"])
-        if not ctx.params["dry_run"]:
-            return launch.submit(jobs, slurm, out)
-        launch.show(jobs)
-        return None
+        seeds = separate_seeds(plan)
+        if seeds:
+            jobs = [["eval", f"only_seed={seed}", *words[1:]] for words in jobs for seed in seeds]
+        if ctx.params["dry_run"]:
+            launch.show(jobs)
+            return None
+        code = launch.submit(jobs, slurm, out)
+        if not seeds or code is not None:
+            return code
+        if not slurm.wait:
+            echo("when they are done: the same command without --launcher slurm puts the seeds together", err=True)
+            return None
     if ctx.params["dry_run"]:
         return _run(plan, typed)
     with remote_folder.synchronised(ctx.params["out"]) as folder:
@@ -196,6 +205,21 @@ def commands_of(ctx: click.Context) -> list[list[str]]:
     if len(weights) > 1:
         return [[*common, "--weights", word] for word in weights]
     return [[*common, *own]]
+
+
+def separate_seeds(plan: "DetectionPlan | EmbeddingsPlan | SamplesPlan") -> tuple[int, ...]:
+    """Return the seeds of which each is a job of its own; () where there is one, or a protocol that trains nothing."""
+    from sslbench.cli.commands.eval import samples
+    from sslbench.evaluation.trainings import trains
+
+    if isinstance(plan, samples.EmbeddingsPlan):
+        return ()
+    if isinstance(plan, samples.SamplesPlan):
+        requests = [*plan.requests, *(request for cell in plan.cells for request in cell.requests)]
+        if not all(trains(task) for request in requests for task in request.tasks):
+            return ()
+    seeds = tuple(run.seed for run in plan.run.each_seed())
+    return seeds if len(seeds) > 1 else ()
 
 
 def make_plan(ctx: click.Context, *, check_paths: bool = False) -> "DetectionPlan | EmbeddingsPlan | SamplesPlan":

@@ -24,7 +24,18 @@ if TYPE_CHECKING:
 TOY = "detection/toy"
 _D2 = "d2."
 """Prefix of key=value for Detectron2's own configuration."""
-_RUN = ("device", "workers", "seed", "seeds", "decoder", "max_pixels", "start_method", "test_fraction", "machine")
+_RUN = (
+    "machine",
+    "device",
+    "workers",
+    "seed",
+    "seeds",
+    "only_seed",
+    "decoder",
+    "max_pixels",
+    "start_method",
+    "test_fraction",
+)
 _REASONS = {
     **dict.fromkeys(("features", "labels", "test_features", "test_labels", "layers"), "Detection trains on images."),
     **dict.fromkeys(
@@ -236,7 +247,7 @@ def _print_plan(prepared: "PreparedDetection", run_origins: dict[str, str]) -> N
     section(title, [(key, show_value(value), request.origins[key]) for key, value in recipe.items()])
     rows = [(key, show_value(value), "command line") for key, value in prepared.backend.get("d2", {}).items()]
     section("backend", [(request.backend, "", "flag" if request.backend != "torchvision" else "default"), *rows])
-    seeds, detectors = prepared.run.seeds, 1 + len(prepared.baselines)
+    seeds, detectors = len(prepared.run.each_seed()), 1 + len(prepared.baselines)
     told = f"{seeds * detectors}: {detectors} detector{'s' if detectors > 1 else ''} x {seeds} seed{'s' * (seeds > 1)}"
     section("trainings", [("detection", told, "")])
     rows = [(key, show_value(getattr(prepared.run, key)), run_origins[key]) for key in _RUN if key != "machine"]

@@ -114,6 +114,8 @@ def _trainings(prepared: Prepared) -> str:
     """Return '3, with seeds 0 to 2'; each is repeated for every share of label noise."""
     run, noise = prepared.run, len(prepared.request.noise)
     text = "1" if run.seeds == 1 else f"{run.seeds}, with seeds {run.seed} to {run.seed + run.seeds - 1}"
+    if run.only_seed is not None:
+        text = f"1 of {run.seeds}, with seed {run.only_seed}"
     return f"{text}, for {noise + 1} shares of label noise each" if noise else text
 
 

@@ -9,11 +9,14 @@ from pathlib import Path
 from sslbench.data.containers.members import is_image
 from sslbench.data.containers.names import split_name
 from sslbench.data.containers.suffixes import is_clutter
+from sslbench.data.regular import open_regular
 from sslbench.errors import DataError
 
 _MOST_FOLDERS = 12
 """A folder with more folders in it is one of classes, which are not searched for annotations."""
 _IMAGES = ("images", "jpegimages", "image", "imgs", "img", "photos", "pictures")
+_HEAD = 4096  # bytes in which an XML file says what it is
+_ANNOTATIONS = ("annotations", "annotation", "labels", "xml", "xmls", "boxes", "bbox")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +85,32 @@ def _place(split: str, folder: Path, annotates: Callable[[Path], bool]) -> Place
     return Place(split, chosen[0], annotated[0]) if chosen else None
 
 
+def find_nested(root: Path, annotates: Callable[[Path], bool]) -> Place | None:
+    """Find a folder of images and one of annotations of usual names, whose files lie in folders inside of them.
+
+    Args:
+        root: where to look.
+        annotates: as for `find_places`.
+
+    Raises:
+        DataError: a folder cannot be read.
+    """
+    try:
+        folders = _folders(root) if root.is_dir() else []
+        images = [folder for folder in folders if folder.name.lower() in _IMAGES]
+        texts = [f for f in folders if f.name.lower() in _ANNOTATIONS and any(map(annotates, some_folders(f)))]
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
+    return Place("all", images[0], texts[0]) if len(images) == len(texts) == 1 else None
+
+
+def some_folders(folder: Path) -> list[Path]:
+    """Return the first folders directly in a folder, as many as a layout has."""
+    with os.scandir(folder) as entries:
+        found = sorted(entry.path for entry in entries if not is_clutter(entry.name) and _is_folder(entry))
+    return [Path(path) for path in found[:_MOST_FOLDERS]]
+
+
 def _split_inside(folders: list[Path], annotates: Callable[[Path], bool]) -> list[Place]:
     """Return the places of images/train, labels/train and the like."""
     found: dict[str, dict[str, Path]] = {}
@@ -133,6 +162,27 @@ def has_images(folder: Path) -> bool:
 def holds(folder: Path, suffix: str) -> Path | None:
     """Return a file of a suffix directly in a folder, None without one."""
     return next((folder / name for name in file_names(folder) if name.lower().endswith(suffix)), None)
+
+
+def has_voc_xml(folder: Path) -> bool:
+    """Return whether an XML file with an annotation of Pascal VOC lies directly in a folder."""
+    file = holds(folder, ".xml")
+    if file is None:
+        return False
+    try:
+        with open_regular(str(file)) as content:
+            return b"<annotation" in content.read(_HEAD)
+    except OSError:
+        return False
+
+
+def has_xml_in_folders(spec: str) -> bool:
+    """Return whether XML of Pascal VOC lies beside images in folders of a folder, as in one of classes."""
+    root = Path(spec)
+    try:
+        return root.is_dir() and any(has_voc_xml(folder) and has_images(folder) for folder in some_folders(root))
+    except OSError:
+        return False
 
 
 def file_names(folder: Path) -> list[str]:

@@ -168,7 +168,7 @@ def _crops_of(spec: str, attribute_columns: Sequence[str], options: CocoOptions)
     return crops_of(spec, sources, options, group, columns=texts, grouped_by=options.group)
 
 
-def open_objects(spec: str, below: Path | None = None) -> dict[str, ObjectSource]:
+def open_objects(spec: str, below: Path | None = None, group: str = "") -> dict[str, ObjectSource]:
     """Return the images of a manifest with the boxes and masks of their annotations; images without any are kept.
 
     Boxes x, y, width, height become x1, y1, x2, y2. `iscrowd` makes a crowd, `ignore` and `difficult` a difficult
@@ -178,15 +178,26 @@ def open_objects(spec: str, below: Path | None = None) -> dict[str, ObjectSource
         spec: the file. Paths in it are relative to its folder; of the COCO layout, `annotations/instances_val2017.json`
             finds its images in `val2017/`.
         below: folder of the images, if it is another one.
+        group: key of the images whose equal values a seeded split keeps on one side; '': by videos, if there are any.
 
     Returns:
         Split name -> source, or {"all": source}.
 
     Raises:
         DataError: as for `open`; or an annotation has no box, or one that is not finite, or a damaged segmentation.
+        UsageError: no image has the key.
     """
-    arguments = [] if below is None else [str(below.resolve())]
-    return viewed(spec, "coco objects", arguments, lambda: _objects(spec, *read_rows(spec), below=below))
+    arguments = ["" if below is None else str(below.resolve()), group] if below is not None or group else []
+    return viewed(spec, "coco objects", arguments, lambda: _grouped_objects(spec, below, group))
+
+
+def _grouped_objects(spec: str, below: Path | None, group: str) -> dict[str, ObjectSource]:
+    keys = (group,) if group else ()
+    columns, rows = read_rows(spec, keys)
+    if group:
+        refuse_unknown_keys(spec, columns, keys)
+        columns = dataclasses.replace(columns, grouped_by=group)
+    return _objects(spec, columns, rows, below=below)
 
 
 def _objects(
