@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as sharded
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,21 +26,21 @@ def wrap(
     strategy: Strategy,
     *,
     dtype: torch.dtype = torch.float32,
-    apart: Collection[nn.Module] = (),
+    block_methods: Collection[str] = (),
 ) -> nn.Module:
     """Return a wrapped module whose gradients are those of all processes' images.
 
     Args:
-        module: module on its device; 'fsdp' shards its parameters in place.
+        module: module on its device; 'fsdp' shards its parameters in place, and takes one on the CPU too.
         device: device of this process.
         strategy: 'ddp' keeps everything on every process; 'fsdp' shards parameters, gradients and optimizer state.
         dtype: of the autocast forward pass; with 'fsdp', blocks are collected in it.
-        apart: networks whose blocks are not called as a whole; with 'fsdp', they are whole in every forward pass.
+        block_methods: methods of blocks that are called in place of their forward pass; blocks may lack them.
     """
     if world_size() == 1:
         return module
     if strategy == "fsdp":
-        return _shard(module, device, dtype, apart)
+        return _shard(module, device, dtype, block_methods)
     ids = [device.index] if device.type == "cuda" else None
     # Queues and centres are equal on all processes by construction, and statistics of BatchNorm are taken from the
     # first process at the end, so broadcasting buffers in every forward pass would be wasted.
@@ -50,20 +50,20 @@ def wrap(
     return DistributedDataParallel(module, **options)
 
 
-def _shard(module: nn.Module, device: torch.device, dtype: torch.dtype, apart: Collection[nn.Module]) -> nn.Module:
+def _shard(module: nn.Module, device: torch.device, dtype: torch.dtype, block_methods: Collection[str]) -> nn.Module:
     """Shard each block, so that only one is whole at a time, then what remains."""
     mesh = init_device_mesh(device.type, (world_size(),))
     # Autocast goes on to choose the precision of each operation, so inputs are left as they are.
     low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    inside = {each for network in apart for each in network.modules()}
     for block in blocks(module):
-        if block in inside:
-            continue
         norms = [m for m in block.modules() if isinstance(m, _NORMS) and not isinstance(m, FSDPModule)]
         norms = [m for m in norms if any(True for _ in m.parameters())]
         if norms and dtype != torch.float32:
             fully_shard(norms, mesh=mesh)  # type: ignore[arg-type]  # as autocast leaves them: in float32
         fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy() if dtype == torch.float32 else low)
+        for name in block_methods:
+            if hasattr(block, name):
+                register_fsdp_forward_method(block, name)
     return fully_shard(module, mesh=mesh)  # type: ignore[return-value]
 
 

@@ -95,12 +95,12 @@ def new_state(  # noqa: PLR0913  how a run computes, each from another setting
         layers: see `parameter_groups`.
         parts: see `parameter_groups`.
     """
-    method = method.to(device)
     sharded = strategy == "fsdp" and world_size() > 1
-    if channels_last and not sharded:  # FSDP supports contiguous parameters only
-        method = method.to(memory_format=torch.channels_last)
+    if not sharded:  # FSDP moves one block after the other, and supports contiguous parameters only
+        method = method.to(device)
+        method = method.to(memory_format=torch.channels_last) if channels_last else method
     average = moving_average(method.averaged()) if averaged else None
-    model = wrap(method, device, strategy, dtype=DTYPES[precision], apart=method.taken_apart())
+    model = wrap(method, device, strategy, dtype=DTYPES[precision], block_methods=method.block_methods)
     if average is not None and sharded:
         average = wrap(average, device, strategy)  # each process averages its share
     if compiled:
