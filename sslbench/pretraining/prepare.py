@@ -243,7 +243,9 @@ def _images_per_process(settings: PretrainSettings, world: int) -> int:
 
 def _open(request: PretrainRequest) -> Source:
     refuse_label_maps(request.data)
-    parts = open_data(request.data, image_column=request.image_column, label_column=request.label_column)
+    parts = open_data(
+        request.data, image_column=request.image_column, label_column=request.label_column, together=True
+    )
     name = "train" if "train" in parts else "all" if "all" in parts else None
     if name is None and len(parts) > 1:
         raise UsageError(f"{request.data} has the splits {', '.join(parts)}, but none called train")

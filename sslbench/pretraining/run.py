@@ -20,7 +20,7 @@ from sslbench.pretraining import folder
 from sslbench.pretraining.networks import make_state
 from sslbench.pretraining.prepare import PreparedPretraining, prepare
 from sslbench.pretraining.settings import PretrainRequest, plain
-from sslbench.runtime.device import arithmetic
+from sslbench.runtime.device import arithmetic, choose_device
 from sslbench.runtime.folders import check_writable
 from sslbench.runtime.seeds import preserved_random_states
 from sslbench.runtime.signals import StoppedError, stop_signals
@@ -104,13 +104,13 @@ def pretrain(
     if request.eval_data is not None and evaluator is None:
         raise ValueError("request.eval_data needs an evaluator, such as knn_evaluator(request)")
     try:
-        with preserved_random_states():
+        with preserved_random_states(), process_group(choose_device(request.settings.device)):
             prepared = prepare(request)
             if evaluator is not None:
                 evaluator.check(prepared.setup.class_names if request.settings.eval_linear else None)
             settings = prepared.request.settings
             fast = arithmetic(prepared.device, tf32=settings.tf32, benchmark=settings.cudnn_benchmark)
-            with process_group(prepared.device), fast:
+            with fast:
                 return _PretrainingRun(prepared, command, observers, evaluator).go()
     except RuntimeError as error:
         if "DataLoader worker (pid" not in str(error):
