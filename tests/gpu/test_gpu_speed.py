@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 GPU = torch.device("cuda")
 BATCH, SIZE, UPDATES = 256, 224, 12
+CASE = simclr_updates.Case("resnet50", 2048, 2048, SIZE, BATCH, "cuda", "bf16")
 ROWS = int(os.environ.get("SSLBENCH_GPU_ROWS", "1281167"))
 """Rows of train of the solvers' test: ImageNet's."""
 
@@ -108,14 +109,13 @@ def test_extraction_from_jpegs(photos, tmp_path):
 
 def test_an_update_beside_a_bare_one():
     torch.backends.cudnn.benchmark = True
-    case = simclr_updates.Case("resnet50", 2048, 2048, SIZE, BATCH, "cuda", "bf16")
-    batches = case.batches(1) * UPDATES
+    batches = CASE.batches(1) * UPDATES
     seconds = {}
-    by_hand, ours = simclr_updates.by_hand(case, batches), simclr_updates.by_the_loop(case, batches)
+    by_hand, ours = simclr_updates.by_hand(CASE, batches), simclr_updates.by_the_loop(CASE, batches)
     for name, action in (("bare", by_hand), ("ours", ours)):
         action()
         seconds[name] = seconds_of(action) / UPDATES
-    compiled = simclr_updates.by_the_loop(case, batches, compiled=True)
+    compiled = simclr_updates.by_the_loop(CASE, batches, compiled=True)
     compiled()
     seconds["compiled"] = seconds_of(compiled) / UPDATES
     print(
@@ -130,7 +130,7 @@ def test_an_update_beside_a_bare_one():
 def test_colours_of_views_on_the_gpu():
     """Colours of the two views of SimCLR; an update takes about 100 ms."""
     view = View(jitter=Jitter(0.8, 0.8, 0.8, 0.8, 0.2), grayscale=0.2, blur=Blur(0.5))
-    (raw,) = raw_batches(1)
+    (raw,) = CASE.batches(1)
     images = [view.to(GPU) for view in raw.views]
     values = [torch.tensor([drawn.colours(view, drawn.Uniform()) for _ in range(BATCH)]) for _ in images]
 
