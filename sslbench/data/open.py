@@ -70,6 +70,7 @@ def open_data(
     label_column: str | None = None,
     attribute_columns: Sequence[str] = (),
     value_columns: Sequence[str] = (),
+    together: bool = False,
 ) -> dict[str, Source]:
     """Open images with labels; the format is recognised from the string and the files.
 
@@ -82,6 +83,7 @@ def open_data(
         label_column: of a table, the column with the labels.
         attribute_columns: of a table or a manifest, further columns (keys of its images) to keep as attributes.
         value_columns: of a table, columns of numbers to predict, in place of a label column.
+        together: all processes of a run call this now: one of each machine lists the files of an image folder.
 
     Returns:
         Split name ('train', 'val', 'test' or the data's own) -> source; {"all": source} if there are no splits.
@@ -110,6 +112,7 @@ def open_data(
         label_column or location.label_column,
         tuple(attribute_columns),
         tuple(value_columns),
+        together,
     )
     _refuse_columns(location.text, request, reader.columns)
     sources = dict(reader.open(request))

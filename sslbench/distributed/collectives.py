@@ -4,8 +4,12 @@ import contextlib
 import datetime
 import functools
 import itertools
+import json
 import os
+import socket
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -171,6 +175,40 @@ def from_first(function: Callable[[], T]) -> T:
     shared, failure = gather_objects((value, error))[0]
     _raise_together(error or failure)
     return cast(T, shared)
+
+
+def once_per_machine(function: Callable[[], Any]) -> Any:
+    """Call a function on one process of each machine; all of its processes read the result from a temporary file.
+
+    If it fails anywhere, all processes raise, as in `on_all`.
+
+    Args:
+        function: function without collective operations; its result is of JSON's types.
+    """
+    if world_size() == 1:
+        return function()
+    machines = gather_objects(socket.gethostname())
+    calls = machines.index(machines[rank()]) == rank()
+    value, file, error = None, None, None
+    if calls:
+        value, error = _attempt(function)
+        if error is None and machines.count(machines[rank()]) > 1:
+            file, error = _attempt(lambda: _in_temporary_file(value))
+    found = gather_objects((file, error))
+    _raise_together(error or next((failure for _, failure in found if failure is not None), None))
+    try:
+        path = found[machines.index(machines[rank()])][0]
+        return on_all(lambda: value if calls else json.loads(Path(path).read_text()))
+    finally:
+        if file is not None:
+            Path(file).unlink()
+
+
+def _in_temporary_file(value: Any) -> str:
+    """Write a value of JSON's types to a new file, and return its path."""
+    with tempfile.NamedTemporaryFile("w", prefix="sslbench-", suffix=".json", delete=False) as file:
+        json.dump(value, file)
+    return file.name
 
 
 def on_all(function: Callable[[], T]) -> T:

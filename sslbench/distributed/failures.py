@@ -2,10 +2,15 @@
 
 A process that fails leaves the reason in the store of torch's process group, where the others look for it. One that is
 killed is noticed when its connections close, by gloo at once; torchrun and `srun --kill-on-bad-exit` end the others.
+One that is frozen, or whose machine is, no longer counts in the store: the first process watches all others, the second
+one the first. A thread counts, so a main thread that waits for a file system is not noticed here, but by the time limit
+of the collective operation in which the others wait.
 """
 
 import contextlib
+import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -15,10 +20,13 @@ from torch._C._distributed_c10d import Store
 from sslbench.distributed import Process
 from sslbench.errors import SslbenchError
 
+log = logging.getLogger("sslbench")
 LOOK_SECONDS = 2.0
 """Interval at which a process looks for the reason of another."""
 GRACE_SECONDS = 30.0
 """Time for which a process may end by itself after another one has failed."""
+SILENT_SECONDS = 600.0
+"""Time after which a process that no longer counts is taken for frozen."""
 _LINGER_SECONDS = 10.0  # of the first process, which may serve the store to the others
 _REMEDY = "The same command continues from the last checkpoint."
 _LOST = ("Connection closed", "Connection reset", "Broken pipe", "NCCL", "Socket", "recvBytes")
@@ -70,11 +78,16 @@ class _Watch:
         self.process = process
         self.store = store
         self.left = threading.Event()
+        self.counts: dict[int, int] = {}
+        self.silent: dict[int, float] = {}
 
     def run(self) -> None:
         """Watch until this process leaves, and end it if another has failed and it cannot leave."""
+        with contextlib.suppress(RuntimeError):
+            self.store.set(f"host{self.process.rank}", socket.gethostname())
         while not self.left.wait(LOOK_SECONDS):
             try:
+                self.look_for_frozen()
                 failed = self.store.check(["reason"])
                 if not failed and self.store.check(["left0"]):
                     return
@@ -84,6 +97,24 @@ class _Watch:
                 if not self.left.wait(GRACE_SECONDS):
                     os._exit(1)  # the main thread waits in a collective operation, which nothing else interrupts
                 return
+
+    def look_for_frozen(self) -> None:
+        """Count on, and leave a reason if a process that this one watches has not counted for long.
+
+        The time is that of the looks: one that was itself suspended, with the whole job, has not looked meanwhile.
+        """
+        self.store.add(f"count{self.process.rank}", 1)
+        watched = range(1, self.process.world) if self.process.rank == 0 else [0] if self.process.rank == 1 else []
+        for rank in watched:
+            count = self.store.add(f"count{rank}", 0)
+            still = self.counts.get(rank) == count and not self.store.check([f"left{rank}"])
+            self.silent[rank] = self.silent.get(rank, 0.0) + LOOK_SECONDS if still else 0.0
+            self.counts[rank] = count
+            if self.silent[rank] >= SILENT_SECONDS:
+                host = self.store.get(f"host{rank}").decode() if self.store.check([f"host{rank}"]) else "a machine"
+                reason = f"process {rank} on {host} has not answered for {self.silent[rank]:.0f} s"
+                if self._claim(reason):
+                    log.error(f"{reason}; ending all processes. {_REMEDY}")
 
     def report(self, reason: str) -> bool:
         """Leave the reason of a failure for the others; return whether it is the first one."""

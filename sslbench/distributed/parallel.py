@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as sharded
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from sslbench.distributed.collectives import broadcast_, rank, world_size
+from sslbench.errors import WeightsError
 
 Strategy = Literal["ddp", "fsdp"]
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm)
@@ -25,21 +26,21 @@ def wrap(
     strategy: Strategy,
     *,
     dtype: torch.dtype = torch.float32,
-    apart: Collection[nn.Module] = (),
+    block_methods: Collection[str] = (),
 ) -> nn.Module:
     """Return a wrapped module whose gradients are those of all processes' images.
 
     Args:
-        module: module on its device; 'fsdp' shards its parameters in place.
+        module: module on its device; 'fsdp' shards its parameters in place, and takes one on the CPU too.
         device: device of this process.
         strategy: 'ddp' keeps everything on every process; 'fsdp' shards parameters, gradients and optimizer state.
         dtype: of the autocast forward pass; with 'fsdp', blocks are collected in it.
-        apart: networks whose blocks are not called as a whole; with 'fsdp', they are whole in every forward pass.
+        block_methods: methods of blocks that are called in place of their forward pass; blocks may lack them.
     """
     if world_size() == 1:
         return module
     if strategy == "fsdp":
-        return _shard(module, device, dtype, apart)
+        return _shard(module, device, dtype, block_methods)
     ids = [device.index] if device.type == "cuda" else None
     # Queues and centres are equal on all processes by construction, and statistics of BatchNorm are taken from the
     # first process at the end, so broadcasting buffers in every forward pass would be wasted.
@@ -49,20 +50,20 @@ def wrap(
     return DistributedDataParallel(module, **options)
 
 
-def _shard(module: nn.Module, device: torch.device, dtype: torch.dtype, apart: Collection[nn.Module]) -> nn.Module:
+def _shard(module: nn.Module, device: torch.device, dtype: torch.dtype, block_methods: Collection[str]) -> nn.Module:
     """Shard each block, so that only one is whole at a time, then what remains."""
     mesh = init_device_mesh(device.type, (world_size(),))
     # Autocast goes on to choose the precision of each operation, so inputs are left as they are.
     low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    inside = {each for network in apart for each in network.modules()}
     for block in blocks(module):
-        if block in inside:
-            continue
         norms = [m for m in block.modules() if isinstance(m, _NORMS) and not isinstance(m, FSDPModule)]
         norms = [m for m in norms if any(True for _ in m.parameters())]
         if norms and dtype != torch.float32:
             fully_shard(norms, mesh=mesh)  # type: ignore[arg-type]  # as autocast leaves them: in float32
         fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy() if dtype == torch.float32 else low)
+        for name in block_methods:
+            if hasattr(block, name):
+                register_fsdp_forward_method(block, name)
     return fully_shard(module, mesh=mesh)  # type: ignore[return-value]
 
 
@@ -163,6 +164,68 @@ def load_optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, st
         optimizer.load_state_dict(state)
 
 
+def optimizer_shards(module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of the optimizer's state, sharded as the parameters, and the rest of its state.
+
+    Returns:
+        Tensors by parameter and name, such as 'backbone.cls_token.exp_avg'; and a dict of plain values: 'groups', each
+        with its settings and the names of its 'params', and 'state', the values that are no tensors.
+    """
+    name_of: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, dict[str, Any]] = {}
+    for parameter, own in optimizer.state.items():
+        for key, value in own.items():
+            if isinstance(value, Tensor):
+                tensors[f"{name_of[parameter]}.{key}"] = value.detach()
+            else:
+                values.setdefault(name_of[parameter], {})[key] = value
+    groups = [{**group, "params": [name_of[p] for p in group["params"]]} for group in optimizer.param_groups]
+    return tensors, {"groups": groups, "state": values}
+
+
+def empty_moments(module: nn.Module, stored: Mapping[str, tuple[torch.Size, torch.dtype]]) -> dict[str, Tensor]:
+    """Return tensors for the values of an optimizer's state: those of a parameter's shape are sharded like it.
+
+    Args:
+        module: module of the parameters.
+        stored: shape and type of each tensor, by the names of `optimizer_shards`.
+
+    Raises:
+        WeightsError: a name belongs to no parameter.
+    """
+    parameters = dict(module.named_parameters())
+    found: dict[str, Tensor] = {}
+    for name, (shape, dtype) in stored.items():
+        parameter = parameters.get(name.rpartition(".")[0])
+        if parameter is None:
+            raise WeightsError(f"the checkpoint has optimizer state of '{name}', which is no parameter of this run")
+        like = parameter.detach() if parameter.shape == shape else torch.empty(shape)
+        found[name] = torch.zeros_like(like, dtype=dtype)
+    return found
+
+
+def load_optimizer_shards(
+    module: nn.Module, optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor], rest: Mapping[str, Any]
+) -> None:
+    """Load a state from `optimizer_shards`, with tensors that are sharded as the parameters of this process.
+
+    Raises:
+        WeightsError: the state is of other parameters.
+    """
+    state: dict[str, dict[str, Any]] = {name: dict(values) for name, values in rest["state"].items()}
+    for name, tensor in moments.items():
+        parameter, _, key = name.rpartition(".")
+        state.setdefault(parameter, {})[key] = tensor
+    names = [name for group in rest["groups"] for name in group["params"]]
+    name_of = {parameter: name for name, parameter in module.named_parameters()}
+    if names != [name_of[parameter] for group in optimizer.param_groups for parameter in group["params"]]:
+        raise WeightsError("the checkpoint has optimizer state of other parameters than this run")
+    whole_state = {"state": state, "param_groups": rest["groups"]}
+    numbered = _renamed(optimizer, whole_state, dict(zip(names, range(len(names)), strict=True)))
+    optimizer.load_state_dict(numbered)
+
+
 def _with_keys_of(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """Return the state of an optimizer under the keys of this one: names if it is sharded, else numbers."""
     name_of = {parameter: name for name, parameter in module.named_parameters()}
@@ -171,7 +234,11 @@ def _with_keys_of(module: nn.Module, optimizer: torch.optim.Optimizer, state: di
     given = [key for group in state["param_groups"] for key in group["params"]]
     # Numbers count the parameters in the order of the groups.
     others: list[Any] = own if set(given) == set(own) else list(range(len(names))) if is_sharded(module) else names
-    order = dict(zip(others, own, strict=True))
+    return _renamed(optimizer, state, dict(zip(others, own, strict=True)))
+
+
+def _renamed(optimizer: torch.optim.Optimizer, state: dict[str, Any], order: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the state of an optimizer under other keys of its parameters, with this optimizer's choice of kernels."""
     groups = []
     for group, mine in zip(state["param_groups"], optimizer.param_groups, strict=True):
         kernels = {key: mine[key] for key in ("fused", "foreach") if key in mine}  # sharded parameters have fewer

@@ -14,7 +14,7 @@ import math
 from typing import Any
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -27,6 +27,7 @@ from sslbench.methods._parts.precision import in_float32
 from sslbench.methods._parts.vision_transformers import (
     embed,
     fix_positions,
+    give_blocks,
     grid_of,
     need_class_token,
     need_own_size,
@@ -136,6 +137,7 @@ class Method(method.Method[Config]):
     """data2vec 2.0 on views of one size, each a separate sample (the published augmentation makes one)."""
 
     config_type = Config
+    block_methods = ("with_mlp_output",)
     backbone: VisionTransformer
 
     @classmethod
@@ -162,6 +164,7 @@ class Method(method.Method[Config]):
         self.grid = grid_of(self.backbone, setup.sizes[0])
         self.decoder = ConvolutionalDecoder(self.backbone.embed_dim, self.grid, config)
         self.teacher_backbone = copy_of(self.backbone)
+        give_blocks(self.teacher_backbone, with_mlp_output)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the loss of masked patches and of the class token."""
@@ -200,9 +203,8 @@ class Method(method.Method[Config]):
         tokens: Tensor = vit.norm_pre(embed(vit, images))
         blocks: Any = vit.blocks
         for block in blocks:
-            tokens = tokens + block.ls1(block.attn(block.norm1(tokens)))
-            outputs.append(block.mlp(block.norm2(tokens)))
-            tokens = tokens + block.ls2(outputs[-1])
+            tokens, output = block.with_mlp_output(tokens)
+            outputs.append(output)
         return torch.stack(outputs[-self.config.target_layers :])[:, :, vit.num_prefix_tokens :]
 
     def _visible_tokens(self, images: Tensor, visible: Tensor) -> Tensor:
@@ -210,10 +212,6 @@ class Method(method.Method[Config]):
         tokens = embed(self.backbone, images).repeat_interleave(self.config.masks, dim=0)
         prefix = self.backbone.num_prefix_tokens
         return run_blocks(self.backbone, torch.cat([tokens[:, :prefix], take(tokens[:, prefix:], visible)], dim=1))
-
-    def taken_apart(self) -> tuple[nn.Module, ...]:
-        """Return the teacher, of whose blocks the outputs in the middle are taken."""
-        return (self.teacher_backbone,)
 
     def compile_networks(self, **options: Any) -> None:
         """Compile the networks, whose forward passes the loss bypasses, and the decoder."""
@@ -232,3 +230,10 @@ class Method(method.Method[Config]):
     def exports(self) -> dict[str, nn.Module]:
         """Return the student, which the authors finetune, and the teacher."""
         return {"student": self.backbone, "teacher": self.teacher_backbone}
+
+
+def with_mlp_output(block: Block, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the tokens (B, n, D) after a block, and the output of its feed-forward network, (B, n, D)."""
+    tokens = tokens + block.ls1(block.attn(block.norm1(tokens)))
+    output: Tensor = block.mlp(block.norm2(tokens))
+    return tokens + block.ls2(output), output

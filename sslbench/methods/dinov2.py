@@ -39,7 +39,9 @@ from sslbench.methods._parts.self_distillation import (
 )
 from sslbench.methods._parts.sinkhorn import sinkhorn
 from sslbench.methods._parts.vision_transformers import (
+    drop_samples,
     embed,
+    give_blocks,
     grid_of,
     need_class_token,
     need_vision_transformer,
@@ -139,6 +141,7 @@ class Method(method.Method[Config]):
     """DINOv2 on a vision transformer and any number of views, large ones first."""
 
     config_type = Config
+    block_methods = ("drop_samples",)
     backbone: VisionTransformer
     center: Tensor
     patch_center: Tensor
@@ -164,6 +167,7 @@ class Method(method.Method[Config]):
         super().__init__(backbone, config, setup)
         dim = setup.feature_dim
         self.grid = grid_of(self.backbone, setup.sizes[0])
+        give_blocks(self.backbone, drop_samples)
         self.mask_token = nn.Parameter(torch.zeros(1, dim))
         self.head = _head(dim, config, config.bottleneck, config.prototypes)
         self.teacher_backbone = copy_of(self.backbone)
@@ -253,10 +257,6 @@ class Method(method.Method[Config]):
             for head in (self.head, self._patch_heads()[0]):
                 for parameter in head.last_layer.parameters():
                     parameter.grad = None
-
-    def taken_apart(self) -> tuple[nn.Module, ...]:
-        """Return the student with `drop_path`, which computes the branches of a block for some images only."""
-        return (self.backbone,) if self.config.drop_path else ()
 
     def after_update(self, step: Step) -> None:
         """Update the centres, the teacher by the student, and at intervals the Gram teacher by the teacher."""

@@ -77,7 +77,7 @@ def check_resume(request: PretrainRequest) -> None:
         used = checkpoints.newest(request.out / "checkpoints") or (request.out / "weights.torch").exists()
         if request.resume == "never" and used:
             raise UsageError(f"{request.out} already contains a run", "Give another --out, or leave out --no-resume.")
-        if request.resume not in ("auto", "never") and not Path(request.resume).is_file():
+        if request.resume not in ("auto", "never") and not Path(request.resume).exists():
             raise UsageError(
                 f"there is no checkpoint {request.resume}",
                 "Leave out --resume-from to continue from the newest checkpoint in --out.",

@@ -98,6 +98,7 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     precision = choose_precision(request.settings.precision, device)
     settings = dataclasses.replace(request.settings, precision=precision)
     request = dataclasses.replace(request, settings=settings)
+    _refuse_gpu_settings(request, device)
     per_process = _images_per_process(settings, process.world)
     workers = resolve_workers(settings.workers, device)
     if workers < 0:
@@ -229,6 +230,17 @@ def _space(request: PretrainRequest) -> Literal["RGB", "lightness"]:
     return space
 
 
+def _refuse_gpu_settings(request: PretrainRequest, device: torch.device) -> None:
+    """Refuse settings that the user set and that act on CUDA GPUs only."""
+    without_effect = [key for key in ("tf32", "cudnn_benchmark") if key in request.chosen]
+    if without_effect and device.type != "cuda":
+        verb = "has" if len(without_effect) == 1 else "have"
+        raise UsageError(
+            f"{' and '.join(without_effect)} {verb} no effect on the device {device.type}",
+            "Leave it out, or use a GPU.",
+        )
+
+
 def _images_per_process(settings: PretrainSettings, world: int) -> int:
     passes = world * settings.accumulate
     if settings.batch_size < passes or settings.accumulate < 1 or settings.batch_size % passes:
@@ -243,7 +255,7 @@ def _images_per_process(settings: PretrainSettings, world: int) -> int:
 
 def _open(request: PretrainRequest) -> Source:
     refuse_label_maps(request.data)
-    parts = open_data(request.data, image_column=request.image_column, label_column=request.label_column)
+    parts = open_data(request.data, image_column=request.image_column, label_column=request.label_column, together=True)
     name = "train" if "train" in parts else "all" if "all" in parts else None
     if name is None and len(parts) > 1:
         raise UsageError(f"{request.data} has the splits {', '.join(parts)}, but none called train")

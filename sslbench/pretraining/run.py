@@ -13,16 +13,17 @@ from torch import Tensor, nn
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.classifier import ClassifierInfo, classifier_metadata
 from sslbench.distributed.collectives import barrier, on_all, process_group, rank, world_size
-from sslbench.distributed.parallel import broadcast_buffers, module_state
-from sslbench.errors import DataError
+from sslbench.distributed.parallel import broadcast_buffers, is_sharded, module_state
+from sslbench.distributed.sharded import AVAILABLE, BackgroundWriter
+from sslbench.errors import DataError, SslbenchError
 from sslbench.pretraining import folder
 from sslbench.pretraining.networks import make_state
 from sslbench.pretraining.prepare import PreparedPretraining, prepare
 from sslbench.pretraining.settings import PretrainRequest, plain
-from sslbench.runtime.device import arithmetic
+from sslbench.runtime.device import arithmetic, choose_device
 from sslbench.runtime.folders import check_writable
 from sslbench.runtime.seeds import preserved_random_states
-from sslbench.runtime.signals import stop_signals
+from sslbench.runtime.signals import StoppedError, stop_signals
 from sslbench.train import checkpoints
 from sslbench.train.failed_batch import keep_failed
 from sslbench.train.lock import exclusive
@@ -31,7 +32,7 @@ from sslbench.train.meter import LogRecord
 from sslbench.train.observers import Observer, RunInfo
 from sslbench.train.online_head import OnlineHead
 from sslbench.train.resume import continue_from
-from sslbench.train.state import from_checkpoint, to_checkpoint
+from sslbench.train.state import from_checkpoint, to_checkpoint, to_shards
 from sslbench.weights.heads import METADATA as HEADS
 from sslbench.weights.heads import head_tensors, layer_kinds
 from sslbench.weights.save import save
@@ -103,13 +104,13 @@ def pretrain(
     if request.eval_data is not None and evaluator is None:
         raise ValueError("request.eval_data needs an evaluator, such as knn_evaluator(request)")
     try:
-        with preserved_random_states():
+        with preserved_random_states(), process_group(choose_device(request.settings.device)):
             prepared = prepare(request)
             if evaluator is not None:
                 evaluator.check(prepared.setup.class_names if request.settings.eval_linear else None)
             settings = prepared.request.settings
             fast = arithmetic(prepared.device, tf32=settings.tf32, benchmark=settings.cudnn_benchmark)
-            with process_group(prepared.device), fast:
+            with fast:
                 return _PretrainingRun(prepared, command, observers, evaluator).go()
     except RuntimeError as error:
         if "DataLoader worker (pid" not in str(error):
@@ -132,6 +133,8 @@ class _PretrainingRun:
         self.request, self.settings = prepared.request, prepared.request.settings
         self.observers = observers if rank() == 0 else ()
         self.identity = folder.identity(self.request, prepared.source, prepared.init_sha256, prepared.code())
+        self.checkpoints = self.request.out / "checkpoints"
+        self.writer: BackgroundWriter | None = None
         self.last: LogRecord | None = None
         self.evaluations: list[dict[str, float | int]] = []
 
@@ -140,7 +143,7 @@ class _PretrainingRun:
         folder.refuse_different(self.identity)
         folder.check_resume(self.request)
         on_all(lambda: check_writable(out))
-        with exclusive(out / "checkpoints"):
+        with exclusive(self.checkpoints):
             return self._train()
 
     def _train(self) -> PretrainingOutcome:
@@ -151,10 +154,11 @@ class _PretrainingRun:
             folder.write_config(self.request, self.command, prepared.changes)
         self.state = make_state(prepared.method, self.settings, prepared.device, prepared.plan.precision)
         self.state.online_head = self._online_head()
+        self.writer = BackgroundWriter() if AVAILABLE and is_sharded(self.state.method) else None
         if found is not None:
             path, content = found
-            from_checkpoint(self.state, content)
-            continue_from(out / "checkpoints", path, self.state.step)
+            from_checkpoint(self.state, content, path)
+            continue_from(self.checkpoints, path, self.state.step)
         start = self.state.step
         info = RunInfo(
             out, self.state.method, prepared.plan.steps, prepared.plan.per_epoch, start, self.settings.batch_size
@@ -167,16 +171,21 @@ class _PretrainingRun:
         # Always closed: workers that outlive the loop would delay the end of the process.
         batches = contextlib.closing(prepared.data.batches(start, prepared.plan.steps))
         with stop_signals() as signal_number, batches as stream:
-            train(
-                self.state,
-                prepared.plan,
-                stream,
-                log=self._log,
-                save=self._save,
-                evaluate=lambda step: self._evaluate_at(step.index + 1),
-                signal_number=signal_number,
-                failed=self._keep_failed,
-            )
+            try:
+                train(
+                    self.state,
+                    prepared.plan,
+                    stream,
+                    log=self._log,
+                    save=self._save,
+                    evaluate=lambda step: self._evaluate_at(step.index + 1),
+                    signal_number=signal_number,
+                    failed=self._keep_failed,
+                )
+            except StoppedError:
+                self._wait_for_shards()
+                raise
+            self._wait_for_shards()
         weights = self._export()
         for observer in self.observers:
             observer.finished()
@@ -205,14 +214,43 @@ class _PretrainingRun:
             observer.line(line)
 
     def _save(self) -> None:
+        if self.writer is not None:
+            self._save_shards(self.writer)
+            return
         content = to_checkpoint(self.state)
         if rank() == 0:
             checkpoints.write(
-                self.request.out / "checkpoints",
+                self.checkpoints,
                 self.state.step,
                 {**content, **self._exportable(content["method"]), "settings": self.identity},
                 keep=self.settings.keep,
             )
+
+    def _save_shards(self, writer: BackgroundWriter) -> None:
+        """Copy the state, and write it in the background: each process its shards."""
+        self._wait_for_shards()
+        tensors, content = to_shards(self.state)
+        names = {name: f"method.{name}" for name in self.state.method.state_dict()}
+        exportable = self._exportable(names)
+        parts = {key: exportable.pop(key) for key in ("state_dict", "heads") if key in exportable}
+        content |= {**exportable, "parts": parts, "settings": self.identity, "step": self.state.step}
+        keep = self.settings.keep
+        writer.write(
+            checkpoints.unfinished(self.checkpoints, self.state.step),
+            tensors,
+            lambda part, files: checkpoints.finish_sharded(part, files, content, keep=keep),
+        )
+
+    def _wait_for_shards(self) -> None:
+        """Wait for the checkpoint that is written in the background."""
+        if self.writer is None:
+            return
+        try:
+            self.writer.wait()
+        except SslbenchError as error:
+            shown = checkpoints.not_written(self.checkpoints, error.message)
+            shown.printed_by_rank_0 = error.printed_by_rank_0
+            raise shown from error
 
     def _evaluate_at(self, step: int) -> None:
         if self.evaluator is None:
@@ -231,8 +269,8 @@ class _PretrainingRun:
         for observer in self.observers:
             observer.evaluated(record)
 
-    def _exportable(self, method: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the entries that make a checkpoint a weights file too; tensors are shared with the method's."""
+    def _exportable(self, method: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the entries that make a checkpoint a weights file too, made of the values of the method's state."""
         name, network = self._exported()
         heads, kinds = self._heads(name, lambda head: _state_of(head, self.state.method, method))
         return {
@@ -304,7 +342,7 @@ class _PretrainingRun:
         return keep_failed(self.request.out, raw, ids, step=index, rank=rank())
 
 
-def _state_of(module: nn.Module, method: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _state_of(module: nn.Module, method: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a method's state dict that belongs to one of its modules, under the module's own names."""
     path = next(path for path, each in method.named_modules() if each is module)
     return {key.removeprefix(f"{path}."): value for key, value in state.items() if key.startswith(f"{path}.")}

@@ -1,19 +1,24 @@
-"""Checkpoint files: written atomically, the last few kept, readable without unpickling code.
+"""Checkpoints: written atomically, the last few kept, readable without unpickling code.
 
-They are zip files, as `torch.save` writes them, with a checksum of each part. `torch.load` ignores the checksums;
-`check` compares them.
+A checkpoint is a zip file, as `torch.save` writes it, with a checksum of each part. `torch.load` ignores the checksums;
+`check` compares them. A sharded checkpoint is a folder of the same name, with the shards of each process and such a
+file (`weights.reading.shards`).
 """
 
 import dataclasses
 import hashlib
+import os
 import re
+import shutil
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sslbench.errors import SslbenchError, WeightsError
+from sslbench.weights.reading import shards
 from sslbench.weights.save import CHECKPOINT_FORMAT, new_file, write_torch
 
 FORMAT = CHECKPOINT_FORMAT
@@ -37,19 +42,93 @@ def write(folder: Path, step: int, content: dict[str, Any], *, keep: int) -> Pat
     Raises:
         SslbenchError: the checkpoint cannot be written; earlier checkpoints are kept.
     """
-    path = folder / f"step_{step:09d}.ckpt"
+    path = _path(folder, step)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with new_file(path) as temporary:
             write_torch(temporary, {"format": FORMAT, "version": VERSION, "step": step, **content})
     except (OSError, SslbenchError) as error:
-        previous = newest(folder)
-        remedy = f"The last complete checkpoint is {previous}." if previous else "No checkpoint was written yet."
         message = error.message if isinstance(error, SslbenchError) else f"cannot write {path}: {error}"
-        raise SslbenchError(message, f"Free disk space. {remedy}") from error
-    for old in files(folder)[: -max(keep, 1)]:
-        old.unlink(missing_ok=True)
+        raise not_written(folder, message) from error
+    _remove_old(folder, keep)
     return path
+
+
+def not_written(folder: Path, message: str) -> SslbenchError:
+    """Return the error of a checkpoint that cannot be written; its remedy names the last one of the folder."""
+    previous = newest(folder)
+    remedy = f"The last complete checkpoint is {previous}." if previous else "No checkpoint was written yet."
+    return SslbenchError(message, f"Free disk space. {remedy}")
+
+
+def unfinished(folder: Path, step: int) -> Path:
+    """Return the temporary folder for the shards of a checkpoint; `finish_sharded` makes it the checkpoint."""
+    return folder / f".{_path(folder, step).name}.part.shards"
+
+
+def finish_sharded(part: Path, files: Mapping[str, Mapping[str, int]], content: dict[str, Any], *, keep: int) -> Path:
+    """Complete the folder of a sharded checkpoint, then remove the oldest checkpoints beyond `keep`.
+
+    Args:
+        part: folder from `unfinished`, with the shards of all processes.
+        files: file of shards -> its 'bytes' and 'crc32'.
+        content: everything but the shards, with its 'step'; see `write`.
+        keep: number of checkpoints to keep.
+
+    Raises:
+        SslbenchError: the checkpoint cannot be written; earlier checkpoints are kept.
+    """
+    folder, path = part.parent, _path(part.parent, content["step"])
+    try:
+        with new_file(part / shards.STATE) as temporary:
+            write_torch(
+                temporary,
+                {
+                    "format": FORMAT,
+                    "version": VERSION,
+                    **content,
+                    "files": {name: dict(entry) for name, entry in files.items()},
+                },
+            )
+        if path.exists():  # a run that continues from an earlier checkpoint has set later ones aside
+            _remove(path)
+        _sync_names(part)
+        part.rename(path)
+        _sync_names(folder)
+    except OSError as error:
+        raise SslbenchError(f"cannot write {path}: {error.strerror or error}") from error
+    _remove_old(folder, keep)
+    return path
+
+
+def _path(folder: Path, step: int) -> Path:
+    return folder / f"step_{step:09d}.ckpt"
+
+
+def _sync_names(folder: Path) -> None:
+    """Write the names in a folder to the disk, where the system can."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _remove_old(folder: Path, keep: int) -> None:
+    for old in files(folder)[: -max(keep, 1)]:
+        _remove(old)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint; a folder is renamed first, so that no half of it looks like a checkpoint."""
+    if path.is_dir():
+        hidden = path.with_name(f".{path.name}.part.removed")
+        shutil.rmtree(hidden, ignore_errors=True)
+        path = path.rename(hidden)
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def files(folder: Path) -> list[Path]:
@@ -69,7 +148,7 @@ def position(path: Path) -> Position:
     """Return the position of a checkpoint in its run; its tensors are not read."""
     step = int(path.stem.removeprefix("step_"))
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        content = torch.load(_zip(path), map_location="cpu", weights_only=True, mmap=True)
         return Position(step, float(content["metadata"]["epochs"]))
     except Exception:  # noqa: BLE001  a damaged file is reported where its tensors are read
         return Position(step, None)
@@ -91,34 +170,48 @@ def newest(folder: Path) -> Path | None:
     return found[-1] if found else None
 
 
-def check(path: Path) -> str:
+def check(path: Path, *, contents: bool = True) -> str:
     """Compare every part of a checkpoint with its checksum, and return a digest of the whole.
+
+    Args:
+        path: the checkpoint.
+        contents: also read the shards; otherwise compare only their sizes.
 
     Raises:
         DamagedError: the file is cut off, or a checksum is wrong.
         WeightsError: the file cannot be read.
     """
+    if path.is_dir() and not shards.is_sharded(path):
+        raise DamagedError(f"{path} is damaged: it has no {shards.STATE}", "Remove it to use the previous one.")
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(_zip(path)) as archive:
             wrong = archive.testzip()
             parts = [f"{part.filename} {part.file_size} {part.CRC}" for part in archive.infolist()]
+        problem = None if wrong is None else f"the checksum of {wrong} is wrong"
+        if problem is None and path.is_dir():
+            problem = shards.damage(path, read(path).get("files"), contents=contents)
     except OSError as error:
         raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # a flipped byte makes zipfile raise many kinds
         raise DamagedError(f"{path} is damaged: {error}", "Remove it to use the previous one.") from error
-    if wrong is not None:
-        raise DamagedError(f"{path} is damaged: the checksum of {wrong} is wrong", "Remove it to use the previous one.")
+    if problem is not None:
+        raise DamagedError(f"{path} is damaged: {problem}", "Remove it to use the previous one.")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
+def _zip(path: Path) -> Path:
+    """Return the zip file of a checkpoint: itself, or the one in its folder."""
+    return path / shards.STATE if path.is_dir() else path
+
+
 def read(path: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint; use `check` first to find damage.
+    """Return the content of a checkpoint, without shards; use `check` first to find damage.
 
     Raises:
         WeightsError: the file cannot be read, or is no checkpoint.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(_zip(path), map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError) as error:
         raise WeightsError(f"{path} cannot be read as a checkpoint: {error}") from error
     except Exception as error:
@@ -152,6 +245,9 @@ def set_aside(folder: Path, *, after: int) -> list[Path]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files of a process that was killed while writing."""
-    for leftover in folder.glob(".*.part.*"):  # as weights.save.new_file names them
-        leftover.unlink(missing_ok=True)
+    """Remove temporary files and folders of a process that was killed while writing."""
+    for leftover in folder.glob(".*.part.*"):  # as weights.save.new_file and `unfinished` name them
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)

@@ -151,6 +151,8 @@ class Method(nn.Module, Generic[ConfigT]):
             weights file then names the classes.
         first_pass: true if one epoch of forward passes, each followed by `after_update`, precedes the first update, for
             instance to fill a memory; the steps of these passes have the indices -per_epoch to -1.
+        block_methods: names of the methods of blocks that `loss` calls in place of their forward pass. With
+            strategy=fsdp a block's parameters are whole only while the block itself or one of these runs.
         space: input of the backbone; with 'lightness' views are RGB, the method itself gives the backbone L of CIE Lab
             minus 50, and so do evaluations of the weights.
         backbone: network that is pretrained.
@@ -161,6 +163,7 @@ class Method(nn.Module, Generic[ConfigT]):
     config_type: ClassVar[type[Any]]
     has_classifier: ClassVar[bool] = False
     first_pass: ClassVar[bool] = False
+    block_methods: ClassVar[tuple[str, ...]] = ()
     space: ClassVar[Literal["RGB", "lightness"]] = "RGB"
     backbone: nn.Module
 
@@ -227,13 +230,6 @@ class Method(nn.Module, Generic[ConfigT]):
             linear layers, norms and activations, or a single linear layer.
         """
         return {}
-
-    def taken_apart(self) -> tuple[nn.Module, ...]:
-        """Return the networks of which `loss` calls parts of blocks, not whole blocks; none by default.
-
-        With strategy=fsdp a block's parameters are whole only while the block itself runs, except in these networks.
-        """
-        return ()
 
     def local_state(self) -> dict[str, Tensor]:
         """Return the tensors that differ between processes; a checkpoint holds those of every process."""

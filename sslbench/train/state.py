@@ -4,20 +4,26 @@ import copy
 import dataclasses
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sslbench.distributed.collectives import gather_objects, rank, world_size
+from sslbench.distributed.collectives import gather_objects, on_all, rank, world_size
 from sslbench.distributed.parallel import (
     Strategy,
+    empty_moments,
     load_module_state,
+    load_optimizer_shards,
     load_optimizer_state,
     module_state,
+    optimizer_shards,
     optimizer_state,
     wrap,
 )
+from sslbench.distributed.sharded import read as read_shards
+from sslbench.distributed.sharded import shapes
 from sslbench.errors import UsageError
 from sslbench.runtime.device import DTYPES, Precision
 from sslbench.runtime.seeds import random_states, restore_random_states, seed_process
@@ -89,12 +95,12 @@ def new_state(  # noqa: PLR0913  how a run computes, each from another setting
         layers: see `parameter_groups`.
         parts: see `parameter_groups`.
     """
-    method = method.to(device)
     sharded = strategy == "fsdp" and world_size() > 1
-    if channels_last and not sharded:  # FSDP supports contiguous parameters only
-        method = method.to(memory_format=torch.channels_last)
+    if not sharded:  # FSDP moves one block after the other, and supports contiguous parameters only
+        method = method.to(device)
+        method = method.to(memory_format=torch.channels_last) if channels_last else method
     average = moving_average(method.averaged()) if averaged else None
-    model = wrap(method, device, strategy, dtype=DTYPES[precision], apart=method.taken_apart())
+    model = wrap(method, device, strategy, dtype=DTYPES[precision], block_methods=method.block_methods)
     if average is not None and sharded:
         average = wrap(average, device, strategy)  # each process averages its share
     if compiled:
@@ -126,26 +132,59 @@ def to_checkpoint(state: State) -> dict[str, Any]:
 
     Tensors are complete on the first process only.
     """
+    return {
+        "method": module_state(state.method, everywhere=False),
+        "optimizer": optimizer_state(state.method, state.optimizer),
+        "average": module_state(state.average, everywhere=False) if state.average is not None else {},
+        **_small_state(state),
+    }
+
+
+def to_shards(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the state as tensors of which each process has its shards, and all the rest; every process calls this.
+
+    Returns:
+        Tensors by name: "method.backbone.cls_token", "optimizer.backbone.cls_token.exp_avg", "average.cls_token"; and
+        the entries of a checkpoint without tensors of the networks and the optimizer.
+    """
+    tensors = _network_tensors(state)
+    moments, rest = optimizer_shards(state.method, state.optimizer)
+    tensors |= {f"optimizer.{name}": tensor for name, tensor in moments.items()}
+    return tensors, {"optimizer": rest, **_small_state(state)}
+
+
+def _network_tensors(state: State) -> dict[str, Tensor]:
+    """Return the tensors of method and average, sharded as they are."""
+    average = {} if state.average is None else state.average.state_dict()
+    found = {f"method.{name}": tensor.detach() for name, tensor in state.method.state_dict().items()}
+    return found | {f"average.{name}": tensor.detach() for name, tensor in average.items()}
+
+
+def _small_state(state: State) -> dict[str, Any]:
+    """Return what the first process writes in any case; every process calls this."""
     processes = gather_objects(
         {"random": random_states(state.device.type), "local": _on_cpu(state.method.local_state())}
     )
     return {
-        "method": module_state(state.method, everywhere=False),
-        "optimizer": optimizer_state(state.method, state.optimizer),
         "scaler": state.scaler.state_dict(),
-        "average": module_state(state.average, everywhere=False) if state.average is not None else {},
         "processes": processes,
         **({"online_head": state.online_head.state_dict()} if state.online_head is not None else {}),
     }
 
 
-def from_checkpoint(state: State, content: dict[str, Any]) -> None:
+def from_checkpoint(state: State, content: dict[str, Any], path: Path | None = None) -> None:
     """Restore the content of a checkpoint into a state that was built with the same settings.
 
     The number of processes may be another than that which wrote the checkpoint, unless each has a state of its own.
 
+    Args:
+        state: state at the start of training.
+        content: from `to_checkpoint` and the number of updates, 'step'; or the rest from `to_shards`.
+        path: the checkpoint, whose shards are read if it is sharded.
+
     Raises:
         UsageError: the number of processes is another, and the method has a state of each process.
+        WeightsError: shards cannot be read.
     """
     processes = content["processes"]
     before, now = len(processes), world_size()
@@ -155,11 +194,14 @@ def from_checkpoint(state: State, content: dict[str, Any]) -> None:
             f"the checkpoint was written by {before} processes, this run has {now}, and each had its own {names}",
             f"Start {before} processes, or start a new run in another --out with --init from its weights.",
         )
-    load_module_state(state.method, content["method"])
-    load_optimizer_state(state.method, state.optimizer, content["optimizer"])
+    if path is not None and path.is_dir():
+        on_all(lambda: _read_shards(state, path, content["optimizer"]))
+    else:
+        load_module_state(state.method, content["method"])
+        load_optimizer_state(state.method, state.optimizer, content["optimizer"])
+        if state.average is not None:
+            load_module_state(state.average, content["average"])
     state.scaler.load_state_dict(content["scaler"])
-    if state.average is not None:
-        load_module_state(state.average, content["average"])
     if state.online_head is not None:
         if "online_head" in content:
             state.online_head.load_state_dict(content["online_head"])
@@ -173,10 +215,20 @@ def from_checkpoint(state: State, content: dict[str, Any]) -> None:
         return
     # Images, views and draws of images do not depend on the processes; only dropout and the like do.
     torch.manual_seed((torch.initial_seed() + state.step * 1_000_003**2) % 2**63)
-    log.warning(
-        f"continuing with {now} processes, {before} before: each update has the same images, but statistics of "
-        "BatchNorm and rounding differ from here on"
-    )
+    if rank() == 0:
+        log.warning(
+            f"continuing with {now} processes, {before} before: each update has the same images, but statistics of "
+            "BatchNorm and rounding differ from here on"
+        )
+
+
+def _read_shards(state: State, folder: Path, rest: dict[str, Any]) -> None:
+    """Fill networks and optimizer from a sharded checkpoint."""
+    prefix = "optimizer."
+    stored = {name.removeprefix(prefix): of for name, of in shapes(folder).items() if name.startswith(prefix)}
+    moments = empty_moments(state.method, stored)
+    read_shards(folder, _network_tensors(state) | {prefix + name: tensor for name, tensor in moments.items()})
+    load_optimizer_shards(state.method, state.optimizer, moments, rest)
 
 
 def _on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

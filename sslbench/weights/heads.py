@@ -6,6 +6,7 @@ Heads follow each other: `head` takes the backbone's output, `predictor` that of
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ _TYPES: Mapping[type[nn.Module], str] = {
 }
 
 Heads = Mapping[str, nn.Sequential]
+ValueT = TypeVar("ValueT")
 
 
 def layer_kinds(head: nn.Module) -> list[str]:
@@ -51,13 +53,13 @@ def layer_kinds(head: nn.Module) -> list[str]:
     return [kind for kind in kinds if kind is not None]
 
 
-def head_tensors(name: str, head: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def head_tensors(name: str, head: nn.Module, state: Mapping[str, ValueT]) -> dict[str, ValueT]:
     """Return a head's tensors under their names in files: 'head.0.weight'.
 
     Args:
         name: one of HEAD_NAMES.
         head: a Sequential, or a single layer.
-        state: the head's state dict.
+        state: the head's state dict, or other values by the same names.
     """
     start = name if isinstance(head, nn.Sequential) else f"{name}.0"
     return {f"{start}.{key}": tensor for key, tensor in state.items()}

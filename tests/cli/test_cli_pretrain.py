@@ -375,3 +375,10 @@ def test_a_local_job_of_submitit_trains(tmp_path):
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("key", ["tf32", "cudnn_benchmark"])
+def test_a_setting_for_gpus_is_refused_on_a_cpu(key, tmp_path, sslbench):
+    code, _, err = sslbench(*RUN, f"{key}=true", "--dry-run")
+    assert code == 2 and f"{key} has no effect on the device cpu" in err
+    assert not (tmp_path / "runs").exists()

@@ -1,5 +1,7 @@
 """All processes end when one fails; threads with a store in memory stand for processes."""
 
+import os
+import socket
 import subprocess
 import sys
 import threading
@@ -84,6 +86,58 @@ def test_nobody_is_ended_after_a_run_without_errors(exits):
     assert exits == []
     with pytest.raises(KeyError), failures.ending_together(Process(0, 2, 0), distributed.HashStore()):
         raise KeyError
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_process_is_named_and_all_end(frozen, exits, monkeypatch, caplog):
+    real = failures._Watch.look_for_frozen
+    monkeypatch.setattr(failures, "SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(
+        failures._Watch, "look_for_frozen", lambda self: real(self) if self.process.rank != frozen else None
+    )
+    both(lambda: time.sleep(1.5), lambda: time.sleep(1.5))
+    assert exits == [1, 1]
+    assert f"process {frozen} on " in caplog.text and "has not answered for 0 s" in caplog.text
+
+
+FROZEN = """
+import logging, os, signal, sys, time, torch
+from sslbench.distributed import failures
+from sslbench.distributed.collectives import barrier, process_group
+
+logging.basicConfig()
+failures.LOOK_SECONDS, failures.GRACE_SECONDS, failures.SILENT_SECONDS = 0.1, 1, 3
+with process_group(torch.device("cpu")):
+    barrier()
+    if os.environ["RANK"] == sys.argv[1]:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    barrier()
+"""
+
+
+def test_a_stopped_process_ends_the_run(tmp_path):
+    """Of the second process; the first serves the store here, as under srun, and torchrun's launcher does otherwise."""
+    (tmp_path / "frozen.py").write_text(FROZEN)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        environment = os.environ | {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
+    first, second = (
+        subprocess.Popen(
+            [sys.executable, "frozen.py", "1"],
+            cwd=tmp_path,
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    )
+    try:
+        _, errors = first.communicate(timeout=120)
+    finally:
+        first.kill(), second.kill()
+        second.communicate()
+    assert first.returncode == 1
+    assert "process 1 on " in errors and "has not answered for 3 s; ending all processes" in errors
 
 
 TWO_GROUPS = """

@@ -2,39 +2,30 @@
 
 import os
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+import simclr_updates
 import torch
-import torchvision
 from PIL import Image
-from torch.nn import functional
 
 from sslbench.backbones import speed
-from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers
 from sslbench.backbones.load import load_backbone
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.images import Files
-from sslbench.data.loading.pretraining import RawBatch
 from sslbench.data.source import Labels, Source
 from sslbench.data.views import Blur, Jitter, View, drawn
 from sslbench.data.views.on_device import change_colours
 from sslbench.features.array import Features
 from sslbench.features.extract import ExtractSettings, extract
-from sslbench.preprocessing import Preprocessing
-from sslbench.pretraining.networks import make_method
 from sslbench.protocols import knn, linear
-from sslbench.train.loop import RateSchedules, TrainingPlan, train
-from sslbench.train.method import Setup
-from sslbench.train.optimizers import OptimizerSettings, make_optimizer, parameter_groups
-from sslbench.train.state import State
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
 GPU = torch.device("cuda")
 BATCH, SIZE, UPDATES = 256, 224, 12
+CASE = simclr_updates.Case("resnet50", 2048, 2048, SIZE, BATCH, "cuda", "bf16")
 ROWS = int(os.environ.get("SSLBENCH_GPU_ROWS", "1281167"))
 """Rows of train of the solvers' test: ImageNet's."""
 
@@ -116,77 +107,15 @@ def test_extraction_from_jpegs(photos, tmp_path):
     assert len(next(iter(found.features.values())).x) == len(files)
 
 
-def raw_batches(n):
-    generator = torch.Generator().manual_seed(0)
-    shape = (BATCH, 3, SIZE, SIZE)
-    views = [torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator) for _ in range(2)]
-    pinned = tuple(view.to(memory_format=torch.channels_last).pin_memory() for view in views)
-    return [RawBatch(pinned, None, torch.arange(BATCH), torch.zeros(BATCH).bool()) for _ in range(n)]
-
-
-def bare_updates(batches):
-    """SimCLR in bf16 as one would write it by hand: channels-last, fused SGD, no look at the loss."""
-    backbone = torchvision.models.resnet50()
-    backbone.fc = torch.nn.Identity()
-    backbone = backbone.to(GPU, memory_format=torch.channels_last)
-    head = torch.nn.Sequential(torch.nn.Linear(2048, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 128)).to(GPU)
-    parameters = [*backbone.parameters(), *head.parameters()]
-    optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=1e-4, fused=True)
-    mean, std = (torch.tensor(v, device=GPU)[:, None, None] for v in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
-    itself = torch.eye(2 * BATCH, dtype=torch.bool, device=GPU)
-    target = torch.arange(2 * BATCH, device=GPU).roll(BATCH)
-
-    def go():
-        for raw in batches:
-            images = torch.cat([view.to(GPU, non_blocking=True) for view in raw.views])
-            images = images.float().div_(255).sub_(mean).div_(std)
-            with torch.autocast("cuda", torch.bfloat16):
-                z = functional.normalize(head(backbone(images)).float(), dim=1)
-                loss = functional.cross_entropy((z @ z.T / 0.1).masked_fill(itself, -torch.inf), target)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-
-    return go
-
-
-def our_updates(batches, *, compiled=False):
-    backbone = build("resnet50").module.requires_grad_(True).train()
-    setup = Setup(2048, (SIZE, SIZE), BATCH, BATCH, 1, 100_000, 0, UPDATES, UPDATES, "resnet50")
-    method = make_method(backbone, {"name": "simclr", "projector": (2048, 128)}, setup, seed=0)
-    method = method.to(GPU, memory_format=torch.channels_last)
-    if compiled:
-        method.compile_networks()
-    settings = OptimizerSettings(lr=0.01)
-    optimizer = make_optimizer(parameter_groups(method, settings), settings)
-    plan = TrainingPlan(
-        UPDATES, UPDATES, RateSchedules(lambda where: 0.01, 0.01), Preprocessing(), precision="bf16", log_every=100
-    )
-
-    def go():
-        state = State(method, method, optimizer, torch.amp.GradScaler("cuda", enabled=False))
-        train(
-            state,
-            plan,
-            iter(batches),
-            log=lambda line: None,
-            save=lambda: None,
-            evaluate=lambda step: None,
-            signal_number=lambda: 0,
-            failed=lambda raw, value, index: Path(),
-        )
-
-    return go
-
-
 def test_an_update_beside_a_bare_one():
     torch.backends.cudnn.benchmark = True
-    batches = raw_batches(UPDATES)
+    batches = CASE.batches(1) * UPDATES
     seconds = {}
-    for name, action in (("bare", bare_updates(batches)), ("ours", our_updates(batches))):
+    by_hand, ours = simclr_updates.by_hand(CASE, batches), simclr_updates.by_the_loop(CASE, batches)
+    for name, action in (("bare", by_hand), ("ours", ours)):
         action()
         seconds[name] = seconds_of(action) / UPDATES
-    compiled = our_updates(batches, compiled=True)
+    compiled = simclr_updates.by_the_loop(CASE, batches, compiled=True)
     compiled()
     seconds["compiled"] = seconds_of(compiled) / UPDATES
     print(
@@ -201,7 +130,7 @@ def test_an_update_beside_a_bare_one():
 def test_colours_of_views_on_the_gpu():
     """Colours of the two views of SimCLR; an update takes about 100 ms."""
     view = View(jitter=Jitter(0.8, 0.8, 0.8, 0.8, 0.2), grayscale=0.2, blur=Blur(0.5))
-    (raw,) = raw_batches(1)
+    (raw,) = CASE.batches(1)
     images = [view.to(GPU) for view in raw.views]
     values = [torch.tensor([drawn.colours(view, drawn.Uniform()) for _ in range(BATCH)]) for _ in images]
 

@@ -9,21 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import simclr_updates
 import torch
-import torchvision
 from PIL import Image
-from torch.nn import functional
 
-from sslbench.backbones.build import build
 from sslbench.config import build as build_settings
-from sslbench.data.loading.pretraining import RawBatch
-from sslbench.preprocessing import Preprocessing
 from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
-from sslbench.pretraining.networks import make_method
-from sslbench.train.loop import RateSchedules, TrainingPlan, train
-from sslbench.train.method import Setup
-from sslbench.train.optimizers import OptimizerSettings, make_optimizer, parameter_groups
-from sslbench.train.state import State
 
 pytestmark = pytest.mark.speed
 
@@ -35,80 +26,22 @@ LIGHTLY = (
 )
 
 
-def raw_batches(n):
-    generator = torch.Generator().manual_seed(0)
-    for i in range(n):
-        views = tuple(
-            torch.randint(0, 256, (BATCH, 3, SIZE, SIZE), dtype=torch.uint8, generator=generator).to(
-                memory_format=torch.channels_last
-            )
-            for _ in range(2)
-        )
-        yield RawBatch(views, None, torch.arange(BATCH) + i * BATCH, torch.zeros(BATCH).bool())
-
-
-def network():
-    torch.manual_seed(0)
-    backbone = torchvision.models.resnet18()
-    backbone.fc = torch.nn.Identity()
-    return backbone
-
-
-def bare_seconds(batches):
-    """SimCLR as one would write it by hand: channels-last, fused SGD."""
-    backbone = network().to(memory_format=torch.channels_last)
-    head = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 128))
-    parameters = [*backbone.parameters(), *head.parameters()]
-    optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=1e-4, fused=True)
-    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    itself = torch.eye(2 * BATCH, dtype=torch.bool)
-    target = torch.arange(2 * BATCH).roll(BATCH)
+def seconds_of(action):
     began = time.perf_counter()
-    for raw in batches:
-        images = torch.cat(raw.views).float().div_(255).sub_(mean[:, None, None]).div_(std[:, None, None])
-        z = functional.normalize(head(backbone(images)), dim=1)
-        logits = (z @ z.T / 0.1).masked_fill(itself, -torch.inf)
-        loss = functional.cross_entropy(logits, target)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        assert torch.isfinite(loss)
-    return time.perf_counter() - began
-
-
-def our_seconds(batches):
-    backbone = build("resnet18").module
-    backbone.load_state_dict(network().state_dict())
-    backbone.requires_grad_(True).train()
-    setup = Setup(512, (SIZE, SIZE), BATCH, BATCH, 1, 1000, 0, UPDATES, UPDATES, "resnet18")
-    method = make_method(backbone, {"name": "simclr", "projector": (512, 128)}, setup, seed=0)
-    method = method.to(memory_format=torch.channels_last)
-    settings = OptimizerSettings(lr=0.01)
-    optimizer = make_optimizer(parameter_groups(method, settings), settings)
-    state = State(method, method, optimizer, torch.amp.GradScaler("cpu", enabled=False))
-    plan = TrainingPlan(UPDATES, UPDATES, RateSchedules(lambda where: 0.01, 0.01), Preprocessing())
-    began = time.perf_counter()
-    train(
-        state,
-        plan,
-        iter(batches),
-        log=lambda line: None,
-        save=lambda: None,
-        evaluate=lambda step: None,
-        signal_number=lambda: 0,
-        failed=lambda raw, value, index: Path(),
-    )
+    action()
     return time.perf_counter() - began
 
 
 def test_the_loop_against_a_bare_step():
     """SimCLR with a ResNet-18 on views that are in memory already: normalisation, forward, backward, update."""
-    batches = list(raw_batches(UPDATES))
-    bare_seconds(batches[:2]), our_seconds(batches)
+    case = simclr_updates.Case("resnet18", 512, 512, SIZE, BATCH)
+    batches = case.batches(UPDATES)
+    by_hand, ours = simclr_updates.by_hand(case, batches), simclr_updates.by_the_loop(case, batches)
+    by_hand(), ours()
     seconds = {"bare": [], "ours": []}
     for _ in range(ROUNDS):
-        seconds["bare"].append(bare_seconds(batches))
-        seconds["ours"].append(our_seconds(batches))
+        seconds["bare"].append(seconds_of(by_hand))
+        seconds["ours"].append(seconds_of(ours))
     best = {name: min(values) / UPDATES for name, values in seconds.items()}
     overhead = best["ours"] / best["bare"] - 1
     print(

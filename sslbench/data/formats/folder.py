@@ -5,6 +5,7 @@ import errno
 import os
 from collections import Counter
 from pathlib import Path, PurePosixPath
+from typing import TypedDict
 
 from sslbench.data.containers.names import split_name
 from sslbench.data.containers.suffixes import ARRAYS, SUFFIXES, is_clutter
@@ -16,6 +17,7 @@ from sslbench.data.maps import pairs
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, printable, some
+from sslbench.distributed.collectives import once_per_machine
 from sslbench.errors import DataError
 
 
@@ -24,12 +26,13 @@ def recognises(spec: str) -> bool:
     return Path(spec).is_dir()
 
 
-def open(spec: str) -> dict[str, Source]:
+def open(spec: str, *, together: bool = False) -> dict[str, Source]:
     """Return the images below a folder.
 
     Args:
         spec: the folder. If its sub-folders are train/, val/, test/ (or training, valid, validation, testing, in any
             case), each becomes a split. Images anywhere below a class folder belong to that class.
+        together: all processes of a run call this now: one of each machine lists the files.
 
     Returns:
         Split name -> source, or {"all": source}. Ids are paths relative to the folder (to the split's, if split).
@@ -37,18 +40,33 @@ def open(spec: str) -> dict[str, Source]:
     Raises:
         DataError: there is no image, there are two folders for one split, or a folder cannot be read.
     """
-    try:
-        return _open(Path(spec), spec.rstrip("/") + "/")
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
+
+    def listed() -> dict[str, _Listing]:
+        try:
+            return _listings(Path(spec), spec.rstrip("/") + "/")
+        except OSError as error:
+            raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
+
+    listings: dict[str, _Listing] = once_per_machine(listed) if together else listed()
+    return {split: _source(listing) for split, listing in listings.items()}
 
 
-def _open(root: Path, name: str) -> dict[str, Source]:
+class _Listing(TypedDict):
+    """Images of one split, as plain values that processes share."""
+
+    name: str
+    root: str
+    images: list[str]
+    in_classes: bool
+    notes: list[str]
+
+
+def _listings(root: Path, name: str) -> dict[str, _Listing]:
     folders = split_folders(root)
     if not folders:
-        return {"all": _open_split(root, name, ())}
+        return {"all": _list_split(root, name, ())}
     around = tuple(_around_splits(root, set(folders.values())))
-    return {split: _open_split(root / folder, f"{name} ({split})", around) for split, folder in folders.items()}
+    return {split: _list_split(root / folder, f"{name} ({split})", around) for split, folder in folders.items()}
 
 
 @dataclasses.dataclass
@@ -157,7 +175,7 @@ def _left_out(names: list[str], where: str) -> str:
     return f"{where}: hidden or system files and folders left out: {some([printable(n) for n in sorted(names)])}"
 
 
-def _open_split(root: Path, name: str, notes: tuple[str, ...]) -> Source:
+def _list_split(root: Path, name: str, notes: tuple[str, ...]) -> _Listing:
     found = _FolderContent()
     _walk(str(root), found)
     if not found.images and ARRAYS & set(found.others):
@@ -170,14 +188,21 @@ def _open_split(root: Path, name: str, notes: tuple[str, ...]) -> Source:
             f"Image files end in {', '.join(sorted(SUFFIXES)[:8])} or similar; a table (.csv) can list others.",
         )
     in_classes = [image for image in found.images if "/" in image]
-    images = tuple(sorted(in_classes or found.images, key=printable))
+    images = sorted(in_classes or found.images, key=printable)
+    classes = tuple(sorted({_class_of(image) for image in in_classes}))
+    about = [*notes, *_notes(root, found, classes)]
+    return {"name": name, "root": str(root), "images": images, "in_classes": bool(in_classes), "notes": about}
+
+
+def _class_of(image: str) -> str:
+    return printable(image.partition("/")[0])
+
+
+def _source(listing: _Listing) -> Source:
+    images = tuple(listing["images"])
+    labels = single_labels(list(map(_class_of, images))) if listing["in_classes"] else no_labels(len(images))
     ids = tuple(map(printable, images))
-    if in_classes:
-        labels = single_labels([printable(image.partition("/")[0]) for image in images])
-    else:
-        labels = no_labels(len(images))
-    about = (*notes, *_notes(root, found, labels.classes))
-    return Source(name, ids, labels, Files(images, str(root)), about)
+    return Source(listing["name"], ids, labels, Files(images, listing["root"]), tuple(listing["notes"]))
 
 
 def _notes(root: Path, found: _FolderContent, classes: tuple[str, ...]) -> list[str]:
@@ -237,7 +262,7 @@ def _holds_only_maps(spec: str) -> bool:
 
 FORMAT = SourceFormat(
     __doc__,
-    SampleReader(recognises, lambda request: open(request.spec), NoOptions),
+    SampleReader(recognises, lambda request: open(request.spec, together=request.together), NoOptions),
     maps=LabelMapReader(_recognises_maps, pairs.open_maps, _holds_only_maps),
     last_resort=True,
 )

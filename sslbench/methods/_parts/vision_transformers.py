@@ -1,5 +1,7 @@
 """Vision transformers of timm in methods: their tokens, with and without masks, and their initial weights."""
 
+import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -88,22 +90,33 @@ def run_blocks(vit: VisionTransformer, tokens: Tensor, *, drop_path: float = 0.0
     Args:
         vit: the network.
         tokens: (B, n, D), from `embed`; patches may be left out.
-        drop_path: in training, share of the images that each residual branch leaves out, see `drop_samples`; 0 leaves
-            stochastic depth to the network's own rates.
+        drop_path: in training, share of the images that each residual branch leaves out; 0 leaves stochastic depth to
+            the network's own rates. The blocks have the method `drop_samples`, see `give_blocks`.
     """
     tokens = vit.norm_pre(tokens)
     if drop_path and vit.training:
         blocks: Any = vit.blocks  # a Sequential, whose items are any modules to mypy
         for block in blocks:
             if vit.grad_checkpointing:
-                tokens = checkpoint(drop_samples, block, tokens, drop_path, use_reentrant=False)
+                tokens = checkpoint(block.drop_samples, tokens, drop_path, use_reentrant=False)
             else:
-                tokens = drop_samples(block, tokens, drop_path)
+                tokens = block.drop_samples(tokens, drop_path)
     else:
         tokens = checkpoint_seq(vit.blocks, tokens) if vit.grad_checkpointing else vit.blocks(tokens)
     # timm has the last norm before or after the pooling; the other one is the identity.
     normed: Tensor = vit.fc_norm(vit.norm(tokens))
     return normed
+
+
+def give_blocks(vit: VisionTransformer, function: Callable[..., Any]) -> None:
+    """Make a function a method of each block under its own name; see `Method.block_methods`.
+
+    Args:
+        vit: the network, changed in place.
+        function: function whose first argument is a block.
+    """
+    for block in vit.blocks:
+        setattr(block, function.__name__, types.MethodType(function, block))
 
 
 def drop_samples(block: Block, tokens: Tensor, rate: float) -> Tensor:

@@ -13,7 +13,7 @@ import safetensors
 import torch
 
 from sslbench.errors import WeightsError
-from sslbench.weights.reading import haiku, other, torch_files, vissl_parts
+from sslbench.weights.reading import haiku, other, shards, torch_files, vissl_parts
 from sslbench.weights.reading.pickled import READABLE, InertObject, UnsupportedTensor
 from sslbench.weights.reading.sniff import Container, refuse_path, sniff
 from sslbench.weights.reading.unpickle import RestrictedPickle
@@ -58,11 +58,18 @@ class WeightsFile:
     suspicious: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file, or of all files of a sharded checkpoint."""
+        files = self.path.iterdir() if self.path.is_dir() else [self.path]
+        return sum(file.stat().st_size for file in files)
+
 
 def read(path: str | Path, *, trust_pickle: bool = False) -> WeightsFile:
     """Read a file of torch.save or torch.jit.save, safetensors, a pickle, .npy or .npz without running its code.
 
-    A VISSL checkpoint in several files (shards, slices) is returned as if it were in one.
+    A VISSL checkpoint in several files (shards, slices) is returned as if it were in one, and so is the folder of a
+    sharded checkpoint.
 
     Args:
         path: path of the file.
@@ -74,6 +81,8 @@ def read(path: str | Path, *, trust_pickle: bool = False) -> WeightsFile:
     path = Path(path).expanduser()
     try:
         refuse_path(path)
+        if shards.is_sharded(path):
+            return _read_sharded(path)
         container = sniff(path)
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -102,6 +111,25 @@ def read(path: str | Path, *, trust_pickle: bool = False) -> WeightsFile:
     except RecursionError as error:
         raise _damaged(path, error) from error
     return WeightsFile(path, sha256, content, container, {}, stubbed, suspicious, converter.left_out())
+
+
+def _read_sharded(folder: Path) -> WeightsFile:
+    """Read a sharded checkpoint: the network and its heads, whole; the rest of the training state is left out."""
+    state, digest = read(folder / shards.STATE), hashlib.sha256()
+    digest.update(bytes.fromhex(state.sha256))
+    files, parts = state.content.get("files"), state.content.get("parts")
+    if problem := shards.damage(folder, state.content.get("files"), also=digest.update):
+        raise WeightsError(f"{folder} is damaged: {problem}", "Use another checkpoint.")
+    if not isinstance(parts, Mapping) or not all(isinstance(part, Mapping) for part in parts.values()):
+        raise WeightsError(f"{folder / shards.STATE} does not say which tensors are the network")
+    wanted = [str(name) for part in parts.values() for name in part.values()]
+    tensors = shards.whole_tensors(folder, files or (), wanted)
+    whole = {key: {own: tensors[str(name)] for own, name in part.items()} for key, part in parts.items()}
+    left_out = ("files", "parts", "processes", "optimizer", "scaler")
+    content = {key: value for key, value in state.content.items() if key not in left_out}
+    return dataclasses.replace(
+        state, path=folder, sha256=digest.hexdigest(), content={**content, **whole}, container="sharded checkpoint"
+    )
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:

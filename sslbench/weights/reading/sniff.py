@@ -10,8 +10,11 @@ from typing import Literal
 
 from sslbench.errors import WeightsError
 from sslbench.names import did_you_mean
+from sslbench.weights.reading.shards import is_sharded
 
-Container = Literal["torch zip", "torch legacy", "torch tar", "torchscript", "safetensors", "pickle", "npy", "npz"]
+Container = Literal[
+    "torch zip", "torch legacy", "torch tar", "torchscript", "safetensors", "pickle", "npy", "npz", "sharded checkpoint"
+]
 
 _TAR_MEMBERS = {"storages", "tensors", "pickle"}
 # Pickles of protocols 0 and 1 start with a dict, or with a global name that is then called; later ones with \x80.
@@ -37,11 +40,13 @@ _ADDRESS = re.compile(r"(https?|ftp|s3|gs|hf|hdfs):/{1,2}(.+)")  # Path collapse
 
 
 def refuse_path(path: Path) -> None:
-    """Raise for a path that is not a readable file, and suggest what the user probably meant.
+    """Raise for a path that is no readable file or sharded checkpoint, and suggest what the user probably meant.
 
     Raises:
         WeightsError: the path does not exist, is a folder or an address, or the file is empty.
     """
+    if is_sharded(path):
+        return
     if path.is_dir():
         inside = sorted(p.name for p in path.iterdir() if p.is_file())
         listed = ", ".join(inside[:5]) + (" ..." if len(inside) > 5 else "")

@@ -83,11 +83,13 @@ def with_checkpoints(weights: Sequence[str]) -> tuple[list[str], dict[str, tuple
         UsageError: a folder has no checkpoints.
     """
     from sslbench.train import checkpoints
+    from sslbench.weights.reading.shards import is_sharded
 
     found: list[str] = []
     runs: dict[str, tuple[str, ...]] = {}
     for word in weights:
-        if word.partition(":")[0] in ("random", "pixels") or not Path(word).is_dir():
+        path = Path(word)
+        if word.partition(":")[0] in ("random", "pixels") or not path.is_dir() or is_sharded(path):
             found.append(word)
             continue
         files = tuple(str(path) for path in checkpoints.files(Path(word)))

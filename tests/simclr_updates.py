@@ -1,0 +1,116 @@
+"""Updates of SimCLR on views in memory, by hand and by the training loop: for tests of speed."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sslbench.backbones.build import build
+from sslbench.data.loading.pretraining import RawBatch
+from sslbench.preprocessing import Preprocessing
+from sslbench.pretraining.networks import make_method
+from sslbench.runtime.device import Precision
+from sslbench.train.loop import RateSchedules, TrainingPlan, train
+from sslbench.train.method import Setup
+from sslbench.train.optimizers import OptimizerSettings, make_optimizer, parameter_groups
+from sslbench.train.state import State
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """ResNet of torchvision with its features, hidden width of the projector, side of the views, and the place."""
+
+    name: str
+    features: int
+    hidden: int
+    size: int
+    batch: int
+    place: str = "cpu"
+    precision: Precision = "fp32"
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.place)
+
+    def network(self) -> nn.Module:
+        torch.manual_seed(0)
+        network = getattr(torchvision.models, self.name)()
+        network.fc = nn.Identity()
+        return network
+
+    def batches(self, number: int) -> list[RawBatch]:
+        """Pairs of views as the loader gives them, channels-last, in pinned memory for a GPU."""
+        generator = torch.Generator().manual_seed(0)
+        shape = (self.batch, 3, self.size, self.size)
+
+        def view() -> Tensor:
+            pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+            pixels = pixels.to(memory_format=torch.channels_last)
+            return pixels.pin_memory() if self.device.type == "cuda" else pixels
+
+        indices = torch.arange(self.batch)
+        return [
+            RawBatch((view(), view()), None, indices + i * self.batch, torch.zeros(self.batch).bool())
+            for i in range(number)
+        ]
+
+
+def by_hand(case: Case, batches: Sequence[RawBatch]) -> Callable[[], None]:
+    """SimCLR by hand: channels-last, autocast, fused SGD; the loss is looked at on a CPU, where that is free."""
+    device, low = case.device, case.precision == "bf16"
+    backbone = case.network().to(device, memory_format=torch.channels_last)
+    head = nn.Sequential(nn.Linear(case.features, case.hidden), nn.ReLU(), nn.Linear(case.hidden, 128)).to(device)
+    parameters = [*backbone.parameters(), *head.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=1e-4, fused=True)
+    mean, std = (torch.tensor(v, device=device)[:, None, None] for v in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    itself = torch.eye(2 * case.batch, dtype=torch.bool, device=device)
+    target = torch.arange(2 * case.batch, device=device).roll(case.batch)
+
+    def go() -> None:
+        for raw in batches:
+            images = torch.cat([view.to(device, non_blocking=True) for view in raw.views])
+            images = images.float().div_(255).sub_(mean).div_(std)
+            with torch.autocast(device.type, torch.bfloat16, enabled=low):
+                z = functional.normalize(head(backbone(images)).float(), dim=1)
+                loss = functional.cross_entropy((z @ z.T / 0.1).masked_fill(itself, -torch.inf), target)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            assert device.type != "cpu" or torch.isfinite(loss)
+
+    return go
+
+
+def by_the_loop(case: Case, batches: Sequence[RawBatch], *, compiled: bool = False) -> Callable[[], None]:
+    """The same by the training loop, from the same weights."""
+    backbone = build(case.name).module
+    backbone.load_state_dict(case.network().state_dict())
+    backbone.requires_grad_(True).train()
+    sizes, updates = (case.size, case.size), len(batches)
+    setup = Setup(case.features, sizes, case.batch, case.batch, 1, 100_000, 0, updates, updates, case.name)
+    method = make_method(backbone, {"name": "simclr", "projector": (case.hidden, 128)}, setup, seed=0)
+    method = method.to(case.device, memory_format=torch.channels_last)
+    if compiled:
+        method.compile_networks()
+    settings = OptimizerSettings(lr=0.01)
+    optimizer = make_optimizer(parameter_groups(method, settings), settings)
+    rates = RateSchedules(lambda where: 0.01, 0.01)
+    plan = TrainingPlan(updates, updates, rates, Preprocessing(), precision=case.precision, log_every=100)
+
+    def go() -> None:
+        train(
+            State(method, method, optimizer, torch.amp.GradScaler(case.device.type, enabled=False)),
+            plan,
+            iter(batches),
+            log=lambda line: None,
+            save=lambda: None,
+            evaluate=lambda step: None,
+            signal_number=lambda: 0,
+            failed=lambda raw, value, index: Path(),
+        )
+
+    return go

@@ -1,0 +1,223 @@
+"""Sharded checkpoints: written by two processes in the background, read by one, two or none; damage is found."""
+
+import errno
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import two_processes
+
+from sslbench.distributed import parallel, sharded
+from sslbench.errors import SslbenchError, WeightsError
+from sslbench.train import checkpoints
+from sslbench.train.resume import newest_whole
+from sslbench.weights.reading import shards
+from sslbench.weights.reading.files import read
+
+SHAPES = {"odd": (5, 3), "row": (1, 7), "vector": (4,), "number": ()}
+
+
+class Net(nn.Module):
+    """Parameters that two processes cannot halve, one without gradient, and a buffer that differs between processes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        for name, shape in SHAPES.items():
+            setattr(self, name, nn.Parameter(torch.randn(shape if shape else (1,))))
+        self.frozen = nn.Parameter(torch.randn(3, 2), requires_grad=False)
+        self.register_buffer("own", torch.tensor(0.0))
+        self.register_buffer("whole", torch.arange(6).reshape(2, 3))
+
+    def forward(self, x):
+        return sum((p * p).sum() for p in self.parameters() if p.requires_grad) * x
+
+
+def trained(net):
+    optimizer = torch.optim.AdamW([{"params": [net.odd, net.row]}, {"params": [net.vector, net.number], "lr": 0.5}])
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(torch.ones(())).backward()
+        optimizer.step()
+    return optimizer
+
+
+def tensors_of(net, optimizer):
+    moments, rest = parallel.optimizer_shards(net, optimizer)
+    return net.state_dict() | {f"optimizer.{name}": tensor for name, tensor in moments.items()}, rest
+
+
+def save(rank, folder, steps, keep=9):
+    net = Net()
+    net.own.fill_(10.0 + rank)
+    net = parallel.wrap(net, torch.device("cpu"), "fsdp")
+    tensors, rest = tensors_of(net, trained(net))
+    parts = {"state_dict": {"odd": "odd", "whole": "whole"}, "heads": {"head.0.bias": "vector"}}
+    writer = sharded.BackgroundWriter()
+    for step in steps:
+        content = {"step": step, "optimizer": rest, "parts": parts, "backbone": "net"}
+        part = checkpoints.unfinished(folder, step)
+        writer.write(
+            part, tensors, lambda part, files, all=content: checkpoints.finish_sharded(part, files, all, keep=keep)
+        )
+        with torch.no_grad():  # training goes on
+            net.odd.zero_()
+    writer.wait()
+    return sorted(path.name for path in folder.iterdir())
+
+
+def load(rank, path):
+    """Values of network and optimizer after reading, as arrays."""
+    net = Net()
+    with torch.no_grad():
+        for tensor in net.state_dict().values():
+            tensor.zero_()
+    net = parallel.wrap(net, torch.device("cpu"), "fsdp")
+    optimizer = torch.optim.AdamW([{"params": [net.odd, net.row]}, {"params": [net.vector, net.number]}])
+    stored = {n.removeprefix("optimizer."): of for n, of in sharded.shapes(path).items() if n.startswith("optimizer.")}
+    moments = parallel.empty_moments(net, stored)
+    sharded.read(path, net.state_dict() | {f"optimizer.{name}": tensor for name, tensor in moments.items()})
+    parallel.load_optimizer_shards(net, optimizer, moments, checkpoints.read(path)["optimizer"])
+    tensors, rest = tensors_of(net, optimizer)
+    return {name: parallel.whole(tensor).numpy() for name, tensor in tensors.items()}, rest["groups"][1]["lr"]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sharded")
+    assert two_processes.run(save, folder, [1, 2, 3], 2) == [["step_000000002.ckpt", "step_000000003.ckpt"]] * 2
+    return folder
+
+
+@pytest.fixture
+def copied(written, tmp_path):
+    shutil.copytree(written, tmp_path / "checkpoints")
+    return tmp_path / "checkpoints"
+
+
+def test_any_number_of_processes_reads_what_two_have_written(written, tmp_path):
+    two_processes.run(save, tmp_path, [1])
+    path = tmp_path / "step_000000001.ckpt"
+    net = Net()
+    expected, _ = tensors_of(net, trained(net))
+    expected["own"] = torch.tensor(10.0)  # of the first process
+    for found, rate in [load(0, path), *two_processes.run(load, path)]:
+        assert found.keys() == expected.keys() and rate == 0.5
+        for name, tensor in expected.items():
+            np.testing.assert_allclose(found[name], tensor.detach().numpy(), rtol=1e-6, err_msg=name)
+
+
+def test_it_is_a_weights_file_too(tmp_path):
+    two_processes.run(save, tmp_path, [1])
+    path = tmp_path / "step_000000001.ckpt"
+    file, net = read(path), Net()
+    trained(net)
+    assert file.content["backbone"] == "net" and file.content["state_dict"].keys() == {"odd", "whole"}
+    torch.testing.assert_close(file.content["state_dict"]["odd"], net.odd.detach())
+    assert torch.equal(file.content["state_dict"]["whole"], net.whole)
+    torch.testing.assert_close(file.content["heads"]["head.0.bias"], net.vector.detach())
+    assert file.size == sum(one.stat().st_size for one in path.iterdir())
+    assert not {"optimizer", "files", "parts"} & file.content.keys()
+
+
+def failing(rank, folder, where):
+    """Messages of a process after the disk of one is full, and what is left."""
+    real = shards.crc32
+    if rank == where:
+        sharded.crc32 = lambda path: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device"))
+    try:
+        save(rank, folder, [4])
+    except SslbenchError as error:
+        return error.message, error.printed_by_rank_0, sorted(path.name for path in folder.iterdir())
+    finally:
+        sharded.crc32 = real
+
+
+@pytest.mark.parametrize("where", [0, 1])
+def test_the_full_disk_of_one_process_ends_all_and_leaves_earlier_checkpoints(where, copied):
+    before = sorted(path.name for path in copied.iterdir())
+    first, second = two_processes.run(failing, copied, where)
+    assert first[0] == second[0] == f"process {where} cannot write its shards: No space left on device"
+    assert (first[1], second[1]) == (False, True)
+    assert first[2] == before
+
+
+def test_a_killed_save_is_no_checkpoint_and_is_removed(copied):
+    part = checkpoints.unfinished(copied, 4)
+    shutil.copytree(copied / "step_000000003.ckpt", part)
+    assert checkpoints.newest(copied).name == "step_000000003.ckpt"
+    newest_whole(copied)
+    assert not part.exists()
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 0x10
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "a shard is missing": lambda path: next(path.glob("shard-00002*")).unlink(),
+    "a shard is cut off": lambda path: next(path.glob("shard-00002*")).write_bytes(b"x" * 20),
+    "a byte is flipped": lambda path: flip(next(path.glob("shard-00001*"))),
+    "no state": lambda path: (path / shards.STATE).unlink(),
+    "half a state": lambda path: (path / shards.STATE).write_bytes((path / shards.STATE).read_bytes()[:300]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_one_is_passed_over(damage, copied, caplog):
+    damage(copied / "step_000000003.ckpt")
+    path, content = newest_whole(copied)
+    assert path.name == "step_000000002.ckpt" and content["step"] == 2
+    assert "step_000000003.ckpt is damaged" in caplog.text
+    with pytest.raises(WeightsError):
+        read(copied / "step_000000003.ckpt")
+
+
+def test_the_last_one_that_is_kept_may_be_of_either_form(copied):
+    checkpoints.write(copied, 4, {"number": 4}, keep=2)
+    assert [path.name for path in checkpoints.files(copied)] == ["step_000000003.ckpt", "step_000000004.ckpt"]
+    assert checkpoints.set_aside(copied, after=2)[0].is_dir()
+
+
+def rewritten(path, tensors, offsets):
+    """A sharded checkpoint whose only file of shards says what a stranger wants."""
+    for file in path.glob("shard-*"):
+        file.unlink()
+    header = {"DCP_SHARDING_INFO": json.dumps({name: {"saved_offsets": value} for name, value in offsets.items()})}
+    safetensors.torch.save_file(tensors, path / "shard.safetensors", metadata=header)
+    content = checkpoints.read(path)
+    size = (path / "shard.safetensors").stat().st_size
+    content["files"] = {"shard.safetensors": {"bytes": size, "crc32": shards.crc32(path / "shard.safetensors")}}
+    content["parts"] = {"state_dict": {"odd": "odd"}}
+    torch.save(content, path / shards.STATE)
+
+
+@pytest.mark.parametrize(
+    "offset", [[1 << 40, 0], [-1, 0], [0], ["a", 0], None, [0, 0, 0]], ids="huge negative short text none long".split()
+)
+def test_offsets_that_lie_are_refused(offset, copied):
+    path = copied / "step_000000003.ckpt"
+    rewritten(path, {"odd": torch.ones(5, 3)}, {"odd": [0, 0]})
+    assert read(path).content["state_dict"]["odd"].sum() == 15
+    rewritten(path, {"odd": torch.ones(5, 3)}, {"odd": offset})
+    with pytest.raises(WeightsError, match="shards"):
+        read(path)
+
+
+def test_files_outside_the_folder_are_refused(copied):
+    path = copied / "step_000000003.ckpt"
+    content = checkpoints.read(path)
+    content["files"] = {"../step_000000002.ckpt/state.torch": {"bytes": 1, "crc32": 0}}
+    torch.save(content, path / shards.STATE)
+    with pytest.raises(WeightsError, match="wrong entry"):
+        read(path)
