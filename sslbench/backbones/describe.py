@@ -11,7 +11,8 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build
 from sslbench.backbones.classifier import find_classifier, has_classifier
 from sslbench.backbones.load import load_file
-from sslbench.backbones.resnet import parse, recognise_resnet
+from sslbench.backbones.resnet import recognise_resnet
+from sslbench.backbones.resnet_spec import parse
 from sslbench.backbones.vit.recognise import recognise_vit
 from sslbench.errors import BackboneError, WeightsError
 from sslbench.preprocessing import Preprocessing

@@ -4,11 +4,10 @@ import dataclasses
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
+from sslbench.backbones.architecture_names import no_backbone
 from sslbench.backbones.backbone import Backbone
-from sslbench.errors import UsageError
-from sslbench.names import did_you_mean
 
 _PACKAGE = "sslbench.backbones.families"
 
@@ -22,10 +21,6 @@ def _recognise_none(shapes: Mapping[str, tuple[int, ...]], format: str, weights:
     return None
 
 
-def _no_names() -> Iterable[str]:
-    return ()
-
-
 @dataclasses.dataclass(frozen=True)
 class Family:
     """Architectures that share naming, layers and defaults; a module of `families` defines one as FAMILY.
@@ -33,7 +28,6 @@ class Family:
     Attributes:
         takes: name of a backbone -> True if it is of this family.
         build: name -> backbone with random weights, layers, preprocessing and the names of its heads.
-        names: names suggested for a mistyped one.
         check_recorded: (name, where) -> None; refuses a name from a file, as a BackboneError or UsageError.
         recognise: (canonical name -> shape, format, file for messages) -> name of the backbone with these tensors.
         last_resort: asked after the other families.
@@ -41,7 +35,6 @@ class Family:
 
     takes: Callable[[str], bool]
     build: Callable[[str], Backbone]
-    names: Callable[[], Iterable[str]] = _no_names
     check_recorded: Callable[[str, str], None] = _accept
     recognise: Callable[[Mapping[str, tuple[int, ...]], str, str], str | None] = _recognise_none
     last_resort: bool = False
@@ -67,5 +60,4 @@ def family_of(name: str) -> Family:
     for family in families():
         if family.takes(name):
             return family
-    known = {each for family in families() for each in family.names()}
-    raise UsageError(f"there is no backbone '{name}'", did_you_mean(name, known))
+    raise no_backbone(name)

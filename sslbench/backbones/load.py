@@ -14,7 +14,7 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build, check_recorded
 from sslbench.backbones.family import families
 from sslbench.backbones.preprocessing import trained_on
-from sslbench.backbones.resnet import parse, with_strides, without_initialisation
+from sslbench.backbones.resnet_spec import parse, with_strides, without_initialisation
 from sslbench.backbones.stems import StemRule, fit_stem, parse_rule, with_channels
 from sslbench.backbones.vit.positions import fit_positions
 from sslbench.config import build as build_dataclass

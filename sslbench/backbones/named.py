@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import difflib
 import functools
+import glob
 import hashlib
 import logging
 import re
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sslbench import paths
+from sslbench.backbones.architecture_names import timm_names
 from sslbench.config import read_yaml
 from sslbench.data import remote
 from sslbench.errors import DataError, UsageError, WeightsError
@@ -166,16 +169,35 @@ def refuse_unknown(weights: str) -> None:
         _hub_parts(address)
 
 
+def download_hint(name: str) -> str:
+    """Return the names of downloads that someone may mean by a word that is no path; '' for a path.
+
+    Example:
+        >>> download_hint("vit_small_patch14_dinov2"), download_hint("w.pth")
+        ('To download weights, write timm:vit_small_patch14_dinov2.', '')
+    """
+    if Path(name).suffix or Path(name).name != name or any(Path().glob(f"{glob.escape(name)}.*")):
+        return ""
+    known = {each: f"timm:{each}" for each in timm_names()} | {each: f"vissl:{each}" for each in _zoo()}
+    near = [name] if name in known else difflib.get_close_matches(name, known, n=3, cutoff=0.8)
+    return f"To download weights, write {' or '.join(known[each] for each in near)}." if near else ""
+
+
 def _of_zoo(address: str) -> str:
     """Return the URL of a name of VISSL's model zoo."""
-    name = address.partition(":")[2]
+    name, zoo = address.partition(":")[2], _zoo()
+    if name not in zoo:
+        raise UsageError(f"VISSL's model zoo has no '{name}' here", did_you_mean(name, zoo))
+    return zoo[name]
+
+
+def _zoo() -> dict[str, str]:
+    """Return name -> URL of VISSL's model zoo and of the user's own lists."""
     zoo: dict[str, str] = {}
     for root in reversed(paths.search_path("model_converters")):
         if (root / _ZOO).is_file():
             zoo |= read_yaml(root / _ZOO)
-    if name not in zoo:
-        raise UsageError(f"VISSL's model zoo has no '{name}' here", did_you_mean(name, zoo))
-    return zoo[name]
+    return zoo
 
 
 def _from_timm(address: str) -> FetchedWeights:

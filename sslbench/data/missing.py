@@ -8,6 +8,17 @@ from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
 
+def refuse_missing_file(path: Path) -> None:
+    """Raise for a path that is no file, and suggest what the user probably meant.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not path.is_file():
+        siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UsageError(f"there is no file {path}", did_you_mean(path.name, siblings))
+
+
 def refuse_missing(spec: str) -> None:
     """Raise for a path that is no file or folder, and suggest what the user probably meant.
 

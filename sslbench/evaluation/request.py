@@ -177,22 +177,16 @@ def make_task(
 ) -> Task:
     """Return a protocol with its settings: the defaults, then the benchmark's, the preset's and the user's.
 
-    What a later one changes marks the earlier ones modified. The settings of a benchmark for another protocol than the
-    preset's (linear, where the preset trains on images) do not fit it and are left out.
+    What a later one changes marks the earlier ones modified; see `protocols.settings_layers`.
 
     Raises:
         UsageError: no such protocol or setting.
     """
     sample_kind(protocol)
     definition = protocols.find(protocol)
-    layers: list[tuple[str, Mapping[str, Any]]] = []
-    if benchmark is not None and benchmark.protocol == protocol:
-        layers.append((f"benchmark {benchmark.name}", benchmark.settings))
-    alone, _ = resolve(definition.settings, layers)
-    if preset is not None:
-        layers.append((f"preset {preset.name}", preset.settings))
-    published, _ = resolve(definition.settings, layers)
-    layers.append(("command line", overrides))
+    layers = protocols.settings_layers(protocol, benchmark, preset, overrides)
+    alone, _ = resolve(definition.settings, layers[:1])
+    published, _ = resolve(definition.settings, layers[:2])
     settings, origins = resolve(definition.settings, layers)
     changed = set(overrides) & set(result_settings(settings))
     if benchmark is not None and (changed or alone != published or benchmark.protocol != protocol):

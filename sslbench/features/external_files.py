@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.containers.hdf5 import open_hdf5
+from sslbench.data.missing import refuse_missing_file
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import UNREADABLE_HEADER
-from sslbench.names import did_you_mean
 
 _log = logging.getLogger("sslbench")
 
@@ -43,7 +43,7 @@ def read_features(path: Path) -> npt.NDArray[np.floating]:
     Raises:
         UsageError: the file is missing or holds no suitable array.
     """
-    _check_exists(path)
+    refuse_missing_file(path)
     if path.suffix.lower() in _TABLES:
         content = _features_of_table(path)
     else:
@@ -72,7 +72,7 @@ def read_label_array(path: Path) -> npt.NDArray[Any]:
     Raises:
         UsageError: the file is missing or holds no suitable array.
     """
-    _check_exists(path)
+    refuse_missing_file(path)
     labels = _only_array(path, _LABEL_KEYS, "labels")
     if labels.ndim not in (1, 2):
         raise UsageError(f"{path}: labels should be an array (N,) or (N, C), not {labels.shape}")
@@ -88,7 +88,7 @@ def read_table(path: Path) -> Columns:
         UsageError: there is no such file.
         DataError: it cannot be read.
     """
-    _check_exists(path)
+    refuse_missing_file(path)
     if path.suffix.lower() == ".parquet":
         return _read_parquet(path)
     if path.suffix.lower() in (".npz", *_HDF5):
@@ -118,12 +118,6 @@ def _read_parquet(path: Path) -> Columns:
         return {name: content.column(name).to_pylist() for name in names}
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"cannot read {path} as Parquet: {error}") from error
-
-
-def _check_exists(path: Path) -> None:
-    if not path.is_file():
-        siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UsageError(f"there is no file {path}", did_you_mean(path.name, siblings))
 
 
 def _lists_of_parquet(path: Path) -> npt.NDArray[np.floating] | None:

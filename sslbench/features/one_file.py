@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.maps.sizes import size_and_turn
 from sslbench.errors import StoreError, UsageError
-from sslbench.features.extract import Extraction
 from sslbench.paths import temporary_beside
 from sslbench.runtime.folders import check_writable
+
+if TYPE_CHECKING:
+    from sslbench.features.extract import Extraction
 
 SUFFIXES = (".parquet", ".npz", ".h5")
 
@@ -29,7 +30,7 @@ def check_path(path: Path) -> None:
     check_writable(path.parent)
 
 
-def write_one_file(found: Mapping[str, Extraction], path: Path) -> None:
+def write_one_file(found: Mapping[str, "Extraction"], path: Path) -> None:
     """Write the features of all splits, a row per image; `eval --features FILE --labels FILE` reads them.
 
     Columns: id, path, split, width, height (of the upright image; 0 where it cannot be read), label (of labelled
@@ -55,8 +56,10 @@ def write_one_file(found: Mapping[str, Extraction], path: Path) -> None:
         raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _columns(found: Mapping[str, Extraction]) -> dict[str, list[Any]]:
+def _columns(found: Mapping[str, "Extraction"]) -> dict[str, list[Any]]:
     """Return the columns that describe the images."""
+    from sslbench.data.maps.sizes import size_and_turn
+
     columns: dict[str, list[Any]] = {name: [] for name in ("id", "path", "split", "width", "height", "label")}
     for split, extraction in found.items():
         source = extraction.source
@@ -73,7 +76,7 @@ def _columns(found: Mapping[str, Extraction]) -> dict[str, list[Any]]:
     return columns
 
 
-def _label(extraction: Extraction, index: int) -> str:
+def _label(extraction: "Extraction", index: int) -> str:
     labels = extraction.source.labels
     return labels.text(index) if labels.labelled else ""
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.load import load_backbone
-from sslbench.backbones.resnet import without_initialisation
+from sslbench.backbones.resnet_spec import without_initialisation
 from sslbench.config import build
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError

@@ -65,6 +65,20 @@ class Settings:
     )
 
 
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that are not possible, whatever the data.
+
+    Raises:
+        UsageError: the message names the setting.
+    """
+    if len(set(settings.k)) < len(settings.k) or any(k < 1 for k in settings.k):
+        raise UsageError(
+            f"clustering: k should be one or several different numbers of at least 1, not {list(settings.k)}"
+        )
+    if settings.restarts < 1 or settings.iterations < 1 or settings.silhouette_samples < 2:
+        raise UsageError("clustering: restarts and iterations should be at least 1, silhouette_samples at least 2")
+
+
 def check(settings: Settings, train: Labels) -> None:
     """Refuse settings that cannot work on these training labels, before any feature is computed.
 
@@ -77,12 +91,7 @@ def check(settings: Settings, train: Labels) -> None:
             f"clustering needs one class per sample, and these samples have {LABELS[train.kind].text}",
             "Use the protocol geometry, which needs no labels.",
         )
-    if len(set(settings.k)) < len(settings.k) or any(k < 1 for k in settings.k):
-        raise UsageError(
-            f"clustering: k should be one or several different numbers of at least 1, not {list(settings.k)}"
-        )
-    if settings.restarts < 1 or settings.iterations < 1 or settings.silhouette_samples < 2:
-        raise UsageError("clustering: restarts and iterations should be at least 1, silhouette_samples at least 2")
+    check_settings(settings)
     if max(settings.k, default=0) > len(train):
         raise UsageError(f"clustering: k={max(settings.k)} is more than the {len(train)} training samples")
     most = max(settings.k or (min(len(train.classes), len(train)),))
@@ -304,5 +313,6 @@ PROTOCOL = Protocol(
     version=3,
     summary="k-means on frozen features: agreement of the clusters with the classes.",
     settings=Settings,
+    check_settings=check_settings,
     kind=OnFeatures(check, run, cost, label_kinds=frozenset({"single"})),
 )

@@ -46,11 +46,11 @@ def part(settings: Settings) -> Part:
     return settings.part
 
 
-def check(settings: Settings, train: Labels) -> None:
-    """Refuse settings that are not possible, before any feature is computed; labels are not needed.
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that are not possible, whatever the data.
 
     Raises:
-        UsageError: too few samples, or ranks that are no range.
+        UsageError: the message names the setting.
     """
     if settings.samples < _FEWEST:
         raise UsageError(f"geometry: samples should be at least {_FEWEST}, not {settings.samples}")
@@ -59,6 +59,15 @@ def check(settings: Settings, train: Labels) -> None:
         raise UsageError(
             f"geometry: alpha_ranks should be two ranks of at least 1, at least three apart, not [{first}, {last}]"
         )
+
+
+def check(settings: Settings, train: Labels) -> None:
+    """Refuse settings that are not possible, before any feature is computed; labels are not needed.
+
+    Raises:
+        UsageError: too few samples, or ranks that are no range.
+    """
+    check_settings(settings)
 
 
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
@@ -131,5 +140,6 @@ PROTOCOL = Protocol(
     version=2,
     summary="Rank, spectrum and uniformity of frozen features; no labels are needed.",
     settings=Settings,
+    check_settings=check_settings,
     kind=OnFeatures(check, run, cost, label_kinds=ANY_LABELS, part=part),
 )

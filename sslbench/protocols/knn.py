@@ -90,7 +90,7 @@ def check(settings: Settings, train: Labels) -> None:
     Raises:
         UsageError: settings that are not possible, for instance k larger than the number of training samples.
     """
-    _check_settings(settings)
+    check_settings(settings)
     _usable_k(settings, len(train) - settings.leave_one_out)
 
 
@@ -213,7 +213,12 @@ def _headline(found: _Neighbours, k: int, train: Labels, test: Labels, settings:
     return headline_by_blocks(test, lambda rows: found.of(rows).vote(k, train, settings))
 
 
-def _check_settings(settings: Settings) -> None:
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that are not possible, whatever the data.
+
+    Raises:
+        UsageError: the message names the setting.
+    """
     if not settings.k or min(settings.k) < 1 or len(set(settings.k)) < len(settings.k):
         raise UsageError(f"knn: k should be one or several different numbers of at least 1, not {list(settings.k)}")
     if not settings.temperature > 0:
@@ -359,5 +364,6 @@ PROTOCOL = Protocol(
     version=3,
     summary="Weighted k-nearest-neighbour classification of frozen features.",
     settings=Settings,
+    check_settings=check_settings,
     kind=OnFeatures(check, run, cost, part=part, class_subsets=True),
 )

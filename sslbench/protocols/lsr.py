@@ -56,12 +56,11 @@ class Settings:
     )
 
 
-def check(settings: Settings, train: Labels) -> None:
-    """Refuse settings that cannot work on these training labels, before any feature is computed.
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that are not possible, whatever the data.
 
     Raises:
-        UsageError: settings that are not possible, for instance k larger than a class.
-        DataError: labels that are not one per sample, or train is too small.
+        UsageError: the message names the setting.
     """
     if not settings.k:
         raise UsageError("lsr: give k, the number of samples per class")
@@ -69,6 +68,16 @@ def check(settings: Settings, train: Labels) -> None:
         raise UsageError(f"lsr: draws should be at least 1 and folds 2, not {settings.draws} and {settings.folds}")
     if not settings.l2 or not all(np.isfinite(v) and v > 0 for v in settings.l2):
         raise UsageError(f"lsr: l2 should be one or several numbers greater than 0, not {list(settings.l2)}")
+
+
+def check(settings: Settings, train: Labels) -> None:
+    """Refuse settings that cannot work on these training labels, before any feature is computed.
+
+    Raises:
+        UsageError: settings that are not possible, for instance k larger than a class.
+        DataError: labels that are not one per sample, or train is too small.
+    """
+    check_settings(settings)
     check_labels("lsr", train)
     if train.kind != "single":
         raise DataError(
@@ -194,5 +203,6 @@ PROTOCOL = Protocol(
     version=2,
     summary="Few-shot least squares in closed form, as big_vision's `fewshot_lsr`.",
     settings=Settings,
+    check_settings=check_settings,
     kind=OnFeatures(check, run, cost, label_kinds=frozenset({"single"})),
 )

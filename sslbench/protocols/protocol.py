@@ -234,6 +234,10 @@ UNKNOWN_COST = NotEstimated("the protocol does not state its work")
 """Default of protocols of a user's own; built-in ones state their work or a reason of their own."""
 
 
+def any_settings(settings: object) -> None:
+    """Accept all settings."""
+
+
 def both_parts(settings: object) -> Part | None:
     """Return None: train and test are used, whatever the settings."""
     return None
@@ -355,12 +359,15 @@ class Protocol(Generic[S]):
         summary: one line for lists and help.
         settings: frozen dataclass of its settings, each a `config.setting` with default and meaning.
         kind: its functions, by the data it takes.
+        check_settings: raises a UsageError for settings that are not possible, whatever the data. The command line
+            calls it first of all, so it imports nothing heavy.
     """
 
     version: int
     summary: str
     settings: type[S]
     kind: OnFeatures[S] | OnImages[S] | OnSets[S] | OnObjects
+    check_settings: Callable[[S], None] = any_settings
 
     @property
     def needs_labels(self) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
+from sslbench.runtime.device_names import refuse_unknown_device
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -34,12 +35,10 @@ def choose_device(name: str) -> torch.device:
     Raises:
         UsageError: this machine has no such device, or several processes would share one GPU.
     """
+    refuse_unknown_device(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"there is no device called '{name}'", "Use auto, cpu, cuda, cuda:1 or mps.") from None
+    device = torch.device(name)
     if device.type != "cuda":
         return device
     if not torch.cuda.is_available():

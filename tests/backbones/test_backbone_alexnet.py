@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from sslbench.backbones.alexnet import NAMES, SPECS, Sobel, recognise_alexnet
+from sslbench.backbones.alexnet import Sobel, recognise_alexnet
+from sslbench.backbones.alexnet_spec import NAMES, SPECS
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import forward_layers, resolve_layers
 from sslbench.backbones.load import load_backbone

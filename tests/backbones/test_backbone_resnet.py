@@ -5,7 +5,8 @@ import timm
 import torch
 import torchvision
 
-from sslbench.backbones.resnet import DEPTHS, NAMES, ResNet, parse, recognise_resnet, without_initialisation
+from sslbench.backbones.resnet import ResNet, recognise_resnet
+from sslbench.backbones.resnet_spec import DEPTHS, NAMES, parse, without_initialisation
 
 TORCHVISION = [name for name in NAMES if hasattr(torchvision.models, name)]
 UNUSUAL = [

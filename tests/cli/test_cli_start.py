@@ -62,20 +62,74 @@ def test_help_loads_nothing_heavy(arguments):
         (["knn", "-w", "vissl:nosuch"], "VISSL's model zoo has no 'nosuch'"),
         (["knn", "-w", "hf:nosuch"], "hf:nosuch is not a model on the Hub"),
         (["knn", "-w", "weights.pth", "-o", "weights.pth/results"], "weights.pth is a file"),
+        (["knn", "-w", "weights.pth", "--device", "cdua"], "there is no device called 'cdua'"),
+        (["knn", "-w", "weights.pth", "-b", "resnt18"], "Did you mean 'resnet18'"),
+        (["knn", "-w", "weights.pth", "--preset", "dno"], "Did you mean 'dino'"),
+        (["-w", "weights.pth", "--preset", "knn/dino", "kk=3"], "there is no setting 'kk'"),
+        (["-w", "weights.pth", "--preset", "svm/voc07", "k=3"], "there is no setting 'k'"),
+        (["-w", "weights.pth", "--benchmark", "knn/digits", "k=0"], "knn: k should be one or several"),
+        (["-w", "weights.pth", "--suite", "digits", "knn.temperature=a"], "temperature: should be a number"),
+        (["knn", "-w", "weights.pth", "k=0"], "knn: k should be one or several different numbers of at least 1"),
+        (["linear", "-w", "weights.pth", "holdout=2"], "linear: holdout should lie between 0 and 1"),
+        (["clustering", "-w", "weights.pth", "restarts=0"], "clustering: restarts"),
+        (["knn", "--features", "weights.pth"], "--features needs --labels"),
+        (["knn", "--features", "weights.pth", "--labels", "y.csv?group=a"], "there is no file y.csv"),
+        (["knn", "-w", "resnet50"], "write timm:resnet50"),
     ],
 )
 def test_a_mistyped_path_or_name_is_told_before_torch_is_loaded(tmp_path, arguments, message):
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "weights.pth").write_bytes(b"x")
+    refused_without_torch(tmp_path, ["eval", *arguments], message)
+
+
+def refused_without_torch(folder, arguments, message):
+    (folder / "photos").mkdir()
+    (folder / "weights.pth").write_bytes(b"x")
     code = (
         "import sys\nfrom sslbench.cli.main import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as e:\n"
         "    assert e.code, e.code\nprint([m for m in ('torch', 'sklearn', 'pandas') if m in sys.modules])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "eval", *arguments], capture_output=True, text=True, check=False, cwd=tmp_path
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, cwd=folder
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("extract -w weights.pth -d fotos", "'fotos' does not exist"),
+        ("extract -w weights.pth -d photos -o e.csv", "should end in one of .parquet, .npz, .h5"),
+        ("inspect fotos", "'fotos' does not exist"),
+        ("inspect weight.pth", "Did you mean 'weights.pth'"),
+        ("pretrain simclr -d fotos", "'fotos' does not exist"),
+        ("pretrain simclr -d photos -b resnt18", "there is no backbone 'resnt18'"),
+        ("pretrain simclr -d photos device=cdua", "there is no device called 'cdua'"),
+        ("pretrain simclr -d photos --init weight.pth", "there is no weights file weight.pth"),
+        ("cka weights.pth weight.pth", "there is no weights file weight.pth"),
+        ("diff weights.pth weight.pth", "there is no weights file weight.pth"),
+        ("convert weight.pth out.pth --to timm", "there is no weights file weight.pth"),
+        ("check-data fotos", "'fotos' does not exist"),
+        ("predict -w weights.pth -d fotos --csv out.csv", "'fotos' does not exist"),
+        ("cluster -w weights.pth -d fotos", "'fotos' does not exist"),
+        ("export -w weights.pth -b resnt18 --out net.onnx", "there is no backbone 'resnt18'"),
+        ("show -w weights.pth -d fotos", "'fotos' does not exist"),
+    ],
+)
+def test_other_commands_tell_mistyped_paths_and_names_before_torch_is_loaded(tmp_path, command, message):
+    refused_without_torch(tmp_path, command.split(), message)
+
+
+def test_a_missing_file_of_weights_is_answered_with_files_or_with_downloads(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    _, _, err = run(capsys, "inspect", "nosuch.pth")
+    assert "There are no weights files in this folder" in err
+    (tmp_path / "other.pt").write_bytes(b"x")
+    _, _, err = run(capsys, "inspect", "nosuch.pth")
+    assert "Weights in this folder: other.pt." in err and "photos" not in err
+    _, _, err = run(capsys, "inspect", "weights/nosuch.pth")
+    assert "the folder weights does not exist" in err
 
 
 @pytest.mark.parametrize("name", ["nosuch", "torchvision:nosuch"])

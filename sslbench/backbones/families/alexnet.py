@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from sslbench.backbones import alexnet
+from sslbench.backbones import alexnet, alexnet_spec
 from sslbench.backbones.backbone import Backbone, Kind
 from sslbench.backbones.family import Family
 from sslbench.backbones.timm_models import no_such_option
@@ -10,13 +10,13 @@ from sslbench.preprocessing import Preprocessing
 
 
 def _takes(name: str) -> bool:
-    return name.partition(",")[0] in alexnet.NAMES
+    return name.partition(",")[0] in alexnet_spec.NAMES
 
 
 def _build(name: str) -> Backbone:
     if "," in name:
         raise no_such_option(name, "none")
-    spec = alexnet.SPECS.get(name)
+    spec = alexnet_spec.SPECS.get(name)
     return Backbone(
         name=name,
         kind=Kind(),
@@ -32,4 +32,4 @@ def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str)
     return alexnet.recognise_alexnet(shapes)
 
 
-FAMILY = Family(_takes, _build, lambda: alexnet.NAMES, recognise=_recognise)
+FAMILY = Family(_takes, _build, recognise=_recognise)

@@ -36,4 +36,4 @@ def _build(name: str) -> Backbone:
     )
 
 
-FAMILY = Family(lambda name: name.partition(":")[0] == "pixels", _build, lambda: ("pixels",))
+FAMILY = Family(lambda name: name.partition(":")[0] == "pixels", _build)

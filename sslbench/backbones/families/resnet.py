@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from sslbench.backbones import resnet
+from sslbench.backbones import resnet, resnet_spec
 from sslbench.backbones.backbone import Backbone, Kind
 from sslbench.backbones.family import Family
 from sslbench.backbones.timm_models import no_such_option
@@ -47,11 +47,11 @@ _OPTIONS = "in_chans=4, last_stride=1, third_stride=1, output_stride=8, stride_i
 
 
 def _takes(name: str) -> bool:
-    return ":" not in name and resnet.parse(name.partition(",")[0]) is not None
+    return ":" not in name and resnet_spec.parse(name.partition(",")[0]) is not None
 
 
 def _build(name: str) -> Backbone:
-    spec = resnet.parse(name)
+    spec = resnet_spec.parse(name)
     if spec is None:
         base = name.partition(",")[0]
         raise no_such_option(name, f"{_OPTIONS}: {base},in_chans=4")
@@ -72,7 +72,7 @@ def _build(name: str) -> Backbone:
 
 
 def _check_recorded(name: str, where: str) -> None:
-    spec = resnet.parse(name)
+    spec = resnet_spec.parse(name)
     if spec is not None and sum(spec.layers) > _MOST_BLOCKS:
         raise BackboneError(f"{where}: {name} has {sum(spec.layers)} blocks; at most {_MOST_BLOCKS} are built")
 
@@ -81,4 +81,4 @@ def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str)
     return resnet.recognise_resnet(shapes)
 
 
-FAMILY = Family(_takes, _build, lambda: resnet.NAMES, _check_recorded, _recognise)
+FAMILY = Family(_takes, _build, _check_recorded, _recognise)

@@ -44,10 +44,4 @@ def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str)
     return vit.name
 
 
-def _names() -> list[str]:
-    import timm
-
-    return list(timm.list_models())
-
-
-FAMILY = Family(_takes, _build, _names, _check_recorded, _recognise, last_resort=True)
+FAMILY = Family(_takes, _build, _check_recorded, _recognise, last_resort=True)

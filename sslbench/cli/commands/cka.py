@@ -64,19 +64,16 @@ def command(
     sslbench cka dino.pth random --backbone timm:vit_small_patch16_224 --layers blocks.0,blocks.11
     sslbench cka embeddings_a.npy embeddings_b.npy --debiased
     """  # noqa: D301
-    from sslbench.cli import terminal
+    from sslbench.cli import early, terminal
     from sslbench.errors import UsageError
-    from sslbench.evaluation import similarity
 
     terminal.show_messages()
     stored = [_is_features(Path(side)) for side in (a, b)]
     if any(stored) and not all(stored):
         raise UsageError("A and B must both be weights or both be features", "Features: .npy files or store folders.")
-    layers_of_both = _layers(layers), _layers(layers_b or layers)
     if all(stored):
         used = ("layers", "layers_b", "debiased", "csv_path", "png_path")
         options.refuse(ctx, used=used, what="features, which are already computed")
-        sides = similarity.read(Path(a), layers_of_both[0]), similarity.read(Path(b), layers_of_both[1])
     else:
         if data.data and data.test_data:
             raise UsageError(
@@ -85,6 +82,15 @@ def command(
         for flag, text, side in (("--format", format, a), ("--format-b", format_b, b)):
             if text and side == "random":
                 raise UsageError(f"{flag} applies to a weights file, which '{side}' is not")
+        early.refuse_mistyped((a, b), (data.data, data.test_data), backbone=backbone, device=run.device)
+        early.refuse_mistyped(backbone=backbone_b)
+
+    from sslbench.evaluation import similarity
+
+    layers_of_both = _layers(layers), _layers(layers_b or layers)
+    if all(stored):
+        sides = similarity.read(Path(a), layers_of_both[0]), similarity.read(Path(b), layers_of_both[1])
+    else:
         networks = (
             _Network(a, backbone, format, layers_of_both[0], trust_pickle),
             _Network(b, backbone_b or backbone, format_b, layers_of_both[1], trust_pickle),

@@ -39,18 +39,22 @@ def command(
     sslbench cluster --weights w.torch --data photos/ --k 16000 --out assignments.csv
     sslbench pretrain clusterfit --data assignments.csv
     """
-    from sslbench import evaluation
-    from sslbench.backbones.layers import split_layers
-    from sslbench.cli import terminal
-    from sslbench.cli.words import compose_run
-    from sslbench.config import resolve
-    from sslbench.evaluation.cluster import cluster, write_assignments
-    from sslbench.features.presence import announced
+    from sslbench.cli import early, terminal
 
     terminal.show_messages()
     if not weights.weights:
         raise UsageError("--weights is missing", "Give a weights file, 'random' (with --backbone) or 'pixels'.")
     options.refuse_loading_flags(ctx, weights.weights)
+    places = (data.data, data.test_data)
+    early.refuse_mistyped([weights.weights], places, backbone=weights.backbone, device=run.device)
+
+    from sslbench import evaluation
+    from sslbench.backbones.layers import split_layers
+    from sslbench.cli.words import compose_run
+    from sslbench.config import resolve
+    from sslbench.evaluation.cluster import cluster, write_assignments
+    from sslbench.features.presence import announced
+
     layers = tuple(split_layers(weights.layers)) if weights.layers else ()
     if len(layers) > 1:
         raise UsageError(f"--layers {weights.layers} names {len(layers)} layers", "Name the one to cluster.")

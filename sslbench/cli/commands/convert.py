@@ -48,18 +48,21 @@ def command(
     sslbench convert moco_v2.pth.tar r50.safetensors --to torchvision
     sslbench convert resnet50.pth r50_for_detectron2.pth --to detectron2
     """  # noqa: D301
-    from sslbench.backbones.load import recorded_preprocessing
-    from sslbench.cli import terminal
+    from sslbench.cli import early, terminal
     from sslbench.errors import UsageError
-    from sslbench.weights import convert
-    from sslbench.weights.formats import recognise
-    from sslbench.weights.reading import files
 
     terminal.show_messages()
     if in_chans is not None and stem is None:
         raise UsageError(
             "--in-chans needs --stem, the rule that adapts the first convolution", "For example --stem average."
         )
+    early.refuse_mistyped([str(in_)], backbone=backbone)
+
+    from sslbench.backbones.load import recorded_preprocessing
+    from sslbench.weights import convert
+    from sslbench.weights.formats import recognise
+    from sslbench.weights.reading import files
+
     convert.check_output(in_, out, to=to, overwrite=force)
     file = files.read(in_, trust_pickle=trust_pickle)
     expected = None

@@ -31,15 +31,18 @@ def command(
 
     Exit code 0: equal; 1: different. BatchNorm counters (num_batches_tracked) are not compared.
     """
-    from sslbench.cli import terminal
+    from sslbench.cli import early, terminal
     from sslbench.errors import UsageError
-    from sslbench.weights.diff import compare
 
     terminal.show_messages()
     if raw and (format_a or format_b):
         raise UsageError(
             "--raw does not go with --format-a or --format-b", "--raw compares the key names in the files."
         )
+    early.refuse_mistyped((str(a), str(b)))
+
+    from sslbench.weights.diff import compare
+
     sides = [_side(path, format, raw, trust_pickle) for path, format in ((a, format_a), (b, format_b))]
     found = compare(*sides)
     echo(_json(found) if as_json else "\n".join(_lines(found, a, b)))

@@ -34,15 +34,18 @@ def command(
     sslbench export --weights finetuned.torch --out net.onnx
     sslbench export --weights moco_v2.pth.tar --layers res5avg --out net.pt2
     """  # noqa: D301
-    from sslbench import evaluation
-    from sslbench.backbones.layers import split_layers
-    from sslbench.cli import terminal
-    from sslbench.evaluation.export import export_network
+    from sslbench.cli import early, terminal
 
     terminal.show_messages()
     if not weights.weights:
         raise UsageError("--weights is missing", "Give a weights file.")
     options.refuse_loading_flags(ctx, weights.weights)
+    early.refuse_mistyped([weights.weights], backbone=weights.backbone)
+
+    from sslbench import evaluation
+    from sslbench.backbones.layers import split_layers
+    from sslbench.evaluation.export import export_network
+
     request = evaluation.Request(
         **weights.loading(),
         data="",

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import click
 
 from sslbench.cli import launch, options
-from sslbench.cli.commands.eval.flags import refuse_missing_data
 from sslbench.cli.commands.eval.suite import expand, take_weights
 from sslbench.cli.echo import echo
 from sslbench.cli.help import GroupedCommand
@@ -55,21 +54,19 @@ def command(
     written to one file, which `eval --features FILE --labels FILE` reads. Several --weights are encoded in one pass
     over the images where these are decoded alike; with --launcher slurm each is a job.
     """
+    from sslbench.cli import terminal
+
+    terminal.show_messages()
+    every = _refuse_mistyped(ctx, weights, data, run, output)
+
     from sslbench import evaluation
     from sslbench.backbones.layers import split_layers
-    from sslbench.cli import terminal
     from sslbench.cli.words import compose_run
     from sslbench.config import resolve
     from sslbench.distributed import this_process
     from sslbench.features import one_file
     from sslbench.features.presence import announced
 
-    terminal.show_messages()
-    if not weights.weights:
-        raise UsageError("--weights is missing", "Give a weights file, 'random' (with --backbone) or 'pixels'.")
-    every = expand(ctx.meta["weights"])
-    for word in every:
-        options.refuse_loading_flags(ctx, word)
     settings, _ = resolve(evaluation.RunSettings, compose_run({}, run.settings()))
     request = evaluation.Request(
         **weights.loading(),
@@ -83,15 +80,10 @@ def command(
         preprocessing=preprocessing.values(),
         groups=groups,
     )
-    if output is not None:
-        one_file.check_path(Path(output))
-        if len(request.layers) > 1:
-            raise UsageError(f"-o writes one layer, and --layers names {len(request.layers)}")
-    if output is not None and len(every) > 1:
-        raise UsageError(f"-o writes the features of one network, and --weights names {len(every)}")
+    if output is not None and len(request.layers) > 1:
+        raise UsageError(f"-o writes one layer, and --layers names {len(request.layers)}")
     store = run.store_folder()
     if (slurm := launch.chosen(ctx)) is not None:
-        refuse_missing_data(data)
         return launch.submit([["extract", *ctx.meta["rest"], "--weights", word] for word in every], slurm, store)
     evaluation.check_writable(store)
     requests = [dataclasses.replace(request, weights=word) for word in every]
@@ -107,3 +99,35 @@ def command(
         one_file.write_one_file(found, Path(output))
         echo(f"features, names, labels and sizes of the images: {output}")
     return None
+
+
+def _refuse_mistyped(
+    ctx: click.Context,
+    weights: options.WeightsFlags,
+    data: options.DataFlags,
+    run: options.RunFlags,
+    output: str | None,
+) -> list[str]:
+    """Refuse paths and names that do not exist before anything heavy is imported; return all weights.
+
+    Raises:
+        SslbenchError: one does not exist, or --output cannot be written.
+    """
+    from sslbench.backbones.named import random_backbone
+    from sslbench.cli import early
+
+    if not weights.weights:
+        raise UsageError("--weights is missing", "Give a weights file, 'random' (with --backbone) or 'pixels'.")
+    every = expand(ctx.meta["weights"])
+    for word in every:
+        options.refuse_loading_flags(ctx, word)
+        if word == "random":
+            random_backbone(weights.backbone)
+    early.refuse_mistyped(every, (data.data, data.test_data), backbone=weights.backbone, device=run.device)
+    if output is not None:
+        from sslbench.features import one_file
+
+        one_file.check_path(Path(output))
+        if len(every) > 1:
+            raise UsageError(f"-o writes the features of one network, and --weights names {len(every)}")
+    return every

@@ -11,12 +11,12 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo
+from sslbench.weights.reading.sniff import SUFFIXES
 
 if TYPE_CHECKING:
     from sslbench.backbones.describe import Description
     from sslbench.weights.reading.files import WeightsFile
 
-WEIGHT_SUFFIXES = (".pth", ".pt", ".th", ".torch", ".tar", ".ckpt", ".safetensors", ".bin", ".pkl", ".npy", ".npz")
 _DATA_SUFFIXES = (".csv", ".tsv", ".parquet", ".json", ".zip", ".jsonl")
 _SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _OLD_TORCH = ("sys_info", "pickle", "storages", "tensors")
@@ -38,17 +38,19 @@ def command(
     Weights: format, sub-network, architecture, heads, input, and whether they load. Exit code 1 if they do not.
     A trained detector, or a checkpoint of its training: architecture, classes, iterations, recipe.
     """
-    from sslbench.cli import terminal
+    from sslbench.cli import early, terminal
 
     terminal.show_messages()
     path = _weights_of_run(Path(what))
     remote_or_shard = "://" in what or _is_shard(path)
-    if not remote_or_shard and (path.suffix.lower() in WEIGHT_SUFFIXES or backbone or format_ or _is_other_file(path)):
+    if not remote_or_shard and (path.suffix.lower() in SUFFIXES or backbone or format_ or _is_other_file(path)):
+        early.refuse_mistyped([str(path)], backbone=backbone)
         return _weights(path, backbone, format_, as_json, trust_pickle)
     options.refuse(ctx, used=(), what=f"{what}, which is not a weights file")
     if not remote_or_shard and path.is_dir() and (path / "meta.json").is_file() and list(path.glob("*.npy*")):
         _features(path)
     else:
+        early.refuse_mistyped(data=[what])
         _data(what)
     return 0
 

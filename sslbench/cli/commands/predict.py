@@ -60,18 +60,21 @@ def command(
     sslbench predict --weights finetuned.torch --data photos/ --csv out.csv
     sslbench predict -w resnet50.pth --classes imagenet.txt --top-k 5 -d photos/ --csv out.csv
     """  # noqa: D301
-    from sslbench import evaluation
-    from sslbench.cli import terminal
-    from sslbench.cli.words import compose_run
-    from sslbench.config import resolve
-    from sslbench.evaluation.file_classifier import read_class_names
-    from sslbench.evaluation.prediction import predict
+    from sslbench.cli import early, terminal
 
     terminal.show_messages()
     names = {str(parameter.name) for parameter in ctx.command.params}
     options.refuse(ctx, used=names - set(_UNUSED), what="predict", reasons=_UNUSED)
     if not weights.weights:
         raise UsageError("--weights is missing", "Give a weights file with a classifier.")
+    early.refuse_mistyped([weights.weights], [data.data], backbone=weights.backbone, device=run.device)
+
+    from sslbench import evaluation
+    from sslbench.cli.words import compose_run
+    from sslbench.config import resolve
+    from sslbench.evaluation.file_classifier import read_class_names
+    from sslbench.evaluation.prediction import predict
+
     settings, _ = resolve(evaluation.RunSettings, compose_run({}, run.settings()))
     request = evaluation.Request(
         **weights.loading(),

@@ -42,13 +42,13 @@ def command(**_: Any) -> int | None:
     sslbench sweep --suite small --weights a.torch seed=0,1,2 --launcher slurm launcher.partition=gpu
     """  # noqa: D301
     from sslbench.cli import terminal
-    from sslbench.cli.commands.eval.flags import EvalOptions, refuse_missing_paths
+    from sslbench.cli.commands.eval.flags import EvalOptions, refuse_mistyped
 
     terminal.show_messages()
     ctx = click.get_current_context()
     ctx.params |= {name: () if name == "baselines" else None for name in _NOT_HERE}
     chosen = EvalOptions.of(ctx)
-    refuse_missing_paths(chosen)
+    refuse_mistyped(chosen)
     runs = plan(ctx, chosen)
     slurm = launch.chosen(ctx)
     if chosen.dry_run:

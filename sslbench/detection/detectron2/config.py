@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.resnet import DEPTHS, ResNet
+from sslbench.backbones.resnet import ResNet
+from sslbench.backbones.resnet_spec import DEPTHS
 from sslbench.detection.detectron2.library import load
 from sslbench.detection.recipe import ONE_STAGE, DetectionRecipe, check, resolved
 from sslbench.errors import UsageError

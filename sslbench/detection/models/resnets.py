@@ -3,7 +3,8 @@
 from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone, copied
-from sslbench.backbones.resnet import ResNet, ResNetSpec
+from sslbench.backbones.resnet import ResNet
+from sslbench.backbones.resnet_spec import ResNetSpec
 from sslbench.detection.models.layers import freeze, freeze_norms
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.errors import UsageError

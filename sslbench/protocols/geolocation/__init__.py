@@ -27,7 +27,7 @@ from sslbench.protocols._parts.selection import check_features
 from sslbench.protocols.geolocation.cells import Cells, leaf_indices, mean_places, partition
 from sslbench.protocols.geolocation.settings import Settings
 from sslbench.protocols.linear import LinearProbe, train_probe
-from sslbench.protocols.linear import check as check_linear
+from sslbench.protocols.linear import check_settings as check_linear
 from sslbench.protocols.linear.cost import probe_cost
 from sslbench.protocols.linear.settings import Settings as LinearSettings
 from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
@@ -39,6 +39,20 @@ _WEIGHTS = 4_000_000  # weights in memory at a time, `metrics.intervals`
 _ROWS = 4096  # rows classified together, so that the scores of all cells need little memory
 
 
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that are not possible, whatever the data.
+
+    Raises:
+        UsageError: the message names the setting.
+    """
+    if settings.min_images < 1 or settings.max_images < settings.min_images:
+        raise UsageError(
+            "geolocation: min_images should be at least 1 and max_images not less, not "
+            f"{settings.min_images} and {settings.max_images}"
+        )
+    check_linear(_linear(settings))
+
+
 def check(settings: Settings, train: Labels) -> None:
     """Refuse settings and training labels that do not go together, before any image is decoded.
 
@@ -46,12 +60,7 @@ def check(settings: Settings, train: Labels) -> None:
         UsageError: settings that are not possible.
         DataError: labels that are not latitude and longitude, or fewer than two cells.
     """
-    if settings.min_images < 1 or settings.max_images < settings.min_images:
-        raise UsageError(
-            "geolocation: min_images should be at least 1 and max_images not less, not "
-            f"{settings.min_images} and {settings.max_images}"
-        )
-    check_linear(_linear(settings), train)
+    check_settings(settings)
     _check_places(train, "train")
     _cells(train, settings)
 
@@ -226,5 +235,6 @@ PROTOCOL = Protocol(
     version=1,
     summary="Place of an image: a linear classifier of cells of the globe, scored in kilometres.",
     settings=Settings,
+    check_settings=check_settings,
     kind=OnFeatures(check, run, cost, label_kinds=frozenset({"value"}), check_test=check_test),
 )

@@ -51,7 +51,7 @@ def check(settings: Settings, train: Labels) -> None:
     Raises:
         UsageError: settings that are not possible.
     """
-    _check_settings(settings)
+    check_settings(settings)
 
 
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
@@ -186,7 +186,12 @@ def _exact_products(device: str) -> contextlib.AbstractContextManager[None]:
     return arithmetic(torch.device(device), tf32=False)
 
 
-def _check_settings(settings: Settings) -> None:
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that are not possible, whatever the data.
+
+    Raises:
+        UsageError: the message names the setting.
+    """
     if not settings.c or not all(np.isfinite(c) and c > 0 for c in settings.c):
         raise UsageError(f"linear: c should be one or several numbers greater than 0, not {list(settings.c)}")
     if not settings.alpha or not all(np.isfinite(alpha) and alpha > 0 for alpha in settings.alpha):
@@ -358,5 +363,6 @@ PROTOCOL = Protocol(
     version=4,
     summary="Linear probe: logistic regression on frozen features, to convergence.",
     settings=Settings,
+    check_settings=check_settings,
     kind=OnFeatures(check, run, cost, label_kinds=CLASSES | {"value"}, class_subsets=True),
 )

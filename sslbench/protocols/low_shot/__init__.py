@@ -71,7 +71,7 @@ def check(settings: Settings, train: Labels) -> None:
         UsageError: settings that are not possible, for instance k larger than a class.
         DataError: no labels, or train is too small.
     """
-    _check_settings(settings)
+    check_settings(settings)
     check_labels("low-shot", train)
     leading_metric(settings.metric, train)
     _points(settings, train)
@@ -165,7 +165,12 @@ def _points(settings: Settings, labels: Labels) -> tuple[list[_Point], list[str]
     return [*shares, *(_Point(f"k={k}", k=k) for k in ks)], notes
 
 
-def _check_settings(settings: Settings) -> None:
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that are not possible, whatever the data.
+
+    Raises:
+        UsageError: the message names the setting.
+    """
     if not settings.k and not settings.fractions:
         raise UsageError("low-shot: give k or fractions")
     if not all(0 < fraction <= 1 for fraction in settings.fractions):
@@ -190,5 +195,6 @@ PROTOCOL = Protocol(
     version=2,
     summary="Linear SVMs or logistic regression on k images per class, over several draws.",
     settings=Settings,
+    check_settings=check_settings,
     kind=OnFeatures(check, run, cost),
 )

@@ -68,18 +68,12 @@ def part(settings: Settings) -> Part | None:
     return "test" if settings.database == "test" and not learns else None
 
 
-def check(settings: Settings, train: Labels) -> None:
-    """Refuse impossible or ineffective settings and labels, before any feature is computed.
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that are not possible, whatever the data.
 
     Raises:
-        UsageError: a setting is impossible, or has no effect.
-        DataError: labels that are not one per sample.
+        UsageError: the message names the setting.
     """
-    if train.kind != "single":
-        raise DataError(
-            f"retrieval: images of one label are found by each other, and these samples have {LABELS[train.kind].text}",
-            "Name the column of instances or classes with --label-col.",
-        )
     for name in ("components", "query_expansion", "augmentation", "alpha", "predictions"):
         if not getattr(settings, name) >= 0:
             raise UsageError(f"retrieval: {name} should not be negative, but is {getattr(settings, name)}")
@@ -93,6 +87,21 @@ def check(settings: Settings, train: Labels) -> None:
         if getattr(settings, name) and not needed:
             without = "whitening" if remedy == "whiten=true" else "predictions"
             raise UsageError(f"retrieval: {name} has no effect without {without}", f"Add {remedy}.")
+
+
+def check(settings: Settings, train: Labels) -> None:
+    """Refuse impossible or ineffective settings and labels, before any feature is computed.
+
+    Raises:
+        UsageError: a setting is impossible, or has no effect.
+        DataError: labels that are not one per sample.
+    """
+    if train.kind != "single":
+        raise DataError(
+            f"retrieval: images of one label are found by each other, and these samples have {LABELS[train.kind].text}",
+            "Name the column of instances or classes with --label-col.",
+        )
+    check_settings(settings)
 
 
 def check_test(settings: Settings, test: Source) -> None:
@@ -457,6 +466,7 @@ PROTOCOL = Protocol(
     version=1,
     summary="Image retrieval by frozen features: leave one out, queries apart, or published ground truth.",
     settings=Settings,
+    check_settings=check_settings,
     kind=OnFeatures(
         check, run, cost, label_kinds=frozenset({"single"}), part=part, own_classes=True, check_test=check_test
     ),

@@ -39,7 +39,7 @@ def check(settings: Settings, train: Labels) -> None:
     Raises:
         UsageError: settings that are not possible.
     """
-    _check_settings(settings)
+    check_settings(settings)
 
 
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
@@ -102,7 +102,12 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     )
 
 
-def _check_settings(settings: Settings) -> None:
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that are not possible, whatever the data.
+
+    Raises:
+        UsageError: the message names the setting.
+    """
     if not settings.costs or not all(np.isfinite(c) and c > 0 for c in settings.costs):
         raise UsageError(f"svm: costs should be one or several numbers greater than 0, not {list(settings.costs)}")
     if settings.folds < 2:
@@ -124,5 +129,6 @@ PROTOCOL = Protocol(
     version=3,
     summary="One linear SVM per class on frozen features, as VISSL evaluates on VOC07.",
     settings=Settings,
+    check_settings=check_settings,
     kind=OnFeatures(check, run, cost, class_subsets=True),
 )

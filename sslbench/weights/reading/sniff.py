@@ -1,5 +1,6 @@
 """Detection of a file's container from its first bytes, and refusal of other files under their right name."""
 
+import difflib
 import re
 import struct
 import tarfile
@@ -15,6 +16,9 @@ from sslbench.weights.reading.shards import is_sharded
 Container = Literal[
     "torch zip", "torch legacy", "torch tar", "torchscript", "safetensors", "pickle", "npy", "npz", "sharded checkpoint"
 ]
+
+SUFFIXES = (".pth", ".pt", ".th", ".torch", ".tar", ".ckpt", ".safetensors", ".bin", ".pkl", ".npy", ".npz")
+"""Endings of the names of weights files; published ones have others too."""
 
 _TAR_MEMBERS = {"storages", "tensors", "pickle"}
 # Pickles of protocols 0 and 1 start with a dict, or with a global name that is then called; later ones with \x80.
@@ -60,12 +64,23 @@ def refuse_path(path: Path) -> None:
         folder = path.parent
         if not folder.is_dir():
             raise WeightsError(f"there is no weights file {path}: the folder {folder} does not exist")
-        names = [p.name for p in folder.iterdir()]
-        raise WeightsError(f"there is no weights file {path}", did_you_mean(path.name, names) or None)
+        raise WeightsError(f"there is no weights file {path}", _files_instead(path))
     if not path.is_file():
         raise WeightsError(f"{path} is not a regular file")
     if path.stat().st_size == 0:
         raise WeightsError(f"{path} is empty (0 bytes)", "The download or copy may have been interrupted.")
+
+
+def _files_instead(path: Path) -> str:
+    """Return the files beside a missing one that are named alike, else those that look like weights."""
+    names = [file.name for file in path.parent.iterdir()]
+    if near := difflib.get_close_matches(path.name, names, n=3, cutoff=0.6):
+        return did_you_mean(path.name, near)
+    weights = sorted(name for name in names if name.lower().endswith(SUFFIXES))
+    place = "this folder" if path.parent == Path() else str(path.parent)
+    if not weights:
+        return f"There are no weights files in {place}; hf:OWNER/MODEL, timm:MODEL and vissl:NAME download some."
+    return f"Weights in {place}: {', '.join(weights[:5])}" + (f" and {len(weights) - 5} more." if weights[5:] else ".")
 
 
 def sniff(path: Path) -> Container:

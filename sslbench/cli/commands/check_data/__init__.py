@@ -145,10 +145,12 @@ def command(ctx: click.Context, /, **flags: Any) -> None:
     reads every file:    images of equal content (above 100,000 images: --copies)
     decodes every image: nearly equal images (above 2,000: --near-copies pixels), --decode all
     """  # noqa: D301
-    from sslbench.cli import terminal
+    from sslbench.cli import early, terminal
 
     terminal.show_messages()
     check_flags = CheckFlags(**flags)
+    if not (check_flags.boxes or check_flags.label_maps or check_flags.pixel_values):  # they refuse other flags first
+        early.refuse_mistyped(data=(check_flags.data, check_flags.test_data))
     if (quantity := _quantity(ctx, check_flags)) is not None:
         ctx.exit(_check_values(check_flags, quantity))
     if _are_maps(ctx, check_flags):

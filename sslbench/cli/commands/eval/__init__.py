@@ -233,7 +233,7 @@ def make_plan(ctx: click.Context, *, check_paths: bool = False) -> "DetectionPla
         UsageError: a name, option or setting that does not exist or has no effect.
     """
     from sslbench.cli.commands.eval import detection, samples
-    from sslbench.cli.commands.eval.flags import EvalOptions, refuse_missing_paths
+    from sslbench.cli.commands.eval.flags import EvalOptions, refuse_mistyped
     from sslbench.cli.words import split_words
 
     chosen = EvalOptions.of(ctx)
@@ -243,8 +243,8 @@ def make_plan(ctx: click.Context, *, check_paths: bool = False) -> "DetectionPla
     if benchmarks is not None:
         of_detectron2 = chosen.backend == "detectron2" or any(value.startswith("d2.") for value in values)
         if check_paths and not of_detectron2:  # where Detectron2 is missing, that is the first thing to say
-            refuse_missing_paths(chosen)
+            refuse_mistyped(chosen)
         return detection.make_plan(ctx, chosen, benchmarks, values)
     if chosen.features is not None:
-        return samples.plan_embeddings(ctx, chosen, names, values)
+        return samples.plan_embeddings(ctx, chosen, names, values, check_paths=check_paths)
     return samples.make_plan(ctx, chosen, names, values, check_paths=check_paths)

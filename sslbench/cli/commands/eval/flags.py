@@ -206,41 +206,21 @@ def _is_pixels(word: str) -> bool:
     return word.partition(":")[0] == "pixels" and not Path(word).exists()
 
 
-def refuse_missing_paths(chosen: EvalOptions) -> None:
-    """Refuse plain paths that do not exist before anything heavy is imported.
+def refuse_mistyped(chosen: EvalOptions) -> None:
+    """Refuse paths and names that do not exist before anything heavy is imported.
 
-    Names, addresses, patterns and entries of the catalog are left to the readers; so are several weights, of which a
-    missing one is a hole among the results.
+    Several weights are left out: a missing one is a hole among the results.
 
     Raises:
-        SslbenchError: a path does not exist.
+        SslbenchError: a path or name does not exist.
     """
-    from sslbench.backbones.named import refuse_unknown
-    from sslbench.weights.reading.sniff import refuse_path
+    from sslbench.cli import early
 
-    if len(chosen.weights) == 1 and not chosen.suite:
-        path = chosen.weights[0]
-        if _is_plain(path) and path not in ("random", "pixels") and not Path(path).exists():
-            refuse_path(Path(path))
-        refuse_unknown(path)
-    refuse_missing_data(chosen.data)
+    early.refuse_mistyped(
+        chosen.weights if len(chosen.weights) == 1 and not chosen.suite else (),
+        (chosen.data.data, chosen.data.test_data),
+        backbone=chosen.network.backbone,
+        device=chosen.run.device,
+    )
     if "://" not in chosen.out:
         refuse_unwritable(Path(chosen.out))
-
-
-def refuse_missing_data(data: options.DataFlags) -> None:
-    """Refuse plain paths of data that do not exist; see `refuse_missing_paths`.
-
-    Raises:
-        SslbenchError: one does not exist.
-    """
-    from sslbench.data import catalog
-    from sslbench.data.missing import refuse_missing
-
-    for spec in (data.data, data.test_data):
-        if spec and _is_plain(spec) and spec not in catalog.entries():
-            refuse_missing(spec)
-
-
-def _is_plain(text: str) -> bool:
-    return not set(text) & set(":*?[]{}~")

@@ -9,9 +9,10 @@ import click
 
 from sslbench.backbones.named import random_backbone
 from sslbench.cli import options
-from sslbench.cli.commands.eval.flags import EvalOptions, refuse_missing_paths, refuse_unused
+from sslbench.cli.commands.eval.flags import EvalOptions, refuse_mistyped, refuse_unused
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, list_names
+from sslbench.protocols import OnObjects, settings_layers
 from sslbench.protocols import find as find_protocol
 
 if TYPE_CHECKING:
@@ -84,11 +85,12 @@ def make_plan(
 
     benchmarks = _benchmarks(chosen, names)
     if check_paths:
-        refuse_missing_paths(chosen)
-        _refuse_wrong_settings(chosen, names, values)
-        if chosen.weights == ("random",) and not chosen.suite:
-            random_backbone(chosen.network.backbone)
-    runs, routed, run, origins = _settings(ctx, chosen, names, values, benchmarks)
+        refuse_mistyped(chosen)
+    refuse_unused(ctx, chosen, _protocols(chosen, names, benchmarks))
+    _refuse_wrong_settings(chosen, names, values, benchmarks)
+    if check_paths and chosen.weights == ("random",) and not chosen.suite:
+        random_backbone(chosen.network.backbone)
+    runs, routed, run, origins = _settings(chosen, names, values, benchmarks)
     weights, of_runs = suite.with_checkpoints(suite.expand(chosen.weights))
     requests: tuple[Request, ...] = ()
     cells: tuple[SuiteCell, ...] = ()
@@ -124,23 +126,25 @@ def run(plan: SamplesPlan, command: str) -> int | None:
 
 
 def plan_embeddings(
-    ctx: click.Context, chosen: EvalOptions, names: Sequence[str], values: Mapping[str, Any]
+    ctx: click.Context,
+    chosen: EvalOptions,
+    names: Sequence[str],
+    values: Mapping[str, Any],
+    *,
+    check_paths: bool = False,
 ) -> EmbeddingsPlan:
     """Return the evaluation of --features; arguments and errors as for `make_plan`."""
-    if names and not chosen.presets:
-        refuse_unused(ctx, chosen, names)  # before anything heavy is imported
+    # before anything heavy is imported
+    _refuse_mistyped_embeddings(ctx, chosen, names, values, check_paths=check_paths)
 
     from sslbench import evaluation
     from sslbench.cli.commands.eval.presets import mark_changes
 
-    runs, routed, run, _ = _settings(ctx, chosen, names, values, _benchmarks(chosen, names))
+    runs, routed, run, _ = _settings(chosen, names, values, _benchmarks(chosen, names))
     tasks = tuple(
         mark_changes(evaluation.make_task(one.protocol, routed.protocols[one.protocol], preset=one.preset), (), {})
         for one in runs
     )
-    if not chosen.labels and any(evaluation.needs_labels(task) for task in tasks):
-        text = "--features needs --labels: an array, or a table with a column 'label', one line per row of the features"
-        raise UsageError(text, "Protocols that need none: geometry.")
     if chosen.test_features:
         _refuse_unscored_test("--test-features", tasks)
     return EmbeddingsPlan(
@@ -191,7 +195,6 @@ def results_of_embeddings(plan: EmbeddingsPlan, command: str) -> list["Result"]:
 
 
 def _settings(
-    ctx: click.Context,
     chosen: EvalOptions,
     names: Sequence[str],
     values: Mapping[str, Any],
@@ -205,28 +208,66 @@ def _settings(
 
     runs = presets.runs(names, chosen.presets, benchmarks)
     used = list(dict.fromkeys(each.protocol for each in runs))
-    refuse_unused(ctx, chosen, used)
     run_keys = [f.name for f in dataclasses.fields(RunSettings)] + ["machine"]
     routed = words.route({**values, **chosen.protocol_settings()}, run_keys, used)
     run, origins = resolve(RunSettings, words.compose_run(routed.run, chosen.run_settings()))
     return runs, routed, run, origins
 
 
-def _refuse_wrong_settings(chosen: EvalOptions, names: Sequence[str], values: Mapping[str, Any]) -> None:
-    """Refuse mistyped settings of the protocols named, before anything heavy is imported.
+def _refuse_mistyped_embeddings(
+    ctx: click.Context, chosen: EvalOptions, names: Sequence[str], values: Mapping[str, Any], *, check_paths: bool
+) -> None:
+    """Refuse options, files and settings that do not exist or have no effect on embeddings.
 
     Raises:
-        UsageError: a setting that does not exist, or a value of another type.
+        UsageError: one of them, or labels are missing.
+    """
+    from sslbench.cli import early
+
+    benchmarks = _benchmarks(chosen, names)
+    protocols = _protocols(chosen, names, benchmarks)
+    refuse_unused(ctx, chosen, protocols)
+    if not chosen.labels and any(find_protocol(name).needs_labels for name in protocols):
+        text = "--features needs --labels: an array, or a table with a column 'label', one line per row of the features"
+        raise UsageError(text, "Protocols that need none: geometry.")
+    if check_paths:
+        early.refuse_missing_files(chosen.features, chosen.labels, chosen.test_features, chosen.test_labels)
+        early.refuse_mistyped(device=chosen.run.device)
+    _refuse_wrong_settings(chosen, names, values, benchmarks)
+
+
+def _protocols(chosen: EvalOptions, names: Sequence[str], benchmarks: Sequence["Benchmark"]) -> list[str]:
+    """Return the protocols that will run."""
+    from sslbench.cli.commands.eval import presets
+
+    return list(dict.fromkeys(run.protocol for run in presets.runs(names, chosen.presets, benchmarks)))
+
+
+def _refuse_wrong_settings(
+    chosen: EvalOptions, names: Sequence[str], values: Mapping[str, Any], benchmarks: Sequence["Benchmark"]
+) -> None:
+    """Refuse settings of protocols that do not exist or are not possible, before anything heavy is imported.
+
+    Raises:
+        UsageError: a preset or setting that does not exist, or a value that it cannot have.
     """
     from sslbench.cli import words
+    from sslbench.cli.commands.eval import presets
     from sslbench.config import resolve
     from sslbench.library.recipes import compose
 
-    if not values or not names or chosen.presets or chosen.benchmarks or chosen.suite:
-        return  # they bring protocols and settings of their own
-    routed = words.route(values, [*compose("eval", {})[0], "machine"], names)
-    for name, settings in routed.protocols.items():
-        resolve(find_protocol(name).settings, [("command line", settings)])
+    runs = presets.runs(names, chosen.presets, benchmarks)
+    typed = {**values, **chosen.protocol_settings()}
+    routed = words.route(typed, [*compose("eval", {})[0], "machine"], [run.protocol for run in runs])
+    for run in runs:
+        protocol = find_protocol(run.protocol)
+        if isinstance(protocol.kind, OnObjects):
+            continue  # in a suite it is a hole, with a remedy
+        own: Sequence[Benchmark | None] = [each for each in benchmarks if each.protocol == run.named] or [None]
+        for benchmark in own:
+            layers = settings_layers(run.protocol, benchmark, run.preset, routed.protocols[run.protocol])
+            settings, _ = resolve(protocol.settings, layers)
+            protocol.check_settings(settings)
 
 
 def _benchmarks(chosen: EvalOptions, names: Sequence[str]) -> list["Benchmark"]:

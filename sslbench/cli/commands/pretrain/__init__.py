@@ -185,7 +185,7 @@ def command(words: tuple[str, ...], **flags: Any) -> int | None:
     sslbench pretrain simclr --data small.csv augment=small optimizer.lr=0.1 schedule.warmup_epochs=5
     torchrun --nproc-per-node 8 -m sslbench pretrain dino -d photos/ -b timm:vit_small_patch16_224
     """  # noqa: D301
-    from sslbench.cli import terminal
+    from sslbench.cli import early, terminal
     from sslbench.cli.words import split_words
 
     terminal.show_messages()
@@ -195,7 +195,9 @@ def command(words: tuple[str, ...], **flags: Any) -> int | None:
     given = given.with_inputs(method)
     if given.launcher is not None:
         values = {**values, "launcher": given.launcher}
+    early.refuse_mistyped([given.init], (given.data, given.eval_data, given.eval_test_data))
     composed, launcher = _compose(method, values, given.settings())
+    early.refuse_mistyped(backbone=composed.values["backbone"], device=composed.values["device"])
     if launcher.get("name") == "slurm" and not given.dry_run:
         return _submit(launcher, method, composed, given)
     settings = _checked(composed, method)

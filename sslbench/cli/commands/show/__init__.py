@@ -21,7 +21,7 @@ _SCATTER = {"features_path", "labels_path", "projection"}
 @click.command("show", cls=GroupedCommand)
 @click.argument("words", nargs=-1, metavar="[NAME | features | [PROTOCOL] RECORD.json]")
 @click.option(
-    "--out", default="show", show_default=True, type=click.Path(path_type=Path), help="Folder of the pictures."
+    "--out", "-o", default="show", show_default=True, type=click.Path(path_type=Path), help="Folder of the page."
 )
 @click.option(
     "--point", "points", multiple=True, metavar="IMAGE:X,Y", help="Point whose nearest patches are drawn; repeat."
@@ -70,12 +70,16 @@ def command(
     Pictures go to --out: PNG sheets, index.html (needs no network) and show.json. KIND/NAME selects one of several
     definitions with the same name: augment/simclr.
     """  # noqa: D301
+    from sslbench.cli import early
     from sslbench.cli.commands.show import features, images, record
     from sslbench.cli.commands.show.definitions import print_definition
 
     if this_process().world > 1:
         raise UsageError("show runs in one process", "Start it without torchrun or srun.")
     names = {str(parameter.name) for parameter in ctx.command.params}
+    if out.suffix.lower() in (".html", ".png", ".json"):
+        raise UsageError(f"--out {out}: show writes a page with pictures into a folder", f"Give --out {out.stem}.")
+    early.refuse_mistyped([weights.weights], (data.data, data.test_data), backbone=weights.backbone, device=run.device)
     if words == ("features",):
         options.refuse(ctx, used=names - _IMAGES, what="show features")
         files = features.draw(ctx, out, projection, features_path, labels_path, weights, data, preprocessing, run)

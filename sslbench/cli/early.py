@@ -1,0 +1,62 @@
+"""Refusal of mistyped paths and names before anything heavy is imported.
+
+Names of other kinds, addresses, patterns and entries of the catalog are left to their readers.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sslbench.backbones.architecture_names import refuse_unknown_backbone
+from sslbench.backbones.named import download_hint, refuse_unknown
+from sslbench.data import catalog
+from sslbench.data.missing import refuse_missing, refuse_missing_file
+from sslbench.errors import WeightsError
+from sslbench.runtime.device_names import refuse_unknown_device
+from sslbench.weights.reading.sniff import refuse_path
+
+
+def refuse_mistyped(
+    weights: Sequence[str | None] = (),
+    data: Sequence[str | None] = (),
+    *,
+    backbone: str | None = None,
+    device: str | None = None,
+) -> None:
+    """Refuse weights, data, a --backbone and a --device that do not exist; None is skipped.
+
+    Raises:
+        WeightsError: there is no such file of weights; the message gives the nearest files, or the nearest downloads.
+        UsageError: there is no such path of data or name.
+    """
+    for word in weights:
+        if word is not None:
+            _refuse_missing_weights(word)
+    refuse_unknown_backbone(backbone)
+    if device is not None:
+        refuse_unknown_device(device)
+    for spec in data:
+        if spec and _is_plain(spec) and spec not in catalog.entries():
+            refuse_missing(spec)
+
+
+def _refuse_missing_weights(weights: str) -> None:
+    if _is_plain(weights) and weights not in ("random", "pixels") and not Path(weights).exists():
+        if hint := download_hint(weights):
+            raise WeightsError(f"there is no weights file {weights}", hint)
+        refuse_path(Path(weights))
+    refuse_unknown(weights)
+
+
+def refuse_missing_files(*files: str | None) -> None:
+    """Refuse files of embeddings or labels that do not exist; '?group=COLUMN' may follow their name.
+
+    Raises:
+        UsageError: one does not exist.
+    """
+    for text in files:
+        if text is not None and not Path(text).is_file():
+            refuse_missing_file(Path(text.partition("?")[0]))
+
+
+def _is_plain(text: str) -> bool:
+    return not set(text) & set(":*?[]{}~")

@@ -1,0 +1,17 @@
+"""Names of devices, checked without torch."""
+
+import re
+
+from sslbench.errors import UsageError
+
+_DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d{1,2})?")
+
+
+def refuse_unknown_device(name: str) -> None:
+    """Refuse a word that names no device; this machine may still lack the device.
+
+    Raises:
+        UsageError: it names none.
+    """
+    if not _DEVICE.fullmatch(name):
+        raise UsageError(f"there is no device called '{name}'", "Use auto, cpu, cuda, cuda:1 or mps.")
