@@ -139,6 +139,8 @@ def _from_url(url: str) -> FetchedWeights:
     by_hand = _placed(host, *path.partition("?")[0].split("/"))
     if by_hand.is_file():
         return FetchedWeights(by_hand, url)
+    if not remote.place_of(url).is_file():
+        log.info(f"{url}: fetching from {host}")
     with _with_place(by_hand):
         (copy,) = remote.local_copies([url])
     return FetchedWeights(copy, url)
@@ -249,8 +251,8 @@ def _hub_parts(address: str) -> re.Match[str]:
 
 
 def _hub_file(repo: str, revision: str, name: str, by_hand: Path) -> Path | None:
-    """Return the path of a file in the Hub's cache; None if the model has no such file."""
-    from huggingface_hub import hf_hub_download
+    """Return the path of a file in the Hub's cache, fetched if it is missing; None if the model has no such file."""
+    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import (
         EntryNotFoundError,
         HfHubHTTPError,
@@ -260,9 +262,16 @@ def _hub_file(repo: str, revision: str, name: str, by_hand: Path) -> Path | None
     )
 
     offline = WeightsError(
-        f"hf:{repo}: {name} cannot be fetched",
-        f"Without a network: download it elsewhere and put it at {by_hand}",
+        f"hf:{repo}: {name} cannot be fetched" + (", as HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""),
+        f"Without a network: copy {constants.HF_HUB_CACHE} from a machine that has it, or put the file at {by_hand}",
     )
+    cached = isinstance(try_to_load_from_cache(repo, name, revision=revision), str)
+    if not cached and not constants.HF_HUB_OFFLINE:
+        log.info(f"hf:{repo}: fetching {name} from the Hugging Face Hub ({constants.ENDPOINT})")
+        try:  # huggingface_hub would retry for half a minute
+            remote.refuse_unreachable(constants.ENDPOINT)
+        except DataError as error:
+            raise WeightsError(f"hf:{repo}: {name} cannot be fetched: {error.message}", offline.remedy) from error
     hub_log = logging.getLogger("huggingface_hub")
     before = hub_log.level
     hub_log.setLevel(logging.ERROR)  # it would print every failed try; the error below says the same once

@@ -192,7 +192,40 @@ def test_a_hub_that_cannot_be_reached(monkeypatch):
         raise LocalEntryNotFoundError("no connection")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
+    monkeypatch.setattr("sslbench.data.remote.refuse_unreachable", lambda address: None)
     with pytest.raises(WeightsError, match=r"model\.safetensors cannot be fetched") as error:
         load_backbone("hf:facebook/dinov2-small")
     place = Path(error.value.remedy.rpartition(" ")[2])
     assert place.is_relative_to(paths.cache_dir()) and place.name == "model.safetensors"
+
+
+def test_without_a_network_the_hub_is_not_waited_for(monkeypatch, caplog):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: pytest.fail("the Hub was asked"))
+    caplog.set_level("INFO", "sslbench")
+    with pytest.raises(WeightsError, match=r"model\.safetensors cannot be fetched: 127\.0\.0\.1 cannot be reached"):
+        load_backbone("hf:facebook/dinov2-small")
+    assert "fetching model.safetensors from the Hugging Face Hub (http://127.0.0.1:9)" in caplog.text
+
+
+def test_offline_mode_of_the_hub_is_respected(monkeypatch, caplog):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("socket.create_connection", lambda *_, **__: pytest.fail("the network was used"))
+    with pytest.raises(WeightsError, match="cannot be fetched, as HF_HUB_OFFLINE is set") as error:
+        load_backbone("hf:facebook/dinov2-small")
+    assert "fetching" not in caplog.text and "copy " in error.value.remedy
+
+
+def test_a_proxy_is_asked_in_place_of_the_server(monkeypatch):
+    asked = []
+    monkeypatch.setattr("socket.create_connection", lambda address, timeout: asked.append(address) or Closed())
+    monkeypatch.setattr("urllib.request.getproxies", lambda: {"https": "proxy.local:3128"})
+    monkeypatch.setattr("urllib.request.proxy_bypass", lambda host: host == "inside.local")
+    remote.refuse_unreachable("https://huggingface.co")
+    remote.refuse_unreachable("https://inside.local")
+    assert asked == [("proxy.local", 3128), ("inside.local", 443)]
+
+
+class Closed:
+    def close(self):
+        pass

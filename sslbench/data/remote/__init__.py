@@ -23,7 +23,7 @@ from typing import Any
 from sslbench.data.once import warn_once
 from sslbench.data.remote import cache, transfer
 from sslbench.data.remote.origin import Origin, is_url, known_of, place_of, write_info
-from sslbench.data.remote.urls import RemoteFile, described
+from sslbench.data.remote.urls import RemoteFile, described, refuse_unreachable
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError
 
@@ -36,6 +36,8 @@ __all__ = [
     "local_copies",
     "opened",
     "origin_of",
+    "place_of",
+    "refuse_unreachable",
     "shards",
 ]
 

@@ -6,6 +6,7 @@ import http.client
 import json
 import queue
 import re
+import socket
 import threading
 import urllib.error
 import urllib.parse
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from email.message import Message
 from typing import Any, TypeVar
 
-from sslbench.errors import UsageError
+from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
@@ -60,6 +61,24 @@ def described(url: str) -> RemoteFile:
     except ValueError as error:
         raise UsageError(f"{url} is not a URL: {error}") from error
     return _over_http(url) if url.startswith(("http://", "https://")) else _by_fsspec(url)
+
+
+def refuse_unreachable(address: str, seconds: float = 10) -> None:
+    """Refuse an http address whose server, or the proxy that the environment names, does not accept connections.
+
+    Raises:
+        DataError: no connection within the time.
+    """
+    parts = urllib.parse.urlsplit(address)
+    proxies = urllib.request.getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if proxy and not urllib.request.proxy_bypass(parts.netloc):
+        parts = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=seconds).close()
+    except OSError as error:
+        raise DataError(f"{parts.hostname} cannot be reached ({error.strerror or error})") from error
 
 
 def _over_http(url: str) -> RemoteFile:
