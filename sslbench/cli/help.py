@@ -29,8 +29,8 @@ GROUPS = {
     "Table": ("form", "published", "average", "columns", "metric"),
     "Pictures": ("points", "views", "foreground", "projection"),
     "Output": (
-        *("out", "output", "store", "csv_path", "png_path", "html_path", "markdown_path", "latex_path", "curves"),
-        *("layers_path", "dry_run", "quiet", "verbose", "help"),
+        *("out", "name", "output", "store", "csv_path", "png_path", "html_path", "markdown_path", "latex_path"),
+        *("curves", "layers_path", "dry_run", "quiet", "verbose", "help"),
     ),
     "Machine": (
         *("device", "precision", "feature_dtype", "batch_size", "workers", "seed", "on_error", "decoder"),

@@ -320,9 +320,7 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
     request = prepared.request
     own = backbone is prepared.backbone
     given = request.weights if own else ("pixels" if backbone.kind.pixels else "random")
-    used_weights = weights_used(backbone, given)
-    if own and request.name is not None:
-        used_weights = dataclasses.replace(used_weights, name=request.name)
+    used_weights = weights_used(backbone, given, request.name if own else None)
     weights = with_classifier(weights_at(layer, backbone, used_weights), prepared.classifier)
     data = prepared.data
     parts = [
@@ -365,17 +363,23 @@ def weights_at(layer: str, backbone: Backbone, weights: WeightsUsed) -> WeightsU
     return dataclasses.replace(weights, code=backbone.own_identity)
 
 
-def weights_used(backbone: Backbone, given: str) -> WeightsUsed:
-    """Return the weights of a backbone as a record holds them; `given` is the value of --weights."""
+def weights_used(backbone: Backbone, given: str, name: str | None = None) -> WeightsUsed:
+    """Return the weights of a backbone as a record holds them.
+
+    Args:
+        backbone: with the weights.
+        given: the value of --weights.
+        name: of the weights in tables; None: that of their file, or of the backbone.
+    """
     trained = not backbone.kind.pixels and given != "random"
     total = len(backbone.module.state_dict())
     fetched = named.fetch(given) if trained and not backbone.kind.in_memory and named.is_named(given) else None
     path = Path(given).resolve() if fetched is None else fetched.path
-    name = (
+    usual = (
         named.weights_name(given) if trained else f"{backbone.name} untrained" if given == "random" else backbone.name
     )
     return WeightsUsed(
-        name=name,
+        name=name or usual,
         path=str(path) if trained and not backbone.kind.in_memory else None,
         source=fetched.source if fetched is not None else "",
         sha256=backbone.weights_sha256,

@@ -71,7 +71,7 @@ MISSING_FLOORS = {"pixels": "the features came without images", "untrained": "th
 
 
 def describe_embeddings(
-    pair: FeaturePair, task: Task, run: RunSettings, command: str
+    pair: FeaturePair, task: Task, run: RunSettings, command: str, name: str | None = None
 ) -> tuple[Subject, Features, Features]:
     """Return the parts of a record that all protocols share, and the features of both parts."""
     train, test = one_part_of_features(pair.train, pair.test, pair.whole, task)
@@ -83,17 +83,17 @@ def describe_embeddings(
         how, hashes, split = f"{part} alone", (pair.fingerprints[part == "test"],) * 2, (part, part)
     parts = [
         DataPart(
-            name=f"{pair.name} ({name})",
+            name=f"{pair.name} ({part_name})",
             fingerprint=sha,
             n=len(f),
             n_used=len(f),
             classes=f.labels.classes,
         )
-        for name, sha, f in zip(split, hashes, (train, test), strict=True)
+        for part_name, sha, f in zip(split, hashes, (train, test), strict=True)
     ]
     data = DataUsed(train=parts[0], test=parts[1], how=how, labels=train.labels.kind)
     weights = WeightsUsed(
-        name=pair.name, path=None, sha256=digest, format="features", backbone="features", loaded=0, total=0
+        name=name or pair.name, path=None, sha256=digest, format="features", backbone="features", loaded=0, total=0
     )
     groups = groups_of_features(test)
     subject = Subject(
@@ -321,9 +321,17 @@ def _score_features(
 
 
 def evaluate_features(
-    pair: FeaturePair, tasks: Sequence[Task], run: RunSettings, *, out: Path, command: str
+    pair: FeaturePair, tasks: Sequence[Task], run: RunSettings, *, out: Path, command: str, name: str | None = None
 ) -> list[Result]:
     """Evaluate embeddings made elsewhere; the floors are chance and majority only, and the record says so.
+
+    Args:
+        pair: features and labels of train and test.
+        tasks: the protocols.
+        run: settings of the run.
+        out: folder for the records.
+        command: as the user typed it.
+        name: of the embeddings in records and tables; None: that of their file.
 
     Raises:
         UsageError: a protocol that takes images.
@@ -345,7 +353,7 @@ def evaluate_features(
     suspected = overlaps.find_among_features(pair.train, pair.test, run)
     results = []
     for task in tasks:
-        subject, train, test = describe_embeddings(pair, task, run, command)
+        subject, train, test = describe_embeddings(pair, task, run, command, name)
         missing = MISSING_FLOORS if run.floors else {}
         results.append(_measure(subject, task, (train, test), out, {}, missing, suspected)[0])
     return results

@@ -114,6 +114,10 @@ def test_embeddings_made_elsewhere(world, sslbench):
     assert result.metrics["top1"].value == 100
     assert "stratified" in result.data.how
     assert set(result.floors) == {"chance", "majority"}
+    code, _, err = sslbench("eval", "knn", "--features", "x.npy", "--labels", "y.csv", "--name", "mine")
+    assert code == 0, err
+    named = records()[("knn", "mine")]
+    assert named.data == result.data  # the column of the data keeps its name
 
 
 def test_multi_label_table(world, sslbench):

@@ -114,6 +114,7 @@ def refused_without_torch(folder, arguments, message):
         ("cluster -w weights.pth -d fotos", "'fotos' does not exist"),
         ("export -w weights.pth -b resnt18 --out net.onnx", "there is no backbone 'resnt18'"),
         ("show -w weights.pth -d fotos", "'fotos' does not exist"),
+        ("show -w weights.pth -d photos -o page.html", "show writes a page with pictures into a folder"),
     ],
 )
 def test_other_commands_tell_mistyped_paths_and_names_before_torch_is_loaded(tmp_path, command, message):

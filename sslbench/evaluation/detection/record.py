@@ -34,7 +34,7 @@ _FEW = 20  # test objects of the rarest class; the coverage below it is measured
 def blank_result(prepared: PreparedDetection, backbone: Backbone, given: str, command: str) -> Result:
     """Return the record without results; its id is known before training, for the checkpoints."""
     request, run, data = prepared.request, prepared.run, prepared.data
-    weights = weights_used(backbone, given)
+    weights = weights_used(backbone, given, request.name if backbone is prepared.backbone else None)
     preprocessing = _statistics(backbone, request.recipe)
     settings = plain(request.recipe) | prepared.backend
     protocol = ProtocolUsed(name="detection", version=detection.VERSION, settings=settings)

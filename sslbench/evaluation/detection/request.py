@@ -36,6 +36,7 @@ class DetectionRequest:
             result stands beside.
         backend: what trains and runs the detector.
         d2: d2.KEY=value: changes of Detectron2's configuration, without 'd2.'.
+        name: of the weights in records and tables; None: that of their file.
     """
 
     weights: str
@@ -52,6 +53,7 @@ class DetectionRequest:
     baselines: tuple[str, ...] = ()
     backend: Backend = "torchvision"
     d2: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    name: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

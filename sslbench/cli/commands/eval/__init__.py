@@ -120,6 +120,7 @@ class EvalCommand(SettingsCommand):
     help="detection: library that trains the detector [default: torchvision]; d2.KEY=VALUE sets Detectron2's keys.",
 )
 @click.option("--out", "-o", default="results", show_default=True, help="Folder for the result records.")
+@click.option("--name", help="Name of the weights in records and tables. Default: that of their file.")
 @launch.launcher_option
 @options.message_options
 @click.option("--dry-run", is_flag=True, help="Print the plan, with the origin of every setting, and stop.")

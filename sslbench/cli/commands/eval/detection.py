@@ -212,6 +212,7 @@ def _request(
         baselines=baselines,
         backend=chosen.backend or "torchvision",
         d2=d2,
+        name=chosen.name,
     )
 
 

@@ -54,6 +54,7 @@ class EvalOptions:
     baselines: tuple[str, ...]
     backend: Backend | None
     out: str
+    name: str | None
     dry_run: bool
 
     @classmethod
@@ -113,7 +114,7 @@ They have an effect on the protocols with that setting.
 
 _OF_A_FILE = frozenset({"format", "allow_partial", "trust_pickle"})
 """Options about a file of weights."""
-_ALWAYS = frozenset({"seed", "device", "no_floors", "out"})
+_ALWAYS = frozenset({"seed", "device", "no_floors", "out", "name"})
 _NETWORK = _ALWAYS | {
     *("benchmarks", "suite", "weights", "backbone", "format", "allow_partial", "stem", "trust_pickle"),
     *("data", "test_data", "workers", "decoder", "max_pixels", "start_method", "dry_run"),

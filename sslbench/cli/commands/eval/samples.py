@@ -59,6 +59,7 @@ class EmbeddingsPlan:
     value_columns: tuple[str, ...]
     groups: tuple[str, ...]
     out: Path
+    name: str | None
 
 
 def make_plan(
@@ -92,6 +93,8 @@ def make_plan(
         random_backbone(chosen.network.backbone)
     runs, routed, run, origins = _settings(chosen, names, values, benchmarks)
     weights, of_runs = suite.with_checkpoints(suite.expand(chosen.weights))
+    if chosen.name and len(weights) > 1:
+        raise UsageError(f"--name {chosen.name} names one network, and there are {len(weights)}", "Leave it out.")
     requests: tuple[Request, ...] = ()
     cells: tuple[SuiteCell, ...] = ()
     if len(weights) > 1 or of_runs or (weights and chosen.suite):
@@ -158,6 +161,7 @@ def plan_embeddings(
         chosen.numbers(),
         chosen.groups,
         Path(chosen.out),
+        chosen.name,
     )
 
 
@@ -191,7 +195,7 @@ def results_of_embeddings(plan: EmbeddingsPlan, command: str) -> list["Result"]:
             seed=plan.run.seed,
         )
     with terminal.progress():  # of the solvers
-        return evaluation.evaluate_features(pair, plan.tasks, plan.run, out=plan.out, command=command)
+        return evaluation.evaluate_features(pair, plan.tasks, plan.run, out=plan.out, command=command, name=plan.name)
 
 
 def _settings(
@@ -318,6 +322,7 @@ def _requests(
         "limit": chosen.data.limit,
         "groups": chosen.groups,
         "noise": chosen.noise_shares(),
+        "name": chosen.name,
         "value_columns": chosen.numbers(),
     }
     layers = tuple(split_layers(chosen.network.layers)) if chosen.network.layers else ()
