@@ -37,6 +37,7 @@ BASE = ["predict", "--weights", "r18.pth", "--data", "sklearn:digits", "--csv", 
     ],
 )
 def test_options_without_effect_are_refused(folder, sslbench, words, problem):
+    (folder / "net.pt2").write_bytes(b"x")
     code, _, err = sslbench(*BASE, *words)
     assert code in (1, 2) and problem in err and not (folder / "out.csv").exists()
 

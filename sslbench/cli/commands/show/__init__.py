@@ -79,7 +79,8 @@ def command(
     names = {str(parameter.name) for parameter in ctx.command.params}
     if out.suffix.lower() in (".html", ".png", ".json"):
         raise UsageError(f"--out {out}: show writes a page with pictures into a folder", f"Give --out {out.stem}.")
-    early.refuse_mistyped([weights.weights], (data.data, data.test_data), backbone=weights.backbone, device=run.device)
+    places = (data.data, data.test_data) if weights.weights else ()  # with a record, its own reader refuses them
+    early.refuse_mistyped([weights.weights], places, backbone=weights.backbone, device=run.device)
     if words == ("features",):
         options.refuse(ctx, used=names - _IMAGES, what="show features")
         files = features.draw(ctx, out, projection, features_path, labels_path, weights, data, preprocessing, run)
