@@ -33,6 +33,19 @@ def visible(text: str) -> str:
     )
 
 
+def cut_middle(text: str, longest: int) -> str:
+    """Return a text of at most so many characters; a longer one loses its middle, since names differ at their ends.
+
+    Example:
+        >>> cut_middle("simclr_resnet50_epoch100", 15)
+        'simclr_…poch100'
+    """
+    if len(text) <= longest:
+        return text
+    kept = longest - 1
+    return f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
+
+
 def table_cell(text: str, **given: Any) -> "Text":
     """Return a cell of a rich table with the text unchanged: no markup, control characters escaped.
 

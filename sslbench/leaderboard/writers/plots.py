@@ -6,10 +6,12 @@ import math
 from sslbench.leaderboard.model import Board, shown
 from sslbench.leaderboard.writers.tables import cell_text, leads, several_layers
 from sslbench.metrics.catalog import find
+from sslbench.text import cut_middle
 
 WIDTH = 360  # pixels, of the drawing area
 _HEIGHT = 22  # pixels, of a row
 _CHARACTER = 7.5  # pixels, of a wide character of a label
+_LONGEST = 48  # characters of a label
 _FAR = 1.0  # floors farther from the values than this multiple of their range are told, not drawn
 
 
@@ -73,7 +75,7 @@ def _plot(board: Board, position: int) -> Plot | None:
             floors[row.label] = metric.value
         else:
             label = f"{row.label} {row.layer}" if several and row.layer else row.label
-            entries.append((metric, _shortened(label), row, cell_text(board, row, position)))
+            entries.append((metric, cut_middle(label, _LONGEST), row, cell_text(board, row, position)))
     if not entries:
         return None
     sign = find(board.columns[position].metric).sign
@@ -112,10 +114,6 @@ def _plot(board: Board, position: int) -> Plot | None:
     height = _HEIGHT * len(marks) + 24
     width = left + WIDTH + right
     return Plot(column.name, column.metric, marks, lines, ticks, beyond, tuple(lacking), left, width, height)
-
-
-def _shortened(label: str) -> str:
-    return label if len(label) <= 48 else label[:47] + "…"
 
 
 def _range(values: list[float]) -> tuple[float, float]:

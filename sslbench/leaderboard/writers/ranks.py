@@ -8,6 +8,7 @@ from sslbench.leaderboard.model import Board, Row, value
 from sslbench.leaderboard.writers.panels import COLOURS
 from sslbench.leaderboard.writers.tables import cell_text, several_layers
 from sslbench.metrics.catalog import find
+from sslbench.text import cut_middle
 
 _STEP, _HEIGHT, _MARGIN = 90, 24, 12  # pixels: between columns, between ranks, around
 _CHARACTER, _LETTERS = 7.5, 16  # pixels: width of a character, height of a line
@@ -42,10 +43,10 @@ def ranks(board: Board) -> Ranks | None:
     if len(board.columns) < 3 or len(rows) < 2:
         return None
     places = [_places(board, rows, i) for i in range(len(board.columns))]
-    labels = [_shortened(_label(board, row)) for row in rows]
+    labels = [cut_middle(_label(board, row), _LONGEST) for row in rows]
     lines = _apart(_line(board, row, i, places, labels[i]) for i, row in enumerate(rows))
     lowest = max(_y(max(max(found.values(), default=1) for found in places)), *(line.y for line in lines))
-    names = [_shortened(column.name) for column in board.columns]
+    names = [cut_middle(column.name, _LONGEST) for column in board.columns]
     angled = math.ceil(_CHARACTER * max(map(len, names)))
     texts = tuple((_x(i) - 4, lowest + 24, name) for i, name in enumerate(names))
     right = max(math.ceil(_CHARACTER * max(map(len, labels))) + 24, math.ceil(0.87 * angled))
@@ -87,10 +88,6 @@ def _line(board: Board, row: Row, number: int, places: list[dict[int, int]], lab
 
 def _label(board: Board, row: Row) -> str:
     return f"{row.label} {row.layer}" if several_layers(board) and row.layer else row.label
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
 def _x(position: int) -> float:
