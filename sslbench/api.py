@@ -89,7 +89,8 @@ def evaluate(
         test: test split, in the same forms; by default found in `train` or split off.
         protocols: names, or a single one; each runs on the features of one pass over the images.
         settings: protocol -> settings other than its defaults.
-        name: name of the weights in records and tables: 'epoch 10'; by default the file's, or the module's class.
+        name: name of the weights or features in records and tables: 'epoch 10'; by default the file's, or the module's
+            class.
         out: folder for the records; None: a temporary one, removed when Python ends.
         run: settings of the run, as one object.
         **options: settings by the names of the flags: device, batch_size, seed, resize, layers, limit, ...; the fields

@@ -20,18 +20,25 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.features.external_files import DESCRIPTIVE, Columns, is_table, read_features, read_label_array, read_table
 from sslbench.names import did_you_mean
+from sslbench.results import KnownBy, canonical
 
 
 @dataclasses.dataclass(frozen=True)
 class FeaturePair:
     """Train and test features with matching classes.
 
+    Features of two networks on the same samples have equal `fingerprints` and another `features_sha256`.
+
     Attributes:
         train: features to fit on.
         test: features to score.
         how: origin of the two parts, in words.
-        fingerprints: hash of the features, ids and labels of train and of test, 32 hex digits each.
-        name: name of the file.
+        fingerprints: identity of the samples of train and of test, 32 hex digits each.
+        features_sha256: digest of all features, 64 hex digits.
+        name: name of the features, that of their file.
+        data: name of the samples, that of the file of labels.
+        known_by: what `fingerprints` hold: 'ids', classes and groups of the samples by their ids; 'rows', the same by
+            their rows, as there are no ids; 'features', as there are no labels either.
         whole: all rows, if the parts are a seeded split of them.
     """
 
@@ -39,7 +46,10 @@ class FeaturePair:
     test: Features
     how: str
     fingerprints: tuple[str, str]
+    features_sha256: str
     name: str
+    data: str
+    known_by: KnownBy
     whole: Features | None = None
 
 
@@ -52,9 +62,7 @@ def read_unlabelled(features: Path) -> FeaturePair:
     Raises:
         UsageError: the file is missing or holds no suitable array.
     """
-    x = read_features(features)
-    whole = Features(x, no_labels(len(x)), tuple(f"{i:09d}" for i in range(len(x))))
-    return FeaturePair(whole, whole, f"all of {features.name}", (_fingerprint(whole),) * 2, features.name)
+    return _unlabelled(read_features(features), features.name, features.name)
 
 
 def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
@@ -117,7 +125,8 @@ def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
         if test_x.shape[1] != x.shape[1]:
             raise DataError(f"{features} has {x.shape[1]} features per row, {test_features} has {test_x.shape[1]}")
         description = f"{features.name} against {test_features.name}"
-    return _paired(features.name, (x, table), test, description, test_fraction, seed, own_classes=own_classes)
+    names = features.name, _without_group(labels)[0].name
+    return _paired(names, (x, table), test, description, test_fraction, seed, own_classes=own_classes)
 
 
 def are_features(data: object) -> bool:
@@ -153,27 +162,37 @@ def read_in_memory(
         >>> len(pair.train), pair.test.labels.classes
         (2, ('0', '1'))
     """
+    names = name, "labels in memory"
     if train[1] is None and test is None:
-        x = _as_features(train[0], name)
-        whole = Features(x, no_labels(len(x)), tuple(f"{i:09d}" for i in range(len(x))))
-        return FeaturePair(whole, whole, f"all of {name}", (_fingerprint(whole),) * 2, name)
+        return _unlabelled(_as_features(train[0], name), name, "features in memory")
     fitted = _in_memory(train, name)
     if test is None:
-        return _paired(name, fitted, None, "", test_fraction, seed, own_classes=own_classes)
+        return _paired(names, fitted, None, "", test_fraction, seed, own_classes=own_classes)
     if not are_features(test):
         raise UsageError(f"{name}: train holds features and test does not", "Pass (features, labels) as both.")
     scored = _in_memory(test, f"{name} (test)")
     if fitted[0].shape[1] != scored[0].shape[1]:
         raise DataError(f"{name}: {fitted[0].shape[1]} features per row in train, {scored[0].shape[1]} in test")
     how = "train against test, as given"
-    return _paired(name, fitted, scored, how, test_fraction, seed, own_classes=own_classes)
+    return _paired(names, fitted, scored, how, test_fraction, seed, own_classes=own_classes)
+
+
+def _unlabelled(x: npt.NDArray[np.floating], name: str, data: str) -> FeaturePair:
+    whole = Features(x, no_labels(len(x)), _row_ids(len(x)))
+    return FeaturePair(
+        whole, whole, f"all of {data}", (_fingerprint(whole),) * 2, _sha256(whole), name, data, "features"
+    )
+
+
+def _row_ids(n: int) -> tuple[str, ...]:
+    """Return the ids of rows that have none."""
+    return tuple(f"{i:09d}" for i in range(n))
 
 
 def _in_memory(given: tuple[Any, Any], name: str) -> tuple[npt.NDArray[np.floating], "_Table"]:
     x = _as_features(given[0], name)
     labels = labels_of(given[1], len(x), name=name)
-    rows = [f"{i:09d}" for i in range(len(x))]
-    return x, _Table(labels, rows, [""] * len(x), {}, None, "")
+    return x, _without_columns(labels)
 
 
 def _as_features(given: Any, name: str) -> npt.NDArray[np.floating]:
@@ -186,7 +205,7 @@ def _as_features(given: Any, name: str) -> npt.NDArray[np.floating]:
 
 
 def _paired(
-    name: str,
+    names: tuple[str, str],
     fitted: tuple[npt.NDArray[np.floating], "_Table"],
     scored: tuple[npt.NDArray[np.floating], "_Table"] | None,
     description: str,
@@ -195,7 +214,17 @@ def _paired(
     *,
     own_classes: bool,
 ) -> FeaturePair:
-    """Return two parts with matching classes; without a test part, the train part is split."""
+    """Return two parts with matching classes; without a test part, the train part is split.
+
+    Args:
+        names: of the features and of the samples.
+        fitted: features and labels.
+        scored: the same of a test part.
+        description: origin of the two parts.
+        test_fraction: see `read_train_test`.
+        seed: the same.
+        own_classes: the same.
+    """
     x, table = fitted
     if scored is not None:
         test_x, test_table = scored
@@ -211,19 +240,26 @@ def _paired(
         _refuse_unknown({test.labels.classes[i] for i in np.unique(test.labels.values)}, learned)
     split = scored is None and not _parts(table)
     whole = _features(x, table, np.arange(len(x)), matched[0]) if split else None
-    return FeaturePair(train, test, description, (_fingerprint(train), _fingerprint(test)), name, whole)
+    sha256 = _sha256(train, test) if whole is None else _sha256(whole)
+    fingerprints = _fingerprint(train), _fingerprint(test)
+    return FeaturePair(train, test, description, fingerprints, sha256, *names, table.known_by, whole)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-    """Labels of a file with its other columns."""
+    """Labels of a file with its other columns; without ids, `id` has the numbers of the rows."""
 
     labels: Labels
-    id: list[str]
-    split: list[str]
+    id: Sequence[str]
+    split: Sequence[str]
     attributes: dict[str, list[str]]
     groups: npt.NDArray[np.int64] | None
     grouped_by: str
+    known_by: KnownBy
+
+
+def _without_columns(labels: Labels) -> _Table:
+    return _Table(labels, _row_ids(len(labels)), [""] * len(labels), {}, None, "", "rows")
 
 
 def _read_labels(
@@ -238,14 +274,15 @@ def _read_labels(
     n = len(next(iter(columns.values()), ()))
     if n != rows and columns:
         raise DataError(f"{path} has {n} lines, {features} has {rows} rows")
-    ids = [str(cell) or f"{i:09d}" for i, cell in enumerate(columns.get("id", [""] * n))]
+    given = ["" if cell is None else str(cell) for cell in columns.get("id", [""] * n)]
+    ids = [cell or row for cell, row in zip(given, _row_ids(n), strict=True)]
     splits = [str(cell or "") for cell in columns.get("split", [""] * n)]
     if len(set(zip(splits, ids, strict=True))) != len(ids):  # class folders below train/ and test/ share names
         raise DataError(f"{path}: the column 'id' has the same value twice")
     attributes = {name: _column(path, name, columns) for name in further}
     groups = group_numbers(_column(path, grouped_by, columns)) if grouped_by else None
     labels = _labels(path, columns, column, numbers, leave_out={*further, grouped_by})
-    return _Table(labels, ids, splits, attributes, groups, grouped_by)
+    return _Table(labels, ids, splits, attributes, groups, grouped_by, "ids" if all(given) else "rows")
 
 
 def _array_of_labels(path: Path, columns: Sequence[str], rows: int, features: Path) -> _Table:
@@ -254,7 +291,7 @@ def _array_of_labels(path: Path, columns: Sequence[str], rows: int, features: Pa
     array = read_label_array(path)
     if len(array) != rows:
         raise DataError(f"{path} has {len(array)} labels, {features} has {rows} rows")
-    return _Table(labels_of(array, rows, name=str(path)), [f"{i:09d}" for i in range(rows)], [""] * rows, {}, None, "")
+    return _without_columns(labels_of(array, rows, name=str(path)))
 
 
 def _labels(path: Path, columns: Columns, column: str | None, numbers: Sequence[str], leave_out: set[str]) -> Labels:
@@ -389,7 +426,9 @@ def _split(table: _Table, fraction: float, seed: int) -> tuple[npt.NDArray[np.in
         description = "the split column of the labels" + (" (val is scored)" if scored == "val" else "")
         description = "; not used: ".join([description, *([", ".join(unused)] if unused else [])])
         return parts["train"], parts[scored], description
-    fit, held_out = holdout(table.labels, fraction, seed, groups=table.groups)
+    order = np.argsort(np.array(table.id), kind="stable")  # embeddings of the same samples in another order: same parts
+    groups = None if table.groups is None else table.groups[order]
+    fit, held_out = (order[part] for part in holdout(table.labels.select(order), fraction, seed, groups=groups))
     if table.groups is not None and not (len(fit) and len(held_out)):
         raise DataError(
             f"the {len(table.labels)} rows cannot be split without separating a {table.grouped_by}",
@@ -410,9 +449,20 @@ def _features(x: npt.NDArray[np.floating], table: _Table, rows: npt.NDArray[np.i
 
 
 def _fingerprint(features: Features) -> str:
-    digest = hashlib.sha256("\n".join((*features.ids, *features.labels.classes)).encode())
-    digest.update(np.ascontiguousarray(features.x).tobytes())
-    digest.update(features.labels.values.tobytes())
+    """Return the identity of the samples, see `FeaturePair`."""
+    labels = features.labels
+    digest = hashlib.sha256(canonical(["samples of features", features.ids, labels.kind, labels.classes]).encode())
+    digest.update(labels.values.tobytes())
     if features.groups is not None:
         digest.update(np.unique(features.groups, return_inverse=True)[1].tobytes())
+    if labels.kind == "none":
+        digest.update(_sha256(features).encode())
     return digest.hexdigest()[:32]
+
+
+def _sha256(*parts: Features) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(f"{part.x.dtype} {part.x.shape}".encode())
+        digest.update(np.ascontiguousarray(part.x))
+    return digest.hexdigest()

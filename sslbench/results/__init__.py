@@ -19,6 +19,10 @@ from sslbench.metrics.sample_means import SampleMeans
 from sslbench.results import tables
 
 
+KnownBy = Literal["ids", "rows", "features"]
+"""Identity of samples of features made elsewhere, see `DataUsed`."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Neighbours:
     """First images that a query found.
@@ -138,6 +142,9 @@ class DataUsed:
         further: other sets of images that decide the metrics: changed versions of test, further test sets.
         label_noise: share of the train labels that were replaced by wrong ones (--noise).
         split_seed: seed of the split, where it is another than that of the training (`Training`).
+        known_by: identity of the samples; None: content and labels of the images. Of features made elsewhere: 'ids' and
+            labels, or labels of the 'rows' in their order, which do not tell other images with the same labels apart,
+            or the 'features', where there are no labels.
     """
 
     train: DataPart
@@ -148,6 +155,7 @@ class DataUsed:
     further: tuple[DataPart, ...] = ()
     label_noise: float = 0.0
     split_seed: int | None = None
+    known_by: KnownBy | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
