@@ -274,15 +274,15 @@ def _read_labels(
     n = len(next(iter(columns.values()), ()))
     if n != rows and columns:
         raise DataError(f"{path} has {n} lines, {features} has {rows} rows")
-    given = ["" if cell is None else str(cell) for cell in columns.get("id", [""] * n)]
-    ids = [cell or row for cell, row in zip(given, _row_ids(n), strict=True)]
+    named = ["" if cell is None else str(cell) for cell in columns.get("id", [""] * n)]
+    ids = [cell or row for cell, row in zip(named, _row_ids(n), strict=True)]
     splits = [str(cell or "") for cell in columns.get("split", [""] * n)]
     if len(set(zip(splits, ids, strict=True))) != len(ids):  # class folders below train/ and test/ share names
         raise DataError(f"{path}: the column 'id' has the same value twice")
     attributes = {name: _column(path, name, columns) for name in further}
     groups = group_numbers(_column(path, grouped_by, columns)) if grouped_by else None
     labels = _labels(path, columns, column, numbers, leave_out={*further, grouped_by})
-    return _Table(labels, ids, splits, attributes, groups, grouped_by, "ids" if all(given) else "rows")
+    return _Table(labels, ids, splits, attributes, groups, grouped_by, "ids" if all(named) else "rows")
 
 
 def _array_of_labels(path: Path, columns: Sequence[str], rows: int, features: Path) -> _Table:
@@ -464,5 +464,5 @@ def _sha256(*parts: Features) -> str:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(f"{part.x.dtype} {part.x.shape}".encode())
-        digest.update(np.ascontiguousarray(part.x))
+        digest.update(np.ascontiguousarray(part.x).data)
     return digest.hexdigest()

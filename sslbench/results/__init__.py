@@ -18,7 +18,6 @@ from sslbench.metrics.intervals import Interval
 from sslbench.metrics.sample_means import SampleMeans
 from sslbench.results import tables
 
-
 KnownBy = Literal["ids", "rows", "features"]
 """Identity of samples of features made elsewhere, see `DataUsed`."""
 

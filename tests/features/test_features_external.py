@@ -106,10 +106,11 @@ def test_parts_may_share_ids_and_columns_that_name_rows_are_no_features(tmp_path
     assert "2 features, the columns 'a' to 'b'; not taken: without a name, image_id, id, label, split" in caplog.text
 
 
+QUICK = {"protocols": "knn", "settings": {"knn": {"k": 3}}, "device": "cpu", "floors": False, "overlaps": False}
+
+
 class TestIdentity:
     """Embeddings of several networks are those of the same samples by their ids and labels, not by the features."""
-
-    QUICK = {"protocols": "knn", "settings": {"knn": {"k": 3}}, "device": "cpu", "floors": False, "overlaps": False}
 
     @pytest.fixture
     def two(self):
@@ -120,7 +121,7 @@ class TestIdentity:
     def test_two_embeddings_are_compared_and_share_a_column(self, two, tmp_path):
         (good, poor), y = two
         a, b = (
-            sslbench.evaluate(None, (x, y), name=name, out=tmp_path, **self.QUICK)[0]
+            sslbench.evaluate(None, (x, y), name=name, out=tmp_path, **QUICK)[0]
             for x, name in ((good, "good"), (poor, "poor"))
         )
         assert sslbench.compare(a, b).verdict == "A better"
@@ -128,7 +129,7 @@ class TestIdentity:
         assert len(board.columns) == 1 and [row.weights for row in board.rows] == ["good", "poor"]
         assert a.weights.sha256 != b.weights.sha256 and a.id != b.id
         assert a.data.test.name == b.data.test.name == "labels in memory (test)" and a.data.known_by == "rows"
-        (other,) = sslbench.evaluate(None, (good, y[::-1].copy()), name="good", out=tmp_path, **self.QUICK)
+        (other,) = sslbench.evaluate(None, (good, y[::-1].copy()), name="good", out=tmp_path, **QUICK)
         with pytest.raises(ResultError, match="test data: labels in memory"):
             sslbench.compare(a, other)
 
