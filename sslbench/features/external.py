@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,23 @@ from sslbench.data.groups import group_numbers
 from sslbench.data.labels import among_classes, labels_of, no_labels, single_labels
 from sslbench.data.source import Labels
 from sslbench.data.splits import holdout
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.features.external_files import DESCRIPTIVE, Columns, is_table, read_features, read_label_array, read_table
+from sslbench.features.external_files import (
+    DESCRIPTIVE,
+    LABEL_KEYS,
+    Columns,
+    features_are_columns,
+    is_table,
+    read_features,
+    read_label_array,
+    read_table,
+)
 from sslbench.names import did_you_mean
 from sslbench.results import KnownBy, canonical
+
+log = logging.getLogger("sslbench")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,14 +94,15 @@ def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
     """Read features and labels: one pair of files, which is split, or one pair for each part.
 
     Args:
-        features: .npy (N, D); .npz, .h5 or .pt with one such array or one named 'features'; a table of numbers.
-        labels: an array (N,) of classes, or (N, C) of 0 and 1, in .npy, .npz, .h5 or .pt; or a table (.csv, .tsv,
-            .parquet) with a header and one line per row: the label column ('cat;dog' has several) or columns of 0 and
-            1, and optionally 'id' and 'split' ('train' and 'test', otherwise 'val'). A suffix '?group=COLUMN'
+        features: .npy (N, D); .npz, .h5 or .pt with one such array or one named 'features', 'embeddings' or 'x'; a
+            table of numbers, with or without a header.
+        labels: an array (N,) of classes, or (N, C) of 0 and 1, in .npy, .npz, .h5 or .pt; or a table (.csv, .tsv, .txt,
+            .parquet) with one line per row: the label column ('cat;dog' has several), the only column, or columns of 0
+            and 1, and optionally 'id' and 'split' ('train' and 'test', otherwise 'val'). A suffix '?group=COLUMN'
             names the column of groups (see `Features.groups`); each empty cell is a group of its own.
         test_features: features of the test part, if in a file of its own.
         test_labels: labels of the test part.
-        label_column: name of the label column; None: 'label', 'class' or 'target'.
+        label_column: name of the label column; None: one of `LABEL_KEYS`.
         test_fraction: share of the test part in a seeded split.
         seed: of that split.
         value_columns: columns of regression targets, in place of a label column.
@@ -110,14 +124,15 @@ def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
         >>> pair.train.x.shape, pair.test.labels.classes, pair.how
         ((2, 2), ('cat', 'dog'), 'the split column of the labels')
     """
-    x = read_features(features)
+    columns = [*([label_column] if label_column else []), *value_columns, *attribute_columns]
+    x = _read_features(features, labels, columns)
     table = _read_labels(labels, label_column, value_columns, len(x), features, attribute_columns)
     if (test_features is None) != (test_labels is None):
         raise UsageError("--test-features and --test-labels belong together")
     test = None
     description = ""
     if test_features is not None and test_labels is not None:
-        test_x = read_features(test_features)
+        test_x = _read_features(test_features, test_labels, columns)
         test = (
             test_x,
             _read_labels(test_labels, label_column, value_columns, len(test_x), test_features, attribute_columns),
@@ -262,6 +277,12 @@ def _without_columns(labels: Labels) -> _Table:
     return _Table(labels, _row_ids(len(labels)), [""] * len(labels), {}, None, "", "rows")
 
 
+def _read_features(features: Path, labels: Path, columns: Sequence[str]) -> npt.NDArray[np.floating]:
+    """Return features; columns that are read as labels or groups from the same table are no features."""
+    path, grouped_by = _without_group(labels)
+    return read_features(features, (*columns, grouped_by) if features_are_columns(path, features) else ())
+
+
 def _read_labels(
     given: Path, column: str | None, numbers: Sequence[str], rows: int, features: Path, further: Sequence[str]
 ) -> _Table:
@@ -270,10 +291,11 @@ def _read_labels(
         return _array_of_labels(path, [*([column] if column else []), *numbers, *further, grouped_by], rows, features)
     if numbers and column:
         raise UsageError("--label-col names classes and --value-col numbers: give only one")
-    columns = read_table(path)
+    columns = read_table(path, rows)
     n = len(next(iter(columns.values()), ()))
     if n != rows and columns:
-        raise DataError(f"{path} has {n} lines, {features} has {rows} rows")
+        remedy = "If its first line is a label, put a line above it: label." if n == rows - 1 else None
+        raise DataError(f"{path} has {n:,} rows below its header, {features} has {rows:,}", remedy)
     named = ["" if cell is None else str(cell) for cell in columns.get("id", [""] * n)]
     ids = [cell or row for cell, row in zip(named, _row_ids(n), strict=True)]
     splits = [str(cell or "") for cell in columns.get("split", [""] * n)]
@@ -281,7 +303,13 @@ def _read_labels(
         raise DataError(f"{path}: the column 'id' has the same value twice")
     attributes = {name: _column(path, name, columns) for name in further}
     groups = group_numbers(_column(path, grouped_by, columns)) if grouped_by else None
-    labels = _labels(path, columns, column, numbers, leave_out={*further, grouped_by})
+    shared = features_are_columns(path, features)
+    labels = _labels(path, columns, column, numbers, leave_out={*further, grouped_by, *("yY" if shared else "")})
+    if shared and labels.kind == "multi" and set(labels.classes) <= set(columns):
+        raise UsageError(
+            f"{path} holds the features, too, and has no column 'label': its columns of 0 and 1 could be either",
+            "Name the column by --label-col, or give the labels in a file of their own.",
+        )
     return _Table(labels, ids, splits, attributes, groups, grouped_by, "ids" if all(named) else "rows")
 
 
@@ -297,18 +325,27 @@ def _array_of_labels(path: Path, columns: Sequence[str], rows: int, features: Pa
 def _labels(path: Path, columns: Columns, column: str | None, numbers: Sequence[str], leave_out: set[str]) -> Labels:
     """Return the labels in a column, those in columns of 0 and 1, or the numbers to predict."""
     n = len(next(iter(columns.values()), ()))
+    others = [name for name in columns if name not in leave_out and name.lower() not in DESCRIPTIVE]
     if numbers:
         return Labels("value", tuple(numbers), _numbers(path, numbers, columns))
-    found = column or next((name for name in ("label", "class", "target") if name in columns), None)
+    usual = [name for key in LABEL_KEYS for name in columns if name.lower() == key and name not in leave_out]
+    found = column or next(iter(usual), None)
+    if found is None and len(others) == 1 and others[0].isdigit():
+        found = others[0]  # the only column, without a name
     if found is None:
-        flags = {name: cells for name, cells in columns.items() if name not in leave_out.union(DESCRIPTIVE)}
-        flags = {name: [FLAGS.get(str(cell).lower()) for cell in cells] for name, cells in flags.items()}
+        flags = {name: [FLAGS.get(str(cell).lower()) for cell in columns[name]] for name in others}
         if present := {name: cells for name, cells in flags.items() if None not in cells}:
+            left = [name for name in others if name not in present]
+            log.info(
+                f"{path}: {counted(len(present), 'column')} of 0 and 1 as labels, {some(list(present))}"
+                + (f"; not taken: {some(left)}" if left else "")
+            )
             return Labels("multi", tuple(present), np.array(list(present.values()), dtype=np.int8).T)
     if found is None or found not in columns:
         wanted = column or "label"
         raise UsageError(
-            f"{path} has no column '{wanted}'; its columns: {', '.join(columns)}", did_you_mean(wanted, columns)
+            f"{path} has no column '{wanted}'; its columns: {some(list(columns), 12)}",
+            f"{did_you_mean(wanted, columns)} --label-col names the column of the labels.".strip(),
         )
     empty = [i for i, label in enumerate(columns[found]) if label is None or label == ""]
     if empty:
