@@ -6,6 +6,7 @@ import logging
 import pickle
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -130,7 +131,7 @@ def read_table(path: Path, rows: int) -> Columns:
     alone = len(first) == 1 and any(cells == first for _, cells in others)  # a class, which other rows have, too
     bare = len(lines) == rows and (_numbers(first) or alone)
     names, others = (list(map(str, range(len(first)))), lines) if bare else (first, others)
-    if twice := [name for name in names if names.count(name) > 1]:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(f"{path}: the header has the column '{twice[0]}' twice")
     for number, cells in others:
         if len(cells) != len(names):
