@@ -129,7 +129,7 @@ def _of_images(data: Any, name: str) -> Source:
 
 
 def _refuse_other_length(name: str, images: int, labels: Any) -> None:
-    if labels is not None and len(labels) != images:
+    if hasattr(labels, "__len__") and len(labels) != images:
         raise DataError(f"{name}: {images:,} images and {len(labels):,} labels")
 
 

@@ -29,6 +29,7 @@ from sslbench.evaluation.neighbours import write_sheet
 from sslbench.evaluation.prepare import (
     InMemoryData,
     Prepared,
+    check_features,
     check_label_kind,
     class_counts,
     for_request,
@@ -343,6 +344,7 @@ def evaluate_features(
     if labels.kind == "multi" and (labels.values > 0).sum(axis=1).max(initial=0) == 1 and (labels.values >= 0).all():
         log.warning(f"{pair.name}: no sample has several labels; give class numbers or names for accuracies (top1)")
     check_seeds(run, tasks)
+    check_features(pair, tasks)
     for task in tasks:
         check_label_kind(task, pair.train.labels.kind)
         if is_on_images(task) or is_on_sets(task):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sslbench.data.booleans import FLAGS
 from sslbench.data.containers.names import split_name
 from sslbench.data.groups import group_numbers
-from sslbench.data.labels import among_classes, labels_of, no_labels, single_labels
+from sslbench.data.labels import NONE_OF_THE_CLASSES, among_classes, labels_of, no_labels, single_labels
 from sslbench.data.source import Labels
 from sslbench.data.splits import holdout
 from sslbench.data.wording import counted, some
@@ -349,7 +349,7 @@ def _labels(path: Path, columns: Columns, column: str | None, numbers: Sequence[
         )
     empty = [i for i, label in enumerate(columns[found]) if label is None or label == ""]
     if empty:
-        raise DataError(f"{path}: {len(empty)} rows have no label, first line {empty[0] + 2}")
+        raise DataError(f"{path}: {len(empty)} rows have no label, first line {empty[0] + 2}", NONE_OF_THE_CLASSES)
     return labels_of(list(columns[found]), n, name=str(path))
 
 
@@ -470,6 +470,11 @@ def _split(table: _Table, fraction: float, seed: int) -> tuple[npt.NDArray[np.in
         raise DataError(
             f"the {len(table.labels)} rows cannot be split without separating a {table.grouped_by}",
             "Every class of test needs two groups; or add a column 'split' with train and test.",
+        )
+    if not (len(fit) and len(held_out)):
+        raise DataError(
+            f"{len(table.labels):,} rows are too few of each class to split into train and test",
+            "A class needs two rows to be on both sides; or add a column 'split', or give the test part of its own.",
         )
     kind, share = "stratified" if table.labels.kind != "value" else "random", len(held_out) / max(1, len(table.labels))
     share = fraction if table.groups is None else share

@@ -106,6 +106,23 @@ def test_parts_may_share_ids_and_columns_that_name_rows_are_no_features(tmp_path
     assert "2 features, the columns 'a' to 'b'; not taken: without a name, image_id, id, label, split" in caplog.text
 
 
+UNUSABLE = {
+    "one class": (np.zeros(60, int), "one class only"),
+    "no sample of any class": (np.zeros((60, 2), int), "no image of any class"),
+    "a class per row": (np.arange(60), "too few of each class"),
+    "one value": (np.full(60, 0.5), "same value"),
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_labels_of_features_are_checked_like_those_of_images(case, tmp_path):
+    labels, words = UNUSABLE[case]
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    protocol = {"protocols": "linear", "settings": {}} if labels.dtype == float else {}
+    with pytest.raises(DataError, match=words):
+        sslbench.evaluate(None, (x, labels), out=tmp_path, **{**QUICK, **protocol})
+
+
 QUICK = {"protocols": "knn", "settings": {"knn": {"k": 3}}, "device": "cpu", "floors": False, "overlaps": False}
 
 
