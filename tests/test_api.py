@@ -128,6 +128,9 @@ def test_results_show_themselves(digits, capsys):
     assert set(results[0].to_pandas()["metric"]) == set(results[0].metrics)
     results.show()
     results[0].show()
+    with pytest.raises(KeyError, match=r"no metric 'top_1'; there are: top1, .*Did you mean 'top1'"):
+        results.metrics["top_1"]
+    assert "mAP" in results.metrics and results.metrics.get("r2") is None
     assert results.metrics is results[0].metrics and results[0].images() in str(results)
     assert not hasattr(type(results)([*results, *results]), "metrics"), "of several results no one is meant"
     out = capsys.readouterr().out
