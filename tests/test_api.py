@@ -147,6 +147,16 @@ REFUSED = {
     ),
     "a column": ({"label_column": "x"}, "no column 'x'"),
     "no model": ({"model": None}, "model=None"),
+    "a class in place of a module": ({"model": Net}, "the class Net, neither"),
+    "a function": ({"model": lambda images: images}, "of the type function"),
+    "an option of images for features": (
+        {"model": None, "train": (np.eye(4), [0, 1, 0, 1]), "device": "cpu", "crop": 8},
+        "'crop' has no effect on features",
+    ),
+    "masked features": (
+        {"model": None, "train": (np.ma.masked_equal(np.eye(4), 0), [0, 1, 0, 1])},
+        "masked in 12 places",
+    ),
 }
 
 

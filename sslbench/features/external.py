@@ -213,6 +213,8 @@ def _in_memory(given: tuple[Any, Any], name: str) -> tuple[npt.NDArray[np.floati
 def _as_features(given: Any, name: str) -> npt.NDArray[np.floating]:
     if hasattr(given, "detach"):  # a tensor, of bfloat16 too
         given = given.detach().cpu().float().numpy()
+    if np.ma.is_masked(given):
+        raise UsageError(f"{name}: features are masked in {np.ma.count_masked(given):,} places", "Fill or remove them.")
     x = np.asarray(given)
     if x.ndim != 2 or not x.size or not np.issubdtype(x.dtype, np.number) or np.iscomplexobj(x):
         raise UsageError(f"{name}: features should be an array of numbers (N, D), not {x.dtype} {x.shape}")
