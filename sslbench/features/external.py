@@ -214,7 +214,9 @@ def _as_features(given: Any, name: str) -> npt.NDArray[np.floating]:
     if hasattr(given, "detach"):  # a tensor, of bfloat16 too
         given = given.detach().cpu().float().numpy()
     if np.ma.is_masked(given):
-        raise UsageError(f"{name}: features are masked in {np.ma.count_masked(given):,} places", "Fill or remove them.")
+        raise UsageError(
+            f"{name}: features are masked in {int(np.ma.getmaskarray(given).sum()):,} places", "Fill or remove them."
+        )
     x = np.asarray(given)
     if x.ndim != 2 or not x.size or not np.issubdtype(x.dtype, np.number) or np.iscomplexobj(x):
         raise UsageError(f"{name}: features should be an array of numbers (N, D), not {x.dtype} {x.shape}")

@@ -3,7 +3,6 @@
 The constants are counts of bytes and of passes, fitted to measured runs of 1,000 to 40,000 rows (`make bench`).
 """
 
-
 from sslbench.labels import LabelKind
 from sslbench.runtime.cost import Cost
 
