@@ -89,7 +89,8 @@ def evaluate(
         test: test split, in the same forms; by default found in `train` or split off.
         protocols: names, or a single one; each runs on the features of one pass over the images.
         settings: protocol -> settings other than its defaults.
-        name: name of the weights in records and tables: 'epoch 10'; by default the file's, or the module's class.
+        name: name of the weights or features in records and tables: 'epoch 10'; by default the file's, or the module's
+            class.
         out: folder for the records; None: a temporary one, removed when Python ends.
         run: settings of the run, as one object.
         **options: settings by the names of the flags: device, batch_size, seed, resize, layers, limit, ...; the fields
@@ -118,7 +119,11 @@ def evaluate(
     if are_features(train):
         return _evaluate_features(model, train, test, tasks, name, folder, run, options)
     if model is None:
-        raise UsageError("model=None goes with features (N, D) and their labels only", "Give a module or a file.")
+        raise UsageError(
+            "model=None goes with features (N, D) and their labels only",
+            "Give a module or a file; features as an array: (np.asarray(x), labels).",
+        )
+    _refuse_other_models(model)
     run_settings, request_options = _options(options, run, evaluation.Request)
     places = _places(train, test, request_options)
     backbone = _copied(model, request_options) if isinstance(model, nn.Module) else None
@@ -147,7 +152,8 @@ def _evaluate_features(
         raise UsageError("features (N, D) need no model", "Pass None as the model.")
     run_settings, unused = _options(options, run, evaluation.Request)
     if unused:
-        typed = next(key for key in options if key in unused or "preprocessing" in unused)
+        of_run = {field.name for field in dataclasses.fields(evaluation.RunSettings)}
+        typed = next(key for key in options if key not in of_run)
         raise UsageError(f"'{typed}' has no effect on features")
     pair = read_in_memory(
         train,
@@ -362,6 +368,7 @@ def extract_features(
         >>> {split: layers["pixels"].x.shape for split, layers in features.items()}
         {'all': (1797, 192)}
     """
+    _refuse_other_models(model)
     run_settings, request_options = _options(options, run, evaluation.Request)
     places = _places(data, None, request_options)
     backbone = _copied(model, request_options) if isinstance(model, nn.Module) else None
@@ -535,6 +542,18 @@ def make_leaderboard(folder: str | Path, *, metric: str | None = None) -> Board:
         1
     """
     return table(records.read_tree(Path(folder)), metric=metric)
+
+
+def _refuse_other_models(model: object) -> None:
+    """Refuse a model that is neither a module nor a location of weights.
+
+    Raises:
+        UsageError: it is.
+    """
+    if not isinstance(model, str | Path | nn.Module):
+        what = f"the class {model.__name__}" if isinstance(model, type) else f"of the type {type(model).__name__}"
+        remedy = "Make a module of it first: model = Net()." if isinstance(model, type) else "Wrap it in an nn.Module."
+        raise UsageError(f"the model is {what}, neither a module nor a weights file", remedy)
 
 
 def _copied(model: nn.Module, request: Mapping[str, Any]) -> Backbone:

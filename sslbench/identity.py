@@ -41,6 +41,9 @@ record keeps its id and is replaced, and a suite does not take it for finished w
 seeds of one row are averaged; neither is the number of trainings, of which the records are left out beside that of
 their mean.
 
+Features made elsewhere: the fingerprint of their data holds ids, labels, classes and groups, and their digest stands
+for the weights (`features.external.FeaturePair`). Without ids the rows are taken in their order.
+
 Versions of torch and Pillow change roundings, as another device does, and stand in the record. sslbench's own networks
 and its way from a file to features change with `ENCODING`, which every key holds; a protocol has its own `version`. The
 code of a user's module counts as it is in memory, too, so another version of Python computes its features again.

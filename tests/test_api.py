@@ -128,6 +128,9 @@ def test_results_show_themselves(digits, capsys):
     assert set(results[0].to_pandas()["metric"]) == set(results[0].metrics)
     results.show()
     results[0].show()
+    with pytest.raises(KeyError, match=r"no metric 'top_1'; there are: top1, .*Did you mean 'top1'"):
+        results.metrics["top_1"]
+    assert "mAP" in results.metrics and results.metrics.get("r2") is None
     assert results.metrics is results[0].metrics and results[0].images() in str(results)
     assert not hasattr(type(results)([*results, *results]), "metrics"), "of several results no one is meant"
     out = capsys.readouterr().out
@@ -144,6 +147,16 @@ REFUSED = {
     ),
     "a column": ({"label_column": "x"}, "no column 'x'"),
     "no model": ({"model": None}, "model=None"),
+    "a class in place of a module": ({"model": Net}, "the class Net, neither"),
+    "a function": ({"model": lambda images: images}, "of the type function"),
+    "an option of images for features": (
+        {"model": None, "train": (np.eye(4), [0, 1, 0, 1]), "device": "cpu", "crop": 8},
+        "'crop' has no effect on features",
+    ),
+    "masked features": (
+        {"model": None, "train": (np.ma.masked_equal(np.eye(4), 0), [0, 1, 0, 1])},
+        "masked in 12 places",
+    ),
 }
 
 

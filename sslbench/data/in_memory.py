@@ -31,7 +31,7 @@ SUPPORTED = (
     "column of paths; (images, labels), where the images are a list of paths or Pillow images, an array "
     "(N, H, W[, channels]) or a tensor (N, channels, H, W)."
 )
-_MOST_CHANNELS = 32
+_USUAL_CHANNELS = (1, 3, 4)
 _ENCODED = {"bytes", "path"}  # keys of an encoded image of Hugging Face
 _SHUFFLES = (torch.utils.data.SequentialSampler, torch.utils.data.RandomSampler)
 
@@ -129,7 +129,7 @@ def _of_images(data: Any, name: str) -> Source:
 
 
 def _refuse_other_length(name: str, images: int, labels: Any) -> None:
-    if labels is not None and len(labels) != images:
+    if hasattr(labels, "__len__") and len(labels) != images:
         raise DataError(f"{name}: {images:,} images and {len(labels):,} labels")
 
 
@@ -164,7 +164,8 @@ def _images(images: Any, name: str) -> Images:
                 f"{name}: an array {images.shape} is neither images (N, H, W[, channels]) nor features (N, D)",
                 SUPPORTED,
             )
-        _refuse_channels_first(images.shape[1:], name)
+        if images.ndim == 4:
+            _refuse_other_order(images.shape, name, first=False)
         if images.dtype == np.uint8:
             return Arrays(images, name)
     if not (hasattr(images, "__len__") and hasattr(images, "__getitem__")):
@@ -305,7 +306,7 @@ def _pixels(image: Any, place: str) -> bytes | npt.NDArray[np.uint8]:
         raise UsageError(f"{place}: a {type(image).__name__} is no image", "Give Pillow images, arrays or tensors.")
     if image.ndim not in (2, 3):
         raise UsageError(f"{place}: an array {image.shape} is no image (H, W[, channels])")
-    _refuse_channels_first(image.shape, place)
+    _refuse_other_order(image.shape, place, first=False)
     return _of_array(image, place)
 
 
@@ -369,26 +370,35 @@ def _channels_last(images: torch.Tensor, place: str) -> npt.NDArray[Any]:
     array: npt.NDArray[Any] = images.detach().cpu().numpy()
     if array.ndim < 3:
         return array
-    if array.shape[-3] > _MOST_CHANNELS and array.shape[-1] <= 4:
-        raise UsageError(
-            f"{place}: a tensor {tuple(array.shape)} has its channels last; tensors are (..., channels, H, W)",
-            "Pass images.numpy(), or permute its axes.",
-        )
+    _refuse_other_order(array.shape, place, first=True)
     array = np.moveaxis(array, -3, -1)
     return array[..., 0] if array.shape[-1] == 1 else array
 
 
-def _refuse_channels_first(shape: tuple[int, ...], place: str) -> None:
-    """Refuse an array whose channels come first, which would be read as a picture of a few rows.
+def _refuse_other_order(shape: tuple[int, ...], place: str, *, first: bool) -> None:
+    """Refuse images with channels where height or width should be, as far as the numbers of 1, 3 or 4 tell.
+
+    Args:
+        shape: of one image with channels, or of several.
+        place: name of the images.
+        first: the channels should be first, as in tensors; otherwise last.
 
     Raises:
-        UsageError: it has 1, 3 or 4 rows and more columns than any image has channels.
+        UsageError: the axis of the channels has another length than 1 to 4, and the other end 1, 3 or 4.
     """
-    if len(shape) == 3 and shape[0] in (1, 3, 4) and shape[2] > _MOST_CHANNELS:
-        raise UsageError(
-            f"{place}: an array {shape} has its channels first; arrays are (H, W, channels)",
-            "Pass torch.from_numpy(images), or move the axis: np.moveaxis(images, 1, -1).",
-        )
+    if len(shape) not in (3, 4):
+        return
+    at, other = (-3, -1) if first else (-1, -3)
+    if shape[other] not in _USUAL_CHANNELS or shape[at] <= max(_USUAL_CHANNELS) or shape[-2] <= shape[other]:
+        return
+    n = "N, " if len(shape) == 4 else ""
+    orders = f"({n}channels, H, W)", f"({n}H, W, channels)"
+    kinds, expected, found = ("tensors", *orders) if first else ("arrays", *reversed(orders))
+    axes = {(3, True): "2, 0, 1", (4, True): "0, 3, 1, 2", (3, False): "1, 2, 0", (4, False): "0, 2, 3, 1"}
+    moved = f"x.{'permute' if first else 'transpose'}({axes[len(shape), first]})"
+    raise UsageError(
+        f"{place}: {kinds} of images are {expected}, and {shape} looks like {found}", f"Pass {moved} in place of x."
+    )
 
 
 def _of_frame(frame: Any, name: str, columns: Columns) -> dict[str, Source]:

@@ -1,6 +1,6 @@
 """Conversion of the text in folders, tables and manifests to `Labels`."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,13 @@ from sslbench.labels import LABELS
 
 SEPARATORS = (";", "|")
 """Separators of several labels in one cell of a table."""
+
+
+NONE_OF_THE_CLASSES = (
+    "An empty label is a missing one: fill it in or leave the sample out. A sample with none of the classes has only 0 "
+    "in columns of 0 and 1, one per class, or an empty list in Python."
+)
+"""Remedy for empty labels: the rule for samples of several labels that have none."""
 
 
 def no_labels(n: int) -> Labels:
@@ -63,8 +70,9 @@ def labels_of(values: Any, n: int, *, classes: Sequence[str] = (), name: str = "
     """Return labels in memory as those of a data set.
 
     Args:
-        values: N class names or numbers ('cat;dog' has several); N lists of them; an array (N, C) of 0, 1 and -1
-            (ignore), a column per class; floats (N,) or (N, C) that are not all whole, to predict; None: unlabelled.
+        values: N class names or numbers ('cat;dog' has several); N lists of them, an empty one for a sample with none
+            of the classes; an array (N, C) of 0, 1 and -1 (ignore), a column per class; floats (N,) or (N, C) that are
+            not all whole, to predict; None: unlabelled.
         n: number of samples.
         classes: names of the class numbers; by default the numbers themselves. Those without a sample are left out of
             labels with one class per sample.
@@ -80,6 +88,7 @@ def labels_of(values: Any, n: int, *, classes: Sequence[str] = (), name: str = "
     """
     if values is None:
         return no_labels(n)
+    _refuse_other_kinds(values, name)
     if getattr(values, "ndim", 1) > 2:
         raise DataError(f"{name}: labels should be an array (N,) or (N, C), not {tuple(values.shape)}")
     rows = values.tolist() if hasattr(values, "tolist") else [v.tolist() if hasattr(v, "tolist") else v for v in values]
@@ -101,6 +110,19 @@ def labels_of(values: Any, n: int, *, classes: Sequence[str] = (), name: str = "
         return multi_labels(present, ignored)
     used = set(texts)
     return single_labels(texts, [c for c in classes if c in used] if classes else None)
+
+
+def _refuse_other_kinds(values: Any, name: str) -> None:
+    """Refuse labels in a text, a mapping, a set or a single one, whose order or number is not that of the samples.
+
+    Raises:
+        DataError: they are.
+    """
+    if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
+        raise DataError(
+            f"{name}: the labels are of the type {type(values).__name__}",
+            "Give one label per sample, in a list or an array.",
+        )
 
 
 def _of_lists(rows: list[list[Any]], classes: Sequence[str], name: str) -> Labels:
@@ -132,7 +154,10 @@ def _class_name(value: Any, classes: Sequence[str], name: str) -> str:
             raise DataError(f"{name}: there is a label {value}, but {len(classes)} classes")
         return classes[value]
     if not isinstance(value, int | str) or not str(value).strip():
-        raise DataError(f"{name}: a label is {value!r:.40}", "Every sample needs a class: a name or a whole number.")
+        remedy = (
+            NONE_OF_THE_CLASSES if isinstance(value, str) else "Every sample needs a class: a name or a whole number."
+        )
+        raise DataError(f"{name}: a label is {value!r:.40}", remedy)
     return str(value).strip()
 
 

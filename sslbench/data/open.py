@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import yaml
@@ -22,7 +22,6 @@ from sslbench.data.depth.location import holds_values
 from sslbench.data.format import (
     Column,
     LabelMapReader,
-    NoOptions,
     SampleReader,
     SampleRequest,
     SourceFormat,
@@ -408,12 +407,21 @@ def _refuse_columns(spec: str, request: SampleRequest[Any], understood: frozense
 
 def _parsed_options(spec: str, reader: SampleReader[Any], given: dict[str, str]) -> Any:
     """Return the text behind a '?' as the reader's dataclass of options."""
-    tiled = "Large images can be cut into tiles: ?unit=tile&size=224&overlap=32."
-    if given and reader.options is NoOptions:
-        raise UsageError(f"'{spec}' takes no options, but '?{next(iter(given))}=' was given", tiled)
-    of_tiles = given.keys() & {"unit", "size", "overlap"} - {f.name for f in dataclasses.fields(reader.options)}
-    if of_tiles:
-        raise UsageError(f"'{spec}': '{min(of_tiles)}' is an option of tiles, and images stay whole here", tiled)
+    example = "Large images can be cut into tiles: ?unit=tile&size=224&overlap=32."
+    own, of_tiles = ({f.name for f in dataclasses.fields(kind)} for kind in (reader.options, tiles.TileOptions))
+    units = {"tile", *get_args(get_type_hints(reader.options).get("unit"))}
+    for key, text in given.items():
+        if key in own | of_tiles and (key != "unit" or text in units):
+            continue
+        hint = did_you_mean(text, units) if key == "unit" else did_you_mean(key, own | of_tiles)
+        if own:
+            problem = f"unit: '{text}' is not possible" if key == "unit" else f"unknown key '{key}'"
+            raise UsageError(f"the options of {spec}: {problem}", hint)
+        raise UsageError(
+            f"'{spec}' takes no options but those of tiles, and '?{key}={text}' was given", f"{hint} {example}"
+        )
+    if left := given.keys() & of_tiles - own:
+        raise UsageError(f"'{spec}': '{min(left)}' is an option of tiles, and images stay whole here", example)
     plain = re.compile(r"-?[\d.]+(e-?\d+)?|true|false")  # only these words of YAML; 'no' stays text here
     values = {key: yaml.safe_load(text) if plain.fullmatch(text) else text for key, text in given.items()}
     return config.build(reader.options, values, f"the options of {spec}")

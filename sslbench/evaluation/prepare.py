@@ -18,6 +18,7 @@ from sslbench.config import convert
 from sslbench.data.checks import samples
 from sslbench.data.decode.handlers import identified
 from sslbench.data.decode.transforms import output_size
+from sslbench.data.images import Files
 from sslbench.data.labels import no_labels
 from sslbench.data.noise import check_shares, with_label_noise
 from sslbench.data.open import open_data, refuse_label_maps
@@ -43,6 +44,7 @@ from sslbench.evaluation.groups import check_groups
 from sslbench.evaluation.request import Request, RunSettings, Task, sample_kind
 from sslbench.evaluation.trainings import check_seeds
 from sslbench.features.array import Features
+from sslbench.features.external import FeaturePair
 from sslbench.labels import LABELS, LabelKind
 from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import LARGEST_SIDE, Preprocessing
@@ -210,6 +212,24 @@ def prepare(
         data = one_part(data, part)
     sets = tuple(open_sets(task, data, backbone.preprocessing, request.limit, run.seed) for task in request.tasks)
     return Prepared(request, run, loaded, backbone, layers, data, origins, findings, sets, classifier)
+
+
+def check_features(pair: FeaturePair, tasks: Sequence[Task]) -> None:
+    """Check the labels of features made elsewhere as those of images.
+
+    Raises:
+        DataError: a protocol cannot use them.
+    """
+    if not any(needs_labels(task) for task in tasks) or not pair.train.labels.labelled:
+        return  # what needs them is refused by itself
+    parts = [
+        Source(f"{pair.data} ({name})", part.ids, part.labels, Files(part.ids))  # no image is read
+        for name, part in (("train", pair.train), ("test", pair.test))
+    ]
+    findings = samples.check(*parts, labels=not has_own_classes(tasks), copies=False)
+    samples.raise_on_errors(findings)
+    for finding in findings:
+        log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
 
 
 def _check_on_the_fly(request: Request, run: RunSettings) -> None:

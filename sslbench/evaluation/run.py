@@ -29,6 +29,7 @@ from sslbench.evaluation.neighbours import write_sheet
 from sslbench.evaluation.prepare import (
     InMemoryData,
     Prepared,
+    check_features,
     check_label_kind,
     class_counts,
     for_request,
@@ -62,7 +63,7 @@ from sslbench.features.skipped import note_skipped
 from sslbench.features.streamed import streamed
 from sslbench.features.together import TOGETHER_BYTES, extract_together, parameter_bytes
 from sslbench.features.tuples import side_by_side
-from sslbench.identity import groups_digest, record_id
+from sslbench.identity import digest, groups_digest, record_id
 from sslbench.protocols import OnFeatures, any_targets
 from sslbench.results import DataPart, DataUsed, ExcludedImage, Neighbours, Result, WeightsUsed, records
 from sslbench.runtime.progress import Progress, stage_progress
@@ -75,15 +76,14 @@ def describe_embeddings(
 ) -> tuple[Subject, Features, Features]:
     """Return the parts of a record that all protocols share, and the features of both parts."""
     train, test = one_part_of_features(pair.train, pair.test, pair.whole, task)
-    digest = "".join(pair.fingerprints)
     part, how, hashes, split = only_part(task), pair.how, pair.fingerprints, ("train", "test")
     if part is not None and (pair.whole is not None or pair.train is pair.test):
-        how, hashes, split = f"all of {pair.name}", (digest[:32],) * 2, ("all", "all")
+        how, hashes, split = f"all of {pair.data}", (digest(pair.fingerprints, 32),) * 2, ("all", "all")
     elif part is not None:
         how, hashes, split = f"{part} alone", (pair.fingerprints[part == "test"],) * 2, (part, part)
     parts = [
         DataPart(
-            name=f"{pair.name} ({part_name})",
+            name=f"{pair.data} ({part_name})",
             fingerprint=sha,
             n=len(f),
             n_used=len(f),
@@ -91,9 +91,15 @@ def describe_embeddings(
         )
         for part_name, sha, f in zip(split, hashes, (train, test), strict=True)
     ]
-    data = DataUsed(train=parts[0], test=parts[1], how=how, labels=train.labels.kind)
+    data = DataUsed(train=parts[0], test=parts[1], how=how, labels=train.labels.kind, known_by=pair.known_by)
     weights = WeightsUsed(
-        name=name or pair.name, path=None, sha256=digest, format="features", backbone="features", loaded=0, total=0
+        name=name or pair.name,
+        path=None,
+        sha256=pair.features_sha256,
+        format="features",
+        backbone="features",
+        loaded=0,
+        total=0,
     )
     groups = groups_of_features(test)
     subject = Subject(
@@ -339,9 +345,14 @@ def evaluate_features(
     check_groups(pair.test, tuple(pair.test.attributes), pair.name)
     labels = pair.train.labels
     log.info(f"{len(pair.train)} train and {len(pair.test)} test samples, {pair.how}{class_counts(labels)}")
+    if pair.known_by == "rows":
+        log.info(
+            f"{pair.data} has no ids: other features with these labels in this order count as those of the same samples"
+        )
     if labels.kind == "multi" and (labels.values > 0).sum(axis=1).max(initial=0) == 1 and (labels.values >= 0).all():
         log.warning(f"{pair.name}: no sample has several labels; give class numbers or names for accuracies (top1)")
     check_seeds(run, tasks)
+    check_features(pair, tasks)
     for task in tasks:
         check_label_kind(task, pair.train.labels.kind)
         if is_on_images(task) or is_on_sets(task):

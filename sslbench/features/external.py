@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,25 +14,44 @@ import numpy.typing as npt
 from sslbench.data.booleans import FLAGS
 from sslbench.data.containers.names import split_name
 from sslbench.data.groups import group_numbers
-from sslbench.data.labels import among_classes, labels_of, no_labels, single_labels
+from sslbench.data.labels import NONE_OF_THE_CLASSES, among_classes, labels_of, no_labels, single_labels
 from sslbench.data.source import Labels
 from sslbench.data.splits import holdout
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.features.external_files import DESCRIPTIVE, Columns, is_table, read_features, read_label_array, read_table
+from sslbench.features.external_files import (
+    DESCRIPTIVE,
+    LABEL_KEYS,
+    Columns,
+    features_are_columns,
+    is_table,
+    read_features,
+    read_label_array,
+    read_table,
+)
 from sslbench.names import did_you_mean
+from sslbench.results import KnownBy, canonical
+
+log = logging.getLogger("sslbench")
 
 
 @dataclasses.dataclass(frozen=True)
 class FeaturePair:
     """Train and test features with matching classes.
 
+    Features of two networks on the same samples have equal `fingerprints` and another `features_sha256`.
+
     Attributes:
         train: features to fit on.
         test: features to score.
         how: origin of the two parts, in words.
-        fingerprints: hash of the features, ids and labels of train and of test, 32 hex digits each.
-        name: name of the file.
+        fingerprints: identity of the samples of train and of test, 32 hex digits each.
+        features_sha256: digest of all features, 64 hex digits.
+        name: name of the features, that of their file.
+        data: name of the samples, that of the file of labels.
+        known_by: what `fingerprints` hold: 'ids', classes and groups of the samples by their ids; 'rows', the same by
+            their rows, as there are no ids; 'features', as there are no labels either.
         whole: all rows, if the parts are a seeded split of them.
     """
 
@@ -39,7 +59,10 @@ class FeaturePair:
     test: Features
     how: str
     fingerprints: tuple[str, str]
+    features_sha256: str
     name: str
+    data: str
+    known_by: KnownBy
     whole: Features | None = None
 
 
@@ -52,9 +75,7 @@ def read_unlabelled(features: Path) -> FeaturePair:
     Raises:
         UsageError: the file is missing or holds no suitable array.
     """
-    x = read_features(features)
-    whole = Features(x, no_labels(len(x)), tuple(f"{i:09d}" for i in range(len(x))))
-    return FeaturePair(whole, whole, f"all of {features.name}", (_fingerprint(whole),) * 2, features.name)
+    return _unlabelled(read_features(features), features.name, features.name)
 
 
 def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
@@ -73,14 +94,15 @@ def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
     """Read features and labels: one pair of files, which is split, or one pair for each part.
 
     Args:
-        features: .npy (N, D); .npz, .h5 or .pt with one such array or one named 'features'; a table of numbers.
-        labels: an array (N,) of classes, or (N, C) of 0 and 1, in .npy, .npz, .h5 or .pt; or a table (.csv, .tsv,
-            .parquet) with a header and one line per row: the label column ('cat;dog' has several) or columns of 0 and
-            1, and optionally 'id' and 'split' ('train' and 'test', otherwise 'val'). A suffix '?group=COLUMN'
+        features: .npy (N, D); .npz, .h5 or .pt with one such array or one named 'features', 'embeddings' or 'x'; a
+            table of numbers, with or without a header.
+        labels: an array (N,) of classes, or (N, C) of 0 and 1, in .npy, .npz, .h5 or .pt; or a table (.csv, .tsv, .txt,
+            .parquet) with one line per row: the label column ('cat;dog' has several), the only column, or columns of 0
+            and 1, and optionally 'id' and 'split' ('train' and 'test', otherwise 'val'). A suffix '?group=COLUMN'
             names the column of groups (see `Features.groups`); each empty cell is a group of its own.
         test_features: features of the test part, if in a file of its own.
         test_labels: labels of the test part.
-        label_column: name of the label column; None: 'label', 'class' or 'target'.
+        label_column: name of the label column; None: one of `LABEL_KEYS`.
         test_fraction: share of the test part in a seeded split.
         seed: of that split.
         value_columns: columns of regression targets, in place of a label column.
@@ -102,14 +124,15 @@ def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
         >>> pair.train.x.shape, pair.test.labels.classes, pair.how
         ((2, 2), ('cat', 'dog'), 'the split column of the labels')
     """
-    x = read_features(features)
+    columns = [*([label_column] if label_column else []), *value_columns, *attribute_columns]
+    x = _read_features(features, labels, columns)
     table = _read_labels(labels, label_column, value_columns, len(x), features, attribute_columns)
     if (test_features is None) != (test_labels is None):
         raise UsageError("--test-features and --test-labels belong together")
     test = None
     description = ""
     if test_features is not None and test_labels is not None:
-        test_x = read_features(test_features)
+        test_x = _read_features(test_features, test_labels, columns)
         test = (
             test_x,
             _read_labels(test_labels, label_column, value_columns, len(test_x), test_features, attribute_columns),
@@ -117,7 +140,8 @@ def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
         if test_x.shape[1] != x.shape[1]:
             raise DataError(f"{features} has {x.shape[1]} features per row, {test_features} has {test_x.shape[1]}")
         description = f"{features.name} against {test_features.name}"
-    return _paired(features.name, (x, table), test, description, test_fraction, seed, own_classes=own_classes)
+    names = features.name, _without_group(labels)[0].name
+    return _paired(names, (x, table), test, description, test_fraction, seed, own_classes=own_classes)
 
 
 def are_features(data: object) -> bool:
@@ -153,32 +177,46 @@ def read_in_memory(
         >>> len(pair.train), pair.test.labels.classes
         (2, ('0', '1'))
     """
+    names = name, "labels in memory"
     if train[1] is None and test is None:
-        x = _as_features(train[0], name)
-        whole = Features(x, no_labels(len(x)), tuple(f"{i:09d}" for i in range(len(x))))
-        return FeaturePair(whole, whole, f"all of {name}", (_fingerprint(whole),) * 2, name)
+        return _unlabelled(_as_features(train[0], name), name, "features in memory")
     fitted = _in_memory(train, name)
     if test is None:
-        return _paired(name, fitted, None, "", test_fraction, seed, own_classes=own_classes)
+        return _paired(names, fitted, None, "", test_fraction, seed, own_classes=own_classes)
     if not are_features(test):
         raise UsageError(f"{name}: train holds features and test does not", "Pass (features, labels) as both.")
     scored = _in_memory(test, f"{name} (test)")
     if fitted[0].shape[1] != scored[0].shape[1]:
         raise DataError(f"{name}: {fitted[0].shape[1]} features per row in train, {scored[0].shape[1]} in test")
     how = "train against test, as given"
-    return _paired(name, fitted, scored, how, test_fraction, seed, own_classes=own_classes)
+    return _paired(names, fitted, scored, how, test_fraction, seed, own_classes=own_classes)
+
+
+def _unlabelled(x: npt.NDArray[np.floating], name: str, data: str) -> FeaturePair:
+    whole = Features(x, no_labels(len(x)), _row_ids(len(x)))
+    return FeaturePair(
+        whole, whole, f"all of {data}", (_fingerprint(whole),) * 2, _sha256(whole), name, data, "features"
+    )
+
+
+def _row_ids(n: int) -> tuple[str, ...]:
+    """Return the ids of rows that have none."""
+    return tuple(f"{i:09d}" for i in range(n))
 
 
 def _in_memory(given: tuple[Any, Any], name: str) -> tuple[npt.NDArray[np.floating], "_Table"]:
     x = _as_features(given[0], name)
     labels = labels_of(given[1], len(x), name=name)
-    rows = [f"{i:09d}" for i in range(len(x))]
-    return x, _Table(labels, rows, [""] * len(x), {}, None, "")
+    return x, _without_columns(labels)
 
 
 def _as_features(given: Any, name: str) -> npt.NDArray[np.floating]:
     if hasattr(given, "detach"):  # a tensor, of bfloat16 too
         given = given.detach().cpu().float().numpy()
+    if np.ma.is_masked(given):
+        raise UsageError(
+            f"{name}: features are masked in {int(np.ma.getmaskarray(given).sum()):,} places", "Fill or remove them."
+        )
     x = np.asarray(given)
     if x.ndim != 2 or not x.size or not np.issubdtype(x.dtype, np.number) or np.iscomplexobj(x):
         raise UsageError(f"{name}: features should be an array of numbers (N, D), not {x.dtype} {x.shape}")
@@ -186,7 +224,7 @@ def _as_features(given: Any, name: str) -> npt.NDArray[np.floating]:
 
 
 def _paired(
-    name: str,
+    names: tuple[str, str],
     fitted: tuple[npt.NDArray[np.floating], "_Table"],
     scored: tuple[npt.NDArray[np.floating], "_Table"] | None,
     description: str,
@@ -195,7 +233,17 @@ def _paired(
     *,
     own_classes: bool,
 ) -> FeaturePair:
-    """Return two parts with matching classes; without a test part, the train part is split."""
+    """Return two parts with matching classes; without a test part, the train part is split.
+
+    Args:
+        names: of the features and of the samples.
+        fitted: features and labels.
+        scored: the same of a test part.
+        description: origin of the two parts.
+        test_fraction: see `read_train_test`.
+        seed: the same.
+        own_classes: the same.
+    """
     x, table = fitted
     if scored is not None:
         test_x, test_table = scored
@@ -211,19 +259,32 @@ def _paired(
         _refuse_unknown({test.labels.classes[i] for i in np.unique(test.labels.values)}, learned)
     split = scored is None and not _parts(table)
     whole = _features(x, table, np.arange(len(x)), matched[0]) if split else None
-    return FeaturePair(train, test, description, (_fingerprint(train), _fingerprint(test)), name, whole)
+    sha256 = _sha256(train, test) if whole is None else _sha256(whole)
+    fingerprints = _fingerprint(train), _fingerprint(test)
+    return FeaturePair(train, test, description, fingerprints, sha256, *names, table.known_by, whole)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-    """Labels of a file with its other columns."""
+    """Labels of a file with its other columns; without ids, `id` has the numbers of the rows."""
 
     labels: Labels
-    id: list[str]
-    split: list[str]
+    id: Sequence[str]
+    split: Sequence[str]
     attributes: dict[str, list[str]]
     groups: npt.NDArray[np.int64] | None
     grouped_by: str
+    known_by: KnownBy
+
+
+def _without_columns(labels: Labels) -> _Table:
+    return _Table(labels, _row_ids(len(labels)), [""] * len(labels), {}, None, "", "rows")
+
+
+def _read_features(features: Path, labels: Path, columns: Sequence[str]) -> npt.NDArray[np.floating]:
+    """Return features; columns that are read as labels or groups from the same table are no features."""
+    path, grouped_by = _without_group(labels)
+    return read_features(features, (*columns, grouped_by) if features_are_columns(path, features) else ())
 
 
 def _read_labels(
@@ -234,18 +295,26 @@ def _read_labels(
         return _array_of_labels(path, [*([column] if column else []), *numbers, *further, grouped_by], rows, features)
     if numbers and column:
         raise UsageError("--label-col names classes and --value-col numbers: give only one")
-    columns = read_table(path)
+    columns = read_table(path, rows)
     n = len(next(iter(columns.values()), ()))
     if n != rows and columns:
-        raise DataError(f"{path} has {n} lines, {features} has {rows} rows")
-    ids = [str(cell) or f"{i:09d}" for i, cell in enumerate(columns.get("id", [""] * n))]
+        remedy = "If its first line is a label, put a line above it: label." if n == rows - 1 else None
+        raise DataError(f"{path} has {n:,} rows below its header, {features} has {rows:,}", remedy)
+    named = ["" if cell is None else str(cell) for cell in columns.get("id", [""] * n)]
+    ids = [cell or row for cell, row in zip(named, _row_ids(n), strict=True)]
     splits = [str(cell or "") for cell in columns.get("split", [""] * n)]
     if len(set(zip(splits, ids, strict=True))) != len(ids):  # class folders below train/ and test/ share names
         raise DataError(f"{path}: the column 'id' has the same value twice")
     attributes = {name: _column(path, name, columns) for name in further}
     groups = group_numbers(_column(path, grouped_by, columns)) if grouped_by else None
-    labels = _labels(path, columns, column, numbers, leave_out={*further, grouped_by})
-    return _Table(labels, ids, splits, attributes, groups, grouped_by)
+    shared = features_are_columns(path, features)
+    labels = _labels(path, columns, column, numbers, leave_out={*further, grouped_by, *("yY" if shared else "")})
+    if shared and labels.kind == "multi" and set(labels.classes) <= set(columns):
+        raise UsageError(
+            f"{path} holds the features, too, and has no column 'label': its columns of 0 and 1 could be either",
+            "Name the column by --label-col, or give the labels in a file of their own.",
+        )
+    return _Table(labels, ids, splits, attributes, groups, grouped_by, "ids" if all(named) else "rows")
 
 
 def _array_of_labels(path: Path, columns: Sequence[str], rows: int, features: Path) -> _Table:
@@ -254,28 +323,37 @@ def _array_of_labels(path: Path, columns: Sequence[str], rows: int, features: Pa
     array = read_label_array(path)
     if len(array) != rows:
         raise DataError(f"{path} has {len(array)} labels, {features} has {rows} rows")
-    return _Table(labels_of(array, rows, name=str(path)), [f"{i:09d}" for i in range(rows)], [""] * rows, {}, None, "")
+    return _without_columns(labels_of(array, rows, name=str(path)))
 
 
 def _labels(path: Path, columns: Columns, column: str | None, numbers: Sequence[str], leave_out: set[str]) -> Labels:
     """Return the labels in a column, those in columns of 0 and 1, or the numbers to predict."""
     n = len(next(iter(columns.values()), ()))
+    others = [name for name in columns if name not in leave_out and name.lower() not in DESCRIPTIVE]
     if numbers:
         return Labels("value", tuple(numbers), _numbers(path, numbers, columns))
-    found = column or next((name for name in ("label", "class", "target") if name in columns), None)
+    usual = [name for key in LABEL_KEYS for name in columns if name.lower() == key and name not in leave_out]
+    found = column or next(iter(usual), None)
+    if found is None and len(others) == 1 and others[0].isdigit():
+        found = others[0]  # the only column, without a name
     if found is None:
-        flags = {name: cells for name, cells in columns.items() if name not in leave_out.union(DESCRIPTIVE)}
-        flags = {name: [FLAGS.get(str(cell).lower()) for cell in cells] for name, cells in flags.items()}
+        flags = {name: [FLAGS.get(str(cell).lower()) for cell in columns[name]] for name in others}
         if present := {name: cells for name, cells in flags.items() if None not in cells}:
+            left = [name for name in others if name not in present]
+            log.info(
+                f"{path}: {counted(len(present), 'column')} of 0 and 1 as labels, {some(list(present))}"
+                + (f"; not taken: {some(left)}" if left else "")
+            )
             return Labels("multi", tuple(present), np.array(list(present.values()), dtype=np.int8).T)
     if found is None or found not in columns:
         wanted = column or "label"
         raise UsageError(
-            f"{path} has no column '{wanted}'; its columns: {', '.join(columns)}", did_you_mean(wanted, columns)
+            f"{path} has no column '{wanted}'; its columns: {some(list(columns), 12)}",
+            f"{did_you_mean(wanted, columns)} --label-col names the column of the labels.".strip(),
         )
     empty = [i for i, label in enumerate(columns[found]) if label is None or label == ""]
     if empty:
-        raise DataError(f"{path}: {len(empty)} rows have no label, first line {empty[0] + 2}")
+        raise DataError(f"{path}: {len(empty)} rows have no label, first line {empty[0] + 2}", NONE_OF_THE_CLASSES)
     return labels_of(list(columns[found]), n, name=str(path))
 
 
@@ -389,11 +467,18 @@ def _split(table: _Table, fraction: float, seed: int) -> tuple[npt.NDArray[np.in
         description = "the split column of the labels" + (" (val is scored)" if scored == "val" else "")
         description = "; not used: ".join([description, *([", ".join(unused)] if unused else [])])
         return parts["train"], parts[scored], description
-    fit, held_out = holdout(table.labels, fraction, seed, groups=table.groups)
+    order = np.argsort(np.array(table.id), kind="stable")  # embeddings of the same samples in another order: same parts
+    groups = None if table.groups is None else table.groups[order]
+    fit, held_out = (order[part] for part in holdout(table.labels.select(order), fraction, seed, groups=groups))
     if table.groups is not None and not (len(fit) and len(held_out)):
         raise DataError(
             f"the {len(table.labels)} rows cannot be split without separating a {table.grouped_by}",
             "Every class of test needs two groups; or add a column 'split' with train and test.",
+        )
+    if not (len(fit) and len(held_out)):
+        raise DataError(
+            f"{len(table.labels):,} rows are too few of each class to split into train and test",
+            "A class needs two rows to be on both sides; or add a column 'split', or give the test part of its own.",
         )
     kind, share = "stratified" if table.labels.kind != "value" else "random", len(held_out) / max(1, len(table.labels))
     share = fraction if table.groups is None else share
@@ -410,9 +495,20 @@ def _features(x: npt.NDArray[np.floating], table: _Table, rows: npt.NDArray[np.i
 
 
 def _fingerprint(features: Features) -> str:
-    digest = hashlib.sha256("\n".join((*features.ids, *features.labels.classes)).encode())
-    digest.update(np.ascontiguousarray(features.x).tobytes())
-    digest.update(features.labels.values.tobytes())
+    """Return the identity of the samples, see `FeaturePair`."""
+    labels = features.labels
+    digest = hashlib.sha256(canonical(["samples of features", features.ids, labels.kind, labels.classes]).encode())
+    digest.update(labels.values.tobytes())
     if features.groups is not None:
         digest.update(np.unique(features.groups, return_inverse=True)[1].tobytes())
+    if labels.kind == "none":
+        digest.update(_sha256(features).encode())
     return digest.hexdigest()[:32]
+
+
+def _sha256(*parts: Features) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(f"{part.x.dtype} {part.x.shape}".encode())
+        digest.update(np.ascontiguousarray(part.x).data)
+    return digest.hexdigest()

@@ -1,18 +1,22 @@
-"""Files of embeddings and of their labels: NumPy (.npy, .npz), tables (.csv, .tsv, .parquet), HDF5, torch.save."""
+"""Files of embeddings and of their labels: NumPy (.npy, .npz), .csv, .tsv, .txt, .parquet, HDF5, torch.save."""
 
 import csv
+import itertools
 import logging
 import pickle
+import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.containers.hdf5 import open_hdf5
 from sslbench.data.missing import refuse_missing_file
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import UNREADABLE_HEADER
 
@@ -22,34 +26,45 @@ Columns = Mapping[str, Sequence[Any]]
 """Name of a column -> a cell per row; empty cells are ''."""
 
 DESCRIPTIVE = (
-    *("row", "id", "path", "label", "class", "target", "split", "digest", "width", "height"),
-    *("", "Unnamed: 0", "index", "image_id", "image", "filename", "file"),
+    *("row", "id", "path", "label", "class", "target", "labels", "targets", "classes"),
+    *("split", "digest", "width", "height"),
+    *("", "unnamed: 0", "index", "image_id", "image", "filename", "file"),
 )
-"""Columns of a table of features that are none: those of `sslbench extract -o`, pandas' index, and names of images."""
-_TABLES = (".csv", ".tsv", ".parquet")
+"""Columns of a table that are no features, in lower case: those of `extract -o`, pandas' index, and names of images."""
+_TEXTS = (".csv", ".tsv", ".txt")
+_TABLES = (*_TEXTS, ".parquet")
 _HDF5 = (".h5", ".hdf5")
 _TORCH = (".pt", ".pth")
-_LABEL_KEYS = ("labels", "label", "y", "targets", "target", "classes")
+_FEATURE_KEYS = ("features", "embeddings", "x")
+LABEL_KEYS = ("label", "class", "target", "labels", "targets", "classes", "y")
+"""Names of the column or array of labels, in lower case."""
+_RENAME = "Call the arrays 'features' and 'labels'; write train and test into files of their own (--test-features)."
 _MOST_COMPRESSED = 1000  # an HDF5 array that claims to be larger than this times its file is not read
 
 
-def read_features(path: Path) -> npt.NDArray[np.floating]:
+def read_features(path: Path, leave_out: Sequence[str] = ()) -> npt.NDArray[np.floating]:
     """Return the features in a file, (N, D): float16 or float32; a .npy is memory-mapped.
 
     Args:
-        path: .npy; .npz, .h5 or .pt with one array (N, D) or one named 'features'; a .parquet with a column 'features'
-            of lists, or a table with a column of numbers per feature.
+        path: .npy; .npz, .h5 or .pt with one array (N, D) or one named 'features', 'embeddings' or 'x'; a .parquet with
+            a column 'features' of lists, or a table with a column of numbers per feature, with or without a header.
+        leave_out: columns of a table that are no features, beside those of `DESCRIPTIVE`.
 
     Raises:
         UsageError: the file is missing or holds no suitable array.
     """
-    refuse_missing_file(path)
+    _check_file(path)
     if path.suffix.lower() in _TABLES:
-        content = _features_of_table(path)
+        content = _features_of_table(path, leave_out)
     else:
-        content = _only_array(path, ("features",), "features")
+        content = _only_array(path, _FEATURE_KEYS, LABEL_KEYS, "features")
     if content.ndim != 2 or not np.issubdtype(content.dtype, np.floating):
-        raise UsageError(f"{path}: should be a float array (N, D), not {content.dtype} {content.shape}")
+        raise UsageError(
+            f"{path}: features should be a float array (N, D), not {content.dtype} {content.shape}",
+            "Whole numbers are features if you convert them: x.astype('float32')."
+            if content.ndim == 2
+            else "One row per sample: x.reshape(n, -1).",
+        )
     if not content.size:
         raise UsageError(f"{path}: the array of {content.shape[0]} x {content.shape[1]} is empty")
     features: npt.NDArray[np.floating] = content
@@ -58,51 +73,105 @@ def read_features(path: Path) -> npt.NDArray[np.floating]:
 
 def is_table(path: Path) -> bool:
     """Return whether labels are in columns beside others, rather than in an array alone."""
-    if path.suffix.lower() not in (".npz", *_HDF5):
-        return path.suffix.lower() not in (".npy", *_TORCH)
+    if path.suffix.lower() not in (".npz", *_HDF5, *_TORCH):
+        return path.suffix.lower() != ".npy"
     return path.is_file() and not {"id", "split"}.isdisjoint(_opened(path))
+
+
+def features_are_columns(labels: Path, features: Path) -> bool:
+    """Return whether a table holds labels and features side by side, a column per feature."""
+    if labels.suffix.lower() not in _TABLES or not (labels.is_file() and features.is_file()):
+        return False
+    return labels.samefile(features) and (labels.suffix.lower() in _TEXTS or _lists_of_parquet(labels) is None)
 
 
 def read_label_array(path: Path) -> npt.NDArray[Any]:
     """Return the array of labels in a file, (N,) or (N, C).
 
     Args:
-        path: .npy; .npz, .h5 or .pt with one array, or one named 'labels' or 'y'.
+        path: .npy; .npz, .h5 or .pt with one array, or one named as in `LABEL_KEYS`.
 
     Raises:
         UsageError: the file is missing or holds no suitable array.
     """
-    refuse_missing_file(path)
-    labels = _only_array(path, _LABEL_KEYS, "labels")
+    _check_file(path)
+    labels = _only_array(path, LABEL_KEYS, _FEATURE_KEYS, "labels")
     if labels.ndim not in (1, 2):
         raise UsageError(f"{path}: labels should be an array (N,) or (N, C), not {labels.shape}")
     return labels
 
 
-def read_table(path: Path) -> Columns:
-    """Return the columns of a .csv, .tsv or .parquet with a header, or the arrays (N,) of an .npz or .h5.
+def read_table(path: Path, rows: int) -> Columns:
+    """Return the columns of a table with or without a header, or the arrays of an .npz, .h5 or .pt.
 
-    The column of features is left out.
+    Columns of a table without a header are named '0', '1', ... The column of features is left out.
+
+    Args:
+        path: .csv, .tsv, .txt, .parquet, .npz, .h5 or .pt.
+        rows: number of rows of the features, by which a table of text has a header or none.
 
     Raises:
         UsageError: there is no such file.
         DataError: it cannot be read.
     """
-    refuse_missing_file(path)
+    _check_file(path)
     if path.suffix.lower() == ".parquet":
         return _read_parquet(path)
-    if path.suffix.lower() in (".npz", *_HDF5):
-        arrays = {name: array for name, array in _opened(path).items() if array.ndim == 1}
+    if path.suffix.lower() in (".npz", *_HDF5, *_TORCH):
+        arrays = {
+            name: array
+            for name, array in _opened(path).items()
+            if array.ndim == 1 or (array.ndim == 2 and name.lower() in LABEL_KEYS)
+        }
         return {name: [_plain(cell) for cell in array.tolist()] for name, array in arrays.items()}
+    lines = list(_lines(path))
+    if not lines:
+        raise DataError(f"{path} is empty", "Its first line should be a header, such as: label")
+    (_, first), others = lines[0], lines[1:]
+    alone = len(first) == 1 and any(cells == first for _, cells in others)  # a class, which other rows have, too
+    bare = len(lines) == rows and (_numbers(first) or alone)
+    names, others = (list(map(str, range(len(first)))), lines) if bare else (first, others)
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"{path}: the header has the column '{twice[0]}' twice")
+    for number, cells in others:
+        if len(cells) != len(names):
+            raise DataError(f"{path}, line {number}: {counted(len(cells), 'cell')}, but line 1 has {len(names)}")
+    columns = list(zip(*(cells for _, cells in others), strict=True)) or [()] * len(names)
+    return dict(zip(names, columns, strict=True))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield number and cells of each line of a table of text that is not blank."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
-            reader = csv.DictReader(handle, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", restval="")
-            lines = list(reader)
-            return {name: [line[name] or "" for line in lines] for name in reader.fieldnames or ()}
+            separator = _separator(path, handle.readline())
+            handle.seek(0)
+            lines = map(str.split, handle) if separator.isspace() and separator != "\t" else _cells(handle, separator)
+            yield from ((number, cells) for number, cells in enumerate(lines, 1) if cells)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} is not a table in UTF-8: {error}", "Save it as CSV in UTF-8.") from error
+
+
+def _cells(handle: TextIO, separator: str) -> Iterator[list[str]]:
+    return csv.reader(handle, delimiter=separator)
+
+
+def _separator(path: Path, first: str) -> str:
+    """Return the separator of cells: comma or tab, or spaces between numbers (`np.savetxt`)."""
+    usual = {".csv": ",", ".tsv": "\t"}.get(path.suffix.lower(), "," if "," in first else "\t")
+    cells = first.split()
+    return " " if usual not in first and len(cells) > 1 and _numbers(cells) else usual
+
+
+def _numbers(cells: Sequence[str]) -> bool:
+    """Return whether all cells are numbers."""
+    try:
+        list(map(float, cells))
+    except ValueError:
+        return False
+    return True
 
 
 def _read_parquet(path: Path) -> Columns:
@@ -118,6 +187,13 @@ def _read_parquet(path: Path) -> Columns:
         return {name: content.column(name).to_pylist() for name in names}
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"cannot read {path} as Parquet: {error}") from error
+
+
+def _check_file(path: Path) -> None:
+    if path.suffix.lower() not in (*_TABLES, *_HDF5, *_TORCH, ".npy", ".npz"):
+        held = "is a folder" if path.is_dir() else "has no suffix of features or labels"
+        raise UsageError(f"{path} {held}", "Supported: .npy, .npz, .csv, .tsv, .txt, .parquet, .h5, .pt.")
+    refuse_missing_file(path)
 
 
 def _lists_of_parquet(path: Path) -> npt.NDArray[np.floating] | None:
@@ -139,30 +215,65 @@ def _lists_of_parquet(path: Path) -> npt.NDArray[np.floating] | None:
     return rows.reshape(len(column), -1)
 
 
-def _features_of_table(path: Path) -> npt.NDArray[np.floating]:
+def _features_of_table(path: Path, leave_out: Sequence[str]) -> npt.NDArray[np.floating]:
     """Return the column 'features' of lists, or all columns of numbers but the descriptive ones."""
-    columns = read_table(path)
-    if path.suffix.lower() == ".parquet" and (lists := _lists_of_parquet(path)) is not None:
-        return lists
-    names = [name for name in columns if name not in DESCRIPTIVE]
+    if path.suffix.lower() == ".parquet":
+        columns = _read_parquet(path)
+        if (lists := _lists_of_parquet(path)) is not None:
+            return lists
+        frame = {name: np.asarray(cells) for name, cells in columns.items()}
+    else:
+        frame = _read_numbers(path)
+    names = [name for name in frame if name.lower() not in DESCRIPTIVE and name not in leave_out]
     if not names:
-        raise UsageError(f"{path} has no features: its columns are {', '.join(columns)}")
-    left = [name or "without a name" for name in columns if name in DESCRIPTIVE]
+        raise UsageError(f"{path} has no features: its columns are {some(list(frame), 12)}")
+    left = [name or "without a name" for name in frame if name not in names]
     span = f"'{names[0]}' to '{names[-1]}'" if len(names) > 1 else f"'{names[0]}'"
     others = f"; not taken: {', '.join(left)}" if left else ""
     _log.info(f"{path}: {len(names):,} features, the columns {span}{others}")
-    return np.stack([_as_numbers(path, name, columns[name]) for name in names], axis=1)
+    for name in names:
+        if not np.issubdtype(frame[name].dtype, np.number):
+            raise UsageError(
+                f"{path}: the column '{name}' does not hold numbers",
+                f"Columns that are no features: {', '.join(filter(None, DESCRIPTIVE))}.",
+            )
+        if (holes := np.flatnonzero(np.isnan(frame[name]))).size:
+            rows = f"{counted(len(holes), 'row')}, the first is row {holes[0] + 1}"
+            raise DataError(f"{path}: the column '{name}' has no number in {rows}")
+    return np.stack([frame[name].astype(np.float32) for name in names], axis=1)
 
 
-def _as_numbers(path: Path, name: str, cells: Sequence[Any]) -> npt.NDArray[np.floating]:
+def _read_numbers(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns of a table of text; without a header, they are named '0', '1', ..."""
+    import pandas as pd
+
+    lines = list(itertools.islice(_lines(path), 2))
+    if not lines or (len(lines) == 1 and not _numbers(lines[0][1])):
+        raise UsageError(f"{path} has no rows" + (" below its header" if lines else ""))
+    first, second = lines[0][1], lines[-1][1]
+    if len(first) != len(second):
+        raise DataError(f"{path}, line {lines[-1][0]}: {counted(len(second), 'cell')}, but line 1 has {len(first)}")
+    if len(first) == 1 and ";" in first[0]:
+        raise DataError(f"{path}: its cells are separated by ';'", "Separate them by commas.")
+    # pandas writes columns without names as 0, 1, ...
+    bare = _numbers(first) and first != [str(i) for i in range(len(first))]
+    with path.open(encoding="utf-8-sig") as handle:
+        separator = _separator(path, handle.readline())
     try:
-        numbers: npt.NDArray[np.floating] = np.array(cells, dtype=np.float32)
-    except (TypeError, ValueError):
-        raise UsageError(
-            f"{path}: the column '{name}' does not hold numbers",
-            f"Columns that are no features: {', '.join(filter(None, DESCRIPTIVE))}.",
-        ) from None
-    return numbers
+        frame = pd.read_csv(
+            path,
+            sep=r"\s+" if separator == " " else separator,
+            header=None if bare else 0,
+            index_col=False,
+            encoding="utf-8-sig",
+        )
+    except (ValueError, OSError) as error:
+        reason = str(error).removeprefix("Error tokenizing data. C error: ").strip()
+        raise DataError(f"{path} is no table: {reason}") from error
+    frame.columns = [str(i) for i in range(len(first))] if bare else pd.Index(first)
+    if bare:
+        _log.info(f"{path} has no header: its first line is a row of features")
+    return {name: frame[name].to_numpy() for name in frame.columns}
 
 
 def _plain(cell: Any) -> Any:
@@ -180,20 +291,36 @@ def _opened(path: Path) -> Any:
         content = _torch_arrays(path) if suffix in _TORCH else _hdf5_arrays(path) if suffix in _HDF5 else _numpy(path)
         return content if isinstance(content, np.ndarray) else {key: content[key] for key in content}
     except (OSError, zipfile.BadZipFile, *UNREADABLE_HEADER) as error:
+        if "pickle" in str(error) or "Python objects" in str(error):
+            remedy = "Save numbers or text: np.save(path, np.array(labels, dtype=str))."
+            raise UsageError(f"{path} holds other objects than numbers and text, or is no array", remedy) from error
         raise UsageError(f"{path} cannot be read as a NumPy array: {error}") from error
 
 
-def _only_array(path: Path, known: Sequence[str], what: str) -> npt.NDArray[Any]:
-    """Return the array of a file; of several, the one with a known name."""
+def _only_array(path: Path, known: Sequence[str], others: Sequence[str], what: str) -> npt.NDArray[Any]:
+    """Return the array of a file; of several, the one with a known name.
+
+    Args:
+        path: of the file.
+        known: names that the array may have, in lower case.
+        others: names that it cannot have.
+        what: it is, for the message.
+
+    Raises:
+        UsageError: the file holds none, or several that could be it.
+    """
     content = _opened(path)
     if isinstance(content, np.ndarray):
         return content
-    keys = list(content)
-    key = next((name for name in known if name in keys), keys[0] if len(keys) == 1 else None)
-    if key is None:
-        held = ", ".join(keys) or "no array"
-        raise UsageError(f"{path} holds several arrays ({held}) and none is called '{what}'")
-    array: npt.NDArray[Any] = content[key]
+    named = [name for name in content if name.lower() in known]
+    named = [what] if what in named else named
+    if not named and len(content) == 1:
+        named = [name for name in content if name.lower() not in others]
+    if len(named) != 1:
+        held = ", ".join(f"{name or 'without a name'} {array.shape}" for name, array in content.items()) or "no array"
+        text = f"could be the {what}: {', '.join(named)}" if named else f"has none that is called '{what}'"
+        raise UsageError(f"{path} {text}; it holds {held}", _RENAME)
+    array: npt.NDArray[Any] = content[named[0]]
     return array
 
 
@@ -212,18 +339,28 @@ def _hdf5_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
         return {key: array[()] for key, array in found.items()}
 
 
-def _torch_arrays(path: Path) -> Any:
-    """Return the tensor in a file of torch.save, or the dictionary of tensors; nothing else is unpickled."""
+def _torch_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Return the tensors and lists in a file of torch.save; nothing else is unpickled."""
     import torch
 
+    remedy = "Save tensors: torch.save({'features': torch.as_tensor(x), 'labels': torch.as_tensor(y)}, path)."
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError) as error:
+    except pickle.UnpicklingError as error:
+        culprit = re.search(r"GLOBAL ([\w.]+)", str(error))
+        held = "" if culprit is None else ": an array of NumPy" if "numpy" in culprit[1] else f": {culprit[1]}"
+        raise UsageError(f"{path} holds other objects than tensors, which are not unpickled{held}", remedy) from error
+    except (RuntimeError, EOFError, ValueError, KeyError, AttributeError) as error:
         reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
-        raise UsageError(
-            f"{path} is no file of tensors by torch.save: {reason}", "Save a tensor, or a dict."
-        ) from error
+        raise UsageError(f"{path} is no file of tensors by torch.save: {reason}", remedy) from error
     tensors = {"": content} if isinstance(content, torch.Tensor) else content
     if not isinstance(tensors, dict):
-        raise UsageError(f"{path} holds a {type(content).__name__}", "Save a tensor, or a dict of tensors.")
-    return {str(key): value.numpy() for key, value in tensors.items() if isinstance(value, torch.Tensor)}
+        raise UsageError(f"{path} holds a {type(content).__name__}", remedy)
+    found = {}
+    for key, value in tensors.items():
+        if isinstance(value, torch.Tensor):
+            value = value.detach().to_dense()
+            found[str(key)] = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+        elif isinstance(value, list) and value and all(isinstance(cell, str | int | float) for cell in value):
+            found[str(key)] = np.array(value)
+    return found

@@ -16,7 +16,11 @@ from sslbench.labels import LabelKind
 from sslbench.metrics import catalog
 from sslbench.metrics.intervals import Interval
 from sslbench.metrics.sample_means import SampleMeans
+from sslbench.names import did_you_mean
 from sslbench.results import tables
+
+KnownBy = Literal["ids", "rows", "features"]
+"""Identity of samples of features made elsewhere, see `DataUsed`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +142,9 @@ class DataUsed:
         further: other sets of images that decide the metrics: changed versions of test, further test sets.
         label_noise: share of the train labels that were replaced by wrong ones (--noise).
         split_seed: seed of the split, where it is another than that of the training (`Training`).
+        known_by: identity of the samples; None: content and labels of the images. Of features made elsewhere: 'ids' and
+            labels, or labels of the 'rows' in their order, which do not tell other images with the same labels apart,
+            or the 'features', where there are no labels.
     """
 
     train: DataPart
@@ -148,6 +155,7 @@ class DataUsed:
     further: tuple[DataPart, ...] = ()
     label_noise: float = 0.0
     split_seed: int | None = None
+    known_by: KnownBy | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,6 +166,20 @@ class MetricValue:
     low: float | None = None
     high: float | None = None
     n: int | None = None
+
+
+class Metrics(dict[str, MetricValue]):
+    """Metrics of a record by name; a name that it lacks is answered with those that it has.
+
+    >>> Metrics({"mAP": MetricValue(value=50.0)})["map"]
+    Traceback (most recent call last):
+    KeyError: "no metric 'map'; there are: mAP"
+    """
+
+    def __missing__(self, name: str) -> MetricValue:
+        near = did_you_mean(name, self)
+        hint = f" {near}" if near.startswith("Did you mean") else ""
+        raise KeyError(f"no metric '{name}'; there are: {', '.join(self) or 'none'}{hint and '.'}{hint}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -510,6 +532,10 @@ class Result:
     weights_file: str | None = None
     objects_file: str | None = None
     file: Path | None = dataclasses.field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        """Let metrics name themselves where one is asked for that is not there."""
+        object.__setattr__(self, "metrics", Metrics(self.metrics))
 
     def row(self) -> dict[str, Any]:
         """Return one row of a table: weights, protocol and data, the leading metric with its interval, all metrics."""

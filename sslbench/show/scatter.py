@@ -156,7 +156,7 @@ def points_of_features(pair: FeaturePair, most: int, seed: int) -> Points:
     rows = np.sort(np.random.default_rng(seed).permutation(len(features))[:most])
     part = features.select(rows)
     name = pair.name if len(part) == len(features) else f"{pair.name}, {len(part)} of {len(features)}"
-    facts = {"fingerprint of features and labels": pair.fingerprints}
+    facts = {"digest of the features": pair.features_sha256, "fingerprint of ids and labels": pair.fingerprints}
     return Points(name, {"features": part.x}, part.ids, part.labels, None, facts)
 
 

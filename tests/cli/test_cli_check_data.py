@@ -63,6 +63,7 @@ def test_a_sample_is_decoded_unless_all_are_asked_for(check, photos):
         code, out = check(photos, *words)
         assert code == 1
         assert f"error: {broken}: truncated PNG" in out or f"error: {broken}: " in out
+        assert "decoded: 35 of 36 images, 1 cannot be used\n" in out
 
 
 def test_images_of_both_parts_and_their_first_pairs(check, photos):

@@ -97,7 +97,9 @@ def test_too_many_tiles_are_refused_before_they_are_listed(tmp_path):
         ("unit=tile&size=32&overlap=32", "overlap smaller than size"),
         ("unit=tile&size=big", "size"),
         ("unit=tiles", "unit=tile&size=224"),
-        ("unit=tile&sise=32", "sise"),
+        ("unit=tiel", "Did you mean 'tile'"),
+        ("unit=tile&siz=32", "Did you mean 'size'"),
+        ("overlap=32", "images stay whole"),
     ],
 )
 def test_wrong_options_are_refused(photos, options, message):
@@ -110,3 +112,6 @@ def test_options_of_tiles_without_tiles_are_refused_where_other_options_exist(tm
     with pytest.raises(UsageError, match="'size' is an option of tiles") as error:
         open_data(f"{tmp_path}/list.csv?size=32")
     assert "?unit=tile&size=224" in str(error.value)
+    for options, hint in (("unit=tile&siz=32", "size"), ("grop=a", "group"), ("unit=tiel", "tile")):
+        with pytest.raises(UsageError, match=f"Did you mean '{hint}'"):
+            open_data(f"{tmp_path}/list.csv?{options}")

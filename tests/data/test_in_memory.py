@@ -200,8 +200,6 @@ def test_several_labels_numbers_and_missing_labels(images):
 
 REFUSED = {
     "normalised tensors": (lambda images: [to_tensor(i) * 4 - 2 for i in images], DataError, "Normalize"),
-    "channels first": (lambda _: np.zeros((2, 3, 64, 64), np.uint8), UsageError, "channels first"),
-    "channels last": (lambda _: torch.zeros(2, 64, 64, 3), UsageError, "channels last"),
     "a number": (lambda _: 7, UsageError, "these are no images"),
     "other lengths": (lambda images: (images, LABELS[1:]), DataError, "6 images and 5 labels"),
     "empty": (lambda _: [], DataError, "no images"),
@@ -209,8 +207,53 @@ REFUSED = {
     "no label": (lambda images: [(images[0], 1), (images[1], None)], DataError, "no label"),
     "half a class": (lambda images: (images, [0, 1, 2, 0, 1, None]), DataError, "label is None"),
     "a matrix of numbers": (lambda images: (images, np.arange(12).reshape(6, 2)), DataError, "0, 1 and -1"),
+    "a missing number": (
+        lambda images: (images, pd.Series([0, 1, None] * 2, dtype="Int64")),
+        DataError,
+        "label is <NA>",
+    ),
+    "one label": (lambda images: (images, 3), DataError, "type int"),
+    "a text": (lambda images: (images, "abcdef"), DataError, "type str"),
+    "a mapping": (lambda images: (images, dict(enumerate("ababab"))), DataError, "type dict"),
+    "an empty label": (lambda images: (images, ["a;b", "", "a", "b", "a", "b"]), DataError, "label is ''"),
     "infinite": (lambda images: (images, [0.5, 1.5, 2, float("nan"), 1, 1]), DataError, "label"),
 }
+
+
+OTHER_ORDERS = {
+    "x.transpose(0, 2, 3, 1)": np.zeros((2, 3, 16, 16), np.uint8),
+    "x.permute(0, 3, 1, 2)": torch.zeros(2, 28, 28, 1),
+    "x.transpose(1, 2, 0)": [np.zeros((4, 16, 16), np.uint8)],
+    "x.permute(2, 0, 1)": [torch.zeros(16, 16, 3)],
+}
+
+
+@pytest.mark.parametrize("remedy", OTHER_ORDERS)
+def test_channels_at_the_other_end_are_named_with_the_call_that_moves_them(remedy):
+    given = OTHER_ORDERS[remedy]
+    with pytest.raises(UsageError, match="looks like") as refused:
+        sources_of(given, "mine")
+    assert remedy in refused.value.remedy
+    one = given[0] if isinstance(given, list) else given
+    moved = eval(remedy, {"x": one})  # noqa: S307  the call in the message
+    source = sources_of([moved] if isinstance(given, list) else moved, "mine")["all"]
+    assert source.images.read(0).shape[:2] in ((16, 16), (28, 28))
+
+
+def test_samples_with_none_of_the_classes_are_lists_or_flags_without_any(images):
+    """Empty lists and rows of 0 are samples; an empty label is a missing one in every kind of data."""
+    lists = [["a"], [], ["a", "b"], [], ["b"], ["a"]]
+    flags = np.array([[1, 0], [0, 0], [1, 1], [0, 0], [0, 1], [1, 0]])
+    for labels in (lists, flags, flags.astype(bool), iter(lists)):
+        np.testing.assert_array_equal(sources_of((images, labels), "m")["all"].labels.values, flags)
+    with pytest.raises(DataError, match="label is ''") as refused:
+        sources_of((images, [";".join(names) for names in lists]), "m")
+    assert "only 0" in refused.value.remedy
+
+
+def test_numbers_of_channels_that_tell_no_order_are_taken():
+    for shape in ((2, 16, 16, 13), (2, 4, 4, 13), (2, 13, 16, 16), (3, 16, 16), (2, 3, 3, 3)):
+        assert len(sources_of(np.zeros(shape, np.uint8), "mine")["all"]) == shape[0]
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -113,7 +113,7 @@ def pair(rows=600, width=32):
     x = rng.normal(size=(rows, width)).astype(np.float32)
     labels = Labels("single", tuple("abcd"), y.astype(np.int64))
     parts = [Features(x + i, labels, tuple(f"{i}{row:05d}" for row in range(rows))) for i in range(2)]
-    return FeaturePair(*parts, "two files", ("0" * 32, "1" * 32), "x.npy")
+    return FeaturePair(*parts, "two files", ("0" * 32, "1" * 32), "2" * 64, "x.npy", "y.npy", "rows")
 
 
 @pytest.fixture

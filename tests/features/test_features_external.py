@@ -5,10 +5,11 @@ import csv
 import numpy as np
 import pytest
 
+import sslbench
 from sslbench.data.open import open_data
 from sslbench.data.splits import match_classes
-from sslbench.errors import DataError
-from sslbench.features.external import read_train_test
+from sslbench.errors import DataError, ResultError
+from sslbench.features.external import read_in_memory, read_train_test
 
 
 def pair(folder, train, test=None, column=None):
@@ -103,3 +104,69 @@ def test_parts_may_share_ids_and_columns_that_name_rows_are_no_features(tmp_path
     assert found.train.x.tolist() == [[0.5, 0.0], [2.5, 0.0], [1.5, 1.0], [3.5, 1.0]]
     assert found.test.x[:, 0].tolist() == [4.5, 6.5, 5.5, 7.5]
     assert "2 features, the columns 'a' to 'b'; not taken: without a name, image_id, id, label, split" in caplog.text
+
+
+UNUSABLE = {
+    "one class": (np.zeros(60, int), "one class only"),
+    "no sample of any class": (np.zeros((60, 2), int), "no image of any class"),
+    "a class per row": (np.arange(60), "too few of each class"),
+    "one value": (np.full(60, 0.5), "same value"),
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_labels_of_features_are_checked_like_those_of_images(case, tmp_path):
+    labels, words = UNUSABLE[case]
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    protocol = {"protocols": "linear", "settings": {}} if labels.dtype == float else {}
+    with pytest.raises(DataError, match=words):
+        sslbench.evaluate(None, (x, labels), out=tmp_path, **{**QUICK, **protocol})
+
+
+QUICK = {"protocols": "knn", "settings": {"knn": {"k": 3}}, "device": "cpu", "floors": False, "overlaps": False}
+
+
+class TestIdentity:
+    """Embeddings of several networks are those of the same samples by their ids and labels, not by the features."""
+
+    @pytest.fixture
+    def two(self):
+        rng = np.random.default_rng(0)
+        y = np.arange(300) % 3
+        return [(np.eye(3)[y] * 4 + rng.normal(0, noise, (300, 3))).astype(np.float32) for noise in (0.5, 3.0)], y
+
+    def test_two_embeddings_are_compared_and_share_a_column(self, two, tmp_path):
+        (good, poor), y = two
+        a, b = (
+            sslbench.evaluate(None, (x, y), name=name, out=tmp_path, **QUICK)[0]
+            for x, name in ((good, "good"), (poor, "poor"))
+        )
+        assert sslbench.compare(a, b).verdict == "A better"
+        board = sslbench.make_leaderboard(tmp_path)
+        assert len(board.columns) == 1 and [row.weights for row in board.rows] == ["good", "poor"]
+        assert a.weights.sha256 != b.weights.sha256 and a.id != b.id
+        assert a.data.test.name == b.data.test.name == "labels in memory (test)" and a.data.known_by == "rows"
+        (other,) = sslbench.evaluate(None, (good, y[::-1].copy()), name="good", out=tmp_path, **QUICK)
+        with pytest.raises(ResultError, match="test data: labels in memory"):
+            sslbench.compare(a, other)
+
+    def test_rows_with_ids_may_come_in_any_order(self, two, tmp_path):
+        (good, poor), y = two
+        order = np.random.default_rng(1).permutation(300)
+        ids = np.array([f"{i}.png" for i in range(300)])
+        np.savez(tmp_path / "a.npz", features=good, label=y, id=ids)
+        np.savez(tmp_path / "shuffled.npz", features=good[order], label=y[order], id=ids[order])
+        np.savez(tmp_path / "b.npz", features=poor[order], label=y[order], id=ids[order])
+        np.savez(tmp_path / "others.npz", features=good, label=y, id=ids[::-1])
+        a, shuffled, b, others = (
+            read_train_test(path, path, None, None, label_column=None, test_fraction=0.2, seed=0)
+            for path in (tmp_path / f"{name}.npz" for name in ("a", "shuffled", "b", "others"))
+        )
+        assert a.fingerprints == b.fingerprints == shuffled.fingerprints and a.known_by == "ids"
+        assert a.features_sha256 == shuffled.features_sha256 != b.features_sha256
+        assert a.test.ids == b.test.ids and a.fingerprints[0] != a.fingerprints[1]
+        assert not set(a.fingerprints) & set(others.fingerprints)
+
+    def test_without_labels_nothing_but_the_features_tells_the_samples(self, two):
+        a, b = (read_in_memory((x, None), None, name="x", test_fraction=0.2, seed=0) for x in two[0])
+        assert a.known_by == "features" and a.fingerprints != b.fingerprints

@@ -64,6 +64,134 @@ def test_every_format_holds_the_same_features_and_labels(tmp_path, digits, suffi
     assert several.train.labels.values.sum() > len(several.train)
 
 
+WITHOUT_HEADER = {
+    "x.csv": {"delimiter": ","},
+    "spaces.csv": {},
+    "x.txt": {},
+    "x.tsv": {"delimiter": "\t"},
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_HEADER)
+def test_the_first_row_of_a_table_without_header_is_a_sample(tmp_path, digits, name):
+    x, y = digits
+    np.save(tmp_path / "y.npy", y)
+    np.savetxt(tmp_path / name, x, **WITHOUT_HEADER[name])
+    found = read(tmp_path / name, tmp_path / "y.npy")
+    np.testing.assert_array_equal(found.whole.x, x)
+
+
+def test_names_that_pandas_gives_to_columns_are_no_sample(tmp_path, digits):
+    x, y = digits
+    for index in (True, False):
+        pd.DataFrame(x).to_csv(tmp_path / "x.csv", index=index)
+        pd.Series(y).to_csv(tmp_path / "y.csv", index=index)
+        found = read(tmp_path / "x.csv", tmp_path / "y.csv")
+        np.testing.assert_array_equal(found.whole.x, x)
+        assert found.whole.labels.classes == tuple("0123456789")
+
+
+def test_labels_without_header_lose_no_row(tmp_path, digits):
+    x, y = digits
+    np.save(tmp_path / "x.npy", x)
+    names = np.array([f"a digit {i}" for i in y])
+    for labels, classes in ((y, 10), (y % 2, 2), (names, 10)):
+        (tmp_path / "y.txt").write_text("\n".join(map(str, labels)))
+        found = read(tmp_path / "x.npy", tmp_path / "y.txt").whole.labels
+        assert found.kind == "single" and len(found.classes) == classes
+        assert [found.text(i) for i in range(N)] == [str(label) for label in labels]
+    flags = np.stack([y % 2, y < 5], axis=1).astype(int)
+    np.savetxt(tmp_path / "y.txt", flags, fmt="%d")
+    np.testing.assert_array_equal(read(tmp_path / "x.npy", tmp_path / "y.txt").whole.labels.values, flags)
+    (tmp_path / "y.txt").write_text("\n".join(map(str, ["label", *y[1:]])))
+    with pytest.raises(DataError, match="299 rows below its header"):
+        read(tmp_path / "x.npy", tmp_path / "y.txt")
+
+
+TABLES_THAT_DO_NOT_FIT = {
+    "a,b\n1,2\n3,4,5\n": "in line 3, saw 3",
+    "a,b\n1,2\n3\n": "'b' has no number in 1 row, the first is row 2",
+    "a,b\n1,2\n,4\n": "'a' has no number",
+    "a,b\n1,2,3\n": "line 2: 3 cells, but line 1 has 2",
+    "a;b\n1;2\n": "separated by ';'",
+    "a,b\n": "no rows below its header",
+    "a,b\n1,cat\n": "'b' does not hold numbers",
+}
+
+
+@pytest.mark.parametrize("text", TABLES_THAT_DO_NOT_FIT)
+def test_tables_with_other_cells_than_their_header_are_refused(tmp_path, text):
+    (tmp_path / "x.csv").write_text(text)
+    np.save(tmp_path / "y.npy", np.arange(2))
+    with pytest.raises(SslbenchError, match=TABLES_THAT_DO_NOT_FIT[text]):
+        read(tmp_path / "x.csv", tmp_path / "y.npy")
+
+
+def test_the_column_of_labels_is_no_feature(tmp_path, digits):
+    x, y = digits
+    table = pd.DataFrame(x[:, :4], columns=list("abcd"))
+    for suffix in (".csv", ".parquet"):
+        path = tmp_path / f"t{suffix}"
+        write = "to_parquet" if suffix == ".parquet" else "to_csv"
+        getattr(table.assign(grade=y), write)(path)
+        assert (
+            read_train_test(path, path, None, None, label_column="grade", test_fraction=0.2, seed=0).train.x.shape[1]
+            == 4
+        )
+        getattr(table.assign(Label=y), write)(path)
+        assert read(path, path).train.x.shape[1] == 4
+        getattr(table.assign(is_even=y % 2, is_small=(y < 5).astype(int)), write)(path)
+        with pytest.raises(UsageError, match="could be either"):
+            read(path, path)
+
+
+def test_usual_names_of_arrays_are_known_and_others_listed(tmp_path, digits):
+    x, y = digits
+    expected = None
+    for names in (("features", "labels"), ("X", "y"), ("embeddings", "targets"), ("x", "label")):
+        np.savez(tmp_path / "t.npz", **dict(zip(names, (x, y), strict=True)))
+        found = read(tmp_path / "t.npz", tmp_path / "t.npz")
+        expected = expected or found
+        assert found.fingerprints == expected.fingerprints and found.features_sha256 == expected.features_sha256
+    for names, words in (
+        (("X", "x"), r"could be the features: X, x"),
+        (("x_train", "y_train"), r"none that is called 'features'; it holds x_train \(300, 64\)"),
+        (("labels",), "none that is called 'features'"),
+    ):
+        np.savez(tmp_path / "t.npz", **dict.fromkeys(names, x))
+        with pytest.raises(UsageError, match=words):
+            read(tmp_path / "t.npz", tmp_path / "t.npz")
+    np.savez(tmp_path / "t.npz", features=x)
+    np.save(tmp_path / "x.npy", x)
+    with pytest.raises(UsageError, match="none that is called 'labels'"):
+        read(tmp_path / "x.npy", tmp_path / "t.npz")
+
+
+def test_ids_beside_other_arrays_are_read(tmp_path, digits):
+    x, y = digits
+    flags = np.stack([y % 2, y < 5], axis=1).astype(int)
+    ids = [f"{i}.png" for i in range(N)]
+    np.savez(tmp_path / "t.npz", features=x, labels=flags, id=ids)
+    tensors = {"features": torch.from_numpy(x).bfloat16(), "labels": [f"c{i}" for i in y], "id": ids}
+    torch.save(tensors, tmp_path / "t.pt")
+    for name, kind in (("t.npz", "multi"), ("t.pt", "single")):
+        found = read(tmp_path / name, tmp_path / name)
+        assert found.known_by == "ids" and found.whole.labels.kind == kind and found.whole.ids == tuple(sorted(ids))
+
+
+def test_objects_in_a_file_of_torch_are_named_with_the_remedy(tmp_path, digits):
+    x, y = digits
+    np.save(tmp_path / "y.npy", y)
+    for content, words in (({"features": x}, "an array of NumPy"), ((torch.from_numpy(x),), "holds a tuple")):
+        torch.save(content, tmp_path / "x.pt")
+        with pytest.raises(UsageError, match=words) as refused:
+            read(tmp_path / "x.pt", tmp_path / "y.npy")
+        assert "torch.save" in str(refused.value.remedy) and "weights_only" not in refused.value.message
+    np.save(tmp_path / "objects.npy", np.array([1, "a", None] * 100, dtype=object), allow_pickle=True)
+    with pytest.raises(UsageError, match="other objects than numbers and text"):
+        read(tmp_path / "objects.npy", tmp_path / "y.npy")
+
+
 def test_flags_and_joined_names_are_the_same_labels(tmp_path, digits):
     x, y = digits
     flags = np.stack([np.ones_like(y), y % 2], axis=1)

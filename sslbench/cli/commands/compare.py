@@ -131,6 +131,11 @@ def _notes(found: "list[Comparison]") -> list[str]:
             "Scores of more than 100 classes are stored in half precision: values may differ from the records' in the "
             "third digit after the point. top1 and top5 are exact."
         )
+    if any(one.a.data.known_by == "rows" for one in found):
+        lines.append(
+            "Features without ids: row i of A is taken for the same sample as row i of B, as their labels agree. "
+            "A column 'id' beside the labels makes sure of it."
+        )
     for one in found:
         first, second = one.a.preprocessing, one.b.preprocessing
         different = [

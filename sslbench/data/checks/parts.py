@@ -43,7 +43,8 @@ class CheckedParts:
         opened: the checked parts.
         findings: errors first.
         counts: 'train' and 'test' -> class -> images (with boxes: objects).
-        decoded: number of decoded images.
+        tried: number of images that were given to the decoder.
+        decoded: number of them without a problem.
         unreadable: path and reason of unreadable images.
         copies: duplicates were looked for.
         reading: the decoder and its limit.
@@ -53,6 +54,7 @@ class CheckedParts:
     opened: OpenedParts
     findings: tuple[Finding, ...]
     counts: dict[str, dict[str, int]]
+    tried: int
     decoded: int
     unreadable: tuple[tuple[str, str], ...]
     copies: bool
@@ -134,20 +136,22 @@ def check_parts(
             findings.append(Finding("note", "no labels: usable for pretraining and extraction, not for evaluation"))
         tallies = [_counts(part) for part in (both.train, both.test)]
     findings += [Finding("note", note) for note in both.notes]
-    decoded = 0
+    tried = decoded = 0
     unreadable: list[tuple[str, str]] = []
     with_boxes = (None, None) if objects is None else (objects.train, objects.test)
     for part, boxes in zip((both.train, both.test), with_boxes, strict=True):
         rows = spread(len(part), decode)
-        decoded += len(rows)
         if boxes is None:
-            bad = [(path, reason) for _, path, reason in loader.scan(part, rows, workers, reading=reading)]
+            scanned = list(loader.scan(part, rows, workers, reading=reading))
+            bad, broken = [(path, reason) for _, path, reason in scanned], {index for index, _, _ in scanned}
             findings += [Finding("error", f"{path}: {reason}") for path, reason in bad]
         else:
             problems = unusable_objects(dataclasses.replace(boxes, reading=reading), rows, workers)
-            bad = [(part.images.path(index), line) for index, line in problems]
+            bad, broken = [(part.images.path(index), line) for index, line in problems], {i for i, _ in problems}
             findings += listed(boxes.name, problems)
         unreadable += bad
+        tried += len(rows)
+        decoded += len(set(rows.tolist()) - broken)
     total = len(both.train) + len(both.test)
     if not copies:
         message = f"duplicate images were not searched: {total:,} files would be read (--copies)"
@@ -156,7 +160,7 @@ def check_parts(
         name: dict(zip(part.labels.classes, tally, strict=False))
         for name, part, tally in zip(("train", "test"), (both.train, both.test), tallies, strict=True)
     }
-    return CheckedParts(opened, tuple(by_level(findings)), named, decoded, tuple(unreadable), copies, reading)
+    return CheckedParts(opened, tuple(by_level(findings)), named, tried, decoded, tuple(unreadable), copies, reading)
 
 
 def _counts(part: Source) -> list[int]:

@@ -44,7 +44,9 @@ def _about(checked: "CheckedParts") -> list[str]:
         lines.append(f"{part.name}: {len(part):,} images, {len(part.labels.classes)} classes ({kind})")
     total = sum(len(part) for part in checked.parts.values())
     lines.append(f"split: {checked.opened.data.how}")
-    lines.append(f"decoded: {checked.decoded:,} of {total:,} images" + (" (--decode all)" * (checked.decoded < total)))
+    bad = f", {checked.tried - checked.decoded:,} cannot be used" if checked.decoded < checked.tried else ""
+    all_ = " (--decode all)" if checked.tried < total else ""
+    lines.append(f"decoded: {checked.decoded:,} of {total:,} images{bad}{all_}")
     return lines
 
 
@@ -80,6 +82,7 @@ def as_json(checked: "CheckedParts") -> str:
             for key, part in checked.parts.items()
         },
         "findings": [{"level": finding.level, "message": finding.message} for finding in checked.findings],
+        "tried": checked.tried,
         "decoded": checked.decoded,
         "unreadable": [{"path": path, "reason": reason} for path, reason in checked.unreadable],
         "copies_looked_for": checked.copies,

@@ -18,7 +18,14 @@ from sslbench.data.format import Column, SampleReader, SampleRequest, SourceForm
 from sslbench.data.formats.boxes_csv import has_boxes
 from sslbench.data.formats.table.lists import TableColumns, read_json, read_json_lines, read_lines
 from sslbench.data.images import Files
-from sslbench.data.labels import has_separator, multi_labels, no_labels, single_labels, split_cell
+from sslbench.data.labels import (
+    NONE_OF_THE_CLASSES,
+    has_separator,
+    multi_labels,
+    no_labels,
+    single_labels,
+    split_cell,
+)
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
@@ -288,16 +295,15 @@ def _labels(table: TableColumns, column: str | None, leave_out: set[str | None])
     if column is None:
         return _labels_from_flags(table, [name for name in table.columns if name not in leave_out])
     cells = table.columns[column]
-    if any(isinstance(cell, list) for cell in cells):
-        lists = [[str(name) for name in cell or ()] for cell in cells]
-        return multi_labels(lists), ()
+    lists = any(isinstance(cell, list) for cell in cells)
     texts = [_text(cell) for cell in cells]
-    empty = [table.row_name(i) for i, text in enumerate(texts) if not text]
+    empty = [table.row_name(i) for i, text in enumerate(texts) if not text and not isinstance(cells[i], list)]
     if empty:
-        raise DataError(
-            f"{table.name}: the label (column '{column}') is empty in {some(empty)}",
-            "Fill it in or remove the rows; for images with none of the classes, write one 0/1 column per class.",
-        )
+        raise DataError(f"{table.name}: the label (column '{column}') is empty in {some(empty)}", NONE_OF_THE_CLASSES)
+    if lists:
+        return multi_labels(
+            [[str(name) for name in (cell if isinstance(cell, list) else [cell])] for cell in cells]
+        ), ()
     if not any(map(has_separator, texts)):
         return single_labels(texts), ()
     present, ignored = zip(*map(split_cell, texts), strict=True)
