@@ -11,7 +11,7 @@ SYSTEMS = 1.6
 """Newton systems per problem, each problem beginning at the solution of the smaller cost."""
 _GRADIENTS = 60  # iterations of conjugate gradients, where those are cheaper than a decomposition
 _STEP = 600  # bytes per problem and sample: derivatives and line search of its steps
-_CALLS = 20  # calls of array functions per system
+_CALLS = 14  # calls of array functions per system
 _GRAM_UP_TO = 2**26  # `solvers.svm.features`
 _ARRAYS = 24  # arrays of each problem of a block, `protocols.svm.newton`
 _ROWS = 32768  # rows prepared at a time, `solvers.svm.features`
