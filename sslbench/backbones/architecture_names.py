@@ -28,7 +28,7 @@ def refuse_unknown_backbone(name: str | None) -> None:
         Traceback (most recent call last):
             ...
         sslbench.errors.UsageError: there is no backbone 'resnt50'
-        Did you mean 'resnet50' or 'resnet50c' or 'resnet50d'?
+        Did you mean 'resnet50' or 'resnet50...?
 
     Raises:
         UsageError: the message gives the nearest names.

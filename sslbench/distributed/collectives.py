@@ -61,9 +61,8 @@ def process_group(device: torch.device) -> Iterator[Process]:
 
 @functools.cache
 def _store(process: Process, address: str, port: str, timeout: datetime.timedelta) -> Store:
-    """Return the store at an address, the one of torchrun or one that the first process serves."""
-    url = f"tcp://{address}:{port}"
-    store, _, _ = next(rendezvous(url, process.rank, process.world, timeout=timeout))
+    """Return the store at MASTER_ADDR and MASTER_PORT: that of torchrun, or one that the first process serves."""
+    store, _, _ = next(rendezvous("env://", process.rank, process.world, timeout=timeout))
     return cast(Store, store)
 
 

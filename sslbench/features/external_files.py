@@ -291,9 +291,9 @@ def _opened(path: Path) -> Any:
         content = _torch_arrays(path) if suffix in _TORCH else _hdf5_arrays(path) if suffix in _HDF5 else _numpy(path)
         return content if isinstance(content, np.ndarray) else {key: content[key] for key in content}
     except (OSError, zipfile.BadZipFile, *UNREADABLE_HEADER) as error:
-        if "pickle" in str(error) or "Python objects" in str(error):
+        if "Object arrays" in str(error) or "Python objects" in str(error):
             remedy = "Save numbers or text: np.save(path, np.array(labels, dtype=str))."
-            raise UsageError(f"{path} holds other objects than numbers and text, or is no array", remedy) from error
+            raise UsageError(f"{path} holds other objects than numbers and text", remedy) from error
         raise UsageError(f"{path} cannot be read as a NumPy array: {error}") from error
 
 

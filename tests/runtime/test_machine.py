@@ -14,8 +14,8 @@ def test_costs_follow_one_another_and_repeat():
 
 
 def test_the_time_of_each_kind_of_work_is_counted():
-    speed = machine.Speed(single=8.0, double=4.0, search=2.0, traffic=16.0)
-    assert speed.seconds(Cost(single=8, double=8, search=8, traffic=8)) == 1 + 2 + 4 + 0.5
+    speed = machine.Speed(single=8.0, double=4.0, search=4.0, traffic=16.0)
+    assert speed.seconds(Cost(single=8, double=8, search=8, traffic=8)) == 1 + 2 + 2 + 0.5
     assert speed.seconds(Cost(calls=10)) > 0
 
 

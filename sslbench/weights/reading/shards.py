@@ -9,13 +9,14 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors
-import torch
-from torch import Tensor
 
 from sslbench.errors import WeightsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STATE = "state.torch"
 """File of everything but the shards; it is written last."""
@@ -72,7 +73,7 @@ def damage(
     return None
 
 
-def whole_tensors(folder: Path, files: Iterable[str], wanted: Iterable[str]) -> dict[str, Tensor]:
+def whole_tensors(folder: Path, files: Iterable[str], wanted: Iterable[str]) -> "dict[str, Tensor]":
     """Return tensors that are put together from the shards.
 
     Args:
@@ -99,8 +100,10 @@ def whole_tensors(folder: Path, files: Iterable[str], wanted: Iterable[str]) -> 
         raise WeightsError(f"{folder}: its shards do not fit together: {error}") from error
 
 
-def _joined(pieces: list[tuple[list[int], Tensor]]) -> Tensor:
+def _joined(pieces: "list[tuple[list[int], Tensor]]") -> "Tensor":
     """Return the tensor that pieces at these offsets fill."""
+    import torch
+
     pieces = [(offset, piece) for offset, piece in pieces if piece.numel()] or pieces[:1]
     if not pieces:
         raise ValueError("a tensor is missing")
@@ -118,7 +121,7 @@ def _joined(pieces: list[tuple[list[int], Tensor]]) -> Tensor:
     return whole
 
 
-def _ends(offset: list[int], piece: Tensor) -> list[int]:
+def _ends(offset: list[int], piece: "Tensor") -> list[int]:
     """Return the end of a piece in each dimension."""
     if min(offset, default=0) < 0:
         raise ValueError("an offset is negative")

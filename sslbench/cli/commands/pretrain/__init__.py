@@ -197,7 +197,8 @@ def command(words: tuple[str, ...], **flags: Any) -> int | None:
         values = {**values, "launcher": given.launcher}
     early.refuse_mistyped([given.init], (given.data, given.eval_data, given.eval_test_data))
     composed, launcher = _compose(method, values, given.settings())
-    early.refuse_mistyped(backbone=composed.values["backbone"], device=composed.values["device"])
+    named = {key: value for key in ("backbone", "device") if isinstance(value := composed.values[key], str)}
+    early.refuse_mistyped(**named)  # values of other types are refused below
     if launcher.get("name") == "slurm" and not given.dry_run:
         return _submit(launcher, method, composed, given)
     settings = _checked(composed, method)
