@@ -64,6 +64,7 @@ def table(
     body = mark_best([row for row in measured if not row.floor], columns, paired_seed)
     body.sort(key=lambda row: _sort_key(row, columns))
     notes += _disagreements(body, columns)
+    notes += _known_by_rows(shown)
     notes += [
         f"{c.name}: the direction of {c.metric} is unknown, so no best value is marked."
         for c in columns
@@ -72,6 +73,20 @@ def table(
     bottom = floor_rows([row for row in measured if row.floor], shown, columns, groups)
     board = Board(columns=columns, rows=(*body, *bottom), notes=tuple(notes))
     return _with_average(board) if average else board
+
+
+def _known_by_rows(records: Sequence[Result]) -> list[str]:
+    """Return a note on samples that are taken for the same by their labels alone, where two networks share some."""
+    weights: dict[str, set[str]] = {}
+    for record in records:
+        if record.data.known_by == "rows":
+            weights.setdefault(record.data.test.fingerprint, set()).add(record.weights.sha256)
+    if all(len(found) == 1 for found in weights.values()):
+        return []
+    return [
+        "Features without ids: rows with the same labels in the same order are taken for the same samples. A column "
+        "'id' beside the labels makes sure of it."
+    ]
 
 
 def _newest(results: Iterable[Result], notes: list[str]) -> list[Result]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone
@@ -154,7 +155,10 @@ class _PretrainingRun:
             folder.write_config(self.request, self.command, prepared.changes)
         self.state = make_state(prepared.method, self.settings, prepared.device, prepared.plan.precision)
         self.state.online_head = self._online_head()
-        self.writer = BackgroundWriter() if AVAILABLE and is_sharded(self.state.method) else None
+        if is_sharded(self.state.method) and AVAILABLE:
+            self.writer = BackgroundWriter()
+        elif is_sharded(self.state.method):
+            log.warning(f"torch {torch.__version__} writes no sharded checkpoints: the first process collects each one")
         if found is not None:
             path, content = found
             from_checkpoint(self.state, content, path)

@@ -223,3 +223,14 @@ def test_only_metrics_of_one_unit_and_direction_are_averaged():
     ]
     with pytest.raises(UsageError, match="units of the labels"):
         table(heights, average=True)
+
+
+def test_embeddings_that_are_paired_by_their_rows_are_said():
+    def record(name, known_by):
+        one = make(name)
+        return dataclasses.replace(one, data=dataclasses.replace(one.data, known_by=known_by))
+
+    for known_by, said in (("rows", True), ("ids", False)):
+        notes = table([record("a.npz", known_by), record("b.npz", known_by)]).notes
+        assert any("Features without ids" in note for note in notes) == said
+    assert not any("without ids" in note for note in table([record("a.npz", "rows")]).notes)
