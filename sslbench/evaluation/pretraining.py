@@ -13,9 +13,10 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build
 from sslbench.distributed.collectives import barrier, rank
 from sslbench.errors import UsageError
+from sslbench.evaluation.encode import stored_test_features
 from sslbench.evaluation.prepare import prepare
 from sslbench.evaluation.request import Request, RunSettings, make_task
-from sslbench.evaluation.run import evaluate, stored_test_features
+from sslbench.evaluation.run import evaluate
 from sslbench.features.array import Features
 from sslbench.metrics import spectrum
 from sslbench.names import did_you_mean

@@ -8,43 +8,33 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.layers import Layer, resolve_layers
-from sslbench.data.groups import source_groups
-from sslbench.data.source import Source
-from sslbench.data.splits import TrainTest
+from sslbench.backbones.layers import resolve_layers
 from sslbench.distributed import this_process
 from sslbench.distributed.collectives import from_first, process_group
 from sslbench.errors import UsageError
 from sslbench.evaluation import floors, overlaps
 from sslbench.evaluation.corruption_curves import write_curves
-from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.dense import on_places
+from sslbench.evaluation.encode import encode, extract_part, rows_of
 from sslbench.evaluation.estimate import announce, announce_features
 from sslbench.evaluation.groups import check_groups, groups_of_features, with_details
 from sslbench.evaluation.images import evaluate_on_images
 from sslbench.evaluation.neighbours import write_sheet
 from sslbench.evaluation.prepare import (
-    InMemoryData,
     Prepared,
     check_features,
     check_label_kind,
     class_counts,
-    for_request,
     is_on_images,
-    load,
     one_part,
     one_part_of_features,
     only_part,
-    open_parts,
-    open_train_test,
     task_with_noise,
     with_noise,
 )
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, score
-from sslbench.evaluation.request import Request, RunSettings, Task, sample_kind
+from sslbench.evaluation.request import RunSettings, Task, sample_kind
 from sslbench.evaluation.sets import (
     NO_OTHER_CLASSIFIER,
     NO_PIXELS,
@@ -58,15 +48,11 @@ from sslbench.evaluation.sets import (
 from sslbench.evaluation.trainings import check_seeds
 from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
-from sslbench.features.extract import Extraction, extract
 from sslbench.features.skipped import note_skipped
-from sslbench.features.streamed import streamed
-from sslbench.features.together import TOGETHER_BYTES, extract_together, parameter_bytes
-from sslbench.features.tuples import side_by_side
 from sslbench.identity import digest, groups_digest, record_id
 from sslbench.protocols import OnFeatures, any_targets
 from sslbench.results import DataPart, DataUsed, ExcludedImage, Neighbours, Result, WeightsUsed, records
-from sslbench.runtime.progress import Progress, stage_progress
+from sslbench.runtime.progress import Progress
 
 MISSING_FLOORS = {"pixels": "the features came without images", "untrained": "the features came without a backbone"}
 
@@ -119,84 +105,6 @@ def describe_embeddings(
 
 
 log = logging.getLogger("sslbench")
-
-
-def extract_only(
-    request: Request,
-    run: RunSettings,
-    *,
-    store: Path,
-    progress: Progress | None = None,
-    backbone: Backbone | None = None,
-    in_memory: InMemoryData | None = None,
-) -> dict[str, Extraction]:
-    """Extract features of every part of the data, without evaluating them; labels are not needed.
-
-    Args:
-        request: what to encode.
-        run: how.
-        store: folder of the feature store.
-        progress: see there.
-        backbone: takes the place of request.weights when it is in memory already.
-        in_memory: takes the place of locations; see there.
-
-    Returns:
-        Name of the part ('train', 'test', 'all') -> its extraction.
-    """
-    backbone, layers = _to_encode(request, run, backbone)
-    parts = _parts_to_encode(request, run, in_memory)
-    return {split: _extract(backbone, part, layers, run, store, split, progress) for split, part in parts.items()}
-
-
-def extract_several(
-    requests: Sequence[Request], run: RunSettings, *, store: Path, progress: Progress | None = None
-) -> Iterator[tuple[str, dict[str, Extraction]]]:
-    """Yield the weights and the extractions of `extract_only` for several weights on the same data.
-
-    In one process, images that are decoded alike are decoded once for as many weights as fit `TOGETHER_BYTES`.
-
-    Args:
-        requests: they differ in the weights only.
-        run: how.
-        store: folder of the feature store.
-        progress: see there.
-    """
-    parts = _parts_to_encode(requests[0], run, None)
-    waiting, size = [], 0
-    for number, request in enumerate(requests, 1):
-        backbone, layers = _to_encode(request, run, None)
-        waiting.append((request.weights, backbone, layers))
-        size += parameter_bytes(backbone)
-        if number < len(requests) and size <= TOGETHER_BYTES and this_process().world == 1:
-            continue
-        known = [(one, own) for _, one, own in waiting if one.known]
-        for split, part in parts.items() if len(known) > 1 else ():
-            shown = stage_progress(progress, f"{len(known)} backbones on {part.name}")
-            extract_together(known, part, run.extract_settings(), root=store, split=split, progress=shown)
-        for word, one, own in waiting:
-            yield word, {split: _extract(one, part, own, run, store, split, progress) for split, part in parts.items()}
-        waiting, size = [], 0
-
-
-def _to_encode(request: Request, run: RunSettings, backbone: Backbone | None) -> tuple[Backbone, tuple[Layer, ...]]:
-    """Return the backbone of a request, loaded unless it is given, and its layers."""
-    backbone, _ = for_request(load(request, run) if backbone is None else backbone, request, run)
-    return backbone, resolve_layers(backbone, request.layers or (backbone.default_layer,))
-
-
-def _parts_to_encode(request: Request, run: RunSettings, in_memory: InMemoryData | None) -> dict[str, Source]:
-    """Return the parts of the data of a request by name, and tell the notes about them."""
-    if request.limit is not None:
-        both = open_train_test(request, run, in_memory)
-        parts = {"train": both.train, "test": both.test}
-    else:
-        parts = dict(open_parts(request, request.data, in_memory))
-        if request.test_data is not None:
-            test = open_parts(request, request.test_data, in_memory)
-            parts = {**parts, **({"test": test["all"]} if set(test) == {"all"} else test)}
-    for note in dict.fromkeys(note for part in parts.values() for note in part.notes):
-        log.info(note)
-    return parts
 
 
 def evaluate(
@@ -284,7 +192,7 @@ def _score_features(
     progress: Progress | None,
 ) -> list[Result]:
     """Run every protocol on every layer, with the floors; `stores` has '' and the names of the floors."""
-    encoded = _encode(prepared.backbone, prepared, prepared.layers, stores[""], progress)
+    encoded = encode(prepared.backbone, prepared, prepared.layers, stores[""], progress)
     floor_features = {
         name: (backbone, _encode_floor(backbone, prepared, stores[name], progress))
         for name, backbone in beside.found.items()
@@ -370,104 +278,6 @@ def evaluate_features(
     return results
 
 
-def _extract(
-    backbone: Backbone,
-    source: Source,
-    layers: Sequence[Layer],
-    run: RunSettings,
-    store: Path,
-    split: str,
-    progress: Progress | None,
-) -> Extraction:
-    title = f"{backbone.name} on {source.name}"
-    extraction = extract(
-        backbone,
-        source.every_image(),
-        layers,
-        run.extract_settings(),
-        root=store,
-        split=split,
-        progress=stage_progress(progress, title),
-    )
-    if extraction.decoded:
-        rate = extraction.decoded / max(extraction.seconds, 1e-9)
-        log.info(f"{title}: {extraction.decoded} images in {extraction.seconds:.1f} s ({rate:.0f} images/s)")
-    else:
-        log.info(f"{title}: features found in the store, no image decoded")
-    for conversion, count in sorted(extraction.conversions.items()):
-        log.info(f"{source.name}: {count} images: {conversion}", extra={"once": True})  # pixels meet the same images
-    if extraction.unreadable:
-        log.warning(
-            f"{source.name}: {len(extraction.unreadable)} of {len(source)} images cannot be read and are left out"
-        )
-    return extraction
-
-
-def encode_parts(
-    backbone: Backbone,
-    data: TrainTest,
-    layers: Sequence[Layer],
-    run: RunSettings,
-    store: Path,
-    progress: Progress | None,
-    *,
-    work: bool = False,
-) -> Encoded:
-    """Return features of train and test; when both were cut from one source, that source is encoded and then cut.
-
-    So `sslbench extract` and evaluations with other seeds or test fractions share one entry of the store.
-
-    Args:
-        backbone: with the preprocessing of the images.
-        data: train and test.
-        layers: of the backbone.
-        run: how.
-        store: folder of the feature store.
-        progress: see there.
-        work: with the floating-point operations of the backbone in the costs.
-    """
-    whole = data.whole
-    parts = [("all", whole)] if whole is not None else [("train", data.train), ("test", data.test)]
-    parts = parts[1:] if data.train is data.test and whole is None else parts  # one part stands for both
-    with measured(run.torch_device()) as meter:
-        extractions = [_extract(backbone, part, layers, run, store, split, progress) for split, part in parts]
-    if this_process().rank != 0:
-        return Encoded({}, {}, (), 0.0, 0)
-    encoded = [
-        {layer: side_by_side(features, part) for layer, features in extraction.features.items()}
-        for extraction, (_, part) in zip(extractions, parts, strict=True)
-    ]
-    both = [
-        {layer: _rows(features, part) for layer, features in found.items()}
-        for found, part in zip(encoded * 2 if len(encoded) == 1 else encoded, (data.train, data.test), strict=True)
-    ]
-    unreadable = tuple(ExcludedImage(**row) for extraction in extractions for row in extraction.unreadable)
-    seconds, decoded = sum(e.seconds for e in extractions), sum(e.decoded for e in extractions)
-    costs = encoding_costs(backbone, decoded=decoded, seconds=seconds, stage=meter.stage, work=work)
-    uncut = {} if whole is None else {layer: _rows(found, whole) for layer, found in encoded[0].items()}
-    return Encoded(both[0], both[1], unreadable, seconds, decoded, costs, uncut)
-
-
-def stored_test_features(prepared: Prepared, store: Path) -> list[Features]:
-    """Return the features of the test part by each layer, from the store in which `evaluate` has left them.
-
-    Args:
-        prepared: evaluation that is done.
-        store: its feature store.
-
-    Returns:
-        Features in the order of the layers; [] on processes other than the first.
-    """
-    split, part = ("test", prepared.data.test) if prepared.data.whole is None else ("all", prepared.data.whole)
-    settings = prepared.run.extract_settings()
-    images = part.every_image()
-    found = extract(prepared.backbone, images, prepared.layers, settings, root=store, split=split)
-    if this_process().rank != 0:
-        return []
-    features = [side_by_side(found.features[layer.text], part) for layer in prepared.layers]
-    return [_rows(each, prepared.data.test) for each in features]
-
-
 def _describe_parts(
     prepared: Prepared,
     backbone: Backbone,
@@ -482,36 +292,12 @@ def _describe_parts(
     With label noise, the train labels are those of `prepared`.
     """
     train, test = one_part_of_features(encoded.train[layer], encoded.test[layer], encoded.whole.get(layer), task)
-    train = _rows(train, prepared.data.train) if noise else train
+    train = rows_of(train, prepared.data.train) if noise else train
     if part := only_part(task):
         prepared = dataclasses.replace(prepared, data=one_part(prepared.data, part))
         encoded = dataclasses.replace(encoded, train={layer: train}, test={layer: test})
     subject = describe(prepared, backbone, layer, encoded, command)
     return dataclasses.replace(subject, data=dataclasses.replace(subject.data, label_noise=noise)), train, test
-
-
-def _rows(features: Features, part: Source) -> Features:
-    """Return the rows of the readable samples of `part`, with the labels of `part` (classes matched by name)."""
-    stored = np.array(features.ids)
-    ids = np.array(part.ids)
-    position = np.searchsorted(stored, ids)
-    present = (position < len(stored)) & (stored[np.minimum(position, len(stored) - 1)] == ids)
-    if present.all() and len(ids) == len(stored):
-        groups = source_groups(part)
-        return dataclasses.replace(features, labels=part.labels, groups=groups, queries=part.queries, maps=part.maps)
-    labelled = part.select(np.flatnonzero(present))
-    rows = position[present]
-    x = features.x if len(rows) == len(stored) else features.x[rows]
-    return Features(
-        x,
-        labelled.labels,
-        labelled.ids,
-        groups=source_groups(labelled),
-        regions=features.regions,
-        grid=features.grid,
-        queries=labelled.queries,
-        maps=labelled.maps,
-    )
 
 
 def _floor_backbones(prepared: Prepared) -> floors.FloorBackbones:
@@ -530,36 +316,7 @@ def _encode_floor(backbone: Backbone, prepared: Prepared, store: Path, progress:
     """Encode a floor: the untrained backbone at the layers evaluated; the pixels have one layer only."""
     same = backbone.name == prepared.backbone.name
     layers = prepared.layers if same else resolve_layers(backbone, (backbone.default_layer,))
-    return _encode(backbone, prepared, layers, store, progress, work=False)
-
-
-def _encode(
-    backbone: Backbone,
-    prepared: Prepared,
-    layers: Sequence[Layer],
-    store: Path,
-    progress: Progress | None,
-    *,
-    work: bool = True,
-) -> Encoded:
-    """Return the features of both parts, from the store or computed when they are read."""
-    if not prepared.run.on_the_fly:
-        return encode_parts(backbone, prepared.data, layers, prepared.run, store, progress, work=work)
-    settings = prepared.run.extract_settings()
-    train, test = (
-        {
-            layer.text: streamed(
-                backbone,
-                part,
-                layer,
-                settings,
-                stage_progress(progress, f"{backbone.name} on {part.name}: {layer.text}"),
-            )
-            for layer in layers
-        }
-        for part in (prepared.data.train, prepared.data.test)
-    )
-    return Encoded(train, test, (), 0.0, len(prepared.data.train) + len(prepared.data.test))
+    return encode(backbone, prepared, layers, store, progress, work=False)
 
 
 def _floor(
@@ -629,7 +386,7 @@ def _encode_sets(
     seconds = 0.0
     for name, each in sets_of(prepared, task).items():
         encoder = dataclasses.replace(backbone, preprocessing=each.preprocessing)
-        extraction = _extract(encoder, each.source, prepared.layers, prepared.run, store, name, progress)
+        extraction = extract_part(encoder, each.source, prepared.layers, prepared.run, store, name, progress)
         found[name] = {layer: rows_of_set(features, each.source) for layer, features in extraction.features.items()}
         unreadable[name] = tuple(ExcludedImage(**row) for row in extraction.unreadable)
         seconds += extraction.seconds

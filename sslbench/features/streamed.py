@@ -19,7 +19,7 @@ from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.errors import BackboneError
 from sslbench.features.array import Features
-from sslbench.features.extract import ExtractSettings
+from sslbench.features.settings import ExtractSettings
 from sslbench.features.skipped import unreadable_error
 from sslbench.runtime.progress import StageProgress
 

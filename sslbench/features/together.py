@@ -10,14 +10,9 @@ from sslbench.backbones.layers import Layer
 from sslbench.data.source import Source
 from sslbench.distributed import this_process
 from sslbench.features import store
-from sslbench.features.extract import (
-    ExtractionJob,
-    ExtractSettings,
-    digests_of,
-    kept_on_interrupt,
-    pass_over,
-    store_key,
-)
+from sslbench.features.extract import digests_of, kept_on_interrupt, store_key
+from sslbench.features.job import ExtractionJob, pass_over
+from sslbench.features.settings import ExtractSettings
 from sslbench.identity import FeatureKey
 from sslbench.preprocessing import Preprocessing
 from sslbench.runtime.progress import StageProgress

@@ -19,7 +19,7 @@ if typing.TYPE_CHECKING:
     from sslbench.backbones.layers import Layer
     from sslbench.data.source import Labels, Source
     from sslbench.features.array import Features
-    from sslbench.features.extract import ExtractSettings
+    from sslbench.features.settings import ExtractSettings
     from sslbench.preprocessing import Preprocessing
     from sslbench.results import Outcome
 

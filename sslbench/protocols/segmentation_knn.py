@@ -31,7 +31,7 @@ from sslbench.data.label_map import IGNORED, Grid
 from sslbench.data.source import Labels, PixelLabels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.features.extract import ExtractSettings
+from sslbench.features.settings import ExtractSettings
 from sslbench.labels import LABELS
 from sslbench.metrics.dense import matching, segmentation
 from sslbench.metrics.intervals import Units, Values

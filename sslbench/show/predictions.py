@@ -10,8 +10,8 @@ from sslbench.arrays import FloatArray
 from sslbench.data.checks.sheets import thumbnails
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError
+from sslbench.evaluation.encode import encode_parts
 from sslbench.evaluation.request import RunSettings
-from sslbench.evaluation.run import encode_parts
 from sslbench.features.array import Features
 from sslbench.labels import LabelKind
 from sslbench.protocols.knn import Settings as KnnSettings

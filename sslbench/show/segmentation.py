@@ -10,8 +10,8 @@ from sslbench.arrays import ByteArray, FloatArray
 from sslbench.data.checks.sheets import thumbnails
 from sslbench.data.maps.colours import class_colours, labelled
 from sslbench.errors import DataError, ResultError
+from sslbench.evaluation.encode import encode_parts
 from sslbench.evaluation.request import RunSettings
-from sslbench.evaluation.run import encode_parts
 from sslbench.metrics.dense import segmentation
 from sslbench.protocols import segmentation_knn
 from sslbench.results import Result, records

@@ -5,7 +5,7 @@ import errno
 import numpy as np
 import pytest
 
-from sslbench.features import extract, partial
+from sslbench.features import job, partial
 
 EXTRACT = (
     "extract",
@@ -63,7 +63,7 @@ def test_a_file_that_ends_is_no_interruption(sslbench, monkeypatch, error, code,
 
 
 def test_ctrl_c_says_that_what_was_extracted_is_kept(sslbench, world, monkeypatch):
-    monkeypatch.setattr(extract.ExtractionJob, "check_others", lambda self: _interrupt())
+    monkeypatch.setattr(job.ExtractionJob, "check_others", lambda self: _interrupt())
     code, _, said = sslbench(*EXTRACT, "--store", "store", "--batch-size", "4")
     assert code == 130
     assert said.strip().endswith(

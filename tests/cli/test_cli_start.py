@@ -15,7 +15,7 @@ from sslbench.cli.main import COMMANDS, main
 from sslbench.cli.words import split_words
 from sslbench.errors import UsageError
 from sslbench.evaluation import RunSettings
-from sslbench.features.extract import ExtractionJob
+from sslbench.features.job import ExtractionJob
 from sslbench.library.recipes import compose
 
 HEAVY = ("numpy", "torch", "hydra", "pandas", "sklearn", "kwcoco", "timm", "rich")

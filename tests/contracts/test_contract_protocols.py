@@ -22,7 +22,7 @@ from sslbench.data.labels import no_labels
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.features.extract import ExtractSettings
+from sslbench.features.settings import ExtractSettings
 from sslbench.labels import LABELS
 from sslbench.metrics.summary import ROW_COLUMNS, summarise
 from sslbench.names import list_names

@@ -186,9 +186,9 @@ def test_what_does_not_fit_on_disk_is_refused(where, remedy):
 
 def test_features_that_do_not_fit_are_refused_before_an_image_is_decoded(monkeypatch, tmp_path):
     """All the way from the request, with the images of a real source, of which only the measured ones are read."""
-    from sslbench.features import extract
+    from sslbench.features import job
 
-    monkeypatch.setattr(extract.ExtractionJob, "run", lambda *given: pytest.fail("images were decoded"))
+    monkeypatch.setattr(job.ExtractionJob, "run", lambda *given: pytest.fail("images were decoded"))
     monkeypatch.setattr(machine, "free_disk", lambda folder: 1000.0)
     run = evaluation.RunSettings(device="cpu", workers=0)
     request = evaluation.Request("pixels:8", "sklearn:digits", (evaluation.make_task("knn", {"k": (5,)}),))
@@ -205,7 +205,7 @@ def test_features_that_do_not_fit_are_refused_before_an_image_is_decoded(monkeyp
 @pytest.fixture
 def quarter(tmp_path, monkeypatch):
     """An evaluation whose extraction ended after 448 of 1,797 images, or after some more."""
-    from sslbench.features import extract
+    from sslbench.features import extract, job
 
     run = evaluation.RunSettings(device="cpu", workers=0, floors=False)
     request = evaluation.Request("pixels:8", "sklearn:digits", (evaluation.make_task("knn", {"k": (5,)}),))
@@ -217,7 +217,7 @@ def quarter(tmp_path, monkeypatch):
 
     source = prepared.data.whole
     with monkeypatch.context() as patch:
-        patch.setattr(extract, "FLUSH_SECONDS", 0.0)
+        patch.setattr(job, "FLUSH_SECONDS", 0.0)
         with pytest.raises(KeyboardInterrupt):
             extract.extract(
                 prepared.backbone, source, prepared.layers, run.extract_settings(), root=tmp_path, split="all",

@@ -103,7 +103,7 @@ def test_the_record_holds_every_class_and_what_it_cost(photos):
 
 
 def test_what_is_no_column_is_refused_before_any_image_is_decoded(photos, monkeypatch):
-    monkeypatch.setattr("sslbench.evaluation.run._extract", None)
+    monkeypatch.setattr("sslbench.evaluation.encode.extract_part", None)
     with pytest.raises(UsageError, match="Did you mean 'site'"):
         evaluate(photos, groups=("sight",))
     with pytest.raises(UsageError, match="Did you mean 'site'"):

@@ -70,6 +70,7 @@ def test_protocols_on_images_train_on_the_wrong_labels(protocol, tmp_path):
 
 
 def test_the_labels_that_the_probe_gets_are_the_noisy_ones_of_the_same_samples(tmp_path):
+    from sslbench.evaluation import encode
     from sslbench.evaluation import run as module
 
     seen = []
@@ -77,7 +78,7 @@ def test_the_labels_that_the_probe_gets_are_the_noisy_ones_of_the_same_samples(t
         prepared = prepare(request(noise=noise), RUN)
         share = noise[0] if noise else 0.0
         data = module.with_noise(prepared, share)
-        encoded = module.encode_parts(prepared.backbone, prepared.data, prepared.layers, RUN, tmp_path, None)
+        encoded = encode.encode_parts(prepared.backbone, prepared.data, prepared.layers, RUN, tmp_path, None)
         layer = prepared.layers[0].text
         _, train, test = module._describe_parts(data, prepared.backbone, layer, encoded, request().tasks[0], "", share)
         seen.append((train, test))

@@ -19,8 +19,9 @@ from sslbench.data.images import Files
 from sslbench.data.loading import loader
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError
-from sslbench.features.extract import ExtractSettings, extract
+from sslbench.features.extract import extract
 from sslbench.features.partial import RECORD
+from sslbench.features.settings import ExtractSettings
 from sslbench.identity import FeatureKey
 from sslbench.preprocessing import Preprocessing
 
@@ -199,9 +200,9 @@ def test_skipping_leaves_rows_out_by_id_and_a_later_strict_run_still_stops(backb
 
 
 def _extract_slowly(backbone, folder, root):
-    from sslbench.features import extract as extract_module
+    from sslbench.features import job
 
-    extract_module.FLUSH_SECONDS = 0.0
+    job.FLUSH_SECONDS = 0.0
     settings = dataclasses.replace(CPU, batch_size=1)
     run(backbone, source_of(folder), root, settings=settings, progress=lambda done, total: time.sleep(0.2))
 

@@ -22,9 +22,10 @@ from sslbench.data.loading import loader
 from sslbench.data.open import open_data
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, StoreError
-from sslbench.features import extract as extract_module
-from sslbench.features import partial
-from sslbench.features.extract import ExtractSettings, extract
+from sslbench.features import job, partial
+from sslbench.features.extract import extract
+from sslbench.features.job import ExtractionJob
+from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 
 N = 10
@@ -160,7 +161,7 @@ def test_a_disk_that_fails_for_a_while_removes_no_image_for_good(backbone, pictu
 
 
 def test_a_disk_that_is_gone_ends_the_run_soon(backbone, pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(extract_module, "MANY_UNREAD", 3)
+    monkeypatch.setattr(job, "MANY_UNREAD", 3)
     monkeypatch.setattr(Failing, "failing", {f"{i:02d}.png" for i in range(1, N)})
     with pytest.raises(DataError, match="5 of 10 images"):
         run(backbone, source_of(pictures, Failing), tmp_path, SKIP)
@@ -227,7 +228,7 @@ def _die_at(operation, path, work):
 def test_a_kill_before_any_operation_on_a_file_loses_nothing(backbone, pictures, tmp_path, monkeypatch, broken):
     if broken:
         (pictures / "02.png").write_bytes(b"no image")
-    monkeypatch.setattr(extract_module, "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(job, "FLUSH_SECONDS", 0.0)
     settings = dataclasses.replace(SKIP, batch_size=6)
     source = source_of(pictures)
     whole = features(backbone, source, tmp_path / "whole", settings)
@@ -293,7 +294,7 @@ def test_damaged_rows_of_an_interrupted_run_are_made_again(backbone, pictures, t
 
 def test_rows_that_change_on_the_disk_before_they_are_published_are_noticed(backbone, pictures, tmp_path, monkeypatch):
     source = source_of(pictures)
-    real = extract_module.ExtractionJob.run
+    real = ExtractionJob.run
 
     def run_and_damage(self, progress):
         outcome = real(self, progress)
@@ -301,7 +302,7 @@ def test_rows_that_change_on_the_disk_before_they_are_published_are_noticed(back
         rows.write_bytes(rows.read_bytes()[:-600] + bytes(600))
         return outcome
 
-    monkeypatch.setattr(extract_module.ExtractionJob, "run", run_and_damage)
+    monkeypatch.setattr(ExtractionJob, "run", run_and_damage)
     with pytest.raises(StoreError, match=r"2 rows of .* are damaged"):
         run(backbone, source, tmp_path)
     monkeypatch.undo()
@@ -344,7 +345,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_the_same_command_continues(
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(descriptor, content, place)
 
-    monkeypatch.setattr(extract_module, "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(job, "FLUSH_SECONDS", 0.0)
     monkeypatch.setattr(partial.os, "pwrite", pwrite)
     with pytest.raises(StoreError, match=r"not enough disk space for .*/res5avg\.npy\.(partial|progress): .* are free"):
         run(backbone, source, tmp_path / "store")

@@ -18,10 +18,10 @@ from sslbench.data.labels import no_labels
 from sslbench.data.source import Source
 from sslbench.distributed import Process
 from sslbench.errors import StoreError, WeightsError
-from sslbench.features import extract as extract_module
-from sslbench.features import presence
-from sslbench.features.extract import ExtractSettings, extract
+from sslbench.features import job, presence
+from sslbench.features.extract import extract
 from sslbench.features.presence import RunPresence, announced
+from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 
 FORK = multiprocessing.get_context("fork")
@@ -50,7 +50,7 @@ def features(backbone, root):
 def _process(backbone, root, rank, how, queue):
     os.environ.update(RANK=str(rank), WORLD_SIZE="2")
     presence.BEAT_SECONDS, presence.GONE_SECONDS = 0.1, 1.0
-    extract_module.ABSENT_SECONDS = 1.5
+    job.ABSENT_SECONDS = 1.5
     with contextlib.suppress(WeightsError):
         try:
             with announced(root):

@@ -18,10 +18,10 @@ from sslbench.data.images import Arrays
 from sslbench.data.source import Labels, Source
 from sslbench.distributed import Process, this_process
 from sslbench.errors import StoreError, UsageError
-from sslbench.features import extract as extract_module
-from sslbench.features import presence
-from sslbench.features.extract import ExtractSettings, extract
+from sslbench.features import job, presence
+from sslbench.features.extract import extract
 from sslbench.features.partial import RECORD
+from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 
 CPU = ExtractSettings(torch.device("cpu"), batch_size=4, workers=0)
@@ -131,7 +131,7 @@ def test_variables_that_contradict_each_other_are_refused(variables, monkeypatch
 
 def _slowly(backbone, root, rank, queue, fails):
     os.environ.update(RANK=str(rank), WORLD_SIZE="2")
-    presence.BEAT_SECONDS, presence.GONE_SECONDS, extract_module.FLUSH_SECONDS = 0.1, 1.5, 0.0
+    presence.BEAT_SECONDS, presence.GONE_SECONDS, job.FLUSH_SECONDS = 0.1, 1.5, 0.0
 
     def progress(done, total):
         time.sleep(0.3 if rank == 1 else 0.0)

@@ -16,7 +16,8 @@ from sslbench.backbones.layers import resolve_layers
 from sslbench.data.containers.slices import Slices
 from sslbench.data.open import open_data
 from sslbench.data.remote import cache
-from sslbench.features.extract import ExtractSettings, extract
+from sslbench.features.extract import extract
+from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 
 CPU = ExtractSettings(torch.device("cpu"), batch_size=2, workers=0)

@@ -16,7 +16,8 @@ from sslbench.data.images import Files
 from sslbench.data.source import Labels, Source
 from sslbench.errors import BackboneError, UsageError
 from sslbench.evaluation.prepare import with_preprocessing
-from sslbench.features.extract import ExtractSettings, extract
+from sslbench.features.extract import extract
+from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 
 SIZES = [(40, 64), (64, 40), (64, 64), (40, 64), (64, 40)]

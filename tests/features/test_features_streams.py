@@ -17,7 +17,8 @@ from sslbench.data.images import Files
 from sslbench.data.source import Labels, Source
 from sslbench.errors import BackboneError, DataError
 from sslbench.features import streams
-from sslbench.features.extract import ExtractSettings, extract
+from sslbench.features.extract import extract
+from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 
 SMALL = Preprocessing(32, (32, 32))

@@ -19,7 +19,8 @@ from sslbench.data.open import open_data
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError
 from sslbench.features import store
-from sslbench.features.extract import ExtractSettings, extract
+from sslbench.features.extract import extract
+from sslbench.features.settings import ExtractSettings
 from sslbench.features.skipped import note_skipped
 from sslbench.preprocessing import Preprocessing
 

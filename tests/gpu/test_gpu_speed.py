@@ -18,7 +18,8 @@ from sslbench.data.source import Labels, Source
 from sslbench.data.views import Blur, Jitter, View, drawn
 from sslbench.data.views.on_device import change_colours
 from sslbench.features.array import Features
-from sslbench.features.extract import ExtractSettings, extract
+from sslbench.features.extract import extract
+from sslbench.features.settings import ExtractSettings
 from sslbench.protocols import knn, linear
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]

@@ -12,7 +12,7 @@ from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
-from sslbench.features.extract import ExtractSettings
+from sslbench.features.settings import ExtractSettings
 from sslbench.metrics.dense.correspondence import ALPHAS, PIXELS, dyadic_errors
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols.correspondence import PROTOCOL, check

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sample_maps import map_pictures
 
-from sslbench.features.extract import ExtractSettings
+from sslbench.features.settings import ExtractSettings
 from sslbench.protocols import segmentation
 from sslbench.protocols._parts.dense import survey as surveyed
 from sslbench.protocols._parts.dense.survey import GRID, survey

@@ -16,7 +16,7 @@ from sslbench.data.boundaries import open_boundaries
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
-from sslbench.features.extract import ExtractSettings
+from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import edges
 from sslbench.protocols.edges.scores import annotations, read_boundaries, task

@@ -19,7 +19,7 @@ from sslbench.data.open_signals import open_signals
 from sslbench.data.signals import signal_of
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
-from sslbench.features.extract import ExtractSettings
+from sslbench.features.settings import ExtractSettings
 from sslbench.metrics.dense.signals import signal_row
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import low_level

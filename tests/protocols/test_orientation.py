@@ -15,7 +15,7 @@ from sslbench.data.images import Arrays
 from sslbench.data.signals import orientation_of
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
-from sslbench.features.extract import ExtractSettings
+from sslbench.features.settings import ExtractSettings
 from sslbench.protocols import orientation
 from sslbench.protocols.orientation.scores import mirrored, orientation_loss
 

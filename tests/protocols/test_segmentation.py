@@ -14,7 +14,7 @@ from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.label_map import LabelMap
 from sslbench.errors import DataError, UsageError
-from sslbench.features.extract import ExtractSettings
+from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import segmentation
 from sslbench.protocols._parts.dense import kept_maps, training

@@ -22,7 +22,8 @@ from sslbench.data.images import Arrays, Files
 from sslbench.data.loading import loader
 from sslbench.data.source import Labels, Source
 from sslbench.evaluation import RunSettings
-from sslbench.features.extract import ExtractSettings, extract
+from sslbench.features.extract import extract
+from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 
 pytestmark = pytest.mark.speed

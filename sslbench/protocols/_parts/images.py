@@ -12,7 +12,7 @@ from sslbench.data.decode.transforms import output_size
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
-from sslbench.features.extract import ExtractSettings
+from sslbench.features.settings import ExtractSettings
 from sslbench.features.skipped import unreadable_error
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing

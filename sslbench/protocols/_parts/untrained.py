@@ -14,7 +14,7 @@ from sslbench.backbones.layers import Layer
 from sslbench.config import setting
 from sslbench.data.source import Labels, Source
 from sslbench.distributed.collectives import rank
-from sslbench.features.extract import ExtractSettings
+from sslbench.features.settings import ExtractSettings
 from sslbench.labels import LabelKind
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols.protocol import ImageWork, NotEstimated, OnImages, Part, Shapes, test_part

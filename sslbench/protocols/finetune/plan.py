@@ -21,7 +21,7 @@ from sslbench.data.views import View
 from sslbench.data.views.ops import make_view
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
-from sslbench.features.extract import ExtractSettings
+from sslbench.features.settings import ExtractSettings
 from sslbench.labels import LabelKind
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing

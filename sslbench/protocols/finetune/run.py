@@ -23,7 +23,7 @@ from sslbench.data.sharded import rows_of
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import from_first, rank, sum_, world_size
 from sslbench.features.array import Features
-from sslbench.features.extract import ExtractSettings
+from sslbench.features.settings import ExtractSettings
 from sslbench.metrics.summary import Probabilities, headline, summarise
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.images import unreadable_images

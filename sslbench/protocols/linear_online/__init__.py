@@ -22,7 +22,7 @@ from sslbench.results import Outcome
 if TYPE_CHECKING:
     from sslbench.backbones.backbone import Backbone
     from sslbench.backbones.layers import Layer
-    from sslbench.features.extract import ExtractSettings
+    from sslbench.features.settings import ExtractSettings
 
 
 def check(settings: Settings, train: Labels) -> None:

@@ -13,7 +13,7 @@ import torch
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import rank, sum_, world_size
-from sslbench.features.extract import ExtractSettings
+from sslbench.features.settings import ExtractSettings
 from sslbench.metrics.summary import headline
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.images import unreadable_images

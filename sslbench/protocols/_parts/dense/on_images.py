@@ -9,7 +9,7 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
 from sslbench.data.loading.joint import JointView
 from sslbench.data.source import Labels, Source
-from sslbench.features.extract import ExtractSettings
+from sslbench.features.settings import ExtractSettings
 from sslbench.labels import LabelKind
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.run import DenseRow, checked_rows, train_and_score

@@ -12,7 +12,7 @@ from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading.joint import Target, WholeImage, whole_images
 from sslbench.data.source import Source
 from sslbench.errors import DataError
-from sslbench.features.extract import ExtractSettings
+from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.heads import DenseHead, MapEncoder, Sizes
 from sslbench.protocols._parts.dense.task import DenseTask

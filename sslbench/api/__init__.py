@@ -15,14 +15,12 @@ from PIL import Image
 from torch import nn
 
 from sslbench import evaluation, paths, pretraining
-from sslbench.backbones.backbone import Backbone, copied
+from sslbench.api.arguments import copied_backbone, options_of, places_of, refuse_other_models, tasks_of
 from sslbench.backbones.export import ExportReport
-from sslbench.backbones.in_memory import from_module, unwrapped, users_preprocessing
-from sslbench.backbones.layers import split_layers
+from sslbench.backbones.in_memory import unwrapped
 from sslbench.backbones.load import load_backbone
-from sslbench.config import build, build_partial, resolve
+from sslbench.config import build
 from sslbench.data.containers.members import is_image
-from sslbench.data.in_memory import Columns, sources_of
 from sslbench.detection.predict import load_detector
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.evaluation import detection
@@ -41,8 +39,6 @@ from sslbench.leaderboard.compare import compare as compare_results
 from sslbench.leaderboard.over_training import TrainingCurve, training_curves, write_training_curves
 from sslbench.library.benchmarks import load_benchmark
 from sslbench.library.recipes import compose_pretraining
-from sslbench.names import did_you_mean
-from sslbench.preprocessing import Preprocessing
 from sslbench.results import Result, Results, records
 from sslbench.runtime.progress import interactive
 from sslbench.train import checkpoints
@@ -114,7 +110,7 @@ def evaluate(
         >>> round(result.metrics["top1"].value)
         99
     """
-    tasks = _tasks(protocols, settings)
+    tasks = tasks_of(protocols, settings)
     folder = Path(out) if out is not None else _temporary_folder()
     if are_features(train):
         return _evaluate_features(model, train, test, tasks, name, folder, run, options)
@@ -123,10 +119,10 @@ def evaluate(
             "model=None goes with features (N, D) and their labels only",
             "Give a module or a file; features as an array: (np.asarray(x), labels).",
         )
-    _refuse_other_models(model)
-    run_settings, request_options = _options(options, run, evaluation.Request)
-    places = _places(train, test, request_options)
-    backbone = _copied(model, request_options) if isinstance(model, nn.Module) else None
+    refuse_other_models(model)
+    run_settings, request_options = options_of(options, run, evaluation.Request)
+    places = places_of(train, test, request_options)
+    backbone = copied_backbone(model, request_options) if isinstance(model, nn.Module) else None
     weights = backbone.name if backbone is not None else str(model)
     request = evaluation.Request(weights=weights, tasks=tasks, name=name, **places.names, **request_options)
     prepared = evaluation.prepare(request, run_settings, backbone=backbone, in_memory=places.in_memory)
@@ -150,7 +146,7 @@ def _evaluate_features(
     """Score (features, labels), as `sslbench eval --features` does."""
     if model is not None:
         raise UsageError("features (N, D) need no model", "Pass None as the model.")
-    run_settings, unused = _options(options, run, evaluation.Request)
+    run_settings, unused = options_of(options, run, evaluation.Request)
     if unused:
         of_run = {field.name for field in dataclasses.fields(evaluation.RunSettings)}
         typed = next(key for key in options if key not in of_run)
@@ -217,8 +213,8 @@ def evaluate_checkpoints(
     files = [str(path) for path in checkpoints.files(Path(folder))]
     if not files:
         raise UsageError(f"{folder} has no checkpoints of a pretraining run", "Give RUN/checkpoints.")
-    tasks = _tasks(protocols, settings)
-    run_settings, request_options = _options(options, run, evaluation.Request)
+    tasks = tasks_of(protocols, settings)
+    run_settings, request_options = options_of(options, run, evaluation.Request)
     request_options["test_data"] = None if test is None else str(test)
     cells = [
         SuiteCell(
@@ -280,7 +276,7 @@ def evaluate_detection(
         SslbenchError: anything that is wrong with the arguments, the weights or the data.
     """
     values, origins, benchmark = detection.make_recipe(settings or {}, load_benchmark(str(recipe)))
-    run_settings, request_options = _options(options, run, detection.DetectionRequest)
+    run_settings, request_options = options_of(options, run, detection.DetectionRequest)
     backbone = None
     if isinstance(model, nn.Module):
         backbone = from_user(unwrapped(model), request_options.get("backbone"))
@@ -368,10 +364,10 @@ def extract_features(
         >>> {split: layers["pixels"].x.shape for split, layers in features.items()}
         {'all': (1797, 192)}
     """
-    _refuse_other_models(model)
-    run_settings, request_options = _options(options, run, evaluation.Request)
-    places = _places(data, None, request_options)
-    backbone = _copied(model, request_options) if isinstance(model, nn.Module) else None
+    refuse_other_models(model)
+    run_settings, request_options = options_of(options, run, evaluation.Request)
+    places = places_of(data, None, request_options)
+    backbone = copied_backbone(model, request_options) if isinstance(model, nn.Module) else None
     weights = backbone.name if backbone is not None else str(model)
     request = evaluation.Request(weights=weights, tasks=(), **places.names, **request_options)
     root = Path(store) if store is not None else paths.cache_dir() / "features"
@@ -404,7 +400,7 @@ def export(
         >>> report.shape, report.width, report.difference < 1e-4
         ((1, 224, 224), 64, True)
     """
-    _, request_options = _options(options, None, evaluation.Request, runs=False)
+    _, request_options = options_of(options, None, evaluation.Request, runs=False)
     layers = () if layer is None else (layer,)
     export_request = evaluation.Request(weights=str(weights), data="", tasks=(), layers=layers, **request_options)
     return export_network(export_request, Path(out), overwrite=overwrite)
@@ -446,7 +442,7 @@ def predict(
         >>> counts.predicted, [line.split(",")[2] for line in open(f"{folder}/out.csv")]
         (2, ['class', '1', '1'])
     """
-    run_settings, request_options = _options(options, run, evaluation.Request)
+    run_settings, request_options = options_of(options, run, evaluation.Request)
     prediction_request = evaluation.Request(weights=str(weights), data=str(data), tasks=(), **request_options)
     chosen: dict[str, Any] = {"classes": classes, "top_k": top_k, "threshold": threshold}
     return write_predictions(prediction_request, run_settings, Path(csv), **chosen)
@@ -542,124 +538,6 @@ def make_leaderboard(folder: str | Path, *, metric: str | None = None) -> Board:
         1
     """
     return table(records.read_tree(Path(folder)), metric=metric)
-
-
-def _refuse_other_models(model: object) -> None:
-    """Refuse a model that is neither a module nor a location of weights.
-
-    Raises:
-        UsageError: it is.
-    """
-    if not isinstance(model, str | Path | nn.Module):
-        what = f"the class {model.__name__}" if isinstance(model, type) else f"of the type {type(model).__name__}"
-        remedy = "Make a module of it first: model = Net()." if isinstance(model, type) else "Wrap it in an nn.Module."
-        raise UsageError(f"the model is {what}, neither a module nor a weights file", remedy)
-
-
-def _copied(model: nn.Module, request: Mapping[str, Any]) -> Backbone:
-    """Return a backbone around a copy of the user's module."""
-    inner = unwrapped(model)
-    name = request.get("backbone") or type(inner).__name__
-    module = copied(inner).cpu().eval().requires_grad_(False)
-    return from_module(name, module, users_preprocessing(name, inner))
-
-
-def _tasks(
-    protocols: str | Sequence[str], settings: Mapping[str, Mapping[str, Any]] | None
-) -> tuple[evaluation.Task, ...]:
-    """Return the protocols with their settings.
-
-    Raises:
-        UsageError: settings of another protocol, or no mapping of protocols to their settings.
-    """
-    names = [protocols] if isinstance(protocols, str) else list(protocols)
-    for key, values in (settings or {}).items():
-        if key not in names:
-            example = f'Settings belong to a protocol: settings={{"{names[0]}": {{"{key}": ...}}}}.' if names else ""
-            nearest = did_you_mean(key, names)
-            raise UsageError(
-                f"settings: '{key}' is none of the protocols {', '.join(names)}",
-                nearest if isinstance(values, Mapping) or not example else example,
-            )
-        if not isinstance(values, Mapping):
-            raise UsageError(f"settings of {key} should map names to values, not {values!r:.80}")
-    return tuple(evaluation.make_task(name, (settings or {}).get(name, {})) for name in names)
-
-
-_ARGUMENTS = frozenset(("protocols", "settings", "name", "out", "run"))
-"""Further arguments of `evaluate` and its like, for hints."""
-_OWN_ARGUMENTS = frozenset(
-    ("weights", "data", "test_data", "tasks", "name", "recipe", "origins", "benchmark", "baselines")
-)
-"""Fields of requests that are arguments of their own."""
-
-
-def _options(
-    given: Mapping[str, Any], run: evaluation.RunSettings | None, request: type[Any], *, runs: bool = True
-) -> tuple[evaluation.RunSettings, dict[str, Any]]:
-    """Return the settings of a run and the further fields of a request, from keyword arguments.
-
-    Args:
-        given: the keyword arguments.
-        run: settings to start from.
-        request: dataclass of the request; one with a preprocessing takes its values by their names, too.
-        runs: settings of a run have an effect.
-
-    Raises:
-        UsageError: an option that does not exist, with the nearest one, or of another type.
-    """
-    fields = {field.name for field in dataclasses.fields(request)} - _OWN_ARGUMENTS
-    of_run = {field.name for field in dataclasses.fields(evaluation.RunSettings)} if runs else set()
-    of_images = {field.name for field in dataclasses.fields(Preprocessing)} - {"origin"} - of_run
-    known = fields | of_run | (of_images if "preprocessing" in fields else set())
-    for key in given:
-        if key not in known:
-            raise UsageError(f"there is no option '{key}'", did_you_mean(key, known | _ARGUMENTS))
-    start = {} if run is None else dataclasses.asdict(run)
-    settings, _ = resolve(evaluation.RunSettings, [("the options", start | _chosen(given, of_run))])
-    values = _chosen(given, fields - {"preprocessing"})
-    if isinstance(values.get("layers"), str):
-        values["layers"] = tuple(split_layers(values["layers"]))
-    values = build_partial(request, values, "the options")
-    preprocessing = {**(given.get("preprocessing") or {}), **_chosen(given, of_images)}
-    if isinstance(preprocessing.get("crop"), int):
-        preprocessing["crop"] = (preprocessing["crop"],) * 2
-    return settings, values | ({"preprocessing": preprocessing} if preprocessing else {})
-
-
-def _chosen(given: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
-    """Return the given values of these names."""
-    return {name: value for name, value in given.items() if name in names}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Places:
-    """Data of a request: locations, and data in memory by the names that take their place."""
-
-    names: dict[str, Any]
-    in_memory: evaluation.InMemoryData
-
-
-def _places(train: Any, test: Any, options: Mapping[str, Any]) -> _Places:
-    """Return the locations of a request; data in memory are opened."""
-    columns = Columns(
-        options.get("image_column"),
-        options.get("label_column"),
-        tuple(options.get("groups", ())),
-        tuple(options.get("value_columns", ())),
-    )
-    names: dict[str, Any] = {"test_data": None}
-    in_memory = {}
-    for field, part, data in (("data", "train", train), ("test_data", "test", test)):
-        if data is None and field == "test_data":
-            continue
-        if isinstance(data, str | Path):
-            names[field] = str(data)
-            continue
-        name = f"{type(data).__name__} in memory"
-        names[field] = name if test is None else f"{name} ({part})"
-        in_memory[str(names[field])] = sources_of(data, str(names[field]), columns)
-    return _Places(names, in_memory)
 
 
 @functools.cache

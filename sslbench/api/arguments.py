@@ -1,0 +1,138 @@
+"""Arguments of the public functions: models, protocols, options and data of many kinds."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from sslbench import evaluation
+from sslbench.backbones.backbone import Backbone, copied
+from sslbench.backbones.in_memory import from_module, unwrapped, users_preprocessing
+from sslbench.backbones.layers import split_layers
+from sslbench.config import build_partial, resolve
+from sslbench.data.in_memory import Columns, sources_of
+from sslbench.errors import UsageError
+from sslbench.names import did_you_mean
+from sslbench.preprocessing import Preprocessing
+
+
+def refuse_other_models(model: object) -> None:
+    """Refuse a model that is neither a module nor a location of weights.
+
+    Raises:
+        UsageError: it is.
+    """
+    if not isinstance(model, str | Path | nn.Module):
+        what = f"the class {model.__name__}" if isinstance(model, type) else f"of the type {type(model).__name__}"
+        remedy = "Make a module of it first: model = Net()." if isinstance(model, type) else "Wrap it in an nn.Module."
+        raise UsageError(f"the model is {what}, neither a module nor a weights file", remedy)
+
+
+def copied_backbone(model: nn.Module, request: Mapping[str, Any]) -> Backbone:
+    """Return a backbone around a copy of the user's module."""
+    inner = unwrapped(model)
+    name = request.get("backbone") or type(inner).__name__
+    module = copied(inner).cpu().eval().requires_grad_(False)
+    return from_module(name, module, users_preprocessing(name, inner))
+
+
+def tasks_of(
+    protocols: str | Sequence[str], settings: Mapping[str, Mapping[str, Any]] | None
+) -> tuple[evaluation.Task, ...]:
+    """Return the protocols with their settings.
+
+    Raises:
+        UsageError: settings of another protocol, or no mapping of protocols to their settings.
+    """
+    names = [protocols] if isinstance(protocols, str) else list(protocols)
+    for key, values in (settings or {}).items():
+        if key not in names:
+            example = f'Settings belong to a protocol: settings={{"{names[0]}": {{"{key}": ...}}}}.' if names else ""
+            nearest = did_you_mean(key, names)
+            raise UsageError(
+                f"settings: '{key}' is none of the protocols {', '.join(names)}",
+                nearest if isinstance(values, Mapping) or not example else example,
+            )
+        if not isinstance(values, Mapping):
+            raise UsageError(f"settings of {key} should map names to values, not {values!r:.80}")
+    return tuple(evaluation.make_task(name, (settings or {}).get(name, {})) for name in names)
+
+
+_ARGUMENTS = frozenset(("protocols", "settings", "name", "out", "run"))
+"""Further arguments of `evaluate` and its like, for hints."""
+
+
+_OWN_ARGUMENTS = frozenset(
+    ("weights", "data", "test_data", "tasks", "name", "recipe", "origins", "benchmark", "baselines")
+)
+"""Fields of requests that are arguments of their own."""
+
+
+def options_of(
+    given: Mapping[str, Any], run: evaluation.RunSettings | None, request: type[Any], *, runs: bool = True
+) -> tuple[evaluation.RunSettings, dict[str, Any]]:
+    """Return the settings of a run and the further fields of a request, from keyword arguments.
+
+    Args:
+        given: the keyword arguments.
+        run: settings to start from.
+        request: dataclass of the request; one with a preprocessing takes its values by their names, too.
+        runs: settings of a run have an effect.
+
+    Raises:
+        UsageError: an option that does not exist, with the nearest one, or of another type.
+    """
+    fields = {field.name for field in dataclasses.fields(request)} - _OWN_ARGUMENTS
+    of_run = {field.name for field in dataclasses.fields(evaluation.RunSettings)} if runs else set()
+    of_images = {field.name for field in dataclasses.fields(Preprocessing)} - {"origin"} - of_run
+    known = fields | of_run | (of_images if "preprocessing" in fields else set())
+    for key in given:
+        if key not in known:
+            raise UsageError(f"there is no option '{key}'", did_you_mean(key, known | _ARGUMENTS))
+    start = {} if run is None else dataclasses.asdict(run)
+    settings, _ = resolve(evaluation.RunSettings, [("the options", start | _chosen(given, of_run))])
+    values = _chosen(given, fields - {"preprocessing"})
+    if isinstance(values.get("layers"), str):
+        values["layers"] = tuple(split_layers(values["layers"]))
+    values = build_partial(request, values, "the options")
+    preprocessing = {**(given.get("preprocessing") or {}), **_chosen(given, of_images)}
+    if isinstance(preprocessing.get("crop"), int):
+        preprocessing["crop"] = (preprocessing["crop"],) * 2
+    return settings, values | ({"preprocessing": preprocessing} if preprocessing else {})
+
+
+def _chosen(given: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    """Return the given values of these names."""
+    return {name: value for name, value in given.items() if name in names}
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Data of a request: locations, and data in memory by the names that take their place."""
+
+    names: dict[str, Any]
+    in_memory: evaluation.InMemoryData
+
+
+def places_of(train: Any, test: Any, options: Mapping[str, Any]) -> Places:
+    """Return the locations of a request; data in memory are opened."""
+    columns = Columns(
+        options.get("image_column"),
+        options.get("label_column"),
+        tuple(options.get("groups", ())),
+        tuple(options.get("value_columns", ())),
+    )
+    names: dict[str, Any] = {"test_data": None}
+    in_memory = {}
+    for field, part, data in (("data", "train", train), ("test_data", "test", test)):
+        if data is None and field == "test_data":
+            continue
+        if isinstance(data, str | Path):
+            names[field] = str(data)
+            continue
+        name = f"{type(data).__name__} in memory"
+        names[field] = name if test is None else f"{name} ({part})"
+        in_memory[str(names[field])] = sources_of(data, str(names[field]), columns)
+    return Places(names, in_memory)

@@ -1,0 +1,268 @@
+"""Encoding of the data of a request: features of its parts, from the store or computed."""
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.layers import Layer, resolve_layers
+from sslbench.data.groups import source_groups
+from sslbench.data.source import Source
+from sslbench.data.splits import TrainTest
+from sslbench.distributed import this_process
+from sslbench.evaluation.costs import encoding_costs, measured
+from sslbench.evaluation.prepare import (
+    InMemoryData,
+    Prepared,
+    for_request,
+    load,
+    open_parts,
+    open_train_test,
+)
+from sslbench.evaluation.record import Encoded
+from sslbench.evaluation.request import Request, RunSettings
+from sslbench.features.array import Features
+from sslbench.features.extract import Extraction, extract
+from sslbench.features.streamed import streamed
+from sslbench.features.together import TOGETHER_BYTES, extract_together, parameter_bytes
+from sslbench.features.tuples import side_by_side
+from sslbench.results import ExcludedImage
+from sslbench.runtime.progress import Progress, stage_progress
+
+log = logging.getLogger("sslbench")
+
+
+def extract_only(
+    request: Request,
+    run: RunSettings,
+    *,
+    store: Path,
+    progress: Progress | None = None,
+    backbone: Backbone | None = None,
+    in_memory: InMemoryData | None = None,
+) -> dict[str, Extraction]:
+    """Extract features of every part of the data, without evaluating them; labels are not needed.
+
+    Args:
+        request: what to encode.
+        run: how.
+        store: folder of the feature store.
+        progress: see there.
+        backbone: takes the place of request.weights when it is in memory already.
+        in_memory: takes the place of locations; see there.
+
+    Returns:
+        Name of the part ('train', 'test', 'all') -> its extraction.
+    """
+    backbone, layers = _to_encode(request, run, backbone)
+    parts = _parts_to_encode(request, run, in_memory)
+    return {split: extract_part(backbone, part, layers, run, store, split, progress) for split, part in parts.items()}
+
+
+def extract_several(
+    requests: Sequence[Request], run: RunSettings, *, store: Path, progress: Progress | None = None
+) -> Iterator[tuple[str, dict[str, Extraction]]]:
+    """Yield the weights and the extractions of `extract_only` for several weights on the same data.
+
+    In one process, images that are decoded alike are decoded once for as many weights as fit `TOGETHER_BYTES`.
+
+    Args:
+        requests: they differ in the weights only.
+        run: how.
+        store: folder of the feature store.
+        progress: see there.
+    """
+    parts = _parts_to_encode(requests[0], run, None)
+    waiting, size = [], 0
+    for number, request in enumerate(requests, 1):
+        backbone, layers = _to_encode(request, run, None)
+        waiting.append((request.weights, backbone, layers))
+        size += parameter_bytes(backbone)
+        if number < len(requests) and size <= TOGETHER_BYTES and this_process().world == 1:
+            continue
+        known = [(one, own) for _, one, own in waiting if one.known]
+        for split, part in parts.items() if len(known) > 1 else ():
+            shown = stage_progress(progress, f"{len(known)} backbones on {part.name}")
+            extract_together(known, part, run.extract_settings(), root=store, split=split, progress=shown)
+        for word, one, own in waiting:
+            yield (
+                word,
+                {split: extract_part(one, part, own, run, store, split, progress) for split, part in parts.items()},
+            )
+        waiting, size = [], 0
+
+
+def _to_encode(request: Request, run: RunSettings, backbone: Backbone | None) -> tuple[Backbone, tuple[Layer, ...]]:
+    """Return the backbone of a request, loaded unless it is given, and its layers."""
+    backbone, _ = for_request(load(request, run) if backbone is None else backbone, request, run)
+    return backbone, resolve_layers(backbone, request.layers or (backbone.default_layer,))
+
+
+def _parts_to_encode(request: Request, run: RunSettings, in_memory: InMemoryData | None) -> dict[str, Source]:
+    """Return the parts of the data of a request by name, and tell the notes about them."""
+    if request.limit is not None:
+        both = open_train_test(request, run, in_memory)
+        parts = {"train": both.train, "test": both.test}
+    else:
+        parts = dict(open_parts(request, request.data, in_memory))
+        if request.test_data is not None:
+            test = open_parts(request, request.test_data, in_memory)
+            parts = {**parts, **({"test": test["all"]} if set(test) == {"all"} else test)}
+    for note in dict.fromkeys(note for part in parts.values() for note in part.notes):
+        log.info(note)
+    return parts
+
+
+def extract_part(
+    backbone: Backbone,
+    source: Source,
+    layers: Sequence[Layer],
+    run: RunSettings,
+    store: Path,
+    split: str,
+    progress: Progress | None,
+) -> Extraction:
+    """Extract the features of one part of the data, and log the counts of images."""
+    title = f"{backbone.name} on {source.name}"
+    extraction = extract(
+        backbone,
+        source.every_image(),
+        layers,
+        run.extract_settings(),
+        root=store,
+        split=split,
+        progress=stage_progress(progress, title),
+    )
+    if extraction.decoded:
+        rate = extraction.decoded / max(extraction.seconds, 1e-9)
+        log.info(f"{title}: {extraction.decoded} images in {extraction.seconds:.1f} s ({rate:.0f} images/s)")
+    else:
+        log.info(f"{title}: features found in the store, no image decoded")
+    for conversion, count in sorted(extraction.conversions.items()):
+        log.info(f"{source.name}: {count} images: {conversion}", extra={"once": True})  # pixels meet the same images
+    if extraction.unreadable:
+        log.warning(
+            f"{source.name}: {len(extraction.unreadable)} of {len(source)} images cannot be read and are left out"
+        )
+    return extraction
+
+
+def encode_parts(
+    backbone: Backbone,
+    data: TrainTest,
+    layers: Sequence[Layer],
+    run: RunSettings,
+    store: Path,
+    progress: Progress | None,
+    *,
+    work: bool = False,
+) -> Encoded:
+    """Return features of train and test; when both were cut from one source, that source is encoded and then cut.
+
+    So `sslbench extract` and evaluations with other seeds or test fractions share one entry of the store.
+
+    Args:
+        backbone: with the preprocessing of the images.
+        data: train and test.
+        layers: of the backbone.
+        run: how.
+        store: folder of the feature store.
+        progress: see there.
+        work: with the floating-point operations of the backbone in the costs.
+    """
+    whole = data.whole
+    parts = [("all", whole)] if whole is not None else [("train", data.train), ("test", data.test)]
+    parts = parts[1:] if data.train is data.test and whole is None else parts  # one part stands for both
+    with measured(run.torch_device()) as meter:
+        extractions = [extract_part(backbone, part, layers, run, store, split, progress) for split, part in parts]
+    if this_process().rank != 0:
+        return Encoded({}, {}, (), 0.0, 0)
+    encoded = [
+        {layer: side_by_side(features, part) for layer, features in extraction.features.items()}
+        for extraction, (_, part) in zip(extractions, parts, strict=True)
+    ]
+    both = [
+        {layer: rows_of(features, part) for layer, features in found.items()}
+        for found, part in zip(encoded * 2 if len(encoded) == 1 else encoded, (data.train, data.test), strict=True)
+    ]
+    unreadable = tuple(ExcludedImage(**row) for extraction in extractions for row in extraction.unreadable)
+    seconds, decoded = sum(e.seconds for e in extractions), sum(e.decoded for e in extractions)
+    costs = encoding_costs(backbone, decoded=decoded, seconds=seconds, stage=meter.stage, work=work)
+    uncut = {} if whole is None else {layer: rows_of(found, whole) for layer, found in encoded[0].items()}
+    return Encoded(both[0], both[1], unreadable, seconds, decoded, costs, uncut)
+
+
+def stored_test_features(prepared: Prepared, store: Path) -> list[Features]:
+    """Return the features of the test part by each layer, from the store in which `evaluate` has left them.
+
+    Args:
+        prepared: evaluation that is done.
+        store: its feature store.
+
+    Returns:
+        Features in the order of the layers; [] on processes other than the first.
+    """
+    split, part = ("test", prepared.data.test) if prepared.data.whole is None else ("all", prepared.data.whole)
+    settings = prepared.run.extract_settings()
+    images = part.every_image()
+    found = extract(prepared.backbone, images, prepared.layers, settings, root=store, split=split)
+    if this_process().rank != 0:
+        return []
+    features = [side_by_side(found.features[layer.text], part) for layer in prepared.layers]
+    return [rows_of(each, prepared.data.test) for each in features]
+
+
+def rows_of(features: Features, part: Source) -> Features:
+    """Return the rows of the readable samples of `part`, with the labels of `part` (classes matched by name)."""
+    stored = np.array(features.ids)
+    ids = np.array(part.ids)
+    position = np.searchsorted(stored, ids)
+    present = (position < len(stored)) & (stored[np.minimum(position, len(stored) - 1)] == ids)
+    if present.all() and len(ids) == len(stored):
+        groups = source_groups(part)
+        return dataclasses.replace(features, labels=part.labels, groups=groups, queries=part.queries, maps=part.maps)
+    labelled = part.select(np.flatnonzero(present))
+    rows = position[present]
+    x = features.x if len(rows) == len(stored) else features.x[rows]
+    return Features(
+        x,
+        labelled.labels,
+        labelled.ids,
+        groups=source_groups(labelled),
+        regions=features.regions,
+        grid=features.grid,
+        queries=labelled.queries,
+        maps=labelled.maps,
+    )
+
+
+def encode(
+    backbone: Backbone,
+    prepared: Prepared,
+    layers: Sequence[Layer],
+    store: Path,
+    progress: Progress | None,
+    *,
+    work: bool = True,
+) -> Encoded:
+    """Return the features of both parts, from the store or computed when they are read."""
+    if not prepared.run.on_the_fly:
+        return encode_parts(backbone, prepared.data, layers, prepared.run, store, progress, work=work)
+    settings = prepared.run.extract_settings()
+    train, test = (
+        {
+            layer.text: streamed(
+                backbone,
+                part,
+                layer,
+                settings,
+                stage_progress(progress, f"{backbone.name} on {part.name}: {layer.text}"),
+            )
+            for layer in layers
+        }
+        for part in (prepared.data.train, prepared.data.test)
+    )
+    return Encoded(train, test, (), 0.0, len(prepared.data.train) + len(prepared.data.test))
