@@ -61,7 +61,8 @@ def table(
     columns = tuple(sorted(unsorted, key=lambda column: natural(column.name)))
     labels = row_names({key: records[0] for key, records in rows.items()})
     measured = [_row(labels[key], records, columns, groups) for key, records in rows.items()]
-    body = mark_best([row for row in measured if not row.floor], columns, paired_seed)
+    body, without_ties = mark_best([row for row in measured if not row.floor], columns, paired_seed)
+    notes += without_ties
     body.sort(key=lambda row: _sort_key(row, columns))
     notes += _disagreements(body, columns)
     notes += _known_by_rows(shown)

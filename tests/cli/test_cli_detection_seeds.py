@@ -12,6 +12,7 @@ from test_cli_detection import NET, QUICK, world
 
 from sslbench.data.open import open_objects
 from sslbench.detection.train import Trained
+from sslbench.leaderboard import table
 from sslbench.metrics.detection import Detections, coco_ap
 from sslbench.metrics.detection.difference import detector_difference
 from sslbench.metrics.detection.files import read_objects, read_results, write_objects
@@ -175,6 +176,27 @@ def test_detections_made_elsewhere_are_scored_ranked_and_compared(world, sslbenc
     assert code == 1 and "'AP57' cannot be compared for detections" in err
     code, out, err = sslbench("leaderboard", "results")
     assert code == 0 and "good" in out and "poor" in out, err
+
+
+def test_detectors_tied_with_the_best_are_marked_on_leaderboards_as_compare_finds_them(world, sslbench, monkeypatch):
+    source, truth = truth_of()
+    founds = {"good": jittered(truth, 1, 0), "near": jittered(truth, 1.05, 1), "poor": jittered(truth, 1, 2)}
+    founds["poor"].boxes[:] += 5
+    for name, found in founds.items():
+        Path(f"{name}.json").write_text(json.dumps(as_rows(source, found)))
+        code, _, err = sslbench("score", f"{name}.json", "--data", "squares.json", "--name", name)
+        assert code == 0, err
+    files = {result.weights.name: str(result.file) for result in read_tree(Path("results"))}
+    cells = {row.label: row.cells[0] for row in table(read_tree(Path("results"))).rows if not row.floor}
+    best = next(name for name, cell in cells.items() if cell.best)
+    for name, cell in cells.items():
+        _, out, _ = sslbench("compare", files[best], files[name], "--json")
+        assert cell.tied == (json.loads(out)[0]["verdict"] == "tied"), name
+    assert [cells[name].tied for name in ("good", "near", "poor")] == [True, True, False]
+    monkeypatch.setattr("sslbench.leaderboard.ties._DETECTIONS_BYTES", 1000)
+    board = table(read_tree(Path("results")))
+    assert [row.cells[0].tied for row in board.rows if row.label in cells and row.label != best] == [None, None]
+    assert any("no ties are marked" in note for note in board.notes)
 
 
 def test_names_of_images_and_classes_stand_for_their_numbers(world, sslbench):
