@@ -36,6 +36,10 @@ def join_objects(
                 f"{key} has no boxes of {counted(len(lacking), 'class')} ({some(lacking)}): such objects in its images "
                 "count as background"
             )
+    skeletons = {part.skeleton for part in parts.values()}
+    if len(skeletons) > 1:
+        notes.append("keypoints are left out: the sources have different ones")
+        parts = {key: part.without_keypoints() for key, part in parts.items()}
     attributes, grouped_by = join_attributes(ordered)
     if any(part.federated is not None for part in ordered.values()):
         notes.append(

@@ -31,6 +31,7 @@ Input = Literal[
     "rankings",
     "boxes",
     "masks",
+    "skeletons",
     "versions",
     "videos",
     "novelty",

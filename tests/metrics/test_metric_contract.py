@@ -34,8 +34,9 @@ from sslbench.metrics.dense import (
     signals,
     video,
 )
-from sslbench.metrics.detection import Detections, Truth, coco_ap, lvis_ap, masks, voc_ap
+from sslbench.metrics.detection import Detections, Truth, coco_ap, keypoint_ap, lvis_ap, masks, voc_ap
 from sslbench.metrics.detection.federated import Federated
+from sslbench.metrics.detection.keypoints import Skeleton
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.metric import ClassFrequencies
 from sslbench.metrics.retrieval import GroundTruth, ranks_of_positives
@@ -141,6 +142,11 @@ def values_of_objects(_, quality, seed):
     assert set(voc) <= set(metrics)
     metrics |= {f"mask_{name}": value for name, value in of_masks.items()}
     metrics |= {f"boundary_{name}": value for name, value in of_boundaries.items() if name.startswith("AP")}
+    for skeleton in (Skeleton(("a", "b"), sigmas=(0.05, 0.1)), Skeleton(("a", "b"), sigmas=(0.05, 0.05))):
+        there, near = (np.dstack([np.stack([b[:, :2], b[:, 2:]], axis=1), np.ones((30, 2))]) for b in (boxes, found))
+        of_points = dataclasses.replace(truth, keypoints=there, skeleton=skeleton)
+        values = keypoint_ap(of_points, dataclasses.replace(detections, keypoints=near), resamples=0).metrics
+        metrics |= {f"{skeleton.prefix}{name}": value for name, value in values.items()}
     return {name: value for name, (value, _, _) in metrics.items()}
 
 

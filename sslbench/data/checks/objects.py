@@ -12,6 +12,7 @@ from sslbench.data.objects.boxes import reports_changed_boxes
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import counted, some
+from sslbench.errors import UsageError
 
 _SHOWN = 20
 _USUAL = 1333
@@ -34,6 +35,9 @@ def check_objects(train: ObjectSource, test: ObjectSource, *, copies: bool = Tru
     findings = [Finding("warning" if reports_changed_boxes(f.message) else f.level, f.message) for f in images]
     for part in (train, test):
         findings += _odd_objects(part)
+        findings += _keypoints(part)
+    if train.skeleton is not None and test.skeleton is not None and train.skeleton.names != test.skeleton.names:
+        findings.append(Finding("error", f"{train.name} and {test.name} have different keypoints"))
     return by_level(findings)
 
 
@@ -78,6 +82,26 @@ def _odd_objects(part: ObjectSource) -> list[Finding]:
     if tiny:
         findings.append(Finding("note", f"{part.name}: {counted(tiny, 'box')} less than {TINY:g} pixels wide or high"))
     return findings
+
+
+def _keypoints(part: ObjectSource) -> list[Finding]:
+    """Return the number of labelled keypoints of each kind, and a warning if there are none or none can be mirrored."""
+    if part.skeleton is None:
+        return []
+    counts = part.labelled_keypoints
+    if not counts.any():
+        return [Finding("warning", f"{part.name}: no object has a labelled keypoint of {some(part.skeleton.names, 5)}")]
+    listed = some([f"{name} {n:,}" for name, n in zip(part.skeleton.names, counts.tolist(), strict=True)], 20)
+    found = [Finding("note", f"{part.name}: objects with each keypoint labelled: {listed}")]
+    try:
+        part.skeleton.mirrored()
+    except UsageError as error:
+        found.append(Finding("note", f"{part.name}: for keypoints=true, {error.message}. {error.remedy}"))
+    try:
+        part.skeleton.with_sigmas()
+    except UsageError as error:
+        found.append(Finding("note", f"{part.name}: for keypoints=true, {error.message}. {error.remedy}"))
+    return found
 
 
 def unusable_objects(part: ObjectSource, decoded: IntArray, workers: int) -> list[Problem]:

@@ -5,6 +5,7 @@ again when its size, times or inode change.
 """
 
 import contextlib
+import dataclasses
 import gc
 import hashlib
 import json
@@ -29,12 +30,13 @@ from sslbench.data.source import Labels, Source
 from sslbench.data.text_rows import TextRows, write_texts
 from sslbench.errors import DataError
 from sslbench.metrics.detection.federated import Federated, Frequency
+from sslbench.metrics.detection.keypoints import Skeleton
 
 LARGE = 16 << 20
 """Smallest manifest that is cached, in bytes; parsing a smaller one takes less than a second."""
 
 S = TypeVar("S", Source, ObjectSource)
-_VERSION = 3
+_VERSION = 4
 _META = "meta.json"
 _OBJECTS = "objects"
 _log = logging.getLogger("sslbench")
@@ -164,7 +166,13 @@ def _save_content(folder: Path, source: Source | ObjectSource) -> dict[str, Any]
         np.save(folder / "negative.npy", federated.negative)
         np.save(folder / "not_exhaustive.npy", federated.not_exhaustive)
     frequencies = None if federated is None else federated.frequencies
-    return {"classes": source.classes, "class_numbers": source.class_numbers, "frequencies": frequencies}
+    skeleton = None if source.skeleton is None else dataclasses.asdict(source.skeleton)
+    return {
+        "classes": source.classes,
+        "class_numbers": source.class_numbers,
+        "frequencies": frequencies,
+        "skeleton": skeleton,
+    }
 
 
 def _load(folder: Path) -> Any:
@@ -205,6 +213,7 @@ def _load_split(folder: Path, part: dict[str, Any]) -> Source | ObjectSource:
         classes=tuple(part["classes"]),
         class_numbers=tuple(part["class_numbers"]),
         federated=None if part["frequencies"] is None else _load_federated(folder, part["frequencies"]),
+        skeleton=None if part["skeleton"] is None else Skeleton.of_record(part["skeleton"]),
         **common,
     )
 

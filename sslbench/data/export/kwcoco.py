@@ -24,6 +24,7 @@ from sslbench.data.formats.coco.videos import FRAME, VIDEO
 from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.data.source import Labels, Source
 from sslbench.errors import UsageError
+from sslbench.metrics.detection.keypoints import Skeleton, labelled
 
 SUFFIXES = (".json", ".kwcoco.zip")
 Row = dict[str, Any]
@@ -83,6 +84,8 @@ def write_kwcoco(
 
 def _content(sources: Mapping[str, Source] | Mapping[str, ObjectSource], places: Extractor) -> dict[str, Any]:
     numbers = _category_numbers(sources)
+    skeleton = next((s.skeleton for s in sources.values() if isinstance(s, ObjectSource)), None)
+    of_skeleton = _skeleton(skeleton)
     images: list[Row] = []
     annotations: list[Row] = []
     videos: dict[str, int] = {}
@@ -115,7 +118,10 @@ def _content(sources: Mapping[str, Source] | Mapping[str, ObjectSource], places:
                 annotations.append(number | annotation)
     return {
         "info": _info(sources),
-        "categories": [{"id": number, "name": name, **frequencies.get(name, {})} for name, number in numbers.items()],
+        "categories": [
+            {"id": number, "name": name, **frequencies.get(name, {}), **of_skeleton} for name, number in numbers.items()
+        ],
+        **_keypoint_kinds(skeleton),
         **({"videos": [{"id": number, "name": name} for name, number in videos.items()]} if videos else {}),
         "images": images,
         "annotations": annotations,
@@ -188,7 +194,28 @@ def _boxes(objects: Objects, classes: Sequence[str]) -> Iterator[tuple[str, Row]
             row["ignore"] = 1
         if objects.masks is not None and objects.masks[k] is not None:
             row["segmentation"] = objects.masks[k]
+        if objects.keypoints is not None:
+            row["keypoints"] = objects.keypoints[k].ravel().tolist()
+            row["num_keypoints"] = int(labelled(objects.keypoints[k]).sum())
         yield classes[int(objects.classes[k])], row
+
+
+def _skeleton(skeleton: Skeleton | None) -> Row:
+    """Return the entries of every category on its keypoints."""
+    if skeleton is None:
+        return {}
+    row: Row = {"keypoints": list(skeleton.names), "skeleton": [[a + 1, b + 1] for a, b in skeleton.edges]}
+    return row | ({"sigmas": list(skeleton.sigmas)} if skeleton.sigmas else {})
+
+
+def _keypoint_kinds(skeleton: Skeleton | None) -> dict[str, list[Row]]:
+    """Return kwcoco's table of the keypoints that change places in a mirrored image, where the data say so."""
+    if skeleton is None or not skeleton.mirrors:
+        return {}
+    number = {name: i for i, name in enumerate(skeleton.names, 1)}
+    partner = dict(skeleton.mirrors) | {b: a for a, b in skeleton.mirrors}
+    rows = [{"id": n, "name": name, "reflection_id": number[partner.get(name, name)]} for name, n in number.items()]
+    return {"keypoint_categories": rows}
 
 
 def _info(sources: Mapping[str, Source] | Mapping[str, ObjectSource]) -> list[Row]:

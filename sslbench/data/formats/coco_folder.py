@@ -24,8 +24,8 @@ from sslbench.errors import DataError
 
 _NAMES = ("_annotations.coco.json", "annotations.json", "labels.json", "result.json", "coco.json")
 """Names of the manifest of a folder, or of each of its splits."""
-_OTHERS = ("captions", "person_keypoints", "panoptic", "stuff", "image_info")
-"""Beginnings of COCO's files without boxes of all classes."""
+_OTHERS = ("captions", "panoptic", "stuff", "image_info")
+"""Beginnings of COCO's files without boxes."""
 _MANIFEST = re.compile(r'"(images|annotations|categories|licenses|info)"\s*:')
 _SPLIT_FOLDERS = ("train", "training", "valid", "val", "validation", "test", "testing")
 
@@ -114,7 +114,7 @@ def _of_one_kind(folder: Path, files: list[Path]) -> dict[str, Path]:
                 "Give the files themselves: --data TRAIN.json --test-data TEST.json.",
             )
         of_kind[split] = file
-    if "instances" in kinds:
+    if "instances" in kinds:  # person_keypoints has one class of them
         kinds = {"instances": kinds["instances"]}
     if len(kinds) > 1:
         names = [file.name for of_kind in kinds.values() for file in of_kind.values()]

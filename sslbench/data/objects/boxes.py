@@ -14,6 +14,7 @@ from sslbench.data.objects.types import Objects
 from sslbench.data.regular import open_regular
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
+from sslbench.metrics.detection.keypoints import labelled
 from sslbench.metrics.detection.masks import is_empty
 
 _SLACK = 1.0
@@ -29,6 +30,8 @@ class BoxIssues:
     clipped: list[str] = dataclasses.field(default_factory=list)
     unmasked: list[str] = dataclasses.field(default_factory=list)
     shares: list[str] = dataclasses.field(default_factory=list)
+    points_outside: list[str] = dataclasses.field(default_factory=list)
+    miscounted: list[str] = dataclasses.field(default_factory=list)
     total: int = 0
 
     def refuse_shares(self, spec: str) -> None:
@@ -62,15 +65,29 @@ class BoxIssues:
             found.append(
                 f"{many} without area (fewer than three corners), which no prediction can match: {some(self.unmasked)}"
             )
+        if self.points_outside:
+            many = counted(len(self.points_outside), "object")
+            found.append(f"{many} with labelled keypoints outside of the image: {some(self.points_outside)}")
+        if self.miscounted:
+            many = counted(len(self.miscounted), "object")
+            found.append(
+                f"{many} whose num_keypoints is not the number of labelled keypoints, which counts: "
+                f"{some(self.miscounted)}"
+            )
         return tuple(f"{spec}: {sentence}" for sentence in found)
 
 
 def reports_changed_boxes(note: str) -> bool:
     """Return whether a note of a source is one of `BoxIssues.notes`: objects that were left out or changed."""
-    return any(part in note for part in (" left out: ", " clipped to the image: ", " without area "))
+    return any(
+        part in note
+        for part in (" left out: ", " clipped to the image: ", " without area ", " keypoints outside ", "num_keypoints")
+    )
 
 
-def checked_objects(rows: list[dict[str, Any]], size: tuple[int, int], issues: BoxIssues) -> Objects:
+def checked_objects(
+    rows: list[dict[str, Any]], size: tuple[int, int], issues: BoxIssues, keypoints: int | None = None
+) -> Objects:
     """Return one image's objects from dictionaries: name, box, label, crowd, difficult, area or None, mask or None.
 
     They may have a number, the id of the annotation, and as given the four numbers that stand in the file.
@@ -79,6 +96,7 @@ def checked_objects(rows: list[dict[str, Any]], size: tuple[int, int], issues: B
         rows: boxes are x1, y1, x2, y2, finite.
         size: height and width of the image; zeros if not known, then nothing is clipped.
         issues: takes the names of the objects that were left out or clipped.
+        keypoints: number of keypoints of each object, which then has them: K triples x, y, visibility.
     """
     kept, boxes = [], []
     issues.total += len(rows)
@@ -112,7 +130,24 @@ def checked_objects(rows: list[dict[str, Any]], size: tuple[int, int], issues: B
         areas=np.array(areas, dtype=np.float64),
         masks=masks if any(mask is not None for mask in masks) else None,
         numbers=np.array([row["number"] for row in kept], dtype=np.int64) if rows and "number" in rows[0] else None,
+        keypoints=None if keypoints is None else _checked_points(kept, size, keypoints, issues),
     )
+
+
+def _checked_points(
+    rows: list[dict[str, Any]], size: tuple[int, int], number: int, issues: BoxIssues
+) -> npt.NDArray[np.float64]:
+    """Return the keypoints of an image's objects, (n, K, 3); what is odd about them is noted."""
+    points = np.array([row["keypoints"] for row in rows], dtype=np.float64).reshape(-1, number, 3)
+    there = labelled(points)
+    height, width = size
+    at = points[:, :, :2]
+    outside = there & ((at < -_SLACK) | (at > np.array([width, height]) - 1 + _SLACK)).any(axis=2)
+    issues.points_outside += [row["name"] for row, out in zip(rows, outside, strict=True) if height and out.any()]
+    counts = there.sum(axis=1).tolist()
+    told = [row.get("num_keypoints") for row in rows]
+    issues.miscounted += [row["name"] for row, n, said in zip(rows, counts, told, strict=True) if said not in (None, n)]
+    return points
 
 
 def _are_shares(box: tuple[float, float, float, float]) -> bool:

@@ -14,7 +14,8 @@ from sslbench.arrays import IntArray
 from sslbench.data.text_rows import TextRows, write_texts
 from sslbench.metrics.detection import masks as rle
 
-_COLUMNS = ("boxes", "classes", "crowd", "difficult", "areas", "numbers", "masked", "starts")
+_COLUMNS = ("boxes", "classes", "crowd", "difficult", "areas", "numbers", "masked", "keypoints", "starts")
+_OF_OBJECTS = _COLUMNS[:-1]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,6 +31,8 @@ class Objects:
             says so, else of the box.
         masks: per object the segmentation as the manifest has it, or None; None if no object has one.
         numbers: int64 (n,), the ids of the annotations; None where they have none. No score depends on them.
+        keypoints: float64 (n, K, 3), x, y as in COCO's files (the centre of the first pixel is 0, 0) and visibility:
+            0 not labelled, 1 labelled and hidden, 2 visible; None without a skeleton.
     """
 
     boxes: npt.NDArray[np.float32]
@@ -39,10 +42,11 @@ class Objects:
     areas: npt.NDArray[np.float64]
     masks: tuple[rle.Segmentation | None, ...] | None = None
     numbers: IntArray | None = None
+    keypoints: npt.NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         lengths = [len(self.classes), len(self.crowd), len(self.difficult), len(self.areas)]
-        lengths += [len(self.masks)] if self.masks is not None else []
+        lengths += [len(part) for part in (self.masks, self.keypoints) if part is not None]
         if self.boxes.shape != (len(self.boxes), 4) or set(lengths) != {len(self.boxes)}:
             raise ValueError(f"boxes {self.boxes.shape} and {lengths} of the rest")
 
@@ -55,7 +59,8 @@ class Objects:
         masks = None if self.masks is None else tuple(self.masks[i] for i in rows)
         flags = self.crowd[at], self.difficult[at]
         numbers = None if self.numbers is None else self.numbers[at]
-        return Objects(self.boxes[at], self.classes[at], *flags, self.areas[at], masks, numbers)
+        keypoints = None if self.keypoints is None else self.keypoints[at]
+        return Objects(self.boxes[at], self.classes[at], *flags, self.areas[at], masks, numbers, keypoints)
 
 
 def no_objects() -> Objects:
@@ -105,8 +110,10 @@ class ObjectRows(Sequence[Objects]):
             return tuple(self[i] for i in range(len(self))[index])
         row = range(len(self))[index] if self.rows is None else int(self.rows[index])
         start, stop = self._columns["starts"][row : row + 2].tolist()
-        parts: dict[str, Any] = {name: np.array(self._columns[name][start:stop]) for name in _COLUMNS[:7]}
+        parts: dict[str, Any] = {name: np.array(self._columns[name][start:stop]) for name in _OF_OBJECTS}
         masked = bool(parts.pop("masked").any())
+        if not parts["keypoints"].shape[1]:
+            parts["keypoints"] = None
         if self.moved is not None:
             parts["classes"] = self.moved[parts["classes"]]
         return _Viewed.of((self._texts, start, stop), parts) if masked else Objects(**parts)
@@ -120,7 +127,7 @@ class ObjectRows(Sequence[Objects]):
         return dataclasses.replace(self, moved=moved if self.moved is None else moved[self.moved])
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Return 'boxes', 'classes', 'crowd', 'difficult', 'areas' or 'masked' (has a segmentation) of all objects."""
+        """Return a column of all objects: that of `Objects`, or 'masked' (has a segmentation)."""
         found = self._columns[name]
         if self.rows is not None:
             starts, counts = self._columns["starts"], self.counts()
@@ -171,6 +178,8 @@ def write_objects(objects: Sequence[Objects], folder: Path) -> None:
         "numbers": np.concatenate([np.zeros(0, np.int64) if one.numbers is None else one.numbers for one in whole]),
         "starts": np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)]),
     }
+    points = [one.keypoints for one in objects if one.keypoints is not None]
+    columns["keypoints"] = np.concatenate(points) if points else np.zeros((counts.sum(), 0, 3))
     masks = [mask for one in objects for mask in (one.masks if one.masks is not None else (None,) * len(one))]
     columns["masked"] = np.array([mask is not None for mask in masks], dtype=np.bool_)
     for name, column in columns.items():

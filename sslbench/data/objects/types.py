@@ -19,6 +19,7 @@ from sslbench.errors import DataError
 from sslbench.metrics.detection import Truth
 from sslbench.metrics.detection import masks as rle
 from sslbench.metrics.detection.federated import Federated
+from sslbench.metrics.detection.keypoints import Skeleton, labelled
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,6 +39,7 @@ class ObjectSource:
         attributes: as of a `Source`: name -> one text per image.
         grouped_by: as of a `Source`: the attribute whose equal values a seeded split keeps on one side.
         federated: the classes that were looked for in each image (LVIS); None: all of them.
+        skeleton: the keypoints that objects may have; None: they have none.
         reading: settings of the decoding.
     """
 
@@ -53,6 +55,7 @@ class ObjectSource:
     attributes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     grouped_by: str = ""
     federated: Federated | None = None
+    skeleton: Skeleton | None = None
     reading: Reading = DEFAULT
 
     def __post_init__(self) -> None:
@@ -133,6 +136,11 @@ class ObjectSource:
             self, objects=objects, classes=classes, class_numbers=class_numbers, federated=federated
         )
 
+    def without_keypoints(self) -> "ObjectSource":
+        """Return the source without a skeleton."""
+        objects = tuple(dataclasses.replace(one, keypoints=None) for one in self.objects)
+        return dataclasses.replace(self, objects=objects, skeleton=None)
+
     def counts(self, *, crowds: bool = False) -> IntArray:
         """Return the number of objects of each class, (C,), with or without crowds."""
         if self._rows is not None:
@@ -149,6 +157,17 @@ class ObjectSource:
             return bool(len(masked) and masked.all())
         some = [o.masks for o in self.objects if len(o)]
         return bool(some) and all(m is not None and all(part is not None for part in m) for m in some)
+
+    @property
+    def labelled_keypoints(self) -> IntArray:
+        """Number of objects that count in which each keypoint is labelled, (K,); empty without a skeleton."""
+        if self.skeleton is None:
+            return np.zeros(0, dtype=np.int64)
+        total = np.zeros(len(self.skeleton), dtype=np.int64)
+        for found in self.objects:
+            if found.keypoints is not None:
+                total += labelled(found.keypoints[~found.crowd]).sum(axis=0)
+        return total
 
     def check_size(self, index: int, height: int, width: int) -> None:
         """Check that an upright, decoded image has the size given in the manifest, in whose pixels its boxes are.
@@ -186,11 +205,12 @@ class ObjectSource:
         except ValueError as error:
             raise DataError(f"{self.name}: {self.images.path(index)}: {error}") from error
 
-    def truth(self, *, masks: bool = False) -> Truth:
+    def truth(self, *, masks: bool = False, skeleton: Skeleton | None = None) -> Truth:
         """Return all objects as arrays, for the metrics.
 
         Args:
             masks: with the masks as run lengths.
+            skeleton: with the keypoints: that of the source, with sigmas.
 
         Raises:
             DataError: masks are asked for and one is missing or damaged.
@@ -206,8 +226,20 @@ class ObjectSource:
         images = np.repeat(np.arange(len(self)), counts)
         found = tuple(m for i in range(len(self)) for m in self.masks_of(i)) if masks else None
         groups = group_numbers(self.attributes.get(self.grouped_by, ()))
+        points = None
+        if skeleton is not None:
+            none = np.zeros((0, len(skeleton), 3))
+            parts = [o.keypoints for o in self.objects if o.keypoints is not None]
+            points = self._rows.column("keypoints") if self._rows is not None else np.concatenate([none, *parts])
         return Truth(
-            len(self), self.classes, images, boxes, labels, crowd, difficult, areas, found, groups, self.federated
+            len(self),
+            self.classes,
+            *(images, boxes, labels, crowd, difficult, areas),
+            masks=found,
+            groups=groups,
+            federated=self.federated,
+            keypoints=points,
+            skeleton=skeleton,
         )
 
     def fingerprint(self) -> str:
@@ -219,6 +251,10 @@ class ObjectSource:
             for column in (objects.boxes, objects.classes, objects.crowd, objects.difficult, objects.areas):
                 digest.update(np.ascontiguousarray(column).tobytes())
             digest.update(json.dumps(objects.masks, default=repr).encode())
+            if objects.keypoints is not None:
+                digest.update(objects.keypoints.tobytes())
+        if self.skeleton is not None:
+            digest.update(("skeleton" + repr(self.skeleton)).encode())
         if self.grouped_by:
             digest.update("\n".join(("groups", *self.attributes[self.grouped_by])).encode())
         if self.federated is not None:

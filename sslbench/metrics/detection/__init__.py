@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from sslbench.arrays import FloatArray
-from sslbench.metrics.detection import coco, lvis
+from sslbench.metrics.detection import coco, lvis, oks
 from sslbench.metrics.detection import curves as precision_recall
 from sslbench.metrics.detection.matches import (
     COCO_MOST,
@@ -35,12 +35,14 @@ from sslbench.metrics.metric import RATE, Metric
 __all__ = [
     "BOUNDARY_METRICS",
     "BOX_METRICS",
+    "KEYPOINT_METRICS",
     "MASK_METRICS",
     "THRESHOLDS",
     "DetectionScores",
     "Detections",
     "Truth",
     "coco_ap",
+    "keypoint_ap",
     "lvis_ap",
     "voc_ap",
 ]
@@ -90,6 +92,13 @@ BOUNDARY_METRICS = tuple(
     if metric.name.startswith("AP")
 )
 """Metrics of masks whose boundaries have to overlap too (Cheng et al. 2021); records name them so."""
+
+KEYPOINT_METRICS = tuple(
+    Metric(name=f"{prefix}{name}", title=title + end, unit="%", direction=1, bounds=RATE, needs="skeletons")
+    for prefix, end in (("keypoint_", ""), ("uniform_keypoint_", ", of one sigma for all keypoints"))
+    for name, title in oks.TITLES.items()
+)
+"""Metrics of keypoints; records name them so beside those of the boxes, see `keypoints.Skeleton.prefix`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,6 +253,47 @@ def lvis_ap(
     metrics = intervals_of(lvis.NAMES, values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples)
     table = lvis.average_precisions(curves, once)[:, 0, :, 0]
     return DetectionScores(metrics, _named(truth, table.mean(axis=1)), _named(truth, table[:, 0]))
+
+
+def keypoint_ap(truth: Truth, detections: Detections, *, seed: int = 0, resamples: int = 1000) -> DetectionScores:
+    """Return the ten metrics of COCO's keypoints: AP, AP50, AP75, APm, APl, AR, AR50, AR75, ARm, ARl; see `oks`.
+
+    The values are those of pycocotools (computed by faster-coco-eval), except that difficult objects, which COCO does
+    not have, are left out together with their detections. Whether a detection that matches nothing is medium or large
+    depends on its box, as for results with `bbox` in pycocotools.
+
+    Args:
+        truth: labelled objects with keypoints and their sigmas.
+        detections: detected objects with keypoints.
+        seed: seed of the bootstrap.
+        resamples: number of bootstrap resamples; 0 leaves the intervals NaN.
+
+    Raises:
+        ValueError: there are no keypoints or sigmas.
+
+    >>> from sslbench.metrics.detection.keypoints import Skeleton
+    >>> zeros = np.zeros(1, np.int64)
+    >>> box, no, at = np.array([[0.0, 0.0, 9.0, 9.0]]), np.zeros(1, np.bool_), np.array([[[4.0, 5.0, 2.0]]])
+    >>> skeleton = Skeleton(("nose",), sigmas=(0.05,))
+    >>> truth = Truth(1, ("cat",), zeros, box, zeros, no, no, np.array([81.0]), keypoints=at, skeleton=skeleton)
+    >>> found = Detections(zeros, box, np.array([0.9]), zeros, keypoints=at + [0.5, 0, 0])
+    >>> round(keypoint_ap(truth, found, resamples=0).metrics["AP"][0], 6)
+    0.9
+    """
+    if truth.keypoints is None or detections.keypoints is None or truth.skeleton is None or not truth.skeleton.sigmas:
+        raise ValueError("keypoints are to be scored, but the objects or the detections have none, or no sigmas")
+    areas = areas_of(detections, masks=False)
+    precision, recall = coco.evaluate(truth, detections, areas, kind="keypoints")
+    values, table = oks.values_of_coco(precision, recall), precision[:, :, :, 0, -1].mean(axis=1)
+    matches = match_coco(truth, detections, areas, kind="keypoints", most=oks.MOST) if resamples else []
+    curves = [precision_recall.curves(m) for m in matches]
+
+    def statistic(counts: FloatArray) -> FloatArray:
+        return np.column_stack(oks.values_of(matches, curves, np.ascontiguousarray(counts.T)))
+
+    units = Units.of(truth.n_images, truth.groups)
+    metrics = intervals_of(tuple(oks.TITLES), values, statistic, units, seed, resamples)
+    return DetectionScores(metrics, _named(truth, table.mean(axis=0)), _named(truth, table[0]))
 
 
 def _three(tables: Sequence[FloatArray]) -> list[FloatArray]:

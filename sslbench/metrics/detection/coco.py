@@ -1,25 +1,34 @@
 """COCO evaluation by faster-coco-eval, whose numbers are those of pycocotools."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from sslbench.arrays import FloatArray
+from sslbench.metrics.detection.keypoints import labelled
 from sslbench.metrics.detection.matches import Detections, Truth, corner_and_size
 
 _OUT_OF_RANGE = 1e11  # pixels, above every area range: COCO leaves such an object and its detections out
 
 
-def evaluate(truth: Truth, detections: Detections, areas: FloatArray, *, kind: str) -> tuple[FloatArray, FloatArray]:
-    """Return precision (T, 101, C, A, 3) and recall (T, C, A, 3) of pycocotools, NaN where it has none.
+_TYPES: dict[str, Literal["bbox", "segm", "keypoints"]] = {
+    "boxes": "bbox",
+    "masks": "segm",
+    "keypoints": "keypoints",
+}
 
-    The last axis is the number of detections per image, 1, 10 and 100; areas are all, small, medium and large.
+
+def evaluate(truth: Truth, detections: Detections, areas: FloatArray, *, kind: str) -> tuple[FloatArray, FloatArray]:
+    """Return precision (T, 101, C, A, M) and recall (T, C, A, M) of pycocotools, NaN where it has none.
+
+    The last axis is the number of detections per image, 1, 10 and 100; areas are all, small, medium and large. Of
+    keypoints it is 20 alone, and areas are all, medium and large.
 
     Args:
         truth: labelled objects; difficult ones are left out by an area beyond every range.
         detections: detected objects.
         areas: (n,), area of each detection in pixels.
-        kind: 'boxes' or 'masks'.
+        kind: 'boxes', 'masks' or 'keypoints'.
     """
     from faster_coco_eval.core.coco import COCO
     from faster_coco_eval.core.faster_eval_api import COCOeval_faster
@@ -27,8 +36,9 @@ def evaluate(truth: Truth, detections: Detections, areas: FloatArray, *, kind: s
     evaluation = COCOeval_faster(
         COCO(_truth(truth, kind)),
         COCO(_detections(truth, detections, areas, kind)),
-        iouType="segm" if kind == "masks" else "bbox",
+        iouType=_TYPES[kind],
         print_function=_silent,
+        kpt_oks_sigmas=list(truth.skeleton.sigmas) if kind == "keypoints" and truth.skeleton is not None else None,
     )
     evaluation.evaluate()
     evaluation.accumulate()
@@ -63,6 +73,11 @@ def _truth(truth: Truth, kind: str) -> dict[str, Any]:
         for i in range(len(truth))
     ]
     sizes: dict[int, tuple[int, int]] = {}
+    if kind == "keypoints" and truth.keypoints is not None:
+        counts = np.where(truth.difficult, 0, labelled(truth.keypoints).sum(axis=1)).tolist()
+        for row, points, number, area in zip(rows, truth.keypoints, counts, truth.areas.tolist(), strict=True):
+            # Without labelled keypoints it is left out; OKS needs the area of a difficult object too.
+            row |= {"keypoints": points.ravel().tolist(), "num_keypoints": number, "area": area}
     if kind == "masks" and truth.masks is not None:
         for i, (row, mask) in enumerate(zip(rows, truth.masks, strict=True)):
             row["segmentation"] = mask
@@ -85,6 +100,9 @@ def _detections(truth: Truth, detections: Detections, areas: FloatArray, kind: s
         for i in range(len(detections))
     ]
     sizes: dict[int, tuple[int, int]] = {}
+    if kind == "keypoints" and detections.keypoints is not None:
+        for row, points in zip(rows, detections.keypoints.reshape(len(rows), -1).tolist(), strict=True):
+            row["keypoints"] = points
     if kind == "masks" and detections.masks is not None:
         for i, (row, mask) in enumerate(zip(rows, detections.masks, strict=True)):
             row["segmentation"] = mask

@@ -112,7 +112,9 @@ def _needed(levels: FloatArray, total: FloatArray) -> FloatArray:
     return np.maximum(number, 0)
 
 
-def recall(matches: ClassMatches, area: int, most: int, weights: FloatArray) -> FloatArray:
+def recall(
+    matches: ClassMatches, area: int, most: int, weights: FloatArray, thresholds: slice = slice(None)
+) -> FloatArray:
     """Return the recalls (R,) averaged over the thresholds, of the `most` best detections per image.
 
     NaN without objects.
@@ -122,12 +124,14 @@ def recall(matches: ClassMatches, area: int, most: int, weights: FloatArray) -> 
         area: position of the area range.
         most: number of detections per image.
         weights: (N, R), weight of each image.
+        thresholds: positions of those that count.
     """
     total = matches.objects[area] @ weights
-    hits = matches.hits[area].sum(axis=0) * (matches.places < most)
+    at_thresholds = matches.hits[area, thresholds]
+    hits = at_thresholds.sum(axis=0) * (matches.places < most)
     found = np.bincount(matches.images, weights=hits, minlength=len(weights)) @ weights
     share = np.divide(found, total, out=np.full_like(total, np.nan), where=total > 0)
-    return np.asarray(share / matches.hits.shape[1])
+    return np.asarray(share / len(at_thresholds))
 
 
 def mean_over(values: Sequence[FloatArray]) -> FloatArray:

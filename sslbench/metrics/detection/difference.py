@@ -16,6 +16,7 @@ import numpy as np
 
 from sslbench.arrays import FloatArray
 from sslbench.metrics.detection import curves as precision_recall
+from sslbench.metrics.detection import oks
 from sslbench.metrics.detection.lvis import match_lvis
 from sslbench.metrics.detection.matches import ClassMatches, Detections, Truth, areas_of, match_coco, match_voc
 from sslbench.metrics.differences import PairedDifference, other_trainings, shrunk
@@ -34,8 +35,14 @@ RULES = {
 DEFINITIONS: Mapping[str, ApDefinition] = {"coco": "coco", "lvis": "lvis", "voc07": "11-point", "voc12": "area"}
 """Name of a recipe's metric -> its definition of AP."""
 _THRESHOLDS = {"AP": slice(None), "AP50": slice(0, 1), "AP75": slice(5, 6)}
-_REGIONS = {None: "boxes", "mask_": "masks", "boundary_": "boundaries"}
-_FORM = re.compile(r"(mask_|boundary_)?(AP|AP50|AP75)(?:\((.*)\))?")
+_REGIONS = {
+    None: "boxes",
+    "mask_": "masks",
+    "boundary_": "boundaries",
+    "keypoint_": "keypoints",
+    "uniform_keypoint_": "keypoints",
+}
+_FORM = re.compile(r"(mask_|boundary_|keypoint_|uniform_keypoint_)?(AP|AP50|AP75)(?:\((.*)\))?")
 
 
 def detector_difference(
@@ -54,7 +61,8 @@ def detector_difference(
         truth: labelled objects, with masks for a metric of masks.
         a: name of each training of one detector -> its detections.
         b: the same of the other one on the same images; two detectors' trainings with one seed have one name.
-        metric: AP, AP50 or AP75, as mask_AP of masks, boundary_AP of their boundaries, as AP(cat) of one class.
+        metric: AP, AP50 or AP75, as mask_AP of masks, boundary_AP of their boundaries, keypoint_AP of keypoints, as
+            AP(cat) of one class.
         definition: 'coco', 'lvis', or Pascal VOC's '11-point' (2007) or 'area' (2012), of masks COCO's.
         seed: seed of the bootstrap.
         resamples: number of bootstrap resamples.
@@ -63,7 +71,7 @@ def detector_difference(
         The difference, NaN where there are no objects. The two are tied when the interval covers 0.
 
     Raises:
-        KeyError: there is no such metric or class, or there are no masks.
+        KeyError: there is no such metric or class, or there are no masks or keypoints.
 
     >>> zeros = np.zeros(1, np.int64)
     >>> box, no = np.array([[0.0, 0.0, 9.0, 9.0]]), np.zeros(1, np.bool_)
@@ -96,7 +104,9 @@ def average_precision(truth: Truth, found: Detections, definition: ApDefinition,
     if form is None or (form[3] is not None and form[3] not in truth.classes):
         raise KeyError(metric)
     kind = _REGIONS[form[1]]
-    if kind != "boxes" and (truth.masks is None or found.masks is None):
+    if kind in ("masks", "boundaries") and (truth.masks is None or found.masks is None):
+        raise KeyError(metric)
+    if kind == "keypoints" and (truth.skeleton is None or found.keypoints is None or form[1] != truth.skeleton.prefix):
         raise KeyError(metric)
     matches = matches_of(truth, found, definition, kind=kind)
     chosen = matches if form[3] is None else [matches[truth.classes.index(form[3])]]
@@ -105,7 +115,9 @@ def average_precision(truth: Truth, found: Detections, definition: ApDefinition,
 
 
 def matches_of(truth: Truth, found: Detections, definition: ApDefinition, *, kind: str = "boxes") -> list[ClassMatches]:
-    """Return the matches of each class by the rule of the definition; masks and boundaries are matched by COCO's."""
+    """Return the matches of each class by the rule of the definition; masks, boundaries and keypoints by COCO's."""
+    if kind == "keypoints":
+        return match_coco(truth, found, areas_of(found, masks=False), kind=kind, most=oks.MOST)
     if definition == "lvis":
         return match_lvis(truth, found, areas_of(found, masks=kind != "boxes"), kind=kind)
     if kind != "boxes" or definition == "coco":

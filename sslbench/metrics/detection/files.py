@@ -1,6 +1,7 @@
 """Files of detections and of the objects that they are scored against.
 
-Detections are COCO result files: a JSON list of image_id, category_id, bbox, score and, with masks, segmentation.
+Detections are COCO result files: a JSON list of image_id, category_id, bbox, score and, with masks, segmentation, with
+keypoints these, as x, y and score of each.
 Objects are arrays in an .npz.
 """
 
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from sslbench.errors import ResultError
 from sslbench.metrics.detection import masks as rle
 from sslbench.metrics.detection.federated import FREQUENCIES, Federated
+from sslbench.metrics.detection.keypoints import Skeleton
 from sslbench.metrics.detection.masks import text
 from sslbench.metrics.detection.matches import Detections, Truth, corner_and_size
 from sslbench.paths import temporary_beside
@@ -48,6 +50,9 @@ def write_results(
     ]
     for row, mask in zip(rows, detections.masks or (), strict=False):
         row["segmentation"] = text(mask)
+    if detections.keypoints is not None:
+        for row, points in zip(rows, detections.keypoints.reshape(len(rows), -1).tolist(), strict=True):
+            row["keypoints"] = points
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with temporary_beside(path) as temporary:
@@ -89,6 +94,7 @@ def read_results(
             _narrow(np.array([row["score"] for row in rows], dtype=np.float64)),
             np.array([classes[row["category_id"]] for row in rows], dtype=np.int64),
             masks if masked else None,
+            _points(rows),
         )
     except OSError as error:
         raise ResultError(
@@ -97,6 +103,13 @@ def read_results(
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ResultError(f"{path} is damaged, or of other data: {error!r}", "Run that evaluation again.") from error
+
+
+def _points(rows: Sequence[dict[str, Any]]) -> npt.NDArray[np.floating] | None:
+    """Return the keypoints (n, K, 3) if every detection has some."""
+    if not rows or not all(row.get("keypoints") for row in rows):
+        return None
+    return _narrow(np.array([row["keypoints"] for row in rows], dtype=np.float64).reshape(len(rows), -1, 3))
 
 
 def _narrow(values: npt.NDArray[np.float64]) -> npt.NDArray[np.floating]:
@@ -145,6 +158,9 @@ def write_objects(path: Path, objects: TestObjects) -> None:
         looked_for = truth.federated
         arrays |= {"negative": looked_for.negative, "not_exhaustive": looked_for.not_exhaustive}
         arrays |= {"frequencies": np.asarray(looked_for.frequencies, np.str_)}
+    if truth.keypoints is not None and truth.skeleton is not None:
+        skeleton = json.dumps(dataclasses.asdict(truth.skeleton)).encode()
+        arrays |= {"keypoints": truth.keypoints, "skeleton": np.frombuffer(skeleton, np.uint8)}
     if truth.masks is not None:
         counts = json.dumps([text(mask) for mask in truth.masks]).encode()
         arrays["masks"] = np.frombuffer(counts, np.uint8)
@@ -164,6 +180,10 @@ def _federated(arrays: np.lib.npyio.NpzFile) -> Federated:
     return Federated(arrays["negative"], arrays["not_exhaustive"], frequencies)
 
 
+def _skeleton(arrays: np.lib.npyio.NpzFile) -> Skeleton:
+    return Skeleton.of_record(json.loads(arrays["skeleton"].tobytes()))
+
+
 def read_objects(path: Path) -> TestObjects:
     """Return the objects of a file of `write_objects`; nothing pickled is loaded.
 
@@ -173,7 +193,9 @@ def read_objects(path: Path) -> TestObjects:
     try:
         with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
             masks = json.loads(arrays["masks"].tobytes()) if "masks" in arrays.files else None
-            columns = {name: arrays[name] for name in _COLUMNS}
+            columns: dict[str, Any] = {name: arrays[name] for name in _COLUMNS}
+            if "skeleton" in arrays.files:
+                columns |= {"keypoints": arrays["keypoints"], "skeleton": _skeleton(arrays)}
             ids, classes = (tuple(arrays[name].tolist()) for name in ("ids", "classes"))
             runs = None if masks is None else tuple({**mask, "counts": mask["counts"].encode()} for mask in masks)
             federated = _federated(arrays) if "negative" in arrays.files else None

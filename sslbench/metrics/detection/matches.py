@@ -9,6 +9,7 @@ import numpy.typing as npt
 from sslbench.arrays import BoolArray, FloatArray, IntArray
 from sslbench.metrics.detection import masks as rle
 from sslbench.metrics.detection.federated import Federated
+from sslbench.metrics.detection.keypoints import Skeleton, labelled, similarity
 from sslbench.metrics.detection.masks import Rle
 
 
@@ -28,6 +29,8 @@ class Truth:
         masks: m run lengths, or None.
         groups: int64 (N,), the group of each image (a video), which intervals keep together; None: each for itself.
         federated: the classes that were looked for in each image; None: all of them.
+        keypoints: float64 (m, K, 3), x, y and visibility as in COCO's files, or None.
+        skeleton: names and sigmas of the K keypoints; None without them.
     """
 
     n_images: int
@@ -41,10 +44,12 @@ class Truth:
     masks: tuple[Rle, ...] | None = None
     groups: npt.NDArray[np.int64] | None = None
     federated: Federated | None = None
+    keypoints: npt.NDArray[np.float64] | None = None
+    skeleton: Skeleton | None = None
 
     def __post_init__(self) -> None:
         lengths = [len(self.labels), len(self.crowd), len(self.difficult), len(self.areas)]
-        lengths += [len(self.masks)] if self.masks is not None else []
+        lengths += [len(part) for part in (self.masks, self.keypoints) if part is not None]
         _check(self.n_images, len(self.classes), self.images, self.boxes, self.labels, lengths)
 
     def __len__(self) -> int:
@@ -61,6 +66,7 @@ class Detections:
         scores: float (n,), higher means more certain.
         labels: int64 (n,), position in the truth's classes.
         masks: n run lengths, or None.
+        keypoints: float (n, K, 3), x, y as in COCO's files and a score, or None.
     """
 
     images: npt.NDArray[np.int64]
@@ -68,12 +74,16 @@ class Detections:
     scores: npt.NDArray[np.floating]
     labels: npt.NDArray[np.int64]
     masks: tuple[Rle, ...] | None = None
+    keypoints: npt.NDArray[np.floating] | None = None
 
     def __post_init__(self) -> None:
-        lengths = [len(self.scores), len(self.labels), *([len(self.masks)] if self.masks is not None else [])]
+        lengths = [len(self.scores), len(self.labels)]
+        lengths += [len(part) for part in (self.masks, self.keypoints) if part is not None]
         _check(None, None, self.images, self.boxes, self.labels, lengths)
         if not np.isfinite(self.scores).all():
             raise ValueError("a score of a detection is not a finite number")
+        if self.keypoints is not None and not np.isfinite(self.keypoints).all():
+            raise ValueError("a keypoint of a detection is not finite")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -82,7 +92,8 @@ class Detections:
         """Return the detections at these positions, or where a mask is true."""
         rows = np.arange(len(self))[chosen]
         masks = None if self.masks is None else tuple(self.masks[i] for i in rows)
-        return Detections(self.images[rows], self.boxes[rows], self.scores[rows], self.labels[rows], masks)
+        keypoints = None if self.keypoints is None else self.keypoints[rows]
+        return Detections(self.images[rows], self.boxes[rows], self.scores[rows], self.labels[rows], masks, keypoints)
 
 
 def _check(
@@ -188,7 +199,8 @@ def match_coco(
         truth: labelled objects, with masks if those or their boundaries are matched.
         detections: detected objects; the `most` of highest score per class and image count.
         areas: (n,), area of each detection in pixels.
-        kind: regions whose overlap is measured: 'boxes', 'masks', or 'boundaries' (of masks, see `coco_overlap`).
+        kind: what is compared: 'boxes', 'masks', 'boundaries' (of masks, see `coco_overlap`) or 'keypoints' (by OKS;
+            objects without a labelled one do not count).
         most: largest number of detections of one class that count on one image.
         lenient: (n,), detections that are ignored if they match no object; None: no such.
     """
@@ -199,7 +211,7 @@ def match_coco(
         rows, objects = _rows(detections, scores, label), np.flatnonzero(truth.labels == label)
         rows = rows[_places(detections.images[rows]) < most]
         images, of_objects = detections.images[rows], truth.images[objects]
-        uncounted = (truth.crowd | truth.difficult)[objects]
+        uncounted = _not_counted(truth, kind)[objects]
         uncounted = uncounted | (truth.areas[objects] < low) | (truth.areas[objects] > high)
         other_size = (areas[rows] < low) | (areas[rows] > high)
         hits = np.zeros((len(COCO_AREAS), len(THRESHOLDS), len(rows)), dtype=np.bool_)
@@ -213,6 +225,14 @@ def match_coco(
         counted = np.stack([np.bincount(of_objects[~row], minlength=truth.n_images) for row in uncounted])
         matches.append(ClassMatches(images, _places(images), hits, ignored, counted, scores[rows]))
     return matches
+
+
+def _not_counted(truth: Truth, kind: str) -> BoolArray:
+    """Return the objects that do not count, (m,)."""
+    uncounted = truth.crowd | truth.difficult
+    if kind != "keypoints" or truth.keypoints is None:
+        return np.asarray(uncounted)
+    return np.asarray(uncounted | ~labelled(truth.keypoints).any(axis=1))
 
 
 def _take(
@@ -244,6 +264,8 @@ def coco_overlap(truth: Truth, detections: Detections, rows: IntArray, objects: 
     """
     from faster_coco_eval.core import mask
 
+    if kind == "keypoints":
+        return _oks(truth, detections, rows, objects)
     crowd = truth.crowd[objects].tolist()
     if kind != "boxes" and truth.masks is not None and detections.masks is not None:
         found, there = [detections.masks[i] for i in rows], [truth.masks[i] for i in objects]
@@ -253,6 +275,14 @@ def coco_overlap(truth: Truth, detections: Detections, rows: IntArray, objects: 
         mask.iou(corner_and_size(detections.boxes[rows]), corner_and_size(truth.boxes[objects]), crowd),
         dtype=np.float64,
     ).reshape(len(rows), len(objects))
+
+
+def _oks(truth: Truth, detections: Detections, rows: IntArray, objects: IntArray) -> FloatArray:
+    if truth.keypoints is None or truth.skeleton is None or detections.keypoints is None:
+        raise ValueError("keypoints are to be scored, but the objects or the detections have none")
+    boxes = truth.boxes[objects].astype(np.float64)
+    there, sigmas = truth.keypoints[objects], truth.skeleton.sigmas
+    return similarity(detections.keypoints[rows], there, boxes, truth.areas[objects], sigmas)
 
 
 def _with_boundaries(table: FloatArray, found: list[Rle], there: list[Rle], crowd: BoolArray) -> FloatArray:

@@ -53,6 +53,7 @@ class Columns:
         supers: C supercategories, the name itself where there is none.
         info: content of the key 'info'.
         grouped_by: the attribute whose images belong together, '' if there is none.
+        keypoint_kinds: content of kwcoco's key 'keypoint_categories', None without it.
     """
 
     numbers: IntArray
@@ -70,6 +71,7 @@ class Columns:
     supers: list[str]
     info: Any
     grouped_by: str = ""
+    keypoint_kinds: Any = None
 
 
 def read_columns(spec: str, attributes: Sequence[str] = ()) -> Columns:
@@ -180,6 +182,7 @@ class _Collector:
         rows: takes all rows; None: only columns are kept.
         n: images read.
         info: the entry 'info'.
+        keypoint_kinds: the entry 'keypoint_categories'.
     """
 
     def __init__(self, spec: str, attributes: Sequence[str], rows: Rows | None = None) -> None:
@@ -187,6 +190,7 @@ class _Collector:
         self.rows = rows
         self.n = 0
         self.info: Any = None
+        self.keypoint_kinds: Any = None
         self._grouped_by = ""
         self._assets = AssetCollector(spec)
         self._videos = Videos(spec)
@@ -212,6 +216,8 @@ class _Collector:
             self._grouped_by = provenance(value, GROUPED_KEY)
             if self._grouped_by and not self.n:  # it precedes the images in files written by sslbench
                 self._attributes.setdefault(self._grouped_by, [])
+        if key == "keypoint_categories":
+            self.keypoint_kinds = value
         if key == "videos":
             self._videos.table(value or [])
 
@@ -304,6 +310,7 @@ class _Collector:
             supers=[group for *_, group in self._categories],
             info=self.info,
             grouped_by=self._grouped_by,
+            keypoint_kinds=self.keypoint_kinds,
         )
 
     def _once(self, table: str, key: str, values: npt.NDArray[Any]) -> None:

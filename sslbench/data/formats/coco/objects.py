@@ -10,6 +10,7 @@ from sslbench.arrays import IntArray
 from sslbench.data.booleans import marks
 from sslbench.data.formats.coco.assets import side_of_image
 from sslbench.data.formats.coco.columns import Columns, Rows
+from sslbench.data.formats.coco.keypoints import keypoint_kinds, read_points, read_skeleton
 from sslbench.data.images import Files
 from sslbench.data.objects.boxes import BoxIssues, checked_objects, size_in_file
 from sslbench.data.objects.types import ObjectSource
@@ -17,6 +18,7 @@ from sslbench.data.source import Images
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
 from sslbench.metrics.detection.federated import FREQUENCIES, Federated
+from sslbench.metrics.detection.keypoints import Skeleton
 from sslbench.metrics.detection.masks import problem
 
 Row = dict[str, Any]
@@ -47,21 +49,28 @@ def object_sources(
         notes: of the caller.
 
     Raises:
-        DataError: an annotation has no box, one with a coordinate that is no number, or a damaged segmentation.
+        DataError: an annotation has no box, one with a coordinate that is no number, a damaged segmentation, or other
+            keypoints than its category.
     """
     images, annotations = content["images"], content["annotations"]
     categories, left_out = _categories(content)
     class_of = {row["id"]: i for i, row in enumerate(categories)}
     rows = _rows(spec, annotations, class_of)
+    skeleton = read_skeleton(spec, content["categories"], columns.keypoint_kinds)
+    if skeleton is not None:
+        _add_keypoints(spec, content, skeleton, columns.keypoint_kinds, rows)
     sizes = [_size(spec, row, files, i) for i, row in enumerate(images)]
     issues = BoxIssues()
-    objects = [checked_objects(rows[row["id"]], size, issues) for row, size in zip(images, sizes, strict=True)]
+    number = None if skeleton is None else len(skeleton)
+    objects = [checked_objects(rows[row["id"]], size, issues, number) for row, size in zip(images, sizes, strict=True)]
     issues.refuse_shares(spec)
     notes = (*notes, *issues.notes(spec))
     if columns.skipped:
         notes = (*notes, f"{spec}: {counted(columns.skipped, 'annotation')} without category or image left out")
     if left_out:
         notes = (*notes, f"{spec}: {counted(len(left_out), 'category')} without any object left out: {some(left_out)}")
+    if skeleton is None and any(row.get("keypoints") for row in annotations):
+        notes = (*notes, f"{spec}: keypoints left out, since no category lists the names of its 'keypoints'")
     federated = _federated(spec, images, categories)
     order = sorted(range(len(ids)), key=ids.__getitem__)
     split_of = splits or ["all"] * len(ids)
@@ -81,6 +90,7 @@ def object_sources(
             attributes={key: tuple(column[i] for i in chosen) for key, column in columns.attributes.items()},
             grouped_by=columns.grouped_by,
             federated=None if federated is None else federated.select(chosen, len(ids)),
+            skeleton=skeleton,
         )
     return sources
 
@@ -128,6 +138,18 @@ def _rows(spec: str, annotations: list[Row], class_of: dict[Any, int]) -> dict[A
         if annotation.get("category_id") is not None and annotation.get("image_id") is not None:
             rows[annotation["image_id"]].append(_row(spec, annotation, class_of))
     return rows
+
+
+def _add_keypoints(spec: str, content: Rows, skeleton: Skeleton, table: object, rows: dict[Any, list[Row]]) -> None:
+    """Add the keypoints of the annotations to their rows."""
+    own = {row["id"]: tuple(row.get("keypoints") or ()) for row in content["categories"]}
+    kinds = keypoint_kinds(spec, table)
+    by_number = {row["number"]: row for of_image in rows.values() for row in of_image}
+    for annotation in content["annotations"]:
+        row = by_number.get(annotation["id"])
+        if row is not None:
+            row["keypoints"] = read_points(spec, annotation, own[annotation["category_id"]], skeleton, kinds)
+            row["num_keypoints"] = annotation.get("num_keypoints")
 
 
 def _row(spec: str, annotation: dict[str, Any], class_of: dict[Any, int]) -> dict[str, Any]:
