@@ -5,6 +5,7 @@ state to save, and the numbers of processes and workers change nothing.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -25,6 +26,10 @@ from sslbench.detection.models.boxes import Target
 from sslbench.detection.recipe import DetectionRecipe, resized, view_sizes
 from sslbench.errors import DataError, SslbenchError
 from sslbench.metrics.detection import masks as rle
+from sslbench.metrics.detection.keypoints import labelled
+
+HALF = 0.5
+"""Pixels from the place of a keypoint in COCO's files, where the centre of the first pixel is 0, to the detector's."""
 
 Batch = tuple[list[Tensor], list[Target]]
 TestViews = tuple[list[Tensor], tuple[int, int]]
@@ -34,14 +39,20 @@ Item = tuple[int, int, list[int]]
 
 
 def trainable(source: ObjectSource, recipe: DetectionRecipe) -> npt.NDArray[np.int64]:
-    """Return the positions of the training images; without those that have only crowds, if the recipe says so.
+    """Return the positions of the training images, without those that the recipe leaves out.
+
+    These are images with crowds alone, and of a recipe with keypoints those with too few labelled ones.
 
     Raises:
         DataError: no image is left.
     """
     kept = [i for i, objects in enumerate(source.objects) if not recipe.skip_empty or (~objects.crowd).any()]
+    if recipe.keypoints and recipe.min_keypoints:
+        numbers = {i: 0 if (found := source.objects[i].keypoints) is None else labelled(found).sum() for i in kept}
+        kept = [i for i in kept if numbers[i] >= recipe.min_keypoints]
     if not kept:
-        raise DataError(f"{source.name} has no image with an object to train on")
+        what = f"{recipe.min_keypoints} labelled keypoints" if recipe.keypoints else "an object"
+        raise DataError(f"{source.name} has no image with {what} to train on")
     return np.array(kept, dtype=np.int64)
 
 
@@ -195,7 +206,16 @@ class _TrainingImages(Dataset[Batch | SslbenchError]):
         image, target = resize(picture, size), self._target(index, (height, width), size)
         if recipe.scale_jitter:
             image, target = cut(image, target, recipe.max_size_train, rng)
-        return (image.flip(2).contiguous(), _flipped(target, image.shape[2])) if flip else (image, target)
+        if flip:
+            image, target = image.flip(2).contiguous(), _flipped(target, image.shape[2], self._mirrored)
+        return image, _without_outside(target, image.shape[1:])
+
+    @functools.cached_property
+    def _mirrored(self) -> tuple[int, ...]:
+        skeleton = self.source.skeleton
+        if skeleton is None or not self.recipe.keypoints:
+            return ()
+        return skeleton.mirrored(self.recipe.mirrored_keypoints)
 
     def _target(self, index: int, old: tuple[int, int], new: tuple[int, int]) -> Target:
         objects = self.source.objects[index]
@@ -209,7 +229,11 @@ class _TrainingImages(Dataset[Batch | SslbenchError]):
             lengths = self.source.masks_of(index)
             bitmaps = [_bitmap(lengths[i], new) for i in keep.tolist()]
             masks = torch.stack(bitmaps) if bitmaps else torch.zeros((0, *new), dtype=torch.bool)
-        return Target(boxes[keep], torch.from_numpy(objects.classes)[keep], masks)
+        points = None
+        if self.recipe.keypoints and objects.keypoints is not None:
+            wide = torch.from_numpy(objects.keypoints) + torch.tensor([HALF, HALF, 0.0])
+            points = (wide * torch.tensor([x, y, 1.0], dtype=torch.float64)).float()[keep]
+        return Target(boxes[keep], torch.from_numpy(objects.classes)[keep], masks, points)
 
 
 class _TestImages(Dataset[TestViews | SslbenchError]):
@@ -268,15 +292,16 @@ def cut(image: Tensor, target: Target, side: int, rng: np.random.Generator) -> t
     top, left = (round(max(length - side, 0) * rng.random()) for length in image.shape[1:])
     image = image[:, top : top + side, left : left + side].contiguous()
     height, width = image.shape[1:]
+    points = None if target.keypoints is None else target.keypoints - torch.tensor([left, top, 0.0])
     if target.masks is None:
         boxes = target.boxes - torch.tensor([left, top] * 2, dtype=torch.float32)
         boxes = boxes.clamp(min=0).minimum(torch.tensor([width, height] * 2, dtype=torch.float32))
         kept = (boxes[:, 2:] > boxes[:, :2] + 1e-5).all(dim=1)
-        return image, Target(boxes[kept], target.classes[kept])
+        return image, Target(boxes[kept], target.classes[kept], None, None if points is None else points[kept])
     masks = target.masks[:, top : top + side, left : left + side]
     kept = masks.flatten(1).any(dim=1)
     boxes = masks_to_boxes(masks[kept]) + torch.tensor([0, 0, 1, 1])  # the last pixel is inside
-    return image, Target(boxes.float(), target.classes[kept], masks[kept])
+    return image, Target(boxes.float(), target.classes[kept], masks[kept], None if points is None else points[kept])
 
 
 def _bitmap(lengths: rle.Rle, size: tuple[int, int]) -> Tensor:
@@ -284,7 +309,22 @@ def _bitmap(lengths: rle.Rle, size: tuple[int, int]) -> Tensor:
     return torch.from_numpy(np.array(bitmap.resize(size[::-1], Image.Resampling.NEAREST)).astype(np.bool_))
 
 
-def _flipped(target: Target, width: int) -> Target:
+def _without_outside(target: Target, size: torch.Size) -> Target:
+    """Mark keypoints outside of an image of this height and width as not labelled, with zeros, as Detectron2 does."""
+    if target.keypoints is None:
+        return target
+    places = target.keypoints[:, :, :2]
+    inside = ((places >= 0) & (places <= torch.tensor([size[1], size[0]]))).all(dim=2)
+    kept = inside & (target.keypoints[:, :, 2] > 0)
+    return dataclasses.replace(target, keypoints=target.keypoints * kept[:, :, None])
+
+
+def _flipped(target: Target, width: int, mirrored: Sequence[int] = ()) -> Target:
+    """Mirror the objects of an image; `mirrored` is the keypoint that each of the K becomes."""
     x1, y1, x2, y2 = target.boxes.unbind(1)
     boxes = torch.stack((width - x2, y1, width - x1, y2), dim=1)
-    return Target(boxes, target.classes, None if target.masks is None else target.masks.flip(2))
+    points = None
+    if target.keypoints is not None:
+        points = target.keypoints[:, list(mirrored)]
+        points = torch.stack((width - points[:, :, 0], points[:, :, 1], points[:, :, 2]), dim=2)
+    return Target(boxes, target.classes, None if target.masks is None else target.masks.flip(2), points)

@@ -7,13 +7,13 @@ import torch
 
 from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.augmented import detect_views
-from sslbench.detection.batches import read, test_images
+from sslbench.detection.batches import HALF, read, test_images
 from sslbench.detection.models import boxes as found_by_network
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.pictures import draw_predictions
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.distributed.collectives import gather_objects, rank, world_size
-from sslbench.metrics.detection import Detections, DetectionScores, Truth, coco_ap, lvis_ap, voc_ap
+from sslbench.metrics.detection import Detections, DetectionScores, Truth, coco_ap, keypoint_ap, lvis_ap, oks, voc_ap
 from sslbench.metrics.detection import masks as rle
 from sslbench.runtime.progress import Progress
 
@@ -58,6 +58,7 @@ def _as_arrays(found: found_by_network.InstancePredictions, position: int) -> De
         found.scores.cpu().numpy(),
         found.classes.cpu().numpy(),
         masks,
+        None if found.keypoints is None else found.keypoints.cpu().numpy() - np.array([HALF, HALF, 0], np.float32),
     )
 
 
@@ -67,20 +68,34 @@ def joined(parts: list[Detections]) -> Detections:
     images, boxes, scores, labels = (np.concatenate(column) for column in zip(*columns, strict=True))
     has_masks = bool(parts) and all(p.masks is not None for p in parts)
     masks = tuple(mask for p in parts for mask in p.masks or ()) if has_masks else None
-    return Detections(images, boxes, scores, labels, masks)
+    points = [p.keypoints for p in parts if p.keypoints is not None]
+    return Detections(images, boxes, scores, labels, masks, np.concatenate(points) if points else None)
+
+
+def truth_of(test: ObjectSource, recipe: DetectionRecipe) -> Truth:
+    """Return the objects of a test part with all that the recipe scores.
+
+    Raises:
+        UsageError: keypoints are scored, and their sigmas are not known.
+        DataError: masks are scored, and one is missing or damaged.
+    """
+    there = recipe.keypoints and test.skeleton is not None
+    skeleton = test.skeleton.with_sigmas(recipe.oks_sigma) if there and test.skeleton is not None else None
+    return test.truth(masks=recipe.masks, skeleton=skeleton)
 
 
 def score(
     truth: Truth, found: Detections, recipe: DetectionRecipe, *, seed: int, resamples: int = 1000
 ) -> tuple[DetectionScores, dict[str, tuple[float, float, float]]]:
-    """Return the scores of the boxes by the recipe's metric, and COCO's or LVIS's of any masks.
+    """Return the scores of the boxes by the recipe's metric, and COCO's or LVIS's of any masks and keypoints.
 
-    The latter are named mask_AP, ..., and boundary_AP, ... where boundaries have to overlap too.
+    The latter are named mask_AP, ..., boundary_AP, ... where boundaries have to overlap too, and keypoint_AP, ... or
+    uniform_keypoint_AP, ....
 
     Args:
-        truth: ground truth, with masks if the recipe has them.
+        truth: ground truth, with masks and keypoints if the recipe has them.
         found: the detections.
-        recipe: its metric and masks are used.
+        recipe: its metric, masks and keypoints are used.
         seed: of the bootstrap.
         resamples: number of bootstrap samples.
     """
@@ -96,7 +111,20 @@ def score(
         of_masks = {f"mask_{name}": value for name, value in values.items()}
         values = of_regions(truth, found, kind="boundaries", seed=seed, resamples=resamples).metrics
         of_masks |= {f"boundary_{name}": value for name, value in values.items() if name.startswith("AP")}
+    if recipe.keypoints and truth.skeleton is not None:
+        values = keypoint_ap(truth, found, seed=seed, resamples=resamples).metrics
+        of_masks |= {f"{truth.skeleton.prefix}{name}": value for name, value in values.items()}
     return scores, of_masks
+
+
+def per_keypoint(truth: Truth, found: Detections) -> dict[str, float]:
+    """Return the AP of each keypoint, as if it alone were labelled; {} if keypoints are not scored."""
+    if truth.skeleton is None:
+        return {}
+    return {
+        name: keypoint_ap(oks.with_one(truth, k), found, resamples=0).metrics["AP"][0]
+        for k, name in enumerate(truth.skeleton.names)
+    }
 
 
 def draw(source: ObjectSource, truth: Truth, found: Detections, path: Path) -> None:

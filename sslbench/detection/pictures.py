@@ -18,6 +18,8 @@ _LONGEST = 480
 _GAP, _HEADING, _FONT = 8, 20, 11
 _PAPER, _INK = (255, 255, 255), (60, 60, 60)
 _MASK = 0.45
+_DOT = 3  # radius of a keypoint in pixels
+_VISIBLE = 2  # visibility of a keypoint that is not hidden
 
 
 def draw_predictions(
@@ -37,8 +39,8 @@ def draw_predictions(
 
     Args:
         images: uint8 (height, width, 3), upright, of the size of the annotations.
-        truth: ground truth; any masks are drawn.
-        predictions: detections; any masks are drawn.
+        truth: ground truth; any masks and keypoints are drawn, hidden ones as rings.
+        predictions: detections; any masks and keypoints are drawn.
         path: of the PNG, written atomically.
         which: positions of `images` in the test set; by default 0, 1, 2, ...
         names: headings of the images.
@@ -84,6 +86,8 @@ def draw_pair(
     shown = shown[
         np.argsort(predictions.scores[shown], kind="stable")
     ]  # drawn in ascending order of score, the best on top
+    edges = () if truth.skeleton is None else truth.skeleton.edges
+    points = predictions.keypoints
     left = _panel(
         image,
         truth.boxes[there],
@@ -91,6 +95,8 @@ def draw_pair(
         [truth.classes[c] for c in truth.labels[there]],
         None if truth.masks is None else [truth.masks[i] for i in there],
         (truth.crowd | truth.difficult)[there],
+        None if truth.keypoints is None else truth.keypoints[there],
+        edges,
     )
     right = _panel(
         image,
@@ -99,6 +105,8 @@ def draw_pair(
         [f"{truth.classes[predictions.labels[i]]} {predictions.scores[i]:.2f}" for i in shown],
         None if predictions.masks is None else [predictions.masks[i] for i in shown],
         np.zeros(len(shown), dtype=np.bool_),
+        None if points is None else np.dstack([points[shown, :, :2], np.full(points[shown].shape[:2], _VISIBLE)]),
+        edges,
     )
     sheet = Image.new("RGB", (2 * left.width + _GAP // 2, left.height + _HEADING), _PAPER)
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=_FONT)
@@ -117,6 +125,8 @@ def _panel(
     texts: Sequence[str],
     masks: Sequence[rle.Rle] | None,
     dashed: npt.NDArray[np.bool_],
+    keypoints: npt.NDArray[np.floating] | None,
+    edges: Sequence[tuple[int, int]],
 ) -> Image.Image:
     pixels = image.astype(np.float64)
     for mask, label in zip(masks or (), labels, strict=False):
@@ -130,6 +140,8 @@ def _panel(
     corners = boxes.astype(np.float64) * scale
     for box, label, is_dashed in zip(corners, labels, dashed, strict=True):
         _rectangle(draw, box, colour(int(label)), dashed=bool(is_dashed))
+    for points, label in zip(() if keypoints is None else keypoints, labels, strict=False):
+        _pose(draw, points, scale, edges, colour(int(label)))
     for box, label, text in zip(corners, labels, texts, strict=True):  # after the boxes, so that no line crosses them
         _label(draw, box, text, colour(int(label)), panel.size, font)
     return panel
@@ -150,6 +162,26 @@ def _rectangle(
             start, stop = i / steps, min(1.0, (i + 1) / steps)
             points = (ax + (bx - ax) * start, ay + (by - ay) * start, ax + (bx - ax) * stop, ay + (by - ay) * stop)
             draw.line(points, fill=fill, width=2)
+
+
+def _pose(
+    draw: ImageDraw.ImageDraw,
+    points: npt.NDArray[np.floating],
+    scale: float,
+    edges: Sequence[tuple[int, int]],
+    fill: tuple[int, int, int],
+) -> None:
+    """Draw the labelled keypoints (K, 3) of an object, each in a colour of its own, and the edges between them."""
+    places = (points[:, :2].astype(np.float64) + 0.5) * scale  # the centre of the first pixel is 0, 0 in COCO's files
+    for a, b in edges:
+        if points[a, 2] > 0 and points[b, 2] > 0:
+            draw.line((*places[a].tolist(), *places[b].tolist()), fill=fill, width=2)
+    for number, ((x, y), seen) in enumerate(zip(places.tolist(), points[:, 2].tolist(), strict=True)):
+        at = (x - _DOT, y - _DOT, x + _DOT, y + _DOT)
+        if seen >= _VISIBLE:
+            draw.ellipse(at, fill=colour(number), outline=_INK)
+        elif seen > 0:
+            draw.ellipse(at, outline=colour(number), width=2)
 
 
 def _label(

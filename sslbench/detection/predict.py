@@ -11,7 +11,7 @@ from PIL import Image
 
 from sslbench.data.decode.files import UnreadableImage, decode
 from sslbench.detection.augmented import detect_views
-from sslbench.detection.batches import resize
+from sslbench.detection.batches import HALF, resize
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.recipe import DetectionRecipe, view_sizes
 from sslbench.detection.saved import read_detector
@@ -29,12 +29,15 @@ class ImageDetections:
         scores: float32 (n,), 0 to 1.
         labels: n class names.
         masks: bool (n, height, width); None without a mask head.
+        keypoints: float32 (n, K, 3), x, y and score of each keypoint, in COCO's pixels: the centre of the first one is
+            0, 0; None without a keypoint head.
     """
 
     boxes: npt.NDArray[np.float32]
     scores: npt.NDArray[np.float32]
     labels: tuple[str, ...]
     masks: npt.NDArray[np.bool_] | None = None
+    keypoints: npt.NDArray[np.float32] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,12 +49,14 @@ class TrainedDetector:
         classes: names of its classes.
         backbone: name of its backbone.
         recipe: recipe of its training.
+        keypoints: names of its keypoints.
     """
 
     detector: Detector
     classes: tuple[str, ...]
     backbone: str
     recipe: DetectionRecipe
+    keypoints: tuple[str, ...] = ()
 
     def predict(self, images: Iterable[Picture]) -> list[ImageDetections]:
         """Return the objects in each image, processed one at a time as in evaluation.
@@ -72,7 +77,10 @@ class TrainedDetector:
         found = detect_views(self.detector, views, size)
         labels = tuple(self.classes[number] for number in found.classes.tolist())
         masks = None if found.masks is None else found.masks.cpu().numpy()
-        return ImageDetections(found.boxes.cpu().numpy(), found.scores.cpu().numpy(), labels, masks)
+        points = None
+        if found.keypoints is not None:
+            points = found.keypoints.cpu().numpy() - np.array([HALF, HALF, 0], np.float32)
+        return ImageDetections(found.boxes.cpu().numpy(), found.scores.cpu().numpy(), labels, masks, points)
 
 
 def load_detector(path: str | Path, *, device: str = "cpu") -> TrainedDetector:
@@ -86,7 +94,7 @@ def load_detector(path: str | Path, *, device: str = "cpu") -> TrainedDetector:
         WeightsError: the file cannot be read or holds no detector.
     """
     detector, about = read_detector(Path(path), device)
-    return TrainedDetector(detector, about.classes, about.backbone, about.recipe)
+    return TrainedDetector(detector, about.classes, about.backbone, about.recipe, about.keypoints)
 
 
 def _opened(image: Picture) -> torch.Tensor:

@@ -28,6 +28,7 @@ class DetectionRecipe:
         "vit_fpn: simple feature pyramid on a vision transformer; retinanet, fcos: one stage on a feature pyramid",
     )
     masks: bool = setting(False, "also predict masks (Mask R-CNN)")
+    keypoints: bool = setting(False, "also predict keypoints (Keypoint R-CNN); for architecture=fpn and vit_fpn")
 
     iterations: int = setting(24000, "number of training iterations")
     batch_size: int = setting(16, "images per iteration over all processes")
@@ -55,6 +56,12 @@ class DetectionRecipe:
         "max_size_train, from which such a square is cut; empty: min_sizes_train",
     )
     flip: float = setting(0.5, "probability of a horizontal flip in training")
+    mirrored_keypoints: tuple[str, ...] = setting(
+        (),
+        "pairs of keypoints that change places in a mirrored image, as left_eye:right_eye; empty: those of the data, "
+        "or by the words left and right in their names",
+    )
+    min_keypoints: int = setting(1, "images with fewer labelled keypoints are left out of training")
     skip_empty: bool = setting(True, "leave images without objects out of training")
     repeat_threshold: float = setting(
         0.0, "images with a class in a smaller share of the images are repeated (LVIS: 0.001); 0: none"
@@ -91,9 +98,12 @@ class DetectionRecipe:
     box_fcs: int | None = setting(None, "fully connected layers of the box head")
     box_channels: int = setting(1024, "width of the fully connected layers of the box head")
     mask_convs: int | None = setting(None, "3x3 convolutions of the mask head before it doubles the resolution")
+    keypoint_convs: int = setting(8, "3x3 convolutions of the keypoint head before it doubles the resolution twice")
+    keypoint_channels: int = setting(512, "width of the convolutions of the keypoint head")
     head_channels: int = setting(256, "width of the convolutions of the box and mask heads")
     box_pool: int | None = setting(None, "side of the pooled regions for boxes")
     mask_pool: int = setting(14, "side of the pooled regions for masks")
+    keypoint_pool: int = setting(14, "side of the pooled regions for keypoints")
 
     anchor_sizes: Sizes | None = setting(None, "square roots of the anchors' areas, a list for each level", unit="px")
     anchor_ratios: tuple[float, ...] = setting((0.5, 1.0, 2.0), "height over width of the anchors")
@@ -113,6 +123,12 @@ class DetectionRecipe:
     box_weights: tuple[float, float, float, float] = setting((10.0, 10.0, 5.0, 5.0), "scales of the box head's targets")
     smooth_l1_beta: float = setting(0.0, "threshold at which box losses change from squared to absolute; 0: absolute")
 
+    rpn_smooth_l1_beta: float | None = setting(None, "likewise of the region proposal network; null: smooth_l1_beta")
+    keypoint_loss_weight: float = setting(1.0, "weight of the keypoints' loss")
+    keypoint_loss_over: Literal["labelled", "all"] = setting(
+        "labelled", "keypoints whose number divides the loss: the labelled ones, or those that all regions could have"
+    )
+
     score_threshold: float = setting(0.05, "smallest score of a detection")
     nms: float = setting(0.5, "IoU above which the weaker detection of a class is suppressed")
     detections: int = setting(100, "largest number of detections per image")
@@ -121,6 +137,11 @@ class DetectionRecipe:
     )
     tta_max_size: int = setting(4000, "largest longer side of these", unit="px")
     tta_flip: bool = setting(False, "also see test images mirrored, joined by suppression")
+    oks_sigma: float = setting(
+        0.0,
+        "sigma of every keypoint in the similarity of poses (OKS), which the metrics' names show "
+        "(uniform_keypoint_AP); 0: COCO's by name, or `sigmas` of the manifest's category",
+    )
     metric: Literal["coco", "voc07", "voc12", "lvis"] = setting(
         "coco", "average precision: COCO's, Pascal VOC's at 11 points (2007) or as the area (2012), or LVIS's"
     )
@@ -174,7 +195,9 @@ _USUAL: dict[str, dict[str, Any]] = {
 
 def resolved(recipe: DetectionRecipe) -> DetectionRecipe:
     """Return the recipe with the architecture-dependent defaults filled in."""
-    usual = _USUAL[recipe.architecture]
+    usual = dict(_USUAL[recipe.architecture])
+    if recipe.architecture not in ONE_STAGE:
+        usual["rpn_smooth_l1_beta"] = recipe.smooth_l1_beta
     return dataclasses.replace(
         recipe, **{name: value for name, value in usual.items() if getattr(recipe, name) is None}
     )
@@ -211,6 +234,7 @@ def check(recipe: DetectionRecipe) -> None:
     if full.tta_max_size != DetectionRecipe().tta_max_size and not full.tta_sizes:
         raise UsageError("tta_max_size has no effect without tta_sizes")
     _check_jitter(full)
+    _check_keypoints(full)
     _check_transformer(full)
     if len(full.pixel_mean) != len(full.pixel_std):
         raise UsageError(
@@ -225,6 +249,35 @@ def check(recipe: DetectionRecipe) -> None:
         raise UsageError("a c4 detector has no pyramid or box head: box_convs, box_fcs and pyramid_norm have no effect")
     if full.architecture != "c4" and full.extra_norm:
         raise UsageError("extra_norm normalises after the fifth stage on the regions, which only c4 has")
+
+
+_OF_KEYPOINTS = (
+    *("mirrored_keypoints", "min_keypoints", "keypoint_convs", "keypoint_channels", "keypoint_pool", "oks_sigma"),
+    *("keypoint_loss_weight", "keypoint_loss_over"),
+)
+
+
+def _check_keypoints(full: DetectionRecipe) -> None:
+    usual = DetectionRecipe()
+    given = [name for name in _OF_KEYPOINTS if getattr(full, name) != getattr(usual, name)]
+    if not full.keypoints:
+        if given:
+            have = "have" if len(given) > 1 else "has"
+            raise UsageError(f"{', '.join(given)} {have} no effect without keypoints", "Give keypoints=true as well.")
+        return
+    if full.architecture not in ("fpn", "vit_fpn"):
+        raise UsageError(
+            f"keypoints=true: architecture={full.architecture} has no keypoint head", "Use architecture=fpn or vit_fpn."
+        )
+    if full.tta_sizes or full.tta_flip:
+        raise UsageError(
+            "keypoints=true: test-time augmentation joins boxes and masks, not keypoints",
+            "Leave out tta_sizes and tta_flip.",
+        )
+    if full.metric == "lvis":
+        raise UsageError("keypoints=true: LVIS has no keypoints", "Give metric=coco.")
+    if full.mirrored_keypoints and not full.flip:
+        raise UsageError("mirrored_keypoints has no effect with flip=0", "Leave it out.")
 
 
 def _check_transformer(full: DetectionRecipe) -> None:
@@ -282,10 +335,10 @@ def _check_anchors(full: DetectionRecipe) -> None:
 
 
 _OF_REGIONS = (
-    *("masks", "rpn_convs", "box_convs", "box_fcs", "box_channels", "mask_convs", "head_channels"),
+    *("masks", "keypoints", "rpn_convs", "box_convs", "box_fcs", "box_channels", "mask_convs", "head_channels"),
     *("box_pool", "mask_pool", "rpn_pre_nms_train", "rpn_pre_nms_test", "rpn_post_nms_train", "rpn_post_nms_test"),
     *("rpn_nms", "rpn_overlaps", "rpn_samples", "rpn_positives", "roi_overlap", "roi_samples", "roi_positives"),
-    *("box_weights", "smooth_l1_beta", "extra_norm"),
+    *("box_weights", "smooth_l1_beta", "rpn_smooth_l1_beta", "extra_norm"),
 )
 _NOT_OF_FCOS = ("anchor_sizes", "anchor_ratios", "head_norm")  # its head always has group norm
 
@@ -306,12 +359,13 @@ def _refuse_second_stage(recipe: DetectionRecipe) -> None:
 _AT_LEAST_ONE = (
     *("iterations", "batch_size", "min_size_test", "max_size_train", "max_size_test", "pyramid_channels", "rpn_convs"),
     *("accumulate", "tta_max_size", "box_channels", "head_channels", "box_pool", "mask_pool", "detections"),
-    *("rpn_pre_nms_train", "rpn_pre_nms_test"),
+    *("rpn_pre_nms_train", "rpn_pre_nms_test", "keypoint_channels", "keypoint_pool"),
     *("rpn_post_nms_train", "rpn_post_nms_test", "rpn_samples", "roi_samples"),
 )
 _NOT_NEGATIVE = (
     *("warmup_iterations", "precise_bn", "weight_decay", "weight_decay_norm", "smooth_l1_beta", "momentum", "gamma"),
-    *("box_convs", "box_fcs", "mask_convs", "vit_window"),
+    *("box_convs", "box_fcs", "mask_convs", "vit_window", "keypoint_convs", "min_keypoints", "oks_sigma"),
+    *("keypoint_loss_weight", "rpn_smooth_l1_beta"),
 )
 _RATES = (
     *("flip", "rpn_nms", "rpn_positives", "roi_overlap", "roi_positives", "score_threshold", "nms", "warmup_factor"),
@@ -363,8 +417,8 @@ def what_is_trained(recipe: DetectionRecipe) -> str:
     if recipe.architecture in ONE_STAGE:
         return "the pyramid and the head (boxes, classes)"
     first = "the fifth stage (on the regions, in the head)" if recipe.architecture == "c4" else "the pyramid"
-    masks = ", masks" if recipe.masks else ""
-    return f"{first}, the region proposals and the heads (boxes, classes{masks})"
+    further = (", masks" if recipe.masks else "") + (", keypoints" if recipe.keypoints else "")
+    return f"{first}, the region proposals and the heads (boxes, classes{further})"
 
 
 def after_divergence(recipe: DetectionRecipe) -> str:

@@ -53,6 +53,7 @@ class DetectorDescription:
         data: training data.
         benchmark: benchmark of the recipe; '' for none.
         measurement: id of the record.
+        keypoints: names of the keypoints, in the detector's order.
     """
 
     recipe: DetectionRecipe
@@ -63,6 +64,7 @@ class DetectorDescription:
     data: str
     benchmark: str
     measurement: str
+    keypoints: tuple[str, ...] = ()
 
     def text(self) -> str:
         """Return the description as JSON, since the reader of weights files keeps text but no lists."""
@@ -155,13 +157,14 @@ def read_detector(path: Path, device: str | torch.device = "cpu") -> tuple[Detec
     numbers = sum(tensor.numel() for key in ("state_dict", _KEY) for tensor in tensors_at(file.content, key).values())
     check_recorded(about.backbone, f"{path}: detector.backbone", numbers=numbers)
     recipe, classes = about.recipe, len(about.classes)
-    if max(recipe.rpn_convs or 0, recipe.box_convs or 0, recipe.box_fcs or 0, recipe.mask_convs or 0) > _MOST_LAYERS:
+    layers = recipe.rpn_convs, recipe.box_convs, recipe.box_fcs, recipe.mask_convs, recipe.keypoint_convs
+    if max(number or 0 for number in layers) > _MOST_LAYERS:
         raise WeightsError(f"{path}: its recipe has a head of more than {_MOST_LAYERS} layers")
     with torch.device("meta"):
-        skeleton = build_detector(build(about.backbone), recipe, classes, device="meta")
+        skeleton = build_detector(build(about.backbone), recipe, classes, keypoints=len(about.keypoints), device="meta")
     check_size(skeleton, f"{path}: its detector", numbers=numbers)
     backbone = dataclasses.replace(build(about.backbone), preprocessing=about.preprocessing)
-    detector = build_detector(backbone, about.recipe, len(about.classes), device=device)
+    detector = build_detector(backbone, about.recipe, len(about.classes), keypoints=len(about.keypoints), device=device)
     fill(detector, _joined(file.content, about.recipe), what=str(path))
     return detector.eval(), about
 
@@ -195,7 +198,9 @@ def rows(file: files.WeightsFile, about: DetectorDescription) -> list[tuple[str,
     """Return a description for the user, as pairs of label and value."""
     recipe, content = about.recipe, file.content
     done = int(content.get("step", recipe.iterations))
-    family = _TITLES.get(recipe.architecture) or f"{'Mask' if recipe.masks else 'Faster'} R-CNN, {recipe.architecture}"
+    heads = [name for name, there in (("Mask", recipe.masks), ("Keypoint", recipe.keypoints)) if there]
+    family = _TITLES.get(recipe.architecture)
+    family = family or f"{' and '.join(heads) or 'Faster'} R-CNN, {recipe.architecture}"
     kind = f"{family}, on {about.backbone}"
     frozen = f"backbone frozen; trained: {what_is_trained(recipe)}" if recipe.freeze_at == 5 else ""
     stages = "nothing frozen" if not recipe.freeze_at else f"freeze_at={recipe.freeze_at}"
@@ -207,6 +212,7 @@ def rows(file: files.WeightsFile, about: DetectorDescription) -> list[tuple[str,
         ("what", f"checkpoint of a detector's training{rest}" if checkpoint else "trained detector"),
         ("detector", kind),
         ("classes", f"{len(about.classes)}: {', '.join(about.classes)}"),
+        *([("keypoints", f"{len(about.keypoints)}: {', '.join(about.keypoints)}")] if about.keypoints else []),
         ("trained", f"{done} of {recipe.iterations} iterations of {recipe.batch_size} images, on {about.data}"),
         ("started from", about.weights),
         ("recipe", f"{about.benchmark or 'of its own'}; norm={recipe.norm}, {frozen or stages}, lr={recipe.lr:g}"),

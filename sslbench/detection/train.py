@@ -51,8 +51,8 @@ def losses_of(
 
 
 def _moved(target: Target, device: torch.device) -> Target:
-    masks = None if target.masks is None else target.masks.to(device)
-    return Target(target.boxes.to(device), target.classes.to(device), masks)
+    masks, keypoints = (None if part is None else part.to(device) for part in (target.masks, target.keypoints))
+    return Target(target.boxes.to(device), target.classes.to(device), masks, keypoints)
 
 
 def finite_mean(

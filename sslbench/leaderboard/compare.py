@@ -145,6 +145,10 @@ def compare(
     return compare_all([(a, _scores(a))], [(b, _scores(b))], name, seed=seed, resamples=resamples)
 
 
+_REGIONS = ("", "mask_", "boundary_", "keypoint_", "uniform_keypoint_")
+"""Beginnings of the metrics of detections."""
+
+
 def compare_detectors(
     a: Sequence[Result], b: Sequence[Result], metric: str, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> Comparison:
@@ -153,7 +157,7 @@ def compare_detectors(
     Args:
         a: records of one detector.
         b: those of the other one, on the same test images.
-        metric: AP, AP50 or AP75; of masks mask_AP or boundary_AP, of one class AP(cat).
+        metric: AP, AP50 or AP75; of masks mask_AP or boundary_AP, of keypoints keypoint_AP, of one class AP(cat).
         seed: seed of the bootstrap.
         resamples: number of its resamples.
 
@@ -178,7 +182,7 @@ def compare_detectors(
             resamples=resamples,
         )
     except KeyError as error:
-        able = [f"{start}{name}" for start in ("", "mask_", "boundary_") for name in ("AP", "AP50", "AP75")]
+        able = [f"{start}{name}" for start in _REGIONS for name in ("AP", "AP50", "AP75")]
         able = [name for name in able if name in first.metrics and name != metric]
         able += [f"AP({name})" for name in objects.truth.classes]
         raise ResultError(

@@ -37,9 +37,8 @@ def show_detection(result: Result, typed: AsTyped, test_fraction: float, each: i
     """
     test = _test_part(result, typed, test_fraction)
     found = read_results(_predictions_path(result), test.numbers, test.class_numbers, test.sizes)
-    truth = test.truth()
-    if found.masks is not None and test.has_masks:
-        truth = test.truth(masks=True)
+    masks = found.masks is not None and test.has_masks
+    truth = test.truth(masks=masks, skeleton=None if found.keypoints is None else test.skeleton)
     sections = []
     for group in reversed(choose(image_f1(truth, found), each)):  # the worst images first
         rows = []

@@ -10,8 +10,10 @@ from sslbench.detection.models.boxes import Target
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.names import from_detectron2, to_detectron2
 from sslbench.detection.recipe import DetectionRecipe
+from sslbench.metrics.detection.keypoints import Skeleton
 
 CLASSES = 3
+SKELETON = Skeleton(("nose", "left_eye", "right_eye", "tail"), sigmas=(0.03, 0.02, 0.02, 0.1))
 SIZES = ((88, 110), (70, 97))
 # Every anchor and every region is in the losses: nothing is drawn, so they do not depend on torch's random numbers.
 ALL = {"rpn_samples": 50_000, "roi_samples": 5_000}
@@ -36,6 +38,13 @@ CASES = {
             **{"architecture": "fpn", "norm": "batch", "freeze_at": 2, "pyramid_norm": "same", "head_norm": "layer"},
             **{"box_convs": 1, "box_fcs": 1, "rpn_convs": 2, "masks": True, "mask_convs": 1},
             **NARROW,
+        },
+    ),
+    "fpn_keypoints": (
+        "resnet50w0.125",
+        {
+            **{"architecture": "fpn", "keypoints": True, "keypoint_convs": 2, "keypoint_channels": 16, **NARROW},
+            **{"smooth_l1_beta": 0.5, "rpn_smooth_l1_beta": 0.0, "keypoint_loss_weight": 0.7},
         },
     ),
     "fpn_resnet18": ("resnet18", {"architecture": "fpn", "norm": "batch", "freeze_at": 1, **NARROW}),
@@ -65,7 +74,9 @@ def by_rule(name, shape):
 
 def small_detector(case, **changes):
     name, settings = CASES[case]
-    return ruled(build_detector(build(name), DetectionRecipe(**{**settings, **changes}), CLASSES))
+    return ruled(
+        build_detector(build(name), DetectionRecipe(**{**settings, **changes}), CLASSES, keypoints=len(SKELETON))
+    )
 
 
 def ruled(detector):
@@ -88,7 +99,10 @@ def images(sizes=SIZES):
 
 
 def targets(sizes=SIZES):
-    """Three objects in the first image, one in each other; masks are ellipses inside the boxes."""
+    """Three objects in the first image, one in each other; masks are ellipses inside the boxes.
+
+    Keypoints lie inside of the boxes, on an edge and outside; the tail is hidden, and one nose is not labelled.
+    """
     boxes = [[[10.0, 12.0, 50.0, 60.0], [40.0, 20.0, 105.0, 80.0], [70.0, 5.0, 100.0, 40.0]]]
     boxes += [[[20.0, 15.0, 80.0, 60.0]]] * (len(sizes) - 1)
     classes = [[0, 2, 1], *[[1]] * (len(sizes) - 1)]
@@ -99,7 +113,12 @@ def targets(sizes=SIZES):
             ((x - (a + c) / 2) / ((c - a) / 2)) ** 2 + ((y - (b + d) / 2) / ((d - b) / 2)) ** 2 <= 1
             for a, b, c, d in own
         ]
-        result.append(Target(torch.tensor(own), torch.tensor(kinds), torch.stack(masks)))
+        corners, sides = torch.tensor(own)[:, None, :2], torch.tensor(own)[:, None, 2:] - torch.tensor(own)[:, None, :2]
+        shares = torch.tensor([[0.3, 0.2], [1.0, 0.5], [0.77, 0.9], [1.2, 0.4]])
+        seen = torch.tensor([2.0, 2.0, 2.0, 1.0]).repeat(len(own), 1)
+        seen[0, 0] = 0
+        points = torch.cat((corners + shares * sides, seen[:, :, None]), dim=2) * (seen[:, :, None] > 0)
+        result.append(Target(torch.tensor(own), torch.tensor(kinds), torch.stack(masks), points))
     return result
 
 

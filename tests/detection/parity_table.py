@@ -29,7 +29,7 @@ from sslbench.detection.batches import cut, jittered, repeat_factors, resize
 from sslbench.detection.models.boxes import Target
 from sslbench.detection.recipe import DetectionRecipe, resized, resolved, view_sizes
 from sslbench.detection.train import make_optimizer, rate
-from sslbench.metrics.detection import Detections, Truth, coco_ap, voc_ap
+from sslbench.metrics.detection import Detections, Truth, coco_ap, keypoint_ap, voc_ap
 
 STEPS = 7
 CLASS_NAMES = ("cat", "dog", "bird")
@@ -48,6 +48,7 @@ class Row(NamedTuple):
 def detections() -> list[Row]:
     """Compare boxes (pixels) and scores of all detections of two images with the same weights."""
     boxes, scores, count = 0.0, 0.0, 0
+    places, of_places = [], 0.0
     for case in sorted(CASES):
         torch.manual_seed(0)
         _, found, _ = ours(case)
@@ -60,7 +61,19 @@ def detections() -> list[Row]:
             boxes = max(boxes, float(gaps.min(dim=1)[0].max()))
             scores = max(scores, float((mine.scores - other.scores[place]).abs().max()))
             count += len(mine.boxes)
-    return [Row("box of a detection, pixels", count, boxes, 2e-3), Row("score of a detection", count, scores, 1e-5)]
+            if mine.keypoints is not None:
+                gaps = mine.keypoints - other.pred_keypoints[place]
+                places.append(gaps[:, :, :2].abs().amax(dim=2).flatten())
+                of_places = max(of_places, float((gaps[:, :, 2] / mine.keypoints[:, :, 2]).abs().max()))
+    # Where two places of a heat map have nearly the same value, rounding decides between them.
+    moved = torch.cat(places)
+    other_place = float((moved > 2e-3).float().mean())
+    return [
+        Row("box of a detection, pixels", count, boxes, 2e-3),
+        Row("score of a detection", count, scores, 1e-5),
+        Row("keypoint of a detection at another place, share", len(moved), other_place, 0.01),
+        Row("score of a keypoint, relative", len(moved), of_places, 1e-3),
+    ]
 
 
 def training_steps() -> list[Row]:
@@ -69,7 +82,7 @@ def training_steps() -> list[Row]:
 
     d2, largest, count = library(), 0.0, 0
     few = {"rpn_samples": 24, "roi_samples": 16, "lr": 0.002, "warmup_iterations": 4, "steps": (5,)}
-    for case in ("c4", "fpn"):
+    for case in ("c4", "fpn", "fpn_keypoints"):
         detector, model = small_detector(case, **few), theirs(case, **few).train()
         recipe = detector.recipe
         optimizer, cfg = make_optimizer(detector, recipe), solver_of(recipe)
@@ -210,6 +223,22 @@ def coco_values(number: int) -> list[Row]:
 
 def corner_and_size(boxes: np.ndarray) -> list[list[float]]:
     return np.concatenate((boxes[:, :2], boxes[:, 2:] - boxes[:, :2]), axis=1).tolist()
+
+
+def keypoint_values(number: int) -> list[Row]:
+    """Compare all ten values of COCO's keypoints with pycocotools."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "metrics"))
+    from test_keypoint_metrics import NAMES, by_pycocotools
+    from test_keypoint_metrics import drawn as drawn_poses
+
+    largest = 0.0
+    for seed in range(number):
+        truth, found = drawn_poses(seed)
+        metrics = keypoint_ap(truth, found, resamples=0).metrics
+        mine, wanted = np.array([metrics[name][0] for name in NAMES]), by_pycocotools(truth, found)
+        assert (np.isnan(mine) == np.isnan(wanted)).all()
+        largest = max(largest, float(np.nanmax(np.abs(mine - wanted))))
+    return [Row("AP and AR of keypoints, 10 values, pycocotools", 10 * number, largest, 1e-9)]
 
 
 def voc_values(number: int) -> list[Row]:
@@ -384,6 +413,7 @@ def table(number: int) -> list[Row]:
         lambda: repeats(number),
         schedules,
         lambda: coco_values(number),
+        lambda: keypoint_values(number),
         lambda: voc_values(number),
     ]
     return [row for part in parts for row in part()]

@@ -20,6 +20,11 @@ from sslbench.errors import UsageError
     show_default=True,
     help="Average precision: COCO's, or Pascal VOC's of 2007 (11 points) or 2012 (area).",
 )
+@click.option(
+    "--oks-sigma",
+    type=click.FloatRange(0, min_open=True),
+    help="Sigma of every keypoint in the similarity of poses. Default: COCO's, or 'sigmas' of the category.",
+)
 @click.option("--name", default="", help="Name of the detector in tables. Default: that of the file.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the bootstrap.")
 @click.option("--no-floors", is_flag=True, help="Leave out the constant box.")
@@ -33,6 +38,7 @@ def command(
     data: str | None,
     test_data: str | None,
     metric: Literal["coco", "voc07", "voc12"],
+    oks_sigma: float | None,
     name: str,
     seed: int,
     no_floors: bool,
@@ -57,6 +63,6 @@ def command(
     if data is None:
         raise UsageError("--data is missing", "Give the manifest whose images the detections are of.")
     evaluation.check_writable(Path(out))
-    request = ScoreRequest(files, data, test_data, metric, name)
+    request = ScoreRequest(files, data, test_data, metric, name, oks_sigma or 0.0)
     run = evaluation.RunSettings(device="cpu", seed=seed, floors=not no_floors)
     print_detection([score_files(request, run, out=Path(out), command=str(ctx.obj))], Path(out))

@@ -35,7 +35,7 @@ def check_objects(train: ObjectSource, test: ObjectSource, *, copies: bool = Tru
     findings = [Finding("warning" if reports_changed_boxes(f.message) else f.level, f.message) for f in images]
     for part in (train, test):
         findings += _odd_objects(part)
-        findings += _keypoints(part)
+        findings += _keypoints(part, train=part is train)
     if train.skeleton is not None and test.skeleton is not None and train.skeleton.names != test.skeleton.names:
         findings.append(Finding("error", f"{train.name} and {test.name} have different keypoints"))
     return by_level(findings)
@@ -84,8 +84,8 @@ def _odd_objects(part: ObjectSource) -> list[Finding]:
     return findings
 
 
-def _keypoints(part: ObjectSource) -> list[Finding]:
-    """Return the number of labelled keypoints of each kind, and a warning if there are none or none can be mirrored."""
+def _keypoints(part: ObjectSource, *, train: bool) -> list[Finding]:
+    """Return the number of labelled keypoints of each kind, and what training or scoring them needs besides."""
     if part.skeleton is None:
         return []
     counts = part.labelled_keypoints
@@ -94,11 +94,7 @@ def _keypoints(part: ObjectSource) -> list[Finding]:
     listed = some([f"{name} {n:,}" for name, n in zip(part.skeleton.names, counts.tolist(), strict=True)], 20)
     found = [Finding("note", f"{part.name}: objects with each keypoint labelled: {listed}")]
     try:
-        part.skeleton.mirrored()
-    except UsageError as error:
-        found.append(Finding("note", f"{part.name}: for keypoints=true, {error.message}. {error.remedy}"))
-    try:
-        part.skeleton.with_sigmas()
+        _ = part.skeleton.mirrored() if train else part.skeleton.with_sigmas()
     except UsageError as error:
         found.append(Finding("note", f"{part.name}: for keypoints=true, {error.message}. {error.remedy}"))
     return found

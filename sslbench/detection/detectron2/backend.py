@@ -19,6 +19,7 @@ from sslbench.detection.detectron2.data import registered
 from sslbench.detection.detectron2.evaluate import Variants, detect
 from sslbench.detection.detectron2.library import load, own_log, probe
 from sslbench.detection.detectron2.weights import load_weights
+from sslbench.detection.evaluate import truth_of
 from sslbench.detection.log import Watch
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.detector import Detector
@@ -122,13 +123,16 @@ def run(
         SslbenchError: see `check_configuration` and `detectron2_train.train`.
     """
     device, classes = training.device, len(data.train.classes)
-    configuration = configured(backbone, recipe, classes, given, device=device, processes=world_size())
+    skeleton = truth_of(data.test, dataclasses.replace(recipe, masks=False)).skeleton
+    configuration = configured(
+        backbone, recipe, classes, given, device=device, processes=world_size(), skeleton=skeleton
+    )
     folder = training.folder
     with (
         preserved_random_states(device.type),
         tempfile.TemporaryDirectory(prefix="sslbench-") as scratch,
         own_log(folder / _LOG if rank() == 0 else None),
-        registered(data, configuration.cfg, Path(scratch)) as cfg,
+        registered(data, configuration.cfg, Path(scratch), recipe.mirrored_keypoints) as cfg,
     ):
         _join()
         whole = dataclasses.replace(configuration, cfg=cfg)
@@ -148,7 +152,12 @@ def run(
 
 
 def as_detector(
-    backbone: Backbone, recipe: DetectionRecipe, classes: int, ran: Detectron2Result, given: Mapping[str, Any]
+    backbone: Backbone,
+    recipe: DetectionRecipe,
+    classes: int,
+    ran: Detectron2Result,
+    given: Mapping[str, Any],
+    keypoints: int = 0,
 ) -> Detector | None:
     """Return the trained model as an equivalent `Detector`; None if the user's keys changed its architecture.
 
@@ -158,10 +167,11 @@ def as_detector(
         classes: without background.
         ran: result of `run`.
         given: d2.KEY=value of the user.
+        keypoints: number of keypoints, where the recipe has them.
     """
     if any(not key.startswith(_OF_TRAINING) for key in given):
         return None
-    detector = build_detector(backbone, recipe, classes)
+    detector = build_detector(backbone, recipe, classes, keypoints=keypoints)
     fill(detector, from_detectron2(ran.state), what="the detector trained by Detectron2")
     return detector.eval()
 

@@ -14,6 +14,7 @@ from sslbench.backbones.resnet_spec import DEPTHS
 from sslbench.detection.detectron2.library import load
 from sslbench.detection.recipe import ONE_STAGE, DetectionRecipe, check, resolved
 from sslbench.errors import UsageError
+from sslbench.metrics.detection.keypoints import Skeleton
 from sslbench.names import did_you_mean
 
 _NORMS = {"frozen": "FrozenBN", "batch": "BN", "sync": "SyncBN", "none": "", "layer": "LN", "group": "GN"}
@@ -29,7 +30,9 @@ _OTHERWISE = {
 """Settings that Detectron2 does not have, or has by a key of its own; and the remedy."""
 
 
-def detectron2_options(backbone: Backbone, recipe: DetectionRecipe, n_classes: int) -> dict[str, Any]:
+def detectron2_options(
+    backbone: Backbone, recipe: DetectionRecipe, n_classes: int, skeleton: Skeleton | None = None
+) -> dict[str, Any]:
     """Return key -> value for Detectron2's `get_cfg()`, for the same detector and training.
 
     Data sets, files and device are left out. The caller registers 'Res5ROIHeadsExtraNorm': Res5ROIHeads whose fifth
@@ -54,6 +57,7 @@ def detectron2_options(backbone: Backbone, recipe: DetectionRecipe, n_classes: i
         **_backbone(backbone, full),
         **_regions(full, n_classes),
         **_heads(full),
+        **(_keypoints(full, skeleton) if full.keypoints else {}),
         **_training(full),
         **_images(backbone, full),
     }
@@ -110,7 +114,7 @@ def _regions(recipe: DetectionRecipe, n_classes: int) -> dict[str, Any]:
         "MODEL.RPN.IOU_THRESHOLDS": list(recipe.rpn_overlaps),
         "MODEL.RPN.BATCH_SIZE_PER_IMAGE": recipe.rpn_samples,
         "MODEL.RPN.POSITIVE_FRACTION": recipe.rpn_positives,
-        "MODEL.RPN.SMOOTH_L1_BETA": recipe.smooth_l1_beta,
+        "MODEL.RPN.SMOOTH_L1_BETA": recipe.rpn_smooth_l1_beta,
         "MODEL.RPN.PRE_NMS_TOPK_TRAIN": recipe.rpn_pre_nms_train,
         "MODEL.RPN.PRE_NMS_TOPK_TEST": recipe.rpn_pre_nms_test,
         "MODEL.RPN.POST_NMS_TOPK_TRAIN": recipe.rpn_post_nms_train,
@@ -147,6 +151,20 @@ def _heads(recipe: DetectionRecipe) -> dict[str, Any]:
         "MODEL.ROI_MASK_HEAD.NORM": norm,
         "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION": recipe.mask_pool,
         "INPUT.MASK_FORMAT": "bitmask",
+    }
+
+
+def _keypoints(recipe: DetectionRecipe, skeleton: Skeleton | None) -> dict[str, Any]:
+    skeleton = skeleton or Skeleton(("keypoint",), sigmas=(1.0,))  # before the data are known
+    return {
+        "MODEL.KEYPOINT_ON": True,
+        "MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS": (recipe.keypoint_channels,) * recipe.keypoint_convs,
+        "MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS": len(skeleton),
+        "MODEL.ROI_KEYPOINT_HEAD.POOLER_RESOLUTION": recipe.keypoint_pool,
+        "MODEL.ROI_KEYPOINT_HEAD.LOSS_WEIGHT": recipe.keypoint_loss_weight,
+        "MODEL.ROI_KEYPOINT_HEAD.NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS": recipe.keypoint_loss_over == "labelled",
+        "MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE": recipe.min_keypoints,
+        "TEST.KEYPOINT_OKS_SIGMAS": list(skeleton.sigmas),
     }
 
 
@@ -196,7 +214,8 @@ _OURS = {
     "MODEL.DEVICE": "the device is given with --device",
     "MODEL.ROI_HEADS.NUM_CLASSES": "the number of classes follows from the data",
     "MODEL.LOAD_PROPOSALS": "precomputed proposals are not supported",
-    "MODEL.KEYPOINT_ON": "the data have no keypoints",
+    "MODEL.KEYPOINT_ON": "keypoints are switched on by keypoints=true, a setting of the recipe",
+    "MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS": "the number of keypoints follows from the data",
     "INPUT.FORMAT": "the order of the channels is channel_order=BGR, a setting of the recipe",
     "DATASETS": "the data are given with --data and --test-data",
     "DATALOADER.NUM_WORKERS": "processes that decode are given with --workers",
@@ -237,6 +256,7 @@ def configured(
     *,
     device: torch.device,
     processes: int = 1,
+    skeleton: Skeleton | None = None,
 ) -> Configured:
     """Return Detectron2's configuration.
 
@@ -247,11 +267,12 @@ def configured(
         given: the user's d2.KEY=value, without 'd2.'; applied last.
         device: of the detector.
         processes: number of training processes.
+        skeleton: keypoints of the data, with sigmas; None without, or if they are not known yet.
 
     Raises:
         UsageError: Detectron2 has no such network or key, or the value is of another type.
     """
-    options = _for_device(detectron2_options(backbone, recipe, n_classes), device, processes)
+    options = _for_device(detectron2_options(backbone, recipe, n_classes, skeleton), device, processes)
     cfg = load("config").get_cfg()
     _merge(cfg, options, "the recipe")
     cfg.MODEL.DEVICE = str(device)

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.splits.objects import TrainTestObjects
-from sslbench.detection.batches import read
+from sslbench.detection.batches import HALF, read
 from sslbench.detection.detectron2.library import load
 from sslbench.errors import ResultError, SslbenchError, UsageError
+from sslbench.metrics.detection.keypoints import labelled
 from sslbench.metrics.detection.masks import text
 from sslbench.metrics.detection.matches import corner_and_size
 
@@ -23,13 +24,14 @@ TRAIN, TEST = "sslbench_train", "sslbench_test"
 
 
 @contextlib.contextmanager
-def registered(data: TrainTestObjects, cfg: Any, folder: Path) -> Iterator[Any]:
+def registered(data: TrainTestObjects, cfg: Any, folder: Path, mirrored: Sequence[str] = ()) -> Iterator[Any]:
     """Register both parts in this process's Detectron2 catalogue during the block.
 
     Args:
         data: the two parts.
-        cfg: configuration, which says whether and in which form masks are used.
+        cfg: configuration, which says whether keypoints, and whether and in which form masks are used.
         folder: of the COCO file of the test part, which Detectron2's evaluator reads.
+        mirrored: the recipe's pairs of keypoints that change places in a mirrored image.
 
     Yields:
         The configuration with the names of the data.
@@ -41,11 +43,15 @@ def registered(data: TrainTestObjects, cfg: Any, folder: Path) -> Iterator[Any]:
     catalog = load("data")
     masks = _mask_form(data.train, cfg)
     truth = folder / "truth.json"
-    write_truth(data.test, truth, masks=bool(masks))
-    parts = ((TRAIN, lambda: entries(data.train, masks)), (TEST, lambda: entries(data.test, None)))
+    points = bool(cfg.MODEL.KEYPOINT_ON)
+    write_truth(data.test, truth, masks=bool(masks), keypoints=points)
+    train = (TRAIN, lambda: entries(data.train, masks, keypoints=points))
+    parts = (train, (TEST, lambda: entries(data.test, None)))
     for name, part in parts:
         catalog.DatasetCatalog.register(name, part)
     catalog.MetadataCatalog.get(TRAIN).set(thing_classes=list(data.train.classes))
+    if points:
+        catalog.MetadataCatalog.get(TRAIN).set(**_skeleton(data.train, cfg, mirrored))
     catalog.MetadataCatalog.get(TEST).set(
         thing_classes=list(data.test.classes),
         thing_dataset_id_to_contiguous_id={number: i for i, number in enumerate(data.test.class_numbers)},
@@ -61,6 +67,16 @@ def registered(data: TrainTestObjects, cfg: Any, folder: Path) -> Iterator[Any]:
         for name, _ in parts:
             catalog.DatasetCatalog.remove(name)
             catalog.MetadataCatalog.remove(name)
+
+
+def _skeleton(source: ObjectSource, cfg: Any, mirrored: Sequence[str]) -> dict[str, Any]:
+    """Return Detectron2's names of keypoints, and pairs that change places in a mirrored image."""
+    if source.skeleton is None:
+        return {}
+    names = source.skeleton.names
+    partners = range(len(names)) if cfg.INPUT.RANDOM_FLIP == "none" else source.skeleton.mirrored(mirrored)
+    pairs = [(names[a], names[b]) for a, b in enumerate(partners) if a < b]
+    return {"keypoint_names": list(names), "keypoint_flip_map": pairs}
 
 
 def _mask_form(source: ObjectSource, cfg: Any) -> str | None:
@@ -80,12 +96,13 @@ def _is_polygons(mask: Any) -> bool:
     return isinstance(mask, list) and all(isinstance(part, list) and len(part) >= 6 for part in mask)
 
 
-def entries(source: ObjectSource, masks: str | None) -> list[dict[str, Any]]:
+def entries(source: ObjectSource, masks: str | None, *, keypoints: bool = False) -> list[dict[str, Any]]:
     """Return one dict per image in Detectron2's format; `position` is the image's position in the source.
 
     Args:
         source: the images and objects.
         masks: "bitmask" or "polygon" for objects with masks.
+        keypoints: with those of the objects, moved by half a pixel as Detectron2 does on reading COCO's files.
     """
     boxes = load("structures").BoxMode.XYXY_ABS
     found = []
@@ -102,6 +119,9 @@ def entries(source: ObjectSource, masks: str | None) -> list[dict[str, Any]]:
             shapes = source.masks_of(i) if masks == "bitmask" else objects.masks or ()
             for row, shape in zip(rows, shapes, strict=True):
                 row["segmentation"] = shape
+        if keypoints and objects.keypoints is not None:
+            for row, points in zip(rows, objects.keypoints + np.array([HALF, HALF, 0]), strict=True):
+                row["keypoints"] = points.ravel().tolist()
         entry = {"position": i, "image_id": source.numbers[i], "height": height, "width": width, "annotations": rows}
         found.append(entry)
     return found
@@ -181,7 +201,7 @@ def _with_workers(cfg: Any, workers: int) -> Any:
     return changed
 
 
-def write_truth(source: ObjectSource, path: Path, *, masks: bool) -> None:
+def write_truth(source: ObjectSource, path: Path, *, masks: bool, keypoints: bool = False) -> None:
     """Write the ground truth as a COCO file with the manifest's ids; difficult objects become ordinary ones.
 
     Raises:
@@ -197,6 +217,9 @@ def write_truth(source: ObjectSource, path: Path, *, masks: bool) -> None:
             row |= {"bbox": box, "area": float(objects.areas[k]), "iscrowd": int(objects.crowd[k])}
             if shape is not None:
                 row["segmentation"] = text(shape)
+            if keypoints and objects.keypoints is not None:
+                row["keypoints"] = objects.keypoints[k].ravel().tolist()
+                row["num_keypoints"] = int(labelled(objects.keypoints[k]).sum())
             annotations.append(row)
     images = [
         {"id": int(number), "height": int(height), "width": int(width)}

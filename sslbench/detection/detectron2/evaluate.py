@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sslbench.data.objects.types import ObjectSource
+from sslbench.detection.batches import HALF
 from sslbench.detection.detectron2.data import TEST, test_loader
 from sslbench.detection.detectron2.library import load
 from sslbench.detection.evaluate import joined
@@ -17,7 +18,7 @@ from sslbench.metrics.detection import masks as rle
 from sslbench.runtime.progress import Progress
 
 Variants = dict[str, dict[str, float | None]]
-_KINDS = {"bbox": "boxes", "segm": "masks"}
+_KINDS = {"bbox": "boxes", "segm": "masks", "keypoints": "keypoints"}
 
 
 def detect(
@@ -41,10 +42,14 @@ def detect(
     """
     evaluation = load("evaluation")
     collected = _make_collector(len(source), progress)
-    tasks = ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",)
+    further = (("segm", cfg.MODEL.MASK_ON), ("keypoints", cfg.MODEL.KEYPOINT_ON))
+    tasks = ("bbox", *(name for name, there in further if there))
+    sigmas = list(cfg.TEST.KEYPOINT_OKS_SIGMAS)
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
         # use_fast_impl is documented as unofficial, and exists only if Detectron2 is compiled.
-        theirs = evaluation.COCOEvaluator(TEST, tasks=tasks, distributed=True, use_fast_impl=False)
+        theirs = evaluation.COCOEvaluator(
+            TEST, tasks=tasks, distributed=True, use_fast_impl=False, kpt_oks_sigmas=sigmas
+        )
         evaluators = evaluation.DatasetEvaluators([theirs, collected])
         loader = test_loader(source, cfg, workers=workers)
         scores = evaluation.inference_on_dataset(model, loader, evaluators)
@@ -82,6 +87,9 @@ def _as_arrays(instances: Any, position: int) -> Detections:
         instances.scores.detach().numpy(),
         instances.pred_classes.numpy().astype(np.int64),
         masks,
+        instances.pred_keypoints.numpy() - np.array([HALF, HALF, 0], np.float32)
+        if instances.has("pred_keypoints")
+        else None,
     )
 
 

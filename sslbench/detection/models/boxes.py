@@ -20,11 +20,14 @@ class Target:
         boxes: float32 (n, 4).
         classes: int64 (n,), from 0.
         masks: bool (n, H, W); needed only if the recipe has masks.
+        keypoints: float32 (n, K, 3), x, y and visibility, 0 where not labelled; needed only if the recipe has them. The
+            first pixel reaches from 0 to 1, as for boxes.
     """
 
     boxes: Tensor
     classes: Tensor
     masks: Tensor | None = None
+    keypoints: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +40,14 @@ class InstancePredictions:
         classes: int64 (n,), from 0.
         masks: probabilities inside each box, float32 (n, side, side); after `rescale` bool (n, height, width); None
             without a mask head.
+        keypoints: float32 (n, K, 3), x, y and score; None without a keypoint head.
     """
 
     boxes: Tensor
     scores: Tensor
     classes: Tensor
     masks: Tensor | None = None
+    keypoints: Tensor | None = None
 
 
 def cell_anchors(sizes: Sequence[float], ratios: Sequence[float]) -> Tensor:
@@ -141,7 +146,8 @@ def rescale(
     if found.masks is not None:
         pasted = [_pasted(mask, box, size) >= threshold for mask, box in zip(found.masks[keep], boxes, strict=True)]
         masks = torch.stack(pasted) if pasted else found.masks.new_zeros((0, *size), dtype=torch.bool)
-    return InstancePredictions(boxes, found.scores[keep], found.classes[keep], masks)
+    keypoints = None if found.keypoints is None else found.keypoints[keep] * boxes.new_tensor((x, y, 1))
+    return InstancePredictions(boxes, found.scores[keep], found.classes[keep], masks, keypoints)
 
 
 def _pasted(mask: Tensor, box: Tensor, size: tuple[int, int]) -> Tensor:

@@ -18,6 +18,7 @@ def build_detector(
     recipe: DetectionRecipe,
     n_classes: int,
     *,
+    keypoints: int = 0,
     device: str | torch.device = "cpu",
     seed: int = 0,
 ) -> Detector:
@@ -27,6 +28,7 @@ def build_detector(
         backbone: a ResNet (of bottleneck blocks for c4), or a vision transformer of timm for vit_fpn.
         recipe: its settings.
         n_classes: number of classes without background.
+        keypoints: number of keypoints, where the recipe has them.
         device: of the detector; on the CPU norm=sync means plain BatchNorm, with a warning.
         seed: of the random weights of the heads; the global random state is unchanged.
 
@@ -36,16 +38,18 @@ def build_detector(
     check(recipe)
     if n_classes < 1:
         raise UsageError(f"a detector of {n_classes} classes")
+    if recipe.keypoints and keypoints < 1:
+        raise UsageError(f"a detector of {keypoints} keypoints")
     full = resolved(recipe)
     with seeded(seed):
-        detector = _build(backbone, full, n_classes)
+        detector = _build(backbone, full, n_classes, keypoints)
     target = torch.device(device)
     if full.norm == "sync":
         synchronised(detector, target)
     return detector.to(target).train()
 
 
-def _build(backbone: Backbone, recipe: DetectionRecipe, classes: int) -> Detector:
+def _build(backbone: Backbone, recipe: DetectionRecipe, classes: int, keypoints: int) -> Detector:
     statistics = _statistics(backbone, recipe)
     if recipe.architecture in ONE_STAGE:
         return OneStageDetector(recipe, classes, backbone=fpn.pyramid(backbone, recipe), statistics=statistics)
@@ -59,7 +63,7 @@ def _build(backbone: Backbone, recipe: DetectionRecipe, classes: int) -> Detecto
             fpn.pyramid(backbone, recipe) if recipe.architecture == "fpn" else vit_fpn.simple_pyramid(backbone, recipe)
         )
         width, strides, divisor = recipe.pyramid_channels, fpn.STRIDES, 32
-        heads = RegionHeads(recipe, width, strides, classes, head_norm)
+        heads = RegionHeads(recipe, width, strides, classes, head_norm, keypoints)
     return TwoStageDetector(
         recipe,
         classes,

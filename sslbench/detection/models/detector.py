@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from sslbench.detection.models.boxes import InstancePredictions, Target
 from sslbench.detection.models.heads import BoxHead, BoxPredictor, MaskHead, draw_regions
+from sslbench.detection.models.keypoints import KeypointHead, with_visible
 from sslbench.detection.models.layers import Norm
 from sslbench.detection.models.pooling import pool_regions
 from sslbench.detection.models.rpn import RegionProposalNetwork
@@ -19,16 +20,33 @@ Size = tuple[int, int]
 
 
 class RegionHeads(nn.Module):
-    """Region heads on the four finer levels of a pyramid: boxes, and optionally masks."""
+    """Region heads on the four finer levels of a pyramid: boxes, and optionally masks and keypoints."""
 
     def __init__(
-        self, recipe: DetectionRecipe, channels: int, strides: Sequence[int], classes: int, norm: Norm
+        self,
+        recipe: DetectionRecipe,
+        channels: int,
+        strides: Sequence[int],
+        classes: int,
+        norm: Norm,
+        keypoints: int = 0,
     ) -> None:
+        """Set up the heads.
+
+        Args:
+            recipe: resolved.
+            channels: of the pyramid.
+            strides: of its levels.
+            classes: number of classes without background.
+            norm: after the convolutions of the heads.
+            keypoints: number of keypoints, where the recipe has them.
+        """
         super().__init__()
         self.recipe, self.classes, self.strides = recipe, classes, tuple(strides[:4])
         self.box_head = BoxHead(recipe, channels, norm)
         self.box_predictor = BoxPredictor(recipe, self.box_head.out, classes)
         self.mask_head = MaskHead(recipe, channels, classes, norm) if recipe.masks else None
+        self.keypoint_head = KeypointHead(recipe, channels, keypoints) if recipe.keypoints else None
 
     def pooled(self, features: Sequence[Tensor], boxes: Sequence[Tensor], side: int) -> Tensor:
         """Return the features of regions, (n, C, side, side)."""
@@ -50,6 +68,10 @@ class RegionHeads(nn.Module):
         if self.mask_head is not None:
             pooled = self.pooled(features, [r.object_boxes for r in regions], self.recipe.mask_pool)
             losses |= self.mask_head.losses(pooled, regions)
+        if self.keypoint_head is not None:
+            chosen = [with_visible(r) for r in regions]
+            pooled = self.pooled(features, [r.boxes for r in chosen], self.recipe.keypoint_pool)
+            losses |= self.keypoint_head.losses(pooled, chosen)
         return losses
 
     def detections(
@@ -60,11 +82,13 @@ class RegionHeads(nn.Module):
         return self.box_predictor.detections(self.box_predictor(self.box_head(pooled)), proposals, sizes)
 
     def masks(self, features: Sequence[Tensor], found: Sequence[InstancePredictions]) -> list[InstancePredictions]:
-        """Return the detections with their masks."""
-        if self.mask_head is None:
-            return list(found)
-        pooled = self.pooled(features, [f.boxes for f in found], self.recipe.mask_pool)
-        return self.mask_head.detections(pooled, found)
+        """Return the detections with their masks and keypoints."""
+        boxes, found = [f.boxes for f in found], list(found)
+        if self.mask_head is not None:
+            found = self.mask_head.detections(self.pooled(features, boxes, self.recipe.mask_pool), found)
+        if self.keypoint_head is not None:
+            found = self.keypoint_head.detections(self.pooled(features, boxes, self.recipe.keypoint_pool), found)
+        return found
 
 
 class Detector(nn.Module, abc.ABC):
@@ -116,21 +140,24 @@ class Detector(nn.Module, abc.ABC):
                 floats from 0 to 1.
             targets: ground truth of each image; only in training.
             generator: CPU generator of the draw of anchors and regions for the losses.
-            with_masks: compute the masks of detections, where the recipe has masks.
+            with_masks: compute the masks and keypoints of detections, where the recipe has them.
 
         Raises:
-            DataError: an image has another number of channels, or a target lacks the recipe's masks.
+            DataError: an image has another number of channels, or a target lacks the recipe's masks or keypoints.
             NotFiniteError: NaN or infinite boxes in training.
         """
         batch, sizes = self.batched(images)
         features = self.backbone(batch)
         if not self.training:
             found = self.detections(features, sizes)
-            return self.masks_of(features, found) if self.recipe.masks and with_masks else found
+            further = self.recipe.masks or self.recipe.keypoints
+            return self.masks_of(features, found) if further and with_masks else found
         if targets is None or len(targets) != len(images):
             raise DataError(f"{len(images)} images for training with {len(targets or ())} targets")
         if self.recipe.masks and any(t.masks is None for t in targets):
             raise DataError("masks=true, but an image has none", "Give data with masks, or masks=false.")
+        if self.recipe.keypoints and any(t.keypoints is None for t in targets):
+            raise DataError("keypoints=true, but an image has none", "Give data with keypoints, or keypoints=false.")
         return self.losses(features, sizes, targets, generator)
 
     @abc.abstractmethod
@@ -149,7 +176,7 @@ class Detector(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def masks_of(self, features: Sequence[Tensor], found: Sequence[InstancePredictions]) -> list[InstancePredictions]:
-        """Return the detections of each image with their masks."""
+        """Return the detections of each image with their masks and keypoints."""
 
     def masks(self, images: Sequence[Tensor], found: Sequence[InstancePredictions]) -> list[Tensor]:
         """Return the probabilities inside given boxes of each image, float32 (n, side, side)."""
@@ -174,7 +201,7 @@ class Detector(nn.Module, abc.ABC):
 
 
 class TwoStageDetector(Detector):
-    """Faster or Mask R-CNN (Ren et al. 2015, He et al. 2017): region proposals, then heads on the regions."""
+    """Faster, Mask or Keypoint R-CNN (Ren et al. 2015, He et al. 2017): region proposals, then heads on the regions."""
 
     def __init__(
         self,
@@ -218,5 +245,5 @@ class TwoStageDetector(Detector):
         return self.roi_heads.detections(features, proposals, sizes)  # type: ignore[no-any-return, operator]
 
     def masks_of(self, features: Sequence[Tensor], found: Sequence[InstancePredictions]) -> list[InstancePredictions]:
-        """Return the detections of each image with their masks."""
+        """Return the detections of each image with their masks and keypoints."""
         return self.roi_heads.masks(features, found)  # type: ignore[no-any-return, operator]

@@ -45,6 +45,7 @@ class Regions:
         truth: (n, 4), true box of each object; the region itself for background.
         source: int64 (objects,), positions of the objects in the target.
         masks: of the target.
+        keypoints: of the target.
     """
 
     boxes: Tensor
@@ -52,6 +53,7 @@ class Regions:
     truth: Tensor
     source: Tensor
     masks: Tensor | None = None
+    keypoints: Tensor | None = None
 
     @property
     def object_boxes(self) -> Tensor:
@@ -125,7 +127,7 @@ def draw_regions(
     rows, source = torch.cat((objects, background)), found[objects]
     truth = torch.cat((target.boxes[source], every[background]))
     labels = torch.cat((target.classes[source], torch.full_like(background, classes)))
-    return Regions(every[rows], labels, truth, source, target.masks)
+    return Regions(every[rows], labels, truth, source, target.masks, target.keypoints)
 
 
 class MaskHead(nn.Sequential):
@@ -165,10 +167,7 @@ class MaskHead(nn.Sequential):
         classes = torch.cat([f.classes for f in found])
         masks = self(x).float()[torch.arange(len(classes), device=classes.device), classes].sigmoid()
         counts = [len(f.classes) for f in found]
-        return [
-            b.InstancePredictions(f.boxes, f.scores, f.classes, m)
-            for f, m in zip(found, masks.split(counts), strict=True)
-        ]
+        return [dataclasses.replace(f, masks=m) for f, m in zip(found, masks.split(counts), strict=True)]
 
 
 def _pooled_masks(regions: Regions, side: int) -> Tensor:

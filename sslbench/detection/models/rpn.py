@@ -116,7 +116,7 @@ class RegionProposalNetwork(nn.Module):
                 logits[image, rows], truth, reduction="sum"
             )
             wanted = b.encode(target.boxes[found[objects]], every[objects], _WEIGHTS)
-            location = location + b.regression_loss(deltas[image, objects], wanted, recipe.smooth_l1_beta)
+            location = location + b.regression_loss(deltas[image, objects], wanted, recipe.rpn_smooth_l1_beta or 0.0)
         normaliser = recipe.rpn_samples * len(targets)
         return {"loss_rpn_cls": classification / normaliser, "loss_rpn_loc": location / normaliser}
 

@@ -18,9 +18,10 @@ from sslbench.data.decode.handlers import Reading
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.splits.objects import TrainTestObjects, split_objects
 from sslbench.data.wording import counted
-from sslbench.detection.evaluate import draw, score
+from sslbench.detection.evaluate import draw, per_keypoint, score, truth_of
 from sslbench.detection.log import DetectionLogLine, Watch
 from sslbench.detection.readable import check_readable
+from sslbench.detection.recipe import DetectionRecipe
 from sslbench.detection.saved import check_weights
 from sslbench.detection.train import TrainingRun, check_processes
 from sslbench.distributed import this_process
@@ -162,6 +163,8 @@ def _check_data(request: DetectionRequest, data: TrainTestObjects) -> None:
             f"metric=lvis, but {data.test.name} does not say which classes were looked for in each image",
             "Give LVIS's manifest, whose images have neg_category_ids, or metric=coco.",
         )
+    if recipe.keypoints:
+        _check_keypoints(recipe, data)
     if recipe.masks:
         for part in (data.train, data.test):
             if not part.has_masks:
@@ -169,6 +172,31 @@ def _check_data(request: DetectionRequest, data: TrainTestObjects) -> None:
                     f"masks=true, but {part.name} has objects without a mask",
                     "Set masks=false, or give data with segmentations.",
                 )
+
+
+def _check_keypoints(recipe: DetectionRecipe, data: TrainTestObjects) -> None:
+    """Refuse data whose keypoints cannot be trained on, mirrored or scored."""
+    parts = data.train, data.test
+    for part in parts:
+        if part.skeleton is None:
+            raise DataError(
+                f"keypoints=true, but {part.name} has no keypoints",
+                "Give a COCO or kwcoco manifest whose categories list the names of their 'keypoints' (of COCO "
+                "person_keypoints_train2017.json), or keypoints=false.",
+            )
+        if not part.labelled_keypoints.any():
+            raise DataError(
+                f"keypoints=true, but no object of {part.name} has a labelled keypoint (visibility 1 or 2)",
+                "Give data with labelled keypoints, or keypoints=false.",
+            )
+    names = [() if part.skeleton is None else part.skeleton.names for part in parts]
+    if names[0] != names[1]:
+        listed = ", ".join(sorted(set(names[0]) ^ set(names[1]))) or "their order differs"
+        raise DataError(f"{data.train.name} and {data.test.name} have different keypoints: {listed}")
+    if recipe.flip and data.train.skeleton is not None:
+        data.train.skeleton.mirrored(recipe.mirrored_keypoints)
+    if data.test.skeleton is not None:
+        data.test.skeleton.with_sigmas(recipe.oks_sigma)
 
 
 def _refuse_narrow(part: ObjectSource, longest: int, key: str) -> None:
@@ -346,13 +374,15 @@ def _train_and_score(
     if rank() != 0:
         return DetectorResult(blank, {})
     began = time.perf_counter()
-    truth = data.test.truth(masks=recipe.masks)
+    truth = truth_of(data.test, recipe)
     scores, of_masks = score(truth, ran.found, recipe, seed=run.seed)
     write_results(
         stem.with_name(stem.name + records.PREDICTIONS), ran.found, data.test.numbers, data.test.class_numbers
     )
     draw(data.test, truth, ran.found, stem.with_name(f"{stem.name}.png"))
-    result = finished(blank, ran, scores, of_masks, n=len(data.test), seconds=time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    of_keypoints = per_keypoint(truth, ran.found)
+    result = finished(blank, ran, scores, of_masks, of_keypoints, n=len(data.test), seconds=seconds)
     result = dataclasses.replace(
         result,
         references=compare_references(prepared.request.benchmark, result.weights, result.metrics),

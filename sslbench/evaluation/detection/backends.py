@@ -75,7 +75,7 @@ def try_backend(request: DetectionRequest, run: RunSettings, backbone: Backbone)
         SslbenchError: recipe, keys and backbone do not go together.
     """
     if request.backend == "torchvision":
-        make_optimizer(build_detector(backbone, request.recipe, 1), request.recipe)
+        make_optimizer(build_detector(backbone, request.recipe, 1, keypoints=1), request.recipe)
         return {"backend": "torchvision"}
 
     device, processes = run.torch_device(), this_process().world
@@ -107,15 +107,23 @@ def run_backend(
     """
     request, data = prepared.request, prepared.data
     classes = len(data.train.classes)
+    keypoints = 0 if data.train.skeleton is None else len(data.train.skeleton)
     detector = None
     if request.backend == "torchvision":
-        detector = build_detector(backbone, request.recipe, classes, device=training.device, seed=training.seed)
+        detector = build_detector(
+            backbone,
+            request.recipe,
+            classes,
+            keypoints=keypoints,
+            device=training.device,
+            seed=training.seed,
+        )
         trained = train(detector, data.train, training, watch)
         began = time.perf_counter()
         found = detect(detector, data.test, workers=training.workers, progress=progress)
         return DetectorRun(detector, trained, found, time.perf_counter() - began)
 
     ran = backend.run(backbone, request.recipe, request.d2, data, training, stem=stem, watch=watch, progress=progress)
-    detector = backend.as_detector(backbone, request.recipe, classes, ran, request.d2)
+    detector = backend.as_detector(backbone, request.recipe, classes, ran, request.d2, keypoints)
     versions = {"detectron2": require().version or ""}
     return DetectorRun(detector, ran.trained, ran.found, ran.seconds, ran.variants, versions, ran.notes)

@@ -3,17 +3,23 @@
 import dataclasses
 from collections.abc import Mapping
 
+import numpy as np
+
+from sslbench.arrays import FloatArray
 from sslbench.data.splits.objects import TrainTestObjects
 from sslbench.detection.constant_box import constant_boxes
-from sslbench.detection.evaluate import score
+from sslbench.detection.evaluate import score, truth_of
+from sslbench.detection.mean_pose import mean_pose, with_pose
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.evaluation.request import RunSettings
-from sslbench.metrics.detection import Detections
+from sslbench.metrics.detection import Detections, Truth, keypoint_ap
 from sslbench.metrics.detection.difference import DEFINITIONS, detector_difference
 from sslbench.results import Result, percent
 
 CONSTANT_BOX = "constant box"
 """Name of the floor that predicts the median box of each class."""
+MEAN_POSE = "mean pose"
+"""Name of the floor that puts the same keypoints into every detected box of a class."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,38 +47,67 @@ def compared(
         run: its seed is that of the bootstrap; without floors the constant box is left out.
     """
     result, variants, notes = own.result, dict(own.result.variants), list(own.result.notes)
-    truth, definition, floors = data.test.truth(), DEFINITIONS[recipe.metric], dict(result.floors)
+    recipe = dataclasses.replace(recipe, masks=False)
+    truth, definition, floors = truth_of(data.test, recipe), DEFINITIONS[recipe.metric], dict(result.floors)
     if run.floors:
         boxes = constant_boxes(data.train, data.test)
-        scores, _ = score(truth, boxes, dataclasses.replace(recipe, masks=False), seed=run.seed, resamples=0)
-        floors[CONSTANT_BOX] = {name: percent(value) for name, (value, _, _) in scores.metrics.items()}
+        poses = mean_pose(data.train) if recipe.keypoints else None
+        boxes = boxes if poses is None else with_pose(boxes, poses)
+        scores, of_keypoints = score(truth, boxes, recipe, seed=run.seed, resamples=0)
+        values = scores.metrics | of_keypoints
+        floors[CONSTANT_BOX] = {name: percent(value) for name, (value, _, _) in values.items()}
         # The same boxes beside each training: only the detector varies.
         beside = dict.fromkeys(own.found, boxes)
         found = detector_difference(truth, own.found, beside, "AP", definition, seed=run.seed)
         notes += at_constant_box(
             result, floors[CONSTANT_BOX]["AP"], percent(found.difference), percent(found.low), percent(found.high)
         )
+        if poses is not None:
+            floors[MEAN_POSE], said = _at_mean_pose(own, truth, poses, run)
+            notes += said
+    compared_by = ["AP", *([f"{truth.skeleton.prefix}AP"] if truth.skeleton is not None else [])]
     for other in baselines:
         weights = other.result.weights
-        found = detector_difference(truth, own.found, other.found, "AP", definition, seed=run.seed)
-        difference, low, high = map(percent, (found.difference, found.low, found.high))
-        variants[f"{_LESS}{weights.name}"] = {"difference": difference, "low": low, "high": high}
-        notes.append(verdict(result, other.result, difference, low, high, truth.n_images))
+        for metric in compared_by:
+            found = detector_difference(truth, own.found, other.found, metric, definition, seed=run.seed)
+            difference, low, high = map(percent, (found.difference, found.low, found.high))
+            variants[f"{metric}{_LESS}{weights.name}"] = {"difference": difference, "low": low, "high": high}
+            notes.append(verdict(result, other.result, difference, low, high, truth.n_images, metric))
         if weights.untrained:
             floors["untrained"] = {name: metric.value for name, metric in other.result.metrics.items()}
     return dataclasses.replace(result, variants=variants, notes=tuple(notes), floors=floors)
 
 
-_LESS = "AP less that of "
+_LESS = " less that of "
+
+
+def _at_mean_pose(
+    own: DetectorResult, truth: Truth, poses: FloatArray, run: RunSettings
+) -> tuple[dict[str, float | None], list[str]]:
+    """Return the scores of the mean pose in the detected boxes, and a warning if the keypoints are not above it."""
+    prefix = "" if truth.skeleton is None else truth.skeleton.prefix
+    beside = {name: with_pose(found, poses) for name, found in own.found.items()}
+    each = [keypoint_ap(truth, found, resamples=0).metrics for found in beside.values()]
+    means = {f"{prefix}{name}": percent(float(np.mean([one[name][0] for one in each]))) for name in each[0]}
+    found = detector_difference(truth, own.found, beside, f"{prefix}AP", "coco", seed=run.seed)
+    difference, low, high = map(percent, (found.difference, found.low, found.high))
+    floor = means[f"{prefix}AP"]
+    if floor is None or difference is None or low is None or high is None or low > 0:
+        return means, []
+    return means, [
+        f"{own.result.weights.name} is not clearly above the mean pose, the same keypoints in every detected box: "
+        f"{prefix}AP {floor:.1f} ({difference:+.1f}, 95 % interval {low:+.1f} .. {high:+.1f})"
+    ]
 
 
 def without_comparisons(result: Result) -> Result:
     """Return a record as it is before `compared`, to be compared with others."""
     name = result.weights.name
-    said = (f"{name}: AP ", f"{name} is not clearly above", f"{name} and ", "no comparison with ")
+    verdicts = (f"{name}: {prefix}AP " for prefix in ("", "keypoint_", "uniform_keypoint_"))
+    said = (*verdicts, f"{name} is not clearly above", f"{name} and ", "no comparison with ")
     return dataclasses.replace(
         result,
-        variants={key: values for key, values in result.variants.items() if not key.startswith(_LESS)},
+        variants={key: values for key, values in result.variants.items() if _LESS not in key},
         notes=tuple(note for note in result.notes if not note.startswith(said)),
         floors={},
         missing_floors={},
@@ -92,13 +127,19 @@ def at_constant_box(
 
 
 def verdict(
-    own: Result, other: Result, difference: float | None, low: float | None, high: float | None, images: int
+    own: Result,
+    other: Result,
+    difference: float | None,
+    low: float | None,
+    high: float | None,
+    images: int,
+    metric: str = "AP",
 ) -> str:
     """'w.torch: AP 34.2, clearly above the 21.0 of resnet18 untrained (+13.2, 95 % interval +5.1 .. +20.9 ...)'."""
-    first, second = (result.metrics["AP"].value for result in (own, other))
+    first, second = (result.metrics[metric].value for result in (own, other))
     names = own.weights.name, other.weights.name
     if difference is None or low is None or high is None or first is None or second is None:
-        return f"{names[0]} and {names[1]} cannot be compared: AP is not defined."
+        return f"{names[0]} and {names[1]} cannot be compared: {metric} is not defined."
     if low > 0:
         words = f"clearly above the {second:.1f} of {names[1]}"
     elif high < 0:
@@ -106,7 +147,7 @@ def verdict(
     else:
         words = f"tied with the {second:.1f} of {names[1]}"
     return (
-        f"{names[0]}: AP {first:.1f}, {words}, trained alike ({difference:+.1f}, 95 % interval {low:+.1f} .. "
+        f"{names[0]}: {metric} {first:.1f}, {words}, trained alike ({difference:+.1f}, 95 % interval {low:+.1f} .. "
         f"{high:+.1f}: paired bootstrap over {images} test images; {_trainings(own, other)})"
     )
 

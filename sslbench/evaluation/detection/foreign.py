@@ -34,7 +34,8 @@ def read_foreign(path: Path, test: ObjectSource) -> Foreign:
 
     The file is a JSON list of objects with `image_id` (the manifest's number, or the image's id, file name or name
     without suffix), `category_id` (the manifest's number, or the name of a class), `bbox` (x, y, width, height in
-    pixels), `score`, and with masks `segmentation`.
+    pixels), `score`, with masks `segmentation`, and with keypoints these: x, y and score of each. Of detections with
+    keypoints alone the box is the one around them, as in pycocotools.
 
     Args:
         path: of the file.
@@ -46,7 +47,9 @@ def read_foreign(path: Path, test: ObjectSource) -> Foreign:
     rows = _rows(path)
     images = _places(path, rows, "image_id", _image_names(test), f"the {len(test):,} images of {test.name}")
     classes = _places(path, rows, "category_id", _class_names(test), f"the categories of {test.name}")
-    boxes, scores = _boxes(path, rows), _scores(path, rows)
+    keypoints = _keypoints(path, rows, test)
+    around = keypoints is not None and not any("bbox" in row for row in rows)
+    boxes, scores = _around(keypoints) if around and keypoints is not None else _boxes(path, rows), _scores(path, rows)
     sizes = test.sizes[images]
     _refuse_shares(path, boxes, sizes)
     _refuse_corners(path, boxes, sizes)
@@ -57,7 +60,12 @@ def read_foreign(path: Path, test: ObjectSource) -> Foreign:
     without = len(test) - len(np.unique(images))
     if without:
         notes.append(f"{counted(without, 'test image')} without a detection in {path.name}.")
-    return Foreign(Detections(images, corners, scores, classes, _masks(path, rows, sizes)), tuple(notes))
+    if around:
+        notes.append(f"{path.name} has no boxes: those of the record are the ones around the keypoints.")
+    if test.skeleton is None and any(row.get("keypoints") for row in rows):
+        notes.append(f"The keypoints of {path.name} are left out: {test.name} has none.")
+    masks = _masks(path, rows, sizes)
+    return Foreign(Detections(images, corners, scores, classes, masks, keypoints), tuple(notes))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -75,7 +83,8 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         raise ResultError(f"{path} is {held}{truth}, not a list of detections", _FORM)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ResultError(f"{path} is not a list of detections", _FORM)
-    for key in ("image_id", "category_id", "bbox", "score"):
+    posed = bool(rows) and all("keypoints" in row and "bbox" not in row for row in rows)
+    for key in ("image_id", "category_id", "keypoints" if posed else "bbox", "score"):
         missing = [i for i, row in enumerate(rows) if key not in row]
         if missing:
             keys = ", ".join(map(str, rows[missing[0]]))
@@ -222,6 +231,39 @@ def _refuse_corners(path: Path, boxes: FloatArray, sizes: IntArray) -> None:
             "Write bbox as x, y, width, height: [x1, y1, x2 - x1, y2 - y1].",
         )
     raise ResultError(text, "Boxes are in pixels of the original image: scale those of a resized one back.")
+
+
+def _keypoints(path: Path, rows: Sequence[Mapping[str, Any]], test: ObjectSource) -> FloatArray | None:
+    """Return the keypoints (n, K, 3); None if the file or the data have none.
+
+    Raises:
+        ResultError: some detections have none, or others than the data.
+    """
+    if test.skeleton is None or not any(row.get("keypoints") for row in rows):
+        return None
+    number = 3 * len(test.skeleton)
+    for i, row in enumerate(rows):
+        points = row.get("keypoints")
+        if not isinstance(points, list) or len(points) != number or not all(map(_is_number, points)):
+            length = f"{len(points)} values" if isinstance(points, list) else repr(points)[:60]
+            raise ResultError(
+                f"{path}: keypoints of detection {i} should be {number} numbers, x, y and score of each of "
+                f"{', '.join(test.skeleton.names[:5])}{', ...' if len(test.skeleton) > 5 else ''}; they are {length}",
+                "The order is that of the category's 'keypoints' in the manifest.",
+            )
+    found = np.array([row["keypoints"] for row in rows], dtype=np.float64).reshape(len(rows), -1, 3)
+    if found[:, :, :2].max() <= 1.5:
+        raise ResultError(
+            f"{path}: all keypoints lie in 0 to {found[:, :, :2].max():.3g}: they are shares of the image",
+            "COCO's result format holds pixels: multiply x by the image's width, y by its height.",
+        )
+    return found
+
+
+def _around(keypoints: FloatArray) -> FloatArray:
+    """Return the boxes x, y, width, height around keypoints (n, K, 3), as pycocotools' loadRes does."""
+    low, high = keypoints[:, :, :2].min(axis=1), keypoints[:, :, :2].max(axis=1)
+    return np.concatenate([low, high - low], axis=1)
 
 
 def _masks(path: Path, rows: Sequence[Mapping[str, Any]], sizes: IntArray) -> tuple[rle.Rle, ...] | None:

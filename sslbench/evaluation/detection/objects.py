@@ -18,7 +18,8 @@ def keep_objects(test: ObjectSource, truth: Truth, folder: Path) -> str:
         truth: its objects, with masks where those are scored.
         folder: of the records.
     """
-    numbers = [test.numbers, test.class_numbers, truth.masks is not None]
+    numbers: list[object] = [test.numbers, test.class_numbers, truth.masks is not None]
+    numbers += [] if truth.skeleton is None else [truth.skeleton.sigmas]
     name = f"test-{digest([test.fingerprint(), numbers])}{records.OBJECTS}"
     if not (folder / name).is_file():
         objects = TestObjects(truth, test.ids, test.numbers, test.class_numbers, test.sizes)

@@ -28,6 +28,8 @@ from sslbench.results import DataPart, DataUsed, MetricValue, ProtocolUsed, Resu
 from sslbench.runtime.progress import Progress
 
 _HEADLINE = "AP"
+PER_KEYPOINT = "per keypoint, AP"
+"""Name of the variant with the AP of each keypoint, as if it alone were labelled."""
 _FEW = 20  # test objects of the rarest class; the coverage below it is measured in docs/intervals.md
 
 
@@ -110,7 +112,7 @@ def data_part(source: ObjectSource) -> DataPart:
 
 def describe(prepared: PreparedDetection, backbone: Backbone, weights: str, measurement: str) -> DetectorDescription:
     """Return the provenance of a detector, for its file and its checkpoints."""
-    request, data = prepared.request, prepared.data
+    request, data, skeleton = prepared.request, prepared.data, prepared.data.train.skeleton
     return DetectorDescription(
         recipe=request.recipe,
         classes=data.train.classes,
@@ -120,6 +122,7 @@ def describe(prepared: PreparedDetection, backbone: Backbone, weights: str, meas
         data=data.train.name,
         benchmark="" if request.benchmark is None else request.benchmark.name,
         measurement=measurement,
+        keypoints=() if skeleton is None or not request.recipe.keypoints else skeleton.names,
     )
 
 
@@ -128,6 +131,7 @@ def finished(
     ran: DetectorRun,
     scores: DetectionScores,
     of_masks: Mapping[str, tuple[float, float, float]],
+    of_keypoints: Mapping[str, float],
     *,
     n: int,
     seconds: float,
@@ -138,14 +142,15 @@ def finished(
         blank: the record without it.
         ran: training and detection.
         scores: of the boxes.
-        of_masks: of the masks.
+        of_masks: of the masks and of the keypoints together.
+        of_keypoints: AP of each keypoint.
         n: test images.
         seconds: that scoring took.
     """
     trained, notes = ran.trained, [*blank.notes, *ran.notes]
     if trained.resumed_from is not None and trained.iterations:
         notes.append(f"Training was resumed after iteration {trained.resumed_from}; the time covers the rest only.")
-    scored = with_scores(blank, scores, of_masks, n=n)
+    scored = with_scores(blank, scores, of_masks, of_keypoints, n=n)
     return dataclasses.replace(
         scored,
         variants=scored.variants | ran.variants,
@@ -161,9 +166,16 @@ def finished(
 
 
 def with_scores(
-    blank: Result, scores: DetectionScores, of_masks: Mapping[str, tuple[float, float, float]], *, n: int
+    blank: Result,
+    scores: DetectionScores,
+    of_masks: Mapping[str, tuple[float, float, float]],
+    of_keypoints: Mapping[str, float],
+    *,
+    n: int,
 ) -> Result:
-    """Return the record with the scores of boxes and masks, in percent; `n` is the number of test images."""
+    """Return the record with the scores of boxes, masks and keypoints, in percent; `n` is the number of test images."""
+    variants = {"per class, AP50": scores.per_class_50}
+    variants |= {PER_KEYPOINT: dict(of_keypoints)} if of_keypoints else {}
     return dataclasses.replace(
         blank,
         metrics={
@@ -171,7 +183,7 @@ def with_scores(
             for name, (value, low, high) in (scores.metrics | dict(of_masks)).items()
         },
         per_class={name: percent(value) for name, value in scores.per_class.items()},
-        variants={"per class, AP50": {name: percent(value) for name, value in scores.per_class_50.items()}},
+        variants={key: {name: percent(value) for name, value in values.items()} for key, values in variants.items()},
     )
 
 

@@ -5,13 +5,13 @@ import hashlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.open import open_objects
 from sslbench.data.splits import choose_test, choose_train
 from sslbench.data.splits.objects import TrainTestObjects
-from sslbench.detection.evaluate import score
+from sslbench.detection.evaluate import per_keypoint, score, truth_of
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.detection.compare import CONSTANT_BOX, DetectorResult, compared
@@ -22,6 +22,7 @@ from sslbench.evaluation.record import hardware
 from sslbench.evaluation.request import RunSettings
 from sslbench.evaluation.trainings import ONE_TRAINING, together
 from sslbench.identity import Measurement, record_id
+from sslbench.metrics.detection import Detections
 from sslbench.metrics.detection.files import write_results
 from sslbench.results import DataUsed, ProtocolUsed, Result, WeightsUsed, records
 
@@ -38,6 +39,7 @@ class ScoreRequest:
     Attributes:
         files: COCO result files; several are trainings of one detector with different seeds.
         metric: 'coco', 'voc07' or 'voc12'.
+        oks_sigma: sigma of every keypoint; 0: those of the data or of COCO.
         name: name of the detector in tables; '': that of the first file.
     """
 
@@ -46,6 +48,7 @@ class ScoreRequest:
     test_data: str | None = None
     metric: Literal["coco", "voc07", "voc12"] = "coco"
     name: str = ""
+    oks_sigma: float = 0.0
 
 
 def score_files(request: ScoreRequest, run: RunSettings, *, out: Path, command: str) -> Result:
@@ -68,7 +71,8 @@ def score_files(request: ScoreRequest, run: RunSettings, *, out: Path, command: 
     read = [read_foreign(path, test) for path in request.files]
     masks = test.has_masks and all(each.found.masks is not None for each in read)
     recipe = dataclasses.replace(DetectionRecipe(), metric=request.metric, masks=masks)
-    truth = test.truth(masks=masks)
+    recipe = dataclasses.replace(recipe, **_of_keypoints(request, [each.found for each in read], parts))
+    truth = truth_of(test, recipe)
     each = []
     for number, (path, foreign) in enumerate(zip(request.files, read, strict=True)):
         own_run = dataclasses.replace(run, seed=run.seed + number)
@@ -77,7 +81,7 @@ def score_files(request: ScoreRequest, run: RunSettings, *, out: Path, command: 
         blank = dataclasses.replace(blank, command=command, notes=notes)
         began = time.perf_counter()
         scores, of_masks = score(truth, foreign.found, recipe, seed=own_run.seed)
-        result = with_scores(blank, scores, of_masks, n=len(test))
+        result = with_scores(blank, scores, of_masks, per_keypoint(truth, foreign.found), n=len(test))
         stem = records.path_of(blank, out).with_suffix("")
         write_results(stem.with_name(stem.name + records.PREDICTIONS), foreign.found, test.numbers, test.class_numbers)
         result = dataclasses.replace(
@@ -93,6 +97,28 @@ def score_files(request: ScoreRequest, run: RunSettings, *, out: Path, command: 
     else:
         result = compared(own, [], TrainTestObjects(train, test, ""), recipe, run)
     return records.write_without_scores(result, out)
+
+
+def _of_keypoints(
+    request: ScoreRequest, found: Sequence[Detections], parts: tuple[ObjectSource | None, ObjectSource]
+) -> dict[str, Any]:
+    """Return the settings of keypoints, {} if they are not scored.
+
+    Raises:
+        UsageError: a sigma without keypoints, or the training part has other keypoints.
+    """
+    train, test = parts
+    if not all(one.keypoints is not None for one in found):
+        if request.oks_sigma:
+            raise UsageError("--oks-sigma has no effect: the detections or the data have no keypoints", "Leave it out.")
+        return {}
+    names = [part.skeleton.names for part in (train, test) if part is not None and part.skeleton is not None]
+    if train is not None and names != [names[0]] * 2:
+        raise UsageError(
+            f"{train.name} does not have the keypoints of {test.name}",
+            "Give the test part alone as --data; then the floors are left out.",
+        )
+    return {"keypoints": True, "oks_sigma": request.oks_sigma}
 
 
 def _mean(each: Sequence[DetectorResult], weights: WeightsUsed, command: str) -> DetectorResult:
@@ -149,10 +175,12 @@ def _blank(
 ) -> Result:
     """Return the record without results."""
     train, test = parts
-    settings = {"metric": request.metric, "masks": recipe.masks}
+    settings: dict[str, Any] = {"metric": request.metric, "masks": recipe.masks}
+    settings |= {"keypoints": True, "oks_sigma": recipe.oks_sigma} if recipe.keypoints else {}
+    regions = ["boxes", *(["masks"] if recipe.masks else []), *(["keypoints"] if recipe.keypoints else [])]
     measured = Measurement(
         weights=weights,
-        layer="boxes and masks" if recipe.masks else "boxes",
+        layer=" and ".join(regions),
         preprocessing={},
         precision="unknown",
         feature_dtype="float32",

@@ -280,7 +280,8 @@ def keypoint_ap(truth: Truth, detections: Detections, *, seed: int = 0, resample
     >>> round(keypoint_ap(truth, found, resamples=0).metrics["AP"][0], 6)
     0.9
     """
-    if truth.keypoints is None or detections.keypoints is None or truth.skeleton is None or not truth.skeleton.sigmas:
+    there = truth.keypoints is not None and truth.skeleton is not None and bool(truth.skeleton.sigmas)
+    if not there or (detections.keypoints is None and len(detections)):
         raise ValueError("keypoints are to be scored, but the objects or the detections have none, or no sigmas")
     areas = areas_of(detections, masks=False)
     precision, recall = coco.evaluate(truth, detections, areas, kind="keypoints")

@@ -101,8 +101,8 @@ def _detections(truth: Truth, detections: Detections, areas: FloatArray, kind: s
     ]
     sizes: dict[int, tuple[int, int]] = {}
     if kind == "keypoints" and detections.keypoints is not None:
-        for row, points in zip(rows, detections.keypoints.reshape(len(rows), -1).tolist(), strict=True):
-            row["keypoints"] = points
+        for row, points in zip(rows, detections.keypoints, strict=True):
+            row["keypoints"] = points.ravel().tolist()
     if kind == "masks" and detections.masks is not None:
         for i, (row, mask) in enumerate(zip(rows, detections.masks, strict=True)):
             row["segmentation"] = mask

@@ -106,7 +106,9 @@ def average_precision(truth: Truth, found: Detections, definition: ApDefinition,
     kind = _REGIONS[form[1]]
     if kind in ("masks", "boundaries") and (truth.masks is None or found.masks is None):
         raise KeyError(metric)
-    if kind == "keypoints" and (truth.skeleton is None or found.keypoints is None or form[1] != truth.skeleton.prefix):
+    if kind == "keypoints" and (
+        truth.skeleton is None or (found.keypoints is None and len(found)) or form[1] != truth.skeleton.prefix
+    ):
         raise KeyError(metric)
     matches = matches_of(truth, found, definition, kind=kind)
     chosen = matches if form[3] is None else [matches[truth.classes.index(form[3])]]

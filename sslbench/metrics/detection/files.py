@@ -51,8 +51,8 @@ def write_results(
     for row, mask in zip(rows, detections.masks or (), strict=False):
         row["segmentation"] = text(mask)
     if detections.keypoints is not None:
-        for row, points in zip(rows, detections.keypoints.reshape(len(rows), -1).tolist(), strict=True):
-            row["keypoints"] = points
+        for row, points in zip(rows, detections.keypoints, strict=True):
+            row["keypoints"] = points.ravel().tolist()
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with temporary_beside(path) as temporary:

@@ -140,8 +140,8 @@ class Skeleton:
         if set(self.names) != set(COCO_SIGMAS):
             raise UsageError(
                 f"the sigmas of the keypoints {', '.join(self.names)} are not known, and OKS needs them",
-                "Give the category a list 'sigmas' in the manifest, or one for all keypoints: oks_sigma=0.05 (the "
-                "metrics are then named uniform_keypoint_AP, ...).",
+                "Give the category a list 'sigmas' in the manifest, or one for all keypoints: oks_sigma=0.05, of "
+                "score --oks-sigma 0.05 (the metrics are then named uniform_keypoint_AP, ...).",
             )
         return dataclasses.replace(self, sigmas=tuple(COCO_SIGMAS[name] for name in self.names))
 

@@ -1,6 +1,7 @@
 """`sslbench eval detection`."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -267,6 +268,8 @@ def print_detection(results: list["Result"], out: Path) -> None:
         values = {name: result.metrics[name].value for name in dict.fromkeys([*first, *result.metrics])}
         echo(f"{result.weights.name}: " + ", ".join(f"{k} {_number(v)}" for k, v in values.items()))
         echo("per class: " + ", ".join(f"{k} {_number(v)}" for k, v in result.per_class.items()))
+        if of_keypoints := result.variants.get("per keypoint, AP"):
+            echo("per keypoint: " + ", ".join(f"{k} {_number(v)}" for k, v in of_keypoints.items()))
         for path in predictions_paths(result).values():
             stem = str(path).removesuffix(PREDICTIONS)
             echo(f"predictions: {path}")
@@ -276,7 +279,7 @@ def print_detection(results: list["Result"], out: Path) -> None:
                 echo(f"detector: {stem}.detector.torch")
         for line in result.notes:
             if line != ONE_TRAINING:  # the table has it
-                echo(line, err=not line.startswith(f"{result.weights.name}: AP "))
+                echo(line, err=not re.match(rf"{re.escape(result.weights.name)}: \w*AP ", line))
 
 
 def _number(value: float | None) -> str:

@@ -24,7 +24,7 @@ def print_results(results: list[Result], out: Path) -> None:
 
     table = Table(box=None, pad_edge=False)
     names = ["weights", "layer", "protocol", "metric", "value", "95 % interval", "train"]
-    stated = dict.fromkeys(name for result in results for name in result.floors)
+    stated = dict.fromkeys(n for result in results for n, floor in result.floors.items() if result.headline in floor)
     floors = [name for name in dict.fromkeys(("untrained", "pixels", "majority", *stated)) if name in stated]
     for name in names + floors + ["selected"]:
         table.add_column(name, justify="right" if name in ("value", "train", *floors) else "left", overflow="fold")
