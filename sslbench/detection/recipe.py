@@ -139,8 +139,8 @@ class DetectionRecipe:
     tta_flip: bool = setting(False, "also see test images mirrored, joined by suppression")
     oks_sigma: float = setting(
         0.0,
-        "sigma of every keypoint in the similarity of poses (OKS), which the metrics' names show "
-        "(uniform_keypoint_AP); 0: COCO's by name, or `sigmas` of the manifest's category",
+        "sigma of every keypoint in the similarity of poses (OKS) where neither `sigmas` of the manifest's category "
+        "nor COCO's names give them; the metrics' names show it (uniform_keypoint_AP). 0: such data are refused",
     )
     metric: Literal["coco", "voc07", "voc12", "lvis"] = setting(
         "coco", "average precision: COCO's, Pascal VOC's at 11 points (2007) or as the area (2012), or LVIS's"

@@ -29,10 +29,11 @@ PUBLISHED = {
     "coco_fpn_1x": (90000, (60000, 80000), 0.02, 1000, "sync", 0, False, 0, COCO_SIZES),
     "lvis_fpn_1x": (180000, (120000, 160000), 0.02, 1000, "sync", 0, False, 0, COCO_SIZES),
     "coco_fpn_2x": (180000, (120000, 160000), 0.02, 1000, "sync", 0, False, 0, COCO_SIZES),
+    "coco_keypoint_rcnn_fpn_1x": (90000, (60000, 80000), 0.02, 1000, "frozen", 2, False, 0, COCO_SIZES),
     "coco_retinanet_1x": (90000, (60000, 80000), 0.01, 1000, "frozen", 2, False, 0, (800,)),
     "coco_fcos_1x": (90000, (60000, 80000), 0.01, 1000, "frozen", 2, False, 0, (800,)),
 }
-OURS = {"toy", "small", "small_retinanet", "small_fcos"}
+OURS = {"toy", "small", "small_retinanet", "small_fcos", "toy_keypoints", "small_keypoints"}
 VITDET = "coco_vitdet_b"
 
 
@@ -49,7 +50,9 @@ def test_published_numbers(name):
         *(recipe.extra_norm, recipe.precise_bn, recipe.min_sizes_train),
     )
     assert (recipe.batch_size, recipe.min_size_test, recipe.max_size_train) == (16, 800, 1333)
-    assert recipe.masks == (name.startswith(("coco", "lvis")) and recipe.architecture not in ONE_STAGE)
+    assert recipe.keypoints == ("keypoint" in name)
+    with_masks = name.startswith(("coco", "lvis")) and recipe.architecture not in ONE_STAGE and not recipe.keypoints
+    assert recipe.masks == with_masks
     assert recipe.metric == {"coco": "coco", "lvis": "lvis"}.get(name[:4], "voc07")
     of_lvis = (recipe.detections, recipe.score_threshold, recipe.repeat_threshold)
     assert of_lvis == ((300, 1e-4, 1e-3) if name.startswith("lvis") else (100, 0.05, 0.0))

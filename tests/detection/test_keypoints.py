@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -216,9 +218,6 @@ def test_detectron2_augments_keypoints_the_same():
     data = source(3)
     used = recipe(min_sizes_train=(131,), max_size_train=200)
     configuration = configured(build("resnet50w0.125"), used, 1, {}, device=CPU, skeleton=SKELETON)
-    import tempfile
-    from pathlib import Path
-
     with (
         tempfile.TemporaryDirectory() as folder,
         registered(TrainTestObjects(data, data, ""), configuration.cfg, Path(folder)) as cfg,
@@ -240,3 +239,33 @@ def test_detectron2_augments_keypoints_the_same():
             else:
                 pytest.fail(f"keypoints differ: {theirs.gt_keypoints.tensor}")
         assert seen == {False, True}
+
+
+@REAL
+def test_the_recipe_has_the_published_configuration():
+    """Every key of Detectron2's keypoint_rcnn_R_50_FPN_1x, but for those of MSRA's weights and of files."""
+    import detectron2
+    from detectron2.config import get_cfg
+
+    from sslbench.detection.detectron2.config import detectron2_options
+    from sslbench.detection.recipe import load_recipe
+    from sslbench.metrics.detection.keypoints import COCO_SIGMAS, Skeleton
+
+    path = Path(detectron2.__file__).parents[1] / "configs/COCO-Keypoints/keypoint_rcnn_R_50_FPN_1x.yaml"
+    if not path.is_file():
+        pytest.skip("the configurations are part of a checkout only")
+    wanted = get_cfg()
+    wanted.merge_from_file(str(path))
+    person = Skeleton(tuple(COCO_SIGMAS)).with_sigmas()
+    options = detectron2_options(build("resnet50"), load_recipe("detection/coco_keypoint_rcnn_fpn_1x"), 1, person)
+    mine = get_cfg()
+    mine.merge_from_list([part for pair in options.items() for part in pair])
+    ours = {"STRIDE_IN_1X1", "PIXEL_MEAN", "PIXEL_STD", "FORMAT", "MASK_FORMAT", "KEYPOINT_OKS_SIGMAS"}
+    differing = [key for key in options if _value(mine, key) != _value(wanted, key) and key.split(".")[-1] not in ours]
+    assert [key for key in differing if "MASK_HEAD" not in key and "PRECISE_BN" not in key] == []
+
+
+def _value(node, key):
+    for part in key.split("."):
+        node = node[part]
+    return list(node) if isinstance(node, tuple) else node

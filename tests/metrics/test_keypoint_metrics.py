@@ -193,6 +193,7 @@ def test_mirrored_keypoints():
 def test_sigmas():
     assert PERSON.sigmas[:3] == (0.026, 0.025, 0.025) and PERSON.prefix == "keypoint_"
     assert Skeleton(("a", "b")).with_sigmas(0.05).prefix == "uniform_keypoint_"
+    assert Skeleton(tuple(COCO_SIGMAS)).with_sigmas(0.05) == PERSON
     assert Skeleton(("a", "b"), sigmas=(0.1, 0.2)).with_sigmas().sigmas == (0.1, 0.2)
     with pytest.raises(UsageError, match="not known"):
         Skeleton(("a", "b")).with_sigmas()

@@ -23,7 +23,7 @@ from sslbench.errors import UsageError
 @click.option(
     "--oks-sigma",
     type=click.FloatRange(0, min_open=True),
-    help="Sigma of every keypoint in the similarity of poses. Default: COCO's, or 'sigmas' of the category.",
+    help="Sigma of every keypoint in the similarity of poses, where neither the category nor COCO's names give them.",
 )
 @click.option("--name", default="", help="Name of the detector in tables. Default: that of the file.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the bootstrap.")

@@ -33,9 +33,9 @@ def check_objects(train: ObjectSource, test: ObjectSource, *, copies: bool = Tru
     """
     images = check(as_source(train), as_source(test), copies=copies)
     findings = [Finding("warning" if reports_changed_boxes(f.message) else f.level, f.message) for f in images]
-    for part in (train, test):
+    for part, is_train in ((train, True), (test, False)):
         findings += _odd_objects(part)
-        findings += _keypoints(part, train=part is train)
+        findings += _keypoints(part, train=is_train)
     if train.skeleton is not None and test.skeleton is not None and train.skeleton.names != test.skeleton.names:
         findings.append(Finding("error", f"{train.name} and {test.name} have different keypoints"))
     return by_level(findings)

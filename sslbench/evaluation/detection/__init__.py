@@ -196,7 +196,9 @@ def _check_keypoints(recipe: DetectionRecipe, data: TrainTestObjects) -> None:
     if recipe.flip and data.train.skeleton is not None:
         data.train.skeleton.mirrored(recipe.mirrored_keypoints)
     if data.test.skeleton is not None:
-        data.test.skeleton.with_sigmas(recipe.oks_sigma)
+        used = data.test.skeleton.with_sigmas(recipe.oks_sigma)
+        if recipe.oks_sigma and used.sigmas != (recipe.oks_sigma,) * len(used):
+            log.info(f"oks_sigma={recipe.oks_sigma:g} is not used: the sigmas of the keypoints are known")
 
 
 def _refuse_narrow(part: ObjectSource, longest: int, key: str) -> None:

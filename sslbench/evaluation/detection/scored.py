@@ -39,7 +39,7 @@ class ScoreRequest:
     Attributes:
         files: COCO result files; several are trainings of one detector with different seeds.
         metric: 'coco', 'voc07' or 'voc12'.
-        oks_sigma: sigma of every keypoint; 0: those of the data or of COCO.
+        oks_sigma: sigma of every keypoint, where neither the data nor COCO's names give them.
         name: name of the detector in tables; '': that of the first file.
     """
 
@@ -118,6 +118,10 @@ def _of_keypoints(
             f"{train.name} does not have the keypoints of {test.name}",
             "Give the test part alone as --data; then the floors are left out.",
         )
+    if test.skeleton is not None and request.oks_sigma:
+        known = test.skeleton.with_sigmas(request.oks_sigma)
+        if known.sigmas != (request.oks_sigma,) * len(known):
+            raise UsageError("--oks-sigma has no effect: the sigmas of the keypoints are known", "Leave it out.")
     return {"keypoints": True, "oks_sigma": request.oks_sigma}
 
 

@@ -125,25 +125,25 @@ class Skeleton:
         return {name: str(other) for name, other in partner.items()}
 
     def with_sigmas(self, uniform: float = 0.0) -> "Skeleton":
-        """Return the skeleton with its sigmas: one for all, else those of the data, else COCO's by their names.
+        """Return the skeleton with its sigmas: those of the data, else COCO's by their names, else one for all.
 
         Args:
-            uniform: sigma of every keypoint; 0 for none.
+            uniform: sigma of every keypoint where the first two are not known; 0 for none.
 
         Raises:
             UsageError: no sigma is known.
         """
-        if uniform:
-            return dataclasses.replace(self, sigmas=(uniform,) * len(self))
         if self.sigmas:
             return self
-        if set(self.names) != set(COCO_SIGMAS):
+        if set(self.names) == set(COCO_SIGMAS):
+            return dataclasses.replace(self, sigmas=tuple(COCO_SIGMAS[name] for name in self.names))
+        if not uniform:
             raise UsageError(
                 f"the sigmas of the keypoints {', '.join(self.names)} are not known, and OKS needs them",
                 "Give the category a list 'sigmas' in the manifest, or one for all keypoints: oks_sigma=0.05, of "
                 "score --oks-sigma 0.05 (the metrics are then named uniform_keypoint_AP, ...).",
             )
-        return dataclasses.replace(self, sigmas=tuple(COCO_SIGMAS[name] for name in self.names))
+        return dataclasses.replace(self, sigmas=(uniform,) * len(self))
 
 
 def labelled(points: npt.NDArray[np.floating]) -> BoolArray:

@@ -268,6 +268,9 @@ def print_detection(results: list["Result"], out: Path) -> None:
         values = {name: result.metrics[name].value for name in dict.fromkeys([*first, *result.metrics])}
         echo(f"{result.weights.name}: " + ", ".join(f"{k} {_number(v)}" for k, v in values.items()))
         echo("per class: " + ", ".join(f"{k} {_number(v)}" for k, v in result.per_class.items()))
+        for name in ("keypoint_AP", "uniform_keypoint_AP"):
+            if name in result.floors.get("mean pose", {}):
+                echo(f"mean pose in the detected boxes: {name} {_number(result.floors['mean pose'][name])}")
         if of_keypoints := result.variants.get("per keypoint, AP"):
             echo("per keypoint: " + ", ".join(f"{k} {_number(v)}" for k, v in of_keypoints.items()))
         for path in predictions_paths(result).values():
