@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from PIL import Image
 
+from sslbench.metrics.detection import Detections, Truth, keypoint_ap, oks
 from sslbench.metrics.detection.difference import DEFINITIONS
 from sslbench.metrics.detection.errors import KINDS, ErrorAnalysis, error_analysis
 from sslbench.metrics.detection.files import read_objects, read_results
+from sslbench.metrics.detection.keypoints import labelled
 from sslbench.metrics.detection.per_class import CLASS_METRICS, CURVE_OVERLAPS, ClassCurve, class_curves, class_scores
 from sslbench.metrics.intervals import Interval
 from sslbench.results import Result, records
@@ -21,10 +23,14 @@ log = logging.getLogger("sslbench")
 
 _DRAWN = 20  # classes in the picture, those of most objects; the CSV has all
 _WIDTH = 1200
+_RESAMPLES = 300
+_OF_KEYPOINTS = ("AP", "AP50", "AP75", "AR")
 
 
 def show_errors(result: Result) -> tuple[list[Section], dict[str, str]]:
     """Return the sections of the page and the tables errors.csv, classes.csv and precision-recall.csv.
+
+    Where keypoints are scored there is keypoints.csv as well.
 
     Only files beside the record are read. Of several trainings the first is analysed.
 
@@ -52,6 +58,8 @@ def show_errors(result: Result) -> tuple[list[Section], dict[str, str]]:
         "classes.csv": csv_text(_class_rows(scores, counts)),
         "precision-recall.csv": csv_text(_curve_rows(curves)),
     }
+    if objects.truth.skeleton is not None:
+        tables["keypoints.csv"] = csv_text(_keypoint_rows(objects.truth, found, result.seed))
     most = sorted(counts, key=lambda name: -counts[name])[:_DRAWN]
     sections = []
     if errors is None:
@@ -91,6 +99,19 @@ def _class_rows(scores: dict[str, dict[str, Interval]], counts: dict[str, int]) 
     rows: list[list[object]] = [["class", "objects", *heads]]
     for name, own in scores.items():
         rows.append([name, counts[name], *(cell for metric in CLASS_METRICS for cell in _cells(own[metric]))])
+    return rows
+
+
+def _keypoint_rows(truth: Truth, found: Detections, seed: int) -> list[list[object]]:
+    """Return the metrics of each keypoint, as if it alone were labelled."""
+    names = () if truth.skeleton is None else truth.skeleton.names
+    heads = [f"{metric}{end}" for metric in _OF_KEYPOINTS for end in ("", " low", " high")]
+    rows: list[list[object]] = [["keypoint", "labelled", *heads]]
+    for k, name in enumerate(names):
+        alone = oks.with_one(truth, k)
+        own = keypoint_ap(alone, found, seed=seed, resamples=_RESAMPLES).metrics
+        number = 0 if alone.keypoints is None else int(labelled(alone.keypoints[~truth.crowd]).sum())
+        rows.append([name, number, *(cell for metric in _OF_KEYPOINTS for cell in _cells(own[metric]))])
     return rows
 
 
