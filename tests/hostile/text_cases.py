@@ -199,6 +199,34 @@ _IDS: dict[str, object] = {
 }
 
 
+def _keypoint_documents() -> dict[str, object]:
+    """Return manifests whose keypoints are damaged in the category, in an annotation or in kwcoco's table."""
+    named = [{"id": i, "name": name, "keypoints": ["left", "right"]} for i, name in enumerate("ab", 1)]
+    kinds = [{"id": 1, "name": "left", "reflection_id": 2}, {"id": 2, "name": "right", "reflection_id": 1}]
+    documents: dict[str, object] = {}
+    odd = _IDS | {"mapping": {"a": 1}, "mappings": [{}], "lists": [[1, 2], [3, 4]], "many": [1] * 99, "true": True}
+    for name, value in odd.items():
+        for key in ("keypoints", "skeleton", "sigmas"):
+            documents[f"category {key} {name}"] = coco(categories=[dict(row, **{key: value}) for row in named])
+        for place, row in {
+            "keypoints": value,
+            "x": [value, 1, 2, 0, 0, 0],
+            "visibility": [1, 1, value, 0, 0, 0],
+            "id": [{"xy": [1, 2], "keypoint_category_id": value}],
+            "name": [{"xy": [1, 2], "keypoint_category": value}],
+            "xy": [{"xy": value, "keypoint_category": "left"}],
+        }.items():
+            rows = [dict(a, keypoints=row) for a in coco()["annotations"]]  # type: ignore[union-attr, arg-type]
+            documents[f"annotation {place} {name}"] = coco(
+                annotations=rows, categories=named, keypoint_categories=kinds
+            )
+        for key in ("id", "name", "reflection_id"):
+            table = [dict(row, **{key: value}) for row in kinds]
+            documents[f"table {key} {name}"] = coco(categories=named, keypoint_categories=table)
+        documents[f"table {name}"] = coco(categories=named, keypoint_categories=value)
+    return documents
+
+
 def manifest_cases() -> Iterator[Case]:
     """Yield COCO manifests that are damaged in one place, read as labels, as objects and as label maps."""
     documents: dict[str, object] = {}
@@ -230,6 +258,7 @@ def manifest_cases() -> Iterator[Case]:
             "text": "x",
         }.items():
             documents[f"{key} {name}"] = coco(**{key: value})
+    documents |= _keypoint_documents()
     documents["names are numbers"] = coco(categories=[{"id": 1, "name": 1}, {"id": 2, "name": None}])
     texts = {name: json.dumps(document).encode() for name, document in documents.items()}
     whole = json.dumps(coco()).encode()

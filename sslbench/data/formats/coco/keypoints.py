@@ -91,9 +91,15 @@ def keypoint_kinds(spec: str, kinds: object) -> dict[Any, str]:
     """
     rows = kinds or []
     if not isinstance(rows, list) or not all(
-        isinstance(row, dict) and type(row.get("id")) is int and isinstance(row.get("name"), str) for row in rows
+        isinstance(row, dict)
+        and type(row.get("id")) is int
+        and isinstance(row.get("name"), str)
+        and isinstance(row.get("reflection_id"), int | None)
+        for row in rows
     ):
-        raise DataError(f"{spec}: keypoint_categories is not a list of mappings with id and name")
+        raise DataError(
+            f"{spec}: keypoint_categories is not a list of mappings with id, name and perhaps reflection_id, an id"
+        )
     return {row["id"]: row["name"] for row in rows}
 
 
@@ -152,7 +158,8 @@ def _of_coco(where: str, given: object, own: Sequence[str]) -> list[tuple[str, A
 
 
 def _of_kwcoco(where: str, one: Row, skeleton: Skeleton, kinds: dict[Any, str]) -> tuple[str, Any, Any, Any]:
-    name = one.get("keypoint_category", kinds.get(one.get("keypoint_category_id")))
+    number = one.get("keypoint_category_id")
+    name = one.get("keypoint_category", kinds.get(number) if isinstance(number, int) else None)
     place = one.get("xy")
     if name not in skeleton.names or not isinstance(place, list) or len(place) != 2:
         raise DataError(
