@@ -107,8 +107,8 @@ def values_from_first(module: nn.Module, device: torch.device, done: set[nn.Modu
         if owner in done:
             continue
         done.add(owner)
-        tensors: dict[str, Any]
-        for tensors in (owner._parameters, owner._buffers):  # assigned here, since setattr changes the order
+        own: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
+        for tensors in own:  # assigned here, since setattr changes the order
             for name, tensor in tensors.items():
                 if tensor is not None:
                     tensors[name] = found[tensor] = found[tensor] if tensor in found else _received(tensor, device)

@@ -183,7 +183,7 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
 
 @dataclasses.dataclass(frozen=True)
 class _BuiltBackbone:
-    """Backbone that takes the views of a run, the length of its vectors, and the hash of initial weights from a file."""
+    """Backbone that takes the views of a run, length of its vectors, and hash of initial weights from a file."""
 
     backbone: Backbone
     feature_dim: int

@@ -34,10 +34,9 @@ BACKBONES = {
 class Own(nn.Module):
     """Shared parameters, buffers that are not saved, tensors that are neither, and marks on parameters."""
 
-    preprocessing = {"resize": 32, "crop": [32, 32]}
-
     def __init__(self):
         super().__init__()
+        self.preprocessing = {"resize": 32, "crop": [32, 32]}
         self.one = nn.Linear(48, 48)
         self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(48, 48), nn.Sequential(nn.ReLU())) for _ in range(2)])
         self.two = nn.Linear(48, 48)
