@@ -277,12 +277,18 @@ def command_from_file(where: str) -> Iterator[None]:
         _command_of_file.reset(token)
 
 
-def _import_user_module(name: str) -> ModuleType:
-    if where := _command_of_file.get():
-        raise UsageError(f"the command in {where} names the Python code '{name}'", "--trust-code runs it.")
+def search_current_folder() -> str:
+    """Let Python find modules in the current folder, as `python -m` does, and return the folder."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+    return here
+
+
+def _import_user_module(name: str) -> ModuleType:
+    if where := _command_of_file.get():
+        raise UsageError(f"the command in {where} names the Python code '{name}'", "--trust-code runs it.")
+    here = search_current_folder()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

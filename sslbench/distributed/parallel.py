@@ -14,6 +14,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from sslbench.distributed.collectives import broadcast_, rank, world_size
+from sslbench.distributed.structure import values_from_first
 from sslbench.errors import WeightsError
 
 Strategy = Literal["ddp", "fsdp"]
@@ -31,7 +32,8 @@ def wrap(
     """Return a wrapped module whose gradients are those of all processes' images.
 
     Args:
-        module: module on its device; 'fsdp' shards its parameters in place, and takes one on the CPU too.
+        module: module on its device; 'fsdp' shards its parameters in place, and takes one on the CPU too. It takes the
+            values of the first process; those of other processes may be on the meta device.
         device: device of this process.
         strategy: 'ddp' keeps everything on every process; 'fsdp' shards parameters, gradients and optimizer state.
         dtype: of the autocast forward pass; with 'fsdp', blocks are collected in it.
@@ -52,10 +54,12 @@ def wrap(
 
 def _shard(module: nn.Module, device: torch.device, dtype: torch.dtype, block_methods: Collection[str]) -> nn.Module:
     """Shard each block, so that only one is whole at a time, then what remains."""
+    done: set[nn.Module] = set()
     mesh = init_device_mesh(device.type, (world_size(),))
     # Autocast goes on to choose the precision of each operation, so inputs are left as they are.
     low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in blocks(module):
+        values_from_first(block, device, done)
         norms = [m for m in block.modules() if isinstance(m, _NORMS) and not isinstance(m, FSDPModule)]
         norms = [m for m in norms if any(True for _ in m.parameters())]
         if norms and dtype != torch.float32:
@@ -64,6 +68,7 @@ def _shard(module: nn.Module, device: torch.device, dtype: torch.dtype, block_me
         for name in block_methods:
             if hasattr(block, name):
                 register_fsdp_forward_method(block, name)
+    values_from_first(module, device, done)
     return fully_shard(module, mesh=mesh)  # type: ignore[return-value]
 
 

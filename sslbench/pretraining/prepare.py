@@ -1,12 +1,13 @@
 """Preparation of a run: data, networks, and all checks that need no decoded image."""
 
 import dataclasses
+import functools
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from sslbench.data.splits import limit
 from sslbench.data.views.own import own_functions
 from sslbench.data.wording import counted
 from sslbench.distributed import this_process
+from sslbench.distributed.structure import structure_from_first
 from sslbench.errors import DataError, UsageError
 from sslbench.names import find_object
 from sslbench.preprocessing import LIGHTNESS, Preprocessing
@@ -42,6 +44,7 @@ from sslbench.train.loop import RateSchedules, TrainingPlan
 from sslbench.train.method import Method, Setup, find_method
 from sslbench.train.optimizers import PartSettings, class_of, parameter_groups, scaled_lr
 
+T = TypeVar("T")
 log = logging.getLogger("sslbench")
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -56,7 +59,8 @@ class PreparedPretraining:
         source: training images.
         data: stream of batches.
         backbone: backbone to train, with the preprocessing that its views imply.
-        method: method around the backbone, on the CPU.
+        method: method around the backbone, on the CPU; with strategy=fsdp on processes other than the first without
+            values, on the meta device.
         setup: facts about the run that the method was built for.
         plan: plan of the training loop.
         init_sha256: hash of the initial weights; None for random ones.
@@ -104,8 +108,9 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     if workers < 0:
         raise UsageError(f"workers {workers} must not be negative")
     source, reading = _open(request), _reading(settings)
-    backbone = make_backbone(request)
-    init_sha256 = backbone.weights_sha256 if request.init is not None else None  # a method may change tensors
+    build = functools.partial(_build, request, precision, device)
+    built = _shared(settings, build)
+    backbone = built.backbone
     space = _space(request)
     channels = 3 if space == "lightness" else backbone.preprocessing.channels
     augment, changes = views_for(request, backbone, source, reading, channels)
@@ -126,15 +131,12 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     )
     _state_memory(data, workers)
     plan = _plan(settings, precision, data.steps_per_epoch)
-    sizes = settings.augment.sizes
-    accept_sizes(backbone.module, sizes, name=backbone.name, channels=backbone.preprocessing.channels)
-    check_precision(precision, device, backbone.module, min(sizes), channels=backbone.preprocessing.channels)
     origins: dict[str, str] = {}
     if space == "RGB":
         augment, origins = normalised(augment, backbone.preprocessing, source, reading, seed=settings.seed)
     setup = Setup(
-        feature_dim=feature_dim(backbone.module, max(sizes), backbone.preprocessing.channels),
-        sizes=sizes,
+        feature_dim=built.feature_dim,
+        sizes=settings.augment.sizes,
         batch_size=per_process // settings.accumulate,
         images_per_update=settings.batch_size,
         world=process.world,
@@ -152,7 +154,7 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     )
     if settings.eval_linear:
         _check_online_head(request, setup, space)
-    method = make_method(backbone.module, settings.method, setup, seed=settings.seed)
+    backbone, method = _shared(settings, lambda: _with_method(built, build, settings, setup))
     parameter_groups(method, settings.optimizer, parts=settings.groups)  # refuses names before anything is written
     if settings.activation_checkpointing:
         checkpoint_activations(backbone)
@@ -174,9 +176,42 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
             colours=tuple(view.order for view in augment.expanded()) if settings.colours == "device" else (),
             transform=transform,
         ),
-        init_sha256,
+        built.init_sha256,
         {**changes, **origins},
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _BuiltBackbone:
+    """Backbone that takes the views of a run, length of its vectors, and hash of initial weights from a file."""
+
+    backbone: Backbone
+    feature_dim: int
+    init_sha256: str | None
+
+
+def _shared(settings: PretrainSettings, build: Callable[[], T]) -> T:
+    """Return what a function builds; with strategy=fsdp only the first process calls it, see `structure_from_first`."""
+    return structure_from_first(build) if settings.strategy == "fsdp" else build()
+
+
+def _build(request: PretrainRequest, precision: Precision, device: torch.device) -> _BuiltBackbone:
+    """Return the backbone, after forward passes on images of the sizes of the views."""
+    backbone, sizes = make_backbone(request), request.settings.augment.sizes
+    init_sha256 = backbone.weights_sha256 if request.init is not None else None  # a method may change tensors
+    channels = backbone.preprocessing.channels
+    accept_sizes(backbone.module, sizes, name=backbone.name, channels=channels)
+    check_precision(precision, device, backbone.module, min(sizes), channels=channels)
+    return _BuiltBackbone(backbone, feature_dim(backbone.module, max(sizes), channels), init_sha256)
+
+
+def _with_method(
+    built: _BuiltBackbone, build: Callable[[], _BuiltBackbone], settings: PretrainSettings, setup: Setup
+) -> tuple[Backbone, Method[Any]]:
+    """Return backbone and method; a backbone without values, which a process may have, is built first."""
+    without_values = any(parameter.is_meta for parameter in built.backbone.module.parameters())
+    backbone = (build() if without_values else built).backbone
+    return backbone, make_method(backbone.module, settings.method, setup, seed=settings.seed)
 
 
 def _state_memory(data: TrainingData, workers: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from sslbench.errors import SslbenchError, WeightsError
+from sslbench.errors import SslbenchError, UsageError, WeightsError
 from sslbench.weights.reading import shards
 from sslbench.weights.save import CHECKPOINT_FORMAT, new_file, write_torch
 
@@ -121,8 +121,11 @@ def _remove_old(folder: Path, keep: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint; a folder is renamed first, so that no half of it looks like a checkpoint."""
-    if path.is_dir():
+    """Remove a checkpoint, of a link only the link.
+
+    A folder is renamed first, so that no half of it looks like a checkpoint.
+    """
+    if path.is_dir() and not path.is_symlink():
         hidden = path.with_name(f".{path.name}.part.removed")
         shutil.rmtree(hidden, ignore_errors=True)
         path = path.rename(hidden)
@@ -168,6 +171,22 @@ def newest(folder: Path) -> Path | None:
     """Return the newest checkpoint in a folder, or None."""
     found = files(folder)
     return found[-1] if found else None
+
+
+def refuse_other_folder(path: Path) -> None:
+    """Refuse a folder that is no checkpoint, such as that of a run, and a single shard; name checkpoints near it.
+
+    Raises:
+        UsageError: the message has the remedy.
+    """
+    if _NAME.fullmatch(path.name) or not path.is_dir():
+        if path.suffix == ".safetensors" and shards.is_sharded(path.parent):
+            raise UsageError(f"{path} is one of the shards of a checkpoint", f"Name the folder: {path.parent}.")
+        return
+    if not shards.is_sharded(path):
+        inside = newest(path) or newest(path / "checkpoints")
+        remedy = f"Name one of its checkpoints, such as {inside}." if inside else "It has no checkpoints in it."
+        raise UsageError(f"{path} is a folder, but not a checkpoint", remedy)
 
 
 def check(path: Path, *, contents: bool = True) -> str:

@@ -50,6 +50,7 @@ def _choose(folder: Path, given: Path | None) -> tuple[Path, str] | None:
     """Return the checkpoint to continue from and its digest, on the first process."""
     checkpoints.remove_leftovers(folder)
     if given is not None:
+        checkpoints.refuse_other_folder(given)
         return given, checkpoints.check(given)
     damaged = []
     for path in reversed(checkpoints.files(folder)):

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import two_processes
 
 from sslbench.distributed import parallel, sharded
-from sslbench.errors import SslbenchError, WeightsError
+from sslbench.errors import SslbenchError, UsageError, WeightsError
 from sslbench.train import checkpoints
 from sslbench.train.resume import newest_whole
 from sslbench.weights.reading import shards
@@ -181,6 +181,27 @@ def test_a_damaged_one_is_passed_over(damage, copied, caplog):
     assert "step_000000003.ckpt is damaged" in caplog.text
     with pytest.raises(WeightsError):
         read(copied / "step_000000003.ckpt")
+
+
+def test_a_named_folder_that_is_no_checkpoint_is_never_called_damaged(copied, tmp_path):
+    empty, shard = tmp_path / "empty", next((copied / "step_000000003.ckpt").glob("shard-00001*"))
+    empty.mkdir()
+    for given, remedy in ((copied, "step_000000003.ckpt"), (copied.parent, "step_000000003.ckpt"), (empty, "no check")):
+        with pytest.raises(UsageError, match="not a checkpoint") as caught:
+            newest_whole(copied, given=given)
+        assert remedy in str(caught.value) and "damaged" not in str(caught.value)
+    with pytest.raises(UsageError, match="one of the shards"):
+        newest_whole(copied, given=shard)
+    assert newest_whole(copied, given=copied / "step_000000002.ckpt")[1]["step"] == 2
+
+
+def test_a_link_to_an_old_checkpoint_is_removed_and_not_what_it_names(copied, tmp_path):
+    kept = tmp_path / "elsewhere"
+    (copied / "step_000000002.ckpt").rename(kept)
+    (copied / "step_000000002.ckpt").symlink_to(kept)
+    checkpoints.write(copied, 4, {"number": 4}, keep=2)
+    assert sorted(path.name for path in copied.iterdir()) == ["step_000000003.ckpt", "step_000000004.ckpt"]
+    assert shards.is_sharded(kept)
 
 
 def test_the_last_one_that_is_kept_may_be_of_either_form(copied):
