@@ -35,7 +35,8 @@ from sslbench.pretraining.networks import (
     with_sync_bn,
 )
 from sslbench.pretraining.settings import PretrainRequest, PretrainSettings, ScheduleSettings, updates
-from sslbench.runtime.device import Precision, check_precision, choose_device, choose_precision
+from sslbench.runtime.device import check_precision, choose_device, choose_precision
+from sslbench.runtime.device_names import Precision
 from sslbench.runtime.workers import resolve_workers
 from sslbench.train import schedules
 from sslbench.train.loop import RateSchedules, TrainingPlan

@@ -11,7 +11,7 @@ from sslbench.data.sharded import WINDOW
 from sslbench.data.views import Augment
 from sslbench.errors import UsageError
 from sslbench.preprocessing import MAX_PIXELS
-from sslbench.runtime.device import AskedPrecision
+from sslbench.runtime.device_names import AskedPrecision
 from sslbench.runtime.workers import StartMethod
 from sslbench.train.optimizers import OptimizerSettings, PartSettings
 

@@ -25,7 +25,8 @@ from sslbench.distributed.parallel import (
 from sslbench.distributed.sharded import read as read_shards
 from sslbench.distributed.sharded import shapes
 from sslbench.errors import UsageError
-from sslbench.runtime.device import DTYPES, Precision
+from sslbench.runtime.device import DTYPES
+from sslbench.runtime.device_names import Precision
 from sslbench.runtime.seeds import random_states, restore_random_states, seed_process
 from sslbench.train.method import Method
 from sslbench.train.online_head import OnlineHead
