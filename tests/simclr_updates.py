@@ -16,7 +16,8 @@ from sslbench.pretraining.networks import make_method
 from sslbench.runtime.device_names import Precision
 from sslbench.train.loop import RateSchedules, TrainingPlan, train
 from sslbench.train.method import Setup
-from sslbench.train.optimizers import OptimizerSettings, make_optimizer, parameter_groups
+from sslbench.train.optimizer_settings import OptimizerSettings
+from sslbench.train.optimizers import make_optimizer, parameter_groups
 from sslbench.train.state import State
 
 

@@ -41,7 +41,8 @@ from sslbench.runtime.workers import resolve_workers
 from sslbench.train import schedules
 from sslbench.train.loop import RateSchedules, TrainingPlan
 from sslbench.train.method import Method, Setup, find_method
-from sslbench.train.optimizers import PartSettings, class_of, parameter_groups, scaled_lr
+from sslbench.train.optimizer_settings import PartSettings
+from sslbench.train.optimizers import class_of, parameter_groups, scaled_lr
 
 log = logging.getLogger("sslbench")
 SHARED_MEMORY = Path("/dev/shm")

@@ -13,7 +13,7 @@ from sslbench.errors import UsageError
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.runtime.device_names import AskedPrecision
 from sslbench.runtime.workers import StartMethod
-from sslbench.train.optimizers import OptimizerSettings, PartSettings
+from sslbench.train.optimizer_settings import OptimizerSettings, PartSettings
 
 Spec = dict[str, Any] | float
 
