@@ -60,10 +60,10 @@ def open_sets(
     preprocessing: Preprocessing,
     limited: Callable[[Source], Source],
 ) -> dict[str, ImageSet]:
-    """Return the changed versions of the test images, unknown images, and further test sets; see `run.open_sets`."""
-    from sslbench.protocols.robustness import run as further
+    """Return the changed versions of the test images, unknown images, and further test sets; see `scores.open_sets`."""
+    from sslbench.protocols.robustness import scores
 
-    return further.open_sets(settings, train, test, preprocessing, limited)
+    return scores.open_sets(settings, train, test, preprocessing, limited)
 
 
 def run(
@@ -76,10 +76,10 @@ def run(
     device: str = "cpu",
     classifier: FileClassifier | None = None,
 ) -> dict[str, Outcome]:
-    """Score test and the sets; see `run.score`."""
-    from sslbench.protocols.robustness.run import score
+    """Score test and the sets; see `scores.score`."""
+    from sslbench.protocols.robustness import scores
 
-    return score(train, test, sets, settings, seed=seed, device=device, classifier=classifier)
+    return scores.score(train, test, sets, settings, seed=seed, device=device, classifier=classifier)
 
 
 def of_a_set(settings: Settings) -> Settings:
