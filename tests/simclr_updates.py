@@ -13,10 +13,11 @@ from sslbench.backbones.build import build
 from sslbench.data.loading.pretraining import RawBatch
 from sslbench.preprocessing import Preprocessing
 from sslbench.pretraining.networks import make_method
-from sslbench.runtime.device import Precision
+from sslbench.runtime.device_names import Precision
 from sslbench.train.loop import RateSchedules, TrainingPlan, train
 from sslbench.train.method import Setup
-from sslbench.train.optimizers import OptimizerSettings, make_optimizer, parameter_groups
+from sslbench.train.optimizer_settings import OptimizerSettings
+from sslbench.train.optimizers import make_optimizer, parameter_groups
 from sslbench.train.state import State
 
 

@@ -9,26 +9,25 @@ Shapes: B images of H x W pixels, maps of h x w cells with C channels.
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone, copied
+from sslbench.backbones.facets import Facet
 from sslbench.backbones.grids import grid_of_tokens
 from sslbench.backbones.layers import Layer, hooked, map_of, resolve_layers, run
 from sslbench.backbones.speed import CPU_CHUNK, folded
 from sslbench.backbones.vit.of_timm import has_patch_embed, is_timm_vit
 from sslbench.backbones.vit.positions import resampled_positions
 from sslbench.errors import BackboneError, UsageError
-from sslbench.runtime.device import DTYPES, Precision, arithmetic
+from sslbench.runtime.device import DTYPES, arithmetic
+from sslbench.runtime.device_names import Precision
 from sslbench.weights.fill import tensors_sha256
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
-
-Facet = Literal["token", "query", "key", "value"]
-"""Output of a block, or one of the three parts of what its attention computes from a token."""
 
 _NORM = "norm"
 _FACETS: Sequence[Facet] = ("query", "key", "value")

@@ -16,7 +16,8 @@ from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.layers import Layer, forward_layers, hooked, single_layers
 from sslbench.backbones.module_identity import probe_images
 from sslbench.errors import BackboneError, UsageError
-from sslbench.runtime.device import DTYPES, Precision, arithmetic
+from sslbench.runtime.device import DTYPES, arithmetic
+from sslbench.runtime.device_names import Precision
 from sslbench.weights.fill import tensors_sha256
 
 log = logging.getLogger("sslbench")

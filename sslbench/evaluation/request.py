@@ -14,7 +14,8 @@ from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.protocols import OnFeatures, OnImages, OnObjects, OnSets
-from sslbench.runtime.device import Precision, choose_device
+from sslbench.runtime.device import choose_device
+from sslbench.runtime.device_names import Precision
 from sslbench.runtime.workers import StartMethod, resolve_workers
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from sslbench.runtime.device import Precision
+from sslbench.runtime.device_names import Precision
 from sslbench.runtime.workers import StartMethod
 
 

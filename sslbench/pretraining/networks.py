@@ -18,7 +18,7 @@ from sslbench.config import build
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.pretraining.settings import PretrainRequest, PretrainSettings
-from sslbench.runtime.device import Precision
+from sslbench.runtime.device_names import Precision
 from sslbench.runtime.seeds import seeded
 from sslbench.train.method import Method, Setup, find_method
 from sslbench.train.state import State, new_state

@@ -37,12 +37,14 @@ from sslbench.pretraining.networks import (
     with_sync_bn,
 )
 from sslbench.pretraining.settings import PretrainRequest, PretrainSettings, ScheduleSettings, updates
-from sslbench.runtime.device import Precision, check_precision, choose_device, choose_precision
+from sslbench.runtime.device import check_precision, choose_device, choose_precision
+from sslbench.runtime.device_names import Precision
 from sslbench.runtime.workers import resolve_workers
 from sslbench.train import schedules
 from sslbench.train.loop import RateSchedules, TrainingPlan
 from sslbench.train.method import Method, Setup, find_method
-from sslbench.train.optimizers import PartSettings, class_of, parameter_groups, scaled_lr
+from sslbench.train.optimizer_settings import PartSettings
+from sslbench.train.optimizers import class_of, parameter_groups, scaled_lr
 
 T = TypeVar("T")
 log = logging.getLogger("sslbench")

@@ -11,9 +11,9 @@ from sslbench.data.sharded import WINDOW
 from sslbench.data.views import Augment
 from sslbench.errors import UsageError
 from sslbench.preprocessing import MAX_PIXELS
-from sslbench.runtime.device import AskedPrecision
+from sslbench.runtime.device_names import AskedPrecision
 from sslbench.runtime.workers import StartMethod
-from sslbench.train.optimizers import OptimizerSettings, PartSettings
+from sslbench.train.optimizer_settings import OptimizerSettings, PartSettings
 
 Spec = dict[str, Any] | float
 

@@ -1,7 +1,7 @@
 """Detector trained around the backbone, scored by the average precision of its boxes."""
 
 from sslbench.detection import VERSION
-from sslbench.detection.recipe import DetectionRecipe
+from sslbench.detection.recipe import DetectionRecipe, check
 from sslbench.protocols.protocol import OnObjects, Protocol
 
 PROTOCOL = Protocol(
@@ -9,4 +9,5 @@ PROTOCOL = Protocol(
     summary="Detector trained around the backbone: average precision of its boxes.",
     settings=DetectionRecipe,
     kind=OnObjects(),
+    check_settings=check,
 )

@@ -28,7 +28,6 @@ from sslbench.protocols._parts.selection import check_features
 from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.runtime.cost import Cost
-from sslbench.solvers.poses import PoseTraining, fit_poses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +41,11 @@ class Settings:
     batch_size: int = setting(128, "pairs per update", unit="pairs")
 
 
-def check(settings: Settings, train: Labels) -> None:
-    """Refuse settings and labels that cannot work, before any feature is computed.
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that are not possible, whatever the data.
 
     Raises:
-        UsageError: settings that are not possible.
-        DataError: labels that are no poses, or one pair.
+        UsageError: they are.
     """
     sizes = settings.epochs >= 1 and settings.batch_size >= 2
     if not sizes or not 0 < settings.lr < math.inf or not 0 <= settings.weight_decay < math.inf:
@@ -56,6 +54,16 @@ def check(settings: Settings, train: Labels) -> None:
         )
     if any(width < 1 for width in settings.hidden):
         raise UsageError(f"relative-pose: hidden should be widths of at least 1, not {list(settings.hidden)}")
+
+
+def check(settings: Settings, train: Labels) -> None:
+    """Refuse settings and labels that cannot work, before any feature is computed.
+
+    Raises:
+        UsageError: settings that are not possible.
+        DataError: labels that are no poses, or one pair.
+    """
+    check_settings(settings)
     if train.kind != "camera_pairs":
         raise DataError(
             f"relative-pose needs pairs of images with poses, and these samples have {LABELS[train.kind].text}",
@@ -80,6 +88,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
             that diverges.
         UsageError: settings that are not possible.
     """
+    from sslbench.solvers.poses import PoseTraining, fit_poses
+
     check_features(train, test)
     check(settings, train.labels)
     if train.labels.classes != test.labels.classes:
@@ -144,4 +154,5 @@ PROTOCOL = Protocol(
     summary="relative pose of two cameras (NAVI): a small network on the features of both images.",
     settings=Settings,
     kind=OnFeatures(check, run, cost, label_kinds=frozenset({"camera_pairs"})),
+    check_settings=check_settings,
 )

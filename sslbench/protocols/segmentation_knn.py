@@ -20,10 +20,9 @@ the search, 2 * patches * memory * D operations; the 1,449 images of Pascal VOC 
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.config import setting
@@ -31,15 +30,11 @@ from sslbench.data.label_map import IGNORED, Grid
 from sslbench.data.source import Labels, PixelLabels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.features.settings import ExtractSettings
 from sslbench.labels import LABELS
 from sslbench.metrics.dense import matching, segmentation
 from sslbench.metrics.intervals import Units, Values
 from sslbench.metrics.summary import summarise, with_intervals
 from sslbench.protocols._parts.costs import DOUBLE, FLOAT, search_cost, summary_cost
-from sslbench.protocols._parts.dense.classes import class_cells, read_classes
-from sslbench.protocols._parts.dense.survey import refuse_problems, survey
-from sslbench.protocols._parts.dense.task import ALL_IGNORED
 from sslbench.protocols._parts.engines import fastest_engine
 from sslbench.protocols.protocol import MAPS, OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
@@ -47,7 +42,9 @@ from sslbench.runtime.cost import Cost
 from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.solvers.in_context import class_counts, sample_patches, shares, weighted_labels
 from sslbench.solvers.neighbours import nearest
-from sslbench.solvers.upsampling import upsampled_classes
+
+if TYPE_CHECKING:
+    from sslbench.features.settings import ExtractSettings
 
 _QUERIES = 1 << 16
 """Patches searched at a time."""
@@ -94,6 +91,19 @@ class PatchMemory:
     left_out: int
 
 
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that are out of their range, whatever the data.
+
+    Raises:
+        UsageError: one is.
+    """
+    for name, least in (("k", 1), ("memory", 1)):
+        if getattr(settings, name) < least:
+            raise UsageError(f"segmentation-knn: {name} must be at least {least}, not {getattr(settings, name)}")
+    if not settings.temperature > 0:
+        raise UsageError(f"segmentation-knn: temperature must be positive, not {settings.temperature}")
+
+
 def check(settings: Settings, train: Labels) -> None:
     """Refuse settings that cannot work, before any image is decoded.
 
@@ -106,11 +116,7 @@ def check(settings: Settings, train: Labels) -> None:
             f"segmentation-knn: needs a class for every pixel, and these samples have {LABELS[train.kind].text}",
             "Give data with label maps: images/ and masks/, ADE20K, Cityscapes, Pascal VOC, a manifest with masks.",
         )
-    for name, least in (("k", 1), ("memory", 1)):
-        if getattr(settings, name) < least:
-            raise UsageError(f"segmentation-knn: {name} must be at least {least}, not {getattr(settings, name)}")
-    if not settings.temperature > 0:
-        raise UsageError(f"segmentation-knn: temperature must be positive, not {settings.temperature}")
+    check_settings(settings)
     if len(train.classes) < 2:
         raise DataError(
             f"segmentation-knn needs two classes, and all pixels of the maps belong to '{', '.join(train.classes)}'",
@@ -122,7 +128,7 @@ def check_targets(
     settings: Settings,
     parts: Sequence[Source],
     *,
-    engine: ExtractSettings,
+    engine: "ExtractSettings",
     progress: Progress | None = None,
 ) -> None:
     """Read every label map, so that those that cannot be used are listed before images are encoded.
@@ -137,6 +143,10 @@ def check_targets(
         DataError: maps of another size than their image, damaged or missing ones, values that are no classes, a part
             without a counted pixel.
     """
+    from sslbench.protocols._parts.dense.classes import class_cells, read_classes
+    from sslbench.protocols._parts.dense.survey import refuse_problems, survey
+    from sslbench.protocols._parts.dense.task import ALL_IGNORED
+
     found = []
     for source in parts:
         report = stage_progress(progress, f"reading the label maps of {source.name}")
@@ -267,6 +277,10 @@ def predicted_maps(
 
 def _largest(scores: Matrix, label: Grid) -> IntArray:
     """Return the classes of highest score (h, w, C) at the size of a label map (H, W)."""
+    import torch
+
+    from sslbench.solvers.upsampling import upsampled_classes
+
     height, width = label.shape
     return upsampled_classes(torch.from_numpy(np.moveaxis(scores, 2, 0).copy()), (height, width)).numpy()
 
@@ -343,4 +357,5 @@ PROTOCOL = Protocol(
     summary="semantic segmentation by the labels of the nearest training patches, without training.",
     settings=Settings,
     kind=OnFeatures(check=check, run=run, cost=cost, label_kinds=MAPS, check_targets=check_targets),
+    check_settings=check_settings,
 )

@@ -3,19 +3,13 @@
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
-from sslbench.runtime.device_names import refuse_unknown_device
-
-Precision = Literal["fp32", "bf16", "fp16"]
-
-AskedPrecision = Literal["auto", "fp32", "bf16", "fp16"]
-"""Precision that may be left to the device."""
+from sslbench.runtime.device_names import AskedPrecision, Precision, refuse_unknown_device
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """dtype of the computation for each precision."""

@@ -1,8 +1,14 @@
-"""Names of devices, checked without torch."""
+"""Names of devices and precisions, without torch."""
 
 import re
+from typing import Literal
 
 from sslbench.errors import UsageError
+
+Precision = Literal["fp32", "bf16", "fp16"]
+"""Precision of a forward pass."""
+AskedPrecision = Literal["auto", "fp32", "bf16", "fp16"]
+"""Precision that may be left to the device."""
 
 _DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d{1,2})?")
 

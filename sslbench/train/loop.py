@@ -17,7 +17,8 @@ from sslbench.distributed.collectives import sum_, world_size
 from sslbench.distributed.parallel import clip_gradients, gradient_norm, without_synchronisation
 from sslbench.errors import SslbenchError
 from sslbench.preprocessing import Preprocessing
-from sslbench.runtime.device import DTYPES, Precision
+from sslbench.runtime.device import DTYPES
+from sslbench.runtime.device_names import Precision
 from sslbench.runtime.signals import SIGNAL_INTERVAL, StoppedError, signal_on_any_process
 from sslbench.train.meter import LogRecord, TrainingMeter
 from sslbench.train.method import Batch, Loss, Method, Step

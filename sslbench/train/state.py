@@ -25,11 +25,13 @@ from sslbench.distributed.parallel import (
 from sslbench.distributed.sharded import read as read_shards
 from sslbench.distributed.sharded import shapes
 from sslbench.errors import UsageError
-from sslbench.runtime.device import DTYPES, Precision
+from sslbench.runtime.device import DTYPES
+from sslbench.runtime.device_names import Precision
 from sslbench.runtime.seeds import random_states, restore_random_states, seed_process
 from sslbench.train.method import Method
 from sslbench.train.online_head import OnlineHead
-from sslbench.train.optimizers import OptimizerSettings, PartSettings, make_optimizer, parameter_groups
+from sslbench.train.optimizer_settings import OptimizerSettings, PartSettings
+from sslbench.train.optimizers import make_optimizer, parameter_groups
 
 log = logging.getLogger("sslbench")
 

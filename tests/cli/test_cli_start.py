@@ -75,10 +75,35 @@ def test_help_loads_nothing_heavy(arguments):
         (["knn", "--features", "weights.pth"], "--features needs --labels"),
         (["knn", "--features", "weights.pth", "--labels", "y.csv?group=a"], "there is no file y.csv"),
         (["knn", "-w", "resnet50"], "write timm:resnet50"),
+        (["finetune", "-w", "weights.pth", "epochs=-1"], "finetune: epochs should be above 0"),
+        (["finetune", "-w", "weights.pth", "schedule=cosin"], "Did you mean 'cosine'"),
+        (["linear-online", "-w", "weights.pth", "lr=-1"], "linear-online: lr should be above 0"),
+        (["segmentation", "-w", "weights.pth", "dropout=2"], "segmentation: dropout should lie between 0 and 1"),
+        (["depth", "-w", "weights.pth", "bins=1"], "depth: bins should be at least 2"),
+        (["tracking", "-w", "weights.pth", "topk=0"], "tracking: topk must be at least 1"),
+        (["robustness", "-w", "weights.pth", "corrupt=fogg"], "Did you mean 'fog'"),
+        (["detection", "-w", "weights.pth", "max_iter=9"], "detection has no setting 'max_iter'"),
+        (["detection", "-w", "weights.pth", "iterations=0"], "iterations=0: should be at least 1"),
+        (["knn", "-w", "weights.pth", "--crop", "big"], "--crop big: should be a number of pixels"),
+        (["knn", "-w", "weights.pth", "--interpolation", "cubic"], "interpolation: 'cubic' is not possible"),
+        (["knn", "-w", "weights.pth", "--noise", "x"], "--noise x: should be shares"),
+        (["knn", "-w", "nosuch*.pth"], "no file matches this pattern"),
     ],
 )
 def test_a_mistyped_path_or_name_is_told_before_torch_is_loaded(tmp_path, arguments, message):
     refused_without_torch(tmp_path, ["eval", *arguments], message)
+
+
+def test_no_protocol_loads_torch_before_it_runs():
+    """Its settings and their checks are read first of all, for help as for refusals."""
+    code = (
+        "import sys\nfrom sslbench import protocols\nfrom sslbench.config import describe\n"
+        "from sslbench.names import list_names\nfor name in list_names('protocol'):\n"
+        "    found = protocols.find(name)\n    describe(found.settings)\n    found.check_settings(found.settings())\n"
+        "    assert 'torch' not in sys.modules, name\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def refused_without_torch(folder, arguments, message):

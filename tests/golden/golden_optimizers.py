@@ -11,7 +11,8 @@ from torch import nn
 
 from sslbench.backbones.build import build
 from sslbench.train.lars import LARC, LARS
-from sslbench.train.optimizers import OptimizerSettings, parameter_groups
+from sslbench.train.optimizer_settings import OptimizerSettings
+from sslbench.train.optimizers import parameter_groups
 
 
 def trajectory(case: Case) -> None:

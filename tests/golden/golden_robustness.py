@@ -16,8 +16,8 @@ from sslbench.features.array import Features
 from sslbench.library.presets import load_preset
 from sslbench.metrics import robustness
 from sslbench.paths import builtin_dir
-from sslbench.protocols.robustness import _several_right_metrics
 from sslbench.protocols.robustness.further_sets import classes_of, competing_classes
+from sslbench.protocols.robustness.scores import _several_right_metrics
 
 
 def _logits(given: dict[str, np.ndarray]) -> np.ndarray:

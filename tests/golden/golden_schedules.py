@@ -10,7 +10,8 @@ import pytest
 from golden_cases import Case
 
 from sslbench.train import schedules
-from sslbench.train.optimizers import OptimizerSettings, scaled_lr
+from sslbench.train.optimizer_settings import OptimizerSettings
+from sslbench.train.optimizers import scaled_lr
 from sslbench.train.schedules import Schedule
 
 _KEYS = {

@@ -26,8 +26,9 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
 from sslbench.protocols import finetune
 from sslbench.protocols.finetune.network import FinetunedNetwork, Targets, check_backbone, layer_numbers, make_network
-from sslbench.protocols.finetune.plan import Rates as Rates_
-from sslbench.protocols.finetune.plan import optimizer_settings, portions
+from sslbench.protocols.finetune.plan import portions
+from sslbench.protocols.finetune.recipe import Rates as Rates_
+from sslbench.protocols.finetune.recipe import optimizer_settings
 from sslbench.runtime.signals import StoppedError
 from sslbench.train.method import Setup
 from sslbench.train.optimizers import parameter_groups

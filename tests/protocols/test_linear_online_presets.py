@@ -8,7 +8,7 @@ from sslbench import config
 from sslbench.library.presets import load_preset
 from sslbench.protocols import linear_online
 from sslbench.protocols.linear_online.heads import Bank, Heads
-from sslbench.protocols.linear_online.plan import check_settings, optimizer_settings, schedule
+from sslbench.protocols.linear_online.recipe import check_settings, optimizer_settings, schedule
 from sslbench.train.lars import LARS
 from sslbench.train.optimizers import make_optimizer, set_rates
 

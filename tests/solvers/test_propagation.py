@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sslbench.solvers import propagation
-from sslbench.solvers.propagation import CRW, DINO, DINOV3
+from sslbench.solvers.propagation_settings import CRW, DINO, DINOV3
 
 
 def slow(video, first, settings):

@@ -7,7 +7,8 @@ import torch
 import torchvision
 
 from sslbench.train.lars import LARC, LARS
-from sslbench.train.optimizers import OptimizerSettings, make_optimizer, parameter_groups
+from sslbench.train.optimizer_settings import OptimizerSettings
+from sslbench.train.optimizers import make_optimizer, parameter_groups
 
 pytestmark = pytest.mark.speed
 

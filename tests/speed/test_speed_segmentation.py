@@ -14,8 +14,8 @@ from sslbench.backbones.layers import resolve_layers
 from sslbench.data.decode.transforms import normalise
 from sslbench.errors import DataError
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.dense import DenseTask
 from sslbench.protocols._parts.dense.heads import MapEncoder, head_inputs, make_heads
+from sslbench.protocols._parts.dense.task import DenseTask
 from sslbench.protocols._parts.dense.training import Training, _Run
 from sslbench.protocols.segmentation import Settings
 from sslbench.protocols.segmentation.scores import _loss

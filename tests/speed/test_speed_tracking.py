@@ -5,7 +5,8 @@ import time
 import pytest
 import torch
 
-from sslbench.solvers.propagation import Propagation, propagate_frame
+from sslbench.solvers.propagation import propagate_frame
+from sslbench.solvers.propagation_settings import Propagation
 
 GRID, WIDTH, SOURCES = (30, 52), 384, 8
 

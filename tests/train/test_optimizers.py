@@ -17,14 +17,8 @@ from torch import nn
 from sslbench import paths
 from sslbench.config import build, read_yaml
 from sslbench.errors import UsageError
-from sslbench.train.optimizers import (
-    OptimizerSettings,
-    PartSettings,
-    make_optimizer,
-    parameter_groups,
-    scaled_lr,
-    set_rates,
-)
+from sslbench.train.optimizer_settings import OptimizerSettings, PartSettings
+from sslbench.train.optimizers import make_optimizer, parameter_groups, scaled_lr, set_rates
 
 
 class Model(nn.Module):

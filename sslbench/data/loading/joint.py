@@ -30,6 +30,7 @@ from sslbench.data.loading import loader
 from sslbench.data.loading.batch import as_trained, start_worker, training_decoder
 from sslbench.data.loading.loader import Unreadable
 from sslbench.data.source import Source
+from sslbench.data.views import MapColours
 from sslbench.errors import SslbenchError
 from sslbench.preprocessing import Preprocessing
 from sslbench.runtime.workers import StartMethod
@@ -40,7 +41,6 @@ ReadTarget = Callable[[Source, int, tuple[int, int]], Target]
 """Function from a source, a position in it and the height and width of its upright image to its target; picklable."""
 Mirrored = Callable[[Tensor], Tensor]
 """Function that corrects the values of a flipped map (..., k, H, W): the x of surface normals changes its sign."""
-Colours = Literal["none", "photometric", "gamma"]
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
 """(h, w, C), float32 from 0 to 255."""
 
@@ -81,7 +81,7 @@ class JointView:
     most_of_one: float = 1.0
     flip: float = 0.5
     rotation: float = 0.0
-    colours: Colours = "none"
+    colours: MapColours = "none"
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
     region: tuple[int, int, int, int] | None = None
     fill: tuple[float, ...] = (0.0, 0.0, 0.0)

@@ -16,6 +16,9 @@ from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 COLOURS = ("jitter", "grayscale", "blur", "solarize")
 """Built-in colour operations."""
 
+MapColours = Literal["none", "photometric", "gamma"]
+"""Colour changes of images that have a target for every pixel; `data.loading.joint` computes them."""
+
 OF_TORCHVISION = "v2."
 """Beginning of the name of a transform of torchvision.transforms.v2."""
 

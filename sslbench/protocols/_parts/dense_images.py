@@ -5,7 +5,6 @@ import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
 
 import numpy as np
 import torch
@@ -21,9 +20,8 @@ from sslbench.data.source import Source
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.images import unreadable_images
+from sslbench.protocols._parts.map_settings import Shape
 
-Shape = Literal["aspect", "square", "pad"]
-"""Shape of the network's input: that of the image, a square that the image is squashed to, or one with borders."""
 PIXELS = "pixels"
 """Beginning of the names of maps of pixels."""
 _SIDE = 8

@@ -1,8 +1,6 @@
-"""Images of protocols that train on them: side of the pictures, schedule of the rates, unreadable files."""
+"""Images of protocols that train on them: side of the pictures, unreadable files."""
 
 import logging
-import math
-from typing import Any, Literal
 
 import numpy as np
 
@@ -14,49 +12,9 @@ from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
 from sslbench.features.skipped import unreadable_error
-from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
-from sslbench.train import schedules
 
 log = logging.getLogger("sslbench")
-
-_SCHEDULES: dict[str, dict[str, Any]] = {
-    "cosine": {"name": "cosine", "start": 1.0, "end": 0.0},
-    "linear": {"name": "linear", "start": 1.0, "end": 0.0},
-    "constant": {"name": "constant", "value": 1.0},
-}
-
-
-def rate_schedule(
-    spec: dict[str, Any] | str,
-    *,
-    per: Literal["update", "epoch"],
-    warmup_epochs: float,
-    epochs: float,
-    protocol: str,
-) -> schedules.Schedule:
-    """Return the schedule: from the position in [0, 1] to the factor of the learning rates.
-
-    Args:
-        spec: 'cosine', 'linear', 'constant', or a mapping as for `schedules.build`.
-        per: interval at which the factor changes.
-        warmup_epochs: epochs of linear warm-up from 0.
-        epochs: of the whole training.
-        protocol: for messages.
-
-    Raises:
-        UsageError: no such schedule, or the warm-up is longer than training.
-    """
-    if isinstance(spec, str):
-        if spec not in _SCHEDULES:
-            raise UsageError(f"{protocol}: there is no schedule '{spec}'", did_you_mean(spec, _SCHEDULES))
-        spec = _SCHEDULES[spec]
-    factor = schedules.build_with_warmup(
-        spec, warmup_epochs=warmup_epochs, warmup_start=0.0, where="schedule", epochs=epochs
-    )
-    if per == "update":
-        return factor
-    return lambda progress: factor(math.floor(progress * epochs + 1e-6) / epochs)
 
 
 def evaluation_side(source: Source, preprocessing: Preprocessing, protocol: str) -> int:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +15,8 @@ from sslbench.data.decode.transforms import normalise, resize_and_crop, resized
 from sslbench.data.loading import loader
 from sslbench.errors import DataError
 from sslbench.protocols._parts.images import unreadable_images
+from sslbench.protocols._parts.map_settings import Fit
 from sslbench.protocols._parts.untrained import MapRun
-
-Fit = Literal["pad", "resize"]
-"""Size that is a multiple of the patch: by zeros at the right and lower side, or the nearest one by Lanczos."""
 
 MOST_CELLS = 10_000
 """Largest number of cells of a map; all pairs of them take 800 MB per matrix of float64."""

@@ -6,11 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.config import setting
-from sslbench.data.decode.handlers import Reading
-from sslbench.data.loading import loader
-from sslbench.data.loading.batch import training_decoder
-from sslbench.data.loading.joint import Colours
 from sslbench.data.source import Source
+from sslbench.data.views import MapColours
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.settings import HeadSettings
 
@@ -27,7 +24,7 @@ class SignalSettings(HeadSettings):
     )
     stride: tuple[int, int] = setting((149, 149), "step of the sliding window", unit="pixels")
     resize_range: tuple[float, float] = setting((1.0, 1.0), "range of a random factor of the size in training")
-    colours: Colours = setting(
+    colours: MapColours = setting(
         "none", "none; photometric or gamma would change images and not their signals: see segmentation"
     )
 
@@ -40,6 +37,10 @@ def read_image(
     Raises:
         UnreadableImage: it cannot be read.
     """
+    from sslbench.data.decode.handlers import Reading
+    from sslbench.data.loading import loader
+    from sslbench.data.loading.batch import training_decoder
+
     reading = Reading(preprocessing.decoder, preprocessing.max_pixels)
     decoder = training_decoder(source.images, reading, preprocessing.channels)
     pixels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]

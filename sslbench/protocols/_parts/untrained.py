@@ -6,33 +6,27 @@ The first process of several does all the work.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.dense import DenseEncoder, DenseInput, Facet, layer_inputs
-from sslbench.backbones.layers import Layer
-from sslbench.config import setting
 from sslbench.data.source import Labels, Source
-from sslbench.distributed.collectives import rank
-from sslbench.features.settings import ExtractSettings
 from sslbench.labels import LabelKind
 from sslbench.preprocessing import Preprocessing
+from sslbench.protocols._parts.map_settings import FacetSettings
 from sslbench.protocols.protocol import ImageWork, NotEstimated, OnImages, Part, Shapes, test_part
 from sslbench.results import Outcome
 from sslbench.runtime.progress import Progress, StageProgress, stage_progress
 
+if TYPE_CHECKING:
+    from sslbench.backbones.backbone import Backbone
+    from sslbench.backbones.dense import DenseEncoder, DenseInput
+    from sslbench.backbones.layers import Layer
+    from sslbench.features.settings import ExtractSettings
+
 S = TypeVar("S")
-MapsOfRows = Callable[[Backbone, Sequence[Layer], S], Mapping[str, tuple[DenseInput, ...]]]
+MapsOfRows = Callable[["Backbone", "Sequence[Layer]", S], "Mapping[str, tuple[DenseInput, ...]]"]
 """Function from backbone, layers and settings to the row of each result and the maps that it needs; no image is read.
 
 It raises a UsageError for layers without such a map."""
-
-
-@dataclasses.dataclass(frozen=True)
-class FacetSettings:
-    """Choice among the vectors of a block of a vision transformer; a protocol's `Settings` extends it."""
-
-    facet: Facet = setting("token", "output of the block, or the query, key or value of its attention")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,13 +44,13 @@ class MapRun(Generic[S]):
         progress: called with what, images done and images in all.
     """
 
-    backbone: Backbone
-    layers: Sequence[Layer]
-    encoder: DenseEncoder
+    backbone: "Backbone"
+    layers: "Sequence[Layer]"
+    encoder: "DenseEncoder"
     test: Source
     settings: S
     seed: int
-    engine: ExtractSettings
+    engine: "ExtractSettings"
     progress: Progress | None
 
     @property
@@ -71,13 +65,15 @@ class MapRun(Generic[S]):
 
 
 def maps_of_layers(
-    backbone: Backbone, layers: Sequence[Layer], settings: FacetSettings
-) -> dict[str, tuple[DenseInput, ...]]:
+    backbone: "Backbone", layers: "Sequence[Layer]", settings: FacetSettings
+) -> "dict[str, tuple[DenseInput, ...]]":
     """Return a row of results per layer with its map.
 
     Raises:
         UsageError: a layer has a pool, or the facet is none of its parts.
     """
+    from sslbench.backbones.dense import layer_inputs
+
     return {each.name: (each,) for each in layer_inputs(backbone, layers, facet=settings.facet)}
 
 
@@ -101,23 +97,28 @@ def without_training(
         part: see `OnImages`.
     """
 
-    def rows(backbone: Backbone, layers: Sequence[Layer], train: Source, settings: S, *, seed: int) -> tuple[str, ...]:
+    def rows(
+        backbone: "Backbone", layers: "Sequence[Layer]", train: Source, settings: S, *, seed: int
+    ) -> tuple[str, ...]:
         """Return the names of the results, before any image is decoded."""
         return tuple(maps(backbone, layers, settings))
 
     def run(  # noqa: PLR0913  the signature of every protocol on images
-        backbone: Backbone,
-        layers: Sequence[Layer],
+        backbone: "Backbone",
+        layers: "Sequence[Layer]",
         train: Source,
         test: Source,
         settings: S,
         *,
         seed: int,
-        engine: ExtractSettings,
+        engine: "ExtractSettings",
         folder: Path,
         progress: Progress | None = None,
     ) -> dict[str, Outcome]:
         """Score the test part; train, folder and the other processes are not used."""
+        from sslbench.backbones.dense import DenseEncoder
+        from sslbench.distributed.collectives import rank
+
         check(settings, test.labels)
         if rank() != 0:
             return {}

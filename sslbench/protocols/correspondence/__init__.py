@@ -22,8 +22,6 @@ from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.labels import LABELS
 from sslbench.protocols._parts.untrained import MapRun, maps_of_layers, without_training
-from sslbench.protocols.correspondence.homographies import match_homographies
-from sslbench.protocols.correspondence.points import match_points
 from sslbench.protocols.correspondence.settings import Settings
 from sslbench.protocols.protocol import ImageWork, Protocol, Shapes
 from sslbench.results import Outcome
@@ -31,6 +29,22 @@ from sslbench.results import Outcome
 _OF_SOFT = ("temperature", "radius")
 _OF_POINTS = ("matcher",)
 _OF_HOMOGRAPHIES = ("ratio", "mutual", "matches", "outside")
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that are out of their range, whatever the data.
+
+    Raises:
+        UsageError: one is.
+    """
+    if settings.size < 1 or settings.radius < 0 or settings.matches < 0:
+        name = "size" if settings.size < 1 else "radius" if settings.radius < 0 else "matches"
+        raise UsageError(f"correspondence: {name} should not be {getattr(settings, name)}")
+    if not settings.temperature > 0 or not 0 < settings.ratio <= 1 or not settings.max_memory >= 0:
+        name = (
+            "temperature" if not settings.temperature > 0 else "ratio" if not 0 < settings.ratio <= 1 else "max_memory"
+        )
+        raise UsageError(f"correspondence: {name} should not be {getattr(settings, name)}")
 
 
 def check(settings: Settings, labels: Labels) -> None:
@@ -42,14 +56,7 @@ def check(settings: Settings, labels: Labels) -> None:
     """
     if labels.kind not in ("points", "homography"):
         raise DataError(f"correspondence needs pairs of images, and these samples have {LABELS[labels.kind].text}")
-    if settings.size < 1 or settings.radius < 0 or settings.matches < 0:
-        name = "size" if settings.size < 1 else "radius" if settings.radius < 0 else "matches"
-        raise UsageError(f"correspondence: {name} should not be {getattr(settings, name)}")
-    if not settings.temperature > 0 or not 0 < settings.ratio <= 1 or not settings.max_memory >= 0:
-        name = (
-            "temperature" if not settings.temperature > 0 else "ratio" if not 0 < settings.ratio <= 1 else "max_memory"
-        )
-        raise UsageError(f"correspondence: {name} should not be {getattr(settings, name)}")
+    check_settings(settings)
     default, useless = Settings(), dict[str, str]()
     if settings.matcher == "nearest":
         useless |= dict.fromkeys(_OF_SOFT, "with matcher=nearest")
@@ -68,6 +75,9 @@ def score(run: MapRun[Settings]) -> dict[str, Outcome]:
     Raises:
         DataError: the data are no pairs, or images cannot be read.
     """
+    from sslbench.protocols.correspondence.homographies import match_homographies
+    from sslbench.protocols.correspondence.points import match_points
+
     if not isinstance(run.test.tuples, ImagePairs):
         raise DataError(f"{run.test.name} has no pairs of images")
     match = match_points if run.test.labels.kind == "points" else match_homographies
@@ -84,4 +94,5 @@ PROTOCOL = Protocol(
     summary="Correspondence of keypoints, or of cells under homographies, without training.",
     settings=Settings,
     kind=without_training(check, maps_of_layers, score, work=work, label_kinds=frozenset({"points", "homography"})),
+    check_settings=check_settings,
 )

@@ -10,27 +10,29 @@ learning rate is chosen on a held-out part of train; images without depth are le
 """
 
 import functools
+from typing import TYPE_CHECKING
 
-from sslbench.data.loading.joint import JointView
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.labels import LABELS
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.dense import Plan, trained_heads
-from sslbench.protocols.depth.scores import check_region, limits_of, median_rows, outcome, range_of, task
+from sslbench.protocols._parts.dense import check_heads, trained_heads
 from sslbench.protocols.depth.settings import Settings
 from sslbench.protocols.protocol import Protocol
+
+if TYPE_CHECKING:
+    from sslbench.protocols._parts.dense.run import Plan
 
 NAME = "depth"
 
 
-def check(settings: Settings, train: Labels) -> None:
-    """Refuse settings and labels that cannot work, before anything else is opened.
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that are not possible, whatever the data and the backbone.
 
     Raises:
-        UsageError: settings that are not possible.
-        DataError: labels that are no depths.
+        UsageError: they are.
     """
+    check_heads(settings, protocol=NAME)
     low, high = settings.min_depth, settings.max_depth
     for name, wrong, need in (
         ("bins", settings.bins < 2, "at least 2"),
@@ -45,6 +47,16 @@ def check(settings: Settings, train: Labels) -> None:
         left, top, right, bottom = settings.train_region
         if not (0 <= left < right and 0 <= top < bottom):
             raise UsageError(f"{NAME}: train_region={list(settings.train_region)} is no left, top, right, bottom")
+
+
+def check(settings: Settings, train: Labels) -> None:
+    """Refuse settings and labels that cannot work, before anything else is opened.
+
+    Raises:
+        UsageError: settings that are not possible.
+        DataError: labels that are no depths.
+    """
+    check_settings(settings)
     if train.kind != "depth":
         raise DataError(
             f"{NAME} needs a depth for every pixel, and these samples have {LABELS[train.kind].text}",
@@ -52,12 +64,16 @@ def check(settings: Settings, train: Labels) -> None:
         )
 
 
-def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Preprocessing, seed: int) -> Plan:
+def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Preprocessing, seed: int) -> "Plan":
     """Return the parts of a run that are depth's own.
 
     Raises:
         DataError: depths of train that cannot be metres, none between the limits, or a region beyond the images.
     """
+    from sslbench.data.loading.joint import JointView
+    from sslbench.protocols._parts.dense.run import Plan
+    from sslbench.protocols.depth.scores import check_region, limits_of, median_rows, outcome, range_of, task
+
     check_region(train, settings.train_region)
     known = range_of(train, seed)
     limits = limits_of(settings, known)
@@ -75,4 +91,5 @@ PROTOCOL = Protocol(
     summary="depth from single images: heads trained on frozen features of patches.",
     settings=Settings,
     kind=trained_heads(NAME, check, plan, label_kinds=frozenset({"depth"})),
+    check_settings=check_settings,
 )

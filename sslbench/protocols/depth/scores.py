@@ -22,7 +22,6 @@ from sslbench.errors import DataError, SslbenchError
 from sslbench.metrics import catalog
 from sslbench.metrics.dense import depth
 from sslbench.metrics.summary import headline
-from sslbench.protocols._parts.dense import DenseRow, DenseTask
 from sslbench.protocols._parts.dense.pixel_values import (
     cell_sums,
     errors_of,
@@ -31,6 +30,8 @@ from sslbench.protocols._parts.dense.pixel_values import (
     values_of,
     without_values,
 )
+from sslbench.protocols._parts.dense.run import DenseRow
+from sslbench.protocols._parts.dense.task import DenseTask
 from sslbench.protocols._parts.pictures import coloured
 from sslbench.protocols.depth.settings import Scored, Settings
 from sslbench.results import Outcome

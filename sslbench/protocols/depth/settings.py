@@ -4,9 +4,9 @@ import dataclasses
 from typing import Literal
 
 from sslbench.config import setting
-from sslbench.data.loading.joint import Colours
+from sslbench.data.views import MapColours
 from sslbench.protocols._parts.dense.settings import Enlarge, HeadSettings
-from sslbench.solvers.dense.heads import Normalisation, Spacing
+from sslbench.solvers.dense import Normalisation, Spacing
 
 Scored = Literal["all", "nyu", "garg", "eigen", "garg_kitti", "eigen_kitti"]
 Align = Literal["none", "median", "affine"]
@@ -33,7 +33,7 @@ class Settings(HeadSettings):
     )
     resize_range: tuple[float, float] = setting((1.0, 1.0), "range of a random factor of the size in training")
     crop: tuple[int, int] = setting((416, 416), "height and width of the crops", unit="pixels")
-    colours: Colours = setting(
+    colours: MapColours = setting(
         "gamma", "photometric: brightness, contrast, saturation, hue as SSD; gamma: as BTS; none"
     )
     rotation: float = setting(2.5, "largest rotation in training, of half of the crops", unit="degrees")

@@ -11,17 +11,33 @@ finer maps, and score higher. There is no non-maximum suppression: probabilities
 Floors: a constant; the share of boundaries at each position; the same head on raw colours; the untrained network.
 """
 
-from sslbench.data.loading.joint import JointView
+from typing import TYPE_CHECKING
+
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.labels import LABELS
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.dense import Plan, trained_heads
-from sslbench.protocols.edges.scores import outcome, task
+from sslbench.protocols._parts.dense import check_heads, trained_heads
 from sslbench.protocols.edges.settings import Settings
 from sslbench.protocols.protocol import BOUNDARIES, Protocol
 
+if TYPE_CHECKING:
+    from sslbench.protocols._parts.dense.run import Plan
+
 NAME = "edges"
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that are not possible, whatever the data and the backbone.
+
+    Raises:
+        UsageError: they are.
+    """
+    check_heads(settings, protocol=NAME)
+    if not 0 < settings.consensus <= 1:
+        raise UsageError(f"{NAME}: consensus should be from above 0 to 1, not {settings.consensus:g}")
+    if not 0 < settings.tolerance <= 0.1:
+        raise UsageError(f"{NAME}: tolerance should be from above 0 to 0.1, not {settings.tolerance:g}")
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -31,16 +47,17 @@ def check(settings: Settings, train: Labels) -> None:
         UsageError: settings that are not possible.
         DataError: labels that are no boundaries.
     """
-    if not 0 < settings.consensus <= 1:
-        raise UsageError(f"{NAME}: consensus should be from above 0 to 1, not {settings.consensus:g}")
-    if not 0 < settings.tolerance <= 0.1:
-        raise UsageError(f"{NAME}: tolerance should be from above 0 to 0.1, not {settings.tolerance:g}")
+    check_settings(settings)
     if train.kind != "boundaries":
         raise DataError(f"{NAME} needs boundaries, and these samples have {LABELS[train.kind].text}")
 
 
-def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Preprocessing, seed: int) -> Plan:
+def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Preprocessing, seed: int) -> "Plan":
     """Return the parts of a run that are those of boundaries."""
+    from sslbench.data.loading.joint import JointView
+    from sslbench.protocols._parts.dense.run import Plan
+    from sslbench.protocols.edges.scores import outcome, task
+
     return Plan(task(settings), JointView(crop=settings.crop), lambda row: outcome(row, test, seed=seed))
 
 
@@ -49,4 +66,5 @@ PROTOCOL = Protocol(
     summary="boundaries drawn by persons: heads on frozen features, ODS, OIS and AP.",
     settings=Settings,
     kind=trained_heads(NAME, check, plan, label_kinds=BOUNDARIES),
+    check_settings=check_settings,
 )

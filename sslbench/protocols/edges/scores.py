@@ -19,8 +19,9 @@ from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.metrics.dense.contours import contour_counts, contour_measure
 from sslbench.metrics.summary import summarise
-from sslbench.protocols._parts.dense import DenseRow, DenseTask
 from sslbench.protocols._parts.dense.pixel_values import cell_sums, read_pixel_values
+from sslbench.protocols._parts.dense.run import DenseRow
+from sslbench.protocols._parts.dense.task import DenseTask
 from sslbench.protocols._parts.pictures import grey
 from sslbench.protocols.edges.settings import Settings
 from sslbench.results import Outcome

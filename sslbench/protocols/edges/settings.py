@@ -3,7 +3,7 @@
 import dataclasses
 
 from sslbench.config import setting
-from sslbench.data.loading.joint import Colours
+from sslbench.data.views import MapColours
 from sslbench.metrics.dense.contours import TOLERANCE
 from sslbench.protocols._parts.dense.settings import HeadSettings
 
@@ -24,4 +24,6 @@ class Settings(HeadSettings):
         None, "height and width of the sliding window in scoring; null: the whole image", unit="pixels"
     )
     resize_range: tuple[float, float] = setting((1.0, 1.0), "range of a random factor of the size in training")
-    colours: Colours = setting("none", "photometric: brightness, contrast, saturation, hue as SSD; gamma: as BTS; none")
+    colours: MapColours = setting(
+        "none", "photometric: brightness, contrast, saturation, hue as SSD; gamma: as BTS; none"
+    )

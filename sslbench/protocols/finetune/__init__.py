@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
+from sslbench.protocols.finetune.recipe import candidates, check_labels, check_settings
 from sslbench.protocols.finetune.settings import Settings
 from sslbench.protocols.protocol import CLASSES, ImageWork, OnImages, Protocol, Shapes
 from sslbench.results import Outcome
@@ -30,9 +31,9 @@ def check(settings: Settings, train: Labels) -> None:
         DataError: the training samples have no labels.
     """
     from sslbench.protocols.finetune.observers import make_observers
-    from sslbench.protocols.finetune.plan import candidates, check_settings
 
-    check_settings(settings, train)
+    check_settings(settings)
+    check_labels(settings, train)
     make_observers(settings, candidates(settings)[0], Path())
     if not train.labelled:
         raise DataError(
@@ -131,4 +132,5 @@ PROTOCOL = Protocol(
     summary="The whole network trained on the labels of train, with a linear classifier.",
     settings=Settings,
     kind=OnImages(check, check_images, run_on_images, work, label_kinds=CLASSES | {"value"}),
+    check_settings=check_settings,
 )

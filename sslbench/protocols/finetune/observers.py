@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from sslbench.errors import UsageError
-from sslbench.protocols.finetune.plan import Rates
+from sslbench.protocols.finetune.recipe import Rates
 from sslbench.protocols.finetune.settings import Settings
 from sslbench.train.observers import Observer
 from sslbench.train.observers.tensorboard import TensorBoard

@@ -29,7 +29,8 @@ from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.images import unreadable_images
 from sslbench.protocols._parts.selection import is_better, percent
 from sslbench.protocols.finetune.network import check_backbone
-from sslbench.protocols.finetune.plan import Portion, Rates, candidates, portions, split
+from sslbench.protocols.finetune.plan import Portion, portions, split
+from sslbench.protocols.finetune.recipe import Rates, candidates
 from sslbench.protocols.finetune.settings import Settings
 from sslbench.protocols.finetune.training import Finetuned, finetune, prepare
 from sslbench.results import NetworkWeights, Outcome

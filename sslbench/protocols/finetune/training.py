@@ -28,7 +28,8 @@ from sslbench.protocols.finetune.network import (
     make_network,
 )
 from sslbench.protocols.finetune.observers import make_observers
-from sslbench.protocols.finetune.plan import CHECKPOINTS, NAME, Rates, make_batches, optimizer_settings, schedule
+from sslbench.protocols.finetune.plan import CHECKPOINTS, make_batches
+from sslbench.protocols.finetune.recipe import NAME, Rates, optimizer_settings, schedule
 from sslbench.protocols.finetune.settings import Settings
 from sslbench.runtime.device import check_precision
 from sslbench.runtime.progress import StageProgress

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError
 from sslbench.labels import LABELS
+from sslbench.protocols.linear_online.recipe import check_settings
 from sslbench.protocols.linear_online.settings import Settings
 from sslbench.protocols.protocol import ImageWork, OnImages, Protocol, Shapes
 from sslbench.results import Outcome
@@ -32,8 +33,6 @@ def check(settings: Settings, train: Labels) -> None:
         UsageError: settings that are not possible.
         DataError: labels that a classifier cannot be trained on.
     """
-    from sslbench.protocols.linear_online.plan import check_settings
-
     check_settings(settings)
     if not LABELS[train.kind].classes:
         raise DataError(
@@ -121,4 +120,5 @@ PROTOCOL = Protocol(
     summary="Linear probe on images: heads trained by SGD on augmented views.",
     settings=Settings,
     kind=OnImages(check, check_images, run_on_images, work),
+    check_settings=check_settings,
 )

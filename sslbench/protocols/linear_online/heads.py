@@ -16,7 +16,8 @@ import torch.nn.functional as F  # noqa: N812  torch's customary name
 from torch import Tensor, nn
 
 from sslbench.distributed.collectives import sum_
-from sslbench.train.optimizers import OptimizerSettings, scaled_lr
+from sslbench.train.optimizer_settings import OptimizerSettings
+from sslbench.train.optimizers import scaled_lr
 
 Norm = Literal["none", "batch", "affine"]
 Init = Literal["normal", "zeros", "uniform"]

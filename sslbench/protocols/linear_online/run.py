@@ -17,6 +17,7 @@ from sslbench.features.settings import ExtractSettings
 from sslbench.metrics.summary import Probabilities, summarise
 from sslbench.protocols._parts.images import evaluation_side, unreadable_images
 from sslbench.protocols.linear_online import plan as planning
+from sslbench.protocols.linear_online import recipe
 from sslbench.protocols.linear_online.inputs import InputEncoder
 from sslbench.protocols.linear_online.scoring import Chosen, Scored, candidates, choose, score
 from sslbench.protocols.linear_online.settings import Settings
@@ -54,8 +55,8 @@ def run(
     updates = settings.updates or max(1, round(settings.epochs * batches.steps_per_epoch))
     plan = Training(
         updates=updates,
-        schedule=planning.schedule(settings, updates / batches.steps_per_epoch),
-        optimizer=planning.optimizer_settings(settings),
+        schedule=recipe.schedule(settings, updates / batches.steps_per_epoch),
+        optimizer=recipe.optimizer_settings(settings),
         folder=folder,
         unreadable=lambda: unreadable_images(whole, backbone.preprocessing, engine),
         progress=stage_progress(progress, f"{backbone.name}: training heads on {whole.name}"),

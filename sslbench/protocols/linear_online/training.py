@@ -22,7 +22,8 @@ from sslbench.runtime.signals import StoppedError, signal_on_any_process, stop_s
 from sslbench.train import checkpoints
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import NotFiniteError
-from sslbench.train.optimizers import OptimizerSettings, make_optimizer, set_rates
+from sslbench.train.optimizer_settings import OptimizerSettings
+from sslbench.train.optimizers import make_optimizer, set_rates
 from sslbench.train.resume import continue_from, newest_whole
 from sslbench.train.schedules import Schedule
 

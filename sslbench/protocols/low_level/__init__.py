@@ -15,18 +15,31 @@ Floors: a constant; the mean signal at each position; the same head on raw colou
 """
 
 import dataclasses
+from typing import TYPE_CHECKING
 
-from sslbench.data.loading.joint import JointView
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.labels import LABELS
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.dense import Plan, trained_heads
-from sslbench.protocols.low_level.scores import outcome, task
+from sslbench.protocols._parts.dense import check_heads, trained_heads
 from sslbench.protocols.low_level.settings import Settings
 from sslbench.protocols.protocol import SIGNALS, Protocol
 
+if TYPE_CHECKING:
+    from sslbench.protocols._parts.dense.run import Plan
+
 NAME = "low-level"
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that are not possible, whatever the data and the backbone.
+
+    Raises:
+        UsageError: they are.
+    """
+    check_heads(settings, protocol=NAME)
+    if not 0 < settings.sigma <= 100:
+        raise UsageError(f"{NAME}: sigma should be from above 0 to 100 pixels, not {settings.sigma:g}")
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -36,8 +49,7 @@ def check(settings: Settings, train: Labels) -> None:
         UsageError: settings that are not possible, or have no effect on maps from files.
         DataError: labels that are no signals.
     """
-    if not 0 < settings.sigma <= 100:
-        raise UsageError(f"{NAME}: sigma should be from above 0 to 100 pixels, not {settings.sigma:g}")
+    check_settings(settings)
     if train.kind != "signal":
         raise DataError(f"{NAME} predicts signals of pixels, and these samples have {LABELS[train.kind].text}")
     if train.classes == ("signal",):
@@ -49,8 +61,12 @@ def check(settings: Settings, train: Labels) -> None:
             )
 
 
-def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Preprocessing, seed: int) -> Plan:
+def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Preprocessing, seed: int) -> "Plan":
     """Return the parts of a run that are those of signals."""
+    from sslbench.data.loading.joint import JointView
+    from sslbench.protocols._parts.dense.run import Plan
+    from sslbench.protocols.low_level.scores import outcome, task
+
     return Plan(task(settings, preprocessing), JointView(crop=settings.crop), lambda row: outcome(row, test, seed=seed))
 
 
@@ -59,4 +75,5 @@ PROTOCOL = Protocol(
     summary="low-level signals: heads on frozen features predict edges, corners or maps at every pixel.",
     settings=Settings,
     kind=trained_heads(NAME, check, plan, label_kinds=SIGNALS),
+    check_settings=check_settings,
 )

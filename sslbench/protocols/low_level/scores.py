@@ -15,8 +15,9 @@ from sslbench.errors import DataError
 from sslbench.metrics.dense.signals import signal_measures, signal_row
 from sslbench.metrics.summary import summarise
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.dense import DenseRow, DenseTask
 from sslbench.protocols._parts.dense.pixel_values import cell_sums, read_pixel_values
+from sslbench.protocols._parts.dense.run import DenseRow
+from sslbench.protocols._parts.dense.task import DenseTask
 from sslbench.protocols._parts.pictures import grey
 from sslbench.protocols._parts.signals import read_image
 from sslbench.protocols.low_level.settings import Settings

@@ -8,17 +8,31 @@ Differences from its code: vectors are enlarged bilinearly, images without a kno
 the learning rate is chosen on a held-out part of train. Predictions and truth are in one frame: that of the data.
 """
 
-from sslbench.data.loading.joint import JointView
+from typing import TYPE_CHECKING
+
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.labels import LABELS
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.dense import Plan, trained_heads
-from sslbench.protocols.normals.scores import outcome, task
+from sslbench.protocols._parts.dense import check_heads, trained_heads
 from sslbench.protocols.normals.settings import Settings
 from sslbench.protocols.protocol import Protocol
 
+if TYPE_CHECKING:
+    from sslbench.protocols._parts.dense.run import Plan
+
 NAME = "normals"
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that are not possible, whatever the data and the backbone.
+
+    Raises:
+        UsageError: they are.
+    """
+    check_heads(settings, protocol=NAME)
+    if settings.rotation:
+        raise UsageError(f"{NAME}: rotation={settings.rotation:g} would turn the images and not their normals")
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -28,17 +42,20 @@ def check(settings: Settings, train: Labels) -> None:
         UsageError: settings that are not possible.
         DataError: labels that are no normals.
     """
+    check_settings(settings)
     if train.kind != "normals":
         raise DataError(
             f"{NAME} needs a surface normal for every pixel, and these samples have {LABELS[train.kind].text}",
             "Give images/ with normals/, a list or a table of pairs, or skimage:motorcycle.",
         )
-    if settings.rotation:
-        raise UsageError(f"{NAME}: rotation={settings.rotation:g} would turn the images and not their normals")
 
 
-def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Preprocessing, seed: int) -> Plan:
+def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Preprocessing, seed: int) -> "Plan":
     """Return the parts of a run that are those of normals."""
+    from sslbench.data.loading.joint import JointView
+    from sslbench.protocols._parts.dense.run import Plan
+    from sslbench.protocols.normals.scores import outcome, task
+
     return Plan(task(settings), JointView(crop=settings.crop), lambda row: outcome(row, test, seed=seed))
 
 
@@ -47,4 +64,5 @@ PROTOCOL = Protocol(
     summary="surface normals from single images: heads trained on frozen features of patches.",
     settings=Settings,
     kind=trained_heads(NAME, check, plan, label_kinds=frozenset({"normals"})),
+    check_settings=check_settings,
 )

@@ -16,7 +16,6 @@ from sslbench.data.loading.joint import Target
 from sslbench.data.source import Source
 from sslbench.metrics.dense import normals
 from sslbench.metrics.summary import headline
-from sslbench.protocols._parts.dense import DenseRow, DenseTask
 from sslbench.protocols._parts.dense.pixel_values import (
     cell_sums,
     errors_of,
@@ -25,6 +24,8 @@ from sslbench.protocols._parts.dense.pixel_values import (
     values_of,
     without_values,
 )
+from sslbench.protocols._parts.dense.run import DenseRow
+from sslbench.protocols._parts.dense.task import DenseTask
 from sslbench.protocols.normals.settings import Settings
 from sslbench.results import Outcome
 from sslbench.solvers.dense.losses import angular_loss

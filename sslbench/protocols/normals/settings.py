@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal
 
 from sslbench.config import setting
-from sslbench.data.loading.joint import Colours
+from sslbench.data.views import MapColours
 from sslbench.protocols._parts.dense.settings import Enlarge, HeadSettings
 
 
@@ -25,7 +25,7 @@ class Settings(HeadSettings):
     )
     resize_range: tuple[float, float] = setting((1.0, 1.0), "range of a random factor of the size in training")
     crop: tuple[int, int] = setting((480, 480), "height and width of the crops", unit="pixels")
-    colours: Colours = setting(
+    colours: MapColours = setting(
         "gamma", "photometric: brightness, contrast, saturation, hue as SSD; gamma: as BTS; none"
     )
     window: tuple[int, int] | None = setting(

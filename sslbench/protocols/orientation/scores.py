@@ -21,8 +21,9 @@ from sslbench.errors import DataError
 from sslbench.metrics.dense.orientations import orientation_row
 from sslbench.metrics.summary import headline
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.dense import DenseRow, DenseTask
 from sslbench.protocols._parts.dense.pixel_values import cell_sums, errors_of, metrics_of, values_of, without_values
+from sslbench.protocols._parts.dense.run import DenseRow
+from sslbench.protocols._parts.dense.task import DenseTask
 from sslbench.protocols._parts.signals import read_image
 from sslbench.protocols.orientation.settings import Settings
 from sslbench.results import Outcome

@@ -14,75 +14,24 @@ outcome on test holds:
 - the accuracy on further test sets, each of which has a record of its own, too.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from sslbench.arrays import BoolArray, FloatArray, Int8Array, IntArray, Matrix
 from sslbench.data.source import Labels, Source
-from sslbench.data.versions import versions_of, without_geometry
 from sslbench.errors import DataError, UsageError
-from sslbench.features.array import Features
-from sslbench.identity import digest
 from sslbench.labels import LABELS
-from sslbench.metrics import robustness as measures
-from sslbench.metrics.catalog import find as find_metric
-from sslbench.metrics.classification import TOP1, TOP5
-from sslbench.metrics.intervals import Interval, Units
-from sslbench.metrics.metric import Metric
-from sslbench.metrics.sample_means import SampleMeans, means
-from sslbench.metrics.spectrum import unit_length
-from sslbench.metrics.summary import summarise
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.costs import summary_cost
-from sslbench.protocols._parts.selection import check_features, check_finite
-from sslbench.protocols.linear import check as check_linear
 from sslbench.protocols.linear.cost import probe_cost
 from sslbench.protocols.protocol import FileClassifier, ImageSet, OnSets, Protocol, Shapes
-from sslbench.protocols.robustness.changes import (
-    check_changes,
-    check_pictures,
-    corruption_changes,
-    corruption_name,
-    corruptions,
-    geometric_changes,
-    reference_errors,
-)
-from sslbench.protocols.robustness.classifier import (
-    ScoredClassifier,
-    classifier_of,
-    file_classifier,
-    linear_settings,
-    used_part,
-)
-from sslbench.protocols.robustness.further_sets import (
-    REAL,
-    missing_classes,
-    open_corrupted,
-    open_test_set,
-    open_unknown,
-    with_real_labels,
-)
-from sslbench.protocols.robustness.locations import located
-from sslbench.protocols.robustness.objectnet import OBJECTNET, open_objectnet
-from sslbench.protocols.robustness.perturbations import (
-    check_perturbations,
-    is_perturbed,
-    open_perturbed,
-    perturbation_metrics,
-    perturbation_notes,
-)
+from sslbench.protocols.robustness.checks import check_settings
+from sslbench.protocols.robustness.classifier import file_classifier, linear_settings, used_part
 from sslbench.protocols.robustness.settings import Settings
-from sslbench.protocols.robustness.unknown import MahalanobisNovelty, energy_novelty, softmax_novelty
 from sslbench.results import Outcome
 from sslbench.runtime.cost import Cost
-from sslbench.solvers.neighbours import nearest
 
-VERSIONS, UNKNOWN = "versions", "unknown"
-SEVERAL_RIGHT = (REAL, OBJECTNET)
-"""Sets whose images have several right classes: they have metrics in the record on test, and no record of their own."""
-_MEMORY = 1.0  # GB of the search of neighbours
+if TYPE_CHECKING:
+    from sslbench.features.array import Features
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -97,40 +46,11 @@ def check(settings: Settings, train: Labels) -> None:
             f"robustness: errors need one class per sample, and these samples have {LABELS[train.kind].text}",
             "Name the column of classes with --label-col.",
         )
-    _check_classifier(settings)
-    check_linear(linear_settings(settings), train)
-    check_changes(settings)
-    check_perturbations(settings)
-    if settings.neighbours < 1:
-        raise UsageError(f"robustness: neighbours should be at least 1, not {settings.neighbours}")
-    for setting in ("neighbours", "known"):
-        if getattr(settings, setting) != getattr(Settings(), setting) and not settings.unknown:
-            raise UsageError(f"robustness: {setting} has no effect without unknown images", "Add unknown=LOCATION.")
+    check_settings(settings)
     if settings.unknown and settings.neighbours > len(train):
         raise UsageError(
             f"robustness: there are {len(train)} training images, fewer than neighbours={settings.neighbours}"
         )
-    own = {VERSIONS, UNKNOWN, "", *(corruption_name(n, s) for n in corruptions(settings) for s in settings.severities)}
-    for name in settings.sets or {}:
-        if name in own or is_perturbed(name):
-            raise UsageError(f"robustness: a set cannot be called '{name}'")
-    for name in settings.lines or {}:
-        if name not in (settings.sets or {}) or name in SEVERAL_RIGHT:
-            raise UsageError(f"robustness: the line of {name} has no effect without that set", f"Add {name} to sets=.")
-    changed = settings.corrupt or settings.rotations or settings.scales or settings.crops
-    if not (changed or settings.perturbations or settings.sets or settings.unknown):
-        raise UsageError("robustness: nothing is left to measure", "Name corruptions, sets, videos or unknown images.")
-
-
-def _check_classifier(settings: Settings) -> None:
-    """Refuse settings of the classifier that is not chosen."""
-    if settings.classifier == "linear" and settings.class_names:
-        raise UsageError("robustness: class_names has no effect on a linear probe", "Add classifier=file.")
-    for setting in ("c", "holdout"):
-        if settings.classifier == "file" and getattr(settings, setting) != getattr(Settings(), setting):
-            raise UsageError(
-                f"robustness: {setting} has no effect with classifier=file: nothing is trained", "Leave it out."
-            )
 
 
 def open_sets(
@@ -140,309 +60,26 @@ def open_sets(
     preprocessing: Preprocessing,
     limited: Callable[[Source], Source],
 ) -> dict[str, ImageSet]:
-    """Return the changed versions of the test images, the unknown images, and the further test sets.
+    """Return the changed versions of the test images, unknown images, and further test sets; see `scores.open_sets`."""
+    from sslbench.protocols.robustness import scores
 
-    Args:
-        settings: see `Settings`.
-        train: whose classes are known.
-        test: the unchanged test images.
-        preprocessing: of the backbone.
-        limited: function that takes as many images of another set as of test (--limit).
-
-    Raises:
-        SslbenchError: a location that cannot be used, or images that cannot be changed.
-    """
-    found: dict[str, ImageSet] = {}
-    changes = [*corruption_changes(settings).values(), *geometric_changes(settings).values()]
-    if changes:
-        check_pictures(settings, preprocessing)
-        versions = versions_of(test, changes, preprocessing, settings.change_seed)
-        codes = digest(sorted((change.name, change.code) for change in changes), 32)
-        found[VERSIONS] = ImageSet(versions, without_geometry(preprocessing), codes)
-    if settings.corrupted:
-        for name in corruptions(settings):
-            for severity in settings.severities:
-                source = open_corrupted(located(settings.corrupted, "corrupted"), name, severity, test)
-                fitted = _resized_to_crop(preprocessing)
-                found[corruption_name(name, severity)] = ImageSet(source, fitted, source.fingerprint())
-    for name, frames in open_perturbed(settings, limited).items():
-        found[name] = ImageSet(frames, _resized_to_crop(preprocessing), frames.fingerprint())
-    if settings.unknown:
-        unknown = limited(open_unknown(located(settings.unknown, "unknown"), train, settings.known))
-        found[UNKNOWN] = ImageSet(unknown, preprocessing, unknown.fingerprint())
-    for name, given in (settings.sets or {}).items():
-        location = located(given, f"sets.{name}")
-        if name == REAL:
-            source = with_real_labels(test, location, train)
-        elif name == OBJECTNET:
-            source = limited(open_objectnet(location, train))
-        else:
-            source = limited(open_test_set(name, location, train))
-        found[name] = ImageSet(source, preprocessing, source.fingerprint(), recorded=name not in SEVERAL_RIGHT)
-    return found
-
-
-def _resized_to_crop(preprocessing: Preprocessing) -> Preprocessing:
-    """Return the preprocessing for images that are cropped already: those of ImageNet-C have 224 x 224 pixels."""
-    if preprocessing.crop is None:
-        return preprocessing
-    return dataclasses.replace(preprocessing, resize=preprocessing.crop, squash=None, crop=None)
+    return scores.open_sets(settings, train, test, preprocessing, limited)
 
 
 def run(
-    train: Features,
-    test: Features,
-    sets: Mapping[str, Features],
+    train: "Features",
+    test: "Features",
+    sets: "Mapping[str, Features]",
     settings: Settings,
     *,
     seed: int,
     device: str = "cpu",
     classifier: FileClassifier | None = None,
 ) -> dict[str, Outcome]:
-    """Score test and the sets by a linear probe trained on train, or by the classifier of the weights file.
+    """Score test and the sets; see `scores.score`."""
+    from sslbench.protocols.robustness import scores
 
-    Args:
-        train: features and labels that a probe is trained on (a part is held out while c is chosen), and that unknown
-            images are compared with.
-        test: features and labels of the unchanged test images.
-        sets: features of the sets that `open_sets` returns.
-        settings: see `Settings`.
-        seed: of the held-out part and of the intervals.
-        device: of the search of neighbours; the result is the same.
-        classifier: that of the weights file, whose classes are train's; None: a probe is trained.
-
-    Raises:
-        DataError: features that are not finite, or fewer than two classes in train.
-    """
-    check_features(train, test)
-    for name, each in sets.items():
-        check_finite(each, name)
-    scored = classifier_of(settings, train, classifier, seed=seed)
-    labels = test.labels
-    scores = scored.logits(test.x)
-    metrics, headline, per_class = summarise(
-        "single",
-        labels.classes,
-        labels.values,
-        scores,
-        seed=seed,
-        probabilities="softmax" if scored.gives_probabilities else None,
-        groups=test.groups,
-    )
-    chance = {"top1": 1 / len(labels.classes)}
-    notes = list(scored.notes)
-    units = Units.of(len(test), test.groups)
-    rows = _VersionRows(settings, test, sets)
-    metrics |= _cosines(rows, test, units, settings, seed)
-    errors = None
-    if settings.corrupt:
-        errors = _corruption_means(rows, scored, test, scores, settings)
-        metrics |= means({find_metric(name): errors.values(name) for name in errors.metrics}, units)
-        headline = measures.CORRUPTION_ERROR.name
-        chance |= {headline: 1 - chance["top1"], measures.ERROR_INCREASE.name: 0.0}
-        notes += _corruption_notes(settings)
-    flips = perturbation_metrics(sets, scored, settings)
-    if flips:
-        metrics |= flips
-        headline = headline if settings.corrupt else measures.FLIP_PROBABILITY.name
-        notes += perturbation_notes(sets)
-    if UNKNOWN in sets:
-        found, by_guessing = _unknown_metrics(scored, train, test, sets[UNKNOWN], settings, seed)
-        metrics, chance = metrics | found, chance | by_guessing
-        headline = headline if settings.corrupt or flips else "unknown_auroc(msp)"
-    outcomes = {}
-    right = scores.argmax(axis=1) == labels.values
-    for name in settings.sets or {}:
-        if name in SEVERAL_RIGHT:
-            metrics |= _several_right_metrics(name, scored, sets[name])
-            continue
-        outcomes[name] = _outcome_on_set(name, scored, train, sets[name], seed)
-        metrics |= {f"{metric}({name})": outcomes[name].metrics[metric] for metric in ("top1", "top5")}
-        if line := (settings.lines or {}).get(name):
-            own = outcomes[name].scores.argmax(axis=1) == sets[name].labels.values
-            effective = measures.part(measures.EFFECTIVE_ROBUSTNESS, name).name
-            own_units = Units.of(len(own), sets[name].groups)
-            metrics[effective] = measures.effective_robustness_with_interval(own, own_units, right, units, line)
-        notes += [note for note in [missing_classes(name, sets[name].labels)] if note]
-    outcome = Outcome(
-        metrics=metrics,
-        headline=headline,
-        scores=scores.astype(np.float32),
-        per_class=per_class,
-        train=scored.on_train if headline == "top1" else float("nan"),
-        selected=scored.selected,
-        converged=scored.converged,
-        notes=tuple(notes),
-        probabilities="softmax" if scored.gives_probabilities else None,
-        chance=chance,
-        means=errors,
-    )
-    return {"": outcome, **outcomes}
-
-
-def _outcome_on_set(name: str, classifier: ScoredClassifier, train: Features, part: Features, seed: int) -> Outcome:
-    """Return the outcome on a further test set, on which only its own classes compete."""
-    number = {each: i for i, each in enumerate(train.labels.classes)}
-    columns = np.array([number[each] for each in part.labels.classes], dtype=np.int64)
-    scores = classifier.logits(part.x)[:, columns]
-    logits = bool(np.isin(columns, classifier.usable).all())
-    labels = part.labels
-    metrics, headline, per_class = summarise(
-        "single",
-        labels.classes,
-        labels.values,
-        scores,
-        seed=seed,
-        probabilities="softmax" if logits else None,
-        groups=part.groups,
-    )
-    if logits:
-        sure, correct = -softmax_novelty(scores), scores.argmax(axis=1) == labels.values
-        units = Units.of(len(labels), part.groups)
-        aurra = measures.response_rate_accuracy_with_interval(sure, correct, units, seed=seed)
-        metrics |= {measures.AURRA.name: aurra}
-    fewer = f"{len(columns):,} of the {len(number):,} classes of train compete." if len(columns) < len(number) else ""
-    notes = [fewer, missing_classes(name, labels)]
-    return Outcome(
-        metrics=metrics,
-        headline=headline,
-        scores=scores.astype(np.float32),
-        per_class=per_class,
-        selected=classifier.selected,
-        converged=classifier.converged,
-        notes=(*classifier.notes, *filter(None, notes)),
-        probabilities="softmax" if logits else None,
-    )
-
-
-def _several_right_metrics(name: str, classifier: ScoredClassifier, part: Features) -> dict[str, Interval]:
-    """Return top-1 and top-5 on images with several right classes.
-
-    Images without one are left out, and classes with the label -1 do not compete. ObjectNet's challenge scores all
-    images by all classes.
-    """
-    scores, labels = classifier.logits(part.x), part.labels.values
-    competing = np.where(labels[:1] < 0, -np.inf, scores)
-    scored: BoolArray = np.asarray((labels > 0).any(axis=1))
-    found = _top_metrics((name,), competing[scored], labels[scored], part.groups, scored)
-    if name == OBJECTNET:
-        found |= _top_metrics((name, "challenge"), scores, labels, part.groups, np.ones_like(scored))
-    return found
-
-
-def _top_metrics(
-    of: tuple[str, ...], scores: FloatArray, labels: Int8Array, groups: IntArray | None, scored: BoolArray
-) -> dict[str, Interval]:
-    """Return the share of images with a right class (label 1) among the first one and five by score."""
-    if not len(scores):
-        return {}
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :5]
-    right = np.take_along_axis(labels > 0, order, axis=1)
-    units = Units.of(len(scores), None if groups is None else groups[scored])
-    values: dict[Metric, FloatArray] = {
-        measures.part(metric, *of): np.asarray(right[:, :k].any(axis=1), dtype=np.float64)
-        for metric, k in ((TOP1, 1), (TOP5, 5))
-    }
-    return means(values, units)
-
-
-def _unknown_metrics(
-    classifier: ScoredClassifier, train: Features, test: Features, unknown: Features, settings: Settings, seed: int
-) -> tuple[dict[str, Interval], dict[str, float]]:
-    """Return the detection of unknown images by four kinds of novelty, and the same by guessing."""
-    competing = unknown.labels.values[0] >= 0
-    if not competing.all():
-        rows = np.flatnonzero(competing[test.labels.values])
-        test = test.select(rows)
-    usable = classifier.usable[competing[classifier.usable]]
-    mahalanobis = MahalanobisNovelty(train.x, train.labels.values)
-    novelty: dict[str, list[FloatArray]] = {name: [] for name in ("msp", "energy", "mahalanobis", "neighbours")}
-    for part in (test, unknown):
-        logits = classifier.logits(part.x)[:, usable]
-        near, _ = nearest(train.x, part.x, settings.neighbours, metric="cosine", max_memory=_MEMORY)
-        each = (softmax_novelty(logits), energy_novelty(logits), mahalanobis(part.x), -near[:, -1])
-        for found, values in zip(novelty.values(), each, strict=True):
-            found.append(values)
-    units = Units.of(len(test) + len(unknown), _groups_of_both(test, unknown))
-    metrics: dict[str, Interval] = {}
-    chance: dict[str, float] = {}
-    for name, (of_test, of_unknown) in novelty.items():
-        detected = measures.unknown_detection_with_intervals(of_test, of_unknown, units, seed=seed)
-        guessed = (0.5, len(unknown) / units.samples, 0.95)
-        for (metric, interval), guess in zip(detected.items(), guessed, strict=True):
-            metrics[f"{metric}({name})"], chance[f"{metric}({name})"] = interval, guess
-    return metrics, chance
-
-
-def _groups_of_both(test: Features, unknown: Features) -> IntArray | None:
-    """Return the groups of test and unknown samples, numbered apart; None where neither has any."""
-    if test.groups is None and unknown.groups is None:
-        return None
-    own, other = (np.arange(len(part)) if part.groups is None else part.groups for part in (test, unknown))
-    return np.concatenate([own, other + own.max() + 1])
-
-
-class _VersionRows:
-    """Features of the versions of the test images, one at a time, in the order of the test images."""
-
-    def __init__(self, settings: Settings, test: Features, sets: Mapping[str, Features]) -> None:
-        changes = [*corruption_changes(settings).values(), *geometric_changes(settings).values()]
-        names = sorted(change.name for change in changes)
-        self._ids, self._sets, self._place = test.ids, sets, {name: i for i, name in enumerate(names)}
-        if names and sets[VERSIONS].ids != tuple(f"{name}/{own}" for name in names for own in test.ids):
-            raise _other_images(VERSIONS)
-
-    def of(self, name: str) -> Matrix:
-        """Return the features (N, D) of the version of that name: a change of the test images, or a set of files."""
-        if name in self._place:
-            start = self._place[name] * len(self._ids)
-            return self._sets[VERSIONS].x[start : start + len(self._ids)]
-        if self._sets[name].ids != self._ids:
-            raise _other_images(name)
-        return self._sets[name].x
-
-
-def _other_images(name: str) -> DataError:
-    return DataError(
-        f"robustness: the readable images of {name} are not those of test",
-        "Repair or remove the images that cannot be read, here and in test; sslbench check-data lists them.",
-    )
-
-
-def _corruption_means(
-    rows: _VersionRows, classifier: ScoredClassifier, test: Features, clean: FloatArray, settings: Settings
-) -> SampleMeans:
-    """Return the errors under corruptions: of each and severity, of each, and of all."""
-    named, labels = corruptions(settings), test.labels
-    wrong = np.empty((len(test), len(named), len(settings.severities)), dtype=np.bool_)
-    for i, name in enumerate(named):
-        for j, severity in enumerate(settings.severities):
-            scores = classifier.logits(rows.of(corruption_name(name, severity)))
-            wrong[:, i, j] = scores.argmax(axis=1) != labels.values
-    reference, reference_clean = reference_errors(settings, named)
-    wrong_clean = clean.argmax(axis=1) != labels.values
-    return measures.corruption_means(wrong, wrong_clean, named, settings.severities, reference, reference_clean)
-
-
-def _corruption_notes(settings: Settings) -> list[str]:
-    named = corruptions(settings)
-    if settings.reference is None or len(named) == len(corruptions(dataclasses.replace(settings, corrupt=("main",)))):
-        return []
-    return [f"mCE is the mean over {len(named)} corruptions, not over the 15 of ImageNet-C."]
-
-
-def _cosines(rows: _VersionRows, test: Features, units: Units, settings: Settings, seed: int) -> dict[str, Interval]:
-    """Return the cosine similarity of changed and unchanged features, and that of different images."""
-    changes = geometric_changes(settings)
-    if not changes:
-        return {}
-    own = unit_length(test.x)
-    values = {
-        measures.part(measures.COSINE, name): (own * unit_length(rows.of(change.name))).sum(axis=1)
-        for name, change in changes.items()
-    }
-    others = measures.part(measures.COSINE, "other images").name
-    return means(values, units) | {others: measures.cosine_of_others(own, units, seed=seed)}
+    return scores.score(train, test, sets, settings, seed=seed, device=device, classifier=classifier)
 
 
 def of_a_set(settings: Settings) -> Settings:
@@ -472,4 +109,5 @@ PROTOCOL = Protocol(
         part=used_part,
         file_classifier=file_classifier,
     ),
+    check_settings=check_settings,
 )

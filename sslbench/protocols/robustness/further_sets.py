@@ -16,9 +16,8 @@ from sslbench.data.splits import choose_test, match_classes, name_numbered
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
+from sslbench.protocols.robustness.checks import REAL
 
-REAL = "imagenet-real"
-"""Name of the set of ImageNet's validation images with several right labels (Beyer et al. 2020)."""
 _VALIDATION = re.compile(r"ILSVRC2012_val_(\d{8})")
 _LARGEST = 100_000_000  # bytes of a file of labels
 

@@ -19,8 +19,8 @@ from sslbench.data.open import open_data
 from sslbench.data.source import Labels, Source
 from sslbench.data.splits import choose_test
 from sslbench.errors import DataError, UsageError
+from sslbench.protocols.robustness.checks import OBJECTNET
 
-OBJECTNET = "objectnet"
 _LARGEST = 10_000_000  # bytes of a file of the mapping
 _REMEDY = "Give the folder of the unpacked archive, which holds images/ and mappings/."
 

@@ -22,6 +22,7 @@ from sslbench.metrics.intervals import Interval, Units
 from sslbench.metrics.metric import Metric
 from sslbench.metrics.sample_means import means
 from sslbench.paths import files_below
+from sslbench.protocols.robustness.checks import PERTURBED, is_perturbed
 from sslbench.protocols.robustness.classifier import ScoredClassifier
 from sslbench.protocols.robustness.locations import located
 from sslbench.protocols.robustness.settings import Settings
@@ -33,24 +34,7 @@ MAIN = frozenset(
     )
 )
 """Perturbations that the mean flip rate of ImageNet-P is the mean over."""
-_PREFIX = "perturbed-"
 _LAYOUT = "Videos lie in PERTURBATION/CLASS/VIDEO.mp4, as those of ImageNet-P."
-
-
-def check_perturbations(settings: Settings) -> None:
-    """Refuse settings of videos without a folder of them, and values that are not possible.
-
-    Raises:
-        UsageError: names the setting.
-    """
-    for name in ("frame_step", "reference_flips"):
-        if getattr(settings, name) != getattr(Settings(), name) and not settings.perturbations:
-            raise UsageError(f"robustness: {name} has no effect without videos", "Add perturbations=FOLDER.")
-    if settings.frame_step < 1:
-        raise UsageError(f"robustness: frame_step should be at least 1, not {settings.frame_step}")
-    for name, value in (settings.reference_flips or {}).items():
-        if not 0 < value <= 1:
-            raise UsageError(f"robustness: reference_flips.{name} should be a probability from 0 to 1, not {value}")
 
 
 def open_perturbed(settings: Settings, limited: Callable[[Source], Source]) -> dict[str, Source]:
@@ -82,18 +66,13 @@ def open_perturbed(settings: Settings, limited: Callable[[Source], Source]) -> d
             labels = single_labels([os.path.dirname(name) for name in ids])  # noqa: PTH120
             videos = limited(Source(f"{folder}", tuple(ids), labels, Files(tuple(ids), str(folder))))
             # A pair of frames: noise needs the first and another one.
-            found[f"{_PREFIX}{folder.name}"] = frames_of(videos, 1 + _step(folder.name, settings))
+            found[f"{PERTURBED}{folder.name}"] = frames_of(videos, 1 + _step(folder.name, settings))
     if not found:
         raise UsageError(f"perturbations={root} has no .mp4 files", _LAYOUT)
-    names = [name.removeprefix(_PREFIX) for name in found]
+    names = [name.removeprefix(PERTURBED) for name in found]
     if settings.reference_flips and (missing := [name for name in names if name not in settings.reference_flips]):
         raise UsageError(f"robustness: reference_flips has no value for {', '.join(missing)}")
     return found
-
-
-def is_perturbed(name: str) -> bool:
-    """Return whether a set of images is the frames of a perturbation."""
-    return name.startswith(_PREFIX)
 
 
 def _noise(name: str) -> bool:
@@ -116,7 +95,7 @@ def perturbation_metrics(
         classifier: that is scored.
         settings: step between frames, and the flip probabilities of the reference.
     """
-    scored = {name.removeprefix(_PREFIX): each for name, each in sets.items() if is_perturbed(name)}
+    scored = {name.removeprefix(PERTURBED): each for name, each in sets.items() if is_perturbed(name)}
     if not scored:
         return {}
     values = {name: _values_of_videos(each, classifier, name, settings) for name, each in scored.items()}
@@ -161,7 +140,7 @@ def _values_of_videos(
 
 def perturbation_notes(sets: Mapping[str, Features]) -> list[str]:
     """Return a note where the means are not over the ten perturbations of ImageNet-P."""
-    names = {name.removeprefix(_PREFIX) for name in sets if is_perturbed(name)}
+    names = {name.removeprefix(PERTURBED) for name in sets if is_perturbed(name)}
     if not names or names == MAIN:
         return []
     named = ", ".join(sorted(names))

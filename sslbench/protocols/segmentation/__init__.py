@@ -10,17 +10,33 @@ Ignored pixels are in neither loss nor score, a label that is no class is refuse
 nor predicted is left out of the means.
 """
 
-from sslbench.data.loading.joint import JointView
+from typing import TYPE_CHECKING
+
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.labels import LABELS
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.dense import Plan, trained_heads
+from sslbench.protocols._parts.dense import check_heads, trained_heads
 from sslbench.protocols.protocol import MAPS, Protocol
-from sslbench.protocols.segmentation.scores import outcome, task
 from sslbench.protocols.segmentation.settings import Settings
 
+if TYPE_CHECKING:
+    from sslbench.protocols._parts.dense.run import Plan
+
 NAME = "segmentation"
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that are not possible, whatever the data and the backbone.
+
+    Raises:
+        UsageError: they are.
+    """
+    check_heads(settings, protocol=NAME)
+    if not 0 < settings.most_of_one_class <= 1:
+        raise UsageError(f"{NAME}: most_of_one_class should be from above 0 to 1, not {settings.most_of_one_class}")
+    if not 0 <= settings.boundary < 1:
+        raise UsageError(f"{NAME}: boundary should be from 0 to below 1, not {settings.boundary}")
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -30,10 +46,7 @@ def check(settings: Settings, train: Labels) -> None:
         UsageError: settings that are not possible.
         DataError: labels that are not label maps of two classes or more.
     """
-    if not 0 < settings.most_of_one_class <= 1:
-        raise UsageError(f"{NAME}: most_of_one_class should be from above 0 to 1, not {settings.most_of_one_class}")
-    if not 0 <= settings.boundary < 1:
-        raise UsageError(f"{NAME}: boundary should be from 0 to below 1, not {settings.boundary}")
+    check_settings(settings)
     if train.kind != "map":
         raise DataError(
             f"{NAME} needs a class for every pixel, and these samples have {LABELS[train.kind].text}",
@@ -46,12 +59,16 @@ def check(settings: Settings, train: Labels) -> None:
         )
 
 
-def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Preprocessing, seed: int) -> Plan:
+def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Preprocessing, seed: int) -> "Plan":
     """Return the parts of a run that are segmentation's own.
 
     Raises:
         UsageError: panoptic quality of maps that do not know instances.
     """
+    from sslbench.data.loading.joint import JointView
+    from sslbench.protocols._parts.dense.run import Plan
+    from sslbench.protocols.segmentation.scores import outcome, task
+
     return Plan(
         task(train, settings),
         JointView(crop=settings.crop, most_of_one=settings.most_of_one_class),
@@ -64,4 +81,5 @@ PROTOCOL = Protocol(
     summary="semantic segmentation: heads trained on frozen features of patches.",
     settings=Settings,
     kind=trained_heads(NAME, check, plan, label_kinds=MAPS),
+    check_settings=check_settings,
 )

@@ -22,8 +22,9 @@ from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense import boundary, panoptic, segmentation
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import summarise, with_intervals
-from sslbench.protocols._parts.dense import DenseRow, DenseTask
 from sslbench.protocols._parts.dense.classes import as_label, class_cells, read_classes
+from sslbench.protocols._parts.dense.run import DenseRow
+from sslbench.protocols._parts.dense.task import DenseTask
 from sslbench.protocols.segmentation.settings import Settings
 from sslbench.results import Outcome
 from sslbench.solvers.dense.losses import pixel_cross_entropy

@@ -4,7 +4,7 @@ import dataclasses
 
 from sslbench.config import setting
 from sslbench.protocols._parts.dense.settings import HeadSettings
-from sslbench.solvers.dense.losses import Average
+from sslbench.solvers.dense import Average
 
 
 @dataclasses.dataclass(frozen=True)

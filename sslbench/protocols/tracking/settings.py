@@ -4,8 +4,8 @@ import dataclasses
 from typing import Literal
 
 from sslbench.config import setting
-from sslbench.protocols._parts.untrained import FacetSettings
-from sslbench.solvers.propagation import DINO, Propagation
+from sslbench.protocols._parts.map_settings import FacetSettings
+from sslbench.solvers.propagation_settings import DINO, Propagation
 
 
 @dataclasses.dataclass(frozen=True)

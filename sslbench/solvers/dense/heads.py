@@ -6,11 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from sslbench.solvers.dense import Normalisation, Spacing
 from sslbench.solvers.dense.windows import resized
 
 Layers = Literal["last", "last4", "spread4"]
-Spacing = Literal["uniform", "logarithmic"]
-Normalisation = Literal["linear", "softmax", "sigmoid"]
 
 _WEIGHT_STD = 0.01
 _LEAST_WEIGHT = 0.1  # of a bin, so that no distribution sums to 0

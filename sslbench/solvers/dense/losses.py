@@ -2,13 +2,12 @@
 
 import functools
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-Average = Literal["scored", "all"]
+from sslbench.solvers.dense import Average
 
 _EPSILON = 1e-3  # added to depths before the logarithm, as in DINOv2 and DINOv3
 _MEAN_WEIGHT = 0.15

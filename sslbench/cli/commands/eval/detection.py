@@ -116,8 +116,6 @@ def make_plan(
     """
     from sslbench.cli.words import compose_run
     from sslbench.config import resolve
-    from sslbench.evaluation.detection import check_backend
-    from sslbench.evaluation.request import RunSettings
 
     if len(chosen.weights) > 1:
         raise UsageError("detection takes one file of weights at a time")
@@ -129,12 +127,30 @@ def make_plan(
     for key in plain:
         if key not in (*known, *_RUN):
             raise UsageError(f"detection has no setting '{key}'", did_you_mean(key, (*known, *_RUN)))
+    _refuse_wrong_recipe({key: value for key, value in plain.items() if key not in _RUN}, chosen, benchmarks)
+
+    from sslbench.evaluation.detection import check_backend
+    from sslbench.evaluation.request import RunSettings
+
     of_run = {key: value for key, value in plain.items() if key in _RUN}
     settings, origins = resolve(RunSettings, compose_run(of_run, chosen.run.settings()))
     recipe = {key: value for key, value in plain.items() if key not in _RUN}
     request = _request(recipe, chosen, benchmarks, d2)
     check_backend(request)
     return DetectionPlan(request, settings, origins, Path(chosen.out), chosen.dry_run)
+
+
+def _refuse_wrong_recipe(recipe: Mapping[str, Any], chosen: EvalOptions, benchmarks: Sequence[str]) -> None:
+    """Refuse settings of the detector that are not possible, before anything heavy is imported.
+
+    Raises:
+        UsageError: there is no benchmark, or a value that a setting cannot have.
+    """
+    from sslbench.config import resolve
+
+    protocol, benchmark = protocols.find("detection"), _benchmark(chosen, benchmarks)
+    settings, _ = resolve(protocol.settings, protocols.settings_layers("detection", benchmark, None, recipe))
+    protocol.check_settings(settings)
 
 
 def run(plan: DetectionPlan, command: str) -> None:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sslbench import config
 from sslbench.backbones.named import random_backbone
 from sslbench.cli import options
 from sslbench.cli.commands.eval.flags import EvalOptions, refuse_mistyped, refuse_unused
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, list_names
+from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import OnObjects, settings_layers
 from sslbench.protocols import find as find_protocol
 
@@ -89,10 +91,13 @@ def make_plan(
         refuse_mistyped(chosen)
     refuse_unused(ctx, chosen, _protocols(chosen, names, benchmarks))
     _refuse_wrong_settings(chosen, names, values, benchmarks)
+    config.build_partial(Preprocessing, chosen.preprocessing.values(), "preprocessing")
+    chosen.noise_shares()
     if check_paths and chosen.weights == ("random",) and not chosen.suite:
         random_backbone(chosen.network.backbone)
+    expanded = suite.expand(chosen.weights)
     runs, routed, run, origins = _settings(chosen, names, values, benchmarks)
-    weights, of_runs = suite.with_checkpoints(suite.expand(chosen.weights))
+    weights, of_runs = suite.with_checkpoints(expanded)
     if chosen.name and len(weights) > 1:
         raise UsageError(f"--name {chosen.name} names one network, and there are {len(weights)}", "Leave it out.")
     requests: tuple[Request, ...] = ()

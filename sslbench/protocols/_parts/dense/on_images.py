@@ -1,40 +1,24 @@
 """Protocols that train dense heads: their functions on images, made of the parts that are a protocol's own."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.layers import Layer
-from sslbench.data.loading.joint import JointView
 from sslbench.data.source import Labels, Source
-from sslbench.features.settings import ExtractSettings
 from sslbench.labels import LabelKind
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.dense.run import DenseRow, checked_rows, train_and_score
-from sslbench.protocols._parts.dense.settings import HeadSettings, check_settings
-from sslbench.protocols._parts.dense.task import DenseTask
+from sslbench.protocols._parts.dense.settings import HeadSettings
 from sslbench.protocols.protocol import ImageWork, OnImages, Shapes
 from sslbench.results import Outcome
 
+if TYPE_CHECKING:
+    from sslbench.backbones.backbone import Backbone
+    from sslbench.backbones.layers import Layer
+    from sslbench.features.settings import ExtractSettings
+    from sslbench.protocols._parts.dense.run import Plan
+
 S = TypeVar("S", bound=HeadSettings)
 S_contra = TypeVar("S_contra", bound=HeadSettings, contravariant=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Parts of a run that are a protocol's own.
-
-    Attributes:
-        task: targets, loss and scores.
-        view: augmentation of the task; sizes, flip, rotation, colours and fill come from the settings.
-        outcome: metrics with intervals of the scores of a row.
-    """
-
-    task: DenseTask
-    view: JointView
-    outcome: Callable[[DenseRow], Outcome]
 
 
 class MakePlan(Protocol[S_contra]):
@@ -42,7 +26,7 @@ class MakePlan(Protocol[S_contra]):
 
     def __call__(
         self, train: Source, test: Source, settings: S_contra, *, preprocessing: Preprocessing, seed: int
-    ) -> Plan:
+    ) -> "Plan":
         """Return the plan for data; raise a DataError for targets of train that cannot be used."""
 
 
@@ -61,34 +45,35 @@ def trained_heads(
 
     Args:
         name: of the protocol, for messages.
-        check: raises a UsageError or DataError for settings of its own, or labels, that cannot work.
+        check: raises a UsageError or DataError for settings or labels that cannot work.
         plan: parts of a run, from train, test, settings, the backbone's preprocessing and the seed of intervals.
         label_kinds: see `OnImages`.
     """
 
-    def check_all(settings: S, train: Labels) -> None:
-        """Refuse settings and labels that cannot work, before anything else is opened."""
-        check_settings(settings, protocol=name)
-        check(settings, train)
-
-    def rows(backbone: Backbone, layers: Sequence[Layer], train: Source, settings: S, *, seed: int) -> tuple[str, ...]:
+    def rows(
+        backbone: "Backbone", layers: "Sequence[Layer]", train: Source, settings: S, *, seed: int
+    ) -> tuple[str, ...]:
         """Refuse what does not go together before any image is decoded; return the rows of results."""
+        from sslbench.protocols._parts.dense.run import checked_rows
+
         return checked_rows(backbone, layers, train, settings, protocol=name, seed=seed)
 
     def run(  # noqa: PLR0913  the signature of every protocol on images
-        backbone: Backbone,
-        layers: Sequence[Layer],
+        backbone: "Backbone",
+        layers: "Sequence[Layer]",
         train: Source,
         test: Source,
         settings: S,
         *,
         seed: int,
-        engine: ExtractSettings,
+        engine: "ExtractSettings",
         folder: Path,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> dict[str, Outcome]:
         """Train heads on train, choose one per row on a held-out part of it, score test; see `train_and_score`."""
-        check_all(settings, train.labels)
+        from sslbench.protocols._parts.dense.run import train_and_score
+
+        check(settings, train.labels)
         own = plan(train, test, settings, preprocessing=backbone.preprocessing, seed=seed)
         found = train_and_score(
             backbone,
@@ -105,4 +90,4 @@ def trained_heads(
         )
         return {name: own.outcome(row) for name, row in found.items()}
 
-    return OnImages(check_all, rows, run, heads_work, label_kinds=label_kinds)
+    return OnImages(check, rows, run, heads_work, label_kinds=label_kinds)

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from sslbench.protocols._parts.dense.training import Training, number_of_updates
 from sslbench.protocols._parts.images import unreadable_images
 from sslbench.protocols._parts.pictures import chosen_by_score, sheet
 from sslbench.protocols._parts.selection import holdout_rows, is_better, no_holdout, percent
+from sslbench.results import Outcome
 from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.train.loop import NotFiniteError
 
@@ -73,6 +74,21 @@ class DenseRow:
     selected: dict[str, Any]
     notes: tuple[str, ...]
     picture: bytes = b""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Parts of a run that are a protocol's own.
+
+    Attributes:
+        task: targets, loss and scores.
+        view: augmentation of the task; sizes, flip, rotation, colours and fill come from the settings.
+        outcome: metrics with intervals of the scores of a row.
+    """
+
+    task: DenseTask
+    view: JointView
+    outcome: Callable[[DenseRow], Outcome]
 
 
 def checked_rows(

@@ -5,7 +5,7 @@ import math
 from typing import Literal
 
 from sslbench.config import setting
-from sslbench.data.loading.joint import Colours
+from sslbench.data.views import MapColours
 from sslbench.errors import UsageError
 
 HeadName = Literal["linear", "conv", "dpt"]
@@ -55,7 +55,7 @@ class HeadSettings:
     resize_range: tuple[float, float] = setting((0.5, 2.0), "range of a random factor of the size in training")
     crop: tuple[int, int] = setting((512, 512), "height and width of the crops", unit="pixels")
     flip: float = setting(0.5, "probability of a horizontal flip in training")
-    colours: Colours = setting(
+    colours: MapColours = setting(
         "photometric", "photometric: brightness, contrast, saturation, hue as SSD; gamma: as BTS; none"
     )
     rotation: float = setting(0.0, "largest rotation in training, of half of the crops", unit="degrees")
@@ -68,7 +68,7 @@ class HeadSettings:
     holdout: float = setting(0.1, "share of train held out to select a head, if there are several")
 
 
-def check_settings(settings: HeadSettings, *, protocol: str) -> None:
+def check_heads(settings: HeadSettings, *, protocol: str) -> None:
     """Refuse settings that are not possible, whatever the data and the backbone.
 
     Raises:

@@ -26,7 +26,8 @@ from sslbench.solvers.dense.windows import resized
 from sslbench.train import checkpoints, schedules
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import NotFiniteError
-from sslbench.train.optimizers import OptimizerSettings, make_optimizer, set_rates
+from sslbench.train.optimizer_settings import OptimizerSettings
+from sslbench.train.optimizers import make_optimizer, set_rates
 from sslbench.train.resume import continue_from, newest_whole
 
 log = logging.getLogger("sslbench")

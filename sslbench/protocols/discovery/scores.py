@@ -1,19 +1,4 @@
-"""Discovery of one object per image without labels: LOST, TokenCut or DINO-seg on frozen features.
-
-Nothing is trained. Every image is encoded at its own size, padded with zeros at its right and lower side to a multiple
-of the patch, and one region is searched in the keys of the last attention layer (networks without attention: in their
-last map, standardised). It is scored against the boxes of all objects, whatever their class: CorLoc is the share of
-images whose box has an IoU of at least 0.5 with any of them.
-
-Simeoni et al., BMVC 2021 (LOST), section 4.1; Wang et al., CVPR 2022 (TokenCut), section 4.1. Differences from their
-code: products are computed in float64; boxes of COCO are not rounded to integers; dino_seg takes the largest region,
-where their code never considers the last one.
-
-Floors: the same network untrained; the same method on the mean colours of the cells; the whole image as a box; a
-centred box of half the image's area.
-
-Time: a map of 30 x 40 patches takes 20 ms by LOST and 0.2 s by TokenCut, beside the forward pass.
-"""
+"""Objects found in the images of a test part, their scores and pictures."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -23,33 +8,24 @@ from PIL import Image
 
 from sslbench.arrays import FloatArray
 from sslbench.data.groups import source_groups
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError
-from sslbench.labels import LABELS
 from sslbench.metrics.dense.discovery import discovery_measures, discovery_row
 from sslbench.metrics.summary import summarise
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.objects import (
     SearchedMap,
-    SearchSettings,
     centred_box,
-    check_search,
-    maps_of_rows,
     searched_maps,
 )
 from sslbench.protocols._parts.own_sizes import mapped_images
 from sslbench.protocols._parts.pictures import FOUND, TRUE, chosen_by_score, sheet, with_boxes
-from sslbench.protocols._parts.untrained import MapRun, without_training
-from sslbench.protocols.protocol import BOXES, ImageWork, Protocol, Shapes
+from sslbench.protocols._parts.untrained import MapRun
+from sslbench.protocols.discovery.settings import Settings
 from sslbench.results import Outcome
 from sslbench.solvers.discovery import DiscoveredObject, Mask
 
 Box = tuple[float, float, float, float]
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings(SearchSettings):
-    """Settings of object discovery."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,21 +39,6 @@ class Truth:
 
     boxes: FloatArray
     masks: Mask | None
-
-
-def check(settings: Settings, train: Labels) -> None:
-    """Refuse settings and labels that cannot work, before any image is decoded.
-
-    Raises:
-        UsageError: a number is out of its range, or has no effect.
-        DataError: the images have no boxes.
-    """
-    if train.kind != "boxes":
-        raise DataError(
-            f"discovery: needs boxes of objects, and these samples have {LABELS[train.kind].text}",
-            "Give a COCO or kwcoco manifest, or a Pascal VOC tree with Annotations/.",
-        )
-    check_search(settings, "discovery")
 
 
 def score(run: MapRun[Settings]) -> dict[str, Outcome]:
@@ -185,18 +146,3 @@ def _picture(scored: _Scored, test: Source, preprocessing: Preprocessing) -> byt
 
     captions: Mapping[int, str] = {i: f"IoU {overlap[i]:.2f}" for rows in chosen.values() for i in rows}
     return sheet(test, chosen, captions, draw, preprocessing)
-
-
-def work(settings: Settings, shapes: Shapes) -> ImageWork:
-    """Return one pass per image."""
-    return ImageWork(shapes.test, rest="the search for regions in the maps")
-
-
-PROTOCOL = Protocol(
-    version=1,
-    summary="discovery of one object per image, without training: LOST, TokenCut or DINO-seg.",
-    settings=Settings,
-    kind=without_training(
-        check, maps_of_rows, score, work=work, label_kinds=BOXES, part=lambda settings: settings.part
-    ),
-)

@@ -1,15 +1,5 @@
-"""Salient regions without labels: the object that TokenCut, LOST or DINO-seg finds, against masks of the foreground.
+"""Salient regions found in the images of a test part, their scores and pictures."""
 
-Wang et al., CVPR 2022 (TokenCut), section 4, without its bilateral solver: images are resized to the nearest multiple
-of the patch by Lanczos, the region is brought to the size of the mask by nearest neighbours. Scores of ECSSD, DUTS and
-DUT-OMRON: the maximal F (beta squared 0.3; the mean over images at the best of 255 thresholds), IoU and pixel accuracy,
-means over images. A region is 0 or 1, so its F is the same at every threshold below 1.
-
-Floors: the same network untrained; the same method on the mean colours of the cells; the whole image as foreground; a
-centred box of half the image's area.
-"""
-
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,51 +7,24 @@ import numpy.typing as npt
 from PIL import Image
 
 from sslbench.arrays import FloatArray
-from sslbench.config import setting
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.groups import source_groups
 from sslbench.data.label_map import IGNORED
-from sslbench.data.source import Labels, PixelLabels, Source
+from sslbench.data.source import PixelLabels, Source
 from sslbench.errors import DataError
-from sslbench.labels import LABELS
 from sslbench.metrics.dense.discovery import columns, saliency_measures, saliency_values
 from sslbench.metrics.summary import summarise
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.objects import (
-    SearchSettings,
     centred_box,
-    check_search,
-    maps_of_rows,
     searched_maps,
 )
-from sslbench.protocols._parts.own_sizes import Fit, mapped_images
+from sslbench.protocols._parts.own_sizes import mapped_images
 from sslbench.protocols._parts.pictures import FOUND, TRUE, chosen_by_score, sheet, with_mask
-from sslbench.protocols._parts.untrained import MapRun, without_training
-from sslbench.protocols.protocol import FOREGROUND, ImageWork, Protocol, Shapes
+from sslbench.protocols._parts.untrained import MapRun
+from sslbench.protocols.saliency.settings import Settings
 from sslbench.results import Outcome
 from sslbench.solvers.discovery import DiscoveredObject, Mask
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings(SearchSettings):
-    """Settings of unsupervised saliency."""
-
-    fit: Fit = setting("resize", "resize images to the nearest multiple of the patch, or pad them to the next one")
-
-
-def check(settings: Settings, train: Labels) -> None:
-    """Refuse settings and labels that cannot work, before any image is decoded.
-
-    Raises:
-        UsageError: a number is out of its range, or has no effect.
-        DataError: the images have no masks of a foreground.
-    """
-    if train.kind != "mask":
-        raise DataError(
-            f"saliency: needs masks of the foreground, and these samples have {LABELS[train.kind].text}",
-            "Give a folder of images and one of masks with the values 0 and 255.",
-        )
-    check_search(settings, "saliency")
 
 
 def score(run: MapRun[Settings]) -> dict[str, Outcome]:
@@ -165,18 +128,3 @@ def _picture(
 
     captions = {i: f"IoU {overlap[i]:.2f}" for rows in chosen.values() for i in rows}
     return sheet(test, chosen, captions, draw, preprocessing)
-
-
-def work(settings: Settings, shapes: Shapes) -> ImageWork:
-    """Return one pass per image."""
-    return ImageWork(shapes.test, rest="the search for regions in the maps")
-
-
-PROTOCOL = Protocol(
-    version=1,
-    summary="salient regions without training: the object of TokenCut, LOST or DINO-seg against masks.",
-    settings=Settings,
-    kind=without_training(
-        check, maps_of_rows, score, work=work, label_kinds=FOREGROUND, part=lambda settings: settings.part
-    ),
-)

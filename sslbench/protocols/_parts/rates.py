@@ -1,0 +1,46 @@
+"""Schedule of the learning rates of protocols that train on images, without torch."""
+
+import math
+from typing import Any, Literal
+
+from sslbench.errors import UsageError
+from sslbench.names import did_you_mean
+from sslbench.train import schedules
+
+_SCHEDULES: dict[str, dict[str, Any]] = {
+    "cosine": {"name": "cosine", "start": 1.0, "end": 0.0},
+    "linear": {"name": "linear", "start": 1.0, "end": 0.0},
+    "constant": {"name": "constant", "value": 1.0},
+}
+
+
+def rate_schedule(
+    spec: dict[str, Any] | str,
+    *,
+    per: Literal["update", "epoch"],
+    warmup_epochs: float,
+    epochs: float,
+    protocol: str,
+) -> schedules.Schedule:
+    """Return the schedule: from the position in [0, 1] to the factor of the learning rates.
+
+    Args:
+        spec: 'cosine', 'linear', 'constant', or a mapping as for `schedules.build`.
+        per: interval at which the factor changes.
+        warmup_epochs: epochs of linear warm-up from 0.
+        epochs: of the whole training.
+        protocol: for messages.
+
+    Raises:
+        UsageError: no such schedule, or the warm-up is longer than training.
+    """
+    if isinstance(spec, str):
+        if spec not in _SCHEDULES:
+            raise UsageError(f"{protocol}: there is no schedule '{spec}'", did_you_mean(spec, _SCHEDULES))
+        spec = _SCHEDULES[spec]
+    factor = schedules.build_with_warmup(
+        spec, warmup_epochs=warmup_epochs, warmup_start=0.0, where="schedule", epochs=epochs
+    )
+    if per == "update":
+        return factor
+    return lambda progress: factor(math.floor(progress * epochs + 1e-6) / epochs)
