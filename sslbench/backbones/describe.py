@@ -210,9 +210,11 @@ def _why(found: Recognised, table: FormatTable, tensors: Mapping[str, Tensor]) -
     """Return the evidence for the format."""
     if table.file.marker:
         return "declared in the file: " + ", ".join(f"{key}: {value}" for key, value in table.file.marker.items())
-    fits = f"each of the {len(tensors)} keys matches one rule, head or declared drop of its table"
+    behind = {key.removeprefix(found.wrapper): t for key, t in tensors.items() if key.startswith(found.wrapper)}
+    fits = f"each of the {len(behind)} keys" + (f" behind '{found.wrapper}'" if found.wrapper else "")
+    fits += " matches one rule, head or declared drop of its table"
     for way in table.file.detect:
-        shown = [_example(text, tensors) for text in way.present]
+        shown = [_example(text, behind) for text in way.present]
         if shown and all(shown):
             return f"{fits}; typical is '{shown[0]}'"
     return fits + (f"; all begin with '{found.prefix}'" if found.prefix else "")

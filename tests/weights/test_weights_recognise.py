@@ -122,10 +122,46 @@ def test_junk_key_names_are_refused_with_the_first_of_them(tmp_path, resnet):
         assert "--format" in caught.value.remedy and "--backbone" in caught.value.remedy
 
 
-def test_an_unknown_wrapper_around_known_names_is_pointed_out(tmp_path, resnet):
-    content = prefixed("net.backbone.", resnet) | {"net.probe.0.weight": torch.ones(2, 2)}
-    with pytest.raises(WeightsError, match=r"122 start with 'net\.backbone\.', and have torchvision names behind it"):
-        recognise(file(tmp_path, {"state_dict": content}))
+def test_known_names_behind_an_unknown_prefix_are_read(tmp_path, resnet):
+    """As in the checkpoints of Lightning modules, which call their network as they like."""
+    content = prefixed("net.backbone.", resnet) | {"net.probe.0.weight": torch.ones(2, 2), "criterion": torch.ones(1)}
+    for format, expected in ((None, None), ("torchvision", None), (None, shapes(resnet))):
+        found = recognise(file(tmp_path, {"state_dict": content}), format=format, expected=expected)
+        assert (found.where, found.prefix) == ("state_dict", "net.backbone.")
+        assert all(torch.equal(found.canonical[key], resnet[key]) for key in found.canonical)
+        assert len(found.canonical) == (122 if expected else 120)
+        assert found.ignored[-2:] == ("net.probe.*", "criterion") and "net.probe.0.weight" in found.dropped
+        assert found.network_text == "behind 'net.backbone.'"
+
+
+def test_own_names_behind_an_unknown_prefix_are_read_if_the_backbone_is_named(tmp_path):
+    mine = {"body.0.weight": torch.ones(2, 2), "body.1.weight": torch.ones(3, 2)}
+    found = recognise(file(tmp_path, {"state_dict": prefixed("model.", mine)}), expected=shapes(mine))
+    assert found.format == "plain" and shapes(found.canonical) == shapes(mine)
+
+
+def test_of_two_networks_behind_unknown_prefixes_the_user_selects_one(tmp_path, resnet):
+    doubled = {key: 2 * tensor for key, tensor in resnet.items()}
+    content = {"state_dict": prefixed("student.", resnet) | prefixed("teacher.", doubled)}
+    with pytest.raises(WeightsError, match=r"holds 2 networks: behind 'student\.' and 'teacher\.'") as caught:
+        recognise(file(tmp_path, content))
+    assert caught.value.remedy == "Select one, such as --format torchvision:student."
+    teacher = recognise(file(tmp_path, content), format="torchvision:teacher.")
+    assert torch.equal(teacher.canonical["conv1.weight"], doubled["conv1.weight"])
+    assert teacher.ignored == ("fc.*", "student.*")
+    with pytest.raises(WeightsError, match="is not of format torchvision"):
+        recognise(file(tmp_path, content), format="torchvision:pupil.")
+
+
+def test_tensors_of_the_backbone_outside_the_prefix_are_missed(tmp_path, resnet):
+    from sslbench.backbones.load import load_backbone
+
+    content = prefixed("net.", resnet)
+    content["layer4.1.conv2.weight"] = content.pop("net.layer4.1.conv2.weight")
+    path = tmp_path / "w.pth"
+    torch.save(content, path)
+    with pytest.raises(WeightsError, match=r"layer4\.1\.conv2\.weight"):
+        load_backbone(str(path), backbone="resnet18")
 
 
 def test_the_closest_format_is_named_with_what_it_does_not_know(tmp_path, resnet):

@@ -12,7 +12,7 @@ from sslbench import names
 from sslbench.errors import WeightsError
 from sslbench.weights.formats import schema
 from sslbench.weights.formats.schema import InputImages, Strides
-from sslbench.weights.formats.tables import FormatTable, Split, load_networks, take_variant
+from sslbench.weights.formats.tables import FormatTable, Split, load_networks, take_variant, without_wrapper
 from sslbench.weights.reading.files import WeightsFile
 from sslbench.weights.save import CHECKPOINT_FORMAT
 
@@ -50,37 +50,13 @@ def unrecognised(
     message = f"{file.path} is not of format {format}" if format else f"{file.path} has key names of no known format"
     message += f": its {len(keys)} tensors" + (f" at '{where}'" if where else "")
     message += " are " + ", ".join(f"'{key}'" for key in keys[:3]) + (" ..." if len(keys) > 3 else "")
-    hint = _prefix_hint(tensors) or _closest(tries)
+    prefix = common_prefix(keys)
+    hint = f"; all start with '{prefix}'" if prefix else _closest(tries)
     hint += f"; {conflicts[0]}" if conflicts else ""
     return WeightsError(
         message + hint,
         "Give --format NAME if you know it (sslbench list formats), or your own network: --backbone MODULE:FUNCTION.",
     )
-
-
-def _prefix_hint(tensors: Mapping[str, Tensor]) -> str:
-    """Return a hint that many keys are known names behind an unknown prefix; '' if they are not."""
-    keys = list(tensors)
-    beginnings = {".".join(key.split(".")[:n]) + "." for key in keys for n in range(1, min(key.count("."), 4) + 1)}
-    tables = [t for name in names.list_names("format") for t in load_networks(name) if not t.file.fallback]
-    for prefix in sorted(beginnings, key=len):
-        behind = {key.removeprefix(prefix): tensors[key] for key in keys if key.startswith(prefix)}
-        if 3 * len(behind) < len(keys):
-            continue
-        for table in sorted(tables, key=lambda table: table.is_general):
-            if not table.file.marker and table.file.detect != () and _claims(table, behind):
-                some = "all" if len(behind) == len(keys) else str(len(behind))
-                return f"; {some} start with '{prefix}', and have {table.name} names behind it"
-    prefix = common_prefix(keys)
-    return f"; all start with '{prefix}'" if prefix else ""
-
-
-def _claims(table: FormatTable, tensors: Mapping[str, Tensor]) -> bool:
-    try:
-        split = table.split(tensors)
-    except WeightsError:
-        return False
-    return bool(split.canonical) and not split.unknown and table.detected(tensors)
 
 
 def _closest(tries: Sequence[tuple[FormatTable, Split]]) -> str:
@@ -129,6 +105,7 @@ class Recognised:
         backbone: name of the architecture if the file holds it (sslbench's own files).
         where: dotted path of the state dict in the file; '' is the file itself.
         prefix: prefix of the backbone's keys in the file.
+        wrapper: the part of it that the format does not know, as of a Lightning module; '' if there is none.
         network: selected copy of the backbone ('query', 'teacher'); '' if the format has one copy.
         other_networks: other copies in the file.
         note: note of the table for users of the weights.
@@ -148,6 +125,7 @@ class Recognised:
     backbone: str | None
     where: str
     prefix: str
+    wrapper: str = ""
     network: str = ""
     other_networks: tuple[str, ...] = ()
     note: str = ""
@@ -160,6 +138,8 @@ class Recognised:
     @property
     def network_text(self) -> str:
         """Description of the network for reports: 'query, not key (--format moco:key)'; '' if there is only one."""
+        if self.wrapper:
+            return f"behind '{self.wrapper}'"
         if not self.other_networks:
             return "" if self.network == "plain" else self.network
         others = " or ".join(self.other_networks)
@@ -178,35 +158,52 @@ class _Match:
 def recognise(file: WeightsFile, *, expected: Shapes | None = None, format: str | None = None) -> Recognised:
     """Return the backbone in a file under canonical names, and its format.
 
-    Several tables may match if they give the same tensors. Heads that belong to the backbone itself stay in it.
+    Several tables may match if they give the same tensors. Heads that belong to the backbone itself stay in it. If no
+    table matches, the network is looked for behind a prefix of the user's own, such as 'model.' of a Lightning module.
 
     Args:
         file: result of `files.read`.
         expected: name -> shape of the backbone's own state dict, if known; decides between tables.
         format: required format: a name from model_converters/ or the path of a .yaml file; None tries all of them.
+            'torchvision:teacher.' reads the network behind this prefix.
 
     Raises:
         WeightsError: no table accounts for every key, or several do with different results.
         UsageError: there is no such format.
     """
+    format, wrapper = without_wrapper(format)
     tables = [table for name in ([format] if format else names.list_names("format")) for table in load_networks(name)]
-    for where in {where for table in tables for where in table.file.state_dict}:
-        if (n := len(tensors_at(file.content, where))) > MAX_TENSORS:
+    where, _ = likely_place(file.content, "", set())
+    for place in {where, *(place for table in tables for place in table.file.state_dict)}:
+        if (n := len(tensors_at(file.content, place))) > MAX_TENSORS:
             raise WeightsError(f"{file.path}: {n:,} tensors in one dict, more than any network has ({MAX_TENSORS:,})")
     marked = [table for table in tables if _has_marker(table, file)]
     conflicts: list[str] = []
+    if not wrapper and (match := _best(file, marked or tables, expected, conflicts, named=format is not None)):
+        return _result(match, file)
+    tensors = tensors_at(file.content, where)
+    if not marked and (found := _wrapped(file, tables, tensors, expected, wrapper=wrapper, named=format is not None)):
+        return dataclasses.replace(found, where=where)
+    usable = [table for table in marked or tables if _is_usable(table, file, expected)]
+    tries = [(table, split) for table in usable if (split := _best_try(table, file)) is not None]
+    raise unrecognised(file, tensors, where=where, tries=tries, conflicts=conflicts, format=format)
+
+
+def _best(
+    file: WeightsFile, tables: Sequence[FormatTable], expected: Shapes | None, conflicts: list[str], *, named: bool
+) -> _Match | None:
+    """Return the match to use of all tables, None if there is none; contradictions of tables go to `conflicts`.
+
+    Raises:
+        WeightsError: two tables match with different tensors.
+    """
     matches: list[_Match] = []
-    for table in marked or tables:
-        match = _match(table, file, expected, conflicts, named=format is not None)
+    for table in tables:
+        match = _match(table, file, expected, conflicts, named=named)
         if match is not None and all(match.table.name != other.table.name for other in matches):
             matches.append(match)
     if not matches:
-        usable = [table for table in marked or tables if _is_usable(table, file, expected)]
-        tries = [(table, split) for table in usable if (split := _best_try(table, file)) is not None]
-        where, _ = likely_place(file.content, "", set())
-        raise unrecognised(
-            file, tensors_at(file.content, where), where=where, tries=tries, conflicts=conflicts, format=format
-        )
+        return None
     if expected is not None:
         most = max(_coverage(match, expected) for match in matches)
         matches = [match for match in matches if _coverage(match, expected) == most]
@@ -216,7 +213,74 @@ def recognise(file: WeightsFile, *, expected: Shapes | None = None, format: str 
     for other in matches[1:]:
         if not _same(matches[0].split.canonical, other.split.canonical):
             raise _ambiguous(file, matches[0], other)
-    return _result(matches[0], file)
+    return matches[0]
+
+
+def _wrapped(
+    file: WeightsFile,
+    tables: Sequence[FormatTable],
+    tensors: Mapping[str, Tensor],
+    expected: Shapes | None,
+    *,
+    wrapper: str,
+    named: bool,
+) -> Recognised | None:
+    """Return the only network whose keys a table accounts for behind a prefix; None if there is none.
+
+    Args:
+        file: the weights file.
+        tables: tables to try.
+        tensors: the tensors of one dict of the file.
+        expected: names and shapes of the backbone, if known.
+        wrapper: prefix named by the user; '' tries all prefixes with a fifth of the tensors.
+        named: the user named the format.
+
+    Raises:
+        WeightsError: several prefixes hold a network.
+    """
+    keys = list(tensors)
+    beginnings = dict.fromkeys(
+        ".".join(key.split(".")[:n]) + "." for key in keys for n in range(1, min(key.count("."), 4) + 1)
+    )
+    usable = [
+        table for table in tables if not table.file.marker and (table.file.needs_backbone or not table.file.fallback)
+    ]
+    found: dict[str, Recognised] = {}
+    for prefix in [wrapper] if wrapper else sorted(beginnings, key=len):
+        behind = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+        nested = any(prefix.startswith(shorter) for shorter in found)
+        if not behind or nested or (not wrapper and 5 * len(behind) < len(keys)):
+            continue
+        inner = dataclasses.replace(file, content=behind)
+        if match := _best(inner, usable, expected, [], named=named):
+            found[prefix] = _result(match, inner)
+    if len(found) > 1:
+        first = next(iter(found))
+        raise WeightsError(
+            f"{file.path} holds {len(found)} networks: behind " + " and ".join(f"'{prefix}'" for prefix in found),
+            f"Select one, such as --format {found[first].format}:{first}",
+        )
+    for prefix, one in found.items():
+        others = [key for key in keys if not key.startswith(prefix)]
+        return dataclasses.replace(
+            one,
+            prefix=prefix + one.prefix,
+            dropped=(*(prefix + key for key in one.dropped), *others),
+            ignored=(*one.ignored, *dict.fromkeys(_branch(key, prefix) for key in others)),
+            wrapper=prefix,
+        )
+    return None
+
+
+def _branch(key: str, prefix: str) -> str:
+    """Return the part of the file that a key outside the prefix belongs to.
+
+    >>> _branch("net.probe.0.weight", "net.backbone.")
+    'net.probe.*'
+    """
+    segments, others = key.split("."), prefix.split(".")
+    shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(segments, others, strict=False))))
+    return ".".join(segments[: shared + 1]) + ("" if shared + 1 >= len(segments) else ".*")
 
 
 def _is_preferred(table: FormatTable) -> bool:

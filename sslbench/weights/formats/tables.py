@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from torch import Tensor
 
@@ -221,7 +221,8 @@ class _Rename:
 def load_table(name: str) -> FormatTable:
     """Return the table of a format name or of a path that ends in .yaml.
 
-    'moco:key' selects the network 'key' of format moco, 'detectron2:msra' the variant 'msra' of format detectron2.
+    'moco:key' selects the network 'key' of format moco, 'detectron2:msra' the variant 'msra' of format detectron2;
+    the prefix in 'torchvision:teacher.' is no part of the table.
 
     >>> import torch
     >>> table = load_table("moco")
@@ -242,6 +243,7 @@ def load_networks(name: str) -> list[FormatTable]:
     Raises:
         UsageError: as `load_table`.
     """
+    name, _ = without_wrapper(name)
     name, colon, network = name.partition(":") if "/" not in name.rpartition(":")[2] else (name, "", "")
     path = names.find_file("format", name)
     table = _load(Path(name).stem if name.endswith(".yaml") else name, path, path.stat().st_mtime_ns)
@@ -255,6 +257,22 @@ def load_networks(name: str) -> list[FormatTable]:
         remedy = names.did_you_mean(network, known) if known else "Its files hold only one."
         raise UsageError(f"format {name} has no network or variant '{network}'", remedy)
     return [take(table, network)]
+
+
+@overload
+def without_wrapper(format: str) -> tuple[str, str]: ...
+@overload
+def without_wrapper(format: None) -> tuple[None, str]: ...
+def without_wrapper(format: str | None) -> tuple[str | None, str]:
+    """Divide the name of a format and the prefix behind it, which ends with a dot.
+
+    >>> without_wrapper("torchvision:teacher."), without_wrapper("moco:key")
+    (('torchvision', 'teacher.'), ('moco:key', ''))
+    """
+    if format is None or not format.endswith("."):
+        return format, ""
+    name, _, prefix = format.rpartition(":")
+    return (name, prefix) if name else (format, "")
 
 
 def take(table: FormatTable, network: str) -> FormatTable:
