@@ -215,6 +215,20 @@ _TESTED: tuple[LabelKind, ...] = ("single", "triplets")
 """Kinds of labels whose leading metric is compared with that of the untrained backbone."""
 
 
+def warn_if_below_chance(result: Result) -> str | None:
+    """Return a warning if the whole interval of the leading metric is worse than chance, for one class per sample."""
+    chance = result.floors.get("chance", {}).get(result.headline)
+    leading = result.metrics[result.headline]
+    known = find(result.headline)
+    ends = [known.sign * end for end in (leading.low, leading.high) if end is not None]
+    if result.data.labels != "single" or chance is None or not ends or max(ends) >= known.sign * chance:
+        return None
+    return (
+        f"{result.protocol.name}: {result.headline} {leading.value:.2f} is below chance ({chance:.2f}): "
+        "are the labels of train and test of the same classes in the same order?"
+    )
+
+
 def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], scores: records.Scores) -> str | None:
     """Return a warning if the weights are not better than the untrained backbone by a paired test; else None.
 

@@ -294,6 +294,9 @@ def finish(
     floors_ = dict(result.floors.items())
     floors_ |= {name: {m: v.value for m, v in floor.metrics.items()} for name, (floor, _) in floor_results.items()}
     notes = list(result.notes)
+    if below := floors.warn_if_below_chance(dataclasses.replace(result, floors=floors_)):
+        log.warning(below)
+        notes.append(below)
     if "untrained" in floor_results and (
         warning := floors.warn_if_at_floor(result, floor_results["untrained"], scores)
     ):

@@ -73,6 +73,8 @@ def _text(value: Any) -> str:
 
 
 RESAMPLES = 1000
+_ROUNDING = 1e-4
+"""Largest difference, as a share, between a recorded rate and the same from scores in single precision."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,6 +191,8 @@ def compare_detectors(
             f"{_called(first)}: '{metric}' cannot be compared for detections", did_you_mean(metric, able)
         ) from error
     factor = find(metric).scale
+    _check_recorded(a, metric, factor * found.value_a)
+    _check_recorded(b, metric, factor * found.value_b)
     return Comparison(
         a=first,
         b=b[0],
@@ -251,6 +255,10 @@ def compare_all(
     except (KeyError, ValueError) as error:
         raise _not_computable(first, scores, metric) from error
     factor = find(metric).scale
+    half = metric not in TOP_K and any(each.half for _, each in (*a, *b))
+    if not half:
+        _check_recorded([result for result, _ in a], metric, factor * found.value_a)
+        _check_recorded([result for result, _ in b], metric, factor * found.value_b)
     return Comparison(
         a=first,
         b=b[0][0],
@@ -263,10 +271,32 @@ def compare_all(
         low=factor * found.low,
         high=factor * found.high,
         p_mcnemar=found.p,
-        half=metric not in TOP_K and any(each.half for _, each in (*a, *b)),
+        half=half,
         verdict=_verdict(metric, found.low, found.high),
         trainings=_trainings([result for result, _ in a], [result for result, _ in b]),
     )
+
+
+class ChangedRecordError(ResultError):
+    """A metric in a record that its stored scores or detections contradict."""
+
+
+def _check_recorded(results: Sequence[Result], metric: str, found: float) -> None:
+    """Check that records hold the value which their scores or detections give.
+
+    Raises:
+        ChangedRecordError: they hold another one; records without the metric are not checked.
+    """
+    recorded = [result.metrics[metric].value for result in results if metric in result.metrics]
+    values = [value for value in recorded if value is not None]
+    if len(values) < len(results) or math.isnan(found):
+        return
+    mean = sum(values) / len(values)
+    if abs(mean - found) > _ROUNDING * find(metric).scale:
+        raise ChangedRecordError(
+            f"{_called(results[0])}: the record says {metric} {mean:.2f}, what is stored beside it {found:.2f}",
+            "The record or its scores were changed after the evaluation; run it again, or see: sslbench reproduce.",
+        )
 
 
 def _trainings(a: Sequence[Result], b: Sequence[Result]) -> tuple[int, int] | None:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from sslbench.errors import ResultError
-from sslbench.leaderboard.compare import RESAMPLES, Scored, compare_all, compare_detectors
+from sslbench.leaderboard.compare import RESAMPLES, ChangedRecordError, Scored, compare_all, compare_detectors
 from sslbench.leaderboard.model import Cell, Column, Row, value
 from sslbench.metrics.catalog import find
 from sslbench.metrics.differences import TOP_K
@@ -25,7 +25,8 @@ def mark_best(rows: Sequence[Row], columns: tuple[Column, ...], seed: int) -> tu
         seed: seed of the resamples.
 
     Returns:
-        The rows, and a note for each column with too many detections to look for ties.
+        The rows, a note for each column with too many detections to look for ties, and one for each record that is
+        contradicted by its scores.
     """
     cells = [list(row.cells) for row in rows]
     notes = []
@@ -48,6 +49,7 @@ def mark_best(rows: Sequence[Row], columns: tuple[Column, ...], seed: int) -> tu
             if cell is not None:
                 tied = True if i == best else None if ties is None else ties.with_best(cell)
                 cells[i][position] = dataclasses.replace(cell, best=v == numbers[best], tied=tied)
+        notes += [] if ties is None else ties.contradicted
     return [dataclasses.replace(row, cells=tuple(changed)) for row, changed in zip(rows, cells, strict=True)], notes
 
 
@@ -57,6 +59,7 @@ class _Ties:
     def __init__(self, best: Cell | None, metric: str, seed: int) -> None:
         self.best, self.metric, self.seed = best, metric, seed
         self.scores = _scores(best)
+        self.contradicted: dict[str, None] = {}
 
     def with_best(self, cell: Cell) -> bool | None:
         """Return whether the 95 % interval of the paired difference between the two covers 0, as in `compare`.
@@ -73,6 +76,9 @@ class _Ties:
                 found = compare_all(self.scores, other, self.metric, seed=self.seed, resamples=resamples)
             else:
                 return None
+        except ChangedRecordError as error:
+            self.contradicted[f"{error.message}."] = None
+            return None
         except ResultError:
             return None
         return None if found.verdict == "not computable" else found.verdict == "tied"

@@ -6,6 +6,7 @@ import datetime
 import functools
 import importlib.metadata
 import json
+import logging
 import math
 import platform
 import re
@@ -42,6 +43,8 @@ CONFUSION_CSV, CONFUSION_PNG = ".confusion.csv", ".confusion.png"
 """Suffixes of the confusion matrix beside it."""
 PREDICTIONS = ".predictions.json"
 """Suffix of a detector's COCO result file beside its record; `read_tree` skips it."""
+log = logging.getLogger("sslbench")
+
 OBJECTS = ".objects.npz"
 """Suffix of a file of the objects of a test part, which all records of detections on it share."""
 _BESIDE = (_SCORES, PREDICTIONS, OVERLAPS, WEIGHTS, NEIGHBOURS, PICTURE, PREDICTIONS_CSV, CONFUSION_CSV, CONFUSION_PNG)
@@ -237,6 +240,7 @@ def _write(
         replace_file(path, text.encode())
         for other in target.glob(f"*-{result.id}.json"):
             if other != path:
+                log.info(f"{other}: the same measurement under another name, replaced by {path.name}")
                 other.unlink(missing_ok=True)
                 for suffix in _BESIDE:
                     other.with_suffix(suffix).unlink(missing_ok=True)

@@ -145,6 +145,17 @@ def test_a_network_no_better_than_untrained_is_warned_about(photos, tmp_path, ca
     assert "is not better than the untrained nets_of_the_floor_test:net" in caplog.text
 
 
+def test_test_labels_in_another_order_than_those_of_train_are_warned_about(tmp_path, caplog):
+    rng = np.random.default_rng(0)
+    train, test = np.repeat(np.arange(5), 40), np.repeat(np.arange(5), 20)
+    features = [np.eye(5)[labels] * 4 + rng.normal(size=(len(labels), 5)) for labels in (train, (test + 1) % 5)]
+    for labels, warned in ((test, True), ((test + 1) % 5, False)):
+        caplog.clear()
+        (result,) = sslbench.evaluate(None, (features[0], train), (features[1], labels), protocols="knn", out=tmp_path)
+        assert any("is below chance (20.00)" in note for note in result.notes) == warned
+        assert ("is below chance" in caplog.text) == warned
+
+
 class Unfrozen(Net):
     """Puts its BatchNorm back into training mode, as some forward passes do."""
 

@@ -115,6 +115,20 @@ def test_pairs_of_folders_have_equal_layers_and_seeds_and_no_floors():
     assert pairs(one, [make("b", layer="other")]) == []
 
 
+def test_a_record_that_its_scores_contradict_is_refused_and_named_on_leaderboards(three):
+    best, near, far = three
+    best.file.write_text(best.file.read_text().replace('"value": 80.0', '"value": 88.0'))
+    changed = records.read(best.file)
+    assert changed.metrics["top1"].value == 88
+    with pytest.raises(ResultError, match=r"the record says top1 88.00, what is stored beside it 80.00"):
+        compare(near, changed)
+    board = table([changed, near, far])
+    assert [row.cells[0].tied for row in board.rows] == [True, None, None]
+    (note,) = [note for note in board.notes if "the record says" in note]
+    assert str(best.file) in note
+    assert not table([near, far]).notes
+
+
 def test_several_comparisons_are_corrected(three):
     found = with_holm([compare(three[0], three[2]), compare(three[0], three[1])])
     assert [one.p_holm for one in found] == [pytest.approx(2 * found[0].p_mcnemar), 1.0]
@@ -221,7 +235,9 @@ def test_groups_are_kept_together_and_must_be_the_same(tmp_path):
 
     def grouped(name, right, of):
         scores = np.eye(3, dtype=np.float32)[np.where(right, LABELS, (LABELS + 1) % 3)]
-        return records.read(records.write(make(name), scores, IDS, LABELS, tmp_path / name, groups=of).file)
+        return records.read(
+            records.write(make(name, 100 * right.mean()), scores, IDS, LABELS, tmp_path / name, groups=of).file
+        )
 
     a, b = grouped("a", np.ones(200, bool), groups), grouped("b", lost, groups)
     np.testing.assert_array_equal(records.read_scores(a.file).groups, groups)
