@@ -20,6 +20,9 @@ NONE_OF_THE_CLASSES = (
 )
 """Remedy for empty labels: the rule for samples of several labels that have none."""
 
+NO_LABEL_COLUMN = "no label column was recognised among:"
+"""Words of the note of a table without labels, which refusals repeat."""
+
 
 def no_labels(n: int) -> Labels:
     """Return the labels of N unlabelled samples."""

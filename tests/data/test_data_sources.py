@@ -13,6 +13,7 @@ import pytest
 
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
+from sslbench.data.splits import label_problems
 from sslbench.errors import DataError, UsageError
 
 
@@ -245,6 +246,12 @@ def test_cells_with_several_labels_are_multi_label(table, separator):
     assert source.labels.classes == ("cat", "dog", "eel")
     np.testing.assert_array_equal(source.labels.values, [[1, 1, -1], [0, 1, 0]])
     assert texts(source) == ["cat;dog;?eel", "dog"]
+
+
+def test_a_table_whose_labels_have_another_name_is_refused_with_its_columns(table):
+    whole = open_data(table("path,species\nimg/a.png,cat\nimg/b.png,dog\n"))["all"]
+    (problem,) = label_problems(whole, whole)
+    assert "no label column was recognised among: path, species; name it with --label-column" in problem
 
 
 def test_columns_of_zeros_and_ones_are_classes_when_there_is_no_label_column(table):

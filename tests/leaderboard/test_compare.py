@@ -9,7 +9,7 @@ from make_results import IDS, LABELS, PREPROCESSING, change, make, write
 
 import sslbench
 from sslbench.cli.main import cli
-from sslbench.errors import ResultError
+from sslbench.errors import ResultError, UsageError
 from sslbench.leaderboard import table
 from sslbench.leaderboard.compare import compare, differing, pairs, with_holm
 from sslbench.metrics.differences import sign_flip
@@ -127,6 +127,12 @@ def test_a_record_that_its_scores_contradict_is_refused_and_named_on_leaderboard
     (note,) = [note for note in board.notes if "the record says" in note]
     assert str(best.file) in note
     assert not table([near, far]).notes
+
+
+def test_three_results_are_referred_to_the_leaderboard(three):
+    found = CliRunner().invoke(cli, ["compare", *(str(one.file) for one in three)])
+    assert found.exit_code == 2 or isinstance(found.exception, UsageError)
+    assert "sslbench leaderboard" in f"{found.output}{found.exception}"
 
 
 def test_several_comparisons_are_corrected(three):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sslbench.cli.echo import echo
+from sslbench.errors import UsageError
 from sslbench.text import table_cell
 
 if TYPE_CHECKING:
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 @click.command("compare")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
+@click.argument("further", nargs=-1, type=click.Path(path_type=Path), metavar="")
 @click.option("--metric", help="Metric to compare. Default: the leading metric.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def command(a: Path, b: Path, metric: str | None, as_json: bool) -> None:
+def command(a: Path, b: Path, further: tuple[Path, ...], metric: str | None, as_json: bool) -> None:
     """Test whether two results differ: A and B are records, or folders of records.
 
     The test samples are resampled for both at once (paired bootstrap). "tied" means that the 95 % interval of the
@@ -36,6 +38,11 @@ def command(a: Path, b: Path, metric: str | None, as_json: bool) -> None:
     from sslbench.results.records import read, read_tree
 
     terminal.show_messages()
+    if further:
+        raise UsageError(
+            f"compare takes two results or folders, not {2 + len(further)}",
+            "A table of several, with ties with the best: sslbench leaderboard FOLDER ...",
+        )
     if a.is_file() and b.is_file():
         found = [compare(read(a), read(b), metric=metric)]
     else:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from sslbench.arrays import IntArray
 from sslbench.data.groups import choose_groups, source_groups, torn_classes
-from sslbench.data.labels import among_classes, present_classes, single_labels
+from sslbench.data.labels import NO_LABEL_COLUMN, among_classes, present_classes, single_labels
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.open import open_data
 from sslbench.data.source import ORIGIN, Labels, Source
@@ -320,6 +320,9 @@ def label_problems(train: Source, test: Source) -> list[str]:
             "give a folder with a sub-folder per class, or a table or manifest with labels "
             "(--label-col, in Python label_column, names their column)"
         )
+        noted = dict.fromkeys(note for part in (train, test) for note in part.notes if NO_LABEL_COLUMN in note)
+        if noted:
+            remedy = f"{'; '.join(noted)} (in Python label_column)"
         if ORIGIN in train.attributes:
             remedy = "joined sources have labels only if each has; sslbench check-data lists those without"
         return [f"{' and '.join(unlabelled)} {verb} no labels: {remedy}"]

@@ -189,7 +189,7 @@ def _no_dict(path: Path, loaded: object, stubbed: tuple[str, ...]) -> WeightsErr
     if stubbed and isinstance(loaded, InertObject):
         return WeightsError(
             f"{path} holds a whole pickled object ({', '.join(stubbed[:3])}), not a dict of tensors",
-            "Save model.state_dict() instead of the model.",
+            "Save model.state_dict() instead of the model. --trust-pickle reads it as it is, if you trust its author.",
         )
     return WeightsError(f"{path} holds a {type(loaded).__name__}, not a dict of tensors", "Save model.state_dict().")
 

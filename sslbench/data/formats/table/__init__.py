@@ -19,6 +19,7 @@ from sslbench.data.formats.boxes_csv import has_boxes
 from sslbench.data.formats.table.lists import TableColumns, read_json, read_json_lines, read_lines
 from sslbench.data.images import Files
 from sslbench.data.labels import (
+    NO_LABEL_COLUMN,
     NONE_OF_THE_CLASSES,
     has_separator,
     multi_labels,
@@ -325,9 +326,7 @@ def _labels_from_flags(table: TableColumns, names: Sequence[str]) -> tuple[Label
     n = len(next(iter(table.columns.values())))
     if not classes:
         listed = ", ".join(table.columns)
-        return no_labels(n), (
-            f"{table.name}: no label column was recognised among: {listed}; name it with --label-column",
-        )
+        return no_labels(n), (f"{table.name}: {NO_LABEL_COLUMN} {listed}; name it with --label-column",)
     for name in classes:
         _refuse_empty(table, name, cells[name])
     values = np.array([[booleans.FLAGS[cell.lower()] for cell in cells[name]] for name in classes], dtype=np.int8).T
