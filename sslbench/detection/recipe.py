@@ -11,9 +11,12 @@ from sslbench.config import build, setting
 from sslbench.errors import UsageError
 from sslbench.library.benchmarks import load_benchmark
 
-Architecture = Literal["c4", "fpn", "vit_fpn", "retinanet", "fcos"]
+Architecture = Literal["c4", "fpn", "vit_fpn", "retinanet", "fcos", "deformable_detr", "vit_deformable_detr"]
 ONE_STAGE = ("retinanet", "fcos")
 """Architectures without region proposals."""
+DETR = ("deformable_detr", "vit_deformable_detr")
+ON_TRANSFORMERS = ("vit_fpn", "vit_deformable_detr")
+"""Architectures whose backbone is a vision transformer."""
 HeadNorm = Literal["none", "same", "layer", "group"]
 Sizes = tuple[tuple[float, ...], ...]
 
@@ -25,7 +28,8 @@ class DetectionRecipe:
     architecture: Architecture = setting(
         "c4",
         "c4: Faster R-CNN on the fourth stage, the fifth on every region; fpn: feature pyramid; "
-        "vit_fpn: simple feature pyramid on a vision transformer; retinanet, fcos: one stage on a feature pyramid",
+        "vit_fpn: simple feature pyramid on a vision transformer; retinanet, fcos: one stage on a feature pyramid; "
+        "deformable_detr: a transformer on the maps of a ResNet; vit_deformable_detr: on a simple feature pyramid",
     )
     masks: bool = setting(False, "also predict masks (Mask R-CNN)")
     keypoints: bool = setting(False, "also predict keypoints (Keypoint R-CNN); for architecture=fpn and vit_fpn")
@@ -44,6 +48,8 @@ class DetectionRecipe:
     weight_decay: float = setting(1e-4, "weight decay of all weights but those of normalisation")
     weight_decay_norm: float = setting(0.0, "weight decay of the weights of normalisation")
     layer_decay: float = setting(1.0, "factor of the learning rate from each transformer block to the one below")
+    backbone_rate: float = setting(1.0, "factor of the learning rate of the backbone")
+    clip_gradients: float = setting(0.0, "largest norm of the gradient of all weights; 0: no limit")
     precise_bn: int = setting(0, "batches over which BatchNorm statistics are averaged before evaluation; 0: none")
 
     min_sizes_train: tuple[int, ...] = setting((800,), "shorter side in training, drawn per image", unit="px")
@@ -128,6 +134,16 @@ class DetectionRecipe:
     keypoint_loss_over: Literal["labelled", "all"] = setting(
         "labelled", "keypoints whose number divides the loss: the labelled ones, or those that all regions could have"
     )
+    queries: int = setting(300, "deformable_detr: object queries, the largest number of objects in an image")
+    encoder_layers: int = setting(6, "deformable_detr: layers of the encoder")
+    decoder_layers: int = setting(6, "deformable_detr: layers of the decoder")
+    transformer_width: int = setting(256, "deformable_detr: width of the transformer, of 8 heads")
+    transformer_mlp: int = setting(1024, "deformable_detr: hidden width of the transformer's perceptrons")
+    dropout: float = setting(0.1, "deformable_detr: dropout in the transformer")
+    refine_boxes: bool = setting(False, "deformable_detr: each layer of the decoder refines the boxes of the last")
+    offset_rate: float = setting(
+        1.0, "deformable_detr: factor of the learning rate of sampling offsets and reference points"
+    )
 
     score_threshold: float = setting(0.05, "smallest score of a detection")
     nms: float = setting(0.5, "IoU above which the weaker detection of a class is suppressed")
@@ -181,6 +197,8 @@ _USUAL: dict[str, dict[str, Any]] = {
         ),
     },
     "fcos": {"pyramid_norm": "none"},
+    "deformable_detr": {"pyramid_norm": "none"},
+    "vit_deformable_detr": {"pyramid_norm": "layer"},
     # Li et al. 2022 (ViTDet, arXiv 2203.16527), appendix A.2
     "vit_fpn": {
         **_PYRAMID,
@@ -196,7 +214,7 @@ _USUAL: dict[str, dict[str, Any]] = {
 def resolved(recipe: DetectionRecipe) -> DetectionRecipe:
     """Return the recipe with the architecture-dependent defaults filled in."""
     usual = dict(_USUAL[recipe.architecture])
-    if recipe.architecture not in ONE_STAGE:
+    if recipe.architecture not in (*ONE_STAGE, *DETR):
         usual["rpn_smooth_l1_beta"] = recipe.smooth_l1_beta
     return dataclasses.replace(
         recipe, **{name: value for name, value in usual.items() if getattr(recipe, name) is None}
@@ -243,7 +261,8 @@ def check(recipe: DetectionRecipe) -> None:
     _check_groups(full)
     if full.architecture in ONE_STAGE:
         _refuse_second_stage(recipe)
-    if full.architecture != "fcos":
+    _check_detr(recipe)
+    if full.architecture not in ("fcos", *DETR):
         _check_anchors(full)
     if full.architecture == "c4" and (full.box_convs or full.box_fcs or full.pyramid_norm != "none"):
         raise UsageError("a c4 detector has no pyramid or box head: box_convs, box_fcs and pyramid_norm have no effect")
@@ -281,14 +300,14 @@ def _check_keypoints(full: DetectionRecipe) -> None:
 
 
 def _check_transformer(full: DetectionRecipe) -> None:
-    if full.architecture != "vit_fpn" and (full.vit_window or full.vit_relative or full.drop_path):
+    if full.architecture not in ON_TRANSFORMERS and (full.vit_window or full.vit_relative or full.drop_path):
         raise UsageError(f"vit_window, vit_relative and drop_path have no effect on architecture={full.architecture}")
     if full.freeze_at == 5 and (full.vit_relative or full.drop_path):
         raise UsageError(
             "vit_relative and drop_path train the backbone, and freeze_at=5 freezes it",
             "Leave them out, or give freeze_at=0.",
         )
-    if full.architecture == "vit_fpn" and full.freeze_at not in (0, 5):
+    if full.architecture in ON_TRANSFORMERS and full.freeze_at not in (0, 5):
         raise UsageError(
             f"freeze_at={full.freeze_at}: a vision transformer has no stages", "Give 0, or 5 for the whole backbone."
         )
@@ -356,20 +375,48 @@ def _refuse_second_stage(recipe: DetectionRecipe) -> None:
         )
 
 
+_OF_DETR = (
+    *("queries", "encoder_layers", "decoder_layers", "transformer_width", "transformer_mlp", "dropout"),
+    *("refine_boxes", "offset_rate"),
+)
+_OF_PYRAMIDS = ("pyramid_channels", "pyramid_norm")
+
+
+def _check_detr(recipe: DetectionRecipe) -> None:
+    """Refuse settings of Deformable DETR for other detectors, those of other detectors for it, and unfit widths."""
+    usual, detr = DetectionRecipe(), recipe.architecture in DETR
+    names: tuple[str, ...] = _OF_DETR
+    if detr:
+        names = (*_OF_REGIONS, *_NOT_OF_FCOS, *(_OF_PYRAMIDS if recipe.architecture == "deformable_detr" else ()))
+        names = names if recipe.tta_sizes or recipe.tta_flip else (*names, "nms")  # which only joins views
+    given = [name for name in names if getattr(recipe, name) != getattr(usual, name)]
+    if given:
+        have = "have" if len(given) > 1 else "has"
+        raise UsageError(f"{', '.join(given)} {have} no effect on architecture={recipe.architecture}", "Leave out.")
+    if detr and (recipe.transformer_width % 32 or recipe.transformer_width > _MOST_WIDTH):
+        raise UsageError(
+            f"transformer_width={recipe.transformer_width}: should be a multiple of 32, at most {_MOST_WIDTH}",
+            "The transformer's input is normalised in 32 groups of channels.",
+        )
+
+
+_MOST_WIDTH = 4096
 _AT_LEAST_ONE = (
     *("iterations", "batch_size", "min_size_test", "max_size_train", "max_size_test", "pyramid_channels", "rpn_convs"),
     *("accumulate", "tta_max_size", "box_channels", "head_channels", "box_pool", "mask_pool", "detections"),
     *("rpn_pre_nms_train", "rpn_pre_nms_test", "keypoint_channels", "keypoint_pool"),
+    *("queries", "encoder_layers", "decoder_layers", "transformer_mlp"),
     *("rpn_post_nms_train", "rpn_post_nms_test", "rpn_samples", "roi_samples"),
 )
 _NOT_NEGATIVE = (
     *("warmup_iterations", "precise_bn", "weight_decay", "weight_decay_norm", "smooth_l1_beta", "momentum", "gamma"),
     *("box_convs", "box_fcs", "mask_convs", "vit_window", "keypoint_convs", "min_keypoints", "oks_sigma"),
     *("keypoint_loss_weight", "rpn_smooth_l1_beta"),
+    *("clip_gradients", "backbone_rate", "offset_rate"),
 )
 _RATES = (
     *("flip", "rpn_nms", "rpn_positives", "roi_overlap", "roi_positives", "score_threshold", "nms", "warmup_factor"),
-    *("repeat_threshold", "layer_decay", "drop_path"),
+    *("repeat_threshold", "layer_decay", "drop_path", "dropout"),
 )
 
 
@@ -416,6 +463,8 @@ def what_is_trained(recipe: DetectionRecipe) -> str:
     """Return the trained parts of a detector with a frozen backbone, in words."""
     if recipe.architecture in ONE_STAGE:
         return "the pyramid and the head (boxes, classes)"
+    if recipe.architecture in DETR:
+        return "the transformer" if recipe.architecture == "deformable_detr" else "the pyramid and the transformer"
     first = "the fifth stage (on the regions, in the head)" if recipe.architecture == "c4" else "the pyramid"
     further = (", masks" if recipe.masks else "") + (", keypoints" if recipe.keypoints else "")
     return f"{first}, the region proposals and the heads (boxes, classes{further})"

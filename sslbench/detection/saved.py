@@ -20,7 +20,7 @@ from sslbench.config import build as build_dataclass
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.models.names import canonical_name, place
-from sslbench.detection.recipe import DetectionRecipe, changed_network, what_is_trained
+from sslbench.detection.recipe import ON_TRANSFORMERS, DetectionRecipe, changed_network, what_is_trained
 from sslbench.errors import UsageError, WeightsError
 from sslbench.preprocessing import Preprocessing
 from sslbench.results import canonical
@@ -127,7 +127,7 @@ def _joined(content: Mapping[str, Any], recipe: DetectionRecipe) -> dict[str, Te
     state = dict(content[_KEY])
     for name, tensor in backbone.items():
         flipped = name == _STEM and recipe.channel_order == "BGR"
-        vit = recipe.architecture == "vit_fpn"
+        vit = recipe.architecture in ON_TRANSFORMERS
         state[_VIT + name if vit else place(name, pyramid=recipe.architecture != "c4")] = (
             tensor.flip(1) if flipped else tensor
         )
@@ -135,7 +135,7 @@ def _joined(content: Mapping[str, Any], recipe: DetectionRecipe) -> dict[str, Te
 
 
 def _canonical(name: str, recipe: DetectionRecipe) -> str | None:
-    if recipe.architecture == "vit_fpn":
+    if recipe.architecture in ON_TRANSFORMERS:
         return name.removeprefix(_VIT) if name.startswith(_VIT) else None
     return canonical_name(name, pyramid=recipe.architecture != "c4")
 
@@ -157,7 +157,8 @@ def read_detector(path: Path, device: str | torch.device = "cpu") -> tuple[Detec
     numbers = sum(tensor.numel() for key in ("state_dict", _KEY) for tensor in tensors_at(file.content, key).values())
     check_recorded(about.backbone, f"{path}: detector.backbone", numbers=numbers)
     recipe, classes = about.recipe, len(about.classes)
-    layers = recipe.rpn_convs, recipe.box_convs, recipe.box_fcs, recipe.mask_convs, recipe.keypoint_convs
+    convs = recipe.rpn_convs, recipe.box_convs, recipe.box_fcs, recipe.mask_convs, recipe.keypoint_convs
+    layers = *convs, recipe.encoder_layers, recipe.decoder_layers
     if max(number or 0 for number in layers) > _MOST_LAYERS:
         raise WeightsError(f"{path}: its recipe has a head of more than {_MOST_LAYERS} layers")
     with torch.device("meta"):
@@ -191,7 +192,12 @@ def about_of(file: files.WeightsFile) -> DetectorDescription | None:
     return dataclasses.replace(about, preprocessing=check_recorded_preprocessing(about.preprocessing, where))
 
 
-_TITLES = {"retinanet": "RetinaNet", "fcos": "FCOS"}
+_TITLES = {
+    "retinanet": "RetinaNet",
+    "fcos": "FCOS",
+    "deformable_detr": "Deformable DETR",
+    "vit_deformable_detr": "Deformable DETR on a simple feature pyramid",
+}
 
 
 def rows(file: files.WeightsFile, about: DetectorDescription) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from sslbench.detection.batches import Batch, training_batches
 from sslbench.detection.log import IterationMeter, MetricsFile, Watch
 from sslbench.detection.models.boxes import Target
 from sslbench.detection.models.detector import Detector
-from sslbench.detection.recipe import DetectionRecipe, after_divergence
+from sslbench.detection.recipe import DETR, DetectionRecipe, after_divergence
 from sslbench.distributed.collectives import rank, sum_, world_size
 from sslbench.distributed.parallel import (
     broadcast_buffers,
@@ -208,6 +208,8 @@ def _loop(
             optimizer.zero_grad(set_to_none=True)
             losses = _gradients(model, batch, recipe, run, iteration)
             mean = finite_mean(losses, torch.stack(list(losses.values())).sum(), recipe, iteration, run.folder)
+            if recipe.clip_gradients:
+                nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_gradients)
             optimizer.step()
             done, last = iteration + 1, iteration + 1 == recipe.iterations
             if watchers and meter.due(done):
@@ -317,7 +319,8 @@ def make_optimizer(detector: Detector, recipe: DetectionRecipe) -> torch.optim.O
 
     Of a vision transformer the rate of each block is `layer_decay` times that of the block above it, and the positions
     do not decay (ViTDet: Li et al. 2022, arXiv 2203.16527, appendix A.2, with the exceptions of its configuration in
-    Detectron2); neither do class and register tokens, which ViTDet has not.
+    Detectron2); neither do class and register tokens, which ViTDet has not. `backbone_rate` and `offset_rate` are further
+    factors of the rate.
 
     Raises:
         UsageError: layer_decay for a backbone without transformer blocks.
@@ -340,13 +343,24 @@ def make_optimizer(detector: Detector, recipe: DetectionRecipe) -> torch.optim.O
         if parameter.requires_grad:
             decay = recipe.weight_decay_norm if name in in_norm else recipe.weight_decay
             decay = 0.0 if name in _POSITIONS else decay
-            factor = recipe.layer_decay ** _layers_above(name, len(blocks))
+            factor = recipe.layer_decay ** _layers_above(name, len(blocks)) * _share_of_rate(name, recipe)
             groups.setdefault((decay, factor), []).append(parameter)
     keys = sorted(groups)
     options = [{"params": groups[key], "weight_decay": key[0], "lr_factor": key[1]} for key in keys]
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW(options, lr=recipe.lr)
     return torch.optim.SGD(options, lr=recipe.lr, momentum=recipe.momentum)
+
+
+_OFFSETS = (".sampling_offsets.", ".reference_points.")
+
+
+def _share_of_rate(name: str, recipe: DetectionRecipe) -> float:
+    """Return the factor of a parameter's rate by its part of the detector: backbone, offsets of a DETR, or the rest."""
+    trunk = "backbone." if recipe.architecture == "c4" else ("backbone.bottom_up.", _VIT)
+    if name.startswith(trunk):
+        return recipe.backbone_rate
+    return recipe.offset_rate if recipe.architecture in DETR and any(part in name for part in _OFFSETS) else 1.0
 
 
 def _layers_above(name: str, blocks: int) -> int:

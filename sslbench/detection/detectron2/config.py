@@ -12,7 +12,7 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.resnet import ResNet
 from sslbench.backbones.resnet_spec import DEPTHS
 from sslbench.detection.detectron2.library import load
-from sslbench.detection.recipe import ONE_STAGE, DetectionRecipe, check, resolved
+from sslbench.detection.recipe import DETR, ONE_STAGE, DetectionRecipe, check, resolved
 from sslbench.errors import UsageError
 from sslbench.metrics.detection.keypoints import Skeleton
 from sslbench.names import did_you_mean
@@ -48,6 +48,10 @@ def detectron2_options(
     for name, instead in _OTHERWISE.items():
         if getattr(full, name) != getattr(DetectionRecipe(), name):
             raise UsageError(f"{name}={getattr(full, name)}: not with --backend detectron2", instead)
+    if full.architecture in DETR:
+        raise UsageError(
+            f"architecture={full.architecture}: not with --backend detectron2", "Use --backend torchvision."
+        )
     if full.architecture in ONE_STAGE:
         raise UsageError(
             f"architecture={full.architecture} is torchvision's, and Detectron2's differs in its losses",

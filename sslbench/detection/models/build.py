@@ -3,12 +3,12 @@
 import torch
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.detection.models import c4, fpn, vit_fpn
+from sslbench.detection.models import c4, deformable_detr, fpn, vit_fpn
 from sslbench.detection.models.detector import Detector, RegionHeads, TwoStageDetector
 from sslbench.detection.models.layers import Norm, synchronised
 from sslbench.detection.models.one_stage import OneStageDetector
 from sslbench.detection.models.rpn import RegionProposalNetwork
-from sslbench.detection.recipe import ONE_STAGE, DetectionRecipe, check, resolved
+from sslbench.detection.recipe import DETR, ONE_STAGE, DetectionRecipe, check, resolved
 from sslbench.errors import UsageError
 from sslbench.runtime.seeds import seeded
 
@@ -25,7 +25,8 @@ def build_detector(
     """Build a detector around a copy of the backbone, in training mode; frozen parameters have no gradient.
 
     Args:
-        backbone: a ResNet (of bottleneck blocks for c4), or a vision transformer of timm for vit_fpn.
+        backbone: a ResNet (of bottleneck blocks for c4), or a vision transformer of timm for vit_fpn and
+            vit_deformable_detr.
         recipe: its settings.
         n_classes: number of classes without background.
         keypoints: number of keypoints, where the recipe has them.
@@ -53,6 +54,8 @@ def _build(backbone: Backbone, recipe: DetectionRecipe, classes: int, keypoints:
     statistics = _statistics(backbone, recipe)
     if recipe.architecture in ONE_STAGE:
         return OneStageDetector(recipe, classes, backbone=fpn.pyramid(backbone, recipe), statistics=statistics)
+    if recipe.architecture in DETR:
+        return deformable_detr.deformable_detr(backbone, recipe, classes, statistics)
     head_norm: Norm = recipe.norm if recipe.head_norm == "same" else recipe.head_norm or "none"
     strides: tuple[int, ...]
     if recipe.architecture == "c4":

@@ -6,7 +6,7 @@ from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.resnet import ResNet
 from sslbench.backbones.resnet_spec import ResNetSpec
 from sslbench.detection.models.layers import freeze, freeze_norms
-from sslbench.detection.recipe import DetectionRecipe
+from sslbench.detection.recipe import DETR, DetectionRecipe
 from sslbench.errors import UsageError
 
 STAGES = ("layer1", "layer2", "layer3", "layer4")
@@ -40,7 +40,8 @@ def prepared(backbone: Backbone, recipe: DetectionRecipe) -> ResNet:
     """
     network = copied(backbone.module)
     if not isinstance(network, ResNet):
-        other = "For a vision transformer of timm use architecture=vit_fpn." if backbone.kind.tags else ""
+        vit = "vit_deformable_detr" if recipe.architecture in DETR else "vit_fpn"
+        other = f"For a vision transformer of timm use architecture={vit}." if backbone.kind.tags else ""
         raise UsageError(
             f"architecture={recipe.architecture} needs a ResNet of sslbench, but the backbone is {backbone.name}",
             f"Use resnet18 to resnet200, wide or grouped. {other}".strip(),

@@ -18,31 +18,41 @@ from sslbench.backbones.build import build
 from sslbench.backbones.resnet import ResNet
 from sslbench.detection.models.fpn import coarsest
 from sslbench.detection.models.layers import Conv, Norm, freeze, make_norm
-from sslbench.detection.recipe import DetectionRecipe
+from sslbench.detection.recipe import DETR, DetectionRecipe
 from sslbench.errors import UsageError
 
 log = logging.getLogger("sslbench")
 
 STRIDES = (4, 8, 16, 32, 64)
+LEVELS = (2, 3, 4, 5)
+"""Logarithms of the strides of all maps but the coarsest, which is pooled."""
 
 
 class SimplePyramid(nn.Module):
-    """Feature pyramid with maps of strides 4 to 64 from the last map of a vision transformer."""
+    """Feature pyramid with maps of strides 4 to 64, or of some of these, from the last map of a vision transformer."""
 
-    def __init__(self, net: VisionTransformer | VisionTransformerSAM, patch: int, out: int, norm: Norm) -> None:
-        """Set up the pyramid for a transformer, its patch side (8 or 16), and the pyramid's channels and norm."""
+    def __init__(
+        self,
+        net: VisionTransformer | VisionTransformerSAM,
+        patch: int,
+        out: int,
+        norm: Norm,
+        levels: tuple[int, ...] = LEVELS,
+    ) -> None:
+        """Set up the pyramid for a transformer, its patch side (8 or 16), and the pyramid's channels, norm and maps."""
         super().__init__()
-        self.net = net
-        for level, stride in enumerate(STRIDES[:4], start=2):
+        self.net, self.levels = net, levels
+        for level in levels:
+            stride = 1 << level
             layers, width = _rescale(int(net.embed_dim), patch / stride, norm)
             layers += [Conv(width, out, 1, norm=norm), Conv(out, out, 3, norm=norm)]
             self.add_module(f"simfp_{level}", nn.Sequential(*layers))
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Return five maps, finest first, of images (B, channels, H, W) with sides divisible by 32."""
+        """Return the maps, finest first, of images (B, channels, H, W) with sides divisible by 32."""
         maps = cast(list[Tensor], self.net.forward_intermediates(images, indices=1, intermediates_only=True))
-        results = [self.get_submodule(f"simfp_{level}")(maps[0]) for level in range(2, 6)]
-        return [*results, coarsest(results[-1])]
+        results = [self.get_submodule(f"simfp_{level}")(maps[0]) for level in self.levels]
+        return [*results, coarsest(results[-1])] if self.levels == LEVELS else results
 
 
 def _rescale(width: int, factor: float, norm: Norm) -> tuple[list[nn.Module], int]:
@@ -58,7 +68,7 @@ def _rescale(width: int, factor: float, norm: Norm) -> tuple[list[nn.Module], in
     return ([nn.MaxPool2d(side, stride=side)] if side > 1 else []), width
 
 
-def simple_pyramid(backbone: Backbone, recipe: DetectionRecipe) -> SimplePyramid:
+def simple_pyramid(backbone: Backbone, recipe: DetectionRecipe, levels: tuple[int, ...] = LEVELS) -> SimplePyramid:
     """Build the pyramid of a resolved recipe on a vision transformer.
 
     Positions are resampled to the size of each batch. Patches of 8 and 16 pixels are kept; others are resampled to 16,
@@ -69,9 +79,10 @@ def simple_pyramid(backbone: Backbone, recipe: DetectionRecipe) -> SimplePyramid
         UsageError: the backbone is no plain vision transformer of timm.
     """
     if backbone.kind.users or not isinstance(backbone.module, VisionTransformer):
-        other = " For ResNets use architecture=fpn or c4." if isinstance(backbone.module, ResNet) else ""
+        instead = "deformable_detr" if recipe.architecture in DETR else "fpn or c4"
+        other = f" For ResNets use architecture={instead}." if isinstance(backbone.module, ResNet) else ""
         raise UsageError(
-            f"architecture=vit_fpn needs a vision transformer of timm, but the backbone is {backbone.name}",
+            f"architecture={recipe.architecture} needs a vision transformer of timm, but the backbone is {backbone.name}",
             f"For example timm:vit_base_patch16_224.{other}",
         )
     dropped = f",drop_path_rate={recipe.drop_path}" if recipe.drop_path else ""
@@ -92,7 +103,7 @@ def simple_pyramid(backbone: Backbone, recipe: DetectionRecipe) -> SimplePyramid
     if recipe.freeze_at == 5:
         freeze(trunk)
     norm: Norm = recipe.norm if recipe.pyramid_norm == "same" else recipe.pyramid_norm or "none"
-    return SimplePyramid(trunk, patch, recipe.pyramid_channels, norm)
+    return SimplePyramid(trunk, patch, recipe.pyramid_channels, norm, levels)
 
 
 def global_blocks(depth: int) -> tuple[int, ...]:
