@@ -84,6 +84,7 @@ HEAVY_OR_OPTIONAL = {
     *(
         "submitit",
         "umap",
+        "transformers",
         "detectron2",
         "h5py",
         "tensorboard",

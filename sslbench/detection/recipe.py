@@ -197,7 +197,7 @@ _USUAL: dict[str, dict[str, Any]] = {
         ),
     },
     "fcos": {"pyramid_norm": "none"},
-    "deformable_detr": {"pyramid_norm": "none"},
+    "deformable_detr": {},
     "vit_deformable_detr": {"pyramid_norm": "layer"},
     # Li et al. 2022 (ViTDet, arXiv 2203.16527), appendix A.2
     "vit_fpn": {

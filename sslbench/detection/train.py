@@ -319,8 +319,8 @@ def make_optimizer(detector: Detector, recipe: DetectionRecipe) -> torch.optim.O
 
     Of a vision transformer the rate of each block is `layer_decay` times that of the block above it, and the positions
     do not decay (ViTDet: Li et al. 2022, arXiv 2203.16527, appendix A.2, with the exceptions of its configuration in
-    Detectron2); neither do class and register tokens, which ViTDet has not. `backbone_rate` and `offset_rate` are further
-    factors of the rate.
+    Detectron2); neither do class and register tokens, which ViTDet has not. `backbone_rate` and `offset_rate` are
+    further factors of the rate.
 
     Raises:
         UsageError: layer_decay for a backbone without transformer blocks.

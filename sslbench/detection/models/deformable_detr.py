@@ -1,13 +1,14 @@
 """Deformable DETR (Zhu et al. 2021, arXiv 2010.04159) by Hugging Face transformers, on the user's backbone.
 
-The library has the transformer, the matching and the losses, all in PyTorch. Weights begin as the paper's code sets them,
-and nothing is downloaded. Its input are the maps of strides 8 to 32 of a ResNet, or of a simple feature pyramid on a vision
-transformer, and a fourth of stride 64 that the library adds. Boxes are relative to the image without its padding.
+The library has the transformer, the matching and the losses, all in PyTorch. Weights begin as the paper's code sets
+them, and nothing is downloaded. Its inputs are the maps of strides 8 to 32 of a ResNet, or of a simple feature pyramid
+on a vision transformer, and a fourth of stride 64 that the library adds. Boxes are shares of the image without its
+padding.
 """
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +22,6 @@ from sslbench.detection.models.vit_fpn import simple_pyramid
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.distributed.collectives import sum_, world_size
 from sslbench.errors import UsageError
-
-if TYPE_CHECKING:
-    from transformers import DeformableDetrForObjectDetection
 
 LEVELS = (3, 4, 5)
 """Logarithms of the strides of the maps."""
@@ -174,7 +172,7 @@ def deformable_detr(
     return DeformableDetr(recipe, classes, backbone=trunk, widths=widths, statistics=statistics, divisor=divisor)
 
 
-def _network(recipe: DetectionRecipe, classes: int, widths: Sequence[int]) -> "DeformableDetrForObjectDetection":
+def _network(recipe: DetectionRecipe, classes: int, widths: Sequence[int]) -> Any:
     """Return transformers' model with random weights, for maps of the given channels."""
     try:
         from transformers import DeformableDetrConfig, DeformableDetrForObjectDetection, ResNetConfig
@@ -184,31 +182,31 @@ def _network(recipe: DetectionRecipe, classes: int, widths: Sequence[int]) -> "D
             "pip install 'sslbench[detr]', or another architecture.",
         ) from error
     # The library cannot build the model without a backbone: this one has the channels of ours, and is replaced.
-    stand_in = ResNetConfig(
-        embedding_size=1,
-        hidden_sizes=[4, *widths],
-        depths=[1] * 4,
-        layer_type="bottleneck",
-        out_features=["stage2", "stage3", "stage4"],
-    )
-    settings = DeformableDetrConfig(
-        backbone_config=stand_in,
-        num_labels=classes,
-        num_queries=recipe.queries,
-        d_model=recipe.transformer_width,
-        encoder_layers=recipe.encoder_layers,
-        decoder_layers=recipe.decoder_layers,
-        encoder_ffn_dim=recipe.transformer_mlp,
-        decoder_ffn_dim=recipe.transformer_mlp,
-        dropout=recipe.dropout,
-        attention_dropout=recipe.dropout,
-        activation_dropout=recipe.dropout,
-        with_box_refine=recipe.refine_boxes,
-        auxiliary_loss=True,
-        class_cost=2,
-        disable_custom_kernels=True,
-    )
-    model = DeformableDetrForObjectDetection(settings)
+    stand_in: dict[str, Any] = {
+        "embedding_size": 1,
+        "hidden_sizes": [4, *widths],
+        "depths": [1] * 4,
+        "layer_type": "bottleneck",
+        "out_features": ["stage2", "stage3", "stage4"],
+    }
+    settings: dict[str, Any] = {
+        "backbone_config": ResNetConfig(**stand_in),
+        "num_labels": classes,
+        "num_queries": recipe.queries,
+        "d_model": recipe.transformer_width,
+        "encoder_layers": recipe.encoder_layers,
+        "decoder_layers": recipe.decoder_layers,
+        "encoder_ffn_dim": recipe.transformer_mlp,
+        "decoder_ffn_dim": recipe.transformer_mlp,
+        "dropout": recipe.dropout,
+        "attention_dropout": recipe.dropout,
+        "activation_dropout": recipe.dropout,
+        "with_box_refine": recipe.refine_boxes,
+        "auxiliary_loss": True,
+        "class_cost": 2,  # 1 in the library
+        "disable_custom_kernels": True,
+    }
+    model: Any = DeformableDetrForObjectDetection(DeformableDetrConfig(**settings))
     model.model.encoder.dropout = 0.0  # of the encoder's input, which the paper's code does not drop
     library_loss = model.loss_function
 
@@ -225,7 +223,7 @@ def _network(recipe: DetectionRecipe, classes: int, widths: Sequence[int]) -> "D
 
 
 @torch.no_grad()
-def _initialise(model: "DeformableDetrForObjectDetection") -> None:
+def _initialise(model: Any) -> None:
     """Set the first weights as the paper's code does; transformers' are those of language models."""
     core = model.model
     for layer in (*core.encoder.layers, *core.decoder.layers):

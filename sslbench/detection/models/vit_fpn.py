@@ -82,7 +82,7 @@ def simple_pyramid(backbone: Backbone, recipe: DetectionRecipe, levels: tuple[in
         instead = "deformable_detr" if recipe.architecture in DETR else "fpn or c4"
         other = f" For ResNets use architecture={instead}." if isinstance(backbone.module, ResNet) else ""
         raise UsageError(
-            f"architecture={recipe.architecture} needs a vision transformer of timm, but the backbone is {backbone.name}",
+            f"architecture={recipe.architecture} needs a vision transformer of timm, and {backbone.name} is none",
             f"For example timm:vit_base_patch16_224.{other}",
         )
     dropped = f",drop_path_rate={recipe.drop_path}" if recipe.drop_path else ""
