@@ -393,9 +393,9 @@ def _check_detr(recipe: DetectionRecipe) -> None:
     if given:
         have = "have" if len(given) > 1 else "has"
         raise UsageError(f"{', '.join(given)} {have} no effect on architecture={recipe.architecture}", "Leave out.")
-    if detr and (recipe.transformer_width % 32 or recipe.transformer_width > _MOST_WIDTH):
+    if detr and (recipe.transformer_width % 32 or not 64 <= recipe.transformer_width <= _MOST_WIDTH):
         raise UsageError(
-            f"transformer_width={recipe.transformer_width}: should be a multiple of 32, at most {_MOST_WIDTH}",
+            f"transformer_width={recipe.transformer_width}: should be a multiple of 32 from 64 to {_MOST_WIDTH}",
             "The transformer's input is normalised in 32 groups of channels.",
         )
 

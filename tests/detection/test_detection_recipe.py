@@ -6,7 +6,7 @@ import pytest
 
 from sslbench.backbones.build import build
 from sslbench.detection.detectron2.config import detectron2_options
-from sslbench.detection.recipe import ONE_STAGE, DetectionRecipe, check, load_recipe, resized, resolved
+from sslbench.detection.recipe import DETR, ONE_STAGE, DetectionRecipe, check, load_recipe, resized, resolved
 from sslbench.errors import UsageError
 from sslbench.names import list_names
 
@@ -33,13 +33,14 @@ PUBLISHED = {
     "coco_retinanet_1x": (90000, (60000, 80000), 0.01, 1000, "frozen", 2, False, 0, (800,)),
     "coco_fcos_1x": (90000, (60000, 80000), 0.01, 1000, "frozen", 2, False, 0, (800,)),
 }
-OURS = {"toy", "small", "small_retinanet", "small_fcos", "toy_keypoints", "small_keypoints"}
+OURS = {"toy", "small", "small_retinanet", "small_fcos", "small_deformable_detr", "toy_keypoints", "small_keypoints"}
 VITDET = "coco_vitdet_b"
+DEFORMABLE_DETR = "coco_deformable_detr_50e"  # its numbers: test_deformable_detr
 
 
 def test_the_shipped_recipes_are_the_expected_ones():
     names = {name.removeprefix("detection/") for name in list_names("benchmark") if name.startswith("detection/")}
-    assert names == set(PUBLISHED) | OURS | {VITDET}
+    assert names == set(PUBLISHED) | OURS | {VITDET, DEFORMABLE_DETR}
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
@@ -73,7 +74,7 @@ def test_the_recipe_of_vitdet():
 def test_recipes_for_a_processor_are_small(name):
     recipe = resolved(load_recipe(f"detection/{name}"))
     assert recipe.max_size_train <= 480 and recipe.iterations * recipe.batch_size <= 4000
-    assert (recipe.roi_samples <= 128 or recipe.architecture in ONE_STAGE) and recipe.norm == "batch"
+    assert (recipe.roi_samples <= 128 or recipe.architecture in (*ONE_STAGE, *DETR)) and recipe.norm == "batch"
 
 
 def test_what_the_architecture_decides():

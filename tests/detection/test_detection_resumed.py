@@ -14,6 +14,8 @@ from sslbench.detection.train import TrainingRun, train
 
 BASIC = "resnet_basic_1-1-1-1w0.125"
 ANCHORS = ((8.0, 10.0), (16.0, 20.0), (32.0, 40.0), (64.0, 80.0), (128.0, 160.0))
+DETR = {"queries": 10, "encoder_layers": 1, "decoder_layers": 2, "transformer_width": 64, "refine_boxes": True}
+DETR |= {"freeze_at": 0, "optimizer": "adamw", "clip_gradients": 0.1, "backbone_rate": 0.1, "offset_rate": 0.1}
 ONE_STAGE = {"pyramid_channels": 64, "freeze_at": 0, "norm": "batch"}
 COMMON = ("min_sizes_train", "max_size_train", "min_size_test", "max_size_test", "batch_size", "iterations", "steps")
 
@@ -70,11 +72,14 @@ def data(used):
         ("fpn", BASIC, {"masks": True, "scale_jitter": (0.5, 2.0), "min_sizes_train": (800,), "max_size_train": 64}),
         ("retinanet", BASIC, {**ONE_STAGE, "anchor_sizes": ANCHORS, "accumulate": 2, "precision": "bf16"}),
         ("fcos", BASIC, {**ONE_STAGE, "accumulate": 2, "precision": "bf16", "skip_empty": False}),
+        ("deformable_detr", BASIC, {**DETR, "accumulate": 2, "precision": "bf16", "skip_empty": False}),
         ("vit_fpn", VIT, {"freeze_at": 0, "drop_path": 0.5, "vit_window": 2, "vit_relative": True, "accumulate": 2}),
     ],
-    ids=["parts", "jitter", "retinanet", "fcos", "drop_path"],
+    ids=["parts", "jitter", "retinanet", "fcos", "deformable_detr", "drop_path"],
 )
 def test_the_same_weights_as_without_interruption(tmp_path, architecture, backbone, changes):
+    if architecture == "deformable_detr":
+        pytest.importorskip("transformers", reason="pip install 'sslbench[detr]'")
     used = changed(architecture, **changes)
     used = dataclasses.replace(used, iterations=6, steps=(5,), lr=0.002)
     if architecture == "vit_fpn":

@@ -23,6 +23,8 @@ VIT = "timm:vit_tiny_patch16_224,depth=1,img_size=32"
 NARROW = "resnet_bottleneck_1-1-1-1w0.125"
 TWO_STAGES = ("box_channels", "rpn_samples", "roi_samples", "rpn_post_nms_train", "rpn_post_nms_test")
 ONE_STAGE = {name: getattr(DetectionRecipe(), name) for name in (*TWO_STAGES, "anchor_sizes")}
+DETR = {**ONE_STAGE, "queries": 10, "encoder_layers": 1, "decoder_layers": 2, "transformer_width": 64}
+DETR |= {"pyramid_channels": DetectionRecipe().pyramid_channels}
 CASES = {
     "fpn": ("resnet_basic_1-1-1-1w0.125", {}),
     "fpn_frozen_norm": (NARROW, {"norm": "frozen", "freeze_at": 2, "masks": True, "head_channels": 8}),
@@ -31,6 +33,11 @@ CASES = {
     "c4": (NARROW, {"architecture": "c4", "anchor_sizes": ((16.0, 32.0),), "extra_norm": True, "box_pool": 4}),
     "retinanet": (NARROW, {"architecture": "retinanet", **ONE_STAGE}),
     "fcos": (NARROW, {"architecture": "fcos", "pyramid_channels": 64, **ONE_STAGE}),
+    "deformable_detr": ("resnet_basic_1-1-1-1w0.125", {"architecture": "deformable_detr", **DETR}),
+    "vit_deformable_detr": (
+        VIT,
+        {"architecture": "vit_deformable_detr", **DETR, "pyramid_channels": 8, "refine_boxes": True},
+    ),
     "vit_windows": (
         VIT,
         {
@@ -44,6 +51,8 @@ CASES = {
 
 def saved(tmp_path, case):
     name, changes = CASES[case]
+    if "deformable_detr" in case:
+        pytest.importorskip("transformers", reason="pip install 'sslbench[detr]'")
     backbone = build(name)
     model = build_detector(backbone, recipe(score_threshold=0.0, **changes), 2).eval()
     with torch.no_grad():
@@ -89,7 +98,7 @@ def test_images_go_in_as_files_arrays_or_pictures_and_come_out_as_in_evaluation(
             detector.predict([image])
 
 
-@pytest.mark.parametrize("case", ["fpn", "fpn_frozen_norm", "fpn_bgr", "c4"])
+@pytest.mark.parametrize("case", ["fpn", "fpn_frozen_norm", "fpn_bgr", "c4", "deformable_detr"])
 def test_the_backbone_in_it_is_read_as_any_other(tmp_path, case):
     model, about, path = saved(tmp_path, case)
     backbone = load_backbone(str(path))

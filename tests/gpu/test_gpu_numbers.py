@@ -98,7 +98,7 @@ def test_a_protocol_on_images_runs(protocol, tmp_path, capsys):
     assert np.isfinite(result.metrics[result.headline].value)
 
 
-@pytest.mark.parametrize("recipe", ["small", "small_retinanet", "small_fcos"])
+@pytest.mark.parametrize("recipe", ["small", "small_retinanet", "small_fcos", "small_deformable_detr"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_detector_trains(recipe, precision, tmp_path, capsys):
     words = [
