@@ -10,6 +10,7 @@ from torch import nn
 
 from sslbench.backbones.build import build
 from sslbench.detection.detectron2.config import detectron2_options
+from sslbench.detection.models import deformable_detr
 from sslbench.detection.models.boxes import Target
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.recipe import DetectionRecipe, check, load_recipe
@@ -90,6 +91,8 @@ def test_losses_and_detections_are_those_of_transformers(backbone, refine):
         boxes = torch.stack(((x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height), 1)
         labels.append({"class_labels": target.classes, "boxes": boxes})
     mine, theirs = model(images, truth), other(batch, pixel_mask=inside, labels=labels).loss_dict
+    costs = other.config.class_cost, other.config.bbox_cost, other.config.giou_cost
+    assert costs == (2, 5, 2), "those of the paper's code"
     for name, key, weight in (("loss_cls", "ce", 2), ("loss_box_reg", "bbox", 5), ("loss_giou", "giou", 2)):
         own = weight * (theirs[f"loss_{key}"] + theirs[f"loss_{key}_0"])
         assert mine[name].item() == pytest.approx(own.item(), rel=1e-5)
@@ -237,3 +240,22 @@ def test_without_the_library_the_message_names_it(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UsageError, match=r"needs the package transformers(.|\n)*sslbench\[detr\]"):
         build_detector(build(BASIC), DetectionRecipe(architecture="deformable_detr"), 2)
+
+
+def test_losses_are_divided_by_the_mean_number_of_objects_over_processes(monkeypatch):
+    """Two processes with 4 and 8 objects: here 4 objects are divided by 6, not by 4."""
+    model = detr()
+    images, truth = scenes(2)
+    alone = model(images, truth)
+    monkeypatch.setattr(deformable_detr, "sum_", lambda own: own + 8)
+    monkeypatch.setattr(deformable_detr, "world_size", lambda: 2)
+    for name, loss in model(images, truth).items():
+        assert loss.item() == pytest.approx(alone[name].item() * 4 / 6, rel=1e-5)
+
+
+def test_a_frozen_backbone_is_not_trained():
+    model = detr(freeze_at=5)
+    images, truth = scenes(1)
+    sum(model(images, truth).values()).backward()
+    assert all(p.grad is None for p in model.backbone.parameters())
+    assert all(p.grad is not None for p in model.network.parameters())
