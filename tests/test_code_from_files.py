@@ -66,6 +66,7 @@ UNPICKLERS = {
     ("weights/reading/files.py", "torch.load"),
     ("train/checkpoints.py", "torch.load"),
     ("features/external_files.py", "torch.load"),  # embeddings
+    ("distributed/structure.py", "pickle.loads"),  # from the first process of the same run, by its process group
 }
 
 

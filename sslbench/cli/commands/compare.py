@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from sslbench.results import Result
 
 
-@click.command("compare")
+@click.command("compare", context_settings={"allow_extra_args": True})
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
-@click.argument("further", nargs=-1, type=click.Path(path_type=Path), metavar="")
 @click.option("--metric", help="Metric to compare. Default: the leading metric.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def command(a: Path, b: Path, further: tuple[Path, ...], metric: str | None, as_json: bool) -> None:
+@click.pass_context
+def command(ctx: click.Context, a: Path, b: Path, metric: str | None, as_json: bool) -> None:
     """Test whether two results differ: A and B are records, or folders of records.
 
     The test samples are resampled for both at once (paired bootstrap). "tied" means that the 95 % interval of the
@@ -38,9 +38,9 @@ def command(a: Path, b: Path, further: tuple[Path, ...], metric: str | None, as_
     from sslbench.results.records import read, read_tree
 
     terminal.show_messages()
-    if further:
+    if ctx.args:
         raise UsageError(
-            f"compare takes two results or folders, not {2 + len(further)}",
+            f"compare takes two results or folders, not {2 + len(ctx.args)}",
             "A table of several, with ties with the best: sslbench leaderboard FOLDER ...",
         )
     if a.is_file() and b.is_file():

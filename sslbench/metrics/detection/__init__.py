@@ -278,7 +278,7 @@ def keypoint_ap(truth: Truth, detections: Detections, *, seed: int = 0, resample
     >>> truth = Truth(1, ("cat",), zeros, box, zeros, no, no, np.array([81.0]), keypoints=at, skeleton=skeleton)
     >>> found = Detections(zeros, box, np.array([0.9]), zeros, keypoints=at + [0.5, 0, 0])
     >>> round(keypoint_ap(truth, found, resamples=0).metrics["AP"][0], 6)
-    0.9
+    0.8
     """
     there = truth.keypoints is not None and truth.skeleton is not None and bool(truth.skeleton.sigmas)
     if not there or (detections.keypoints is None and len(detections)):
