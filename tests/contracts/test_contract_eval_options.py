@@ -25,6 +25,7 @@ VALUES = {
     "device": "cpu",
     "feature_dtype": "float16",
     "max_memory": "7GB",
+    "interpolation": "bicubic",
     "noise": "0.2",
     "max_pixels": "777",
     "mean": "0.1,0.2,0.3",
