@@ -182,10 +182,16 @@ def recognise(file: WeightsFile, *, expected: Shapes | None = None, format: str 
     if not wrapper and (match := _best(file, marked or tables, expected, conflicts, named=format is not None)):
         return _result(match, file)
     tensors = tensors_at(file.content, where)
-    if not marked and (found := _wrapped(file, tables, tensors, expected, wrapper=wrapper, named=format is not None)):
-        return dataclasses.replace(found, where=where)
     usable = [table for table in marked or tables if _is_usable(table, file, expected)]
     tries = [(table, split) for table in usable if (split := _best_try(table, file)) is not None]
+    # A file of a known format with some keys that nobody knows is no file of another network behind a prefix.
+    known = not wrapper and any(
+        split.canonical and not table.is_general and 2 * len(split.unknown) < len(tensors) for table, split in tries
+    )
+    if not (marked or known) and (
+        found := _wrapped(file, tables, tensors, expected, wrapper=wrapper, named=format is not None)
+    ):
+        return dataclasses.replace(found, where=where)
     raise unrecognised(file, tensors, where=where, tries=tries, conflicts=conflicts, format=format)
 
 
