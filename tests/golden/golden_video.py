@@ -9,7 +9,7 @@ from golden_cases import Case
 
 from sslbench.metrics.dense import video
 from sslbench.metrics.dense.video import VideoScores
-from sslbench.solvers import propagation
+from sslbench.solvers import propagation, propagation_settings
 from sslbench.solvers.upsampling import upsampled_classes
 
 FRAMES = 256
@@ -66,7 +66,7 @@ def dino(case: Case) -> None:
     grid, patch = tuple(args["grid"]), args["patch"]
     first = propagation.sampled_labels(given["first_mask"], grid, len(expected["first_seg"]) - 1)
     np.testing.assert_array_equal(first, expected["first_seg"])
-    settings = propagation.Propagation(
+    settings = propagation_settings.Propagation(
         previous=args["n_last_frames"],
         topk=args["topk"],
         temperature=args["temperature"],
@@ -100,7 +100,7 @@ def crw(case: Case) -> None:
     assert args["long_mem"] == [0]
     wanted = case.expected()["soft"]
     settings = dataclasses.replace(
-        propagation.CRW,
+        propagation_settings.CRW,
         previous=args["n_context"],
         topk=args["topk"],
         temperature=args["temperature"],
