@@ -307,6 +307,12 @@ def _check_transformer(full: DetectionRecipe) -> None:
             "vit_relative and drop_path train the backbone, and freeze_at=5 freezes it",
             "Leave them out, or give freeze_at=0.",
         )
+    given = [name for name in ("layer_decay", "backbone_rate") if getattr(full, name) != 1]
+    if full.freeze_at == 5 and given:
+        raise UsageError(
+            f"{' and '.join(given)}: freeze_at=5 freezes the backbone, so it has no rate",
+            f"Give {' '.join(f'{name}=1' for name in given)} as well, or freeze_at=0.",
+        )
     if full.architecture in ON_TRANSFORMERS and full.freeze_at not in (0, 5):
         raise UsageError(
             f"freeze_at={full.freeze_at}: a vision transformer has no stages", "Give 0, or 5 for the whole backbone."

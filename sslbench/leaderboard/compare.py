@@ -15,7 +15,7 @@ from sslbench.errors import ResultError
 from sslbench.identity import comparability_key
 from sslbench.leaderboard.flags import is_floor
 from sslbench.leaderboard.grouping import UNSET, groups_of, newest_of_each, without_parts
-from sslbench.metrics.catalog import find
+from sslbench.metrics.catalog import find, known
 from sslbench.metrics.detection import Detections
 from sslbench.metrics.detection.difference import DEFINITIONS, detector_difference
 from sslbench.metrics.detection.files import read_objects, read_results
@@ -285,8 +285,11 @@ def _check_recorded(results: Sequence[Result], metric: str, found: float) -> Non
     """Check that records hold the value which their scores or detections give.
 
     Raises:
-        ChangedRecordError: they hold another one; records without the metric are not checked.
+        ChangedRecordError: they hold another one. Records without the metric are not checked. Neither are metrics of a
+            user's own, whose unit in records only their protocol knows.
     """
+    if known(metric) is None:
+        return
     recorded = [result.metrics[metric].value for result in results if metric in result.metrics]
     values = [value for value in recorded if value is not None]
     if len(values) < len(results) or math.isnan(found):

@@ -103,6 +103,7 @@ def test_what_the_architecture_decides():
         ({"architecture": "fpn", "anchor_sizes": ((32.0,),)}, "should be 5 lists"),
         ({"architecture": "c4", "box_fcs": 2}, "no pyramid or box head"),
         ({"architecture": "vit_fpn", "freeze_at": 2}, "has no stages"),
+        ({"freeze_at": 5, "backbone_rate": 0.1}, "backbone_rate: freeze_at=5 freezes the backbone"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, message):

@@ -13,6 +13,7 @@ from sslbench.errors import ResultError, UsageError
 from sslbench.leaderboard import table
 from sslbench.leaderboard.compare import compare, differing, pairs, with_holm
 from sslbench.metrics.differences import sign_flip
+from sslbench.metrics.sample_means import SampleMeans
 from sslbench.results import BenchmarkUsed, GroupValue, MetricValue, records
 
 RIGHT = np.arange(200) % 5 > 0
@@ -127,6 +128,17 @@ def test_a_record_that_its_scores_contradict_is_refused_and_named_on_leaderboard
     (note,) = [note for note in board.notes if "the record says" in note]
     assert str(best.file) in note
     assert not table([near, far]).notes
+
+
+def test_a_users_own_metric_is_compared_in_whatever_unit_its_record_has_it(tmp_path):
+    pair = []
+    for name, right in (("a", RIGHT), ("b", FAR)):
+        own = change(make(name), metrics={"my_rate": MetricValue(value=3.5, n=200)}, headline="my_rate")
+        means = SampleMeans(("my_rate",), np.ones((1, 1)), right[:, None])
+        scores = np.zeros((200, 3), np.float32)
+        pair.append(records.read(records.write(own, scores, IDS, LABELS, tmp_path / name, means=means).file))
+    found = compare(*pair)
+    assert found.verdict == "different" and found.difference == pytest.approx(RIGHT.mean() - FAR.mean())
 
 
 def test_three_results_are_referred_to_the_leaderboard(three):
