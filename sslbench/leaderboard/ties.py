@@ -36,8 +36,10 @@ def mark_best(rows: Sequence[Row], columns: tuple[Column, ...], seed: int) -> tu
         if not numbers or direction == 0:
             continue
         best = max(numbers, key=lambda i: direction * numbers[i])
-        ties = _Ties(rows[best].cells[position], column.metric, seed) if len(numbers) > 1 else None
+        ties: _Ties | None = _Ties(rows[best].cells[position], column.metric, seed)
         size = sum(_detections_bytes(rows[i].cells[position]) for i in numbers) if len(numbers) > 1 else 0
+        if len(numbers) == 1 and ties is not None:
+            ties.check_alone()
         if size > _DETECTIONS_BYTES:
             ties = None
             notes.append(
@@ -60,6 +62,16 @@ class _Ties:
         self.best, self.metric, self.seed = best, metric, seed
         self.scores = _scores(best)
         self.contradicted: dict[str, None] = {}
+
+    def check_alone(self) -> None:
+        """Check that the scores of the only cell give its value; detections, which take long, are not read."""
+        if self.scores:
+            try:
+                compare_all(self.scores, self.scores, self.metric, seed=self.seed, resamples=2)
+            except ChangedRecordError as error:
+                self.contradicted[f"{error.message}."] = None
+            except ResultError:
+                pass
 
     def with_best(self, cell: Cell) -> bool | None:
         """Return whether the 95 % interval of the paired difference between the two covers 0, as in `compare`.

@@ -128,6 +128,7 @@ def test_a_record_that_its_scores_contradict_is_refused_and_named_on_leaderboard
     (note,) = [note for note in board.notes if "the record says" in note]
     assert str(best.file) in note
     assert not table([near, far]).notes
+    assert any("the record says" in note for note in table([changed]).notes) and not table([near]).notes
 
 
 def test_a_users_own_metric_is_compared_in_whatever_unit_its_record_has_it(tmp_path):
