@@ -9,6 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
+from sslbench.detection import VERSION
+
 NET = ("--weights", "random", "--backbone", "resnet18w0.125", "--device", "cpu")
 QUICK = (
     *("--benchmark", "detection/toy", "--data", "squares.json", "--limit-iters", "2"),
@@ -56,7 +58,7 @@ def test_a_detector_is_trained_scored_and_recorded(world, sslbench):
     assert code == 0, err
     assert "8 train and 2 test images" in err and "iteration 2 of 2: loss" in err
     result = only_record()
-    assert (result.protocol.name, result.protocol.version, result.headline) == ("detection", 5, "AP")
+    assert (result.protocol.name, result.protocol.version, result.headline) == ("detection", VERSION, "AP")
     assert {"AP", "AP50", "AP75", "APs", "AR100"} <= set(result.metrics) and result.metrics["AP"].n == 2
     assert set(result.per_class) == {"wide", "tall"}
     settings = result.protocol.settings
@@ -201,7 +203,7 @@ def test_flags_of_detection_are_refused_elsewhere_and_its_settings_are_shown(wor
     code, out, _ = sslbench("list", "protocols")
     assert code == 0 and {"detection", "knn", "linear"} <= set(out.split())
     code, out, _ = sslbench("show", "detection")
-    assert code == 0 and out.startswith("detection, version 5: ") and "rpn_nms=0.7" in out
+    assert code == 0 and out.startswith(f"detection, version {VERSION}: ") and "rpn_nms=0.7" in out
     code, out, _ = sslbench("eval", "detection", "--help")
     assert code == 0 and "Settings of detection" in out and "--baseline" in out
 
