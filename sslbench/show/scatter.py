@@ -325,7 +325,7 @@ def _plot(place: FloatArray, colours: Colouring, title: str) -> Image.Image:
         axes.scatter(x, 1 - y, s=14, color=colour, linewidths=0.3, edgecolors="white", label=label)
     axes.set_xlim(low[0], high[0])
     axes.set_ylim(1 - high[1], 1 - low[1])
-    axes.set_aspect("equal", adjustable="datalim")
+    axes.set_aspect("equal", adjustable="box")  # "datalim" would set the limits above aside
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_title(_shortened(title.replace("$", r"\$"), 90), fontsize="medium")
