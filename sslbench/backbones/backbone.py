@@ -56,6 +56,7 @@ class Backbone:
         usual_input: images that such networks are usually trained on, where that is not `preprocessing`.
         report: loaded, missing and ignored tensors; None for random weights.
         format: format of the weights file; None for random weights.
+        untrained: True if the parameters are as initialised.
     """
 
     name: str
@@ -73,6 +74,12 @@ class Backbone:
     usual_input: InputImages | None = None
     report: LoadReport | None = None
     format: str | None = None
+    untrained: bool = False
+
+    @property
+    def title(self) -> str:
+        """Name in messages, which tell the network from its untrained floor."""
+        return f"{self.name} untrained" if self.untrained else self.name
 
     @functools.cached_property
     def weights_sha256(self) -> str:

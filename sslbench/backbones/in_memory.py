@@ -58,7 +58,9 @@ def untrained_copy(backbone: Backbone, seed: int) -> Backbone | None:
                 left -= {id(parameter) for parameter in part.parameters(recurse=False)}
     if left:
         return None
-    return dataclasses.replace(backbone, module=module.eval().requires_grad_(False), report=None, format=None)
+    return dataclasses.replace(
+        backbone, module=module.eval().requires_grad_(False), report=None, format=None, untrained=True
+    )
 
 
 def untrained_heads(heads: Heads, seed: int) -> dict[str, nn.Sequential]:

@@ -79,7 +79,7 @@ def load_backbone(  # noqa: PLR0913  the options of the command
     if rule is not None and (weights == "random" or pixels):
         raise UsageError(f"--stem maps the stem of a weights file, which '{weights}' is not", "Leave it out.")
     if weights == "random":
-        return build(named.random_backbone(backbone), seed=seed)
+        return dataclasses.replace(build(named.random_backbone(backbone), seed=seed), untrained=True)
     if pixels:
         if backbone not in (None, weights):
             raise UsageError(f"--weights {weights} fixes the backbone, but --backbone is {backbone}")

@@ -126,7 +126,7 @@ def extract_part(
     progress: Progress | None,
 ) -> Extraction:
     """Extract the features of one part of the data, and log the counts of images."""
-    title = f"{backbone.name} on {source.name}"
+    title = f"{backbone.title} on {source.name}"
     extraction = extract(
         backbone,
         source.every_image(),
@@ -259,7 +259,7 @@ def encode(
                 part,
                 layer,
                 settings,
-                stage_progress(progress, f"{backbone.name} on {part.name}: {layer.text}"),
+                stage_progress(progress, f"{backbone.title} on {part.name}: {layer.text}"),
             )
             for layer in layers
         }

@@ -124,7 +124,7 @@ def predictions(
     engine = run.extract_settings()
     encode = prepare(backbone, (classifier.layer,), device=engine.device, precision=engine.precision)
     head = copy.deepcopy(classifier.head).to(engine.device)
-    report, done = stage_progress(progress, f"{backbone.name} on {source.name}"), 0
+    report, done = stage_progress(progress, f"{backbone.title} on {source.name}"), 0
     for batch in loader.batches(
         source,
         by_shard(source.images, np.arange(len(source))),

@@ -378,9 +378,7 @@ def weights_used(backbone: Backbone, given: str, name: str | None = None) -> Wei
     total = len(backbone.module.state_dict())
     fetched = named.fetch(given) if trained and not backbone.kind.in_memory and named.is_named(given) else None
     path = Path(given).resolve() if fetched is None else fetched.path
-    usual = (
-        named.weights_name(given) if trained else f"{backbone.name} untrained" if given == "random" else backbone.name
-    )
+    usual = named.weights_name(given) if trained else backbone.title
     return WeightsUsed(
         name=name or usual,
         path=str(path) if trained and not backbone.kind.in_memory else None,
@@ -391,7 +389,7 @@ def weights_used(backbone: Backbone, given: str, name: str | None = None) -> Wei
         loaded=backbone.report.loaded if backbone.report else 0,
         total=backbone.report.total if backbone.report else total,
         partial=backbone.report.partial if backbone.report else False,
-        untrained=given == "random",
+        untrained=backbone.untrained,
         changed=backbone.report.casts if backbone.report else (),
         code=backbone.identity,
     )

@@ -92,7 +92,7 @@ def encode(
     backbone, _ = for_request(load(request, run), request, run)
     layers = resolve_layers(backbone, request.layers or _named_layers(backbone))
     images = _images(request, run) if source is None else source
-    title = f"{backbone.name} on {images.name}"
+    title = f"{backbone.title} on {images.name}"
     found = extract(
         backbone,
         images,

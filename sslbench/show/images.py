@@ -134,7 +134,7 @@ def show_images(
     points = _located(chosen.points, source)
     sizes = {point: full_size(source, row, backbone) for point, row in points.items()}
     images = encode_images(
-        backbone, source, layers, blocks, run, stage_progress(progress, f"{backbone.name} on {source.name}")
+        backbone, source, layers, blocks, run, stage_progress(progress, f"{backbone.title} on {source.name}")
     )
     cells = {
         layer.text: [

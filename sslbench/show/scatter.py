@@ -131,7 +131,7 @@ def points_of_images(request: Request, run: RunSettings, *, store: Path, progres
     """
     backbone, _ = for_request(load(request, run), request, run)
     layers, source = resolve_layers(backbone, request.layers), images_of(request, run)
-    title = f"{backbone.name} on {source.name}"
+    title = f"{backbone.title} on {source.name}"
     report = stage_progress(progress, title)
     found = extract(backbone, source, layers, run.extract_settings(), root=store, split="all", progress=report)
     log.info(f"{title}: {f'{found.decoded} images encoded' if found.decoded else 'features found in the store'}")

@@ -43,6 +43,7 @@ def test_a_warm_run_decodes_nothing_and_gives_the_same_record(world, sslbench):
     code, _, err = sslbench(*EVAL, "--data", "photos", "--batch-size", "5", "--workers", "0")
     assert code == 0
     assert err.count("features found in the store, no image decoded") == 6, "two parts of weights, pixels and untrained"
+    assert err.count(":net untrained on ") == 2, "the floor is told from the weights"
     assert " images in " not in err
     after = records()
     assert {k: r.id for k, r in before.items()} == {k: r.id for k, r in after.items()}
