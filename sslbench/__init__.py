@@ -23,11 +23,13 @@ if TYPE_CHECKING:
         predict,
         pretrain,
     )
+    from sslbench.errors import SslbenchError
     from sslbench.names import list_names
 
 __all__ = [
     "KNNProbe",
     "LinearProbe",
+    "SslbenchError",
     "compare",
     "evaluate",
     "evaluate_checkpoints",
@@ -43,7 +45,7 @@ __all__ = [
     "pretrain",
 ]
 
-_HOME = dict.fromkeys(__all__, "sslbench.api") | {"list_names": "sslbench.names"}
+_HOME = dict.fromkeys(__all__, "sslbench.api") | {"list_names": "sslbench.names", "SslbenchError": "sslbench.errors"}
 
 
 def __getattr__(name: str) -> Any:

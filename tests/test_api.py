@@ -135,6 +135,40 @@ def test_results_show_themselves(digits, capsys):
     assert not hasattr(type(results)([*results, *results]), "metrics"), "of several results no one is meant"
     out = capsys.readouterr().out
     assert "top1" in out and f"{results[0].metrics['top1'].value:.2f}" in out
+    assert float(results.metrics["top1"]) == results.metrics["top1"].value
+    assert str(results.metrics["top1"]).startswith(f"{results.metrics['top1'].value:.2f} [")
+
+
+def test_comparisons_boards_and_backbones_show_themselves(digits, tmp_path):
+    a, b = (
+        sslbench.evaluate(f"pixels:{side}", digits, protocols="knn", device="cpu", floors=False, out=tmp_path)
+        for side in (2, 8)
+    )
+    found = sslbench.compare(a, b)
+    assert found.verdict in repr(found) and "pixels:8" in repr(found) and "Result(" not in repr(found)
+    board = sslbench.make_leaderboard(tmp_path)
+    assert str(b.metrics["top1"]) in repr(board) and len(repr(board).splitlines()) == 3
+    assert board.to_pandas().iloc[:, -1].max() == pytest.approx(b.metrics["top1"].value)
+    backbone = repr(sslbench.load_backbone("random", backbone="resnet18w0.125"))
+    assert backbone.startswith("Backbone resnet18w0.125 untrained: ") and "res5avg" in backbone
+    with pytest.raises(sslbench.SslbenchError, match="this is 2 results"):
+        sslbench.compare(type(a)([*a, *b]), b)
+
+
+def test_data_in_memory_are_refused_where_files_are_read(digits, tmp_path):
+    calls = [
+        lambda: sslbench.evaluate_detection("random", digits, backbone="resnet18"),
+        lambda: sslbench.pretrain("simclr", digits, tmp_path / "run"),
+        lambda: sslbench.predict("w.pth", digits, tmp_path / "a.csv"),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="a location as text, not of the type tuple"):
+            call()
+    with pytest.raises(UsageError, match=r"'epochs' is a setting\nPass settings="):
+        sslbench.pretrain("simclr", "photos", tmp_path / "run", epochs=3)
+    with pytest.raises(UsageError, match=r"no option 'resum'\nDid you mean 'resume'"):
+        sslbench.pretrain("simclr", "photos", tmp_path / "run", resum="never")
+    assert not list(tmp_path.iterdir())
 
 
 REFUSED = {
@@ -144,6 +178,13 @@ REFUSED = {
     "a protocol on label maps": (
         {"protocols": "segmentation-knn", "layers": "conv"},
         "needs a location|not images in memory|grid",
+    ),
+    "protocols of another type": ({"protocols": 3}, "a name or a list of names, not 3"),
+    "labels as an argument": ({"labels": [0, 1]}, r"\(images, labels\)"),
+    "images alone": ({"train": np.zeros((8, 8, 8, 3), np.uint8)}, r"in Python \(images, labels\)"),
+    "items without an image": (
+        {"train": [{"a": 1, "b": 2}]},
+        r"none of its keys a, b .*\n.*should be \(image, label\)",
     ),
     "a column": ({"label_column": "x"}, "no column 'x'"),
     "no model": ({"model": None}, "model=None"),
@@ -167,6 +208,19 @@ def test_wrong_calls_end_in_one_message(case, digits, tmp_path, monkeypatch):
     with pytest.raises(SslbenchError, match=words) as error:
         sslbench.evaluate(**{"model": Net(), "train": digits, **options})
     assert "0x" not in str(error.value) and not list(tmp_path.iterdir())
+
+
+def test_mappings_name_arrays_as_keras_and_scikit_learn_do(digits, tmp_path):
+    images, labels = digits
+    expected = one(Net(), (images[:160], labels[:160]), (images[160:], labels[160:])).metrics["top1"]
+    np.savez(tmp_path / "d.npz", x_train=images[:160], y_train=labels[:160], x_test=images[160:], y_test=labels[160:])
+    assert one(Net(), np.load(tmp_path / "d.npz")).metrics["top1"] == expected
+    assert one(Net(), {"images": images, "labels": labels}).metrics == one(Net(), (images, labels)).metrics
+    x = images.reshape(len(images), -1).astype(np.float32)
+    quick = {"protocols": "knn", "out": None}
+    pairs = {"train": (x[:160], labels[:160]), "test": (x[160:], labels[160:])}
+    (by_split,), (apart,) = (sslbench.evaluate(None, *data, **quick) for data in ([pairs], pairs.values()))
+    assert by_split.data.test.n_used == 80 and by_split.metrics == apart.metrics
 
 
 def test_a_frame_cannot_be_extracted_in_its_order(tmp_path):

@@ -15,7 +15,16 @@ from PIL import Image
 from torch import nn
 
 from sslbench import evaluation, paths, pretraining
-from sslbench.api.arguments import copied_backbone, options_of, places_of, refuse_other_models, tasks_of
+from sslbench.api.arguments import (
+    copied_backbone,
+    location,
+    options_of,
+    places_of,
+    refuse_other_fields,
+    refuse_other_models,
+    tasks_of,
+    train_and_test,
+)
 from sslbench.backbones.export import ExportReport
 from sslbench.backbones.in_memory import unwrapped
 from sslbench.backbones.load import load_backbone
@@ -80,8 +89,9 @@ def evaluate(
         model: a weights file, 'random', 'pixels', or any `nn.Module` that takes (B, 3, H, W). A module is copied: its
             mode, device, gradients and values do not change, nor does the global random state. None for features.
         train: a location, as for `--data`; a torch Dataset or DataLoader, a Hugging Face Dataset, a pandas frame with a
-            column of paths; (images, labels) with paths, Pillow images, an array or a tensor; {'train': ..., 'test':
-            ...} of these; or (features, labels), with features (N, D).
+            column of paths; (images, labels) with paths, Pillow images, an array or a tensor; (features, labels), with
+            features (N, D); {'train': ..., 'test': ...} of these; or a file of NumPy with x_train, y_train, x_test and
+            y_test.
         test: test split, in the same forms; by default found in `train` or split off.
         protocols: names, or a single one; each runs on the features of one pass over the images.
         settings: protocol -> settings other than its defaults.
@@ -111,6 +121,7 @@ def evaluate(
         99
     """
     tasks = tasks_of(protocols, settings)
+    train, test = train_and_test(train, test)
     folder = Path(out) if out is not None else _temporary_folder()
     if are_features(train):
         return _evaluate_features(model, train, test, tasks, name, folder, run, options)
@@ -215,12 +226,13 @@ def evaluate_checkpoints(
         raise UsageError(f"{folder} has no checkpoints of a pretraining run", "Give RUN/checkpoints.")
     tasks = tasks_of(protocols, settings)
     run_settings, request_options = options_of(options, run, evaluation.Request)
-    request_options["test_data"] = None if test is None else str(test)
+    place = location(train, "train", _FILES)
+    request_options["test_data"] = None if test is None else location(test, "test", _FILES)
     cells = [
         SuiteCell(
             file,
             " ".join(task.protocol for task in tasks),
-            (evaluation.Request(file, str(train), tasks, **request_options),),
+            (evaluation.Request(file, place, tasks, **request_options),),
         )
         for file in files
     ]
@@ -240,15 +252,16 @@ def evaluate_checkpoints(
     return curves
 
 
-def evaluate_detection(
+def evaluate_detection(  # noqa: PLR0913  its data, its recipe, and what all have
     model: str | Path | nn.Module,
     train: str | Path,
     test: str | Path | None = None,
     *,
+    name: str | None = None,
     recipe: str | Path = "detection/small",
     settings: Mapping[str, Any] | None = None,
     baselines: Sequence[str | Path] = (),
-    out: str | Path = "results",
+    out: str | Path | None = "results",
     run: evaluation.RunSettings | None = None,
     **options: Any,
 ) -> Results:
@@ -261,10 +274,11 @@ def evaluate_detection(
             tensors are copied: the module, its gradients and the global random state stay as they are.
         train: a COCO or kwcoco manifest, a Pascal VOC tree, 'kwcoco:shapes64-128', as for `--data`.
         test: test split, as for `--test-data`; by default found in `train` or split off.
+        name: name of the weights in records and tables; by default the file's, or the backbone's.
         recipe: a benchmark of detection, by its name or its YAML file.
         settings: what differs from the recipe: {"iterations": 500, "freeze_at": 5}.
         baselines: 'random' for the untrained backbone, or weights files: trained alike, to stand beside.
-        out: folder for the records.
+        out: folder for the records; None: a temporary one, removed when Python ends.
         run: settings of the run, as one object.
         **options: settings by the names of the flags: device, workers, seed, ...; the fields of
             `evaluation.RunSettings` and `evaluation.detection.DetectionRequest`.
@@ -285,18 +299,23 @@ def evaluate_detection(
         "origins": origins,
         "benchmark": benchmark,
         "baselines": tuple(map(str, baselines)),
+        "name": name,
     }
     detection_request = detection.DetectionRequest(
         weights=backbone.name if backbone is not None else str(model),
-        data=str(train),
-        test_data=None if test is None else str(test),
+        data=location(train, "train", _BOXES),
+        test_data=None if test is None else location(test, "test", _BOXES),
         **request_fields,
         **request_options,
     )
-    evaluation.check_writable(Path(out))
+    folder = Path(out) if out is not None else _temporary_folder()
+    evaluation.check_writable(folder)
     prepared = detection.prepare_detection(detection_request, run_settings, backbone=backbone)
     command = "sslbench.evaluate_detection(...)"
-    return Results(detection.evaluate_detection(prepared, out=Path(out), command=command))
+    return Results(detection.evaluate_detection(prepared, out=folder, command=command))
+
+
+_BOXES = "Boxes are read from manifests (COCO, kwcoco, Pascal VOC, YOLO): write one, and give its path."
 
 
 def extract(
@@ -443,7 +462,8 @@ def predict(
         (2, ['class', '1', '1'])
     """
     run_settings, request_options = options_of(options, run, evaluation.Request)
-    prediction_request = evaluation.Request(weights=str(weights), data=str(data), tasks=(), **request_options)
+    place = location(data, "data", _FILES)
+    prediction_request = evaluation.Request(weights=str(weights), data=place, tasks=(), **request_options)
     chosen: dict[str, Any] = {"classes": classes, "top_k": top_k, "threshold": threshold}
     return write_predictions(prediction_request, run_settings, Path(csv), **chosen)
 
@@ -484,12 +504,13 @@ def pretrain(
         >>> outcome.weights.name, outcome.steps
         ('weights.torch', 2)
     """
+    refuse_other_fields(request, pretraining.PretrainRequest, of_settings=pretraining.PretrainSettings)
     composed = compose_pretraining(method, settings or {}, {})
     values, typed = composed.values, tuple(key for key, origin in composed.origins.items() if origin == "key=value")
     values.pop("launcher")
     checked = build(pretraining.PretrainSettings, values, f"pretrain {method}")
     pretrain_request = pretraining.PretrainRequest(
-        settings=checked, data=str(data), out=Path(out), chosen=typed, **request
+        settings=checked, data=location(data, "data", _FILES), out=Path(out), chosen=typed, **request
     )
     standard = always(pretrain_request.out, mean=checked.augment.mean, std=checked.augment.std)
     return pretraining.pretrain(
@@ -500,11 +521,17 @@ def pretrain(
     )
 
 
-def compare(a: str | Path | Result, b: str | Path | Result, *, metric: str | None = None, seed: int = 0) -> Comparison:
+def compare(
+    a: str | Path | Result | Sequence[Result],
+    b: str | Path | Result | Sequence[Result],
+    *,
+    metric: str | None = None,
+    seed: int = 0,
+) -> Comparison:
     """Test whether two results differ, as `sslbench compare` does.
 
     Args:
-        a: a record or its file, with the per-sample scores beside it.
+        a: a record, a list of one as `evaluate` returns it, or its file, with the per-sample scores beside it.
         b: the other record or file.
         metric: metric to compare; None is the leading one.
         seed: of the bootstrap.
@@ -548,5 +575,15 @@ def _temporary_folder() -> Path:
     return folder
 
 
-def _record(result: str | Path | Result) -> Result:
-    return result if isinstance(result, Result) else records.read(Path(result))
+_FILES = "Images are read from a folder, a table or an archive: write them there, and give its path."
+
+
+def _record(result: str | Path | Result | Sequence[Result]) -> Result:
+    if isinstance(result, Result):
+        return result
+    if isinstance(result, str | Path):
+        return records.read(Path(result))
+    if isinstance(result, Sequence) and len(result) == 1 and isinstance(result[0], Result):
+        return result[0]
+    what = f"{len(result)} results" if isinstance(result, Results) else f"of the type {type(result).__name__}"
+    raise UsageError(f"a result is compared with another, and this is {what}", "Give one of them: results[0].")

@@ -1,10 +1,11 @@
 """Arguments of the public functions: models, protocols, options and data of many kinds."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from sslbench import evaluation
@@ -14,6 +15,7 @@ from sslbench.backbones.layers import split_layers
 from sslbench.config import build_partial, resolve
 from sslbench.data.in_memory import Columns, sources_of
 from sslbench.errors import UsageError
+from sslbench.features.external import are_features
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
 
@@ -46,7 +48,9 @@ def tasks_of(
     Raises:
         UsageError: settings of another protocol, or no mapping of protocols to their settings.
     """
-    names = [protocols] if isinstance(protocols, str) else list(protocols)
+    names = [protocols] if isinstance(protocols, str) else protocols
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"protocols should be a name or a list of names, not {protocols!r:.80}")
     for key, values in (settings or {}).items():
         if key not in names:
             example = f'Settings belong to a protocol: settings={{"{names[0]}": {{"{key}": ...}}}}.' if names else ""
@@ -62,6 +66,13 @@ def tasks_of(
 
 _ARGUMENTS = frozenset(("protocols", "settings", "name", "out", "run"))
 """Further arguments of `evaluate` and its like, for hints."""
+
+
+def _nearest_option(key: str, known: Collection[str]) -> str:
+    """Return the nearest option or argument, or the place of labels, for one that does not exist."""
+    if key in _LABELS:
+        return "Labels stand beside their images or features: (images, labels)."
+    return did_you_mean(key, {*known, *_ARGUMENTS} - {key})
 
 
 _OWN_ARGUMENTS = frozenset(
@@ -90,7 +101,8 @@ def options_of(
     known = fields | of_run | (of_images if "preprocessing" in fields else set())
     for key in given:
         if key not in known:
-            raise UsageError(f"there is no option '{key}'", did_you_mean(key, known | _ARGUMENTS))
+            raise UsageError(f"there is no option '{key}'", _nearest_option(key, known))
+    given = {key: str(value) if isinstance(value, torch.device) else value for key, value in given.items()}
     start = {} if run is None else dataclasses.asdict(run)
     settings, _ = resolve(evaluation.RunSettings, [("the options", start | _chosen(given, of_run))])
     values = _chosen(given, fields - {"preprocessing"})
@@ -106,6 +118,75 @@ def options_of(
 def _chosen(given: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
     """Return the given values of these names."""
     return {name: value for name, value in given.items() if name in names}
+
+
+def train_and_test(train: Any, test: Any) -> tuple[Any, Any]:
+    """Return the two parts of data in memory, where mappings hold arrays by their names.
+
+    Args:
+        train: {'images': x, 'labels': y}, a file of NumPy with x_train, y_train, x_test and y_test, or any other data.
+        test: the same, or None.
+
+    Returns:
+        (x, y) for such mappings, and two parts for features by split; other data as they are.
+
+    Examples:
+        >>> train_and_test({"data": [[1.0]], "target": [0]}, None)
+        (([[1.0]], [0]), None)
+        >>> train_and_test({"x_train": 1, "y_train": 2, "x_test": 3, "y_test": 4}, None)
+        ({'train': (1, 2), 'test': (3, 4)}, None)
+    """
+    train, test = _pair_of(train), _pair_of(test)
+    by_split = test is None and isinstance(train, Mapping) and train.keys() == {"train", "test"}
+    return (train["train"], train["test"]) if by_split and are_features(train["train"]) else (train, test)
+
+
+_INPUTS = frozenset(("images", "image", "pixel_values", "features", "embeddings", "x", "data"))
+_LABELS = frozenset(("labels", "label", "targets", "target", "y"))
+
+
+def _pair_of(data: Any) -> Any:
+    """Return a mapping of inputs and labels as a pair, one of both for train and test as pairs by split."""
+    if not isinstance(data, Mapping):
+        return data
+    values = {str(key).lower(): data[key] for key in data}
+    if {"x_train", "y_train"} <= values.keys() <= {"x_train", "y_train", "x_test", "y_test"}:
+        splits = [split for split in ("train", "test") if f"x_{split}" in values]
+        return {split: (values[f"x_{split}"], values.get(f"y_{split}")) for split in splits}
+    inputs, labels = values.keys() & _INPUTS, values.keys() & _LABELS
+    if len(values) == 2 and len(inputs) == len(labels) == 1:
+        return values[inputs.pop()], values[labels.pop()]
+    return data
+
+
+def location(data: Any, name: str, remedy: str) -> str:
+    """Return the text of a location.
+
+    Raises:
+        UsageError: it is data in memory.
+    """
+    if isinstance(data, str | Path):
+        return str(data)
+    raise UsageError(f"{name} should be a location as text, not of the type {type(data).__name__}", remedy)
+
+
+def refuse_other_fields(given: Mapping[str, Any], request: type[Any], of_settings: type[Any]) -> None:
+    """Refuse keyword arguments that are no fields of a request.
+
+    Args:
+        given: the keyword arguments.
+        request: dataclass of the request.
+        of_settings: dataclass of its settings, for the hint.
+
+    Raises:
+        UsageError: there is another.
+    """
+    known = {field.name for field in dataclasses.fields(request)} - {"settings", "data", "out", "chosen"}
+    for key in given:
+        if key in {field.name for field in dataclasses.fields(of_settings)}:
+            raise UsageError(f"'{key}' is a setting", f'Pass settings={{"{key}": ...}}.')
+        if key not in known:
+            raise UsageError(f"there is no option '{key}'", did_you_mean(key, known))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Kind:
     in_memory: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Backbone:
     """Network that maps images to features. `module` never changes after loading.
 
@@ -75,6 +75,13 @@ class Backbone:
     report: LoadReport | None = None
     format: str | None = None
     untrained: bool = False
+
+    def __repr__(self) -> str:
+        """Return name, parameters, layers, and the share of tensors that came from the file."""
+        count = sum(parameter.numel() for parameter in self.module.parameters())
+        loaded = f", loaded {self.report.loaded} of {self.report.total} tensors" if self.report is not None else ""
+        layers = ", ".join(self.aliases)
+        return f"Backbone {self.title}: {count:,} parameters{loaded}; layers {layers}, default {self.default_layer}"
 
     @property
     def title(self) -> str:

@@ -31,6 +31,7 @@ SUPPORTED = (
     "column of paths; (images, labels), where the images are a list of paths or Pillow images, an array "
     "(N, H, W[, channels]) or a tensor (N, channels, H, W)."
 )
+_IMAGE_KEYS = (*IMAGE_COLUMNS, "images", "pixel_values")  # of an item of a data set
 _USUAL_CHANNELS = (1, 3, 4)
 _ENCODED = {"bytes", "path"}  # keys of an encoded image of Hugging Face
 _SHUFFLES = (torch.utils.data.SequentialSampler, torch.utils.data.RandomSampler)
@@ -205,9 +206,12 @@ def _pair(item: Any, place: str) -> tuple[Any, Any]:
         return item, None
     if isinstance(item, Mapping):
         keys = {str(key).lower(): key for key in item}
-        image = next((keys[name] for name in IMAGE_COLUMNS if name in keys), None)
+        image = next((keys[name] for name in _IMAGE_KEYS if name in keys), None)
         if image is None:
-            raise UsageError(f"{place} has no image: its keys are {', '.join(keys)}", did_you_mean("image", keys))
+            raise UsageError(
+                f"{place}: none of its keys {', '.join(keys)} is known to hold the image",
+                "An item should be (image, label) or {'image': image, 'label': label}.",
+            )
         return item[image], next((item[keys[name]] for name in LABEL_COLUMNS if name in keys), None)
     if isinstance(item, tuple | list):
         if not item:

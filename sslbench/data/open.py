@@ -39,7 +39,7 @@ from sslbench.data.missing import refuse_missing
 from sslbench.data.objects.crops import images_folder
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Labels, Source
-from sslbench.data.wording import some
+from sslbench.data.wording import in_python, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean, list_names
 
@@ -433,7 +433,8 @@ def _reader_of_path(spec: str) -> SampleReader[Any]:
     reader = _recognised_by(spec)
     if reader is None:
         refuse_missing(spec)
-        raise UsageError(f"'{spec}' is not a kind of data that sslbench reads", readable_formats())
+        remedy = in_python(Path(spec)) if spec.endswith(".npz") else readable_formats()
+        raise UsageError(f"'{spec}' is not a kind of data that sslbench reads", remedy)
     return reader
 
 

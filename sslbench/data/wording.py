@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def counted(n: int, thing: str) -> str:
@@ -36,3 +37,11 @@ def printable(name: str) -> str:
         except UnicodeEncodeError:  # a lone surrogate, which JSON allows but file names do not
             return name.encode("utf-8", "backslashreplace").decode()
     return name
+
+
+def in_python(path: Path) -> str:
+    """Return the Python that reads train and test from one file of NumPy, as Keras distributes its data sets."""
+    return (
+        f"In Python: sslbench.evaluate(MODEL, numpy.load('{path}')) takes x_train, y_train, x_test and y_test; the "
+        "model of features is None."
+    )

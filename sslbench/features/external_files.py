@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from sslbench.data.containers.hdf5 import open_hdf5
 from sslbench.data.missing import refuse_missing_file
-from sslbench.data.wording import counted, some
+from sslbench.data.wording import counted, in_python, some
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import UNREADABLE_HEADER
 
@@ -319,7 +319,8 @@ def _only_array(path: Path, known: Sequence[str], others: Sequence[str], what: s
     if len(named) != 1:
         held = ", ".join(f"{name or 'without a name'} {array.shape}" for name, array in content.items()) or "no array"
         text = f"could be the {what}: {', '.join(named)}" if named else f"has none that is called '{what}'"
-        raise UsageError(f"{path} {text}; it holds {held}", _RENAME)
+        suits = "x_train" in content and path.suffix == ".npz"
+        raise UsageError(f"{path} {text}; it holds {held}", _RENAME + (f" {in_python(path)}" if suits else ""))
     array: npt.NDArray[Any] = content[named[0]]
     return array
 

@@ -21,7 +21,7 @@ from sslbench.metrics.detection.difference import DEFINITIONS, detector_differen
 from sslbench.metrics.detection.files import read_objects, read_results
 from sslbench.metrics.differences import TOP_K, PairedDifference, Predictions, difference, difference_of_means, holm
 from sslbench.names import did_you_mean
-from sslbench.results import Result
+from sslbench.results import Result, tables
 from sslbench.results.records import Scores, predictions_paths, read_scores, scores_path
 
 
@@ -77,7 +77,7 @@ _ROUNDING = 1e-4
 """Largest difference, as a share, between a recorded rate and the same from scores in single precision."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison:
     """Comparison of two results on the same test samples by one metric; rates and differences in percent.
 
@@ -117,6 +117,30 @@ class Comparison:
     half: bool = False
     verdict: str
     trainings: tuple[int, int] | None = None
+
+    def row(self) -> dict[str, Any]:
+        """Return one row of a table: both results, their metric, the difference with its interval, the verdict."""
+        return {
+            "A": self.a.weights.name,
+            "B": self.b.weights.name,
+            "protocol": self.a.protocol.name,
+            "metric": self.metric,
+            "n": self.n,
+            "value A": self.value_a,
+            "value B": self.value_b,
+            "A - B": self.difference,
+            "low": self.low,
+            "high": self.high,
+            "verdict": self.verdict,
+        }
+
+    def __repr__(self) -> str:
+        """Return the row as a table."""
+        return tables.as_text([self.row()])
+
+    def _repr_html_(self) -> str:
+        """Return the row as a table, for notebooks."""
+        return tables.as_html([self.row()])
 
 
 def compare(

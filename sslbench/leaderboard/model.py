@@ -2,10 +2,10 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from sslbench.leaderboard.grouping import ColumnKey
-from sslbench.results import MetricValue, Result
+from sslbench.results import MetricValue, Result, tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +46,11 @@ class Column:
     name: str
     metric: str
     group: ColumnKey
+
+    @property
+    def title(self) -> str:
+        """Heading in tables of text, such as 'knn/photos top1'."""
+        return f"{self.name} {self.metric}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +112,7 @@ class Extra:
     values: tuple[float | None, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Board:
     """Table of results: rows best first by the first column, then by name; floors at the bottom.
 
@@ -122,6 +127,39 @@ class Board:
     notes: tuple[str, ...] = ()
     averaged: int = 0
     extras: tuple[Extra, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return a line per row, a column per benchmark, and the notes."""
+        return "\n".join([tables.as_text(self._rows()), *self.notes]) if self.rows else "no results"
+
+    def _repr_html_(self) -> str:
+        """Return the table as HTML, for notebooks."""
+        return tables.as_html(self._rows())
+
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame` with a line per row and the value of each column as a number."""
+        return tables.as_frame(
+            [
+                {
+                    **_named(row),
+                    **{column.title: value(row, i, self.columns) for i, column in enumerate(self.columns)},
+                }
+                for row in self.rows
+            ]
+        )
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                **_named(row),
+                **{column.title: shown(row, i, self.columns) for i, column in enumerate(self.columns)},
+            }
+            for row in self.rows
+        ]
+
+
+def _named(row: Row) -> dict[str, Any]:
+    return {"weights": row.label, "layer": row.layer or None}
 
 
 def shown(row: Row, position: int, columns: tuple[Column, ...]) -> MetricValue | None:

@@ -1,6 +1,7 @@
 """Parts of a record: weights, protocol, data, metrics, costs, machine."""
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 from sslbench.labels import LabelKind
@@ -132,12 +133,29 @@ class DataUsed:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MetricValue:
-    """Value (percent for rates) with its 95 % interval over `n` test samples; null where not computable."""
+    """Value (percent for rates) with its 95 % interval over `n` test samples; null where not computable.
+
+    >>> metric = MetricValue(value=91.6437, low=90.38, high=92.77)
+    >>> print(metric, float(metric))
+    91.64 [90.38, 92.77] 91.6437
+    """
 
     value: float | None
     low: float | None = None
     high: float | None = None
     n: int | None = None
+
+    def __float__(self) -> float:
+        """Return the value; NaN where it is not computable."""
+        return math.nan if self.value is None else self.value
+
+    def __str__(self) -> str:
+        """Return the value with its interval, if it has one."""
+        if self.value is None:
+            return "n/a"
+        if self.low is None or self.high is None:
+            return f"{self.value:.2f}"
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
 class Metrics(dict[str, MetricValue]):

@@ -317,8 +317,8 @@ def label_problems(train: Source, test: Source) -> list[str]:
     if unlabelled:
         verb = "has" if len(unlabelled) == 1 else "have"
         remedy = (
-            "give a folder with a sub-folder per class, or a table or manifest with labels "
-            "(--label-col, in Python label_column, names their column)"
+            "give a folder with a sub-folder per class, a table or manifest with labels "
+            "(--label-col, in Python label_column, names their column), or in Python (images, labels)"
         )
         noted = dict.fromkeys(note for part in (train, test) for note in part.notes if NO_LABEL_COLUMN in note)
         if noted:

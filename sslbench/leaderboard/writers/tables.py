@@ -151,11 +151,7 @@ def number(value: float | None) -> str:
 def cell_text(board: Board, row: Row, position: int) -> str:
     """Return the value and its 95 % interval, such as '91.64 [90.38, 92.77]'; empty for a hole."""
     metric = shown(row, position, board.columns)
-    if metric is None or metric.value is None:
-        return "" if row.cells[position] is None else "n/a"
-    if metric.low is None or metric.high is None:
-        return f"{metric.value:.2f}"
-    return f"{metric.value:.2f} [{metric.low:.2f}, {metric.high:.2f}]"
+    return str(metric) if metric is not None else "" if row.cells[position] is None else "n/a"
 
 
 def leads(cell: Cell | None) -> bool:
@@ -170,7 +166,7 @@ def several_layers(board: Board) -> bool:
 
 def titles(board: Board) -> list[str]:
     """Return the headings of the columns, such as 'knn/photos top1'."""
-    return [f"{column.name} {column.metric}" for column in board.columns]
+    return [column.title for column in board.columns]
 
 
 def to_markdown(board: Board, path: Path) -> None:
