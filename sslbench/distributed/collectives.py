@@ -43,7 +43,7 @@ def process_group(device: torch.device) -> Iterator[Process]:
     if process.world == 1 or distributed.is_initialized():
         yield process
         return
-    _set_rendezvous()
+    set_rendezvous()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -66,7 +66,7 @@ def _store(process: Process, address: str, port: str, timeout: datetime.timedelt
     return cast(Store, store)
 
 
-def _set_rendezvous() -> None:
+def set_rendezvous() -> None:
     """Set MASTER_ADDR and MASTER_PORT under srun, from the variables of the step; torchrun sets them itself."""
     env = os.environ
     if "MASTER_ADDR" not in env and "SLURM_STEP_NODELIST" in env:
