@@ -186,7 +186,7 @@ def once_per_machine(function: Callable[[], Any]) -> Any:
     """
     if world_size() == 1:
         return function()
-    machines = gather_objects(socket.gethostname())
+    machines = gather_objects(_machine())
     calls = machines.index(machines[rank()]) == rank()
     value, file, error = None, None, None
     if calls:
@@ -201,6 +201,18 @@ def once_per_machine(function: Callable[[], Any]) -> Any:
     finally:
         if file is not None:
             Path(file).unlink()
+
+
+def _machine() -> tuple[str, ...]:
+    """Return what processes have in common that run on one machine and see the same temporary files.
+
+    Machines may have the same name, containers usually; a container has temporary files of its own.
+    """
+    boot, folder = Path("/proc/sys/kernel/random/boot_id"), Path(tempfile.gettempdir())
+    with contextlib.suppress(OSError):
+        stat = folder.stat()
+        return socket.gethostname(), boot.read_text(encoding="ascii").strip(), f"{stat.st_dev}:{stat.st_ino}"
+    return (socket.gethostname(),)
 
 
 def _in_temporary_file(value: Any) -> str:
