@@ -13,6 +13,7 @@ from typing import NoReturn
 import click
 
 from sslbench.cli.echo import echo
+from sslbench.distributed.messages import show_once, wait_until_shown
 from sslbench.errors import SslbenchError
 from sslbench.names import did_you_mean
 
@@ -162,7 +163,10 @@ def _run(words: list[str]) -> int:
         hint = f"\nSee: {error.ctx.command_path} --help" if isinstance(error, click.UsageError) and error.ctx else ""
         return _fail(error.format_message() + hint, error.exit_code)
     except SslbenchError as error:
-        return error.exit_code if error.printed_by_rank_0 else _fail(str(error), error.exit_code)
+        if not error.printed_by_rank_0:
+            return _fail(str(error), error.exit_code)
+        wait_until_shown()
+        return error.exit_code
     except SystemExit as error:
         if sys.stdout is stdout:
             raise SystemExit(error.code) from None
@@ -185,10 +189,15 @@ def _open_streams() -> None:
 
 
 def _fail(message: str, code: int) -> int:
+    """Print an error, by one of the processes that have it, and return the exit code."""
     if os.environ.get("SSLBENCH_TRACEBACK"):
         traceback.print_exc()
+    show_once(message, lambda: _print_error(message))
+    return code
+
+
+def _print_error(message: str) -> None:
     head, *rest = message.splitlines() or [""]
     echo(head, err=True, before=click.style("error: ", fg="red", bold=True))
     for line in rest:
         echo("  " + line, err=True)
-    return code

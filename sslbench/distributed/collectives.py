@@ -43,7 +43,7 @@ def process_group(device: torch.device) -> Iterator[Process]:
     if process.world == 1 or distributed.is_initialized():
         yield process
         return
-    _set_rendezvous()
+    set_rendezvous()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -66,7 +66,7 @@ def _store(process: Process, address: str, port: str, timeout: datetime.timedelt
     return cast(Store, store)
 
 
-def _set_rendezvous() -> None:
+def set_rendezvous() -> None:
     """Set MASTER_ADDR and MASTER_PORT under srun, from the variables of the step; torchrun sets them itself."""
     env = os.environ
     if "MASTER_ADDR" not in env and "SLURM_STEP_NODELIST" in env:
@@ -186,7 +186,7 @@ def once_per_machine(function: Callable[[], Any]) -> Any:
     """
     if world_size() == 1:
         return function()
-    machines = gather_objects(socket.gethostname())
+    machines = gather_objects(_machine())
     calls = machines.index(machines[rank()]) == rank()
     value, file, error = None, None, None
     if calls:
@@ -201,6 +201,18 @@ def once_per_machine(function: Callable[[], Any]) -> Any:
     finally:
         if file is not None:
             Path(file).unlink()
+
+
+def _machine() -> tuple[str, ...]:
+    """Return what processes have in common that run on one machine and see the same temporary files.
+
+    Machines may have the same name, containers usually; a container has temporary files of its own.
+    """
+    boot, folder = Path("/proc/sys/kernel/random/boot_id"), Path(tempfile.gettempdir())
+    with contextlib.suppress(OSError):
+        stat = folder.stat()
+        return socket.gethostname(), boot.read_text(encoding="ascii").strip(), f"{stat.st_dev}:{stat.st_ino}"
+    return (socket.gethostname(),)
 
 
 def _in_temporary_file(value: Any) -> str:

@@ -13,6 +13,7 @@ from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.distributed import this_process
+from sslbench.distributed.collectives import process_group
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.prepare import (
     InMemoryData,
@@ -107,9 +108,10 @@ def _parts_to_encode(request: Request, run: RunSettings, in_memory: InMemoryData
         both = open_train_test(request, run, in_memory)
         parts = {"train": both.train, "test": both.test}
     else:
-        parts = dict(open_parts(request, request.data, in_memory))
-        if request.test_data is not None:
-            test = open_parts(request, request.test_data, in_memory)
+        with process_group(run.torch_device()):  # one process of each machine lists the files of a folder
+            parts = dict(open_parts(request, request.data, in_memory))
+            test = None if request.test_data is None else open_parts(request, request.test_data, in_memory)
+        if test is not None:
             parts = {**parts, **({"test": test["all"]} if set(test) == {"all"} else test)}
     for note in dict.fromkeys(note for part in parts.values() for note in part.notes):
         log.info(note)

@@ -36,6 +36,7 @@ from sslbench.data.splits import (
     unite_classes,
 )
 from sslbench.distributed import this_process
+from sslbench.distributed.collectives import process_group
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
 from sslbench.evaluation.dense import DATA, SIZES, dense_kind, dense_layers, on_places, takes_own_sizes, whole_image
@@ -414,29 +415,9 @@ def load(request: Request, run: RunSettings) -> Backbone:
 
 
 def open_train_test(request: Request, run: RunSettings, in_memory: InMemoryData | None = None) -> TrainTest:
-    """Return the train and test part of the data, limited if that was asked for."""
-    if (kind := dense_kind(request.tasks)) is not None:
-        if in_memory:
-            raise UsageError(
-                f"{request.tasks[0].protocol} needs a location of {LABELS[kind].text}, not images in memory"
-            )
-        data = _dense_data(kind, request, run)
-    elif in_memory:
-        opener = functools.partial(open_parts, request, in_memory=in_memory)
-        fraction = run.test_fraction
-        data = train_test_of(opener, request.data, request.test_data, seed=run.seed, test_fraction=fraction)
-    else:
-        refuse_label_maps(request.data)
-        data = train_test(
-            request.data,
-            request.test_data,
-            seed=run.seed,
-            test_fraction=run.test_fraction,
-            image_column=request.image_column,
-            label_column=request.label_column,
-            attribute_columns=request.groups,
-            value_columns=request.value_columns,
-        )
+    """Return the train and test part of the data, limited if that was asked for; every process calls this."""
+    with process_group(run.torch_device()):  # one process of each machine lists the files of a folder
+        data = _opened(request, run, in_memory)
     if request.limit is None:
         return data
     if request.limit >= max(len(data.train), len(data.test)):
@@ -449,13 +430,37 @@ def open_train_test(request: Request, run: RunSettings, in_memory: InMemoryData 
     return dataclasses.replace(data, train=train, test=test, how=description, whole=None)
 
 
+def _opened(request: Request, run: RunSettings, in_memory: InMemoryData | None) -> TrainTest:
+    if (kind := dense_kind(request.tasks)) is not None:
+        if in_memory:
+            raise UsageError(
+                f"{request.tasks[0].protocol} needs a location of {LABELS[kind].text}, not images in memory"
+            )
+        return _dense_data(kind, request, run)
+    if in_memory:
+        opener = functools.partial(open_parts, request, in_memory=in_memory)
+        fraction = run.test_fraction
+        return train_test_of(opener, request.data, request.test_data, seed=run.seed, test_fraction=fraction)
+    refuse_label_maps(request.data)
+    return train_test(
+        request.data,
+        request.test_data,
+        seed=run.seed,
+        test_fraction=run.test_fraction,
+        image_column=request.image_column,
+        label_column=request.label_column,
+        attribute_columns=request.groups,
+        value_columns=request.value_columns,
+    )
+
+
 def open_parts(request: Request, place: str, in_memory: InMemoryData | None = None) -> Mapping[str, Source]:
     """Return split -> source of a location of a request, or of data in memory under this name."""
     if in_memory and place in in_memory:
         return in_memory[place]
     columns: dict[str, Any] = {"image_column": request.image_column, "label_column": request.label_column}
     further: dict[str, Any] = {"attribute_columns": request.groups, "value_columns": request.value_columns}
-    return open_data(place, **columns, **{key: names for key, names in further.items() if names})
+    return open_data(place, **columns, **{key: names for key, names in further.items() if names}, together=True)
 
 
 def _dense_data(kind: LabelKind, request: Request, run: RunSettings) -> TrainTest:

@@ -13,7 +13,7 @@ from torch import Tensor
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading.pretraining import RawBatch
 from sslbench.data.views.on_device import change_colours
-from sslbench.distributed.collectives import sum_, world_size
+from sslbench.distributed.collectives import gather_objects, on_all, sum_, world_size
 from sslbench.distributed.parallel import clip_gradients, gradient_norm, without_synchronisation
 from sslbench.errors import SslbenchError
 from sslbench.preprocessing import Preprocessing
@@ -316,7 +316,9 @@ def _stop_not_finite(
     raw: RawBatch, step: Step, own: float, mean: float, failed: Callable[[RawBatch, float, int], Path]
 ) -> None:
     """Raise NotFiniteError on all processes; those with a loss that is not finite save their batch first."""
-    saved = "" if math.isfinite(own) else f" The batch is in {failed(raw, own, step.index)}."
+    file = on_all(lambda: None if math.isfinite(own) else str(failed(raw, own, step.index)))
+    files = [each for each in gather_objects(file) if each is not None]
+    saved = f" The batch is in {', '.join(files)}." if files else ""
     raise NotFiniteError(
         f"the loss is {mean} in update {step.index + 1} (epoch {step.epoch + 1}).{saved}",
         "Try a lower optimizer.lr, more schedule.warmup_epochs, clip_norm=3 or precision=fp32; the weights before this "

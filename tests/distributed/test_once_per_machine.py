@@ -1,5 +1,6 @@
 """Work that one process of each machine does for all of its processes."""
 
+import importlib
 import os
 import socket
 import tempfile
@@ -12,9 +13,11 @@ from PIL import Image
 
 from sslbench.data.formats import folder
 from sslbench.data.open import open_data
-from sslbench.distributed.collectives import once_per_machine
+from sslbench.distributed.collectives import once_per_machine, process_group
 from sslbench.errors import DataError, SslbenchError
+from sslbench.evaluation import Request, RunSettings, encode, make_task
 
+prepare = importlib.import_module("sslbench.evaluation.prepare")  # a function has the same name
 ODD = os.fsdecode(b"odd \xff.png")
 """Name that is not UTF-8."""
 
@@ -28,14 +31,16 @@ def images(tmp_path):
     return tmp_path / "photos"
 
 
-def opened(rank, path, machines):
+def opened(rank, path, machines, spec="{}", containers="aa"):
     """Splits as a process sees them, and folders that it listed."""
     listed, walk = [], folder._walk
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folder, "_walk", lambda root, *rest: (listed.append(Path(root).name), walk(root, *rest)))
         patch.setattr(socket, "gethostname", lambda: machines[rank])
-        patch.setattr(tempfile, "tempdir", str(path.parent))
-        parts = open_data(str(path), together=True)
+        temporary = path.parent / containers[rank]
+        temporary.mkdir(exist_ok=True)
+        patch.setattr(tempfile, "tempdir", str(temporary))
+        parts = open_data(spec.format(path), together=True)
     seen = {
         name: (
             part.ids,
@@ -64,7 +69,39 @@ def test_a_folder_is_listed_once_on_each_machine(machines, images):
     (first, listed), (second, others) = two_processes.run(opened, images, machines)
     assert first == second == expected
     assert listed == ["train", "val"] and others == ([] if machines == "aa" else listed)
-    assert not list(images.parent.glob("sslbench-*"))  # temporary files
+    assert not list(images.parent.glob("*/sslbench-*"))  # temporary files
+
+
+def test_containers_of_one_name_do_not_look_for_each_others_files(images):
+    (first, listed), (second, others) = two_processes.run(opened, images, "aa", "{}", "ab")
+    assert first == second and listed == others == ["train", "val"]
+
+
+def test_folders_of_several_sources_are_listed_once(images):
+    spec = "several:one={},two={}"
+    (first, listed), (second, others) = two_processes.run(opened, images, "aa", spec.replace("{}", "{0}"))
+    assert first == second and len(first["train"][0]) == 6
+    assert listed == ["train", "val"] * 2 and others == []
+
+
+def evaluated(rank, path):
+    """Ids that an evaluation and an extraction open, folders that a process listed, and groups that were joined."""
+    listed, walk, joined = [], folder._walk, []
+    request, run = Request("random", str(path), (make_task("knn", {}),), backbone="resnet18"), RunSettings(device="cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder, "_walk", lambda root, *rest: (listed.append(Path(root).name), walk(root, *rest)))
+        for module in (prepare, encode):
+            patch.setattr(module, "process_group", lambda device: joined.append(device) or process_group(device))
+        data = prepare.open_train_test(request, run)
+        parts = encode._parts_to_encode(request, run, None)
+    return [data.train.ids, data.test.ids, *(part.ids for part in parts.values())], listed, len(joined)
+
+
+def test_evaluations_and_extractions_list_once(images):
+    (first, listed, joined), (second, others, also) = two_processes.run(evaluated, images)
+    assert first == second and len(first[0]) == 3
+    assert listed == ["train", "val"] * 2 and others == []
+    assert joined == also == 2  # the group is there while the data are opened
 
 
 def failing(rank, path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import importlib
 import os
 import signal
 import sys
@@ -176,6 +177,29 @@ def test_two_processes_that_crash_continue_to_the_same_bits(tmp_path, strategy):
     whole, _ = two_processes.run(in_two, str(tmp_path / "whole"), settings)
     again, _ = two_processes.run(crashed_and_continued, str(tmp_path / "crashed"), settings)
     assert np.array_equal(again["output"], whole["output"])
+
+
+def built(rank, folder, settings, everywhere):
+    """Scores, and whether this process got the structure of the network only."""
+    training = importlib.import_module("sslbench.protocols.finetune.training")
+    seen, real = [], training.structure_from_first
+    with pytest.MonkeyPatch.context() as patch:
+
+        def structure(build):
+            network = build() if everywhere else real(build)
+            seen.append(all(p.is_meta for p in network.parameters()))
+            return network
+
+        patch.setattr(training, "structure_from_first", structure)
+        return in_two(rank, folder, settings), seen
+
+
+def test_with_fsdp_one_process_builds_the_network_and_the_scores_are_the_same_bits(tmp_path):
+    settings = dataclasses.replace(EVERYTHING, norm="none", strategy="fsdp")
+    (alone, whole), (_, structure) = two_processes.run(built, str(tmp_path / "first"), settings, False)
+    (expected, _), _ = two_processes.run(built, str(tmp_path / "all"), settings, True)
+    assert (whole, structure) == ([False], [True])
+    assert np.array_equal(alone["output"], expected["output"])
 
 
 def test_tensorboard_has_every_training_and_a_continued_one_repeats_no_update(tmp_path):

@@ -195,6 +195,37 @@ def test_a_named_folder_that_is_no_checkpoint_is_never_called_damaged(copied, tm
     assert newest_whole(copied, given=copied / "step_000000002.ckpt")[1]["step"] == 2
 
 
+def test_a_part_or_an_unfinished_folder_is_refused_by_its_name(copied):
+    whole = copied / "step_000000003.ckpt"
+    for part in (whole / shards.STATE, next(whole.glob("shard-00001*"))):
+        with pytest.raises(WeightsError, match="one file of a sharded checkpoint") as caught:
+            read(part)
+        assert caught.value.remedy == f"Give the folder: {whole}"
+    for folder in (copied, copied.parent):
+        with pytest.raises(WeightsError, match="is a folder") as caught:
+            read(folder)
+        assert caught.value.remedy == f"Did you mean {whole}?"
+    torn = checkpoints.unfinished(copied, 4)
+    whole.rename(torn)
+    (torn / shards.STATE).unlink()
+    with pytest.raises(WeightsError, match=r"no complete checkpoint: it has no state\.torch"):
+        read(torn)
+
+
+def test_inspect_describes_the_newest_of_a_folder_and_refuses_an_unfinished_one(copied, monkeypatch):
+    from sslbench.cli.commands import inspect
+
+    seen, real = [], inspect._weights
+    monkeypatch.setattr(inspect, "_weights", lambda path, *rest: seen.append(path) or 0)
+    torn = checkpoints.unfinished(copied, 4)
+    shutil.copytree(copied / "step_000000002.ckpt", torn, ignore=shutil.ignore_patterns(shards.STATE))
+    inspect.command.main([str(copied)], standalone_mode=False)
+    assert [path.name for path in seen] == ["step_000000003.ckpt"]
+    monkeypatch.setattr(inspect, "_weights", real)
+    with pytest.raises(WeightsError, match="no complete checkpoint"):
+        inspect.command.main([str(torn)], standalone_mode=False)
+
+
 def test_a_link_to_an_old_checkpoint_is_removed_and_not_what_it_names(copied, tmp_path):
     kept = tmp_path / "elsewhere"
     (copied / "step_000000002.ckpt").rename(kept)

@@ -11,6 +11,7 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo
+from sslbench.weights.reading.shards import is_unfinished
 from sslbench.weights.reading.sniff import SUFFIXES
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def command(
     terminal.show_messages()
     path = _weights_of_run(Path(what))
     remote_or_shard = "://" in what or _is_shard(path)
-    if not remote_or_shard and (path.suffix.lower() in SUFFIXES or backbone or format_ or _is_other_file(path)):
+    likely = path.suffix.lower() in SUFFIXES or is_unfinished(path) or _is_other_file(path)
+    if not remote_or_shard and (likely or backbone or format_):
         early.refuse_mistyped([str(path)], backbone=backbone)
         return _weights(path, backbone, format_, as_json, trust_pickle)
     options.refuse(ctx, used=(), what=f"{what}, which is not a weights file")
@@ -56,18 +58,24 @@ def command(
 
 
 def _weights_of_run(path: Path) -> Path:
-    """Return the weights of a folder that `pretrain` wrote, the newest checkpoint before its end; else the path itself.
+    """Return the weights of a run's folder, or its newest checkpoint before its end; else the path itself.
+
+    Of the folder of checkpoints it is the newest one.
 
     Raises:
         DataError: the run has neither.
     """
     weights, checkpoints = path / "weights.torch", path / "checkpoints"
-    if not (path / "config.yaml").is_file() or not (weights.is_file() or checkpoints.is_dir()):
+    is_run = (path / "config.yaml").is_file() and (weights.is_file() or checkpoints.is_dir())
+    has_checkpoints = path.is_dir() and any(path.glob("step_*.ckpt"))
+    if not is_run and not has_checkpoints:
         return path
+    if is_run and weights.is_file():
+        return weights
     from sslbench.errors import DataError
     from sslbench.train.checkpoints import newest
 
-    found = weights if weights.is_file() else newest(checkpoints)
+    found = newest(path if has_checkpoints else checkpoints)
     if found is None:
         raise DataError(f"{path} is a pretraining run without weights and checkpoints yet")
     return found

@@ -62,6 +62,7 @@ def open(
     label_column: str | None = None,
     attribute_columns: Sequence[str] = (),
     value_columns: Sequence[str] = (),
+    together: bool = False,
 ) -> dict[str, Source]:
     """Return all samples of several sources, splits joined by their names; see `joined.join`.
 
@@ -73,6 +74,7 @@ def open(
         label_column: likewise.
         attribute_columns: of every source; 'origin' is there without.
         value_columns: of every source.
+        together: see `sslbench.data.open.open_data`.
 
     Returns:
         Split name -> source; {"all": source} if no source has splits.
@@ -91,6 +93,7 @@ def open(
             label_column=part.label_column or label_column,
             attribute_columns=columns,
             value_columns=value_columns,
+            together=together,
         )
 
     return _joined(spec, parts, _each(spec, parts, opened), join)
@@ -245,6 +248,7 @@ def _read_request(request: SampleRequest[NoOptions]) -> dict[str, Source]:
         label_column=request.label_column,
         attribute_columns=request.attribute_columns,
         value_columns=request.value_columns,
+        together=request.together,
     )
 
 

@@ -54,7 +54,7 @@ def train_test(
     attribute_columns: Sequence[str] = (),
     value_columns: Sequence[str] = (),
 ) -> TrainTest:
-    """Open one data location, or two, and return the train and the test part.
+    """Open one data location, or two, and return the train and the test part; every process of a group calls this.
 
     Args:
         data: see `open_data`. Its train split if it has one, otherwise all of it.
@@ -75,7 +75,7 @@ def train_test(
     single = test_data is None
     further: dict[str, Any] = {"attribute_columns": attribute_columns}
     columns: dict[str, Any] = {"image_column": image_column, "label_column": label_column}
-    columns["value_columns"] = value_columns
+    columns |= {"value_columns": value_columns, "together": True}
     sources = open_data(data, **columns, **(further if single else {}))
     if test_data is None:
         return _from_one(data, sources, seed, test_fraction)

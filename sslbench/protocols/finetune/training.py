@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from sslbench.data.loading.probing import EpochBatches
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import rank, world_size
 from sslbench.distributed.parallel import broadcast_buffers, module_state
+from sslbench.distributed.structure import structure_from_first
 from sslbench.errors import UsageError
 from sslbench.features.settings import ExtractSettings
 from sslbench.protocols._parts.images import evaluation_side, unreadable_images
@@ -171,9 +173,10 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
         channels=backbone.preprocessing.channels,
         loaded=backbone.report is not None,
     )
-    network = make_network(
-        backbone, layer, targets, settings, setup, probe=prepared.probe, side=prepared.side, seed=seed
+    make = functools.partial(
+        make_network, backbone, layer, targets, settings, setup, probe=prepared.probe, side=prepared.side, seed=seed
     )
+    network = structure_from_first(make) if settings.strategy == "fsdp" else make()
     options = optimizer_settings(settings, rates, targets.kind)
     peak = scaled_lr(options, data.batch_size)
     plan = TrainingPlan(

@@ -81,13 +81,16 @@ def read(path: str | Path, *, trust_pickle: bool = False) -> WeightsFile:
     path = Path(path).expanduser()
     try:
         refuse_path(path)
-        if shards.is_sharded(path):
-            return _read_sharded(path)
-        container = sniff(path)
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return _read_sharded(path) if shards.is_sharded(path) else _read_file(path, trust_pickle=trust_pickle)
     except OSError as error:
         raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _read_file(path: Path, *, trust_pickle: bool = False) -> WeightsFile:
+    """Read a single file."""
+    container = sniff(path)
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     if container == "safetensors":
         content, metadata = _read_safetensors(path)
         converter = _PlainConverter(path)
@@ -115,7 +118,7 @@ def read(path: str | Path, *, trust_pickle: bool = False) -> WeightsFile:
 
 def _read_sharded(folder: Path) -> WeightsFile:
     """Read a sharded checkpoint: the network and its heads, whole; the rest of the training state is left out."""
-    state, digest = read(folder / shards.STATE), hashlib.sha256()
+    state, digest = _read_file(folder / shards.STATE), hashlib.sha256()
     digest.update(bytes.fromhex(state.sha256))
     files, parts = state.content.get("files"), state.content.get("parts")
     if problem := shards.damage(folder, state.content.get("files"), also=digest.update):

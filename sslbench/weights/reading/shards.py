@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 STATE = "state.torch"
 """File of everything but the shards; it is written last."""
+_SHARDS = "shard-*.safetensors"  # as torch.distributed.checkpoint names the files
 _SHARDING = "DCP_SHARDING_INFO"  # key of the metadata in which torch.distributed.checkpoint writes offsets
 _ERRORS = (safetensors.SafetensorError, OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError)
 
@@ -27,6 +28,18 @@ _ERRORS = (safetensors.SafetensorError, OSError, RuntimeError, ValueError, TypeE
 def is_sharded(path: Path) -> bool:
     """Return whether a path is a sharded checkpoint."""
     return path.is_dir() and (path / STATE).is_file()
+
+
+def is_unfinished(path: Path) -> bool:
+    """Return whether a folder has shards, but lacks the file that is written last."""
+    return path.is_dir() and not (path / STATE).exists() and any(path.glob(_SHARDS))
+
+
+def is_part(path: Path) -> bool:
+    """Return whether a file is one of those of a sharded checkpoint."""
+    if path.name != STATE and not path.match(_SHARDS):
+        return False
+    return is_sharded(path.parent) and any(path.parent.glob(_SHARDS))
 
 
 def crc32(path: Path, also: Callable[[bytes], Any] = lambda block: None) -> int:

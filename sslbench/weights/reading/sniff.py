@@ -11,7 +11,7 @@ from typing import Literal
 
 from sslbench.errors import WeightsError
 from sslbench.names import did_you_mean
-from sslbench.weights.reading.shards import is_sharded
+from sslbench.weights.reading.shards import STATE, is_part, is_sharded, is_unfinished
 
 Container = Literal[
     "torch zip", "torch legacy", "torch tar", "torchscript", "safetensors", "pickle", "npy", "npz", "sharded checkpoint"
@@ -47,14 +47,17 @@ def refuse_path(path: Path) -> None:
     """Raise for a path that is no readable file or sharded checkpoint, and suggest what the user probably meant.
 
     Raises:
-        WeightsError: the path does not exist, is a folder or an address, or the file is empty.
+        WeightsError: the path does not exist, is a folder, an address or a part of a sharded checkpoint, or the file is
+            empty.
     """
     if is_sharded(path):
         return
+    if is_unfinished(path):
+        raise WeightsError(f"{path} is no complete checkpoint: it has no {STATE}", "Use another checkpoint.")
     if path.is_dir():
-        inside = sorted(p.name for p in path.iterdir() if p.is_file())
-        listed = ", ".join(inside[:5]) + (" ..." if len(inside) > 5 else "")
-        raise WeightsError(f"{path} is a folder, not a weights file", f"It holds: {listed}." if inside else None)
+        raise WeightsError(f"{path} is a folder, not a weights file", _weights_in(path))
+    if is_part(path):
+        raise WeightsError(f"{path} is one file of a sharded checkpoint", f"Give the folder: {path.parent}")
     if not path.exists() and (address := _ADDRESS.match(str(path))):
         raise WeightsError(
             f"{address[1]}://{address[2]} is an address, and this command takes files",
@@ -69,6 +72,15 @@ def refuse_path(path: Path) -> None:
         raise WeightsError(f"{path} is not a regular file")
     if path.stat().st_size == 0:
         raise WeightsError(f"{path} is empty (0 bytes)", "The download or copy may have been interrupted.")
+
+
+def _weights_in(folder: Path) -> str | None:
+    """Return the weights or the newest checkpoint of a pretraining run, else the files in a folder."""
+    saved = sorted([*folder.glob("step_*.ckpt"), *folder.glob("checkpoints/step_*.ckpt")])
+    if found := [path for path in (folder / "weights.torch",) if path.is_file()] or saved[-1:]:
+        return f"Did you mean {found[0]}?"
+    inside = sorted(p.name for p in folder.iterdir() if p.is_file())
+    return f"It holds: {', '.join(inside[:5])}{' ...' if len(inside) > 5 else '.'}" if inside else None
 
 
 def _files_instead(path: Path) -> str:

@@ -83,13 +83,14 @@ def with_checkpoints(weights: Sequence[str]) -> tuple[list[str], dict[str, tuple
         UsageError: a folder has no checkpoints.
     """
     from sslbench.train import checkpoints
-    from sslbench.weights.reading.shards import is_sharded
+    from sslbench.weights.reading.shards import is_sharded, is_unfinished
 
     found: list[str] = []
     runs: dict[str, tuple[str, ...]] = {}
     for word in weights:
         path = Path(word)
-        if word.partition(":")[0] in ("random", "pixels") or not path.is_dir() or is_sharded(path):
+        one = not path.is_dir() or is_sharded(path) or is_unfinished(path)  # which loading refuses with the reason
+        if word.partition(":")[0] in ("random", "pixels") or one:
             found.append(word)
             continue
         files = tuple(str(path) for path in checkpoints.files(Path(word)))
