@@ -259,10 +259,32 @@ def test_trust_pickle_runs_nothing_where_plain_reading_does(tmp_path, caplog):
     assert caplog.text == ""
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_whole_module_is_read_as_its_state_dict_and_no_code_of_it_runs(tmp_path, zipped):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.Linear(4, 4, bias=False)))
+    model.register_buffer("passing", torch.ones(2), persistent=False)
+    model[2].register_parameter("missing", None)
+    model[2][0].weight = model[0].bias  # tied
+    model.extra = Call(os.system, f"touch {tmp_path / 'ran'}")
+    with torch.no_grad():
+        model[1].running_mean.normal_()
+    path = tmp_path / "w.pth"
+    torch.save(model, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(WeightsError, match="nothing was run"):
+        read(path)
+    del model.extra
+    torch.save(model, path, _use_new_zipfile_serialization=zipped)
+    torch.save({"net": model, "again": model[1]}, tmp_path / "in.pth", _use_new_zipfile_serialization=zipped)
+    expected = model.state_dict()
+    inside = read(tmp_path / "in.pth").content
+    for found in (read(path).content, inside["net"]):
+        assert list(found) == list(expected) and all(torch.equal(found[key], expected[key]) for key in expected)
+    assert torch.equal(inside["again"]["running_mean"], model[1].running_mean)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_trusted_file_may_hold_the_whole_module_or_fail_with_one_message(tmp_path):
     torch.save(nn.Linear(2, 3), tmp_path / "module.pth")
-    with pytest.raises(WeightsError, match="whole pickled object"):
-        read(tmp_path / "module.pth")
     assert set(read(tmp_path / "module.pth", trust_pickle=True).content) == {"weight", "bias"}
     torch.save({"a": Call(int, "no number")}, tmp_path / "fails.pth")
     with pytest.raises(WeightsError, match=r"unpickling .* failed: ValueError"):

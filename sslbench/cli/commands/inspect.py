@@ -11,6 +11,7 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo
+from sslbench.data.wording import some
 from sslbench.weights.reading.shards import is_unfinished
 from sslbench.weights.reading.sniff import SUFFIXES
 
@@ -189,7 +190,7 @@ def _file_rows(description: "Description") -> list[tuple[str, str]]:
         shown = [f"{key}: {_short(value)}" for key, value in list(description.beside.items())[:6]]
         rows.append(("beside", ", ".join(shown) + (", ..." if len(description.beside) > 6 else "")))
     if description.stubbed:
-        rows.append(("not loaded", "objects of " + ", ".join(description.stubbed)))
+        rows.append(("not run", f"code of {some(description.stubbed)}; their tensors are read as data"))
     if description.suspicious:
         rows.append(("suspicious", "names functions that weights do not need: " + ", ".join(description.suspicious)))
     return rows

@@ -14,7 +14,7 @@ import torch
 
 from sslbench.errors import WeightsError
 from sslbench.weights.reading import haiku, other, shards, torch_files, vissl_parts
-from sslbench.weights.reading.pickled import READABLE, InertObject, UnsupportedTensor
+from sslbench.weights.reading.pickled import READABLE, Budget, InertObject, UnsupportedTensor
 from sslbench.weights.reading.sniff import Container, refuse_path, sniff
 from sslbench.weights.reading.unpickle import RestrictedPickle
 
@@ -93,7 +93,7 @@ def _read_file(path: Path, *, trust_pickle: bool = False) -> WeightsFile:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     if container == "safetensors":
         content, metadata = _read_safetensors(path)
-        converter = _PlainConverter(path)
+        converter = _PlainConverter(path, Budget(path.stat().st_size))
         return WeightsFile(
             path,
             sha256,
@@ -108,10 +108,10 @@ def _read_file(path: Path, *, trust_pickle: bool = False) -> WeightsFile:
     stubbed, suspicious = tuple(sorted(pickled.stubbed)), tuple(sorted(pickled.suspicious))
     if not isinstance(loaded, Mapping | torch.nn.Module) and not (isinstance(loaded, InertObject) and loaded.mapping):
         raise _no_dict(path, loaded, stubbed)
-    converter = _PlainConverter(path)
+    converter = _PlainConverter(path, pickled.budget)
     try:
         content = haiku.flattened(converter.convert(loaded))
-    except RecursionError as error:
+    except (RecursionError, ValueError) as error:
         raise _damaged(path, error) from error
     return WeightsFile(path, sha256, content, container, {}, stubbed, suspicious, converter.left_out())
 
@@ -200,8 +200,8 @@ def _no_dict(path: Path, loaded: object, stubbed: tuple[str, ...]) -> WeightsErr
 class _PlainConverter:
     """Converter of a file's content to plain dicts; each object is visited once, since a file may share dicts."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, budget: Budget) -> None:
+        self.path, self.budget = path, budget
         self.done: dict[int, Any] = {}
         self.unreadable: dict[str, None] = {}
 
@@ -216,6 +216,8 @@ class _PlainConverter:
     def convert(self, value: Any) -> Any:
         """Return dicts with text keys, tensors, numbers and text; None for other objects."""
         if isinstance(value, InertObject):
+            if value.is_module:  # kept, as `done` knows mappings by their address
+                value.mapping, value.is_module = dict(torch_files.module_tensors(value, self.budget)), False
             value = value.mapping
         if isinstance(value, torch.nn.Module):  # only a trusted pickle holds one
             value = value.state_dict()

@@ -74,24 +74,41 @@ class PickledObject:
         """Store the state given by the pickle."""
 
 
+_PARTS_OF_MODULES = ("_parameters", "_buffers", "_modules")  # attributes of a torch.nn.Module
+
+
 class InertObject(PickledObject):
     """Object of an unknown class.
 
     Attributes:
         name: name of the class.
-        mapping: items of a subclass of dict, so that tensors in it can be read; attributes of a TorchScript module.
+        mapping: items of a subclass of dict, so that tensors in it can be read; attributes of a TorchScript module;
+            parameters, buffers and modules of a module of torch.nn.
+        is_module: it is a module of torch.nn, saved whole.
     """
 
-    __slots__ = ("mapping", "name")
+    __slots__ = ("is_module", "mapping", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.mapping: dict[Any, Any] = {}
+        self.is_module = False
 
     def set_state(self, state: object) -> None:
-        """Keep the attributes of a TorchScript module; ignore everything else."""
-        if self.name.startswith("__torch__.") and isinstance(state, dict):
+        """Keep the attributes of a TorchScript module, or the state_dict of one of torch.nn; ignore everything else."""
+        if not isinstance(state, dict):
+            return
+        if self.name.startswith("__torch__."):
             self.mapping = state
+        elif all(isinstance(state.get(part), dict) for part in _PARTS_OF_MODULES):
+            passing = state.get("_non_persistent_buffers_set", [])
+            self.mapping = {
+                name: value
+                for part in _PARTS_OF_MODULES
+                for name, value in state[part].items()
+                if part != "_buffers" or name not in passing
+            }
+            self.is_module = True
 
 
 class UnsupportedTensor(PickledObject):

@@ -153,11 +153,13 @@ def read_torchscript(path: Path, pickled: RestrictedPickle) -> Any:
     loaded = read_zip(path, pickled)
     if not isinstance(loaded, InertObject) or not loaded.name.startswith("__torch__."):
         return loaded
-    return dict(_tensors(loaded, "", pickled.budget, 0))
+    return dict(module_tensors(loaded, pickled.budget))
 
 
-def _tensors(module: InertObject, prefix: str, budget: Budget, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of a module and its submodules; the depth is bounded, since a file may contain cycles."""
+def module_tensors(
+    module: InertObject, budget: Budget, prefix: str = "", depth: int = 0
+) -> Iterator[tuple[str, torch.Tensor | UnsupportedTensor]]:
+    """Yield the tensors of a module and its submodules by their dotted names; the depth is bounded against cycles."""
     if depth > _DEEPEST:
         raise ValueError(f"modules are nested more than {_DEEPEST} deep")
     for name, value in module.mapping.items():
@@ -166,4 +168,4 @@ def _tensors(module: InertObject, prefix: str, budget: Budget, depth: int) -> It
         if isinstance(value, torch.Tensor | UnsupportedTensor):
             yield full, value
         elif isinstance(value, InertObject):
-            yield from _tensors(value, f"{full}.", budget, depth + 1)
+            yield from module_tensors(value, budget, f"{full}.", depth + 1)
