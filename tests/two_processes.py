@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from sslbench.distributed.failures import OtherProcessError
+
 
 def run(function: Callable[..., Any], *arguments: Any, seconds: float = 120) -> list[Any]:
     """What `function(rank, *arguments)` returns in each process, in order of rank.
@@ -24,10 +26,19 @@ def run(function: Callable[..., Any], *arguments: Any, seconds: float = 120) -> 
         arguments: picklable, as is the result; arrays rather than tensors.
         seconds: after which a process that has not answered counts as hanging.
     """
-    port = _free_port()
+    for started in [_process(rank).submit(os.getpid) for rank in range(2)]:
+        started.result(timeout=seconds)
+    port = _free_port()  # not earlier, since another process may take it while these start
     futures = [_process(rank).submit(_joined, rank, port, function, arguments) for rank in range(2)]
+    done, _ = concurrent.futures.wait(futures, timeout=seconds, return_when=concurrent.futures.FIRST_EXCEPTION)
+    errors = [error for future in done if (error := future.exception()) is not None]
+    if any(isinstance(error, OtherProcessError) for error in errors):  # the other one has the reason
+        done, _ = concurrent.futures.wait(futures, timeout=20)
+        errors = [error for future in done if (error := future.exception()) is not None]
     try:
-        return [future.result(timeout=seconds) for future in futures]
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, OtherProcessError))
+        return [future.result(timeout=0) for future in futures]
     except BaseException:
         _end()  # one of them may wait for the other, for ever
         raise

@@ -27,7 +27,7 @@ GRACE_SECONDS = 30.0
 """Time for which a process may end by itself after another one has failed."""
 SILENT_SECONDS = 600.0
 """Time after which a process that no longer counts is taken for frozen."""
-_LINGER_SECONDS = 10.0  # of the first process, which may serve the store to the others
+_LINGER_SECONDS = 10.0  # for the others to end as well; the first process may serve the store to them
 _REMEDY = "The same command continues from the last checkpoint."
 _LOST = ("Connection closed", "Connection reset", "Broken pipe", "NCCL", "Socket", "recvBytes")
 
@@ -55,6 +55,7 @@ def ending_together(process: Process, store: Store) -> Iterator[None]:
     thread.start()
     try:
         yield
+        watch.wait_for_others()
     except SslbenchError as error:
         watch.report(str(error))
         raise
@@ -135,6 +136,18 @@ class _Watch:
             if time.monotonic() >= end:
                 return False
             time.sleep(0.1)
+
+    def wait_for_others(self) -> None:
+        """Say that this process is done, and wait until the others are, at most for some seconds.
+
+        The connections close then: one that is slow may still be in the last collective operation.
+        """
+        others = [f"done{rank}" for rank in range(self.process.world)]
+        end = time.monotonic() + _LINGER_SECONDS
+        with contextlib.suppress(RuntimeError):
+            self.store.set(f"done{self.process.rank}", "")
+            while not self.store.check(others) and not self.store.check(["reason"]) and time.monotonic() < end:
+                time.sleep(0.02)
 
     def error(self, *, printed: bool) -> OtherProcessError:
         """Return the error of a process that ends because of another."""
