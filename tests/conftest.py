@@ -2,7 +2,14 @@
 
 import logging
 
+import hypothesis
 import pytest
+
+# A slow or busy machine is no failure.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.fixture(autouse=True)
