@@ -59,6 +59,22 @@ def process_group(device: torch.device) -> Iterator[Process]:
         distributed.destroy_process_group()
 
 
+@contextlib.contextmanager
+def process_group_if_known(device: torch.device) -> Iterator[None]:
+    """Join the processes as `process_group` does, unless only RANK and WORLD_SIZE are set, which is enough to encode.
+
+    Args:
+        device: see `process_group`.
+    """
+    known = this_process().world == 1
+    with contextlib.suppress(UsageError):
+        if not known:
+            set_rendezvous()
+            known = True
+    with process_group(device) if known else contextlib.nullcontext():
+        yield
+
+
 @functools.cache
 def _store(process: Process, address: str, port: str, timeout: datetime.timedelta) -> Store:
     """Return the store at MASTER_ADDR and MASTER_PORT: that of torchrun, or one that the first process serves."""

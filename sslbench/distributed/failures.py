@@ -151,7 +151,9 @@ class _Watch:
 
     def error(self, *, printed: bool) -> OtherProcessError:
         """Return the error of a process that ends because of another."""
-        error = OtherProcessError("another process of this run, or its launcher, has ended; its own message says why", _REMEDY)
+        error = OtherProcessError(
+            "another process of this run, or its launcher, has ended; its own message says why", _REMEDY
+        )
         error.printed_by_rank_0 = printed
         return error
 

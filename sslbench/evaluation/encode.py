@@ -13,7 +13,7 @@ from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.distributed import this_process
-from sslbench.distributed.collectives import process_group
+from sslbench.distributed.collectives import process_group_if_known
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.prepare import (
     InMemoryData,
@@ -108,7 +108,7 @@ def _parts_to_encode(request: Request, run: RunSettings, in_memory: InMemoryData
         both = open_train_test(request, run, in_memory)
         parts = {"train": both.train, "test": both.test}
     else:
-        with process_group(run.torch_device()):  # one process of each machine lists the files of a folder
+        with process_group_if_known(run.torch_device()):  # one process of each machine lists the files of a folder
             parts = dict(open_parts(request, request.data, in_memory))
             test = None if request.test_data is None else open_parts(request, request.test_data, in_memory)
         if test is not None:

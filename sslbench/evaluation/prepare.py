@@ -36,7 +36,7 @@ from sslbench.data.splits import (
     unite_classes,
 )
 from sslbench.distributed import this_process
-from sslbench.distributed.collectives import process_group
+from sslbench.distributed.collectives import process_group_if_known
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
 from sslbench.evaluation.dense import DATA, SIZES, dense_kind, dense_layers, on_places, takes_own_sizes, whole_image
@@ -416,7 +416,7 @@ def load(request: Request, run: RunSettings) -> Backbone:
 
 def open_train_test(request: Request, run: RunSettings, in_memory: InMemoryData | None = None) -> TrainTest:
     """Return the train and test part of the data, limited if that was asked for; every process calls this."""
-    with process_group(run.torch_device()):  # one process of each machine lists the files of a folder
+    with process_group_if_known(run.torch_device()):  # one process of each machine lists the files of a folder
         data = _opened(request, run, in_memory)
     if request.limit is None:
         return data

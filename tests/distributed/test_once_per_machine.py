@@ -13,7 +13,7 @@ from PIL import Image
 
 from sslbench.data.formats import folder
 from sslbench.data.open import open_data
-from sslbench.distributed.collectives import once_per_machine, process_group
+from sslbench.distributed.collectives import once_per_machine, process_group_if_known
 from sslbench.errors import DataError, SslbenchError
 from sslbench.evaluation import Request, RunSettings, encode, make_task
 
@@ -91,7 +91,9 @@ def evaluated(rank, path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folder, "_walk", lambda root, *rest: (listed.append(Path(root).name), walk(root, *rest)))
         for module in (prepare, encode):
-            patch.setattr(module, "process_group", lambda device: joined.append(device) or process_group(device))
+            patch.setattr(
+                module, "process_group_if_known", lambda device: joined.append(device) or process_group_if_known(device)
+            )
         data = prepare.open_train_test(request, run)
         parts = encode._parts_to_encode(request, run, None)
     return [data.train.ids, data.test.ids, *(part.ids for part in parts.values())], listed, len(joined)
