@@ -40,7 +40,7 @@ PLACES = {
     # a backbone: the user's word; files go through build.check_recorded, recipes through recipes._mark_code
     "backbones/families/user.py": {"find_object"},
     # the same one, built already, for the digest of its code
-    "pretraining/prepare.py": {"find_object"},
+    "pretraining/preparation.py": {"find_object"},
     # functions in the order of a view: the user's word; recipes go through recipes._mark_code
     "data/views/own.py": {"find_object"},
     # schedules, of pretraining only: likewise

@@ -15,7 +15,8 @@ from sslbench.backbones.build import build, check_recorded
 from sslbench.backbones.family import families
 from sslbench.backbones.preprocessing import trained_on
 from sslbench.backbones.resnet_spec import parse, with_strides, without_initialisation
-from sslbench.backbones.stems import StemRule, fit_stem, parse_rule, with_channels
+from sslbench.backbones.stem_rule import StemRule, parse_rule
+from sslbench.backbones.stems import fit_stem, with_channels
 from sslbench.backbones.vit.positions import fit_positions
 from sslbench.config import build as build_dataclass
 from sslbench.errors import BackboneError, UsageError, WeightsError

@@ -14,7 +14,7 @@ from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.distributed import this_process
 from sslbench.evaluation.costs import encoding_costs, measured
-from sslbench.evaluation.prepare import (
+from sslbench.evaluation.preparation import (
     InMemoryData,
     Prepared,
     for_request,

@@ -17,7 +17,7 @@ from sslbench.backbones.classifier import Classifier, find_classifier
 from sslbench.backbones.export import SUFFIXES
 from sslbench.backbones.load import load_file, read_weights
 from sslbench.backbones.speed import prepare
-from sslbench.backbones.stems import parse_rule
+from sslbench.backbones.stem_rule import parse_rule
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading import loader
 from sslbench.data.open import open_data, refuse_label_maps
@@ -25,7 +25,7 @@ from sslbench.data.sharded import by_shard
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation.prepare import for_request
+from sslbench.evaluation.preparation import for_request
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.features.channels import check_first
 from sslbench.runtime.progress import Progress, stage_progress

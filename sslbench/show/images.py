@@ -17,7 +17,7 @@ from sslbench.data.open import are_label_maps, open_data, open_maps_as_data
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.errors import UsageError
-from sslbench.evaluation.prepare import load, with_preprocessing
+from sslbench.evaluation.preparation import load, with_preprocessing
 from sslbench.evaluation.record import weights_used
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.evaluation.similarity import part_to_encode

@@ -17,7 +17,7 @@ from sslbench.data.checks.sheets import thumbnails
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation.prepare import for_request, load
+from sslbench.evaluation.preparation import for_request, load
 from sslbench.evaluation.record import weights_used
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.features.external import FeaturePair

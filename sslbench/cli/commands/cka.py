@@ -120,7 +120,7 @@ def _is_features(path: Path) -> bool:
 
 
 def _layers(text: str | None) -> tuple[str, ...]:
-    from sslbench.backbones.layers import split_layers
+    from sslbench.backbones.layer_spec import split_layers
 
     return tuple(split_layers(text)) if text else ()
 

@@ -49,7 +49,7 @@ def command(
     early.refuse_mistyped([weights.weights], places, backbone=weights.backbone, device=run.device)
 
     from sslbench import evaluation
-    from sslbench.backbones.layers import split_layers
+    from sslbench.backbones.layer_spec import split_layers
     from sslbench.cli.words import compose_run
     from sslbench.config import resolve
     from sslbench.evaluation.cluster import cluster, write_assignments

@@ -43,7 +43,7 @@ def command(
     early.refuse_mistyped([weights.weights], backbone=weights.backbone)
 
     from sslbench import evaluation
-    from sslbench.backbones.layers import split_layers
+    from sslbench.backbones.layer_spec import split_layers
     from sslbench.evaluation.export import export_network
 
     request = evaluation.Request(

@@ -60,7 +60,7 @@ def command(
     every = _refuse_mistyped(ctx, weights, data, run, output)
 
     from sslbench import evaluation
-    from sslbench.backbones.layers import split_layers
+    from sslbench.backbones.layer_spec import split_layers
     from sslbench.cli.words import compose_run
     from sslbench.config import resolve
     from sslbench.distributed import this_process

@@ -307,7 +307,7 @@ def _requests(
     backbone: str | None,
 ) -> tuple["Request", ...]:
     """Return the requests for one weights file; protocols that want the same images share one."""
-    from sslbench.backbones.layers import split_layers
+    from sslbench.backbones.layer_spec import split_layers
     from sslbench.cli.commands.eval.presets import grouped, layers_and_preprocessing, mark_changes
     from sslbench.evaluation import make_task
     from sslbench.evaluation.dense import DATA, dense_kind
@@ -363,7 +363,7 @@ def _refuse_unscored_test(option: str, tasks: Sequence["Task"]) -> None:
     Raises:
         UsageError: they do.
     """
-    from sslbench.evaluation.prepare import only_part
+    from sslbench.evaluation.preparation import only_part
 
     if tasks and all(only_part(task) == "train" for task in tasks):
         named = " and ".join(dict.fromkeys(task.protocol for task in tasks))

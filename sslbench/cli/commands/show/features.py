@@ -28,7 +28,7 @@ def draw(
 ) -> list[Path]:
     """Draw features in the plane; return the files."""
     from sslbench import evaluation
-    from sslbench.backbones.layers import split_layers
+    from sslbench.backbones.layer_spec import split_layers
     from sslbench.cli import terminal
     from sslbench.cli.words import compose_run
     from sslbench.config import resolve

@@ -38,7 +38,7 @@ def draw(
 ) -> list[Path]:
     """Draw the patches of a sample of images; return the files."""
     from sslbench import evaluation
-    from sslbench.backbones.layers import split_layers
+    from sslbench.backbones.layer_spec import split_layers
     from sslbench.cli import terminal
     from sslbench.cli.words import compose_run
     from sslbench.config import resolve
