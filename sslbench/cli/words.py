@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from sslbench import paths
-from sslbench.config import read_yaml
+from sslbench.config import read_yaml, resolve
 from sslbench.errors import UsageError
+from sslbench.evaluation.request import RunSettings
 from sslbench.library.recipes import compose
 from sslbench.names import did_you_mean, from_file
 from sslbench.protocols import find as find_protocol
@@ -109,6 +110,17 @@ class Routed:
 
     run: dict[str, Any]
     protocols: dict[str, dict[str, Any]]
+
+
+def resolve_run(values: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[RunSettings, dict[str, str]]:
+    """Return the settings of a run, checked, with their origins; arguments as for `compose_run`.
+
+    Raises:
+        UsageError: no such machine or setting, or a value that is not possible.
+    """
+    settings, origins = resolve(RunSettings, compose_run(values, flags))
+    settings.check()
+    return settings, origins
 
 
 def compose_run(values: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -65,7 +65,7 @@ def _weights_of_run(path: Path) -> Path:
     if not (path / "config.yaml").is_file() or not (weights.is_file() or checkpoints.is_dir()):
         return path
     from sslbench.errors import DataError
-    from sslbench.train.checkpoints import newest
+    from sslbench.train.checkpoint_files import newest
 
     found = weights if weights.is_file() else newest(checkpoints)
     if found is None:

@@ -1,0 +1,18 @@
+"""Checkpoints in a folder, by their names and without torch."""
+
+import re
+from pathlib import Path
+
+CHECKPOINT = re.compile(r"step_(\d{9})\.ckpt")
+"""Name of a checkpoint, with its number of updates."""
+
+
+def files(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, oldest first."""
+    return sorted(path for path in folder.glob("step_*.ckpt") if CHECKPOINT.fullmatch(path.name))
+
+
+def newest(folder: Path) -> Path | None:
+    """Return the newest checkpoint in a folder, or None."""
+    found = files(folder)
+    return found[-1] if found else None
