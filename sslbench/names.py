@@ -171,6 +171,22 @@ def find_module(kind: ModuleKind, name: str) -> ModuleType:
     raise UsageError(f"there is no {kind} called '{name}'", did_you_mean(name, builtin))
 
 
+def module_file(kind: ModuleKind, name: str) -> Path | None:
+    """Return the file of a built-in module without importing it; None for the user's own, whose package exists.
+
+    Raises:
+        UsageError: no such name; or a file names the user's module and the user does not.
+    """
+    builtin = _modules(kind)
+    if name in builtin:
+        spec = importlib.util.find_spec(builtin[name])
+        return None if spec is None or spec.origin is None else Path(spec.origin)
+    if "." in name:
+        refuse_missing_module(name)
+        return None
+    raise UsageError(f"there is no {kind} called '{name}'", did_you_mean(name, builtin))
+
+
 def find_object(spec: str) -> Any:
     """Return the object called `module:attribute`, for instance a user's function that builds a backbone.
 

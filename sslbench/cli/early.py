@@ -9,9 +9,12 @@ from pathlib import Path
 from sslbench.backbones.architecture_names import refuse_unknown_backbone
 from sslbench.backbones.named import download_hint, refuse_unknown
 from sslbench.backbones.stem_rule import parse_rule
+from sslbench.cli.options import PreprocessingFlags, RunFlags, WeightsFlags
+from sslbench.cli.words import resolve_run
 from sslbench.data import catalog
 from sslbench.data.missing import refuse_missing, refuse_missing_file
 from sslbench.errors import WeightsError
+from sslbench.evaluation.request import RunSettings
 from sslbench.runtime.device_names import refuse_unknown_device
 from sslbench.weights.formats.format_name import find_format
 from sslbench.weights.reading.sniff import refuse_other_kind, refuse_path
@@ -59,6 +62,22 @@ def refuse_wrong_network(format: str | None, stem: str | None) -> None:
         find_format(format)
     if stem is not None:
         parse_rule(stem)
+
+
+def checked_run(
+    run: RunFlags, weights: WeightsFlags | None = None, preprocessing: PreprocessingFlags | None = None
+) -> RunSettings:
+    """Return the settings of a run by its flags, after a check of them and of those on network and preprocessing.
+
+    Raises:
+        UsageError: a value that is not possible.
+    """
+    if weights is not None:
+        refuse_wrong_network(weights.format, weights.stem)
+        weights.layer_names()
+    if preprocessing is not None:
+        preprocessing.check()
+    return resolve_run({}, run.settings())[0]
 
 
 def refuse_other_files(weights: Sequence[str | None]) -> None:

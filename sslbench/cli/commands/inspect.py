@@ -45,6 +45,8 @@ def command(
     remote_or_shard = "://" in what or _is_shard(path)
     if not remote_or_shard and (path.suffix.lower() in SUFFIXES or backbone or format_ or _is_other_file(path)):
         early.refuse_mistyped([str(path)], backbone=backbone)
+        early.refuse_wrong_network(format_, None)
+        early.refuse_other_files([str(path)])
         return _weights(path, backbone, format_, as_json, trust_pickle)
     options.refuse(ctx, used=(), what=f"{what}, which is not a weights file")
     if not remote_or_shard and path.is_dir() and (path / "meta.json").is_file() and list(path.glob("*.npy*")):

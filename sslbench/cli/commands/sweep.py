@@ -49,8 +49,8 @@ def command(**_: Any) -> int | None:
     ctx.params |= {name: () if name == "baselines" else None for name in _NOT_HERE}
     chosen = EvalOptions.of(ctx)
     refuse_mistyped(chosen)
-    runs = plan(ctx, chosen)
     slurm = launch.chosen(ctx)
+    runs = plan(ctx, chosen)
     if chosen.dry_run:
         for each in runs:
             echo(f"{each.cell.weights}\t{each.cell.benchmark}\tseed {each.run.seed}")
