@@ -31,6 +31,8 @@ PLACES = {
     "names.py": {"import_module", "find_object", "find_module"},
     # fixed names, of sslbench or of a library
     "__init__.py": {"import_module"},
+    "evaluation/__init__.py": {"import_module"},
+    "pretraining/__init__.py": {"import_module"},
     "cli/main.py": {"import_module"},
     "backbones/family.py": {"import_module"},
     "data/remote/transfer.py": {"import_module"},

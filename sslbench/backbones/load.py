@@ -82,9 +82,7 @@ def load_backbone(  # noqa: PLR0913  the options of the command
     if weights == "random":
         return dataclasses.replace(build(named.random_backbone(backbone), seed=seed), untrained=True)
     if pixels:
-        if backbone not in (None, weights):
-            raise UsageError(f"--weights {weights} fixes the backbone, but --backbone is {backbone}")
-        return build(weights)
+        return build(named.pixels_backbone(weights, backbone))
     return load_file(
         read_weights(weights, trust_pickle=trust_pickle),
         backbone=named.backbone_of(weights, backbone),

@@ -1,7 +1,8 @@
 """Words after a command: names, and key=value in Hydra's grammar."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,16 @@ def split_sweep(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
         if len({repr(value) for value in values}) < len(values):
             raise UsageError(f"'{key}' has a value twice")
     return names_, swept
+
+
+def combinations(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield every choice of one value for each key, the last key first.
+
+    >>> list(combinations({"k": [10, 20], "seed": [0]}))
+    [{'k': 10, 'seed': 0}, {'k': 20, 'seed': 0}]
+    """
+    for chosen in itertools.product(*values.values()):
+        yield dict(zip(values, chosen, strict=True))
 
 
 def split_listed(words: Sequence[str]) -> tuple[list[str], dict[str, tuple[Any, bool]]]:

@@ -15,6 +15,7 @@ from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from sslbench.weights import save
 from sslbench.weights.fill import tensors_sha256
 from sslbench.weights.formats import layout, patterns
+from sslbench.weights.formats.format_name import check_format
 from sslbench.weights.formats.recognise import (
     OPTIONAL_LEAF,
     Recognised,
@@ -27,7 +28,7 @@ from sslbench.weights.formats.schema import InputImages, Strides
 from sslbench.weights.formats.tables import FormatTable, load_table, take_variant
 from sslbench.weights.positions import without_class_position
 from sslbench.weights.reading import files
-from sslbench.weights.target import check_conversion, check_format
+from sslbench.weights.target import check_conversion
 
 _HEADS_BESIDE = "heads."
 CLASS_POSITION = "position of the class token added to it, as timm has it"

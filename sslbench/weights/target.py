@@ -3,11 +3,7 @@
 from pathlib import Path
 
 from sslbench.errors import UsageError
-from sslbench.names import list_names
-from sslbench.weights.formats.format_name import find_format
 
-CONTAINERS = ("safetensors", "pkl", "pth", "pickle", "torch")
-"""Suffixes that may be taken for formats."""
 EXPORTS = (".onnx", ".pt2")
 """Suffixes of exported networks."""
 
@@ -24,20 +20,6 @@ def check_target(path: Path, *, overwrite: bool, remedy: str = "say that it may 
         raise UsageError(f"{path} exists already", f"Give another name, or {remedy}.")
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {path}: the folder {path.parent} does not exist")
-
-
-def check_format(to: str) -> None:
-    """Raise if there is no format `to`.
-
-    Raises:
-        UsageError: it is none, or a container.
-    """
-    if to in CONTAINERS and to not in list_names("format"):
-        raise UsageError(
-            f"'{to}' is a container, not a format; the suffix of OUT selects it",
-            f"Name the format of the keys, such as: OUT.{to} --to torchvision.",
-        )
-    find_format(to)
 
 
 def check_conversion(src: Path, dst: Path, *, overwrite: bool) -> None:

@@ -7,7 +7,8 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo
-from sslbench.weights.target import check_conversion, check_format
+from sslbench.weights.formats.format_name import check_format
+from sslbench.weights.target import check_conversion
 
 if TYPE_CHECKING:
     from sslbench.weights.convert import ConversionReport

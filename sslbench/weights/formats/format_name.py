@@ -5,6 +5,10 @@ from pathlib import Path
 from typing import overload
 
 from sslbench import names
+from sslbench.errors import UsageError
+
+CONTAINERS = ("safetensors", "pkl", "pth", "pickle", "torch")
+"""Suffixes that may be taken for formats."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,3 +55,17 @@ def without_wrapper(format: str | None) -> tuple[str | None, str]:
         return format, ""
     name, _, prefix = format.rpartition(":")
     return (name, prefix) if name else (format, "")
+
+
+def check_format(to: str) -> None:
+    """Raise if there is no format `to`.
+
+    Raises:
+        UsageError: it is none, or a container.
+    """
+    if to in CONTAINERS and to not in names.list_names("format"):
+        raise UsageError(
+            f"'{to}' is a container, not a format; the suffix of OUT selects it",
+            f"Name the format of the keys, such as: OUT.{to} --to torchvision.",
+        )
+    find_format(to)
