@@ -76,7 +76,7 @@ def load_backbone(  # noqa: PLR0913  the options of the command
         ('resnet18w0.25', 'res5avg', [1, 128])
     """
     rule = parse_rule(stem) if stem is not None else None
-    pixels = weights.partition(":")[0] == "pixels" and not Path(weights).exists()
+    pixels = named.is_pixels(weights)
     if rule is not None and (weights == "random" or pixels):
         raise UsageError(f"--stem maps the stem of a weights file, which '{weights}' is not", "Leave it out.")
     if weights == "random":

@@ -76,6 +76,11 @@ def random_backbone(backbone: str | None) -> str:
     return backbone
 
 
+def is_pixels(weights: str) -> bool:
+    """Return whether --weights is the word 'pixels', perhaps with a size, and not a file of that name."""
+    return weights.partition(":")[0] == "pixels" and not Path(weights).exists()
+
+
 def pixels_backbone(weights: str, backbone: str | None) -> str:
     """Return the backbone of `--weights pixels`, that word itself.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslbench.backbones.architecture_names import refuse_unknown_backbone
-from sslbench.backbones.named import download_hint, refuse_unknown
+from sslbench.backbones.named import download_hint, is_pixels, pixels_backbone, random_backbone, refuse_unknown
 from sslbench.backbones.stem_rule import parse_rule
 from sslbench.cli.options import PreprocessingFlags, RunFlags, WeightsFlags
 from sslbench.cli.words import resolve_run
@@ -75,6 +75,10 @@ def checked_run(
     if weights is not None:
         refuse_wrong_network(weights.format, weights.stem)
         weights.layer_names()
+        if weights.weights == "random":
+            random_backbone(weights.backbone)
+        elif is_pixels(weights.weights or ""):
+            pixels_backbone(str(weights.weights), weights.backbone)
     if preprocessing is not None:
         preprocessing.check()
     return resolve_run({}, run.settings())[0]

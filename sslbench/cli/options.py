@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from sslbench import config, paths
 from sslbench.backbones.layer_spec import parse_layer, split_layers
+from sslbench.backbones.named import is_pixels
 from sslbench.cli.echo import LEVEL, echo, note
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
@@ -322,7 +323,7 @@ def refuse_loading_flags(ctx: click.Context, weights: str | None) -> None:
     Raises:
         UsageError: --format, --allow-partial or --trust-pickle was typed.
     """
-    if weights == "random" or ((weights or "").partition(":")[0] == "pixels" and not Path(str(weights)).exists()):
+    if weights == "random" or is_pixels(weights or ""):
         unused = {"format", "allow_partial", "trust_pickle"}
         refuse(ctx, used={str(p.name) for p in ctx.command.params} - unused, what=f"--weights {weights}")
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sslbench.backbones.named import random_backbone
+from sslbench.backbones.named import is_pixels, pixels_backbone, random_backbone
 from sslbench.cli import options
 from sslbench.cli.commands.eval.flags import EvalOptions, refuse_mistyped, refuse_unused
+from sslbench.data.noise import check_values
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, list_names
 from sslbench.protocols import OnObjects
@@ -234,7 +235,7 @@ def check(
     early.refuse_wrong_network(chosen.network.format, chosen.network.stem)
     chosen.network.layer_names()
     chosen.preprocessing.check()
-    chosen.noise_shares()
+    check_values(chosen.noise_shares())
     if not chosen.weights:
         raise UsageError(
             "--weights is missing",
@@ -242,6 +243,8 @@ def check(
         )
     if check_paths and chosen.weights == ("random",) and not chosen.suite:
         random_backbone(chosen.network.backbone)
+    if check_paths and len(chosen.weights) == 1 and is_pixels(chosen.weights[0]):
+        pixels_backbone(chosen.weights[0], chosen.network.backbone)
     weights, of_runs = suite.with_checkpoints(suite.expand(chosen.weights))
     if check_paths and len(weights) == 1 and not of_runs and not chosen.suite:
         early.refuse_other_files(weights)
