@@ -247,6 +247,8 @@ def type_name(kind: Any) -> str:
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             return f"list of {type_name(arguments[0])}"
         return "[" + ", ".join(type_name(a) for a in arguments) + "]"
+    if origin is dict:
+        return "a mapping"
     if kind in (None, type(None)):
         return "null"
     names = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}

@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import difflib
 import importlib
+import importlib.util
 import pkgutil
 import re
 import sys
@@ -170,6 +171,22 @@ def find_module(kind: ModuleKind, name: str) -> ModuleType:
     raise UsageError(f"there is no {kind} called '{name}'", did_you_mean(name, builtin))
 
 
+def module_file(kind: ModuleKind, name: str) -> Path | None:
+    """Return the file of a built-in module without importing it; None for the user's own, whose package exists.
+
+    Raises:
+        UsageError: no such name; or a file names the user's module and the user does not.
+    """
+    builtin = _modules(kind)
+    if name in builtin:
+        spec = importlib.util.find_spec(builtin[name])
+        return None if spec is None or spec.origin is None else Path(spec.origin)
+    if "." in name:
+        refuse_missing_module(name)
+        return None
+    raise UsageError(f"there is no {kind} called '{name}'", did_you_mean(name, builtin))
+
+
 def find_object(spec: str) -> Any:
     """Return the object called `module:attribute`, for instance a user's function that builds a backbone.
 
@@ -285,18 +302,44 @@ def search_current_folder() -> str:
     return here
 
 
-def _import_user_module(name: str) -> ModuleType:
+def refuse_missing_module(spec: str) -> None:
+    """Refuse a name of the user's own code whose module cannot be found; nothing is imported.
+
+    Args:
+        spec: `module:attribute`, or a module's dotted name.
+
+    Raises:
+        UsageError: there is no such module, or a file names it and the user does not.
+    """
+    refuse_named_by_file(spec)
+    _refuse_code_of_command(spec)
+    name = spec.partition(":")[0]
+    package = name.partition(".")[0]
+    here = search_current_folder()
+    if package not in sys.modules and (not package or importlib.util.find_spec(package) is None):
+        raise _no_module(name, here)
+
+
+def _refuse_code_of_command(name: str) -> None:
     if where := _command_of_file.get():
         raise UsageError(f"the command in {where} names the Python code '{name}'", "--trust-code runs it.")
+
+
+def _no_module(name: str, here: str) -> UsageError:
+    return UsageError(
+        f"there is no Python module '{name}' in {here} or on the Python path",
+        "Run sslbench from the folder that holds the module, or add that folder to PYTHONPATH.",
+    )
+
+
+def _import_user_module(name: str) -> ModuleType:
+    _refuse_code_of_command(name)
     here = search_current_folder()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise UsageError(
-                f"there is no Python module '{name}' in {here} or on the Python path",
-                "Run sslbench from the folder that holds the module, or add that folder to PYTHONPATH.",
-            ) from None
+            raise _no_module(name, here) from None
         raise UsageError(f"importing '{name}' failed: {error}") from error
     except Exception as error:
         raise UsageError(f"importing '{name}' failed: {type(error).__name__}: {error}") from error

@@ -1,6 +1,7 @@
 """Parameters of the evaluation transform; `sslbench.data.decode` applies them."""
 
 import dataclasses
+import math
 from typing import Literal
 
 from sslbench.errors import UsageError
@@ -99,12 +100,25 @@ class Preprocessing:
         """True if mean and std are averages over other channels, not statistics of the data."""
         return _AVERAGED in self.origin
 
-    def check_scales(self) -> None:
-        """Refuse scales that are impossible, and a side that has nothing to be resized to.
+    def check(self) -> None:
+        """Refuse sizes, scales and numbers per channel that are impossible for any backbone.
 
         Raises:
             UsageError: names the value.
         """
+        if len(self.mean) != len(self.std):
+            raise UsageError(
+                f"preprocessing: mean has {len(self.mean)} and std {len(self.std)} numbers", "Give one per channel."
+            )
+        if not all(0 < value < math.inf for value in self.std):
+            raise UsageError(f"preprocessing: std should be finite numbers above 0, not {list(self.std)}")
+        if not all(math.isfinite(value) for value in self.mean):
+            raise UsageError(f"preprocessing: mean should be finite numbers, not {list(self.mean)}")
+        if wrong := [size for size in self.sizes if not 0 < size <= LARGEST_SIDE]:
+            text = str(wrong[0])[:20]
+            raise UsageError(f"preprocessing: sizes should be from 1 to {LARGEST_SIDE:,} pixels, not {text}")
+        if self.max_pixels < 1:
+            raise UsageError(f"max_pixels {self.max_pixels} must be positive")
         if not self.scales or len(set(self.scales)) < len(self.scales) or not all(0 < s <= 8 for s in self.scales):
             raise UsageError(
                 f"preprocessing: scales should be different numbers from 0 to 8, not {list(self.scales)}",

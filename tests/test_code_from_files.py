@@ -31,6 +31,8 @@ PLACES = {
     "names.py": {"import_module", "find_object", "find_module"},
     # fixed names, of sslbench or of a library
     "__init__.py": {"import_module"},
+    "evaluation/__init__.py": {"import_module"},
+    "pretraining/__init__.py": {"import_module"},
     "cli/main.py": {"import_module"},
     "backbones/family.py": {"import_module"},
     "data/remote/transfer.py": {"import_module"},
@@ -40,7 +42,7 @@ PLACES = {
     # a backbone: the user's word; files go through build.check_recorded, recipes through recipes._mark_code
     "backbones/families/user.py": {"find_object"},
     # the same one, built already, for the digest of its code
-    "pretraining/prepare.py": {"find_object"},
+    "pretraining/preparation.py": {"find_object"},
     # functions in the order of a view: the user's word; recipes go through recipes._mark_code
     "data/views/own.py": {"find_object"},
     # schedules, of pretraining only: likewise

@@ -11,7 +11,7 @@ from torch import nn
 from sslbench import evaluation
 from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.in_memory import from_module, unwrapped, users_preprocessing
-from sslbench.backbones.layers import split_layers
+from sslbench.backbones.layer_spec import split_layers
 from sslbench.config import build_partial, resolve
 from sslbench.data.in_memory import Columns, sources_of
 from sslbench.errors import UsageError

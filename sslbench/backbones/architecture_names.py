@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sslbench.backbones import alexnet_spec, resnet_spec
 from sslbench.errors import UsageError
-from sslbench.names import did_you_mean
+from sslbench.names import did_you_mean, refuse_missing_module
 
 _REGISTERED = re.compile(r"^@register_model\s+def (\w+)\(", re.MULTILINE)
 _QUOTED = re.compile(r"""["'](\w+)["']""")
@@ -31,10 +31,13 @@ def refuse_unknown_backbone(name: str | None) -> None:
         Did you mean 'resnet50' or 'resnet50...?
 
     Raises:
-        UsageError: the message gives the nearest names.
+        UsageError: the message gives the nearest names; or the module of a user's own backbone is missing.
     """
-    if name is None or (":" in name and not name.startswith("timm:")):
-        return  # module:callable, pixels:SIZE
+    if name is None or name.startswith("pixels:"):
+        return
+    if ":" in name and not name.startswith("timm:"):
+        refuse_missing_module(name)
+        return
     architecture = name.removeprefix("timm:").partition(",")[0].partition(".")[0]
     if name in ("pixels", "pixels:native") or architecture in _of_timm()[1]:
         return

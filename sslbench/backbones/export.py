@@ -16,11 +16,11 @@ from sslbench.backbones.classifier import Classifier
 from sslbench.backbones.layers import Layer, forward_layers
 from sslbench.errors import BackboneError, UsageError
 from sslbench.preprocessing import Preprocessing
-from sslbench.weights.save import check_target, new_file
+from sslbench.weights.save import new_file
+from sslbench.weights.target import check_export
 
 log = logging.getLogger("sslbench")
 
-SUFFIXES = (".onnx", ".pt2")
 INPUT, BATCH = "images", "batch"
 LARGEST_DIFFERENCE = 1e-3
 """Largest accepted difference of an output, relative to the largest output; float32 rounding gives about 1e-6."""
@@ -82,9 +82,7 @@ def export(
         UsageError: another suffix, the file exists, or a library is missing.
         BackboneError: the network cannot be exported, or its outputs differ.
     """
-    if out.suffix not in SUFFIXES:
-        raise UsageError(f"{out}: exported files end in {' or '.join(SUFFIXES)}", "Name it net.onnx or net.pt2.")
-    check_target(out, overwrite=overwrite, remedy="replace it with --force")
+    check_export(out, overwrite=overwrite)
     write = _write_onnx if out.suffix == ".onnx" else _write_pt2
     if out.suffix == ".onnx":
         _need_onnx()

@@ -14,7 +14,7 @@ import torch
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, hooked, map_of, resolve_layers, run, single_layers
-from sslbench.backbones.pools import Pool
+from sslbench.backbones.pool_spec import Pool
 from sslbench.errors import BackboneError, UsageError
 
 _LAST_MAPS = ("last", "res5", "conv5")

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone, copied
-from sslbench.backbones.pools import Pool, Tokens, apply_pool, parse_pool
+from sslbench.backbones.layer_spec import JOIN, parse_layer
+from sslbench.backbones.pool_spec import Pool, parse_pool
+from sslbench.backbones.pools import Tokens, apply_pool
 from sslbench.errors import BackboneError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.weights.formats.schema import HEAD_NAMES
 from sslbench.weights.heads import widths
 
 log = logging.getLogger("sslbench")
-
-_JOIN = "concat("
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,31 +75,6 @@ def single_layers(layers: Sequence[Layer]) -> list[Layer]:
     return list({part.text: part for layer in layers for part in layer.parts or (layer,)}.values())
 
 
-def split_layers(text: str) -> list[str]:
-    """Split a list of layers at the commas outside parentheses.
-
-    Example:
-        >>> split_layers("res4:avg(8,3),res5avg")
-        ['res4:avg(8,3)', 'res5avg']
-
-    Raises:
-        UsageError: unbalanced parentheses, or nothing between two commas.
-    """
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character == "(") - (character == ")")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-        if depth < 0:
-            break
-    parts = [part.strip() for part in parts]
-    if depth != 0 or not all(parts):
-        raise UsageError(f"'{text}' is not a list of layers", "Write LAYER[:POOL],LAYER[:POOL]: res4:avg(8,3),res5avg")
-    return parts
-
-
 def resolve_layers(backbone: Backbone, specs: Sequence[str]) -> tuple[Layer, ...]:
     """Return the layers of a backbone by name, each once; without names, the default layer.
 
@@ -114,23 +89,20 @@ def resolve_layers(backbone: Backbone, specs: Sequence[str]) -> tuple[Layer, ...
 
 
 def _resolve(backbone: Backbone, spec: str) -> Layer:
-    if spec.startswith(_JOIN) and spec.endswith(")"):
-        parts = tuple(_resolve(backbone, part) for part in split_layers(spec[len(_JOIN) : -1]))
+    written = parse_layer(spec)
+    if written.parts:
+        parts = tuple(_resolve(backbone, part) for part in written.parts)
         if len({part.text for part in parts}) < len(parts) or any(part.parts or part.regions > 1 for part in parts):
             raise UsageError(f"layer '{spec}' should join different single layers, none of them by regions")
-        text = f"{_JOIN}{','.join(part.text for part in parts)})"
+        text = f"{JOIN}{','.join(part.text for part in parts)})"
         return Layer(text, " + ".join(part.path or "output" for part in parts), parts=parts)
-    name, _, pool_text = spec.replace(" ", "").partition(":")
-    if ":" in spec and not pool_text:
-        raise UsageError(f"layer '{spec}' names no pool after the colon")
-    path, at, side = name.partition("@")
-    if at and side != "input":
-        raise UsageError(f"layer '{spec}': only '@input' may follow a module's path", f"Write {path}@input or {path}.")
+    name, path, pool = written.name, written.path, written.pool
+    at = name != path  # PATH@input
     modules = {path for path, _ in backbone.module.named_modules() if path}
     names = {"output": "", **backbone.aliases}
     heads = head_layers(backbone)
     if path not in modules | set(names) and path in heads:
-        if at or pool_text:
+        if at or pool:
             raise UsageError(f"layer '{spec}': a layer of a head takes neither @input nor a pool", f"Write {path}.")
         return Layer(path, "", head=heads[path])
     if path not in modules | set(names):
@@ -142,7 +114,6 @@ def _resolve(backbone: Backbone, spec: str) -> Layer:
     target = path if (at and path in modules) or path not in names else names[path]
     if at and not target:
         raise BackboneError(f"'{name}' is the input image itself", "Use --weights pixels for raw pixels.")
-    pool = parse_pool(pool_text) if pool_text else None
     if pool is not None and pool.name == "vissl":
         pool = _vissl_pool(backbone, name)
     elif pool is not None and pool.needs_file_power:

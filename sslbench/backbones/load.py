@@ -15,7 +15,8 @@ from sslbench.backbones.build import build, check_recorded
 from sslbench.backbones.family import families
 from sslbench.backbones.preprocessing import trained_on
 from sslbench.backbones.resnet_spec import parse, with_strides, without_initialisation
-from sslbench.backbones.stems import StemRule, fit_stem, parse_rule, with_channels
+from sslbench.backbones.stem_rule import StemRule, parse_rule
+from sslbench.backbones.stems import fit_stem, with_channels
 from sslbench.backbones.vit.positions import fit_positions
 from sslbench.config import build as build_dataclass
 from sslbench.errors import BackboneError, UsageError, WeightsError
@@ -75,15 +76,13 @@ def load_backbone(  # noqa: PLR0913  the options of the command
         ('resnet18w0.25', 'res5avg', [1, 128])
     """
     rule = parse_rule(stem) if stem is not None else None
-    pixels = weights.partition(":")[0] == "pixels" and not Path(weights).exists()
+    pixels = named.is_pixels(weights)
     if rule is not None and (weights == "random" or pixels):
         raise UsageError(f"--stem maps the stem of a weights file, which '{weights}' is not", "Leave it out.")
     if weights == "random":
         return dataclasses.replace(build(named.random_backbone(backbone), seed=seed), untrained=True)
     if pixels:
-        if backbone not in (None, weights):
-            raise UsageError(f"--weights {weights} fixes the backbone, but --backbone is {backbone}")
-        return build(weights)
+        return build(named.pixels_backbone(weights, backbone))
     return load_file(
         read_weights(weights, trust_pickle=trust_pickle),
         backbone=named.backbone_of(weights, backbone),

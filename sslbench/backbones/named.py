@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sslbench import paths
-from sslbench.backbones.architecture_names import timm_names
+from sslbench.backbones.architecture_names import refuse_unknown_backbone, timm_names
 from sslbench.config import read_yaml
 from sslbench.data import remote
 from sslbench.errors import DataError, UsageError, WeightsError
@@ -74,6 +74,22 @@ def random_backbone(backbone: str | None) -> str:
     if backbone is None:
         raise UsageError("--weights random needs --backbone", "Name it: --backbone resnet50.")
     return backbone
+
+
+def is_pixels(weights: str) -> bool:
+    """Return whether --weights is the word 'pixels', perhaps with a size, and not a file of that name."""
+    return weights.partition(":")[0] == "pixels" and not Path(weights).exists()
+
+
+def pixels_backbone(weights: str, backbone: str | None) -> str:
+    """Return the backbone of `--weights pixels`, that word itself.
+
+    Raises:
+        UsageError: another one is named.
+    """
+    if backbone not in (None, weights):
+        raise UsageError(f"--weights {weights} fixes the backbone, but --backbone is {backbone}")
+    return weights
 
 
 def backbone_of(weights: str, backbone: str | None) -> str | None:
@@ -169,6 +185,8 @@ def refuse_unknown(weights: str) -> None:
         _of_zoo(address)
     if scheme == "hf":
         _hub_parts(address)
+    if scheme == "timm":
+        refuse_unknown_backbone(address)
 
 
 def download_hint(name: str) -> str:

@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor
 
+from sslbench.backbones.pool_spec import MOST_REGIONS, most_regions
+
 OVERLAP = 0.4  # of neighbouring regions of the first level, as in the paper
-MOST_REGIONS = 7  # along the longer side of the first level, as in the authors' code
 
 
 def region_grid(height: int, width: int, levels: int = 3) -> list[tuple[int, int, int]]:
@@ -38,15 +39,6 @@ def _offsets(length: int, side: int, count: int) -> list[int]:
     half = math.floor(side / 2 - 1)
     step = (length - side) / (count - 1) if count > 1 else 0.0
     return [math.floor(half + i * step) - half for i in range(count)]
-
-
-def most_regions(levels: int) -> int:
-    """Return the largest number of regions that any map has: l (l + 6) at level l.
-
-    >>> most_regions(3)
-    50
-    """
-    return sum(level * (level + MOST_REGIONS - 1) for level in range(1, levels + 1))
 
 
 def region_maxima(maps: Tensor, levels: int = 3) -> Tensor:

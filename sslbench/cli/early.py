@@ -1,4 +1,4 @@
-"""Refusal of mistyped paths and names before anything heavy is imported.
+"""Refusal of mistyped paths, names and values before anything heavy is imported.
 
 Names of other kinds, addresses, patterns and entries of the catalog are left to their readers.
 """
@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslbench.backbones.architecture_names import refuse_unknown_backbone
-from sslbench.backbones.named import download_hint, refuse_unknown
+from sslbench.backbones.named import download_hint, is_pixels, pixels_backbone, random_backbone, refuse_unknown
+from sslbench.backbones.stem_rule import parse_rule
+from sslbench.cli.options import PreprocessingFlags, RunFlags, WeightsFlags
+from sslbench.cli.words import resolve_run
 from sslbench.data import catalog
 from sslbench.data.missing import refuse_missing, refuse_missing_file
 from sslbench.errors import WeightsError
+from sslbench.evaluation.request import RunSettings
 from sslbench.runtime.device_names import refuse_unknown_device
-from sslbench.weights.reading.sniff import refuse_path
+from sslbench.weights.formats.format_name import find_format
+from sslbench.weights.reading.sniff import refuse_other_kind, refuse_path
 
 
 def refuse_mistyped(
@@ -45,6 +50,51 @@ def _refuse_missing_weights(weights: str) -> None:
             raise WeightsError(f"there is no weights file {weights}", hint)
         refuse_path(Path(weights))
     refuse_unknown(weights)
+
+
+def refuse_wrong_network(format: str | None, stem: str | None) -> None:
+    """Refuse a --format and a --stem that do not exist.
+
+    Raises:
+        UsageError: one does not exist.
+    """
+    if format is not None:
+        find_format(format)
+    if stem is not None:
+        parse_rule(stem)
+
+
+def checked_run(
+    run: RunFlags, weights: WeightsFlags | None = None, preprocessing: PreprocessingFlags | None = None
+) -> RunSettings:
+    """Return the settings of a run by its flags, after a check of them and of those on network and preprocessing.
+
+    Raises:
+        UsageError: a value that is not possible.
+    """
+    if weights is not None:
+        refuse_wrong_network(weights.format, weights.stem)
+        weights.layer_names()
+        if weights.weights == "random":
+            random_backbone(weights.backbone)
+        elif is_pixels(weights.weights or ""):
+            pixels_backbone(str(weights.weights), weights.backbone)
+    if preprocessing is not None:
+        preprocessing.check()
+    return resolve_run({}, run.settings())[0]
+
+
+def refuse_other_files(weights: Sequence[str | None]) -> None:
+    """Refuse files that are no weights, by their first bytes, and folders; what does not exist is left out.
+
+    It comes last: mistakes in the command are told before those in a file.
+
+    Raises:
+        WeightsError: the message says what it is instead.
+    """
+    for word in weights:
+        if word is not None and _is_plain(word) and Path(word).exists():
+            refuse_other_kind(Path(word))
 
 
 def refuse_missing_files(*files: str | None) -> None:

@@ -9,10 +9,13 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from sslbench import paths
+from sslbench import config, paths
+from sslbench.backbones.layer_spec import parse_layer, split_layers
+from sslbench.backbones.named import is_pixels
 from sslbench.cli.echo import LEVEL, echo, note
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
+from sslbench.preprocessing import IMAGENET_MEAN, Preprocessing
 from sslbench.text import visible
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,6 +37,14 @@ class WeightsFlags:
     def loading(self) -> dict[str, Any]:
         """Return the arguments of `load_backbone`: all fields but `layers`."""
         return {key: value for key, value in dataclasses.asdict(self).items() if key != "layers"}
+
+    def layer_names(self) -> tuple[str, ...]:
+        """Return the layers in --layers; () without the flag.
+
+        Raises:
+            UsageError: it is no list of layers, or a pool does not exist.
+        """
+        return listed_layers(self.layers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +96,16 @@ class PreprocessingFlags:
             if text is not None:
                 values[key] = _numbers(f"--{key}", text, of)
         return values
+
+    def check(self) -> None:
+        """Refuse values that no backbone can have; those that are not given may be any.
+
+        Raises:
+            UsageError: the message names the value.
+        """
+        values = config.build_partial(Preprocessing, self.values(), "preprocessing")
+        channels = len(values.get("mean") or values.get("std") or IMAGENET_MEAN)
+        Preprocessing(**{"mean": (0.5,) * channels, "std": (0.5,) * channels, **values}).check()
 
 
 def _pixels(flag: str, text: str) -> list[int]:
@@ -302,9 +323,25 @@ def refuse_loading_flags(ctx: click.Context, weights: str | None) -> None:
     Raises:
         UsageError: --format, --allow-partial or --trust-pickle was typed.
     """
-    if weights == "random" or ((weights or "").partition(":")[0] == "pixels" and not Path(str(weights)).exists()):
+    if weights == "random" or is_pixels(weights or ""):
         unused = {"format", "allow_partial", "trust_pickle"}
         refuse(ctx, used={str(p.name) for p in ctx.command.params} - unused, what=f"--weights {weights}")
+
+
+def listed_layers(text: str | None) -> tuple[str, ...]:
+    """Return the layers in a flag; () without it.
+
+    Example:
+        >>> listed_layers("res4:avg(8,3),res5avg")
+        ('res4:avg(8,3)', 'res5avg')
+
+    Raises:
+        UsageError: it is no list of layers, or a pool does not exist.
+    """
+    layers = tuple(split_layers(text)) if text else ()
+    for layer in layers:
+        parse_layer(layer)
+    return layers
 
 
 def gigabytes(text: str) -> float:

@@ -1,13 +1,15 @@
 """Words after a command: names, and key=value in Hydra's grammar."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sslbench import paths
-from sslbench.config import read_yaml
+from sslbench.config import read_yaml, resolve
 from sslbench.errors import UsageError
+from sslbench.evaluation.request import RunSettings
 from sslbench.library.recipes import compose
 from sslbench.names import did_you_mean, from_file
 from sslbench.protocols import find as find_protocol
@@ -43,6 +45,16 @@ def split_sweep(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
         if len({repr(value) for value in values}) < len(values):
             raise UsageError(f"'{key}' has a value twice")
     return names_, swept
+
+
+def combinations(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield every choice of one value for each key, the last key first.
+
+    >>> list(combinations({"k": [10, 20], "seed": [0]}))
+    [{'k': 10, 'seed': 0}, {'k': 20, 'seed': 0}]
+    """
+    for chosen in itertools.product(*values.values()):
+        yield dict(zip(values, chosen, strict=True))
 
 
 def split_listed(words: Sequence[str]) -> tuple[list[str], dict[str, tuple[Any, bool]]]:
@@ -109,6 +121,17 @@ class Routed:
 
     run: dict[str, Any]
     protocols: dict[str, dict[str, Any]]
+
+
+def resolve_run(values: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[RunSettings, dict[str, str]]:
+    """Return the settings of a run, checked, with their origins; arguments as for `compose_run`.
+
+    Raises:
+        UsageError: no such machine or setting, or a value that is not possible.
+    """
+    settings, origins = resolve(RunSettings, compose_run(values, flags))
+    settings.check()
+    return settings, origins
 
 
 def compose_run(values: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -103,16 +103,25 @@ def find(name: str) -> Named | None:
     return None
 
 
+def check_name(name: str) -> None:
+    """Refuse a word that cannot be a name.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"'{name}' cannot be a name", "Letters, digits, '-', '_' and '.', with a letter or digit in front."
+        )
+
+
 def add(name: str, entry: CatalogEntry, file: Path, *, overwrite: bool = False) -> None:
     """Add an entry to a catalog, creating the file if needed.
 
     Raises:
         UsageError: the name is none or is taken, or the file cannot be read or written.
     """
-    if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"'{name}' cannot be a name", "Letters, digits, '-', '_' and '.', with a letter or digit in front."
-        )
+    check_name(name)
     known = _read(file) if file.exists() else {}
     if name in known and not overwrite:
         raise UsageError(f"'{name}' is already in {file}, for {known[name].data}", "Give --overwrite to replace it.")

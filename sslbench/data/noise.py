@@ -8,6 +8,19 @@ from sslbench.data.source import Labels, Source
 from sslbench.errors import UsageError
 
 
+def check_values(shares: tuple[float, ...]) -> None:
+    """Refuse shares of wrong labels that are impossible, whatever the labels, or given twice.
+
+    Raises:
+        UsageError: a share is one of these.
+    """
+    for share in shares:
+        if not 0 < share < 1:
+            raise UsageError(f"--noise {share:g}: should lie between 0 and 1", "Give shares: --noise 0.1,0.2,0.4.")
+    if len(set(shares)) < len(shares):
+        raise UsageError(f"--noise {','.join(f'{share:g}' for share in shares)} has a share twice")
+
+
 def check_shares(shares: tuple[float, ...], labels: Labels) -> None:
     """Refuse shares of wrong labels that are impossible, given twice, or too small to change a label.
 
@@ -18,13 +31,10 @@ def check_shares(shares: tuple[float, ...], labels: Labels) -> None:
     Raises:
         UsageError: a share is one of these.
     """
+    check_values(shares)
     for share in shares:
-        if not 0 < share < 1:
-            raise UsageError(f"--noise {share:g}: should lie between 0 and 1", "Give shares: --noise 0.1,0.2,0.4.")
         if round(share * len(labels)) < (1 if labels.kind == "single" else 2):
             raise UsageError(f"--noise {share:g}: none of the {len(labels)} train labels would be wrong")
-    if len(set(shares)) < len(shares):
-        raise UsageError(f"--noise {','.join(f'{share:g}' for share in shares)} has a share twice")
 
 
 def with_label_noise(source: Source, share: float, seed: int) -> Source:

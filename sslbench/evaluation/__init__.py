@@ -1,13 +1,18 @@
 """An evaluation from end to end: weights and data in, one result record per protocol and layer out.
 
 `prepare` finds everything that can be wrong before the first image is decoded; `evaluate` extracts, scores and writes.
+Names are imported on first use: the arguments of an evaluation (`request`) are checked without torch.
 """
 
-from sslbench.evaluation.encode import extract_only, extract_several
-from sslbench.evaluation.prepare import InMemoryData, Prepared, has_own_classes, needs_labels, prepare
-from sslbench.evaluation.request import Request, RunSettings, Task, make_task
-from sslbench.evaluation.run import evaluate, evaluate_features
-from sslbench.runtime.folders import check_writable
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sslbench.evaluation.encode import extract_only, extract_several
+    from sslbench.evaluation.preparation import InMemoryData, Prepared, has_own_classes, needs_labels, prepare
+    from sslbench.evaluation.request import Request, RunSettings, Task, make_task
+    from sslbench.evaluation.run import evaluate, evaluate_features
+    from sslbench.runtime.folders import check_writable
 
 __all__ = [
     "InMemoryData",
@@ -25,3 +30,16 @@ __all__ = [
     "needs_labels",
     "prepare",
 ]
+
+_HOME = {
+    **dict.fromkeys(("Request", "RunSettings", "Task", "make_task"), "sslbench.evaluation.request"),
+    **dict.fromkeys(("extract_only", "extract_several"), "sslbench.evaluation.encode"),
+    **dict.fromkeys(("evaluate", "evaluate_features"), "sslbench.evaluation.run"),
+    "check_writable": "sslbench.runtime.folders",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOME.get(name, "sslbench.evaluation.preparation")), name)

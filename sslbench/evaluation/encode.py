@@ -15,7 +15,7 @@ from sslbench.data.splits import TrainTest
 from sslbench.distributed import this_process
 from sslbench.distributed.collectives import process_group_if_known
 from sslbench.evaluation.costs import encoding_costs, measured
-from sslbench.evaluation.prepare import (
+from sslbench.evaluation.preparation import (
     InMemoryData,
     Prepared,
     for_request,

@@ -8,7 +8,7 @@ from sslbench.backbones.export import ExportReport, export
 from sslbench.backbones.layers import resolve_layers
 from sslbench.errors import UsageError
 from sslbench.evaluation.prediction import load_with_heads
-from sslbench.evaluation.prepare import for_request, load
+from sslbench.evaluation.preparation import for_request, load
 from sslbench.evaluation.request import Request, RunSettings
 
 

@@ -14,33 +14,17 @@ from sslbench.arrays import FloatArray, Matrix
 from sslbench.backbones import named
 from sslbench.backbones.classifier import Classifier, find_classifier, read_classifier
 from sslbench.backbones.load import load_file, read_weights
-from sslbench.backbones.stems import parse_rule
+from sslbench.backbones.stem_rule import parse_rule
 from sslbench.data.labels import present_classes
 from sslbench.data.source import Labels, Source
 from sslbench.data.splits import TrainTest, match_classes
 from sslbench.errors import UsageError
+from sslbench.evaluation.class_names import read_class_names
 from sslbench.evaluation.request import Request, RunSettings, Task
 from sslbench.protocols import FileClassifier, FileClassifierChoice, OnSets
 from sslbench.results import WeightsUsed
 
 _ROWS = 8192
-
-
-def read_class_names(path: Path) -> list[str]:
-    """Return the names of classes in a text file, one per line; empty lines at the end do not count.
-
-    A name may occur twice: ImageNet has two classes called crane.
-
-    Raises:
-        UsageError: the file cannot be read, or has no names or empty ones.
-    """
-    try:
-        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the class names in {path}: {error}") from error
-    if not names or not all(names):
-        raise UsageError(f"{path}: line {names.index('') + 1 if names else 1} is empty", "Write one name per line.")
-    return names
 
 
 def choice_of(task: Task) -> FileClassifierChoice | None:

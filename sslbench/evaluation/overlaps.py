@@ -10,7 +10,7 @@ import numpy as np
 from sslbench.data.checks.duplicates import Suspect, as_csv, named, suspects
 from sslbench.data.checks.near import NearDuplicates, near_pairs
 from sslbench.errors import ResultError
-from sslbench.evaluation.prepare import Prepared, only_part
+from sslbench.evaluation.preparation import Prepared, only_part
 from sslbench.evaluation.record import Encoded
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features

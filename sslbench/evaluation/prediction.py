@@ -14,10 +14,9 @@ import torch
 from sslbench.backbones import named
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.classifier import Classifier, find_classifier
-from sslbench.backbones.export import SUFFIXES
 from sslbench.backbones.load import load_file, read_weights
 from sslbench.backbones.speed import prepare
-from sslbench.backbones.stems import parse_rule
+from sslbench.backbones.stem_rule import parse_rule
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading import loader
 from sslbench.data.open import open_data, refuse_label_maps
@@ -25,13 +24,15 @@ from sslbench.data.sharded import by_shard
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation.prepare import for_request
+from sslbench.evaluation.preparation import for_request
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.features.channels import check_first
+from sslbench.runtime.folders import refuse_missing_folder
 from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.text import spreadsheet_cell
 from sslbench.weights.reading import files
 from sslbench.weights.save import new_file
+from sslbench.weights.target import EXPORTS
 
 log = logging.getLogger("sslbench")
 
@@ -78,7 +79,7 @@ def load_with_classifier(
     absent = not named.is_named(request.weights) and not Path(request.weights).exists()
     if absent and (request.weights in ("random", "pixels") or ":" in request.weights):
         raise UsageError(f"'{request.weights}' has no classifier", "Give a weights file.")
-    if request.weights.endswith(SUFFIXES):
+    if request.weights.endswith(EXPORTS):
         raise UsageError(
             f"{request.weights} is a network for other programs, as sslbench export writes them",
             "Give the weights file that it was exported from.",
@@ -186,8 +187,7 @@ def predict(
         DataError: no image can be read.
         SslbenchError: weights, data or options are invalid.
     """
-    if out.is_dir() or not out.parent.is_dir():
-        raise UsageError(f"cannot write {out}", "Give a file in an existing folder.")
+    refuse_missing_folder(out)
     refuse_label_maps(request.data)
     parts = open_data(request.data, image_column=request.image_column)
     if request.limit is not None:

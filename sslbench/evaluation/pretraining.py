@@ -14,7 +14,7 @@ from sslbench.backbones.build import build
 from sslbench.distributed.collectives import barrier, rank
 from sslbench.errors import UsageError
 from sslbench.evaluation.encode import stored_test_features
-from sslbench.evaluation.prepare import prepare
+from sslbench.evaluation.preparation import prepare
 from sslbench.evaluation.request import Request, RunSettings, make_task
 from sslbench.evaluation.run import evaluate
 from sslbench.features.array import Features

@@ -22,7 +22,7 @@ from sslbench.evaluation.costs import measured
 from sslbench.evaluation.file_classifier import with_classifier
 from sslbench.evaluation.groups import UNNAMED, groups_of, with_details
 from sslbench.evaluation.predicted import write_predicted
-from sslbench.evaluation.prepare import Prepared, is_on_images
+from sslbench.evaluation.preparation import Prepared, is_on_images
 from sslbench.evaluation.references import compare_references
 from sslbench.evaluation.request import RunSettings, Task, sample_kind
 from sslbench.evaluation.trainings import ONE_TRAINING, draws, trains

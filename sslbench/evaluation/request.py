@@ -1,22 +1,23 @@
-"""Arguments of an evaluation, checked."""
+"""Arguments of an evaluation, checked without torch."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from sslbench import protocols
 from sslbench.config import resolve, result_settings, setting
+from sslbench.data.decode.reading import check_decoder
 from sslbench.errors import UsageError
 from sslbench.features.settings import ExtractSettings
 from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.protocols import OnFeatures, OnImages, OnObjects, OnSets
-from sslbench.runtime.device import choose_device
-from sslbench.runtime.device_names import Precision
+from sslbench.runtime.device_names import Precision, refuse_unknown_device
 from sslbench.runtime.workers import StartMethod, resolve_workers
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,26 +60,17 @@ class RunSettings:
         False, "protocols that train on images or score many sets: also run the untrained backbone; twice the time"
     )
 
-    def torch_device(self) -> torch.device:
-        """Return the device of this process; see `choose_device`.
+    def check(self) -> None:
+        """Refuse values out of their range; this machine may still lack the device.
 
         Raises:
-            UsageError: this machine has no such device.
+            UsageError: the message names the setting.
         """
-        return choose_device(self.device)
-
-    def extract_settings(self) -> ExtractSettings:
-        """Return the settings of the extraction.
-
-        Raises:
-            UsageError: a number is out of its range, or this machine has no such device.
-        """
-        device = self.torch_device()
-        workers = resolve_workers(self.workers, device)
+        refuse_unknown_device(self.device)
         if self.batch_size < 1:
             raise UsageError(f"batch_size should be at least 1, not {self.batch_size}")
-        if workers < 0:
-            raise UsageError(f"workers should not be negative, not {workers}", "0 decodes in the main process.")
+        if self.workers != "auto" and self.workers < 0:
+            raise UsageError(f"workers should not be negative, not {self.workers}", "0 decodes in the main process.")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"seed should be from 0 to {2**32 - 1}, not {self.seed}")
         if not 1 <= self.seeds <= 2**32 - self.seed:
@@ -88,6 +80,31 @@ class RunSettings:
                 f"only_seed={self.only_seed} is none of the trainings, whose seeds are {self.seed} to "
                 f"{self.seed + self.seeds - 1}"
             )
+        if not 0 < self.test_fraction < 1:
+            raise UsageError(f"test_fraction should lie between 0 and 1, not {self.test_fraction:g}")
+        if self.max_pixels < 1:
+            raise UsageError(f"max_pixels should be at least 1, not {self.max_pixels}")
+        check_decoder(self.decoder)
+
+    def torch_device(self) -> "torch.device":
+        """Return the device of this process; see `choose_device`.
+
+        Raises:
+            UsageError: this machine has no such device.
+        """
+        from sslbench.runtime.device import choose_device
+
+        return choose_device(self.device)
+
+    def extract_settings(self) -> ExtractSettings:
+        """Return the settings of the extraction.
+
+        Raises:
+            UsageError: see `check`; or this machine has no such device.
+        """
+        self.check()
+        device = self.torch_device()
+        workers = resolve_workers(self.workers, device)
         return ExtractSettings(
             device,
             self.precision,
@@ -104,13 +121,7 @@ class RunSettings:
         return [dataclasses.replace(self, seed=seed, seeds=1, only_seed=None) for seed in seeds]
 
     def decoding(self) -> dict[str, Any]:
-        """Return the values of the preprocessing that `decoder` and `max_pixels` change.
-
-        Raises:
-            UsageError: a limit below one pixel.
-        """
-        if self.max_pixels < 1:
-            raise UsageError(f"max_pixels {self.max_pixels} must be positive")
+        """Return the values of the preprocessing that `decoder` and `max_pixels` change."""
         found: dict[str, Any] = {} if self.max_pixels == MAX_PIXELS else {"max_pixels": self.max_pixels}
         return found if self.decoder == ("reference",) else {**found, "decoder": self.decoder}
 

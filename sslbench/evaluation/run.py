@@ -21,7 +21,7 @@ from sslbench.evaluation.estimate import announce, announce_features
 from sslbench.evaluation.groups import check_groups, groups_of_features, with_details
 from sslbench.evaluation.images import evaluate_on_images
 from sslbench.evaluation.neighbours import write_sheet
-from sslbench.evaluation.prepare import (
+from sslbench.evaluation.preparation import (
     Prepared,
     check_features,
     check_label_kind,

@@ -9,7 +9,7 @@ import numpy as np
 from sslbench import protocols
 from sslbench.data.source import Source
 from sslbench.evaluation.costs import measured
-from sslbench.evaluation.prepare import Prepared
+from sslbench.evaluation.preparation import Prepared
 from sslbench.evaluation.record import Subject, recorded
 from sslbench.evaluation.request import Task
 from sslbench.features.array import Features

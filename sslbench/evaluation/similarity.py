@@ -18,7 +18,7 @@ from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation.prepare import for_request, load
+from sslbench.evaluation.preparation import for_request, load
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.features.array import UNREADABLE_HEADER
 from sslbench.features.extract import extract

@@ -12,7 +12,7 @@ from sslbench.distributed import this_process
 from sslbench.errors import ResultError, SslbenchError
 from sslbench.evaluation.file_classifier import with_classifier
 from sslbench.evaluation.images import row_names
-from sslbench.evaluation.prepare import (
+from sslbench.evaluation.preparation import (
     Prepared,
     is_on_images,
     load,

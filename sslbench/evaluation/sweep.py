@@ -1,10 +1,8 @@
 """Sweeps: protocols x settings x weights x seeds, each run once; what has a record is not run again."""
 
 import dataclasses
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from sslbench.evaluation.request import RunSettings
 from sslbench.evaluation.suite import SuiteCell, run_cells
@@ -26,16 +24,6 @@ class SweepRun:
     cell: SuiteCell
     run: RunSettings
     words: tuple[str, ...]
-
-
-def combinations(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield every choice of one value for each key, the last key first.
-
-    >>> list(combinations({"k": [10, 20], "seed": [0]}))
-    [{'k': 10, 'seed': 0}, {'k': 20, 'seed': 0}]
-    """
-    for chosen in itertools.product(*values.values()):
-        yield dict(zip(values, chosen, strict=True))
 
 
 def run_sweep(

@@ -1,12 +1,13 @@
 """Settings of an extraction."""
 
 import dataclasses
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from sslbench.runtime.device_names import Precision
 from sslbench.runtime.workers import StartMethod
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,7 @@ class ExtractSettings:
         start_method: start method of the workers.
     """
 
-    device: torch.device
+    device: "torch.device"
     precision: Precision = "fp32"
     dtype: Literal["float32", "float16"] = "float32"
     batch_size: int = 64

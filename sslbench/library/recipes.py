@@ -246,6 +246,8 @@ def _base(method: str) -> tuple[Composed, dict[str, str]]:
                 "Give the config.yaml that an earlier run wrote into its --out.",
             )
         return Composed(values, dict.fromkeys(leaves(values), method)), {}
+    elif method.endswith(".yaml"):
+        raise UsageError(f"there is no file {method}", "Give the name of a method, or the config.yaml of a run.")
     elif "." in method:
         values, choices = compose("pretrain", {})
         values["method"] = {"name": method}

@@ -15,6 +15,7 @@ from sslbench.errors import UsageError
 from sslbench.library.recipes import RUN_INPUTS
 from sslbench.pretraining.settings import FREE, ROUNDING, PretrainRequest, differences, plain
 from sslbench.train import checkpoints
+from sslbench.train.checkpoint_files import no_checkpoint
 from sslbench.train.resume import newest_whole
 from sslbench.weights.save import new_file
 
@@ -78,10 +79,7 @@ def check_resume(request: PretrainRequest) -> None:
         if request.resume == "never" and used:
             raise UsageError(f"{request.out} already contains a run", "Give another --out, or leave out --no-resume.")
         if request.resume not in ("auto", "never") and not Path(request.resume).exists():
-            raise UsageError(
-                f"there is no checkpoint {request.resume}",
-                "Leave out --resume-from to continue from the newest checkpoint in --out.",
-            )
+            raise no_checkpoint(request.resume)
 
     from_first(check)
 

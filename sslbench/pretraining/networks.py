@@ -33,10 +33,6 @@ def make_backbone(request: PretrainRequest) -> Backbone:
         SslbenchError: there is no such backbone, or the file does not fit it.
     """
     name = request.settings.backbone
-    if name.partition(":")[0] == "pixels":
-        raise UsageError(f"'{name}' has no trainable parameters", "Name a network, such as backbone=resnet50.")
-    if request.init is None and (request.init_format or request.stem):
-        raise UsageError("--format and --stem need --init, a weights file", "Add --init, or leave them out.")
     backbone = load_backbone(
         request.init or "random",
         backbone=without_initialisation(name) if request.init else name,  # --init replaces the recipe's initialisation
@@ -63,9 +59,7 @@ def make_method(backbone: nn.Module, settings: dict[str, Any], setup: Setup, *, 
     Raises:
         UsageError: there is no such method or setting, or the method cannot use this backbone or data.
     """
-    name = settings.get("name")
-    if not isinstance(name, str):
-        raise UsageError("the settings have no method.name", "Set method.name to a name from: sslbench list methods.")
+    name = settings["name"]
     method_type = find_method(name)
     values = {key: value for key, value in settings.items() if key != "name"}
     config = build(method_type.config_type, values, f"method {name}")

@@ -19,7 +19,7 @@ from sslbench.distributed.sharded import AVAILABLE, BackgroundWriter
 from sslbench.errors import DataError, SslbenchError
 from sslbench.pretraining import folder
 from sslbench.pretraining.networks import make_state
-from sslbench.pretraining.prepare import PreparedPretraining, prepare
+from sslbench.pretraining.preparation import PreparedPretraining, prepare
 from sslbench.pretraining.settings import PretrainRequest, plain
 from sslbench.runtime.device import arithmetic, choose_device
 from sslbench.runtime.folders import check_writable

@@ -1,18 +1,23 @@
 """Settings of a pretraining run: the keys of configs/pretrain.yaml, and the arguments of a run."""
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from sslbench.config import setting
+from sslbench.config import build, setting
+from sslbench.data.decode.reading import check_decoder
 from sslbench.data.loading.samplers import AskedSampler
 from sslbench.data.sharded import WINDOW
 from sslbench.data.views import Augment
 from sslbench.errors import UsageError
+from sslbench.names import refuse_missing_module
 from sslbench.preprocessing import MAX_PIXELS
-from sslbench.runtime.device_names import AskedPrecision
+from sslbench.runtime.device_names import AskedPrecision, refuse_unknown_device
 from sslbench.runtime.workers import StartMethod
+from sslbench.train import schedules
+from sslbench.train.method_settings import declared_config
 from sslbench.train.optimizer_settings import OptimizerSettings, PartSettings
 
 Spec = dict[str, Any] | float
@@ -89,6 +94,87 @@ class PretrainSettings:
     eval_linear: bool = setting(False, "train a linear head beside the network, and score it on --eval-data")
     export: str = setting("auto", "network in weights.torch, if a method has several: student, teacher")
 
+    def check(self, *, world: int = 1) -> None:
+        """Refuse values that are not possible, whatever the data, the weights and the machine.
+
+        Args:
+            world: number of processes.
+
+        Raises:
+            UsageError: the message names the setting.
+        """
+        _check_method(self.method)
+        refuse_unknown_device(self.device)
+        _check_batch(self.batch_size, self.accumulate, world)
+        if self.workers != "auto" and self.workers < 0:
+            raise UsageError(f"workers {self.workers} must not be negative")
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"seed should be from 0 to {2**32 - 1}, not {self.seed}")
+        if not 0 < self.epochs < math.inf:
+            raise UsageError(f"epochs {self.epochs:g} must be positive")
+        for name in ("log_every", "keep", "prefetch", "max_pixels", "shard_window", "eval_k"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} {getattr(self, name)} must be at least 1")
+        if self.clip_norm is not None and not self.clip_norm >= 0:
+            raise UsageError(f"clip_norm {self.clip_norm:g} must not be negative", "Use null for no clipping.")
+        if self.clip_each and not self.clip_norm:
+            raise UsageError(
+                "clip_each=true clips nothing without clip_norm", "Set clip_norm=3, or leave clip_each out."
+            )
+        if self.ema is not None and not 0 <= self.ema < 1:
+            raise UsageError(f"ema {self.ema:g} must be from 0 to below 1", "Use null for no average.")
+        if self.zero and self.strategy == "fsdp":
+            raise UsageError(
+                "zero=true and strategy=fsdp: fsdp divides the optimizer's state already", "Leave zero out."
+            )
+        updates(self.save_every, 1)
+        if "fast" in self.decoder:
+            raise UsageError(
+                "decoder fast is for evaluation: the views of pretraining are cropped from the whole image",
+                "Leave it out; JPEGs are decoded by libjpeg-turbo in any case.",
+            )
+        check_decoder(self.decoder)
+        if self.batch_transform is not None:
+            refuse_missing_module(self.batch_transform)
+        self._check_schedules()
+
+    def _check_schedules(self) -> None:
+        """Refuse schedules, of the run and of its groups, with unknown names and keys or impossible values."""
+        own = {f"groups.{name}.schedule": part.schedule for name, part in (self.groups or {}).items()}
+        for where, values in {"schedule": {}, **own}.items():
+            schedule = build(ScheduleSettings, {**dataclasses.asdict(self.schedule), **(values or {})}, where)
+            phases = schedule.freeze_epochs, schedule.warmup_epochs
+            if not (min(phases) >= 0 and sum(phases) <= self.epochs + 1):  # training is a whole number of updates
+                schedules.check_phases(*phases, self.epochs)
+            for name in ("lr", "weight_decay", "momentum"):
+                spec = getattr(schedule, name)
+                if spec is not None and not schedules.own_names(spec):
+                    schedules.build(spec, where=f"{where}.{name}", epochs=self.epochs)
+
+
+def _check_method(method: Mapping[str, Any]) -> None:
+    """Refuse an unknown method, and settings that a built-in one does not have."""
+    name = method.get("name")
+    if not isinstance(name, str):
+        raise UsageError("the settings have no method.name", "Set method.name to a name from: sslbench list methods.")
+    config = declared_config(name)
+    if config is not None:
+        build(config, {key: value for key, value in method.items() if key != "name"}, f"method {name}")
+
+
+def _check_batch(batch_size: int, accumulate: int, world: int) -> None:
+    """Refuse images per update that cannot be divided into passes of at least two images."""
+    if accumulate < 1:
+        raise UsageError(f"accumulate {accumulate} must be at least 1")
+    passes = world * accumulate
+    if batch_size < passes or batch_size % passes:
+        raise UsageError(
+            f"batch_size {batch_size} does not divide into {world} processes of {accumulate} passes",
+            f"Use a multiple of {passes}.",
+        )
+    if batch_size // passes < 2:
+        raise UsageError("a forward pass needs at least two images", f"Use batch_size={2 * passes} or more.")
+
 
 ROUNDING = ("device", "compile", "activation_checkpointing", "channels_last", "colours", "tf32", "cudnn_benchmark")
 """Settings that may change when a run continues, although they change rounding (and the device random numbers)."""
@@ -142,6 +228,40 @@ class PretrainRequest:
     image_column: str | None = None
     label_column: str | None = None
     chosen: tuple[str, ...] = ()
+
+    def check(self, *, world: int = 1) -> None:
+        """Refuse settings that are not possible or have no effect, before data and weights are opened.
+
+        Args:
+            world: number of processes.
+
+        Raises:
+            UsageError: the message names the setting.
+        """
+        settings = self.settings
+        settings.check(world=world)
+        if settings.backbone.partition(":")[0] == "pixels":
+            raise UsageError(
+                f"'{settings.backbone}' has no trainable parameters", "Name a network, such as backbone=resnet50."
+            )
+        if self.init is None and (self.init_format or self.stem):
+            raise UsageError("--format and --stem need --init, a weights file", "Add --init, or leave them out.")
+        if not settings.eval_linear:
+            return
+        if self.eval_data is None:
+            raise UsageError("eval_linear=true has no effect without evaluation data", "Add --eval-data.")
+        if settings.eval_every <= 0:
+            raise UsageError("eval_linear=true has no effect with eval_every=0", "Set eval_every=1.")
+        if settings.strategy == "fsdp":
+            raise UsageError(
+                "eval_linear=true needs the whole network on each process, and strategy=fsdp shards it",
+                "Use strategy=ddp with zero=true, or leave eval_linear out.",
+            )
+        if all(view.cells > 1 for view in settings.augment.views):
+            raise UsageError(
+                "eval_linear=true classifies a whole view of each image, and all views are parts of a divided crop",
+                "Leave it out: kNN needs no views.",
+            )
 
 
 def updates(text: str, per_epoch: int) -> int:

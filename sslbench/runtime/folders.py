@@ -19,6 +19,27 @@ def refuse_unwritable(folder: Path) -> None:
         raise UsageError(f"cannot write into {folder}: {existing} does not allow writing")
 
 
+def refuse_output_file(file: Path) -> None:
+    """Refuse an output file that is a folder, or whose folder cannot be made, without making it.
+
+    Raises:
+        UsageError: it is one of these.
+    """
+    if file.is_dir():
+        raise UsageError(f"{file} is a folder", "Give the name of a file.")
+    refuse_unwritable(file.parent)
+
+
+def refuse_missing_folder(file: Path) -> None:
+    """Refuse an output file that is a folder, or whose folder does not exist.
+
+    Raises:
+        UsageError: it is one of these.
+    """
+    if file.is_dir() or not file.parent.is_dir():
+        raise UsageError(f"cannot write {file}", "Give a file in an existing folder.")
+
+
 def check_writable(folder: Path) -> None:
     """Create an output folder, and check that it is writable before hours of work.
 

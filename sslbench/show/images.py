@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -17,7 +17,7 @@ from sslbench.data.open import are_label_maps, open_data, open_maps_as_data
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.errors import UsageError
-from sslbench.evaluation.prepare import load, with_preprocessing
+from sslbench.evaluation.preparation import load, with_preprocessing
 from sslbench.evaluation.record import weights_used
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.evaluation.similarity import part_to_encode
@@ -25,6 +25,7 @@ from sslbench.names import did_you_mean
 from sslbench.results import records
 from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.show.attention import attention_blocks, has_attention
+from sslbench.show.choices import VIEWS, Point, View
 from sslbench.show.colours import PatchColours, fit_colours, foreground
 from sslbench.show.encoded import EncodedImage, encode_images, full_size
 from sslbench.show.folder import open_folder
@@ -34,23 +35,11 @@ from sslbench.show.pictures import Panel, PanelRow, blend, fitted, heat, jpeg_ur
 
 log = logging.getLogger("sslbench")
 
-View = Literal["pca", "attention", "nearest"]
-VIEWS: Sequence[View] = ("pca", "attention", "nearest")
-
 MOST_IMAGES = 64
 """Largest number of images of a page, whose features are all kept."""
 
 _SIDE = 192  # pixels of a picture on the page
 _ANSWERS = 8  # images beside a given point, those with the nearest patches
-
-
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """Point of an image: id of the image, x and y in pixels of its file."""
-
-    image: str
-    x: float
-    y: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,27 +55,6 @@ class Pictures:
     views: tuple[View, ...] | None = None
     points: tuple[Point, ...] = ()
     only_foreground: bool = False
-
-
-def parse_point(text: str) -> Point:
-    """Return the point of a text IMAGE:X,Y.
-
-    >>> parse_point("cats/1.jpg:20,31.5")
-    Point(image='cats/1.jpg', x=20.0, y=31.5)
-
-    Raises:
-        UsageError: it is not of this form.
-    """
-    image, colon, place = text.rpartition(":")
-    x, comma, y = place.partition(",")
-    try:
-        if not (image and colon and comma):
-            raise ValueError
-        return Point(image, float(x), float(y))
-    except ValueError:
-        raise UsageError(
-            f"--point {text}: should be IMAGE:X,Y", "X and Y in pixels from the top left: --point cats/1.jpg:120,80"
-        ) from None
 
 
 def images_of(request: Request, run: RunSettings) -> Source:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from sslbench.arrays import FloatArray
-from sslbench.backbones.layers import split_layers
+from sslbench.backbones.layer_spec import split_layers
 from sslbench.config import convert
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.errors import DataError, ResultError, SslbenchError, UsageError
-from sslbench.evaluation.prepare import Prepared, one_part, only_part, prepare
+from sslbench.evaluation.preparation import Prepared, one_part, only_part, prepare
 from sslbench.evaluation.request import Request, RunSettings, make_task
 from sslbench.names import from_file, refuse_location
 from sslbench.preprocessing import MAX_PIXELS

@@ -1,12 +1,11 @@
 """Scatter of features in the plane, coloured by label, with the images."""
 
 import dataclasses
-import importlib.util
 import io
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageColor
@@ -16,14 +15,15 @@ from sslbench.backbones.layers import resolve_layers
 from sslbench.data.checks.sheets import thumbnails
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.source import Labels, Source
-from sslbench.errors import DataError, UsageError
-from sslbench.evaluation.prepare import for_request, load
+from sslbench.errors import DataError
+from sslbench.evaluation.preparation import for_request, load
 from sslbench.evaluation.record import weights_used
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.features.external import FeaturePair
 from sslbench.features.extract import extract
 from sslbench.results import records
 from sslbench.runtime.progress import Progress, stage_progress
+from sslbench.show.choices import Projection
 from sslbench.show.folder import open_folder
 from sslbench.show.images import images_of
 from sslbench.show.page import page
@@ -31,7 +31,6 @@ from sslbench.show.pictures import Panel, PanelRow, fitted, jpeg_url, sheet
 
 log = logging.getLogger("sslbench")
 
-Projection = Literal["pca", "tsne", "umap"]
 TITLES: Mapping[Projection, str] = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
 
 _FIRST_COMPONENTS = 50  # PCA before t-SNE and UMAP, as van der Maaten and Hinton 2008, section 4.2 (30 there)
@@ -103,18 +102,6 @@ def project(x: Matrix, projection: Projection, seed: int) -> FloatArray:
     from umap import UMAP
 
     return np.asarray(UMAP(n_neighbors=min(15, len(x) - 1), n_jobs=1, random_state=seed).fit_transform(reduced))
-
-
-def check_projection(projection: Projection) -> None:
-    """Refuse UMAP without its package, before anything is computed.
-
-    Raises:
-        UsageError: umap-learn is not installed.
-    """
-    if projection == "umap" and importlib.util.find_spec("umap") is None:
-        raise UsageError(
-            "--projection umap needs the package umap-learn", "pip install 'sslbench[umap]', or --projection tsne."
-        )
 
 
 def points_of_images(request: Request, run: RunSettings, *, store: Path, progress: Progress | None) -> Points:

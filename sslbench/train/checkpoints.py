@@ -8,7 +8,6 @@ file (`weights.reading.shards`).
 import dataclasses
 import hashlib
 import os
-import re
 import shutil
 import zipfile
 from collections.abc import Mapping
@@ -18,12 +17,14 @@ from typing import Any
 import torch
 
 from sslbench.errors import SslbenchError, UsageError, WeightsError
+from sslbench.train.checkpoint_files import CHECKPOINT
+from sslbench.train.checkpoint_files import files as files
+from sslbench.train.checkpoint_files import newest as newest
 from sslbench.weights.reading import shards
 from sslbench.weights.save import CHECKPOINT_FORMAT, new_file, write_torch
 
 FORMAT = CHECKPOINT_FORMAT
 VERSION = 1
-_NAME = re.compile(r"step_(\d{9})\.ckpt")
 
 
 class DamagedError(WeightsError):
@@ -134,11 +135,6 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def files(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, oldest first."""
-    return sorted(path for path in folder.glob("step_*.ckpt") if _NAME.fullmatch(path.name))
-
-
 @dataclasses.dataclass(frozen=True)
 class Position:
     """Position of a checkpoint in its run: updates done, and epochs; None for files that do not record them."""
@@ -167,19 +163,13 @@ def run_name(folder: Path) -> str:
     return whole.parent.name if whole.name == "checkpoints" else whole.name
 
 
-def newest(folder: Path) -> Path | None:
-    """Return the newest checkpoint in a folder, or None."""
-    found = files(folder)
-    return found[-1] if found else None
-
-
 def refuse_other_folder(path: Path) -> None:
     """Refuse a folder that is no checkpoint, such as that of a run, and a single shard; name checkpoints near it.
 
     Raises:
         UsageError: the message has the remedy.
     """
-    if _NAME.fullmatch(path.name) or not path.is_dir():
+    if CHECKPOINT.fullmatch(path.name) or not path.is_dir():
         if path.suffix == ".safetensors" and shards.is_sharded(path.parent):
             raise UsageError(f"{path} is one of the shards of a checkpoint", f"Name the folder: {path.parent}.")
         return

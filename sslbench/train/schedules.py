@@ -236,13 +236,18 @@ def build(spec: Mapping[str, Any] | float, *, where: str, epochs: float | None =
         raise UsageError(f"{where}: {spec['name']}: {error}") from error
 
 
-def own_functions(spec: Mapping[str, Any] | float | None) -> list[Any]:
-    """Return the user's own functions in a schedule, also in the parts of a composite."""
+def own_names(spec: Mapping[str, Any] | float | None) -> list[str]:
+    """Return the names of the user's own functions in a schedule, also in the parts of a composite."""
     if not isinstance(spec, Mapping):
         return []
     parts = spec.get("parts")
-    inner = [function for part in parts for function in own_functions(part)] if isinstance(parts, Sequence) else []
-    return [find_object(spec["name"]), *inner] if ":" in str(spec.get("name")) else inner
+    inner = [name for part in parts for name in own_names(part)] if isinstance(parts, Sequence) else []
+    return [spec["name"], *inner] if ":" in str(spec.get("name")) else inner
+
+
+def own_functions(spec: Mapping[str, Any] | float | None) -> list[Any]:
+    """Return the user's own functions in a schedule; see `own_names`."""
+    return [find_object(name) for name in own_names(spec)]
 
 
 def _own_schedule(spec: Mapping[str, Any], where: str) -> Schedule:
@@ -314,6 +319,21 @@ def _finite(value: Any, kind: Any, where: str) -> Any:
     return converted
 
 
+def check_phases(freeze_epochs: float, warmup_epochs: float, epochs: float) -> None:
+    """Refuse phases before a schedule that are negative, or together longer than training.
+
+    Raises:
+        UsageError: the message names the phase.
+    """
+    left = epochs
+    for name, length in (("freeze_epochs", freeze_epochs), ("warmup_epochs", warmup_epochs)):
+        if not 0 <= length <= left:
+            before = "" if left == epochs else f" after {freeze_epochs:g} frozen ones"
+            problem = f"schedule.{name} {length:g} does not fit into {epochs:g} epochs{before}"
+            raise UsageError(problem, f"Give schedule.{name}=... or more epochs.")
+        left -= length
+
+
 def build_with_warmup(
     spec: Mapping[str, Any] | float,
     *,
@@ -340,13 +360,7 @@ def build_with_warmup(
     Raises:
         UsageError: as in `build`, or both phases together are longer than training.
     """
-    left = epochs
-    for name, length in (("freeze_epochs", freeze_epochs), ("warmup_epochs", warmup_epochs)):
-        if not 0 <= length <= left:
-            before = "" if left == epochs else f" after {freeze_epochs:g} frozen ones"
-            problem = f"schedule.{name} {length:g} does not fit into {epochs:g} epochs{before}"
-            raise UsageError(problem, f"Give schedule.{name}=... or more epochs.")
-        left -= length
+    check_phases(freeze_epochs, warmup_epochs, epochs)
     schedule = build(spec, where=where, epochs=epochs, own=own)
     scaling: Scaling = "fixed" if isinstance(spec, Mapping) and spec["name"] in _BY_ABSOLUTE_TIME else "rescaled"
     after = (freeze_epochs + warmup_epochs) / epochs

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from sslbench.errors import UsageError, WeightsError
-from sslbench.names import list_names
 from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from sslbench.weights import save
 from sslbench.weights.fill import tensors_sha256
 from sslbench.weights.formats import layout, patterns
+from sslbench.weights.formats.format_name import check_format
 from sslbench.weights.formats.recognise import (
     OPTIONAL_LEAF,
     Recognised,
@@ -28,8 +28,8 @@ from sslbench.weights.formats.schema import InputImages, Strides
 from sslbench.weights.formats.tables import FormatTable, load_table, take_variant
 from sslbench.weights.positions import without_class_position
 from sslbench.weights.reading import files
+from sslbench.weights.target import check_conversion
 
-CONTAINERS = ("safetensors", "pkl", "pth", "pickle", "torch")
 _HEADS_BESIDE = "heads."
 CLASS_POSITION = "position of the class token added to it, as timm has it"
 
@@ -118,21 +118,15 @@ def check_output(src: Path, dst: Path, *, to: str, overwrite: bool) -> None:
     Raises:
         UsageError: no such format, or not in that container; `dst` is there already, or is `src`.
     """
-    if to in CONTAINERS and to not in list_names("format"):
-        raise UsageError(
-            f"'{to}' is a container, not a format; the suffix of OUT selects it",
-            f"Name the format of the keys, such as: OUT.{to} --to torchvision.",
-        )
+    check_format(to)
     table = load_table(to)
     if table.variant and not table.file.variants[table.variant].shows:
         raise UsageError(
             f"--to {to}: a file of format {table.name} cannot record this variant",
             "Give --to sslbench, which keeps images and strides.",
         )
+    check_conversion(src, dst, overwrite=overwrite)
     dst = dst.expanduser()
-    save.check_target(dst, overwrite=overwrite, remedy="replace it with --force")
-    if dst.exists() and src.exists() and dst.samefile(src):
-        raise UsageError(f"{dst} is the input file", "Give another name for the converted file.")
     layout.check_layout(dst, table)
 
 

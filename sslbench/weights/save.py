@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sslbench.errors import SslbenchError, UsageError, WeightsError
 from sslbench.paths import temporary_beside
+from sslbench.weights.target import check_target
 
 FORMAT = "sslbench"
 CHECKPOINT_FORMAT = "sslbench checkpoint"
@@ -112,20 +113,6 @@ def own_content(
 def _with_own_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return copies on the CPU: torch.save writes the whole storage behind a view."""
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-
-
-def check_target(path: Path, *, overwrite: bool, remedy: str = "say that it may be overwritten") -> None:
-    """Raise if a file cannot be written at `path`.
-
-    Raises:
-        UsageError: the file exists already, is a folder, or its folder does not exist.
-    """
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", "Give the name of a file.")
-    if path.exists() and not overwrite:
-        raise UsageError(f"{path} exists already", f"Give another name, or {remedy}.")
-    if not path.parent.is_dir():
-        raise UsageError(f"cannot write {path}: the folder {path.parent} does not exist")
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ from torch import nn
 
 from sslbench.backbones.backbone import Backbone, Kind
 from sslbench.backbones.build import build
-from sslbench.backbones.layers import Layer, forward_layers, resolve_layers, split_layers
+from sslbench.backbones.layer_spec import split_layers
+from sslbench.backbones.layers import Layer, forward_layers, resolve_layers
 from sslbench.errors import BackboneError, UsageError
 from sslbench.preprocessing import Preprocessing
 

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sslbench.backbones.pools import Pool, Tokens, apply_pool, parse_pool
+from sslbench.backbones.pool_spec import Pool, parse_pool
+from sslbench.backbones.pools import Tokens, apply_pool
 from sslbench.errors import BackboneError, UsageError
 
 CLASS_TOKEN = Tokens(prefix=1, has_class=True)

@@ -13,7 +13,8 @@ from sslbench.backbones.layers import forward_layers, resolve_layers
 from sslbench.backbones.load import load_backbone
 from sslbench.backbones.module_identity import probe_images
 from sslbench.backbones.speed import prepare
-from sslbench.backbones.stems import map_stem, parse_rule, with_channels
+from sslbench.backbones.stem_rule import parse_rule
+from sslbench.backbones.stems import map_stem, with_channels
 from sslbench.data.decode.transforms import normalise
 from sslbench.errors import SslbenchError, UsageError, WeightsError
 from sslbench.preprocessing import Preprocessing

@@ -276,20 +276,6 @@ def test_help_lists_methods_and_help_of_one_its_settings_and_recipe(sslbench):
     assert "The recipe moco_v1" in out and "override /augment: moco_v1" in out
 
 
-def test_help_of_every_recipe_knows_the_settings_of_its_module(sslbench):
-    import dataclasses
-
-    from sslbench.cli.commands.pretrain.help import _settings, _values
-    from sslbench.names import find_module, list_names
-
-    for name in list_names("method"):
-        module = _values(name)["method.name"]
-        expected = {f.name: f.default for f in dataclasses.fields(find_module("method", module).Config)}
-        shown = {key: default for key, default, _ in _settings(module)}
-        assert list(shown) == list(expected)
-        assert all(shown[k] == v for k, v in expected.items() if not isinstance(shown[k], str) or isinstance(v, str))
-
-
 def test_python_trains_by_the_same_recipe(tmp_path):
     import sslbench
 

@@ -6,9 +6,8 @@ import pytest
 
 from sslbench.cli.commands import sweep
 from sslbench.cli.commands.eval.flags import EvalOptions
-from sslbench.cli.words import split_sweep
+from sslbench.cli.words import combinations, split_sweep
 from sslbench.errors import UsageError
-from sslbench.evaluation.sweep import combinations
 
 
 def runs(text):

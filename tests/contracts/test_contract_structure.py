@@ -20,7 +20,7 @@ from sslbench.distributed import parallel
 from sslbench.pretraining import PretrainRequest
 from sslbench.pretraining.networks import make_state
 
-PREPARE = importlib.import_module("sslbench.pretraining.prepare")  # a function has the same name
+PREPARE = importlib.import_module("sslbench.pretraining.preparation")  # a function has the same name
 EVA = "timm:eva02_tiny_patch14_224,img_size=32,patch_size=8,depth=1,embed_dim=24,num_heads=2"
 SWIN, OWN, LOCAL = (f"{Path(__file__).stem}:{name}" for name in ("swin", "own", "local"))
 BACKBONES = {

@@ -2,7 +2,7 @@ import pytest
 
 from sslbench.backbones.build import build
 from sslbench.errors import UsageError
-from sslbench.evaluation.prepare import with_preprocessing
+from sslbench.evaluation.preparation import with_preprocessing
 
 
 @pytest.mark.parametrize("resize", [32, [32, 500]])

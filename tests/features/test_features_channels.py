@@ -11,7 +11,7 @@ from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation.prepare import with_preprocessing
+from sslbench.evaluation.preparation import with_preprocessing
 from sslbench.features.extract import extract, store_key
 from sslbench.features.settings import ExtractSettings
 from sslbench.identity import FeatureKey

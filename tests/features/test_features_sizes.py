@@ -15,7 +15,7 @@ from sslbench.data.decode.transforms import normalise
 from sslbench.data.images import Files
 from sslbench.data.source import Labels, Source
 from sslbench.errors import BackboneError, UsageError
-from sslbench.evaluation.prepare import with_preprocessing
+from sslbench.evaluation.preparation import with_preprocessing
 from sslbench.features.extract import extract
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing

@@ -7,7 +7,8 @@ import pytest
 import torch
 from golden_cases import Case
 
-from sslbench.backbones.pools import Pool, Tokens, apply_pool
+from sslbench.backbones.pool_spec import Pool
+from sslbench.backbones.pools import Tokens, apply_pool
 from sslbench.backbones.regions import region_grid, region_maxima
 from sslbench.data.decode.transforms import resized
 from sslbench.metrics import retrieval

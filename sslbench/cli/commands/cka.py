@@ -1,14 +1,18 @@
 """`sslbench cka`."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from sslbench.backbones.named import random_backbone
 from sslbench.cli import options
 from sslbench.cli.echo import note
 from sslbench.cli.help import GroupedCommand
+from sslbench.errors import UsageError
+from sslbench.runtime.folders import refuse_output_file
 from sslbench.text import table_cell
 
 if TYPE_CHECKING:
@@ -64,37 +68,29 @@ def command(
     sslbench cka dino.pth random --backbone timm:vit_small_patch16_224 --layers blocks.0,blocks.11
     sslbench cka embeddings_a.npy embeddings_b.npy --debiased
     """  # noqa: D301
-    from sslbench.cli import early, terminal
-    from sslbench.errors import UsageError
+    from sslbench.cli import terminal
 
     terminal.show_messages()
+    networks = (
+        _Network(a, backbone, format, options.listed_layers(layers), trust_pickle),
+        _Network(b, backbone_b or backbone, format_b, options.listed_layers(layers_b or layers), trust_pickle),
+    )
+    for path in (csv_path, png_path):
+        if path is not None:
+            refuse_output_file(path)
     stored = [_is_features(Path(side)) for side in (a, b)]
     if any(stored) and not all(stored):
         raise UsageError("A and B must both be weights or both be features", "Features: .npy files or store folders.")
     if all(stored):
-        used = ("layers", "layers_b", "debiased", "csv_path", "png_path")
-        options.refuse(ctx, used=used, what="features, which are already computed")
+        _refuse_wrong_features(ctx, networks)
     else:
-        if data.data and data.test_data:
-            raise UsageError(
-                "--data and --test-data exclude each other", "Both networks encode the same images; give one set."
-            )
-        for flag, text, side in (("--format", format, a), ("--format-b", format_b, b)):
-            if text and side == "random":
-                raise UsageError(f"{flag} applies to a weights file, which '{side}' is not")
-        early.refuse_mistyped((a, b), (data.data, data.test_data), backbone=backbone, device=run.device)
-        early.refuse_mistyped(backbone=backbone_b)
+        _refuse_wrong_networks(networks, data, preprocessing, run)
 
     from sslbench.evaluation import similarity
 
-    layers_of_both = _layers(layers), _layers(layers_b or layers)
     if all(stored):
-        sides = similarity.read(Path(a), layers_of_both[0]), similarity.read(Path(b), layers_of_both[1])
+        sides = tuple(similarity.read(Path(each.weights), each.layers) for each in networks)
     else:
-        networks = (
-            _Network(a, backbone, format, layers_of_both[0], trust_pickle),
-            _Network(b, backbone_b or backbone, format_b, layers_of_both[1], trust_pickle),
-        )
         sides = _encode(networks, data, preprocessing, run)
     found = similarity.similarity(*sides, debiased=debiased)
     _print(found)
@@ -115,30 +111,67 @@ class _Network:
     trust_pickle: bool
 
 
+def _refuse_wrong_features(ctx: click.Context, sides: Sequence[_Network]) -> None:
+    """Refuse flags that have no effect on features, and files that do not exist.
+
+    Raises:
+        UsageError: one of these.
+    """
+    from sslbench.cli import early
+
+    used = ("layers", "layers_b", "debiased", "csv_path", "png_path")
+    options.refuse(ctx, used=used, what="features, which are already computed")
+    files = [each for each in sides if not Path(each.weights).is_dir()]
+    if any(each.layers for each in files) and len(files) == len(sides):
+        raise UsageError("--layers names layers of networks or of stored features", "A .npy file is one layer.")
+    early.refuse_missing_files(*(each.weights for each in files))
+
+
+def _refuse_wrong_networks(
+    networks: Sequence[_Network],
+    data: options.DataFlags,
+    preprocessing: options.PreprocessingFlags,
+    run: options.RunFlags,
+) -> None:
+    """Refuse paths, names and values that do not exist or do not go together.
+
+    Raises:
+        SslbenchError: one of these.
+    """
+    from sslbench.cli import early
+
+    if data.data and data.test_data:
+        raise UsageError(
+            "--data and --test-data exclude each other", "Both networks encode the same images; give one set."
+        )
+    for flag, each in zip(("--format", "--format-b"), networks, strict=True):
+        if each.format and each.weights == "random":
+            raise UsageError(f"{flag} applies to a weights file, which '{each.weights}' is not")
+    for each in networks:
+        early.refuse_mistyped([each.weights], (data.data, data.test_data), backbone=each.backbone, device=run.device)
+        if each.weights == "random":
+            random_backbone(each.backbone)
+        early.refuse_wrong_network(each.format, None)
+    early.checked_run(run, preprocessing=preprocessing)
+    early.refuse_other_files([each.weights for each in networks])
+
+
 def _is_features(path: Path) -> bool:
     return path.suffix == ".npy" or (path / "meta.json").is_file()
 
 
-def _layers(text: str | None) -> tuple[str, ...]:
-    from sslbench.backbones.layers import split_layers
-
-    return tuple(split_layers(text)) if text else ()
-
-
 def _encode(
-    networks: tuple[_Network, _Network],
+    networks: Sequence[_Network],
     data: options.DataFlags,
     preprocessing: options.PreprocessingFlags,
     run: options.RunFlags,
 ) -> tuple["LayerFeatures", "LayerFeatures"]:
     """Return the features of both networks on the same images."""
     from sslbench import evaluation
-    from sslbench.cli import terminal
-    from sslbench.cli.words import compose_run
-    from sslbench.config import resolve
+    from sslbench.cli import early, terminal
     from sslbench.evaluation.similarity import encode
 
-    settings, _ = resolve(evaluation.RunSettings, compose_run({}, run.settings()))
+    settings = early.checked_run(run)
     images = data.test_data or data.data or options.default_data()
     requests = [
         evaluation.Request(

@@ -8,6 +8,7 @@ from sslbench.cli import options
 from sslbench.cli.echo import echo
 from sslbench.cli.help import GroupedCommand
 from sslbench.errors import UsageError
+from sslbench.runtime.folders import refuse_output_file
 
 
 @click.command("cluster", cls=GroupedCommand)
@@ -31,14 +32,14 @@ def command(
     iterations: int,
     out: str,
 ) -> None:
-    r"""Cluster a data set's features by k-means, and write the clusters as labels to train on (ClusterFit).
+    """Cluster a data set's features by k-means, and write the clusters as labels to train on (ClusterFit).
 
     The clusters are found on the part train, or on all images. --layers names one layer.
 
     \b
     sslbench cluster --weights w.torch --data photos/ --k 16000 --out assignments.csv
     sslbench pretrain clusterfit --data assignments.csv
-    """
+    """  # noqa: D301
     from sslbench.cli import early, terminal
 
     terminal.show_messages()
@@ -48,17 +49,16 @@ def command(
     places = (data.data, data.test_data)
     early.refuse_mistyped([weights.weights], places, backbone=weights.backbone, device=run.device)
 
+    settings, layers = early.checked_run(run, weights, preprocessing), weights.layer_names()
+    if len(layers) > 1:
+        raise UsageError(f"--layers {weights.layers} names {len(layers)} layers", "Name the one to cluster.")
+    refuse_output_file(Path(out))
+    early.refuse_other_files([weights.weights])
+
     from sslbench import evaluation
-    from sslbench.backbones.layers import split_layers
-    from sslbench.cli.words import compose_run
-    from sslbench.config import resolve
     from sslbench.evaluation.cluster import cluster, write_assignments
     from sslbench.features.presence import announced
 
-    layers = tuple(split_layers(weights.layers)) if weights.layers else ()
-    if len(layers) > 1:
-        raise UsageError(f"--layers {weights.layers} names {len(layers)} layers", "Name the one to cluster.")
-    settings, _ = resolve(evaluation.RunSettings, compose_run({}, run.settings()))
     request = evaluation.Request(
         **weights.loading(),
         data=data.data or options.default_data(),

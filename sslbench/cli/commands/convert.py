@@ -7,6 +7,8 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo
+from sslbench.weights.formats.format_name import check_format
+from sslbench.weights.target import check_conversion
 
 if TYPE_CHECKING:
     from sslbench.weights.convert import ConversionReport
@@ -57,6 +59,10 @@ def command(
             "--in-chans needs --stem, the rule that adapts the first convolution", "For example --stem average."
         )
     early.refuse_mistyped([str(in_)], backbone=backbone)
+    early.refuse_wrong_network(format, stem)
+    check_format(to)
+    check_conversion(in_, out, overwrite=force)
+    early.refuse_other_files([str(in_)])
 
     from sslbench.backbones.load import recorded_preprocessing
     from sslbench.weights import convert

@@ -56,11 +56,16 @@ def to_kwcoco(
     The manifest refers to the images where they are. Opened again, it gives the same ids (sslbench_id), labels, splits
     and image contents, so stored features are found again.
     """
-    from sslbench.cli import terminal
+    from sslbench.cli import early, terminal
+    from sslbench.data.export.target import check_manifest
+
+    terminal.show_messages()
+    early.refuse_mistyped(data=[source])
+    check_manifest(out, overwrite=overwrite)
+
     from sslbench.data.export.kwcoco import write_kwcoco
     from sslbench.data.open import has_objects, open_data, open_objects
 
-    terminal.show_messages()
     sources: Any
     if boxes:
         used = ("boxes", "extract", "absolute", "overwrite")
@@ -173,12 +178,16 @@ def add(
     Your own catalog stores absolute paths; --project keeps paths relative to its folder. The data are opened once to
     find mistakes.
     """
-    from sslbench.cli import terminal
+    from sslbench.cli import early, terminal
     from sslbench.data import catalog
+
+    terminal.show_messages()
+    catalog.check_name(name)
+    early.refuse_mistyped(data=[location])
+
     from sslbench.data.location import absolute
     from sslbench.data.open import open_data
 
-    terminal.show_messages()
     parts = open_data(location, image_column=image_column, label_column=label_column)
     stored = location if project else absolute(location)
     file = _catalog_file(project)

@@ -8,6 +8,7 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo, note
+from sslbench.runtime.folders import refuse_unwritable
 
 if TYPE_CHECKING:
     from sslbench.evaluation import Request, RunSettings, Task
@@ -72,13 +73,16 @@ def command(out: str, seed: int) -> None:
     Training uses no labels and no test images. low-shot and linear score the features; the untrained network and raw
     pixels are the floors. Table, page and pictures follow.
     """
-    from sslbench import evaluation
     from sslbench.cli import terminal
+
+    terminal.show_messages()
+    refuse_unwritable(Path(out))
+
+    from sslbench import evaluation
     from sslbench.cli.commands.eval import table
     from sslbench.cli.commands.leaderboard import write_board
     from sslbench.data.grey_digits import draw_digits
 
-    terminal.show_messages()
     folder = Path(out)
     evaluation.check_writable(folder)
     note(TASK)

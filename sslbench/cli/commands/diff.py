@@ -40,6 +40,9 @@ def command(
             "--raw does not go with --format-a or --format-b", "--raw compares the key names in the files."
         )
     early.refuse_mistyped((str(a), str(b)))
+    for name in (format_a, format_b):
+        early.refuse_wrong_network(name, None)
+    early.refuse_other_files((str(a), str(b)))
 
     from sslbench.weights.diff import compare
 

@@ -7,6 +7,7 @@ import click
 from sslbench.cli import options
 from sslbench.cli.echo import echo
 from sslbench.errors import UsageError
+from sslbench.weights.target import check_export
 
 
 @click.command("export")
@@ -42,15 +43,20 @@ def command(
     options.refuse_loading_flags(ctx, weights.weights)
     early.refuse_mistyped([weights.weights], backbone=weights.backbone)
 
+    early.refuse_wrong_network(weights.format, weights.stem)
+    layers = weights.layer_names()
+    preprocessing.check()
+    check_export(out, overwrite=force)
+    early.refuse_other_files([weights.weights])
+
     from sslbench import evaluation
-    from sslbench.backbones.layers import split_layers
     from sslbench.evaluation.export import export_network
 
     request = evaluation.Request(
         **weights.loading(),
         data="",
         tasks=(),
-        layers=tuple(split_layers(weights.layers)) if weights.layers else (),
+        layers=layers,
         preprocessing=preprocessing.values(),
     )
     report = export_network(request, out, overwrite=force)

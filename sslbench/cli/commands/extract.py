@@ -54,20 +54,21 @@ def command(
     written to one file, which `eval --features FILE --labels FILE` reads. Several --weights are encoded in one pass
     over the images where these are decoded alike; with --launcher slurm each is a job.
     """
-    from sslbench.cli import terminal
+    from sslbench.cli import early, terminal
 
     terminal.show_messages()
     every = _refuse_mistyped(ctx, weights, data, run, output)
+    settings, slurm = early.checked_run(run, weights, preprocessing), launch.chosen(ctx)
+    layers = weights.layer_names()
+    if output is not None and len(layers) > 1:
+        raise UsageError(f"-o writes one layer, and --layers names {len(layers)}")
+    early.refuse_other_files(every)
 
     from sslbench import evaluation
-    from sslbench.backbones.layers import split_layers
-    from sslbench.cli.words import compose_run
-    from sslbench.config import resolve
     from sslbench.distributed import this_process
     from sslbench.features import one_file
     from sslbench.features.presence import announced
 
-    settings, _ = resolve(evaluation.RunSettings, compose_run({}, run.settings()))
     request = evaluation.Request(
         **weights.loading(),
         data=data.data or options.default_data(),
@@ -76,14 +77,12 @@ def command(
         label_column=data.label_column,
         limit=data.limit,
         tasks=(),
-        layers=tuple(split_layers(weights.layers)) if weights.layers else (),
+        layers=layers,
         preprocessing=preprocessing.values(),
         groups=groups,
     )
-    if output is not None and len(request.layers) > 1:
-        raise UsageError(f"-o writes one layer, and --layers names {len(request.layers)}")
     store = run.store_folder()
-    if (slurm := launch.chosen(ctx)) is not None:
+    if slurm is not None:
         return launch.submit([["extract", *ctx.meta["rest"], "--weights", word] for word in every], slurm, store)
     evaluation.check_writable(store)
     requests = [dataclasses.replace(request, weights=word) for word in every]

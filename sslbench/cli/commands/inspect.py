@@ -48,6 +48,8 @@ def command(
     likely = path.suffix.lower() in SUFFIXES or is_unfinished(path) or _is_other_file(path)
     if not remote_or_shard and (likely or backbone or format_):
         early.refuse_mistyped([str(path)], backbone=backbone)
+        early.refuse_wrong_network(format_, None)
+        early.refuse_other_files([str(path)])
         return _weights(path, backbone, format_, as_json, trust_pickle)
     options.refuse(ctx, used=(), what=f"{what}, which is not a weights file")
     if not remote_or_shard and path.is_dir() and (path / "meta.json").is_file() and list(path.glob("*.npy*")):
@@ -74,7 +76,7 @@ def _weights_of_run(path: Path) -> Path:
     if is_run and weights.is_file():
         return weights
     from sslbench.errors import DataError
-    from sslbench.train.checkpoints import newest
+    from sslbench.train.checkpoint_files import newest
 
     found = newest(path if has_checkpoints else checkpoints)
     if found is None:

@@ -8,6 +8,8 @@ from sslbench.cli import options
 from sslbench.cli.echo import echo, note
 from sslbench.cli.help import GroupedCommand
 from sslbench.errors import UsageError
+from sslbench.evaluation.class_names import read_class_names
+from sslbench.runtime.folders import refuse_missing_folder
 
 _UNUSED = {
     "layers": "The classifier takes the layer that it was trained on.",
@@ -69,13 +71,14 @@ def command(
         raise UsageError("--weights is missing", "Give a weights file with a classifier.")
     early.refuse_mistyped([weights.weights], [data.data], backbone=weights.backbone, device=run.device)
 
+    settings = early.checked_run(run, weights, preprocessing)
+    refuse_missing_folder(csv_path)
+    classes = None if classes_path is None else read_class_names(classes_path)
+    early.refuse_other_files([weights.weights])
+
     from sslbench import evaluation
-    from sslbench.cli.words import compose_run
-    from sslbench.config import resolve
-    from sslbench.evaluation.file_classifier import read_class_names
     from sslbench.evaluation.prediction import predict
 
-    settings, _ = resolve(evaluation.RunSettings, compose_run({}, run.settings()))
     request = evaluation.Request(
         **weights.loading(),
         data=data.data or options.default_data(),
@@ -84,7 +87,6 @@ def command(
         tasks=(),
         preprocessing=preprocessing.values(),
     )
-    classes = None if classes_path is None else read_class_names(classes_path)
     with terminal.progress() as progress:
         counts = predict(
             request, settings, csv_path, classes=classes, top_k=top_k, threshold=threshold, progress=progress

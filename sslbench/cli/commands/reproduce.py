@@ -69,12 +69,16 @@ def command(
     sslbench reproduce results/knn/w.torch-1f0c.json --weights moved/w.torch --data moved/photos
     sslbench reproduce --published knn/imagenet1k/dinov2/dinov2-vit_giant_patch14 --weights w.pth
     """  # noqa: D301
-    from sslbench.cli import terminal
+    from sslbench.cli import early, terminal
+    from sslbench.results.records import read
 
     terminal.show_messages()
     ctx = click.get_current_context()
     if (record is None) == (published is None):
         raise UsageError("name either a RECORD or --published NAME", "sslbench list published")
+    early.refuse_mistyped([weights], (data, test_data), backbone=backbone, device=device)
+    if record is not None:
+        read(record)
     given = [("--data", data), ("--test-data", test_data), ("--device", device)]
     typed = [word for flag, value in given if value is not None for word in (flag, _absolute(flag, value))]
     with _folders(out) as (store, results):
@@ -91,9 +95,11 @@ def command(
 
 def _absolute(flag: str, value: str) -> str:
     """Return a location that stays valid in the folder of the record."""
+    if not flag.endswith("data"):
+        return value
     from sslbench.data.location import absolute
 
-    return absolute(value) if flag.endswith("data") else value
+    return absolute(value)
 
 
 @contextlib.contextmanager

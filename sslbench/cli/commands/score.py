@@ -6,7 +6,9 @@ from typing import Literal
 import click
 
 from sslbench.cli import options
+from sslbench.data.missing import refuse_missing_file
 from sslbench.errors import UsageError
+from sslbench.runtime.folders import refuse_unwritable
 
 
 @click.command("score")
@@ -54,14 +56,20 @@ def command(
     sslbench score results.bbox.json --data instances_val2017.json --name detr
     sslbench score seed0.json seed1.json seed2.json --data VOCdevkit/VOC2007 --metric voc07
     """  # noqa: D301
-    from sslbench import evaluation
-    from sslbench.cli import terminal
-    from sslbench.cli.commands.eval.detection import print_detection
-    from sslbench.evaluation.detection.scored import ScoreRequest, score_files
+    from sslbench.cli import early, terminal
 
     terminal.show_messages()
     if data is None:
         raise UsageError("--data is missing", "Give the manifest whose images the detections are of.")
+    early.refuse_mistyped(data=(data, test_data))
+    for file in files:
+        refuse_missing_file(file)
+    refuse_unwritable(Path(out))
+
+    from sslbench import evaluation
+    from sslbench.cli.commands.eval.detection import print_detection
+    from sslbench.evaluation.detection.scored import ScoreRequest, score_files
+
     evaluation.check_writable(Path(out))
     request = ScoreRequest(files, data, test_data, metric, name, oks_sigma or 0.0)
     run = evaluation.RunSettings(device="cpu", seed=seed, floors=not no_floors)

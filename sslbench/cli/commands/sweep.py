@@ -49,8 +49,8 @@ def command(**_: Any) -> int | None:
     ctx.params |= {name: () if name == "baselines" else None for name in _NOT_HERE}
     chosen = EvalOptions.of(ctx)
     refuse_mistyped(chosen)
-    runs = plan(ctx, chosen)
     slurm = launch.chosen(ctx)
+    runs = plan(ctx, chosen)
     if chosen.dry_run:
         for each in runs:
             echo(f"{each.cell.weights}\t{each.cell.benchmark}\tseed {each.run.seed}")
@@ -103,8 +103,8 @@ def plan(ctx: click.Context, chosen: "EvalOptions") -> list["SweepRun"]:
     Raises:
         UsageError: a name or setting that does not exist, or detection.
     """
-    from sslbench.cli.commands.eval import detection
-    from sslbench.cli.words import split_sweep
+    from sslbench.cli.commands.eval import detection, samples
+    from sslbench.cli.words import combinations, split_sweep
     from sslbench.library.benchmarks import load_suite
 
     names, values = split_sweep(chosen.words)
@@ -114,17 +114,21 @@ def plan(ctx: click.Context, chosen: "EvalOptions") -> list["SweepRun"]:
     if detection.named_benchmarks(names, chosen.benchmarks, chosen.suite) is not None:
         raise UsageError("a sweep has no detection", "Run sslbench eval detection once for each setting.")
     benchmarks = (*chosen.benchmarks, *(load_suite(chosen.suite) if chosen.suite else ()))
-    runs: dict[object, SweepRun] = {}
-    used: set[str] = set()
+    groups: list[tuple[EvalOptions, list[str]]] = []
     for benchmark in benchmarks or (None,):
         one = dataclasses.replace(chosen, suite=None, benchmarks=(benchmark,) if benchmark else ())
-        for group in _groups(one, names):
-            own, took = _runs(ctx, one, group, values)
-            used |= took
-            for each in own:
-                runs.setdefault((each.cell.weights, repr(each.cell.requests), each.run, str(each.cell.problem)), each)
-    if unused := set(values) - used:
-        raise UsageError(f"there is no setting '{min(unused)}'", did_you_mean(min(unused), used))
+        groups += _groups(one, names)
+    swept = [_swept(group, values) for group in groups]
+    if unused := set(values).difference(*swept):
+        known = {key for group in groups for key in _keys(*group)[1]}
+        raise UsageError(f"there is no setting '{min(unused)}'", did_you_mean(min(unused), known))
+    for (one, own_names), settings in zip(groups, swept, strict=True):  # all, before anything heavy is imported
+        for each in combinations(settings):
+            samples.check(ctx, one, own_names, each)
+    runs: dict[object, SweepRun] = {}
+    for group, settings in zip(groups, swept, strict=True):
+        for run in _runs(ctx, *group, settings):
+            runs.setdefault((run.cell.weights, repr(run.cell.requests), run.run, str(run.cell.problem)), run)
     return list(runs.values())
 
 
@@ -139,22 +143,23 @@ def _groups(one: "EvalOptions", names: Sequence[str]) -> list[tuple["EvalOptions
     return [*found, *((dataclasses.replace(one, presets=(preset,)), []) for preset in one.presets)] or [(one, [])]
 
 
-def _runs(
-    ctx: click.Context,
-    one: "EvalOptions",
-    group: tuple["EvalOptions", list[str]],
-    values: Mapping[str, Sequence[Any]],
-) -> tuple[list["SweepRun"], set[str]]:
-    """Return the runs of one protocol or benchmark, and the keys among the values that have an effect on it."""
-    from sslbench.cli.commands.eval import samples
-    from sslbench.evaluation.suite import SuiteCell
-    from sslbench.evaluation.sweep import SweepRun, combinations
+def _swept(group: tuple["EvalOptions", list[str]], values: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """Return the values to try that have an effect on one protocol or benchmark."""
+    protocol, keys = _keys(*group)
+    return {key: tried for key, tried in values.items() if key in keys or key.removeprefix(f"{protocol}.") in keys}
 
-    chosen, names = group
-    protocol, keys = _keys(chosen, names)
-    own = {key: tried for key, tried in values.items() if key in keys or key.removeprefix(f"{protocol}.") in keys}
+
+def _runs(
+    ctx: click.Context, chosen: "EvalOptions", names: Sequence[str], swept: Mapping[str, Sequence[Any]]
+) -> list["SweepRun"]:
+    """Return the runs of one protocol or benchmark."""
+    from sslbench.cli.commands.eval import samples
+    from sslbench.cli.words import combinations
+    from sslbench.evaluation.suite import SuiteCell
+    from sslbench.evaluation.sweep import SweepRun
+
     runs: list[SweepRun] = []
-    for settings in combinations(own):
+    for settings in combinations(swept):
         shown = [f"{key}={_text(value)}" for key, value in settings.items() if key != "seed"]
         plan = samples.make_plan(ctx, chosen, names, settings)
         label = " ".join(
@@ -166,7 +171,7 @@ def _runs(
         for cell in cells:
             words = _words(ctx, chosen, names, settings, cell.weights)
             runs.append(SweepRun(cell, plan.run, tuple(words)))
-    return runs, set(own)
+    return runs
 
 
 def _keys(chosen: "EvalOptions", names: Sequence[str]) -> tuple[str, set[str]]:

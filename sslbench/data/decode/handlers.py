@@ -18,11 +18,12 @@ from sslbench.data.decode.files import decode
 from sslbench.data.decode.picture import RGB, Decoded, UnreadableImage, Wanted, as_wanted, from_array, from_fractions
 from sslbench.data.decode.pillow import from_pillow
 from sslbench.data.decode.reading import DEFAULT as DEFAULT
+from sslbench.data.decode.reading import WAYS, check_decoder, object_of
 from sslbench.data.decode.reading import Reading as Reading
 from sslbench.data.joined import JoinedImages
 from sslbench.data.source import Images
 from sslbench.errors import SslbenchError, UsageError
-from sslbench.names import did_you_mean, find_object, refuse_named_by_file
+from sslbench.names import find_object, refuse_named_by_file
 from sslbench.preprocessing import Preprocessing
 
 Handler = Callable[[str, BinaryIO], Any]
@@ -31,9 +32,6 @@ Handler = Callable[[str, BinaryIO], Any]
 A picture is an array (H, W) or (H, W, channels) or a tensor (channels, H, W), of uint8, uint16 or floating
 point values from 0 to 1; a Pillow image; or a `Decoded`.
 """
-
-WAYS = ("reference", "fast")
-"""Names of the default handler's modes; see `Preprocessing.decoder`."""
 
 
 class Decoder:
@@ -246,8 +244,7 @@ def resolve(decoder: Iterable[str]) -> tuple[Handler, ...]:
             the user does not.
     """
     names = tuple(decoder)
-    if len([name for name in names if name in WAYS]) > 1:
-        raise UsageError(f"decoder {', '.join(names)}: 'reference' and 'fast' exclude each other")
+    check_decoder(names)
     return tuple(_find(name) for name in names if name not in WAYS)
 
 
@@ -274,16 +271,9 @@ def name_of(handler: Handler) -> str:
 
 def _find(name: str) -> Handler:
     refuse_named_by_file(name)
-    plain = name.partition("@")[0]
-    module, colon, attribute = plain.partition(":") if ":" in plain else plain.rpartition(".")
-    if not colon or not module:
-        raise UsageError(
-            f"there is no decoder '{name}'",
-            f"{did_you_mean(name, WAYS)} Name your own function with its module: my_module.my_function.",
-        )
-    handler = find_object(f"{module}:{attribute}")
+    handler = find_object(object_of(name))
     if not callable(handler):
-        raise UsageError(f"decoder '{plain}' is not a function", "It should be one of (path, file).")
+        raise UsageError(f"decoder '{name.partition('@')[0]}' is not a function", "It should be one of (path, file).")
     return handler  # type: ignore[no-any-return]
 
 

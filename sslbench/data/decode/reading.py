@@ -1,9 +1,15 @@
-"""Settings of image reading, apart from the decoder, so that listing images does not load torch."""
+"""Settings of image reading and names of decoders, apart from the decoder: listing images does not load torch."""
 
 import dataclasses
+from collections.abc import Iterable
 
+from sslbench.errors import UsageError
+from sslbench.names import did_you_mean, refuse_missing_module, refuse_named_by_file
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.runtime.workers import StartMethod
+
+WAYS = ("reference", "fast")
+"""Names of the default handler's modes; see `Preprocessing.decoder`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,3 +28,40 @@ class Reading:
 
 
 DEFAULT = Reading()
+
+
+def check_decoder(decoder: Iterable[str]) -> None:
+    """Refuse names that are neither a mode nor a function with its module; nothing is imported.
+
+    Args:
+        decoder: as in `Preprocessing.decoder`.
+
+    Raises:
+        UsageError: a name is none of them, or both modes are named.
+    """
+    names = tuple(decoder)
+    if len([name for name in names if name in WAYS]) > 1:
+        raise UsageError(f"decoder {', '.join(names)}: 'reference' and 'fast' exclude each other")
+    for name in names:
+        if name not in WAYS:
+            refuse_named_by_file(name)
+            refuse_missing_module(object_of(name))
+
+
+def object_of(name: str) -> str:
+    """Return a user's decoder as `module:function`; a digest of its code behind '@' is left out.
+
+    >>> object_of("my_pkg.read.dicom@3f2a9c01")
+    'my_pkg.read:dicom'
+
+    Raises:
+        UsageError: it names no module.
+    """
+    plain = name.partition("@")[0]
+    module, colon, attribute = plain.partition(":") if ":" in plain else plain.rpartition(".")
+    if not colon or not module:
+        raise UsageError(
+            f"there is no decoder '{name}'",
+            f"{did_you_mean(name, WAYS)} Name your own function with its module: my_module.my_function.",
+        )
+    return f"{module}:{attribute}"

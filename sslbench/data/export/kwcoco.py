@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from sslbench.data.export.files import Extractor
+from sslbench.data.export.target import check_manifest
 from sslbench.data.formats.coco.asset_images import AssetImages
 from sslbench.data.formats.coco.columns import CHANNELS_KEY, GROUPED_KEY, ID_KEY, INFO_TYPE, VALUES_KEY
 from sslbench.data.formats.coco.objects import NEGATIVE, PARTLY
@@ -26,7 +27,6 @@ from sslbench.data.source import Labels, Source
 from sslbench.errors import UsageError
 from sslbench.metrics.detection.keypoints import Skeleton, labelled
 
-SUFFIXES = (".json", ".kwcoco.zip")
 Row = dict[str, Any]
 
 
@@ -67,12 +67,7 @@ def write_kwcoco(
         UsageError: the manifest has another suffix or exists, or images have to be extracted and no folder is given.
         DataError: an image to extract cannot be read.
     """
-    if not out.name.lower().endswith(SUFFIXES):
-        raise UsageError(f"{out} should end in .kwcoco.json, .json or .kwcoco.zip")
-    if out.exists() and not overwrite:
-        raise UsageError(f"{out} exists already", "Give another name, or --overwrite.")
-    if not out.parent.is_dir():
-        raise UsageError(f"the folder {out.parent} does not exist")
+    check_manifest(out, overwrite=overwrite)
     places = Extractor(extract, start=None if absolute else out.parent)
     for split, source in sources.items():
         places.check(source.name, split, source.images)

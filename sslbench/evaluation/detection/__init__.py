@@ -33,7 +33,7 @@ from sslbench.evaluation.detection.objects import finished_result, keep_objects
 from sslbench.evaluation.detection.record import METRICS, blank_result, describe, export, finished, run_exported
 from sslbench.evaluation.detection.request import DetectionRequest, PreparedDetection, make_recipe
 from sslbench.evaluation.floors import UNTRAINED_SEED
-from sslbench.evaluation.prepare import on_data, with_preprocessing
+from sslbench.evaluation.preparation import on_data, with_preprocessing
 from sslbench.evaluation.references import compare_references
 from sslbench.evaluation.request import RunSettings
 from sslbench.evaluation.trainings import together

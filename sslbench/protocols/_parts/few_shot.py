@@ -377,6 +377,16 @@ class LearningCurve:
         )
 
 
+def check_k(protocol: str, asked: tuple[int, ...]) -> None:
+    """Refuse values of k that are not possible, whatever the data.
+
+    Raises:
+        UsageError: one is below 1, or given twice.
+    """
+    if min(asked, default=1) < 1 or len(set(asked)) < len(asked):
+        raise UsageError(f"{protocol}: k should be one or several different numbers of at least 1, not {list(asked)}")
+
+
 def usable_k(
     protocol: str, asked: tuple[int, ...], default: tuple[int, ...], most: int, why: str
 ) -> tuple[list[int], list[str]]:
@@ -386,8 +396,7 @@ def usable_k(
         UsageError: numbers that are not possible, or one that was asked for and is too large.
         DataError: none of the defaults fits.
     """
-    if min(asked, default=1) < 1 or len(set(asked)) < len(asked):
-        raise UsageError(f"{protocol}: k should be one or several different numbers of at least 1, not {list(asked)}")
+    check_k(protocol, asked)
     fitting, dropped = [k for k in sorted(asked) if k <= most], [k for k in sorted(asked) if k > most]
     if not dropped:
         return fitting, []

@@ -173,6 +173,7 @@ def check_settings(settings: Settings) -> None:
     """
     if not settings.k and not settings.fractions:
         raise UsageError("low-shot: give k or fractions")
+    few_shot.check_k("low-shot", settings.k)
     if not all(0 < fraction <= 1 for fraction in settings.fractions):
         raise UsageError(
             f"low-shot: fractions should lie between 0 and 1, not {list(settings.fractions)}", "1 % is 0.01."

@@ -11,8 +11,9 @@ from torch import Tensor
 from sslbench import names
 from sslbench.errors import WeightsError
 from sslbench.weights.formats import schema
+from sslbench.weights.formats.format_name import without_wrapper
 from sslbench.weights.formats.schema import InputImages, Strides
-from sslbench.weights.formats.tables import FormatTable, Split, load_networks, take_variant, without_wrapper
+from sslbench.weights.formats.tables import FormatTable, Split, load_networks, take_variant
 from sslbench.weights.reading.files import WeightsFile
 from sslbench.weights.save import CHECKPOINT_FORMAT
 

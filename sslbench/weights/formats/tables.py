@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from sslbench import names
 from sslbench.config import read_yaml
 from sslbench.errors import UsageError, WeightsError
 from sslbench.weights.formats import operations, patterns, schema
+from sslbench.weights.formats.format_name import find_format
 from sslbench.weights.formats.patterns import Pattern
 from sslbench.weights.formats.schema import Detect, Rule, TableFile
 
@@ -243,36 +244,19 @@ def load_networks(name: str) -> list[FormatTable]:
     Raises:
         UsageError: as `load_table`.
     """
-    name, _ = without_wrapper(name)
-    name, colon, network = name.partition(":") if "/" not in name.rpartition(":")[2] else (name, "", "")
-    path = names.find_file("format", name)
-    table = _load(Path(name).stem if name.endswith(".yaml") else name, path, path.stat().st_mtime_ns)
+    found = find_format(name)
+    table = _load(found.name, found.path, found.path.stat().st_mtime_ns)
+    network = found.network
     if network in table.file.variants:
-        table, colon = take_variant(table, network), ""
-    if not colon:
+        table, network = take_variant(table, str(network)), None
+    if network is None:
         order = sorted(table.file.networks, key=lambda known: not table.file.networks[known].preferred)
         return [take(table, known) for known in order] or [table]
     if network not in table.file.networks:
         known = [*table.file.networks, *table.file.variants]
         remedy = names.did_you_mean(network, known) if known else "Its files hold only one."
-        raise UsageError(f"format {name} has no network or variant '{network}'", remedy)
+        raise UsageError(f"format {found.name} has no network or variant '{network}'", remedy)
     return [take(table, network)]
-
-
-@overload
-def without_wrapper(format: str) -> tuple[str, str]: ...
-@overload
-def without_wrapper(format: None) -> tuple[None, str]: ...
-def without_wrapper(format: str | None) -> tuple[str | None, str]:
-    """Divide the name of a format and the prefix behind it, which ends with a dot.
-
-    >>> without_wrapper("torchvision:teacher."), without_wrapper("moco:key")
-    (('torchvision', 'teacher.'), ('moco:key', ''))
-    """
-    if format is None or not format.endswith("."):
-        return format, ""
-    name, _, prefix = format.rpartition(":")
-    return (name, prefix) if name else (format, "")
 
 
 def take(table: FormatTable, network: str) -> FormatTable:

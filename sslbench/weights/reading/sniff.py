@@ -125,6 +125,17 @@ def sniff(path: Path) -> Container:
     )
 
 
+def refuse_other_kind(path: Path) -> None:
+    """Raise for a path that is no weights file by its first bytes; the slow checksums of a zip are left to `sniff`.
+
+    Raises:
+        WeightsError: the message says what it is instead.
+    """
+    refuse_path(path)
+    if path.is_file() and not zipfile.is_zipfile(path):
+        sniff(path)
+
+
 def _sniff_tar(path: Path) -> Container:
     try:
         with tarfile.open(path) as archive:

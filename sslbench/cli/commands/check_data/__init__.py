@@ -9,6 +9,7 @@ import click
 from sslbench.cli import options
 from sslbench.cli.commands.check_data import report
 from sslbench.cli.echo import echo
+from sslbench.data.decode.reading import check_decoder
 from sslbench.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -55,6 +56,10 @@ class CheckFlags:
     def search(self, images: int) -> str:
         """Return the way near copies are found: 'pixels', 'features' or 'none'."""
         return self.near_copies or ("features" if self.store else "pixels" if images <= DECODED else "none")
+
+    def decoders(self) -> tuple[str, ...]:
+        """Return the names in --decoder."""
+        return tuple(name.strip() for name in self.decoder.split(",")) if self.decoder else ()
 
     def look_for_copies(self, images: int) -> bool:
         """Return whether files of equal content are looked for."""
@@ -149,6 +154,13 @@ def command(ctx: click.Context, /, **flags: Any) -> None:
 
     terminal.show_messages()
     check_flags = CheckFlags(**flags)
+    if check_flags.pixel_values:
+        _refuse_beside_values(ctx, check_flags.pixel_values)
+    elif check_flags.label_maps:
+        _refuse_beside_maps(ctx, check_flags)
+    check_decoder(check_flags.decoders())
+    if not 0 < check_flags.test_fraction < 1:
+        raise UsageError(f"--test-fraction should lie between 0 and 1, not {check_flags.test_fraction:g}")
     if not (check_flags.boxes or check_flags.label_maps or check_flags.pixel_values):  # they refuse other flags first
         early.refuse_mistyped(data=(check_flags.data, check_flags.test_data))
     if (quantity := _quantity(ctx, check_flags)) is not None:
@@ -188,8 +200,12 @@ def _quantity(ctx: click.Context, given: CheckFlags) -> Literal["depth", "normal
     for_others = given.boxes or given.label_maps or given.image_column or given.label_column or given.store
     quantity = given.pixel_values or (None if for_others else holds_values(given.data))
     if quantity is not None:
-        options.refuse(ctx, used=("pixel_values", "decode"), what=f"values of pixels ({quantity})")
+        _refuse_beside_values(ctx, quantity)
     return quantity
+
+
+def _refuse_beside_values(ctx: click.Context, quantity: Literal["depth", "normals"]) -> None:
+    options.refuse(ctx, used=("pixel_values", "decode"), what=f"values of pixels ({quantity})")
 
 
 def _check_values(given: CheckFlags, quantity: Literal["depth", "normals"]) -> int:
@@ -218,9 +234,13 @@ def _are_maps(ctx: click.Context, given: CheckFlags) -> bool:
     for_images = bool(given.boxes or columns or given.test_data or given.store or given.pairs or near)
     maps = given.label_maps or (given.label_maps is None and not for_images and are_label_maps(given.data))
     if maps:
-        used = (*_OF_MAPS, "near_copies") if given.near_copies == "none" else _OF_MAPS
-        options.refuse(ctx, used=used, what="label maps")
+        _refuse_beside_maps(ctx, given)
     return bool(maps)
+
+
+def _refuse_beside_maps(ctx: click.Context, given: CheckFlags) -> None:
+    used = (*_OF_MAPS, "near_copies") if given.near_copies == "none" else _OF_MAPS
+    options.refuse(ctx, used=used, what="label maps")
 
 
 def _check_maps(given: CheckFlags) -> int:
@@ -253,7 +273,7 @@ def _reading(given: CheckFlags) -> tuple["Reading", int]:
     from sslbench.preprocessing import MAX_PIXELS
     from sslbench.runtime.workers import default_workers
 
-    names = tuple(name.strip() for name in given.decoder.split(",")) if given.decoder else ()
+    names = given.decoders()
     resolve(names)
     workers = default_workers() if given.workers is None else given.workers
     return Reading(names, given.max_pixels or MAX_PIXELS), workers

@@ -146,8 +146,9 @@ def command(**_: Any) -> int | None:
 
     terminal.show_messages()
     ctx = click.get_current_context()
+    slurm = launch.chosen(ctx)
     plan, typed = make_plan(ctx, check_paths=True), str(ctx.find_root().obj)
-    if (slurm := launch.chosen(ctx)) is not None:
+    if slurm is not None:
         jobs, out = commands_of(ctx), remote_folder.local_folder(ctx.params["out"])
         seeds = separate_seeds(plan)
         if seeds:

@@ -114,8 +114,8 @@ def make_plan(
     Raises:
         UsageError: a name, option or setting that does not exist or has no effect.
     """
-    from sslbench.cli.words import compose_run
-    from sslbench.config import resolve
+    from sslbench.cli import early
+    from sslbench.cli.words import resolve_run
 
     if len(chosen.weights) > 1:
         raise UsageError("detection takes one file of weights at a time")
@@ -129,11 +129,11 @@ def make_plan(
             raise UsageError(f"detection has no setting '{key}'", did_you_mean(key, (*known, *_RUN)))
     _refuse_wrong_recipe({key: value for key, value in plain.items() if key not in _RUN}, chosen, benchmarks)
 
-    from sslbench.evaluation.detection import check_backend
-    from sslbench.evaluation.request import RunSettings
+    settings, origins = resolve_run({key: value for key, value in plain.items() if key in _RUN}, chosen.run.settings())
+    early.refuse_wrong_network(chosen.network.format, chosen.network.stem)
 
-    of_run = {key: value for key, value in plain.items() if key in _RUN}
-    settings, origins = resolve(RunSettings, compose_run(of_run, chosen.run.settings()))
+    from sslbench.evaluation.detection import check_backend
+
     recipe = {key: value for key, value in plain.items() if key not in _RUN}
     request = _request(recipe, chosen, benchmarks, d2)
     check_backend(request)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import click
 
 from sslbench import protocols
+from sslbench.backbones.named import is_pixels
 from sslbench.cli import options
 from sslbench.errors import UsageError
 from sslbench.protocols import OnFeatures, OnImages, OnSets
@@ -197,14 +198,10 @@ def refuse_unused_of_weights(ctx: click.Context, chosen: EvalOptions) -> None:
     Raises:
         UsageError: such an option was typed beside --weights random or pixels.
     """
-    files = [word for word in (*chosen.weights, *chosen.baselines) if word != "random" and not _is_pixels(word)]
+    files = [word for word in (*chosen.weights, *chosen.baselines) if word != "random" and not is_pixels(word)]
     if chosen.weights and not files:
         used = {str(parameter.name) for parameter in ctx.command.params} - _OF_A_FILE
         options.refuse(ctx, used=used, what=f"--weights {chosen.weights[0]}", reasons=_REASONS)
-
-
-def _is_pixels(word: str) -> bool:
-    return word.partition(":")[0] == "pixels" and not Path(word).exists()
 
 
 def refuse_mistyped(chosen: EvalOptions) -> None:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sslbench import config
-from sslbench.backbones.named import random_backbone
+from sslbench.backbones.named import is_pixels, pixels_backbone, random_backbone
 from sslbench.cli import options
 from sslbench.cli.commands.eval.flags import EvalOptions, refuse_mistyped, refuse_unused
+from sslbench.data.noise import check_values
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, list_names
-from sslbench.preprocessing import Preprocessing
-from sslbench.protocols import OnObjects, settings_layers
+from sslbench.protocols import OnObjects
 from sslbench.protocols import find as find_protocol
 
 if TYPE_CHECKING:
@@ -86,31 +85,21 @@ def make_plan(
     """
     from sslbench.cli.commands.eval import suite
 
-    benchmarks = _benchmarks(chosen, names)
-    if check_paths:
-        refuse_mistyped(chosen)
-    refuse_unused(ctx, chosen, _protocols(chosen, names, benchmarks))
-    _refuse_wrong_settings(chosen, names, values, benchmarks)
-    config.build_partial(Preprocessing, chosen.preprocessing.values(), "preprocessing")
-    chosen.noise_shares()
-    if check_paths and chosen.weights == ("random",) and not chosen.suite:
-        random_backbone(chosen.network.backbone)
-    expanded = suite.expand(chosen.weights)
-    runs, routed, run, origins = _settings(chosen, names, values, benchmarks)
-    weights, of_runs = suite.with_checkpoints(expanded)
+    checked = check(ctx, chosen, names, values, check_paths=check_paths)
+    benchmarks, runs, routed = checked.benchmarks, checked.runs, checked.routed
+    weights, of_runs = suite.with_checkpoints(suite.expand(chosen.weights))
     if chosen.name and len(weights) > 1:
         raise UsageError(f"--name {chosen.name} names one network, and there are {len(weights)}", "Leave it out.")
     requests: tuple[Request, ...] = ()
     cells: tuple[SuiteCell, ...] = ()
-    if len(weights) > 1 or of_runs or (weights and chosen.suite):
+    if len(weights) > 1 or of_runs or chosen.suite:
         cells = suite.make_cells(
             weights, benchmarks, chosen, lambda one, own, on: _requests(runs, on, routed, chosen, one, own)
         )
     else:
-        requests = _requests(runs, benchmarks, routed, chosen, weights[0] if weights else None, chosen.network.backbone)
-    return SamplesPlan(
-        requests, cells, of_runs, run, origins, chosen.run.store_folder(), Path(chosen.out), chosen.dry_run
-    )
+        requests = _requests(runs, benchmarks, routed, chosen, weights[0], chosen.network.backbone)
+    store, out = chosen.run.store_folder(), Path(chosen.out)
+    return SamplesPlan(requests, cells, of_runs, checked.run, checked.origins, store, out, chosen.dry_run)
 
 
 def run(plan: SamplesPlan, command: str) -> int | None:
@@ -142,22 +131,20 @@ def plan_embeddings(
     check_paths: bool = False,
 ) -> EmbeddingsPlan:
     """Return the evaluation of --features; arguments and errors as for `make_plan`."""
-    # before anything heavy is imported
-    _refuse_mistyped_embeddings(ctx, chosen, names, values, check_paths=check_paths)
+    checked = _check_embeddings(ctx, chosen, names, values, check_paths=check_paths)
 
-    from sslbench import evaluation
     from sslbench.cli.commands.eval.presets import mark_changes
+    from sslbench.evaluation import make_task
 
-    runs, routed, run, _ = _settings(chosen, names, values, _benchmarks(chosen, names))
     tasks = tuple(
-        mark_changes(evaluation.make_task(one.protocol, routed.protocols[one.protocol], preset=one.preset), (), {})
-        for one in runs
+        mark_changes(make_task(one.protocol, checked.routed.protocols[one.protocol], preset=one.preset), (), {})
+        for one in checked.runs
     )
     if chosen.test_features:
         _refuse_unscored_test("--test-features", tasks)
     return EmbeddingsPlan(
         tasks,
-        run,
+        checked.run,
         Path(str(chosen.features)),
         Path(chosen.labels) if chosen.labels else None,
         Path(chosen.test_features) if chosen.test_features else None,
@@ -203,80 +190,128 @@ def results_of_embeddings(plan: EmbeddingsPlan, command: str) -> list["Result"]:
         return evaluation.evaluate_features(pair, plan.tasks, plan.run, out=plan.out, command=command, name=plan.name)
 
 
-def _settings(
+@dataclasses.dataclass(frozen=True)
+class CheckedCommand:
+    """Names and settings of a command, all of which exist and are possible.
+
+    Attributes:
+        benchmarks: those named, and of a suite.
+        runs: protocols to run.
+        routed: settings that were typed.
+        run: settings of the run.
+        origins: setting of the run -> its origin, for the user.
+    """
+
+    benchmarks: "Sequence[Benchmark]"
+    runs: "Sequence[ProtocolRun]"
+    routed: "Routed"
+    run: "RunSettings"
+    origins: dict[str, str]
+
+
+def check(
+    ctx: click.Context,
     chosen: EvalOptions,
     names: Sequence[str],
     values: Mapping[str, Any],
-    benchmarks: Sequence["Benchmark"],
-) -> tuple[list["ProtocolRun"], "Routed", "RunSettings", dict[str, str]]:
-    """Return the protocols to run, their settings, and those of the run with their origins."""
-    from sslbench.cli import words
-    from sslbench.cli.commands.eval import presets
-    from sslbench.config import resolve
-    from sslbench.evaluation import RunSettings
-
-    runs = presets.runs(names, chosen.presets, benchmarks)
-    used = list(dict.fromkeys(each.protocol for each in runs))
-    run_keys = [f.name for f in dataclasses.fields(RunSettings)] + ["machine"]
-    routed = words.route({**values, **chosen.protocol_settings()}, run_keys, used)
-    run, origins = resolve(RunSettings, words.compose_run(routed.run, chosen.run_settings()))
-    return runs, routed, run, origins
-
-
-def _refuse_mistyped_embeddings(
-    ctx: click.Context, chosen: EvalOptions, names: Sequence[str], values: Mapping[str, Any], *, check_paths: bool
-) -> None:
-    """Refuse options, files and settings that do not exist or have no effect on embeddings.
+    *,
+    check_paths: bool = False,
+) -> CheckedCommand:
+    """Refuse what can be known to be wrong before anything heavy is imported; arguments as for `make_plan`.
 
     Raises:
-        UsageError: one of them, or labels are missing.
+        SslbenchError: a name, path, option or setting that does not exist, is not possible or has no effect.
     """
     from sslbench.cli import early
+    from sslbench.cli.commands.eval import presets, suite
 
     benchmarks = _benchmarks(chosen, names)
-    protocols = _protocols(chosen, names, benchmarks)
-    refuse_unused(ctx, chosen, protocols)
-    if not chosen.labels and any(find_protocol(name).needs_labels for name in protocols):
+    if check_paths:
+        refuse_mistyped(chosen)
+    runs = presets.runs(names, chosen.presets, benchmarks)
+    refuse_unused(ctx, chosen, [run.protocol for run in runs])
+    checked = _settings(chosen, values, benchmarks, runs)
+    _refuse_wrong_settings(checked)
+    early.refuse_wrong_network(chosen.network.format, chosen.network.stem)
+    chosen.network.layer_names()
+    chosen.preprocessing.check()
+    check_values(chosen.noise_shares())
+    if not chosen.weights:
+        raise UsageError(
+            "--weights is missing",
+            "Give a weights file; 'random' with --backbone for an untrained network; 'pixels' for raw pixels.",
+        )
+    if check_paths and chosen.weights == ("random",) and not chosen.suite:
+        random_backbone(chosen.network.backbone)
+    if check_paths and len(chosen.weights) == 1 and is_pixels(chosen.weights[0]):
+        pixels_backbone(chosen.weights[0], chosen.network.backbone)
+    weights, of_runs = suite.with_checkpoints(suite.expand(chosen.weights))
+    if check_paths and len(weights) == 1 and not of_runs and not chosen.suite:
+        early.refuse_other_files(weights)
+    return checked
+
+
+def _check_embeddings(
+    ctx: click.Context, chosen: EvalOptions, names: Sequence[str], values: Mapping[str, Any], *, check_paths: bool
+) -> CheckedCommand:
+    """Do the same for embeddings, whose labels may be missing."""
+    from sslbench.cli import early
+    from sslbench.cli.commands.eval import presets
+
+    benchmarks = _benchmarks(chosen, names)
+    runs = presets.runs(names, chosen.presets, benchmarks)
+    refuse_unused(ctx, chosen, [run.protocol for run in runs])
+    checked = _settings(chosen, values, benchmarks, runs)
+    if not chosen.labels and any(find_protocol(run.protocol).needs_labels for run in runs):
         text = "--features needs --labels: an array, or a table with a column 'label', one line per row of the features"
         raise UsageError(text, "Protocols that need none: geometry.")
     if check_paths:
         early.refuse_missing_files(chosen.features, chosen.labels, chosen.test_features, chosen.test_labels)
-        early.refuse_mistyped(device=chosen.run.device)
-    _refuse_wrong_settings(chosen, names, values, benchmarks)
+    _refuse_wrong_settings(checked)
+    return checked
 
 
-def _protocols(chosen: EvalOptions, names: Sequence[str], benchmarks: Sequence["Benchmark"]) -> list[str]:
-    """Return the protocols that will run."""
-    from sslbench.cli.commands.eval import presets
-
-    return list(dict.fromkeys(run.protocol for run in presets.runs(names, chosen.presets, benchmarks)))
-
-
-def _refuse_wrong_settings(
-    chosen: EvalOptions, names: Sequence[str], values: Mapping[str, Any], benchmarks: Sequence["Benchmark"]
-) -> None:
-    """Refuse settings of protocols that do not exist or are not possible, before anything heavy is imported.
+def _settings(
+    chosen: EvalOptions,
+    values: Mapping[str, Any],
+    benchmarks: Sequence["Benchmark"],
+    runs: "Sequence[ProtocolRun]",
+) -> CheckedCommand:
+    """Return the settings that were typed, and those of the run.
 
     Raises:
-        UsageError: a preset or setting that does not exist, or a value that it cannot have.
+        UsageError: a setting that does not exist, or a value of the run that is not possible.
     """
     from sslbench.cli import words
-    from sslbench.cli.commands.eval import presets
-    from sslbench.config import resolve
-    from sslbench.library.recipes import compose
+    from sslbench.evaluation import RunSettings
 
-    runs = presets.runs(names, chosen.presets, benchmarks)
-    typed = {**values, **chosen.protocol_settings()}
-    routed = words.route(typed, [*compose("eval", {})[0], "machine"], [run.protocol for run in runs])
-    for run in runs:
+    used = list(dict.fromkeys(each.protocol for each in runs))
+    run_keys = [f.name for f in dataclasses.fields(RunSettings)] + ["machine"]
+    routed = words.route({**values, **chosen.protocol_settings()}, run_keys, used)
+    run, origins = words.resolve_run(routed.run, chosen.run_settings())
+    return CheckedCommand(benchmarks, runs, routed, run, origins)
+
+
+def _refuse_wrong_settings(checked: CheckedCommand) -> None:
+    """Refuse settings of protocols that are not possible, and several trainings of protocols that train nothing.
+
+    Raises:
+        UsageError: a value that a setting cannot have, or that has no effect.
+    """
+    from sslbench.evaluation import make_task
+    from sslbench.evaluation.trainings import check_seeds, trains
+
+    tasks = []
+    for run in checked.runs:
         protocol = find_protocol(run.protocol)
         if isinstance(protocol.kind, OnObjects):
             continue  # in a suite it is a hole, with a remedy
-        own: Sequence[Benchmark | None] = [each for each in benchmarks if each.protocol == run.named] or [None]
+        own: Sequence[Benchmark | None] = [each for each in checked.benchmarks if each.protocol == run.named] or [None]
         for benchmark in own:
-            layers = settings_layers(run.protocol, benchmark, run.preset, routed.protocols[run.protocol])
-            settings, _ = resolve(protocol.settings, layers)
-            protocol.check_settings(settings)
+            tasks.append(make_task(run.protocol, checked.routed.protocols[run.protocol], benchmark, run.preset))
+            protocol.check_settings(tasks[-1].settings)
+    if not any(trains(task) for task in tasks):  # with others, those that train may be several requests
+        check_seeds(checked.run, tasks)
 
 
 def _benchmarks(chosen: EvalOptions, names: Sequence[str]) -> list["Benchmark"]:
@@ -303,21 +338,15 @@ def _requests(
     benchmarks: Sequence["Benchmark"],
     routed: "Routed",
     chosen: EvalOptions,
-    weights: str | None,
+    weights: str,
     backbone: str | None,
 ) -> tuple["Request", ...]:
     """Return the requests for one weights file; protocols that want the same images share one."""
-    from sslbench.backbones.layers import split_layers
     from sslbench.cli.commands.eval.presets import grouped, layers_and_preprocessing, mark_changes
     from sslbench.evaluation import make_task
     from sslbench.evaluation.dense import DATA, dense_kind
     from sslbench.library.benchmarks import data_of
 
-    if not weights:
-        raise UsageError(
-            "--weights is missing",
-            "Give a weights file; 'random' with --backbone for an untrained network; 'pixels' for raw pixels.",
-        )
     common = {
         **chosen.network.loading(),
         "weights": weights,
@@ -330,7 +359,7 @@ def _requests(
         "name": chosen.name,
         "value_columns": chosen.numbers(),
     }
-    layers = tuple(split_layers(chosen.network.layers)) if chosen.network.layers else ()
+    layers = chosen.network.layer_names()
     preprocessing = chosen.preprocessing.values()
     requests: list[Request] = []
     every: Sequence[Benchmark | None] = benchmarks or [None]
@@ -363,7 +392,7 @@ def _refuse_unscored_test(option: str, tasks: Sequence["Task"]) -> None:
     Raises:
         UsageError: they do.
     """
-    from sslbench.evaluation.prepare import only_part
+    from sslbench.evaluation.preparation import only_part
 
     if tasks and all(only_part(task) == "train" for task in tasks):
         named = " and ".join(dict.fromkeys(task.protocol for task in tasks))

@@ -12,10 +12,13 @@ import click
 from sslbench.cli import options
 from sslbench.cli.echo import echo, note
 from sslbench.cli.help import SettingsCommand
+from sslbench.config import build
+from sslbench.distributed import this_process
 from sslbench.errors import UsageError
-from sslbench.names import did_you_mean, find_object, list_names
+from sslbench.names import did_you_mean, find_object, list_names, refuse_missing_module
 
 if TYPE_CHECKING:
+    from sslbench.cli.slurm import Slurm
     from sslbench.library.recipes import Composed
     from sslbench.pretraining import Observer, PretrainRequest, PretrainSettings
 
@@ -196,13 +199,16 @@ def command(words: tuple[str, ...], **flags: Any) -> int | None:
     if given.launcher is not None:
         values = {**values, "launcher": given.launcher}
     early.refuse_mistyped([given.init], (given.data, given.eval_data, given.eval_test_data))
+    early.refuse_wrong_network(given.init_format, given.stem)
     composed, launcher = _compose(method, values, given.settings())
-    named = {key: value for key in ("backbone", "device") if isinstance(value := composed.values[key], str)}
-    early.refuse_mistyped(**named)  # values of other types are refused below
-    if launcher.get("name") == "slurm" and not given.dry_run:
-        return _submit(launcher, method, composed, given)
+    slurm = _checked_launcher(launcher)
     settings = _checked(composed, method)
+    early.refuse_mistyped(backbone=settings.backbone, device=settings.device)
     request = _request(method, settings, composed.origins, given)
+    request.check(world=1 if slurm else this_process().world)
+    _refuse_wrong_files(request, given)
+    if slurm is not None and not given.dry_run:
+        return _submit(slurm, request.out)
     if given.dry_run:
         from sslbench.cli.commands.pretrain.plan import print_plan
 
@@ -233,7 +239,6 @@ def _compose(method: str, values: Mapping[str, Any], flags: Mapping[str, Any]) -
 
 
 def _checked(composed: "Composed", method: str) -> "PretrainSettings":
-    from sslbench.config import build
     from sslbench.pretraining import PretrainSettings
 
     return build(PretrainSettings, composed.values, f"pretrain {method}")
@@ -263,7 +268,6 @@ def _request(
 
 def _run(request: "PretrainRequest", given: PretrainFlags) -> None:
     from sslbench.cli.commands.pretrain.progress import training_progress
-    from sslbench.distributed import this_process
     from sslbench.evaluation.pretraining import knn_evaluator
     from sslbench.pretraining import pretrain
 
@@ -330,13 +334,43 @@ def _next(request: "PretrainRequest", weights: Path) -> str:
     return shlex.join(["sslbench", "eval", "knn", "linear", "--weights", str(weights), "--data", data, *test])
 
 
-def _submit(launcher: dict[str, Any], method: str, composed: "Composed", given: PretrainFlags) -> int | None:
-    """Submit the same command as a job that trains in place."""
-    from sslbench.cli import launch, slurm
-    from sslbench.config import build
+def _checked_launcher(launcher: Mapping[str, Any]) -> "Slurm | None":
+    """Return the settings of the SLURM job that was asked for; None to run here.
 
-    settings = build(slurm.Slurm, launcher, "launcher")
-    _checked(composed, method)  # report mistakes before the job is queued
-    out = given.folder(method, composed.values["backbone"])
+    Raises:
+        UsageError: a setting that does not exist, or that has no effect without SLURM.
+    """
+    if launcher.get("name") == "slurm":
+        from sslbench.cli.slurm import Slurm
+
+        return build(Slurm, launcher, "launcher")
+    if rest := sorted(set(launcher) - {"name"}):
+        raise UsageError(f"launcher.{rest[0]} has no effect without launcher=slurm", "Add --launcher slurm.")
+    return None
+
+
+def _refuse_wrong_files(request: "PretrainRequest", given: PretrainFlags) -> None:
+    """Refuse an unwritable folder, a missing checkpoint or module of observers, and an --init that is no weights file.
+
+    Raises:
+        SslbenchError: one of these.
+    """
+    from sslbench.cli import early
+    from sslbench.runtime.folders import refuse_unwritable
+
+    refuse_unwritable(request.out)
+    if given.resume_from is not None and not Path(given.resume_from).exists():
+        from sslbench.train.checkpoint_files import no_checkpoint
+
+        raise no_checkpoint(given.resume_from)
+    for observer in given.observer:
+        refuse_missing_module(observer)
+    early.refuse_other_files([given.init])
+
+
+def _submit(settings: "Slurm", out: Path) -> int | None:
+    """Submit the same command as a job that trains in place."""
+    from sslbench.cli import launch
+
     typed = shlex.split(str(click.get_current_context().find_root().obj))[1:]
     return launch.submit([[*launch.without_launcher(typed), "--launcher", "local"]], settings, out)

@@ -12,7 +12,7 @@ from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from sslbench.show.scatter import Projection
+    from sslbench.show.choices import Projection
 
 _IMAGES = {"points", "views", "foreground"}
 _SCATTER = {"features_path", "labels_path", "projection"}

@@ -10,7 +10,7 @@ from sslbench.errors import UsageError
 
 if TYPE_CHECKING:
     from sslbench.features.external import FeaturePair
-    from sslbench.show.scatter import Projection
+    from sslbench.show.choices import Projection
 
 _DEFAULT_LIMIT = 1000
 
@@ -28,30 +28,27 @@ def draw(
 ) -> list[Path]:
     """Draw features in the plane; return the files."""
     from sslbench import evaluation
-    from sslbench.backbones.layers import split_layers
-    from sslbench.cli import terminal
-    from sslbench.cli.words import compose_run
-    from sslbench.config import resolve
-    from sslbench.data.decode.handlers import Reading
-    from sslbench.show.scatter import check_projection, points_of_features, points_of_images, show_scatter
+    from sslbench.cli import early, terminal
+    from sslbench.show.choices import check_projection
 
     terminal.show_messages()
     check_projection(projection or "tsne")
-    settings, _ = resolve(evaluation.RunSettings, compose_run({}, run.settings()))
-    most = data.limit or _DEFAULT_LIMIT
     if features is not None:
         used = ("words", "out", "projection", "features_path", "labels_path", "label_column", "limit", "seed")
         options.refuse(ctx, used=used, what="--features, which are already computed")
+        early.refuse_missing_files(str(features), None if labels is None else str(labels))
+    else:
+        _refuse_wrong_flags(ctx, labels, weights)
+    settings = early.checked_run(run, weights, preprocessing)
+    early.refuse_other_files([weights.weights])
+
+    from sslbench.data.decode.reading import Reading
+    from sslbench.show.scatter import points_of_features, points_of_images, show_scatter
+
+    most = data.limit or _DEFAULT_LIMIT
+    if features is not None:
         points = points_of_features(_read(features, labels, data.label_column, settings.seed), most, settings.seed)
     else:
-        if labels is not None:
-            raise UsageError("--labels belongs to --features", "Labels of images are in --data.")
-        if not weights.weights:
-            raise UsageError("--weights is missing", "Give weights and --data, or --features FILE.npy.")
-        options.refuse(
-            ctx, used={str(p.name) for p in ctx.command.params} - {"test_data"}, what="show features", reasons=_REASONS
-        )
-        options.refuse_loading_flags(ctx, weights.weights)
         request = evaluation.Request(
             **weights.loading(),
             data=data.data or options.default_data(),
@@ -59,7 +56,7 @@ def draw(
             label_column=data.label_column,
             limit=most,
             tasks=(),
-            layers=tuple(split_layers(weights.layers)) if weights.layers else (),
+            layers=weights.layer_names(),
             preprocessing=preprocessing.values(),
         )
         store = run.store_folder()
@@ -71,6 +68,21 @@ def draw(
 
 
 _REASONS = {"test_data": "Give the images as --data."}
+
+
+def _refuse_wrong_flags(ctx: click.Context, labels: Path | None, weights: options.WeightsFlags) -> None:
+    """Refuse flags that do not go with features of images.
+
+    Raises:
+        UsageError: one was typed, or --weights is missing.
+    """
+    if labels is not None:
+        raise UsageError("--labels belongs to --features", "Labels of images are in --data.")
+    if not weights.weights:
+        raise UsageError("--weights is missing", "Give weights and --data, or --features FILE.npy.")
+    used = {str(p.name) for p in ctx.command.params} - {"test_data"}
+    options.refuse(ctx, used=used, what="show features", reasons=_REASONS)
+    options.refuse_loading_flags(ctx, weights.weights)
 
 
 def _read(features: Path, labels: Path | None, label_column: str | None, seed: int) -> "FeaturePair":

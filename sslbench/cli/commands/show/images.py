@@ -2,16 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from sslbench.cli import options
-from sslbench.errors import UsageError
-from sslbench.names import did_you_mean
-
-if TYPE_CHECKING:
-    from sslbench.show.images import View
 
 UNUSED = {"test_data", "feature_dtype", "store", "batch_size", "crop", "scales"}
 REASONS = {
@@ -38,17 +32,19 @@ def draw(
 ) -> list[Path]:
     """Draw the patches of a sample of images; return the files."""
     from sslbench import evaluation
-    from sslbench.backbones.layers import split_layers
-    from sslbench.cli import terminal
-    from sslbench.cli.words import compose_run
-    from sslbench.config import resolve
-    from sslbench.data.open import DEFAULT_OBJECTS
-    from sslbench.show.images import Pictures, parse_point, show_images
+    from sslbench.cli import early, terminal
+    from sslbench.show.choices import parse_point, parse_views
 
     terminal.show_messages()
     options.refuse_loading_flags(ctx, weights.weights)
-    chosen = Pictures(_views(views), tuple(parse_point(text) for text in points), foreground)
-    settings, _ = resolve(evaluation.RunSettings, compose_run({}, run.settings()))
+    drawn, marked = parse_views(views), tuple(parse_point(text) for text in points)
+    settings = early.checked_run(run, weights, preprocessing)
+    early.refuse_other_files([weights.weights])
+
+    from sslbench.data.open import DEFAULT_OBJECTS
+    from sslbench.show.images import Pictures, show_images
+
+    chosen = Pictures(drawn, marked, foreground)
     request = evaluation.Request(
         **weights.loading(),
         data=data.data or options.default_data(DEFAULT_OBJECTS, "kwcoco's toy shapes"),
@@ -56,20 +52,8 @@ def draw(
         label_column=data.label_column,
         limit=data.limit or _DEFAULT_LIMIT,
         tasks=(),
-        layers=tuple(split_layers(weights.layers)) if weights.layers else (),
+        layers=weights.layer_names(),
         preprocessing=preprocessing.values(),
     )
     with terminal.progress() as progress:
         return show_images(request, settings, chosen, out, command=str(ctx.obj), progress=progress)
-
-
-def _views(text: str | None) -> "tuple[View, ...] | None":
-    from sslbench.show.images import VIEWS
-
-    if text is None:
-        return None
-    named = text.split(",")
-    for name in named:
-        if name not in VIEWS:
-            raise UsageError(f"--views {text}: there is no view '{name}'", did_you_mean(name, VIEWS))
-    return tuple(view for view in VIEWS if view in named)

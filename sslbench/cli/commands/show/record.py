@@ -25,19 +25,21 @@ def draw(
     run: options.RunFlags,
 ) -> list[Path]:
     """Draw the best, median and worst test images of a record; return the files."""
-    from sslbench import evaluation
     from sslbench.cli import terminal
-    from sslbench.cli.words import compose_run
-    from sslbench.config import resolve
-    from sslbench.show.record import AsTyped
-    from sslbench.show.results import RecordPictures, show_record
+    from sslbench.cli.words import resolve_run
+    from sslbench.results.records import read
 
     if len(words) > 2:
         raise UsageError(
             f"show takes one record, not {len(words) - 1} words before it", "sslbench show knn RECORD.json"
         )
     terminal.show_messages()
-    settings, _ = resolve(evaluation.RunSettings, compose_run({}, run.settings()))
+    settings, _ = resolve_run({}, run.settings())
+    read(Path(words[-1]))
+
+    from sslbench.show.record import AsTyped
+    from sslbench.show.results import RecordPictures, show_record
+
     typed = AsTyped(
         data.data,
         data.test_data,

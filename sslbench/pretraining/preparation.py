@@ -100,16 +100,16 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     Raises:
         SslbenchError: settings, data or weights are invalid or do not fit together.
     """
-    process, device = this_process(), choose_device(request.settings.device)
+    process = this_process()
+    request.check(world=process.world)
+    device = choose_device(request.settings.device)
     precision = choose_precision(request.settings.precision, device)
     settings = dataclasses.replace(request.settings, precision=precision)
     request = dataclasses.replace(request, settings=settings)
     _refuse_gpu_settings(request, device)
-    per_process = _images_per_process(settings, process.world)
+    per_process = settings.batch_size // process.world
     workers = resolve_workers(settings.workers, device)
-    if workers < 0:
-        raise UsageError(f"workers {workers} must not be negative")
-    source, reading = _open(request), _reading(settings)
+    source, reading = _open(request), Reading(settings.decoder, settings.max_pixels, settings.start_method)
     build = functools.partial(_build, request, precision, device)
     built = _shared(settings, build)
     backbone = built.backbone
@@ -278,18 +278,6 @@ def _refuse_gpu_settings(request: PretrainRequest, device: torch.device) -> None
         )
 
 
-def _images_per_process(settings: PretrainSettings, world: int) -> int:
-    passes = world * settings.accumulate
-    if settings.batch_size < passes or settings.accumulate < 1 or settings.batch_size % passes:
-        raise UsageError(
-            f"batch_size {settings.batch_size} does not divide into {world} processes of {settings.accumulate} passes",
-            f"Use a multiple of {passes}.",
-        )
-    if settings.batch_size // passes < 2:
-        raise UsageError("a forward pass needs at least two images", f"Use batch_size={2 * passes} or more.")
-    return settings.batch_size // world
-
-
 def _open(request: PretrainRequest) -> Source:
     refuse_label_maps(request.data)
     parts = open_data(request.data, image_column=request.image_column, label_column=request.label_column, together=True)
@@ -308,29 +296,7 @@ def _open(request: PretrainRequest) -> Source:
     return source
 
 
-def _reading(settings: PretrainSettings) -> Reading:
-    if settings.max_pixels < 1:
-        raise UsageError(f"max_pixels {settings.max_pixels} must be positive")
-    if "fast" in settings.decoder:
-        raise UsageError(
-            "decoder fast is for evaluation: the views of pretraining are cropped from the whole image",
-            "Leave it out; JPEGs are decoded by libjpeg-turbo in any case.",
-        )
-    return Reading(settings.decoder, settings.max_pixels, settings.start_method)
-
-
 def _plan(settings: PretrainSettings, precision: Precision, per_epoch: int) -> TrainingPlan:
-    if settings.epochs <= 0:
-        raise UsageError(f"epochs {settings.epochs:g} must be positive")
-    for name in ("log_every", "keep", "prefetch"):
-        if getattr(settings, name) < 1:
-            raise UsageError(f"{name} {getattr(settings, name)} must be at least 1")
-    if settings.clip_each and not settings.clip_norm:
-        raise UsageError("clip_each=true clips nothing without clip_norm", "Set clip_norm=3, or leave clip_each out.")
-    if settings.ema is not None and not 0 <= settings.ema < 1:
-        raise UsageError(f"ema {settings.ema:g} must be from 0 to below 1", "Use null for no average.")
-    if settings.zero and settings.strategy == "fsdp":
-        raise UsageError("zero=true and strategy=fsdp: fsdp divides the optimizer's state already", "Leave zero out.")
     steps = max(1, round(settings.epochs * per_epoch))
     epochs = steps / per_epoch
     return TrainingPlan(
@@ -357,30 +323,16 @@ def _check_online_head(request: PretrainRequest, setup: Setup, space: str) -> No
     Raises:
         UsageError: the message names the reason.
     """
-    if request.eval_data is None:
-        raise UsageError("eval_linear=true has no effect without evaluation data", "Add --eval-data.")
-    if request.settings.eval_every <= 0:
-        raise UsageError("eval_linear=true has no effect with eval_every=0", "Set eval_every=1.")
     if setup.classes < 2:
         raise UsageError(
             f"eval_linear=true trains a classifier on the training images, and {request.data} does not have one of at "
             "least two classes for each",
             "Give labelled data, or leave it out: kNN needs labels of --eval-data only.",
         )
-    if request.settings.strategy == "fsdp":
-        raise UsageError(
-            "eval_linear=true needs the whole network on each process, and strategy=fsdp shards it",
-            "Use strategy=ddp with zero=true, or leave eval_linear out.",
-        )
     if space != "RGB":
         raise UsageError(
             f"eval_linear=true gives the views of training to the backbone, and this method's reads {space}",
             "Leave it out: kNN converts the images.",
-        )
-    if all(view.cells > 1 for view in request.settings.augment.views):
-        raise UsageError(
-            "eval_linear=true classifies a whole view of each image, and all views are parts of a divided crop",
-            "Leave it out: kNN needs no views.",
         )
 
 

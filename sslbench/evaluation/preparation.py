@@ -48,7 +48,7 @@ from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
 from sslbench.labels import LABELS, LabelKind
 from sslbench.library.benchmarks import Benchmark
-from sslbench.preprocessing import LARGEST_SIDE, Preprocessing
+from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import FileClassifier, ImageSet, OnFeatures, OnImages, OnObjects, OnSets
 from sslbench.results import records
 
@@ -542,15 +542,13 @@ def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[B
     origins.update(dict.fromkeys(changed, "asked for"))
     changed["origin"] = f"{backbone.preprocessing.origin}, changed: {', '.join(values)}"
     used = dataclasses.replace(backbone.preprocessing, **changed)
-    if {len(used.mean), len(used.std)} != {backbone.preprocessing.channels} or min(used.std) <= 0:
+    if {len(used.mean), len(used.std)} != {backbone.preprocessing.channels}:
         raise UsageError(
             f"preprocessing: mean {used.mean} and std {used.std} do not fit {backbone.name}, which takes "
             f"{backbone.preprocessing.channels} channels",
             "Give one mean and one positive std per channel.",
         )
-    if wrong := [size for size in used.sizes if not 0 < size <= LARGEST_SIDE]:
-        raise UsageError(f"preprocessing: sizes should be from 1 to {LARGEST_SIDE:,} pixels, not {str(wrong[0])[:20]}")
-    used.check_scales()
+    used.check()
     if "resize" in changed and "crop" not in changed:
         used.refuse_unfilled_crop()
     return dataclasses.replace(backbone, preprocessing=used), origins

@@ -1,0 +1,301 @@
+"""Mistakes on the command line of every command are refused without torch, which takes seconds to import.
+
+All commands run in one child process in which torch cannot be imported.
+"""
+
+import json
+import shlex
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+
+from sslbench import protocols
+from sslbench.cli.main import COMMANDS
+from sslbench.names import list_names
+
+HEAVY = ("torch", "torchvision", "timm", "sklearn", "pandas", "kwcoco", "faiss")
+CHILD = f"""
+import contextlib, importlib.machinery, io, json, shlex, sys
+
+class Heavy(Exception):
+    pass
+
+class Blocked(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        spec = super().find_spec(name, path, target) if name in {HEAVY} else None
+        if spec is not None:
+            spec.loader = cls
+        return spec
+
+    @staticmethod
+    def create_module(spec):
+        raise Heavy(spec.name)
+
+    @staticmethod
+    def exec_module(module):
+        pass
+
+sys.meta_path.insert(0, Blocked)
+from sslbench.cli.main import main
+found = []
+for line in json.load(sys.stdin):
+    error = io.StringIO()
+    with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            main(shlex.split(line))
+        except SystemExit as end:
+            code = end.code
+        except Heavy as heavy:
+            code = f"imports {{heavy}}"
+    found.append((code, error.getvalue()))
+json.dump(found, sys.stdout)
+"""
+
+# Flags of the run, the preprocessing and the network, which many commands have: value -> message.
+RUN = {
+    "--precision fp8": "precision: 'fp8' is not possible",
+    "--feature-dtype x": "feature_dtype: 'x' is not possible",
+    "--batch-size 0": "batch_size should be at least 1, not 0",
+    "--workers -1": "workers should not be negative, not -1",
+    "--on-error x": "on_error: 'x' is not possible",
+    "--decoder nosuch": "there is no decoder 'nosuch'",
+    "--decoder nosuch.function": "there is no Python module 'nosuch'",
+    "--start-method x": "start_method: 'x' is not possible",
+    "--max-pixels 0": "max_pixels should be at least 1, not 0",
+    "--device cdua": "there is no device called 'cdua'",
+    "--seed -1": "-1 is not in the range",
+}
+PICTURES = {
+    "--resize big": "--resize big: should be a number of pixels",
+    "--crop 999999": "sizes should be from 1 to 16,384 pixels",
+    "--interpolation cubic": "interpolation: 'cubic' is not possible",
+    "--mean a,b": "--mean a,b: should be numbers",
+    "--mean 0.5 --std 0.5,0.5": "mean has 1 and std 2 numbers",
+    "--std 0,0,0": "std should be finite numbers above 0",
+    "--scales -1": "scales should be different numbers",
+}
+NETWORK = {
+    "--backbone resnt18": "Did you mean 'resnet18'",
+    "--backbone nosuch:net": "there is no Python module 'nosuch'",
+    "--format mocco": "Did you mean 'moco'",
+    "--stem nosuch": "--stem nosuch is not a rule",
+    "--layers 'res4:agv(8,3)'": "there is no pool 'agv(8,3)'",
+    "--layers 'res4:avg('": "is not a list of layers",
+}
+DATA = {"--data fotos": "'fotos' does not exist", "--test-data fotos": "'fotos' does not exist"}
+EVAL = "eval knn -w weights.pth -d photos"
+PRETRAIN = "pretrain simclr -d photos"
+SWEEP = "sweep knn -w weights.pth -d photos"
+CHECK = "check-data photos"
+CASES = {
+    **{f"{EVAL} {words}": text for words, text in {**RUN, **PICTURES, **NETWORK, **DATA}.items()},
+    f"{EVAL} seeds=0": "seeds should be at least 1",
+    f"{EVAL} seeds=3": "seeds=3 has no effect on knn",
+    f"{EVAL} only_seed=9": "only_seed=9 is none of the trainings",
+    f"{EVAL} machine=huge": "there is no machine called 'huge'",
+    f"{EVAL} test_fraction=2": "test_fraction should lie between 0 and 1",
+    f"{EVAL} workers=x": "workers: should be a whole number or one of auto",
+    f"{EVAL} --noise 2": "--noise 2: should lie between 0 and 1",
+    f"{EVAL} --launcher nosuch": "there is no launcher called 'nosuch'",
+    f"{EVAL} --launcher slurm launcher.partitoin=x": "Did you mean 'partition'",
+    f"{EVAL} launcher.nodes=2": "has no effect without --launcher slurm",
+    f"{EVAL} --on-the-fly --store s": "--store has no effect with --on-the-fly",
+    f"{EVAL} --tensorboard": "--tensorboard does not go with knn",
+    "eval knn -d photos": "--weights is missing",
+    "eval knn -w folder -d photos": "this folder has no checkpoints",
+    "eval knn -w text.pth -d photos": "text.pth is text, not weights",
+    "eval knn -w weights.pth text.pth -d photos --precision fp8": "'fp8' is not possible",
+    "eval knn -w random -d photos": "needs --backbone",
+    "eval knn -w pixels -b resnet18 -d photos": "fixes the backbone",
+    "eval knn -w timm:nosuch -d photos": "timm has no model 'nosuch'",
+    "eval knn --features f.npy --labels y.npy seeds=0": "seeds should be at least 1",
+    "eval knn --features f.npy --labels y.npy machine=huge": "there is no machine called 'huge'",
+    "eval knn --features f.npy --labels y.npy --device cdua": "there is no device called 'cdua'",
+    "eval low-shot -w weights.pth -d photos k=0": "k should be one or several different numbers of at least 1",
+    "eval detection -w weights.pth workers=-1": "workers should not be negative",
+    "eval detection -w weights.pth --stem nosuch": "--stem nosuch is not a rule",
+    **{
+        f"{PRETRAIN} {words}": text
+        for words, text in {
+            "epocs=3": "Did you mean 'epochs'",
+            "epochs=x": "epochs: should be a number",
+            "epochs=0": "epochs 0 must be positive",
+            "batch_size=1": "a forward pass needs at least two images",
+            "accumulate=3": "does not divide into 1 processes of 3 passes",
+            "accumulate=0": "accumulate 0 must be at least 1",
+            "method.temprature=1": "Did you mean 'temperature'",
+            "method.temperature=x": "temperature: should be a number",
+            "method.name=simclrr": "Did you mean 'simclr'",
+            "optimizer=sdg": "Did you mean 'sgd'",
+            "optimizer.lr=-1": "optimizer.lr must be 0 or more",
+            "optimizer.lrr=1": "optimizer: unknown key 'lrr'",
+            "schedule=cosin": "Did you mean 'cosine'",
+            "schedule.lr.name=cosin": "schedule.lr: there is no schedule 'cosin'",
+            "schedule.lr=x": "lr: should be a mapping or a number",
+            "schedule.warmup_epochs=1000": "schedule.warmup_epochs 1000 does not fit into",
+            "schedule.warmup_epochs=-1": "schedule.warmup_epochs -1 does not fit into",
+            "groups.head.schedule.lr.name=cosin": "groups.head.schedule.lr: there is no schedule 'cosin'",
+            "augment=nosuch": "there is no augment called 'nosuch'",
+            "augment.mean=x": "mean: should be a number",
+            "-b resnt18": "Did you mean 'resnet18'",
+            "-b nosuch:net": "there is no Python module 'nosuch'",
+            "backbone=pixels": "'pixels' has no trainable parameters",
+            "--precision fp8": "precision: 'fp8' is not possible",
+            "--workers -1": "workers -1 must not be negative",
+            "prefetch=0": "prefetch 0 must be at least 1",
+            "decoder=fast": "decoder fast is for evaluation",
+            "max_pixels=0": "max_pixels 0 must be at least 1",
+            "sampler=x": "sampler: 'x' is not possible",
+            "save_every=often": "'often' is not an interval",
+            "eval_linear=true": "eval_linear=true has no effect without evaluation data",
+            "clip_norm=-1": "clip_norm -1 must not be negative",
+            "clip_each=true": "clip_each=true clips nothing",
+            "ema=2": "ema 2 must be from 0 to below 1",
+            "zero=true strategy=fsdp": "fsdp divides the optimizer's state already",
+            "batch_transform=nosuch:f": "there is no Python module 'nosuch'",
+            "device=cdua": "there is no device called 'cdua'",
+            "seed=-1": "seed should be from 0 to",
+            "launcher=nosuch": "there is no launcher called 'nosuch'",
+            "launcher.nodes=2": "launcher.nodes has no effect without launcher=slurm",
+            "--launcher slurm launcher.partitoin=x": "Did you mean 'partition'",
+            "--resume-from nosuch.ckpt": "there is no checkpoint nosuch.ckpt",
+            "--init nosuch.pth": "there is no weights file nosuch.pth",
+            "--init text.pth": "text.pth is text, not weights",
+            "--init weights.pth --stem nosuch": "--stem nosuch is not a rule",
+            "--init weights.pth --format mocco": "Did you mean 'moco'",
+            "--observer nosuch:Mine": "there is no Python module 'nosuch'",
+            "--out text.pth": "cannot write into text.pth",
+        }.items()
+    },
+    "pretrain nosuch.yaml -d photos": "there is no file nosuch.yaml",
+    "pretrain nosuch.method -d photos": "there is no Python module 'nosuch.method'",
+    "pretrain mae -d photos method.maskd=2": "Did you mean 'masked'",
+    f"{SWEEP} k=10,0": "k should be one or several different numbers of at least 1",
+    f"{SWEEP} k=10,20 seeds=1,0": "seeds should be at least 1",
+    f"{SWEEP} kk=1,2": "there is no setting 'kk'",
+    f"{SWEEP} seed=0,x": "seed: should be a whole number",
+    f"{SWEEP} precision=fp32,fp8": "'fp8' is not possible",
+    f"{SWEEP} machine=huge": "there is no machine called 'huge'",
+    f"{SWEEP} --batch-size 0": "batch_size should be at least 1",
+    f"{SWEEP} --launcher nosuch": "there is no launcher called 'nosuch'",
+    "sweep kn -w weights.pth": "Did you mean 'knn'",
+    "sweep linear -w weights.pth -d photos holdout=0.2,2": "holdout should lie between 0 and 1",
+    **{
+        f"{command} -w weights.pth -d photos {more} {words}": text
+        for command, more in (("extract", ""), ("cluster", ""), ("show features", ""))
+        for words, text in {**RUN, **PICTURES, **NETWORK, "--data fotos": "'fotos' does not exist"}.items()
+    },
+    **{
+        f"predict -w weights.pth -d photos --csv o.csv {words}": text
+        for words, text in {**RUN, **PICTURES, **NETWORK}.items()
+        if not words.startswith(("--layers", "--feature-dtype", "--on-error"))
+    },
+    **{f"export -w weights.pth --out net.onnx {words}": text for words, text in {**PICTURES, **NETWORK}.items()},
+    **{f"cka weights.pth weights.pth -d photos {words}": text for words, text in {**RUN, **PICTURES}.items()},
+    "extract -w text.pth -d photos": "text.pth is text, not weights",
+    "extract -w folder -d photos": "folder is a folder, not a weights file",
+    "extract -w weights.pth -d photos --launcher nosuch": "there is no launcher called 'nosuch'",
+    "extract -w weights.pth -d photos -o e.npz --layers res4,res5": "-o writes one layer",
+    "cluster -w weights.pth -d photos --out folder": "folder is a folder",
+    "cluster -w text.pth -d photos": "text.pth is text, not weights",
+    "predict -w weights.pth -d photos --csv nodir/o.csv": "cannot write nodir/o.csv",
+    "predict -w weights.pth -d photos --csv o.csv --classes nosuch.txt": "cannot read the class names in nosuch.txt",
+    "export -w weights.pth --out net.txt": "exported files end in .onnx or .pt2",
+    "export -w weights.pth --out nodir/net.onnx": "the folder nodir does not exist",
+    "export -w text.pth --out net.onnx": "text.pth is text, not weights",
+    "inspect text.pth": "text.pth is text, not weights",
+    "inspect weights.pth --format mocco": "Did you mean 'moco'",
+    "convert weights.pth out.pth --to mocco": "Did you mean 'moco'",
+    "convert weights.pth out.pth --to safetensors": "'safetensors' is a container",
+    "convert weights.pth out.pth --to timm --stem nosuch": "--stem nosuch is not a rule",
+    "convert weights.pth text.pth --to timm": "text.pth exists already",
+    "convert weights.pth nodir/out.pth --to timm": "the folder nodir does not exist",
+    "diff weights.pth text.pth": "text.pth is text, not weights",
+    "diff weights.pth weights.pth --format-a mocco": "Did you mean 'moco'",
+    "cka weights.pth weights.pth --format mocco": "Did you mean 'moco'",
+    "cka weights.pth weights.pth --backbone-b resnt18": "Did you mean 'resnet18'",
+    "cka weights.pth weights.pth --layers-b 'res4:agv(1)'": "there is no pool",
+    "cka random weights.pth": "needs --backbone",
+    "cka f.npy nosuch.npy": "there is no file nosuch.npy",
+    "cka f.npy f.npy --layers res4": "A .npy file is one layer",
+    "diff-preset knn/dno knn/vissl": "Did you mean 'knn/dino'",
+    f"{CHECK} --test-fraction 2": "--test-fraction should lie between 0 and 1",
+    f"{CHECK} --decoder nosuch": "there is no decoder 'nosuch'",
+    f"{CHECK} --boxes --label-maps": "--boxes does not go with label maps",
+    f"{CHECK} --test-data fotos": "'fotos' does not exist",
+    "data add x fotos": "'fotos' does not exist",
+    "data add a/b photos": "'a/b' cannot be a name",
+    "data to-kwcoco fotos o.json": "'fotos' does not exist",
+    "data to-kwcoco photos o.txt": "o.txt should end in .kwcoco.json",
+    "leaderboard nosuch": "there is no folder nosuch",
+    "reproduce record.json --device cdua": "there is no device called 'cdua'",
+    "reproduce record.json": "is not a result record",
+    "compare record.json record.json": "is not a result record",
+    "list protocls": "Did you mean 'protocol'",
+    "show knn/digit": "Did you mean 'knn/digits'",
+    "show record.json": "is not a result record",
+    "show -w weights.pth -d photos --views x": "there is no view 'x'",
+    "show -w weights.pth -d photos --point x": "--point x: should be IMAGE:X,Y",
+    "show features --features nosuch.npy": "there is no file nosuch.npy",
+    "show features": "--weights is missing",
+    "demo -o text.pth": "cannot write into text.pth",
+    "score record.json": "--data is missing",
+    "score nosuch.json -d photos": "there is no file nosuch.json",
+    "score record.json -d fotos": "'fotos' does not exist",
+}
+
+
+def of_every_command():
+    """An unknown flag for every command."""
+    return {f"{name} --nosuch": "'--nosuch'" for name in COMMANDS}
+
+
+def of_every_protocol():
+    """An unknown setting, and one of a wrong type, for every protocol."""
+    found = {}
+    for name in list_names("protocol"):
+        field = next(iter(protocols.find(name).settings.__dataclass_fields__))
+        found[f"eval {name} -w weights.pth no_such_setting=1"] = "no_such_setting"
+        found[f"eval {name} -w weights.pth {field}={{a:1}}"] = f"{field}: "
+    return found
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Command -> exit code and message."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    for name in ("photos", "folder"):
+        (folder / name).mkdir()
+    with zipfile.ZipFile(folder / "weights.pth", "w") as archive:  # only torch can tell that it holds no weights
+        archive.writestr("weights/data.pkl", b"")
+    (folder / "text.pth").write_text("not weights")
+    (folder / "record.json").write_text("{}")
+    np.save(folder / "f.npy", np.ones((4, 2), np.float32))
+    np.save(folder / "y.npy", np.arange(4) % 2)
+    before = sorted(path.name for path in folder.iterdir())
+    commands = [*CASES, *of_every_command(), *of_every_protocol()]
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD], input=json.dumps(commands), capture_output=True, text=True, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in folder.iterdir()) == before, "something was left behind"
+    return dict(zip(commands, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("cases", [CASES, of_every_command(), of_every_protocol()], ids=["named", "flags", "settings"])
+def test_mistakes_are_refused_without_torch(results, cases):
+    wrong = [
+        (command, code, error)
+        for command, message in cases.items()
+        for code, error in [results[command]]
+        if code not in (1, 2) or message not in error or not error.startswith("error: ")
+    ]
+    assert wrong == []
+
+
+def test_every_command_has_a_case():
+    assert {shlex.split(command)[0] for command in CASES} == set(COMMANDS)
