@@ -188,6 +188,23 @@ def test_folders_of_classes_with_xml_have_boxes_and_stay_classes(tmp_path):
     assert any("the XML beside the images has boxes" in note for note in samples.notes)
 
 
+def test_folders_of_classes_inside_of_splits_have_boxes_and_stay_classes(tmp_path):
+    for split, samples in SAMPLES.items():
+        for name, picture in samples.items():
+            save(tmp_path / split / f"of {name}", {name: picture}, ".jpg")
+            write_xml(tmp_path / split / f"of {name}", {name: picture})
+    found = open_objects(str(tmp_path))
+    wanted = {"train": SAMPLES["train"], "val": SAMPLES["valid"], "test": SAMPLES["test"]}
+    assert {split: boxes_of(source) for split, source in found.items()} == {s: truth(p) for s, p in wanted.items()}
+    assert found["train"].ids[0] == "of p0/p0.jpg"
+    samples = open_data(str(tmp_path))["train"]
+    assert samples.labels.classes == tuple(f"of {name}" for name in SAMPLES["train"])
+    assert any("the XML beside the images has boxes" in note for note in samples.notes)
+    (tmp_path / "validation").symlink_to(tmp_path / "valid")
+    with pytest.raises(DataError, match="two folders for the val split"):
+        open_objects(str(tmp_path))
+
+
 def grouped_table(root):
     save(root, ALL)
     columns = ("filename", "class", "xmin", "ymin", "xmax", "ymax")
