@@ -359,12 +359,12 @@ def test_polygons_of_yolo_become_masks(tmp_path):
     assert len(source) == 2 and not len(source.objects[1])  # an image without a text file has no objects
 
 
-def test_a_description_of_yolo_names_the_classes_by_number_and_may_have_keypoints(tmp_path):
+def test_a_description_of_yolo_names_the_classes_by_number(tmp_path):
     save(tmp_path / "a" / "images", ALL)
     (tmp_path / "a" / "labels").mkdir()
-    (tmp_path / "a" / "labels" / "p0.txt").write_text("1 0.5 0.5 0.2 0.2 0.5 0.5 2 0.6 0.6 1\n")
-    file = tmp_path / "pose.yaml"
-    file.write_text("path: a\ntrain: images\nval: images\nkpt_shape: [2, 3]\nnames:\n  0: cat\n  1: dog\n")
+    (tmp_path / "a" / "labels" / "p0.txt").write_text("1 0.5 0.5 0.2 0.2\n")
+    file = tmp_path / "data of a.yaml"
+    file.write_text("path: a\ntrain: images\nval: images\nnames:\n  0: cat\n  1: dog\n")
     source = open_objects(str(file))["train"]
     assert source.classes == ("dog",) and source.objects[0].boxes.tolist() == [[16, 12, 24, 18]]
     assert open_data(str(file))["val"].labels.classes == ("dog",)

@@ -15,6 +15,7 @@ from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import counted
 from sslbench.errors import UsageError
+from sslbench.metrics.detection.keypoints import Skeleton
 
 
 @dataclasses.dataclass
@@ -43,6 +44,7 @@ def object_sources(
     classes: Sequence[str] | None = None,
     issues: BoxIssues | None = None,
     grouped_by: str = "",
+    skeleton: Skeleton | None = None,
 ) -> dict[str, ObjectSource]:
     """Return a source per split; all have the same classes, those without an object left out.
 
@@ -53,6 +55,7 @@ def object_sources(
         classes: in the order of the data; by default sorted by name.
         issues: what the caller found out about boxes.
         grouped_by: name of the attribute that the groups of the images are; '' without groups.
+        skeleton: the keypoints that every row has, as 'keypoints'; None: they have none.
 
     Raises:
         DataError: all boxes are shares of the image, from 0 to 1.
@@ -62,9 +65,10 @@ def object_sources(
     numbers = range(1, len(ordered) + 1) if classes is None else [classes.index(name) + 1 for name in ordered]
     place = {name: i for i, name in enumerate(ordered)}
     issues = issues or BoxIssues()
+    points = None if skeleton is None else len(skeleton)
     objects = {
         split: [
-            checked_objects([{**row, "label": place[row["class"]]} for row in image.rows], image.size, issues)
+            checked_objects([{**row, "label": place[row["class"]]} for row in image.rows], image.size, issues, points)
             for image in part
         ]
         for split, part in splits.items()
@@ -82,6 +86,7 @@ def object_sources(
             numbers,
             tuple(about),
             grouped_by,
+            skeleton,
         )
         for split, part in splits.items()
     }
@@ -95,6 +100,7 @@ def _source(
     numbers: Sequence[int],
     notes: tuple[str, ...],
     grouped_by: str,
+    skeleton: Skeleton | None,
 ) -> ObjectSource:
     order = sorted(range(len(images)), key=lambda i: images[i].id)
     return ObjectSource(
@@ -109,6 +115,7 @@ def _source(
         notes=notes,
         attributes={grouped_by: tuple(images[i].group for i in order)} if grouped_by else {},
         grouped_by=grouped_by,
+        skeleton=skeleton,
     )
 
 
