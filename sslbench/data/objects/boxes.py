@@ -140,7 +140,7 @@ def checked_objects(raw: RawObjects, sizes: IntArray, issues: BoxIssues) -> list
     boxes, size = raw.boxes, sizes[raw.images]
     issues.total += len(raw)
     issues.shares += named(_are_shares(boxes if raw.given is None else raw.given))
-    empty = ~(boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+    empty = np.logical_not((boxes[:, 2:] > boxes[:, :2]).all(axis=1))
     issues.empty += named(empty)
     edge = np.tile(size[:, ::-1], 2).astype(np.float64)
     beyond = (boxes[:, :2] < -_SLACK).any(axis=1) | (boxes[:, 2:] > edge[:, 2:] + _SLACK).any(axis=1)
@@ -170,8 +170,9 @@ def _by_image(
     rows = np.flatnonzero(kept)
     boxes = boxes[rows]
     areas = np.where(np.isnan(raw.areas[rows]), (boxes[:, 2:] - boxes[:, :2]).prod(axis=1), raw.areas[rows])
-    columns = (boxes.astype(np.float32), raw.classes[rows], raw.crowd[rows], raw.difficult[rows], areas)
-    numbers, points = (None if column is None else column[rows] for column in (raw.numbers, raw.keypoints))
+    small, classes, crowd, difficult = boxes.astype(np.float32), raw.classes[rows], raw.crowd[rows], raw.difficult[rows]
+    numbers = None if raw.numbers is None else raw.numbers[rows]
+    points = None if raw.keypoints is None else raw.keypoints[rows]
     masks = [raw.masks[i] for i in rows.tolist()]
     starts = np.searchsorted(raw.images[rows], np.arange(n_images + 1)).tolist()
     found = []
@@ -180,7 +181,11 @@ def _by_image(
         of_image = tuple(masks[own])
         found.append(
             Objects(
-                *(column[own] for column in columns),
+                boxes=small[own],
+                classes=classes[own],
+                crowd=crowd[own],
+                difficult=difficult[own],
+                areas=areas[own],
                 masks=of_image if any(mask is not None for mask in of_image) else None,
                 numbers=None if numbers is None else numbers[own],
                 keypoints=None if points is None else points[own],

@@ -166,7 +166,7 @@ def _name(row: Row) -> str:
 
 def _boxes(spec: str, rows: list[Row]) -> npt.NDArray[np.float64]:
     """Return x, y, width, height of each annotation, (n, 4)."""
-    given = [row.get("bbox") for row in rows]
+    given: list[Any] = [row.get("bbox") for row in rows]
     regular = set(map(type, given)) <= {list} and set(map(len, given)) <= {4}
     if not (regular and set(map(type, itertools.chain.from_iterable(given))) <= {int, float}):
         given = [_numbers(spec, row) for row in rows]
@@ -204,7 +204,7 @@ def _marks(spec: str, rows: list[Row]) -> tuple[npt.NDArray[np.bool_], npt.NDArr
 
 def _areas(spec: str, rows: list[Row]) -> npt.NDArray[np.float64]:
     """Return the areas in the file; NaN where there is none."""
-    given = [row.get("area") for row in rows]
+    given: list[Any] = [row.get("area") for row in rows]
     usual = set(map(type, given)) <= {int, float, type(None)}
     wrong = [] if usual else [i for i, area in enumerate(given) if not isinstance(area, int | float | None)]
     areas = np.zeros(0)
