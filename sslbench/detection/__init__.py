@@ -1,4 +1,4 @@
 """Detection: recipes, detectors on a backbone, their training and evaluation, pictures of predictions."""
 
-VERSION = 6
+VERSION = 7
 """Version of the protocol `detection`; raised whenever a number changes for the same input."""

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.data import Dataset, Sampler
 from torchvision.ops import masks_to_boxes
 
@@ -28,6 +29,7 @@ from sslbench.errors import DataError, SslbenchError
 from sslbench.metrics.detection import masks as rle
 from sslbench.metrics.detection.keypoints import labelled
 
+_NO_LIMIT = 1 << 30  # pixels
 HALF = 0.5
 """Pixels from the place of a keypoint in COCO's files, where the centre of the first pixel is 0, to the detector's."""
 
@@ -197,18 +199,36 @@ class _TrainingImages(Dataset[Batch | SslbenchError]):
         recipe = self.recipe
         picture = read(self.source, index)
         height, width = picture.shape[1:]
-        if recipe.scale_jitter:
-            size = jittered(height, width, recipe, rng)
+        if recipe.crop and rng.random() < recipe.crop:
+            image, target = self._cropped(picture, index, rng)
+            flip = bool(rng.random() < recipe.flip)
         else:
-            shorter = int(rng.choice(recipe.min_sizes_train))
-            size = resized(height, width, shorter=shorter, longest=recipe.max_size_train)
-        flip = bool(rng.random() < recipe.flip)
-        image, target = resize(picture, size), self._target(index, (height, width), size)
-        if recipe.scale_jitter:
-            image, target = cut(image, target, recipe.max_size_train, rng)
+            if recipe.scale_jitter:
+                size = jittered(height, width, recipe, rng)
+            else:
+                shorter = int(rng.choice(recipe.min_sizes_train))
+                size = resized(height, width, shorter=shorter, longest=recipe.max_size_train)
+            flip = bool(rng.random() < recipe.flip)
+            image, target = resize(picture, size), self._target(index, (height, width), size)
+            if recipe.scale_jitter:
+                image, target = cut(image, target, recipe.max_size_train, rng)
         if flip:
             image, target = image.flip(2).contiguous(), _flipped(target, image.shape[2], self._mirrored)
         return image, _without_outside(target, image.shape[1:])
+
+    def _cropped(self, picture: Tensor, index: int, rng: np.random.Generator) -> tuple[Tensor, Target]:
+        """Resize, cut and resize again, as DETR does (Carion et al. 2020, arXiv 2005.12872, section 4)."""
+        recipe, old = self.recipe, (picture.shape[1], picture.shape[2])
+        first = resized(*old, shorter=int(rng.choice(recipe.crop_sizes)), longest=_NO_LIMIT)
+        low, high = recipe.crop_sides
+        height, width = (int(rng.integers(min(low, side), min(high, side) + 1)) for side in first)
+        top, left = (int(rng.integers(0, side - part + 1)) for side, part in zip(first, (height, width), strict=True))
+        image, target = cut_at(
+            resize(picture, first), self._target(index, old, first), (top, left), (height, width), from_masks=False
+        )
+        shorter = int(rng.choice(recipe.min_sizes_train))
+        last = resized(height, width, shorter=shorter, longest=recipe.max_size_train)
+        return resize(image, last), _scaled(target, (height, width), last)
 
     @functools.cached_property
     def _mirrored(self) -> tuple[int, ...]:
@@ -290,18 +310,48 @@ def cut(image: Tensor, target: Target, side: int, rng: np.random.Generator) -> t
     Objects of which nothing is left are dropped; with masks, the boxes are those of what is left of the masks.
     """
     top, left = (round(max(length - side, 0) * rng.random()) for length in image.shape[1:])
-    image = image[:, top : top + side, left : left + side].contiguous()
+    return cut_at(image, target, (top, left), (side, side))
+
+
+def cut_at(
+    image: Tensor, target: Target, corner: tuple[int, int], size: tuple[int, int], *, from_masks: bool = True
+) -> tuple[Tensor, Target]:
+    """Cut a part out of an image (3, H, W) with its objects; those of which nothing is left are dropped.
+
+    Args:
+        image: to be cut.
+        target: its objects.
+        corner: top and left of the part.
+        size: height and width of the part, which ends with the image.
+        from_masks: the boxes of objects with masks are those of what is left of the masks, and not the old ones, cut.
+    """
+    (top, left), (high, wide) = corner, size
+    image = image[:, top : top + high, left : left + wide].contiguous()
     height, width = image.shape[1:]
     points = None if target.keypoints is None else target.keypoints - torch.tensor([left, top, 0.0])
-    if target.masks is None:
+    masks = None if target.masks is None else target.masks[:, top : top + high, left : left + wide]
+    if masks is None or not from_masks:
         boxes = target.boxes - torch.tensor([left, top] * 2, dtype=torch.float32)
         boxes = boxes.clamp(min=0).minimum(torch.tensor([width, height] * 2, dtype=torch.float32))
         kept = (boxes[:, 2:] > boxes[:, :2] + 1e-5).all(dim=1)
-        return image, Target(boxes[kept], target.classes[kept], None, None if points is None else points[kept])
-    masks = target.masks[:, top : top + side, left : left + side]
+        parts = [None if part is None else part[kept] for part in (masks, points)]
+        return image, Target(boxes[kept], target.classes[kept], *parts)
     kept = masks.flatten(1).any(dim=1)
     boxes = masks_to_boxes(masks[kept]) + torch.tensor([0, 0, 1, 1])  # the last pixel is inside
     return image, Target(boxes.float(), target.classes[kept], masks[kept], None if points is None else points[kept])
+
+
+def _scaled(target: Target, old: tuple[int, int], new: tuple[int, int]) -> Target:
+    """Return the objects of an image of one height and width in the pixels of another."""
+    y, x = new[0] / old[0], new[1] / old[1]
+    masks = None
+    if target.masks is not None:
+        number = len(target.masks)
+        masks = target.masks.new_zeros((number, *new))
+        if number:  # torch interpolates nothing else
+            masks = functional.interpolate(target.masks[None].float(), size=new, mode="nearest-exact")[0] > 0
+    points = None if target.keypoints is None else target.keypoints * torch.tensor([x, y, 1.0])
+    return Target(target.boxes * torch.tensor([x, y, x, y]), target.classes, masks, points)
 
 
 def _bitmap(lengths: rle.Rle, size: tuple[int, int]) -> Tensor:

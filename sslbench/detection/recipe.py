@@ -61,6 +61,13 @@ class DetectionRecipe:
         "large-scale jitter: smallest and largest factor of the size at which a training image fits a square of "
         "max_size_train, from which such a square is cut; empty: min_sizes_train",
     )
+    crop: float = setting(
+        0.0, "probability of cutting a random part out of a training image, which is then resized (DETR)"
+    )
+    crop_sizes: tuple[int, ...] = setting(
+        (400, 500, 600), "shorter side to which an image is resized before the cut, drawn per image", unit="px"
+    )
+    crop_sides: tuple[int, int] = setting((384, 600), "smallest and largest side of the part", unit="px")
     flip: float = setting(0.5, "probability of a horizontal flip in training")
     mirrored_keypoints: tuple[str, ...] = setting(
         (),
@@ -141,6 +148,9 @@ class DetectionRecipe:
     transformer_mlp: int = setting(1024, "deformable_detr: hidden width of the transformer's perceptrons")
     dropout: float = setting(0.1, "deformable_detr: dropout in the transformer")
     refine_boxes: bool = setting(False, "deformable_detr: each layer of the decoder refines the boxes of the last")
+    two_stage: bool = setting(
+        False, "deformable_detr: the encoder proposes the boxes that the decoder refines; needs refine_boxes=true"
+    )
     offset_rate: float = setting(
         1.0, "deformable_detr: factor of the learning rate of sampling offsets and reference points"
     )
@@ -338,8 +348,17 @@ def _check_groups(full: DetectionRecipe) -> None:
 
 
 def _check_jitter(full: DetectionRecipe) -> None:
+    """Refuse impossible or contradicting settings of large-scale jitter and of the cut."""
+    usual = DetectionRecipe()
+    given = [name for name in ("crop_sizes", "crop_sides") if getattr(full, name) != getattr(usual, name)]
+    if given and not full.crop:
+        raise UsageError(f"{' and '.join(given)}: without effect, as crop=0 cuts no image", "Give crop=0.5 as well.")
+    if not 1 <= full.crop_sides[0] <= full.crop_sides[1]:
+        raise UsageError(f"crop_sides={list(full.crop_sides)}: should be two ascending numbers from 1")
     if not full.scale_jitter:
         return
+    if full.crop:
+        raise UsageError("crop and scale_jitter both cut training images", "Leave out one of them.")
     if len(full.scale_jitter) != 2 or not 0 < full.scale_jitter[0] <= full.scale_jitter[1]:
         raise UsageError(f"scale_jitter={list(full.scale_jitter)}: should be two ascending numbers above 0")
     if full.min_sizes_train != DetectionRecipe().min_sizes_train:
@@ -383,7 +402,7 @@ def _refuse_second_stage(recipe: DetectionRecipe) -> None:
 
 _OF_DETR = (
     *("queries", "encoder_layers", "decoder_layers", "transformer_width", "transformer_mlp", "dropout"),
-    *("refine_boxes", "offset_rate"),
+    *("refine_boxes", "two_stage", "offset_rate"),
 )
 _OF_PYRAMIDS = ("pyramid_channels", "pyramid_norm")
 
@@ -399,6 +418,8 @@ def _check_detr(recipe: DetectionRecipe) -> None:
     if given:
         have = "have" if len(given) > 1 else "has"
         raise UsageError(f"{', '.join(given)} {have} no effect on architecture={recipe.architecture}", "Leave out.")
+    if recipe.two_stage and not recipe.refine_boxes:
+        raise UsageError("two_stage=true refines boxes from layer to layer", "Give refine_boxes=true as well.")
     if detr and (recipe.transformer_width % 32 or not 64 <= recipe.transformer_width <= _MOST_WIDTH):
         raise UsageError(
             f"transformer_width={recipe.transformer_width}: should be a multiple of 32 from 64 to {_MOST_WIDTH}",
@@ -422,7 +443,7 @@ _NOT_NEGATIVE = (
 )
 _RATES = (
     *("flip", "rpn_nms", "rpn_positives", "roi_overlap", "roi_positives", "score_threshold", "nms", "warmup_factor"),
-    *("repeat_threshold", "layer_decay", "drop_path", "dropout"),
+    *("repeat_threshold", "layer_decay", "drop_path", "dropout", "crop"),
 )
 
 
@@ -437,7 +458,7 @@ def _check_ranges(recipe: DetectionRecipe) -> None:
             value = getattr(recipe, name)
             if value is not None and not low <= value <= high:
                 raise UsageError(f"{name}={value}: should be {words}")
-    for name in ("min_sizes_train", "anchor_ratios", "box_weights", "tta_sizes"):
+    for name in ("min_sizes_train", "anchor_ratios", "box_weights", "tta_sizes", "crop_sizes"):
         values = getattr(recipe, name)
         if (not values and name != "tta_sizes") or min(values, default=1) <= 0:
             raise UsageError(f"{name}={list(values)}: should be numbers above 0")

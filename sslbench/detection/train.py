@@ -4,7 +4,7 @@ import bisect
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -206,7 +206,8 @@ def _loop(
             for group in optimizer.param_groups:
                 group["lr"] = rate(recipe, iteration) * group["lr_factor"]
             optimizer.zero_grad(set_to_none=True)
-            losses = _gradients(model, batch, recipe, run, iteration)
+            weights = weights_of_parts(batch[1], recipe, run.device, per_object=detector.per_object)
+            losses = _gradients(model, batch, weights, recipe, run, iteration)
             mean = finite_mean(losses, torch.stack(list(losses.values())).sum(), recipe, iteration, run.folder)
             if recipe.clip_gradients:
                 nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_gradients)
@@ -223,27 +224,55 @@ def _loop(
                 raise StoppedError(stop, f"iteration {done} of {recipe.iterations}")
 
 
+def weights_of_parts(
+    targets: Sequence[Target], recipe: DetectionRecipe, device: torch.device, *, per_object: bool
+) -> list[Tensor]:
+    """Return the weights of the losses of each part of a process's batch: their mean is that of the update.
+
+    Args:
+        targets: of the process's images.
+        recipe: number of parts.
+        device: of the weights.
+        per_object: losses are means over the objects of a part. Then a part weighs as its number of objects does
+            beside the mean over all parts of all processes, so that the update is divided by all its objects.
+    """
+    parts = recipe.accumulate
+    if not per_object:
+        return [torch.ones((), device=device)] * parts
+    size = len(targets) // parts
+    numbers = [sum(len(target.classes) for target in targets[i * size : (i + 1) * size]) for i in range(parts)]
+    own = torch.tensor(numbers, dtype=torch.float32, device=device)
+    mean = sum_(own.sum()) / (world_size() * parts)
+    return list(own.clamp(min=1) / mean.clamp(min=1))
+
+
 def _gradients(
-    model: nn.Module, batch: Batch, recipe: DetectionRecipe, run: TrainingRun, iteration: int
+    model: nn.Module,
+    batch: Batch,
+    weights: Sequence[Tensor],
+    recipe: DetectionRecipe,
+    run: TrainingRun,
+    iteration: int,
 ) -> dict[str, Tensor]:
-    """Add the gradients of a batch, part by part, to those of the parameters; return the losses, detached.
+    """Add the gradients of a batch, part by weighted part, to those of the parameters; return the losses, detached.
 
     Only the last part exchanges gradients between processes.
     """
     images, targets = batch
-    size = len(images) // recipe.accumulate
+    parts = len(weights)
+    size = len(images) // parts
     mean: dict[str, Tensor] = {}
-    for part in range(recipe.accumulate):
+    for part, weight in enumerate(weights):
         own = slice(part * size, (part + 1) * size)
-        last = part + 1 == recipe.accumulate
+        last = part + 1 == parts
         with contextlib.nullcontext() if last else without_synchronisation(model):
             with torch.autocast(run.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
                 losses = losses_of(
                     model, (images[own], targets[own]), run.device, seed=run.seed, iteration=iteration, part=part
                 )
-            (torch.stack([loss.float() for loss in losses.values()]).sum() / recipe.accumulate).backward()  # type: ignore[no-untyped-call]
+            (torch.stack([loss.float() for loss in losses.values()]).sum() * weight / parts).backward()  # type: ignore[no-untyped-call]
         for name, loss in losses.items():
-            share = loss.detach().float() / recipe.accumulate
+            share = loss.detach().float() * weight / parts
             mean[name] = mean[name] + share if name in mean else share
     return mean
 

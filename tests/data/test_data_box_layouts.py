@@ -188,6 +188,23 @@ def test_folders_of_classes_with_xml_have_boxes_and_stay_classes(tmp_path):
     assert any("the XML beside the images has boxes" in note for note in samples.notes)
 
 
+def test_folders_of_classes_inside_of_splits_have_boxes_and_stay_classes(tmp_path):
+    for split, samples in SAMPLES.items():
+        for name, picture in samples.items():
+            save(tmp_path / split / f"of {name}", {name: picture}, ".jpg")
+            write_xml(tmp_path / split / f"of {name}", {name: picture})
+    found = open_objects(str(tmp_path))
+    wanted = {"train": SAMPLES["train"], "val": SAMPLES["valid"], "test": SAMPLES["test"]}
+    assert {split: boxes_of(source) for split, source in found.items()} == {s: truth(p) for s, p in wanted.items()}
+    assert found["train"].ids[0] == "of p0/p0.jpg"
+    samples = open_data(str(tmp_path))["train"]
+    assert samples.labels.classes == tuple(f"of {name}" for name in SAMPLES["train"])
+    assert any("the XML beside the images has boxes" in note for note in samples.notes)
+    (tmp_path / "validation").symlink_to(tmp_path / "valid")
+    with pytest.raises(DataError, match="two folders for the val split"):
+        open_objects(str(tmp_path))
+
+
 def grouped_table(root):
     save(root, ALL)
     columns = ("filename", "class", "xmin", "ymin", "xmax", "ymax")
@@ -342,12 +359,12 @@ def test_polygons_of_yolo_become_masks(tmp_path):
     assert len(source) == 2 and not len(source.objects[1])  # an image without a text file has no objects
 
 
-def test_a_description_of_yolo_names_the_classes_by_number_and_may_have_keypoints(tmp_path):
+def test_a_description_of_yolo_names_the_classes_by_number(tmp_path):
     save(tmp_path / "a" / "images", ALL)
     (tmp_path / "a" / "labels").mkdir()
-    (tmp_path / "a" / "labels" / "p0.txt").write_text("1 0.5 0.5 0.2 0.2 0.5 0.5 2 0.6 0.6 1\n")
-    file = tmp_path / "pose.yaml"
-    file.write_text("path: a\ntrain: images\nval: images\nkpt_shape: [2, 3]\nnames:\n  0: cat\n  1: dog\n")
+    (tmp_path / "a" / "labels" / "p0.txt").write_text("1 0.5 0.5 0.2 0.2\n")
+    file = tmp_path / "data of a.yaml"
+    file.write_text("path: a\ntrain: images\nval: images\nnames:\n  0: cat\n  1: dog\n")
     source = open_objects(str(file))["train"]
     assert source.classes == ("dog",) and source.objects[0].boxes.tolist() == [[16, 12, 24, 18]]
     assert open_data(str(file))["val"].labels.classes == ("dog",)

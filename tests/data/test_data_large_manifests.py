@@ -52,20 +52,24 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None)
+MAPPINGS = st.dictionaries(st.sampled_from(["a", "}, {", "]"]), JSON, max_size=3)
+
+
+@settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(st.text(), JSON, max_size=5),
-    st.lists(JSON, max_size=6),
-    st.integers(1, 9),
+    st.lists(JSON, max_size=6) | st.lists(MAPPINGS | st.lists(MAPPINGS), max_size=12),
+    st.sampled_from([(1, 5), (4, 20), (9, 1 << 15), (1 << 20, 8), (1 << 20, 40), (1 << 20, 1 << 15)]),
     st.sampled_from([None, 2]),
     st.booleans(),
 )
-def test_rows_are_those_that_the_whole_decoder_finds_wherever_the_text_is_cut(rest, rows, chunk, indent, ascii_only):
+def test_rows_are_those_that_the_whole_decoder_finds_wherever_the_text_is_cut(rest, rows, sizes, indent, ascii_only):
     import io
 
-    content = {**rest, "images": rows}
+    content = {**rest, "images": rows, "after it": rows[::-1]}
     text = json.dumps(content, indent=indent, ensure_ascii=ascii_only)
-    before, rows_module._CHUNK = rows_module._CHUNK, chunk
+    before = rows_module._CHUNK, rows_module._PIECE
+    rows_module._CHUNK, rows_module._PIECE = sizes
     try:
         found, listed = {}, []
         for key, value, is_row in json_rows(io.StringIO(text), ("images",)):
@@ -76,8 +80,8 @@ def test_rows_are_those_that_the_whole_decoder_finds_wherever_the_text_is_cut(re
             if cut > 12:
                 break
     finally:
-        rows_module._CHUNK = before
-    assert found | {"images": listed} == content
+        rows_module._CHUNK, rows_module._PIECE = before
+    assert found | {"images": listed} == content and list(found)[-1] == "after it"
 
 
 @settings(max_examples=50, deadline=None)

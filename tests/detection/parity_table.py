@@ -6,6 +6,7 @@ is 1 if a difference exceeds its bound.
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import io
 import json
@@ -14,7 +15,7 @@ import tempfile
 import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
 import numpy as np
@@ -22,11 +23,13 @@ import torch
 from detector_samples import ALL, CASES, images, small_detector, targets
 from test_detection_parity import batch_for, configuration, in_order, library, ours, run, theirs
 
+from sslbench.backbones.build import build
 from sslbench.data.images import Arrays
 from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.detection.augmented import detect_views
 from sslbench.detection.batches import cut, jittered, repeat_factors, resize
 from sslbench.detection.models.boxes import Target
+from sslbench.detection.models.build import build_detector
 from sslbench.detection.recipe import DetectionRecipe, resized, resolved, view_sizes
 from sslbench.detection.train import make_optimizer, rate
 from sslbench.metrics.detection import Detections, Truth, coco_ap, keypoint_ap, voc_ap
@@ -368,6 +371,63 @@ def jitter(number: int) -> list[Row]:
     ]
 
 
+def vitdet() -> list[Row]:
+    """Compare ViTDet's maps with windows and relative positions, and rates and weight decay of its transformer."""
+    from detectron2.modeling import SimpleFeaturePyramid, ViT
+    from detectron2.modeling.backbone.fpn import LastLevelMaxPool
+    from detectron2.modeling.backbone.vit import get_vit_lr_decay_rate
+    from detectron2.solver.build import get_default_optimizer_params
+
+    depth, side, window = 8, 96, 4  # windows of 4 do not divide 6 x 6 patches
+    name = f"timm:vit_tiny_patch16_224,depth={depth},img_size={side},class_token=False,global_pool=avg"
+    settings: dict[str, Any] = {"vit_window": window, "vit_relative": True, "layer_decay": 0.7, "optimizer": "adamw"}
+    settings |= {"weight_decay": 0.1, "pyramid_channels": 16, "max_size_train": side, "freeze_at": 0}
+    detector = build_detector(build(name), DetectionRecipe(architecture="vit_fpn", **settings), 2)
+    transformer = ViT(
+        img_size=side,
+        embed_dim=192,
+        depth=depth,
+        num_heads=3,
+        norm_layer=functools.partial(torch.nn.LayerNorm, eps=1e-6),
+        window_size=window,
+        window_block_indexes=[0, 2, 4, 6],
+        use_rel_pos=True,
+        pretrain_img_size=side,
+        pretrain_use_cls_token=False,
+    )
+    scales = (4.0, 2.0, 1.0, 0.5)
+    pyramid = SimpleFeaturePyramid(transformer, "last_feat", 16, scales, top_block=LastLevelMaxPool()).eval()
+    with torch.no_grad():
+        for number, parameter in enumerate(detector.backbone.parameters()):
+            parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+        weights = detector.backbone.state_dict()
+        weights["net.pos_embed"] = weights["net.pos_embed"].flatten(1, 2)
+        pyramid.load_state_dict(weights)
+        pictures = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(0))
+        pairs = list(zip(detector.backbone.eval()(pictures), pyramid(pictures).values(), strict=True))
+    whole = torch.nn.ModuleDict({"backbone": pyramid})
+    rates = functools.partial(get_vit_lr_decay_rate, lr_decay_rate=0.7, num_layers=depth)
+    no_decay = {"pos_embed": {"weight_decay": 0.0}}
+    groups = get_default_optimizer_params(
+        whole, base_lr=1.0, weight_decay=0.1, weight_decay_norm=0.0, lr_factor_func=rates, overrides=no_decay
+    )
+    wanted = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
+    own = make_optimizer(detector, detector.recipe).param_groups
+    given = {id(p): (group["lr_factor"], group["weight_decay"]) for group in own for p in group["params"]}
+    theirs_by_name = dict(whole.named_parameters())
+    names = [n for n, _ in detector.named_parameters() if n.startswith("backbone.net.")]
+    mine_by_name = dict(detector.named_parameters())
+    gaps = [np.subtract(given[id(mine_by_name[n])], wanted[id(theirs_by_name[n])]) for n in names]
+    return [
+        Row("map of ViTDet, standard deviations", sum(a.numel() for a, _ in pairs), _largest_gap(pairs), 1e-4),
+        Row("rate and weight decay of a part of ViTDet", len(names), float(np.abs(gaps).max()), 1e-9),
+    ]
+
+
+def _largest_gap(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    return max(float((a - b).abs().max() / b.std()) for a, b in pairs)
+
+
 def augmented_tests() -> list[Row]:
     """Compare boxes, scores and masks of test images in three sizes and mirrored (GeneralizedRCNNWithTTA)."""
     from detectron2.modeling import GeneralizedRCNNWithTTA
@@ -407,6 +467,7 @@ def table(number: int) -> list[Row]:
     parts: list[Callable[[], list[Row]]] = [
         detections,
         training_steps,
+        vitdet,
         augmented_tests,
         lambda: sizes(4000 * number),
         lambda: jitter(10 * number),

@@ -1,6 +1,8 @@
 """Deformable DETR: against transformers' own whole model, padding, boxes, learning, resuming, refusals."""
 
 import builtins
+import copy
+import itertools
 
 import pytest
 import torch
@@ -9,8 +11,8 @@ from test_detection_learning import average_precision
 from torch import nn
 
 from sslbench.backbones.build import build
+from sslbench.detection import train
 from sslbench.detection.detectron2.config import detectron2_options
-from sslbench.detection.models import deformable_detr
 from sslbench.detection.models.boxes import Target
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.recipe import DetectionRecipe, check, load_recipe
@@ -60,10 +62,14 @@ class Outputs(nn.Module):
 
 
 def whole(model):
-    """transformers' own model with the same weights and the backbone inside, and the inputs of a batch."""
+    """transformers' own model with the same weights and the backbone inside; refining layers have own classifiers."""
     import transformers
 
     other = transformers.DeformableDetrForObjectDetection(model.network.config)
+    if model.recipe.refine_boxes:
+        other.class_embed = copy.deepcopy(other.class_embed)
+        for number, head in enumerate(other.class_embed):
+            other.class_embed[number] = copy.deepcopy(head)
     other.model.backbone = nn.Identity()
     other.load_state_dict(model.network.state_dict())
     other.model.backbone = Outputs(model.backbone)
@@ -242,15 +248,109 @@ def test_without_the_library_the_message_names_it(monkeypatch):
         build_detector(build(BASIC), DetectionRecipe(architecture="deformable_detr"), 2)
 
 
-def test_losses_are_divided_by_the_mean_number_of_objects_over_processes(monkeypatch):
-    """Two processes with 4 and 8 objects: here 4 objects are divided by 6, not by 4."""
+def test_refining_layers_have_classifiers_of_their_own():
+    for changes, number in (({}, 1), ({"refine_boxes": True}, 2), ({"refine_boxes": True, "two_stage": True}, 3)):
+        network = detr(**changes).network
+        for heads in (network.class_embed, network.bbox_embed):
+            assert len({id(head.state_dict(keep_vars=True)[name]) for head in heads for name in head.state_dict()}) == (
+                number * len(heads[0].state_dict())
+            )
+    assert network.model.decoder.class_embed is network.class_embed
+
+
+def slow_loss(logits, boxes, truth):
+    """Class, box and GIoU loss of the proposals of one image, by trying every assignment of its objects."""
+    p = logits[:, 0].sigmoid()
+
+    def giou(a, b):
+        (ax, ay, aw, ah), (bx, by, bw, bh) = a.tolist(), b.tolist()
+        lows = [max(ax - aw / 2, bx - bw / 2), max(ay - ah / 2, by - bh / 2)]
+        highs = [min(ax + aw / 2, bx + bw / 2), min(ay + ah / 2, by + bh / 2)]
+        common = max(highs[0] - lows[0], 0) * max(highs[1] - lows[1], 0)
+        wide = max(ax + aw / 2, bx + bw / 2) - min(ax - aw / 2, bx - bw / 2)
+        high = max(ay + ah / 2, by + bh / 2) - min(ay - ah / 2, by - bh / 2)
+        union = aw * ah + bw * bh - common
+        return common / union - (wide * high - union) / (wide * high)
+
+    def cost(i, box):
+        positive = 0.25 * (1 - p[i]) ** 2 * -torch.log(p[i] + 1e-8)
+        negative = 0.75 * p[i] ** 2 * -torch.log(1 - p[i] + 1e-8)
+        return float(2 * (positive - negative) + 5 * (boxes[i] - box).abs().sum()) - 2 * giou(boxes[i], box)
+
+    costs = [[cost(i, box) for box in truth] for i in range(len(boxes))]
+    _, rows = min(
+        (sum(costs[i][k] for k, i in enumerate(rows)), rows)
+        for rows in itertools.permutations(range(len(boxes)), len(truth))
+    )
+    hit = torch.zeros(len(p), dtype=torch.bool)
+    hit[list(rows)] = True
+    classes = torch.where(hit, 0.25 * (1 - p) ** 2 * -p.log(), 0.75 * p**2 * -(1 - p).log()).sum()
+    # Other classes of a proposal are never right.
+    others = logits[:, 1:].sigmoid()
+    classes = classes + (0.75 * others**2 * -(1 - others).log()).sum()
+    l1 = sum(float((boxes[i] - box).abs().sum()) for i, box in zip(rows, truth, strict=True))
+    return float(classes), l1, sum(1 - giou(boxes[i], box) for i, box in zip(rows, truth, strict=True))
+
+
+def test_the_proposals_of_two_stages_are_trained_as_one_class():
+    model = moved(detr(refine_boxes=True, two_stage=True))
+    images, truth = scenes(1)
+    truth = [Target(truth[0].boxes[:2], truth[0].classes[:2])]
+    seen = {}
+    model.network.register_forward_hook(lambda _module, _inputs, outputs: seen.update(all=outputs))
+    losses = model(images, truth)
+    outputs = seen["all"]
+    height, width = images[0].shape[1:]
+    boxes = truth[0].boxes / torch.tensor([width, height, width, height])
+    shares = torch.cat(((boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]), 1)
+    with torch.no_grad():
+        wanted = slow_loss(outputs.enc_outputs_class[0], outputs.enc_outputs_coord_logits[0].sigmoid(), shares)
+    for value, (name, key, weight) in zip(
+        wanted,
+        (("loss_cls", "loss_ce", 2), ("loss_box_reg", "loss_bbox", 5), ("loss_giou", "loss_giou", 2)),
+        strict=True,
+    ):
+        layers = outputs.loss_dict[key] + outputs.loss_dict[f"{key}_0"]
+        assert losses[name].item() == pytest.approx(weight * (layers.item() + value / len(shares)), rel=1e-4)
+    sum(losses.values()).backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+    with torch.no_grad():  # maps of 3 x 3, 2 x 2, 1 and 1 places
+        assert [len(found.scores) for found in model.eval()([torch.rand(3, 24, 24), torch.rand(3, 20, 24)])] == [30, 30]
+        assert [len(found.scores) for found in model([torch.rand(3, 64, 64)])] == [40]
+    with pytest.raises(UsageError, match="Give refine_boxes=true"):
+        check(DetectionRecipe(architecture="deformable_detr", two_stage=True))
+
+
+def test_an_update_is_divided_by_all_its_objects(monkeypatch):
+    """In parts of 1 and 5 objects, and in a second process with 12 more, as in one part on one process."""
+    targets = [Target(torch.zeros(n, 4), torch.zeros(n, dtype=torch.int64)) for n in (1, 0, 2, 3)]
+    recipe = DetectionRecipe(accumulate=2)
+    parts = train.weights_of_parts(targets, recipe, torch.device("cpu"), per_object=True)
+    assert [float(one) for one in parts] == pytest.approx([1 / 3, 5 / 3])
+    assert [float(one) for one in train.weights_of_parts(targets, recipe, "cpu", per_object=False)] == [1, 1]
+    empty = train.weights_of_parts([EMPTY] * 2, recipe, "cpu", per_object=True)
+    assert [float(one) for one in empty] == [1, 1]
+    monkeypatch.setattr(train, "sum_", lambda own: own + 12)
+    monkeypatch.setattr(train, "world_size", lambda: 2)
+    parts = train.weights_of_parts(targets, recipe, torch.device("cpu"), per_object=True)
+    assert [float(one) for one in parts] == pytest.approx([1 / 4.5, 5 / 4.5])
+
+
+def test_parts_of_an_update_have_the_gradient_of_the_whole(tmp_path):
     model = detr()
     images, truth = scenes(2)
-    alone = model(images, truth)
-    monkeypatch.setattr(deformable_detr, "sum_", lambda own: own + 8)
-    monkeypatch.setattr(deformable_detr, "world_size", lambda: 2)
-    for name, loss in model(images, truth).items():
-        assert loss.item() == pytest.approx(alone[name].item() * 4 / 6, rel=1e-5)
+    truth[0] = Target(truth[0].boxes[:1], truth[0].classes[:1])
+    images = [image[:, :64, :64] for image in images]  # of one size: group norms are over the padded batch
+    truth = [Target(t.boxes.clamp(max=64), t.classes) for t in truth]
+    run = train.TrainingRun(0, torch.device("cpu"), 0, tmp_path, 1)
+    gradients = []
+    for parts in (1, 2):
+        recipe = DetectionRecipe(accumulate=parts)
+        weights = train.weights_of_parts(truth, recipe, run.device, per_object=model.per_object)
+        model.zero_grad()
+        train._gradients(model, (images, truth), weights, recipe, run, 0)
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(*gradients, strict=True))
 
 
 def test_a_frozen_backbone_is_not_trained():

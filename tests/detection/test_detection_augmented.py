@@ -157,6 +157,41 @@ def test_large_scale_jitter_cuts_what_it_scaled():
             check(DetectionRecipe(**changes))
 
 
+def test_crops_of_detr_keep_what_they_cut():
+    """White rectangles are white inside their boxes after resizing, cutting and resizing again."""
+    used = recipe(crop=1.0, crop_sizes=(60, 80), crop_sides=(30, 50), min_sizes_train=(64, 96), max_size_train=120)
+    shapes, lost = set(), 0
+    for masks in (False, True):
+        changed = dataclasses.replace(used, masks=masks, iterations=30)
+        for images, targets in batches.training_batches(source(), changed, start=0, stop=15, seed=0):
+            for image, target in zip(images, targets, strict=True):
+                shapes.add(tuple(image.shape[1:]))
+                lost += 2 - len(target.boxes)
+                inside = torch.zeros(image.shape[1:], dtype=torch.bool)
+                for x1, y1, x2, y2 in target.boxes.round().int().tolist():
+                    assert 0 <= x1 <= x2 <= image.shape[2] and 0 <= y1 <= y2 <= image.shape[1]
+                    inside[y1:y2, x1:x2] = True
+                assert ((image[0] > 127) != inside).float().mean() < 0.05
+                assert not masks or ((image[0] > 127) != target.masks.any(0)).float().mean() < 0.05
+    assert {min(shape) for shape in shapes} >= {64, 96} and len(shapes) > 20
+    assert max(max(shape) for shape in shapes) <= 120 and lost > 0
+    half = dataclasses.replace(used, crop=0.5, min_sizes_train=(64,))
+    whole = [
+        image.shape
+        for images, _ in batches.training_batches(source(), half, start=0, stop=15, seed=0)
+        for image in images
+    ]
+    assert 0.2 < sum(shape == (3, 64, 64) for shape in whole) / len(whole) < 0.8
+    for changes, words in (
+        ({"crop_sides": (300, 500)}, "crop_sides: without effect, as crop=0 cuts no image"),
+        ({"crop": 0.5, "crop_sides": (500, 300)}, "two ascending numbers from 1"),
+        ({"crop": 0.5, "scale_jitter": (0.1, 2.0)}, "crop and scale_jitter both cut"),
+        ({"crop": 1.5}, "from 0 to 1"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            check(DetectionRecipe(**changes))
+
+
 PLAIN = "timm:vit_tiny_patch16_224,depth=4,img_size=64,class_token=False,global_pool=avg"
 
 

@@ -243,7 +243,7 @@ def test_the_table_of_differences_stays_within_its_bounds():
     import parity_table
 
     rows = parity_table.table(3)
-    assert len(rows) == 16 and all(row.compared > 0 for row in rows)
+    assert len(rows) == 18 and all(row.compared > 0 for row in rows)
     assert [row for row in rows if not row.difference <= row.bound] == []
 
 

@@ -442,6 +442,9 @@ def test_every_form_of_mask_gives_the_same_pixels():
     np.testing.assert_array_equal(masks.decode(masks.to_rle(thin + kwcoco, 60, 80)), grid)
 
 
+GOOD = [[0, 0, 4, 0, 4, 4.5]]
+
+
 @pytest.mark.parametrize(
     ("form", "words"),
     [
@@ -458,6 +461,9 @@ def test_every_form_of_mask_gives_the_same_pixels():
 def test_a_damaged_mask_says_why(form, words):
     with pytest.raises(ValueError, match=words):
         masks.to_rle(form, 60, 80)
+    found = masks.problem(form)
+    assert masks.first_problem([None, GOOD, form, GOOD, form]) == (None if found is None else (2, found))
+    assert masks.first_problem([GOOD, None, [], GOOD]) is None
 
 
 @pytest.mark.parametrize("what", ["boxes", "scores", "labels", "images"])

@@ -76,8 +76,9 @@ def viewed(spec: str, kind: str, arguments: Any, build: Callable[[], dict[str, S
             return sources
         _save(folder, sources)
         _remove_others(folder, name)
-    kept: dict[str, S] | None = _load(folder)
-    return kept or sources
+        kept: dict[str, S] | None = _load(folder)
+        sources = kept or sources  # the parsed content is freed before the search for cycles would go through it
+    return sources
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import TypedDict
 from sslbench.data.containers.names import split_name
 from sslbench.data.containers.suffixes import ARRAYS, SUFFIXES, is_clutter
 from sslbench.data.format import LabelMapReader, NoOptions, SampleReader, SourceFormat
-from sslbench.data.formats._parts.layout import has_xml_in_folders
+from sslbench.data.formats._parts.layout import find_class_places, has_voc_xml
 from sslbench.data.images import Files
 from sslbench.data.labels import no_labels, single_labels
 from sslbench.data.maps import pairs
@@ -212,7 +212,7 @@ def _notes(root: Path, found: _FolderContent, classes: tuple[str, ...]) -> list[
         notes.append(_left_out(found.hidden, where))
     if found.others:
         notes.append(f"{where}: {_others(found.others)} left out")
-    if found.others[".xml"] and classes and has_xml_in_folders(str(root)):
+    if found.others[".xml"] and classes and find_class_places(root, has_voc_xml):
         notes.append(
             f"{where}: the folders are the classes; the XML beside the images has boxes, which eval detection and "
             f"check-data --boxes use"

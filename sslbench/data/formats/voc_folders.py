@@ -3,8 +3,8 @@
 LabelImg, CVAT and Roboflow write such folders: they have no lists in ImageSets. An XML file belongs to the image of the
 same name; in folders inside of annotations/, to that in the folder of the same name inside of images/ or, if there is
 none, directly in images/. Images without an XML file are not annotated and are left out; an XML file without objects
-says that there are none. Folders of images with XML beside them that are no splits have boxes too, but as samples they
-are the classes.
+says that there are none. Folders of images with XML beside them that are no splits (cat/1.xml, train/cat/1.xml) have
+boxes too, but as samples they are the classes.
 """
 
 from pathlib import Path, PurePath
@@ -13,10 +13,10 @@ from sslbench.data.format import ObjectReader, SampleReader, SourceFormat
 from sslbench.data.formats._parts.layout import (
     Place,
     files_below,
+    find_class_places,
     find_nested,
     find_places,
     has_voc_xml,
-    has_xml_in_folders,
 )
 from sslbench.data.formats.voc.objects import read_xml
 from sslbench.data.formats.voc.tree import MAIN_LISTS, find_years
@@ -46,7 +46,12 @@ def _places(root: Path) -> list[Place]:
 
 
 def _recognises_objects(spec: str) -> bool:
-    return recognises(spec) or has_xml_in_folders(spec)
+    if recognises(spec):
+        return True
+    try:
+        return bool(find_class_places(Path(spec), has_voc_xml))
+    except DataError:
+        return True
 
 
 def open_objects(spec: str) -> dict[str, ObjectSource]:
@@ -65,7 +70,7 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
     notes: list[str] = []
     places = _places(Path(spec))
     if not places:
-        places = [Place("all", Path(spec), Path(spec))]
+        places = find_class_places(Path(spec), has_voc_xml)
         notes.append(f"{spec}: XML beside the images of several folders; the classes are those in the XML")
     for place in places:
         splits[place.split], about = _images(place)

@@ -9,12 +9,13 @@ import numpy as np
 
 from sslbench.data.images import Files
 from sslbench.data.labels import multi_labels, no_labels, single_labels
-from sslbench.data.objects.boxes import BoxIssues, checked_objects
+from sslbench.data.objects.boxes import BoxIssues, RawObjects, checked_objects
 from sslbench.data.objects.crops import CropOptions, crops_of
 from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import counted
 from sslbench.errors import UsageError
+from sslbench.metrics.detection.keypoints import Skeleton
 
 
 @dataclasses.dataclass
@@ -25,7 +26,9 @@ class AnnotatedImage:
         id: unique in its split.
         path: of the file.
         size: height and width of the upright image; zeros if not known.
-        rows: objects as `boxes.checked_objects` takes them, with the name of the class as 'class' in place of 'label'.
+        rows: objects: name (for messages), class (its name), box (x1, y1, x2, y2 in pixels, finite), crowd, difficult,
+            area or None, mask or None; perhaps given (the four numbers in the file, where these are no pixels) and
+            keypoints (K triples x, y, visibility).
         group: the group it belongs to; '' for none.
     """
 
@@ -43,6 +46,7 @@ def object_sources(
     classes: Sequence[str] | None = None,
     issues: BoxIssues | None = None,
     grouped_by: str = "",
+    skeleton: Skeleton | None = None,
 ) -> dict[str, ObjectSource]:
     """Return a source per split; all have the same classes, those without an object left out.
 
@@ -53,6 +57,7 @@ def object_sources(
         classes: in the order of the data; by default sorted by name.
         issues: what the caller found out about boxes.
         grouped_by: name of the attribute that the groups of the images are; '' without groups.
+        skeleton: the keypoints that every row has, as 'keypoints'; None: they have none.
 
     Raises:
         DataError: all boxes are shares of the image, from 0 to 1.
@@ -62,11 +67,11 @@ def object_sources(
     numbers = range(1, len(ordered) + 1) if classes is None else [classes.index(name) + 1 for name in ordered]
     place = {name: i for i, name in enumerate(ordered)}
     issues = issues or BoxIssues()
+    points = None if skeleton is None else len(skeleton)
     objects = {
-        split: [
-            checked_objects([{**row, "label": place[row["class"]]} for row in image.rows], image.size, issues)
-            for image in part
-        ]
+        split: checked_objects(
+            _raw(part, place, points), np.array([image.size for image in part], np.int64).reshape(-1, 2), issues
+        )
         for split, part in splits.items()
     }
     issues.refuse_shares(spec)
@@ -82,9 +87,33 @@ def object_sources(
             numbers,
             tuple(about),
             grouped_by,
+            skeleton,
         )
         for split, part in splits.items()
     }
+
+
+def _raw(images: Sequence[AnnotatedImage], place: Mapping[str, int], points: int | None) -> RawObjects:
+    """Return the objects of images as columns; `points` is the number of keypoints."""
+    rows = [row for image in images for row in image.rows]
+    boxes = np.array([row["box"] for row in rows], dtype=np.float64).reshape(-1, 4)
+    given = np.array([row.get("given", row["box"]) for row in rows], dtype=np.float64).reshape(-1, 4)
+    areas = [np.nan if row["area"] is None else row["area"] for row in rows]
+    keypoints = None
+    if points is not None:
+        keypoints = np.array([row["keypoints"] for row in rows], dtype=np.float64).reshape(-1, points, 3)
+    return RawObjects(
+        images=np.repeat(np.arange(len(images)), [len(image.rows) for image in images]),
+        boxes=boxes,
+        classes=np.array([place[row["class"]] for row in rows], dtype=np.int64),
+        crowd=np.array([row["crowd"] for row in rows], dtype=np.bool_),
+        difficult=np.array([row["difficult"] for row in rows], dtype=np.bool_),
+        areas=np.array(areas, dtype=np.float64),
+        masks=[row["mask"] for row in rows],
+        name_of=lambda i: str(rows[i]["name"]),
+        given=given,
+        keypoints=keypoints,
+    )
 
 
 def _source(
@@ -95,6 +124,7 @@ def _source(
     numbers: Sequence[int],
     notes: tuple[str, ...],
     grouped_by: str,
+    skeleton: Skeleton | None,
 ) -> ObjectSource:
     order = sorted(range(len(images)), key=lambda i: images[i].id)
     return ObjectSource(
@@ -109,6 +139,7 @@ def _source(
         notes=notes,
         attributes={grouped_by: tuple(images[i].group for i in order)} if grouped_by else {},
         grouped_by=grouped_by,
+        skeleton=skeleton,
     )
 
 

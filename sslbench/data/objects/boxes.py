@@ -1,21 +1,23 @@
 """Checks of boxes, shared by the formats with objects, and notes on boxes that were left out or changed."""
 
 import dataclasses
+import itertools
 import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from sslbench.arrays import IntArray
 from sslbench.data.decode.pillow import orientation, upright_size
 from sslbench.data.objects.types import Objects
 from sslbench.data.regular import open_regular
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
 from sslbench.metrics.detection.keypoints import labelled
-from sslbench.metrics.detection.masks import is_empty
+from sslbench.metrics.detection.masks import Segmentation, is_empty
 
 _SLACK = 1.0
 """Pixels by which a box may leave its image and stay as it is: annotations round, and pycocotools scores them so."""
@@ -85,74 +87,134 @@ def reports_changed_boxes(note: str) -> bool:
     )
 
 
-def checked_objects(
-    rows: list[dict[str, Any]], size: tuple[int, int], issues: BoxIssues, keypoints: int | None = None
-) -> Objects:
-    """Return one image's objects from dictionaries: name, box, label, crowd, difficult, area or None, mask or None.
+@dataclasses.dataclass(frozen=True, eq=False)
+class RawObjects:
+    """n objects of several images as a file has them, before the checks, in order of their images.
 
-    They may have a number, the id of the annotation, and as given the four numbers that stand in the file.
+    Attributes:
+        images: int64 (n,), position of each object's image; ascending.
+        boxes: float64 (n, 4), x1, y1, x2, y2, finite.
+        classes: int64 (n,).
+        crowd: bool (n,).
+        difficult: bool (n,).
+        areas: float64 (n,); NaN: that of the box.
+        masks: n segmentations; None: an object has none.
+        name_of: description of an object, by its position, for messages.
+        given: float64 (n, 4), the four numbers that stand in the file, where these are no pixels; None: the boxes.
+        numbers: int64 (n,), ids of the annotations; None: they have none.
+        keypoints: float64 (n, K, 3): x, y, visibility; None: objects have none.
+        labelled: how many keypoints of each object are labelled by the file's own count, None where it has none.
+    """
+
+    images: IntArray
+    boxes: npt.NDArray[np.float64]
+    classes: IntArray
+    crowd: npt.NDArray[np.bool_]
+    difficult: npt.NDArray[np.bool_]
+    areas: npt.NDArray[np.float64]
+    masks: Sequence[Segmentation | None]
+    name_of: Callable[[int], str]
+    given: npt.NDArray[np.float64] | None = None
+    numbers: IntArray | None = None
+    keypoints: npt.NDArray[np.float64] | None = None
+    labelled: Sequence[int | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+
+def checked_objects(raw: RawObjects, sizes: IntArray, issues: BoxIssues) -> list[Objects]:
+    """Return the objects of each of N images: boxes are clipped, those without area left out.
+
+    All images are checked together: a manifest has millions of objects.
 
     Args:
-        rows: boxes are x1, y1, x2, y2, finite.
-        size: height and width of the image; zeros if not known, then nothing is clipped.
+        raw: the objects.
+        sizes: int64 (N, 2), height and width of the images; zeros if not known, then nothing is clipped.
         issues: takes the names of the objects that were left out or clipped.
-        keypoints: number of keypoints of each object, which then has them: K triples x, y, visibility.
     """
-    kept, boxes = [], []
-    issues.total += len(rows)
-    for row in rows:
-        x1, y1, x2, y2 = box = row["box"]
-        height, width = size
-        if _are_shares(row.get("given", box)):
-            issues.shares.append(row["name"])
-        if not (x2 > x1 and y2 > y1):
-            issues.empty.append(row["name"])
-            continue
-        if height and (min(x1, y1) < -_SLACK or x2 > width + _SLACK or y2 > height + _SLACK):
-            box = (max(x1, 0.0), max(y1, 0.0), min(x2, float(width)), min(y2, float(height)))
-            if not (box[2] > box[0] and box[3] > box[1]):
-                issues.outside.append(row["name"])
-                continue
-            issues.clipped.append(row["name"])
-        if row["mask"] is not None and is_empty(row["mask"]):
-            issues.unmasked.append(row["name"])
-        kept.append(row)
-        boxes.append(box)
-    array: npt.NDArray[np.float64] = np.array(boxes, dtype=np.float64).reshape(-1, 4)
-    of_boxes = (array[:, 2:] - array[:, :2]).prod(axis=1)
-    areas = [of_box if row["area"] is None else row["area"] for row, of_box in zip(kept, of_boxes, strict=True)]
-    masks = tuple(row["mask"] for row in kept)
-    return Objects(
-        boxes=array.astype(np.float32),
-        classes=np.array([row["label"] for row in kept], dtype=np.int64),
-        crowd=np.array([row["crowd"] for row in kept], dtype=np.bool_),
-        difficult=np.array([row["difficult"] for row in kept], dtype=np.bool_),
-        areas=np.array(areas, dtype=np.float64),
-        masks=masks if any(mask is not None for mask in masks) else None,
-        numbers=np.array([row["number"] for row in kept], dtype=np.int64) if rows and "number" in rows[0] else None,
-        keypoints=None if keypoints is None else _checked_points(kept, size, keypoints, issues),
-    )
+
+    def named(chosen: npt.NDArray[np.bool_]) -> list[str]:
+        return [raw.name_of(i) for i in np.flatnonzero(chosen).tolist()]
+
+    boxes, size = raw.boxes, sizes[raw.images]
+    issues.total += len(raw)
+    issues.shares += named(_are_shares(boxes if raw.given is None else raw.given))
+    empty = np.logical_not((boxes[:, 2:] > boxes[:, :2]).all(axis=1))
+    issues.empty += named(empty)
+    edge = np.tile(size[:, ::-1], 2).astype(np.float64)
+    beyond = (boxes[:, :2] < -_SLACK).any(axis=1) | (boxes[:, 2:] > edge[:, 2:] + _SLACK).any(axis=1)
+    beyond &= ~empty & (size[:, 0] > 0)
+    boxes = np.where(beyond[:, None], np.minimum(np.maximum(boxes, [0.0, 0.0, -np.inf, -np.inf]), _ends(edge)), boxes)
+    outside = beyond & ~(boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+    issues.outside += named(outside)
+    issues.clipped += named(beyond & ~outside)
+    kept = ~empty & ~outside
+    masks = raw.masks
+    without_area = [i for i in np.flatnonzero(kept).tolist() if (mask := masks[i]) is not None and is_empty(mask)]
+    issues.unmasked += [raw.name_of(i) for i in without_area]
+    if raw.keypoints is not None:
+        _check_points(raw, raw.keypoints, size, kept, issues)
+    return _by_image(raw, boxes, kept, len(sizes))
 
 
-def _checked_points(
-    rows: list[dict[str, Any]], size: tuple[int, int], number: int, issues: BoxIssues
-) -> npt.NDArray[np.float64]:
-    """Return the keypoints of an image's objects, (n, K, 3); what is odd about them is noted."""
-    points = np.array([row["keypoints"] for row in rows], dtype=np.float64).reshape(-1, number, 3)
+def _ends(edge: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the largest coordinates of boxes (n, 4): only x2 and y2 have one."""
+    return np.concatenate([np.full((len(edge), 2), np.inf), edge[:, 2:]], axis=1)
+
+
+def _by_image(
+    raw: RawObjects, boxes: npt.NDArray[np.float64], kept: npt.NDArray[np.bool_], n_images: int
+) -> list[Objects]:
+    """Return the kept objects of each image, with their boxes as they are after clipping."""
+    rows = np.flatnonzero(kept)
+    boxes = boxes[rows]
+    areas = np.where(np.isnan(raw.areas[rows]), (boxes[:, 2:] - boxes[:, :2]).prod(axis=1), raw.areas[rows])
+    small, classes, crowd, difficult = boxes.astype(np.float32), raw.classes[rows], raw.crowd[rows], raw.difficult[rows]
+    numbers = None if raw.numbers is None else raw.numbers[rows]
+    points = None if raw.keypoints is None else raw.keypoints[rows]
+    masks = [raw.masks[i] for i in rows.tolist()]
+    starts = np.searchsorted(raw.images[rows], np.arange(n_images + 1)).tolist()
+    found = []
+    for start, stop in itertools.pairwise(starts):
+        own = slice(start, stop)
+        of_image = tuple(masks[own])
+        found.append(
+            Objects(
+                boxes=small[own],
+                classes=classes[own],
+                crowd=crowd[own],
+                difficult=difficult[own],
+                areas=areas[own],
+                masks=of_image if any(mask is not None for mask in of_image) else None,
+                numbers=None if numbers is None else numbers[own],
+                keypoints=None if points is None else points[own],
+            )
+        )
+    return found
+
+
+def _check_points(
+    raw: RawObjects,
+    points: npt.NDArray[np.float64],
+    size: IntArray,
+    kept: npt.NDArray[np.bool_],
+    issues: BoxIssues,
+) -> None:
+    """Note what is odd about the keypoints (n, K, 3) of the kept objects in images of a height and width each."""
     there = labelled(points)
-    height, width = size
-    at = points[:, :, :2]
-    outside = there & ((at < -_SLACK) | (at > np.array([width, height]) - 1 + _SLACK)).any(axis=2)
-    issues.points_outside += [row["name"] for row, out in zip(rows, outside, strict=True) if height and out.any()]
-    counts = there.sum(axis=1).tolist()
-    told = [row.get("num_keypoints") for row in rows]
-    issues.miscounted += [row["name"] for row, n, said in zip(rows, counts, told, strict=True) if said not in (None, n)]
-    return points
+    at, end = points[:, :, :2], size[:, None, ::-1] - 1 + _SLACK
+    outside = (there & ((at < -_SLACK) | (at > end)).any(axis=2)).any(axis=1) & (size[:, 0] > 0) & kept
+    issues.points_outside += [raw.name_of(i) for i in np.flatnonzero(outside).tolist()]
+    counts, told = there.sum(axis=1).tolist(), raw.labelled or [None] * len(raw)
+    odd = [i for i in np.flatnonzero(kept).tolist() if told[i] not in (None, counts[i])]
+    issues.miscounted += [raw.name_of(i) for i in odd]
 
 
-def _are_shares(box: tuple[float, float, float, float]) -> bool:
-    """Return whether all numbers lie between 0 and 1, and one is no whole number (0, 0, 1, 1 may be a pixel)."""
-    return all(0 <= value <= 1.001 for value in box) and any(value != int(value) for value in box)
+def _are_shares(boxes: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Return which boxes have numbers from 0 to 1 only, and one that is not whole (0, 0, 1, 1 may be a pixel)."""
+    inside = ((boxes >= 0) & (boxes <= 1.001)).all(axis=1)
+    return np.asarray(inside & (boxes != np.trunc(boxes)).any(axis=1))
 
 
 def size_in_file(path: Path) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -184,4 +185,11 @@ def write_objects(objects: Sequence[Objects], folder: Path) -> None:
     columns["masked"] = np.array([mask is not None for mask in masks], dtype=np.bool_)
     for name, column in columns.items():
         np.save(folder / f"{name}.npy", column)
-    write_texts(["" if mask is None else json.dumps(mask) for mask in masks], folder / "masks")
+    write_texts(["" if mask is None else _json(mask) for mask in masks], folder / "masks")
+
+
+def _json(mask: rle.Segmentation) -> str:
+    """Return a segmentation as JSON; of polygons Python's own text is the same, and faster."""
+    if type(mask) is list and set(map(type, itertools.chain.from_iterable(mask))) <= {int, float}:
+        return repr(mask)
+    return json.dumps(mask)

@@ -24,6 +24,7 @@ _DEPTHS = (18, 34, 50, 101, 152)
 _OTHERWISE = {
     "precision": "Give d2.SOLVER.AMP.ENABLED=true, or use --backend torchvision.",
     "accumulate": "Give a smaller batch_size, or use --backend torchvision.",
+    "crop": "Use --backend torchvision.",
     "tta_sizes": "Use --backend torchvision.",
     "tta_flip": "Use --backend torchvision.",
 }

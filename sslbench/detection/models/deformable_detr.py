@@ -6,6 +6,7 @@ on a vision transformer, and a fourth of stride 64 that the library adds. Boxes 
 padding.
 """
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any, cast
@@ -20,7 +21,6 @@ from sslbench.detection.models.detector import Detector, Size
 from sslbench.detection.models.resnets import Trunk, channels, prepared
 from sslbench.detection.models.vit_fpn import simple_pyramid
 from sslbench.detection.recipe import DetectionRecipe
-from sslbench.distributed.collectives import sum_, world_size
 from sslbench.errors import UsageError
 
 LEVELS = (3, 4, 5)
@@ -59,6 +59,8 @@ class _GivenMaps(nn.Module):
 class DeformableDetr(Detector):
     """Deformable DETR."""
 
+    per_object = True
+
     def __init__(
         self,
         recipe: DetectionRecipe,
@@ -94,22 +96,33 @@ class DeformableDetr(Detector):
         targets: Sequence[Target],
         generator: torch.Generator | None,
     ) -> dict[str, Tensor]:
-        """Return the losses of all layers of the decoder; nothing is drawn.
+        """Return the losses of all layers of the decoder, and of any proposals; nothing is drawn.
 
-        They are divided by the mean number of objects over the processes, as in the paper's code. All are computed in
-        fp32: half precision would round the places of boxes. Losses of outputs that are not finite are NaN.
+        All are computed in fp32: half precision would round the places of boxes. Losses of outputs that are not finite
+        are NaN.
         """
         wanted = [_shares(target, size) for target, size in zip(targets, sizes, strict=True)]
         with torch.autocast(features[0].device.type, enabled=False):
             outputs = self._outputs(features, sizes, wanted)
-        own = features[0].new_tensor(float(sum(len(target.classes) for target in targets)), dtype=torch.float32)
-        mean = sum_(own.clone()) / world_size()
-        factor = own.clamp(min=1) / mean.clamp(min=1)
-        losses = cast(dict[str, Tensor], outputs.loss_dict)
+        losses = dict(cast(dict[str, Tensor], outputs.loss_dict))
+        if self.recipe.two_stage:
+            losses |= self._proposal_losses(outputs, wanted)
         return {
-            name: weight * factor * torch.stack([v for key, v in losses.items() if key.startswith(theirs)]).sum()
+            name: weight * torch.stack([v for key, v in losses.items() if key.startswith(theirs)]).sum()
             for name, (theirs, weight) in _LOSSES.items()
         }
+
+    def _proposal_losses(self, outputs: Any, wanted: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the losses of the encoder's proposals, in which every object is of one class (appendix A.4).
+
+        transformers has the proposals but no loss of them.
+        """
+        config = copy.deepcopy(self.network.config)
+        config.auxiliary_loss = False
+        one_class = [{**target, "class_labels": torch.zeros_like(target["class_labels"])} for target in wanted]
+        logits, boxes = outputs.enc_outputs_class, outputs.enc_outputs_coord_logits.sigmoid()
+        losses = self.network.loss_function(logits, one_class, logits.device, boxes, config)[1]
+        return {f"{name}_proposals": loss for name, loss in losses.items()}
 
     def detections(self, features: Sequence[Tensor], sizes: Sequence[Size]) -> list[InstancePredictions]:
         """Return the best pairs of query and class in each image; without suppression, which DETR has not."""
@@ -133,6 +146,8 @@ class DeformableDetr(Detector):
     ) -> Any:
         """Return transformers' outputs, with losses where `wanted` has the objects of each image."""
         self._given.maps = [one.float() for one in features]
+        if self.recipe.two_stage:  # every place is a proposal, and a small image has few
+            self.network.model.config.two_stage_num_proposals = min(self.recipe.queries, _places(features))
         height, width = (-(-max(side) // self.divisor) * self.divisor for side in zip(*sizes, strict=True))
         inside = torch.zeros(len(sizes), height, width, dtype=torch.long, device=features[0].device)
         for mask, (h, w) in zip(inside, sizes, strict=True):
@@ -143,6 +158,13 @@ class DeformableDetr(Detector):
             return self.network(pixels, pixel_mask=inside, labels=wanted)
         finally:
             self._given.maps = ()
+
+
+def _places(features: Sequence[Tensor]) -> int:
+    """Return the number of places of the transformer's four maps."""
+    sides = [(one.shape[-2], one.shape[-1]) for one in features]
+    sides.append((-(-sides[-1][0] // 2), -(-sides[-1][1] // 2)))
+    return sum(height * width for height, width in sides)
 
 
 def _shares(target: Target, size: Size) -> dict[str, Tensor]:
@@ -202,11 +224,17 @@ def _network(recipe: DetectionRecipe, classes: int, widths: Sequence[int]) -> An
         "attention_dropout": recipe.dropout,
         "activation_dropout": recipe.dropout,
         "with_box_refine": recipe.refine_boxes,
+        "two_stage": recipe.two_stage,
+        "two_stage_num_proposals": recipe.queries,
         "auxiliary_loss": True,
         "class_cost": 2,  # 1 in the library
         "disable_custom_kernels": True,
     }
     model: Any = DeformableDetrForObjectDetection(DeformableDetrConfig(**settings))
+    if recipe.refine_boxes:  # the library shares one classifier among the layers; in the paper's code each has its own
+        model.class_embed = nn.ModuleList(copy.deepcopy(head) for head in model.class_embed)
+    if recipe.two_stage:
+        model.model.decoder.class_embed = model.class_embed
     model.model.encoder.dropout = 0.0  # of the encoder's input, which the paper's code does not drop
     library_loss = model.loss_function
 
@@ -236,7 +264,12 @@ def _initialise(model: Any) -> None:
         for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
             nn.init.xavier_uniform_(linear.weight, gain=0.5**0.5)  # torch draws the three as one matrix
         nn.init.xavier_uniform_(attention.o_proj.weight)
-    nn.init.normal_(core.query_position_embeddings.weight)
+    if model.config.two_stage:
+        for linear in (core.enc_output, core.pos_trans):
+            linear.reset_parameters()
+            nn.init.xavier_uniform_(linear.weight)
+    else:
+        nn.init.normal_(core.query_position_embeddings.weight)
     for projection in core.input_proj:
         nn.init.xavier_uniform_(projection[0].weight)
     for head in model.class_embed:
@@ -247,4 +280,5 @@ def _initialise(model: Any) -> None:
             linear.reset_parameters()
         nn.init.zeros_(head.layers[-1].weight)
         nn.init.zeros_(head.layers[-1].bias)
-    model.bbox_embed[0].layers[-1].bias[2:] = -2.0  # small boxes; further layers share the head, or refine its boxes
+    if not model.config.two_stage:  # whose boxes begin at the proposals
+        model.bbox_embed[0].layers[-1].bias[2:] = -2.0  # small; further layers share the head, or refine its boxes

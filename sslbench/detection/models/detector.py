@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -96,8 +97,13 @@ class Detector(nn.Module, abc.ABC):
 
     Its parameters have Detectron2's names, except those of the backbone, which keep their canonical names; `names`
     translates.
+
+    Attributes:
+        per_object: the losses are means over the objects of the images, so a part of an update weighs as many as it
+            has.
     """
 
+    per_object: ClassVar[bool] = False
     pixel_mean: Tensor
     pixel_std: Tensor
 

@@ -92,7 +92,8 @@ class OneStageDetector(Detector):
         # The anchors need the size of the padded batch, not its pixels.
         batch = torch.empty(len(sizes), 0, height, width, device=features[0].device)
         maps = list(features)
-        return self.network.head(maps), self.network.anchor_generator(ImageList(batch, list(sizes)), maps)
+        outputs = {name: one.float() for name, one in self.network.head(maps).items()}  # also in half precision
+        return outputs, self.network.anchor_generator(ImageList(batch, list(sizes)), maps)
 
 
 def _places(features: Sequence[Tensor]) -> list[int]:

@@ -6,6 +6,7 @@ list of them. Polygons of one or two corners, which have no area, are passed ove
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -52,10 +53,44 @@ def problem(segmentation: object) -> str | None:
     return next((found for part in segmentation if (found := _polygon_problem(part))), None)
 
 
+def first_problem(segmentations: Sequence[object]) -> tuple[int, str] | None:
+    """Return the position of the first malformed segmentation and the reason; None if there is none.
+
+    Polygons are checked all together, since a manifest has millions, and one by one if anything about them is odd.
+
+    Args:
+        segmentations: None is passed over.
+
+    >>> first_problem([None, [[0, 0, 4, 0, 4, 4]], [[0, 0, 4]]])
+    (2, 'a polygon is a list of numbers x, y, x, y, ...')
+    """
+    usual = [type(one) is list and bool(one) and type(one[0]) is list for one in segmentations]
+    fine = _are_polygons([one for one, is_usual in zip(segmentations, usual, strict=True) if is_usual])
+    for i, one in enumerate(segmentations):
+        if one is not None and not (fine and usual[i]) and (found := problem(one)):
+            return i, found
+    return None
+
+
+def _are_polygons(segmentations: Sequence[Any]) -> bool:
+    """Return whether all lists have nothing but well-formed polygons."""
+    rings = list(itertools.chain.from_iterable(segmentations))
+    if not set(map(type, rings)) <= {list} or any(length % 2 for length in set(map(len, rings))):
+        return False
+    if not set(map(type, itertools.chain.from_iterable(rings))) <= {int, float}:
+        return False
+    try:
+        return math.isfinite(sum(itertools.chain.from_iterable(rings)))
+    except OverflowError:
+        return False
+
+
 def is_empty(segmentation: Segmentation) -> bool:
     """Return whether it has polygons only, and none of three corners or more."""
     if isinstance(segmentation, dict) and "counts" in segmentation:
         return False
+    if type(segmentation) is list and segmentation and type(segmentation[0]) is list:  # most of them
+        return max(map(len, segmentation)) < _LEAST
     return not any(len(rings[0]) >= _LEAST for rings in _parts(segmentation))
 
 

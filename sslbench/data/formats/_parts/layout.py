@@ -176,13 +176,29 @@ def has_voc_xml(folder: Path) -> bool:
         return False
 
 
-def has_xml_in_folders(spec: str) -> bool:
-    """Return whether XML of Pascal VOC lies beside images in folders of a folder, as in one of classes."""
-    root = Path(spec)
+def find_class_places(root: Path, annotates: Callable[[Path], bool]) -> list[Place]:
+    """Find folders of classes with annotation files beside the images, of each split or of all; empty without any.
+
+    Args:
+        root: where to look.
+        annotates: as for `find_places`.
+
+    Raises:
+        DataError: there are two folders for one split.
+    """
+
+    def has_classes(folder: Path) -> bool:
+        return any(annotates(below) and has_images(below) for below in some_folders(folder))
+
     try:
-        return root.is_dir() and any(has_voc_xml(folder) and has_images(folder) for folder in some_folders(root))
+        if not root.is_dir():
+            return []
+        if has_classes(root):
+            return [Place("all", root, root)]
+        named = [(split_of(folder.name), folder) for folder in some_folders(root)]
+        return _once(root, [Place(split, folder, folder) for split, folder in named if split and has_classes(folder)])
     except OSError:
-        return False
+        return []
 
 
 def file_names(folder: Path) -> list[str]:

@@ -242,6 +242,8 @@ class _Collector:
 
     def _number(self, table: str, key: str, row: dict[str, Any]) -> int:
         value = row.get(key)
+        if type(value) is int and -(1 << 63) <= value < 1 << 63:
+            return value
         if value is None:
             raise DataError(f"{self.spec}: an entry of '{table}' has no '{key}': {one_line(row)}")
         if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:

@@ -1,10 +1,11 @@
 """Objects of a COCO or kwcoco manifest."""
 
-from collections import defaultdict
+import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sslbench.arrays import IntArray
 from sslbench.data.booleans import marks
@@ -12,14 +13,14 @@ from sslbench.data.formats.coco.assets import side_of_image
 from sslbench.data.formats.coco.columns import Columns, Rows
 from sslbench.data.formats.coco.keypoints import keypoint_kinds, read_points, read_skeleton
 from sslbench.data.images import Files
-from sslbench.data.objects.boxes import BoxIssues, checked_objects, size_in_file
+from sslbench.data.objects.boxes import BoxIssues, RawObjects, checked_objects, size_in_file
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Images
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
 from sslbench.metrics.detection.federated import FREQUENCIES, Federated
 from sslbench.metrics.detection.keypoints import Skeleton
-from sslbench.metrics.detection.masks import problem
+from sslbench.metrics.detection.masks import first_problem
 
 Row = dict[str, Any]
 NEGATIVE, PARTLY = "neg_category_ids", "not_exhaustive_category_ids"
@@ -55,14 +56,11 @@ def object_sources(
     images, annotations = content["images"], content["annotations"]
     categories, left_out = _categories(content)
     class_of = {row["id"]: i for i, row in enumerate(categories)}
-    rows = _rows(spec, annotations, class_of)
     skeleton = read_skeleton(spec, content["categories"], columns.keypoint_kinds)
-    if skeleton is not None:
-        _add_keypoints(spec, content, skeleton, columns.keypoint_kinds, rows)
     sizes = [_size(spec, row, files, i) for i, row in enumerate(images)]
     issues = BoxIssues()
-    number = None if skeleton is None else len(skeleton)
-    objects = [checked_objects(rows[row["id"]], size, issues, number) for row, size in zip(images, sizes, strict=True)]
+    raw = _raw_objects(spec, columns, content, class_of, skeleton)
+    objects = checked_objects(raw, np.array(sizes, dtype=np.int64).reshape(-1, 2), issues)
     issues.refuse_shares(spec)
     notes = (*notes, *issues.notes(spec))
     if columns.skipped:
@@ -131,60 +129,103 @@ def _categories(content: Rows) -> tuple[list[Row], list[str]]:
     return [row for row in ordered if row["id"] in used], [str(row["name"]) for row in ordered if row["id"] not in used]
 
 
-def _rows(spec: str, annotations: list[Row], class_of: dict[Any, int]) -> dict[Any, list[Row]]:
-    """Return image id -> its objects; annotations without image or category are left out."""
-    rows: dict[Any, list[Row]] = defaultdict(list)
-    for annotation in annotations:
-        if annotation.get("category_id") is not None and annotation.get("image_id") is not None:
-            rows[annotation["image_id"]].append(_row(spec, annotation, class_of))
-    return rows
+def _raw_objects(
+    spec: str, columns: Columns, content: Rows, class_of: dict[Any, int], skeleton: Skeleton | None
+) -> RawObjects:
+    """Return the annotations that have an image and a category, as columns in order of their images.
+
+    Columns are checked as a whole: a manifest has millions of rows.
+    """
+    whole = [a for a in content["annotations"] if a.get("category_id") is not None and a.get("image_id") is not None]
+    order = np.argsort(columns.images, kind="stable")
+    rows = [whole[i] for i in order.tolist()]
+    boxes = _boxes(spec, rows)
+    crowd, difficult = _marks(spec, rows)
+    masks = [None if mask in ([], {}, "") else mask for mask in (row.get("segmentation") for row in rows)]
+    if (found := first_problem(masks)) is not None:
+        at, what = found
+        raise DataError(f"{spec}, {_name(rows[at])}: the segmentation cannot be used: {what}")
+    return RawObjects(
+        images=columns.images[order],
+        boxes=np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1),
+        classes=np.array([class_of[row["category_id"]] for row in rows], dtype=np.int64),
+        crowd=crowd,
+        difficult=difficult,
+        areas=_areas(spec, rows),
+        masks=masks,
+        name_of=lambda i: _name(rows[i]),
+        numbers=np.array([row["id"] for row in rows], dtype=np.int64),
+        keypoints=None if skeleton is None else _keypoints(spec, content, skeleton, columns.keypoint_kinds, rows),
+        labelled=[row.get("num_keypoints") for row in rows],
+    )
 
 
-def _add_keypoints(spec: str, content: Rows, skeleton: Skeleton, table: object, rows: dict[Any, list[Row]]) -> None:
-    """Add the keypoints of the annotations to their rows."""
-    own = {row["id"]: tuple(row.get("keypoints") or ()) for row in content["categories"]}
-    kinds = keypoint_kinds(spec, table)
-    by_number = {row["number"]: row for of_image in rows.values() for row in of_image}
-    for annotation in content["annotations"]:
-        row = by_number.get(annotation["id"])
-        if row is not None:
-            row["keypoints"] = read_points(spec, annotation, own[annotation["category_id"]], skeleton, kinds)
-            row["num_keypoints"] = annotation.get("num_keypoints")
+def _name(row: Row) -> str:
+    return f"annotation {row['id']}"
 
 
-def _row(spec: str, annotation: dict[str, Any], class_of: dict[Any, int]) -> dict[str, Any]:
-    name = f"annotation {annotation['id']}"
-    x, y, width, height = _numbers(spec, name, annotation.get("bbox"))
-    crowd, difficult = marks(spec, annotation)
-    mask = annotation.get("segmentation")
-    if mask in ([], {}, ""):
-        mask = None
-    if mask is not None and (found := problem(mask)):
-        raise DataError(f"{spec}, {name}: the segmentation cannot be used: {found}")
-    area = annotation.get("area")
-    if area is not None and not (isinstance(area, int | float) and 0 <= area < _FARTHEST**2):
-        raise DataError(f"{spec}, {name}: its area is {area!r:.80}, not a number of pixels")
-    return {
-        "name": name,
-        "number": annotation["id"],
-        "box": (x, y, x + width, y + height),
-        "label": class_of[annotation["category_id"]],
-        "crowd": crowd,
-        "difficult": difficult,
-        "area": area,
-        "mask": mask,
-    }
+def _boxes(spec: str, rows: list[Row]) -> npt.NDArray[np.float64]:
+    """Return x, y, width, height of each annotation, (n, 4)."""
+    given: list[Any] = [row.get("bbox") for row in rows]
+    regular = set(map(type, given)) <= {list} and set(map(len, given)) <= {4}
+    if not (regular and set(map(type, itertools.chain.from_iterable(given))) <= {int, float}):
+        given = [_numbers(spec, row) for row in rows]
+    try:
+        boxes = np.array(given, dtype=np.float64).reshape(-1, 4)
+    except OverflowError:  # whole numbers may have any length
+        boxes = np.array([[max(min(v, _FARTHEST), -_FARTHEST) for v in box] for box in given]).reshape(-1, 4)
+    wrong = np.flatnonzero(~(np.abs(boxes) < _FARTHEST).all(axis=1))  # NaN is not
+    if len(wrong):
+        row = rows[int(wrong[0])]
+        raise DataError(
+            f"{spec}, {_name(row)}: a coordinate of its bbox {str(row['bbox'])[:60]} is not finite, or beyond any image"
+        )
+    return boxes
 
 
-def _numbers(spec: str, name: str, box: object) -> tuple[float, float, float, float]:
+def _numbers(spec: str, row: Row) -> list[float]:
+    """Return the four numbers of a box."""
+    box = row.get("bbox")
     if box is None or box == []:
-        raise DataError(f"{spec}, {name} has no bbox", "Detection needs the box of every object: x, y, width, height.")
+        raise DataError(
+            f"{spec}, {_name(row)} has no bbox", "Detection needs the box of every object: x, y, width, height."
+        )
     numbers = isinstance(box, list) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in box)
     if not isinstance(box, list) or len(box) != 4 or not numbers:
-        raise DataError(f"{spec}, {name}: its bbox is {str(box)[:80]}, not four numbers x, y, width, height")
-    if not all(abs(v) < _FARTHEST for v in box):  # NaN is not
-        raise DataError(f"{spec}, {name}: a coordinate of its bbox {str(box)[:60]} is not finite, or beyond any image")
-    return float(box[0]), float(box[1]), float(box[2]), float(box[3])
+        raise DataError(f"{spec}, {_name(row)}: its bbox is {str(box)[:80]}, not four numbers x, y, width, height")
+    return box
+
+
+def _marks(spec: str, rows: list[Row]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Return which annotations are crowds, and which are not to be counted."""
+    found = np.array([marks(spec, row) for row in rows], dtype=np.bool_).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
+
+
+def _areas(spec: str, rows: list[Row]) -> npt.NDArray[np.float64]:
+    """Return the areas in the file; NaN where there is none."""
+    given: list[Any] = [row.get("area") for row in rows]
+    usual = set(map(type, given)) <= {int, float, type(None)}
+    wrong = [] if usual else [i for i, area in enumerate(given) if not isinstance(area, int | float | None)]
+    areas = np.zeros(0)
+    if not wrong:
+        try:
+            areas = np.array(given, dtype=np.float64)
+        except OverflowError:  # whole numbers may have any length
+            areas = np.array([np.nan if area is None else max(min(area, _FARTHEST**2), -1) for area in given])
+        wrong = [i for i in np.flatnonzero(~((areas >= 0) & (areas < _FARTHEST**2))).tolist() if given[i] is not None]
+    if wrong:
+        what = f"its area is {given[wrong[0]]!r:.80}, not a number of pixels"
+        raise DataError(f"{spec}, {_name(rows[wrong[0]])}: {what}")
+    return areas
+
+
+def _keypoints(spec: str, content: Rows, skeleton: Skeleton, table: object, rows: list[Row]) -> npt.NDArray[np.float64]:
+    """Return the keypoints of the annotations, (n, K, 3)."""
+    own = {row["id"]: tuple(row.get("keypoints") or ()) for row in content["categories"]}
+    kinds = keypoint_kinds(spec, table)
+    found = [read_points(spec, row, own[row["category_id"]], skeleton, kinds) for row in rows]
+    return np.array(found, dtype=np.float64).reshape(-1, len(skeleton), 3)
 
 
 def _size(spec: str, image: dict[str, Any], files: Images, index: int) -> tuple[int, int]:

@@ -3,8 +3,8 @@
 A line of a text file is `class cx cy w h`, or `class x1 y1 x2 y2 x3 y3 ...`, the corners of a polygon (YOLO-seg); all
 numbers but the class are shares of the upright image's width and height. An image without a text file has no objects,
 as Ultralytics reads it. data.yaml may also name lists of images (train.txt, a path per line). The classes are named in
-data.yaml (`names`, a list or a mapping) or, a name per line, in classes.txt, obj.names or labels.txt. Keypoints
-(`kpt_shape`) are left out.
+data.yaml (`names`, a list or a mapping) or, a name per line, in classes.txt, obj.names or labels.txt. With `kpt_shape`
+in data.yaml a line is a box and its keypoints (YOLO-pose).
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from typing import Any
 from sslbench.config import read_yaml
 from sslbench.data.format import ObjectReader, SampleReader, SourceFormat
 from sslbench.data.formats._parts.layout import Place, file_names, files_below, find_places
+from sslbench.data.formats.yolo.keypoints import Keypoints, read_keypoints
 from sslbench.data.maps.layout import by_key, walk
 from sslbench.data.objects.annotated import AnnotatedImage, as_samples, object_sources
 from sslbench.data.objects.boxes import size_in_file
@@ -102,16 +103,16 @@ class _Description:
     Attributes:
         names: of the classes.
         folders: split -> folders of images; empty: to be found. Those of a list have the names of its images.
-        has_keypoints: a line has further numbers behind the box.
+        keypoints: behind the box of a line; None: a line has none.
     """
 
     names: tuple[str, ...]
     folders: dict[str, tuple["_Folder", ...]]
-    has_keypoints: bool = False
+    keypoints: Keypoints | None = None
 
 
 def open_objects(spec: str) -> dict[str, ObjectSource]:
-    """Return the images with their boxes; polygons become masks.
+    """Return the images with their boxes and keypoints; polygons become masks.
 
     Args:
         spec: the folder, or a data.yaml.
@@ -152,7 +153,25 @@ def _open(spec: str, path: Path) -> dict[str, ObjectSource]:
     if not any(image.rows for part in splits.values() for image in part):
         looked = ", ".join(str(place.annotations) for place in places)
         raise DataError(f"{spec}: no image has a box", f"Looked for text files of the images' names in {looked}")
-    return object_sources(spec, splits, notes, described.names)
+    keypoints = described.keypoints
+    if keypoints is not None:
+        notes += [note for note in (keypoints.note, _at_corner(spec, keypoints, splits)) if note]
+    return object_sources(
+        spec, splits, notes, described.names, skeleton=None if keypoints is None else keypoints.skeleton
+    )
+
+
+def _at_corner(spec: str, keypoints: Keypoints, splits: dict[str, list[AnnotatedImage]]) -> str:
+    """Return a remark on keypoints without visibility at 0 0, where many tools write those that are not labelled."""
+    rows = [row for images in splits.values() for image in images for row in image.rows]
+    odd = [row["name"] for row in rows if any(point == (0, 0, 2) for point in row["keypoints"])]
+    if keypoints.numbers == 3 or not odd:
+        return ""
+    many = counted(len(odd), "object")
+    return (
+        f"{spec}: {many} with a keypoint at 0 0, which counts as labelled, as in Ultralytics (with kpt_shape [K, 2] "
+        f"one that is not labelled has a negative number): {some(odd)}"
+    )
 
 
 def _described(file: Path) -> _Description:
@@ -175,7 +194,8 @@ def _described(file: Path) -> _Description:
     folders = {split: found for split, found in folders.items() if found}
     if "train" not in folders and not folders:
         raise DataError(f"{file}: none of the folders of images that it names exists")
-    return _Description(tuple(numbered[i] for i in range(len(numbered))), folders, bool(content.get("kpt_shape")))
+    names = tuple(numbered[i] for i in range(len(numbered)))
+    return _Description(names, folders, read_keypoints(file, content, names))
 
 
 def _image_folders(file: Path, root: Any, key: str, entry: Any) -> tuple[_Folder, ...]:
@@ -327,7 +347,14 @@ def _row(where: str, words: list[str], size: tuple[int, int], described: _Descri
     except ValueError:
         values = []
     label = values[0] if values else -1.0
-    if described.has_keypoints and len(values) > _BOX:
+    pose = described.keypoints
+    behind = values[_BOX:]
+    if pose is not None and values:
+        if len(behind) not in (0, pose.columns):
+            raise DataError(
+                f"{where}: {counted(len(behind), 'number')} behind the box, and kpt_shape asks for {pose.columns}: "
+                f"{pose.numbers} for each of {counted(len(pose.places[0]), 'keypoint')}"
+            )
         values = values[:_BOX]
     is_polygon = len(values) >= _POLYGON and len(values) % 2 == 1
     if len(values) != _BOX and not is_polygon:
@@ -355,7 +382,9 @@ def _row(where: str, words: list[str], size: tuple[int, int], described: _Descri
     else:
         cx, cy, w, h = shares
         box = ((cx - w / 2) * width, (cy - h / 2) * height, (cx + w / 2) * width, (cy + h / 2) * height)
+    points = {} if pose is None else {"keypoints": pose.points(where, behind, int(label), size)}
     return {
+        **points,
         "name": where,
         "class": described.names[int(label)],
         "box": box,
