@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from sslbench.cli.tables import print_table
@@ -61,6 +62,17 @@ def test_a_column_that_differs_stands_in_every_row(capsys, monkeypatch):
     lines = printed(capsys, [ROWS[0], ("other.pth", *ROWS[1][1:])])
     assert lines[0] == "layer res5avg" and lines[1] == "resnet50-of-a-long-name.pth  knn  top1"
     assert "other.pth  linear  top1" in lines
+
+
+def test_missing_floors_are_one_line_for_all_protocols(tmp_path, sslbench, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    classes = np.repeat(["cat", "dog"], 20)
+    np.savez("f.npz", features=rng.normal(size=(40, 4)).astype("float32") + (classes == "cat")[:, None], label=classes)
+    code, out, err = sslbench("eval", "knn", "clustering", "--features", "f.npz", "--labels", "f.npz")
+    assert code == 0, err
+    (line,) = [line for line in out.splitlines() if "no floor" in line]
+    assert line.startswith("knn, clustering (2 results): no floor 'pixels': ") and "; no floor 'untrained': " in line
 
 
 def test_eval_and_compare_on_a_narrow_terminal(world, sslbench, monkeypatch):

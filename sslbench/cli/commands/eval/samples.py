@@ -238,7 +238,9 @@ def _refuse_mistyped_embeddings(
     refuse_unused(ctx, chosen, protocols)
     if not chosen.labels and any(find_protocol(name).needs_labels for name in protocols):
         text = "--features needs --labels: an array, or a table with a column 'label', one line per row of the features"
-        raise UsageError(text, "Protocols that need none: geometry.")
+        own = f" A file that sslbench extract wrote has both: --labels {chosen.features}."
+        written = str(chosen.features).endswith((".npz", ".parquet", ".h5"))
+        raise UsageError(text, f"Protocols that need none: geometry.{own if written else ''}")
     if check_paths:
         early.refuse_missing_files(chosen.features, chosen.labels, chosen.test_features, chosen.test_labels)
         early.refuse_mistyped(device=chosen.run.device)

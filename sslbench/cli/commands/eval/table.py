@@ -142,7 +142,7 @@ def _overlaps(result: Result) -> str:
 def _remarks(results: list[Result]) -> list[str]:
     """Return the lines on overlaps, missing floors and trainings, each once."""
     lines = [line for result in results if (line := _overlaps(result))]
-    lines += [line for result in results for line in _missing_floors(result)]
+    lines += _missing_floors(results)
     lines += [_trainings(result) for result in results if result.seeds is not None]
     return list(dict.fromkeys(lines))
 
@@ -156,9 +156,17 @@ def _trainings(result: Result) -> str:
     return f"{_protocol(result)} on {result.weights.name}, {result.layer}: {line}"
 
 
-def _missing_floors(result: Result) -> list[str]:
-    """Return the floors that are missing, with the reasons."""
-    return [f"{_protocol(result)}: no floor '{name}': {reason}" for name, reason in result.missing_floors.items()]
+def _missing_floors(results: list[Result]) -> list[str]:
+    """Return the floors that are missing and the reasons: a line for all results that miss the same."""
+    groups: dict[str, list[str]] = {}
+    for result in results:
+        missing = "; ".join(f"no floor '{name}': {reason}" for name, reason in result.missing_floors.items())
+        if missing:
+            groups.setdefault(missing, []).append(_protocol(result))
+    return [
+        f"{', '.join(dict.fromkeys(found))}{f' ({len(found)} results)' if len(found) > 1 else ''}: {missing}"
+        for missing, found in groups.items()
+    ]
 
 
 def _protocol(result: Result) -> str:
