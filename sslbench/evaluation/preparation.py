@@ -540,7 +540,9 @@ def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[B
     if "decoder" in changed:
         changed["decoder"] = identified(changed["decoder"])
     origins.update(dict.fromkeys(changed, "asked for"))
-    changed["origin"] = f"{backbone.preprocessing.origin}, changed: {', '.join(values)}"
+    differing = [name for name, value in changed.items() if value != getattr(backbone.preprocessing, name)]
+    if differing:  # a record brings all its values, the usual ones among them
+        changed["origin"] = f"{backbone.preprocessing.origin}, changed: {', '.join(differing)}"
     used = dataclasses.replace(backbone.preprocessing, **changed)
     if {len(used.mean), len(used.std)} != {backbone.preprocessing.channels}:
         raise UsageError(

@@ -149,10 +149,12 @@ def _sort_key(row: Row, columns: tuple[Column, ...]) -> tuple[float, str, str]:
 
 
 def _disagreements(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    """Return one note per column whose metrics disagree on the best row."""
+    """Return one short note per column whose metrics disagree on the best row; the numbers are in the long CSV."""
     notes = []
+    several = len({row.layer for row in rows}) > 1
+    names = {id(row): f"{row.label} {row.layer}" if several else row.label for row in rows}
     for position, column in enumerate(columns):
-        cells = {f"{row.label} {row.layer}": cell for row in rows if (cell := row.cells[position]) is not None}
+        cells = {names[id(row)]: cell for row in rows if (cell := row.cells[position]) is not None}
         winners = {}
         for name in [column.metric, *sorted({name for cell in cells.values() for name in cell.metrics})]:
             values = {row: cell.metrics[name].value for row, cell in cells.items() if name in cell.metrics}
@@ -163,8 +165,12 @@ def _disagreements(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
                 winners[name] = frozenset(row for row, v in numbers.items() if direction * v == best)
         if winners and not frozenset.intersection(*winners.values()):
             groups = {winner: [m for m, w in winners.items() if w == winner] for winner in winners.values()}
-            found = "; ".join(f"{', '.join(names)}: {' and '.join(sorted(best))}" for best, names in groups.items())
-            notes.append(f"{column.name}: the metrics disagree on the best row ({found}).")
+            found = ", ".join(
+                f"{' and '.join(sorted(best))} by {metrics[0]}"
+                + (f" and {len(metrics) - 1} more" if len(metrics) > 1 else "")
+                for best, metrics in groups.items()
+            )
+            notes.append(f"{column.name}: the metrics disagree on the best row: {found}.")
     return notes
 
 

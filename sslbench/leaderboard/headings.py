@@ -109,17 +109,30 @@ def row_names(rows: Mapping[str, Result]) -> dict[str, str]:
     labels = {}
     for (name, _), keys in namesakes.items():
         described = {key: _row_parts(rows[key]) for key in keys}
-        differing = [i for i in range(5) if len({parts[i] for parts in described.values()}) > 1]
+        every = {part for parts in described.values() for part in parts}
+        ordered = [*(part for part in _FIRST if part in every), *sorted(every.difference(_FIRST))]
+        differing = [part for part in ordered if len({parts.get(part) for parts in described.values()}) > 1]
         for key in keys:
-            parts = [described[key][i] for i in differing]
+            parts = [described[key].get(part, _absent(part)) for part in differing]
             labels[key] = f"{name} [{', '.join(parts)}]" if parts else name
     return labels
 
 
-def _row_parts(record: Result) -> tuple[str, ...]:
+_FIRST = ("backbone", "precision", "resize", "squash", "crop", "mean", "std")
+"""Parts of a label, in the order in which they stand; others follow by name."""
+
+
+def _absent(part: str) -> str:
+    """Return the words for a part that a row does not state."""
+    return f"no {part}" if part in ("resize", "squash", "crop") else f"usual {part}"
+
+
+def _row_parts(record: Result) -> dict[str, str]:
+    """Return the parts that may tell two rows apart: name -> text."""
     weights = record.weights
-    pixels = preprocessing_text(record.preprocessing)
-    return (weights.backbone, precision_text(record), pixels, weights.sha256[:8], code_text(weights.code))
+    pixels = _preprocessing_words(record.preprocessing)
+    network = {"backbone": weights.backbone, "precision": precision_text(record)}
+    return {**network, **pixels, "sha256": weights.sha256[:8], "code": code_text(weights.code)}
 
 
 def precision_text(record: Result) -> str:
@@ -138,15 +151,19 @@ def code_text(code: Mapping[str, str]) -> str:
 
 def preprocessing_text(values: Mapping[str, Any]) -> str:
     """Return the preprocessing in a few words ('resize 256 bilinear, crop 224'), mean and std unless ImageNet's."""
-    words = [f"{key} {_size(values[key])}" for key in ("resize", "squash", "crop") if values.get(key) is not None]
-    if values.get("resize") is not None and "interpolation" in values:
-        words[0] += f" {values['interpolation']}"
+    return ", ".join(_preprocessing_words(values).values())
+
+
+def _preprocessing_words(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the words of `preprocessing_text`, each under the name of its value."""
+    words = {key: f"{key} {_size(values[key])}" for key in ("resize", "squash", "crop") if values.get(key) is not None}
+    if "resize" in words and "interpolation" in values:
+        words["resize"] += f" {values['interpolation']}"
     for key, usual in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
         if isinstance(values.get(key), list | tuple) and tuple(values[key]) != usual:
-            words.append(f"{key} {'/'.join(map(_plain, values[key]))}")
+            words[key] = f"{key} {'/'.join(map(_plain, values[key]))}"
     parameters = ("resize", "squash", "crop", "interpolation", "mean", "std", "origin")
-    words += [f"{key} {_short(item)}" for key, item in values.items() if key not in parameters]
-    return ", ".join(words)
+    return words | {key: f"{key} {_short(item)}" for key, item in values.items() if key not in parameters}
 
 
 def _plain(value: Any) -> str:

@@ -291,6 +291,15 @@ def replace_file(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> 
         temporary.replace(path)
 
 
+def is_record(path: Path) -> bool:
+    """Return whether a file begins as records do; it is not read to its end, since manifests may be large."""
+    try:
+        with Path(path).open("rb") as file:
+            return re.match(rb'\s*\{\s*"schema"\s*:\s*\d', file.read(200)) is not None
+    except OSError:
+        return False
+
+
 def read(path: Path) -> Result:
     """Read one record.
 

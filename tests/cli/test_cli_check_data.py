@@ -71,7 +71,8 @@ def test_images_of_both_parts_and_their_first_pairs(check, photos):
         copy = photos / "train" / "dog" / f"copy{i}.png"
         copy.write_bytes((photos / "val" / "dog" / f"{i}.png").read_bytes())
     code, out = check(photos)
-    assert code == 0
+    assert code == 1 and out.splitlines()[-1] == "found: 1 warning; test images lie in train"
+    assert "--pairs FILE.csv lists all" in out.splitlines()[-2]
     assert f"3 of 12 images of {photos}/ (val) also in {photos}/ (train): " in out
     assert f"{photos}/val/dog/0.png = {photos}/train/dog/copy0.png" in out
     code, out = check(photos, "--no-copies")
@@ -117,7 +118,7 @@ def test_pairs_of_test_and_train_are_listed(check, tmp_path):
             size = ((28, 24), (80, 70), (120, 100))[i % 3]
             Image.open(file).resize(size, 3).save(copy.with_suffix(".jpg"), quality=75)
     code, out = check(tmp_path / "d", "--pairs", tmp_path / "pairs.csv")
-    assert code == 0 and "10 of 60 images" in out
+    assert code == 1 and "10 of 60 images" in out and "--pairs FILE.csv" not in out
     with (tmp_path / "pairs.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["how"] for row in rows].count("exact") == 10

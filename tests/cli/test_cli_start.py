@@ -88,6 +88,12 @@ def test_help_loads_nothing_heavy(arguments):
         (["knn", "-w", "weights.pth", "--interpolation", "cubic"], "interpolation: 'cubic' is not possible"),
         (["knn", "-w", "weights.pth", "--noise", "x"], "--noise x: should be shares"),
         (["knn", "-w", "nosuch*.pth"], "no file matches this pattern"),
+        (["knn", "photos"], "'photos' is a folder, not the name of a protocol"),
+        (["knn", "nosuch/"], "'nosuch/' is a path, not the name of a protocol"),
+        (
+            ["knn", "--features", "a.npz", "weights.pth"],
+            "--features and --labels take one file each, and a shell turns",
+        ),
     ],
 )
 def test_a_mistyped_path_or_name_is_told_before_torch_is_loaded(tmp_path, arguments, message):

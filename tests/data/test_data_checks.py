@@ -67,7 +67,10 @@ def test_mixed_kinds_are_an_error():
 def test_a_class_without_an_image_in_train_is_an_error():
     train = source(single_labels(list("aabb"), ("a", "b", "c")))
     errors = of(check(train, held(single("abc"))), "error")
-    assert errors == ["test/ has images of classes without an image in train/: c"]
+    assert errors == [
+        "test/ has images of classes without an image in train/: c. "
+        "Put images of these classes into train/, or take theirs out of test/."
+    ]
 
 
 def test_a_class_absent_from_test_is_a_note():

@@ -177,7 +177,8 @@ def test_copies_between_splits_and_with_another_map(check, data):
     photo(data / "images" / "val" / "1.png", 7)
     mask(data / "masks" / "train" / "1.png", halves(1, 0))
     code, out = check(data)
-    assert code == 0 and "1 of 2 images of " in out and "also in " in out
+    assert code == 1 and "1 of 2 images of " in out and "also in " in out
+    assert out.splitlines()[-1].startswith("found: ") and out.endswith("; test images lie in train\n")
     assert "1 copy of an image with another label: " in out
     assert "not searched" in check(data, "--no-copies")[1]
 

@@ -268,7 +268,11 @@ def test_a_class_that_a_source_does_not_list_is_the_same_in_test_as_in_a_list_of
         (multi(["a"]), multi(["x"]), "the class 'x'"),
         (single("a", "b"), no_labels(2), "val/ has no labels"),
         (no_labels(2), single("a"), "photos/ has no labels"),
-        (single("a", "b"), single(*"qrstuvwx"), r"and 3 more classes of val/"),
+        (
+            single("a", "b"),
+            single(*"qrstuvwx"),
+            r"and 3 more classes of val/. Put images of these classes into photos/",
+        ),
     ],
 )
 def test_labels_that_cannot_be_matched_are_refused(train, test, message):

@@ -107,7 +107,18 @@ def test_metrics_that_disagree_on_the_best_row_are_told():
     first = make("a", metrics={"top1": MetricValue(value=90), "macro_f1": MetricValue(value=50)})
     second = make("b", metrics={"top1": MetricValue(value=80), "macro_f1": MetricValue(value=60)})
     (note,) = table([first, second]).notes
-    assert "disagree" in note and "top1: a avgpool" in note and "macro_f1: b avgpool" in note
+    assert note.endswith(": the metrics disagree on the best row: a by top1, b by macro_f1.")
+    more = {
+        "top1": MetricValue(value=80),
+        "macro_f1": MetricValue(value=60),
+        "balanced_accuracy": MetricValue(value=99),
+    }
+    (note,) = table(
+        [make("a", metrics=first.metrics | {"balanced_accuracy": MetricValue(value=1)}), make("b", metrics=more)]
+    ).notes
+    assert note.endswith(": a by top1, b by balanced_accuracy and 1 more."), "by count, not a list"
+    (note,) = table([first, make("b", metrics=second.metrics, layer="res2")]).notes
+    assert note.endswith(": a avgpool by top1, b res2 by macro_f1.")
     assert table([make("a", 80), make("b", 90)]).notes == ()
 
 

@@ -193,6 +193,15 @@ def test_data_is_called_by_its_own_name(name, expected):
     assert data_name(name) == expected
 
 
+def test_labels_of_namesakes_hold_only_the_parts_that_differ():
+    other = {**PREPROCESSING, "crop": [192, 192]}
+    board = table([make("a", 80), make("a", 70, preprocessing=other)])
+    assert labels(board) == ["a [crop 224]", "a [crop 192]"]
+    plain = {**PREPROCESSING, "crop": None, "mean": [0.5, 0.5, 0.5]}
+    board = table([make("a", 80), make("a", 70, preprocessing=plain)])
+    assert labels(board) == ["a [crop 224, usual mean]", "a [no crop, mean 0.5/0.5/0.5]"]
+
+
 def test_preprocessing_in_words():
     assert preprocessing_text(PREPROCESSING) == "resize 256 bilinear, crop 224"
     odd = {"resize": None, "crop": [10, 20], "interpolation": "nearest", "mean": [0.5], "std": [0.25], "bands": "RGBN"}

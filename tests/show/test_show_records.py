@@ -181,3 +181,15 @@ def test_a_record_does_not_choose_code(photos, run, monkeypatch, change, remedy)
     code, _, err = run("show", record, "--out", "out")
     assert code in (1, 2) and "code named in a file is not run" in err and remedy in err
     assert "bomb_of_a_record" not in sys.modules
+
+
+def test_a_record_is_inspected_as_one_and_shown_with_the_preprocessing_that_was_changed(run, photos):
+    code, _, err = run("eval", "knn", *NET, "--data", "photos", "--resize", 24, "--crop", 24, "--no-overlaps")
+    assert code == 0 and "changed: resize, crop)" in err, err
+    record = record_of("knn")
+    code, out, err = run("inspect", record)
+    assert code == 0 and f"sslbench show {record} " in out and f"sslbench compare {record} OTHER.json" in out, err
+    assert f"{json.loads(record.read_text())['metrics']['top1']['value']:.2f} (95 % interval " in out
+    assert run("inspect", "results")[1].startswith("results: 1 result record of sslbench\n")
+    code, _, err = run("show", record, "--out", "shown")
+    assert code == 0 and "changed: resize, crop)" in err, err

@@ -9,7 +9,6 @@ import click
 
 from sslbench.cli.echo import echo
 from sslbench.errors import UsageError
-from sslbench.text import table_cell
 
 if TYPE_CHECKING:
     from sslbench.leaderboard.compare import Comparison
@@ -81,27 +80,19 @@ def _nothing(a: Path, b: Path, results_a: "Sequence[Result]", results_b: "Sequen
 
 
 def _print(found: "list[Comparison]") -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from sslbench.cli.tables import INTERVAL, print_table
 
-    corrected = len(found) > 1
-    table = Table(box=None, pad_edge=False)
-    for name in ("protocol", "layer", "metric", "n", "A", "B", "A - B", "95 % interval", "McNemar p"):
-        table.add_column(name, justify="right" if name in ("n", "A", "B", "A - B", "McNemar p") else "left")
-    if corrected:
-        table.add_column("Holm p", justify="right")
-    table.add_column("verdict")
-    for one in found:
-        layer = one.a.layer if one.a.layer == one.b.layer else f"{one.a.layer} / {one.b.layer}"
-        cells = [one.a.protocol.name, layer, one.metric, f"{one.n:,}", f"{one.value_a:.2f}", f"{one.value_b:.2f}"]
-        cells += [f"{one.difference:+.2f}", f"{one.low:+.2f} .. {one.high:+.2f}", _p(one.p_mcnemar)]
-        table.add_row(*map(table_cell, cells), *([_p(one.p_holm)] if corrected else []), one.verdict)
     for letter, names in (("A", {one.a.weights.name for one in found}), ("B", {one.b.weights.name for one in found})):
         echo(f"{letter}: {', '.join(sorted(names))}")
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    console.print(table)
+    rows = []
+    for one in found:
+        layer = one.a.layer if one.a.layer == one.b.layer else f"{one.a.layer} / {one.b.layer}"
+        cells = [one.a.protocol.name, layer, one.metric, one.verdict, f"{one.value_a:.2f}", f"{one.value_b:.2f}"]
+        cells += [f"{one.difference:+.2f}", f"{one.low:+.2f} .. {one.high:+.2f}", f"{one.n:,}", _p(one.p_mcnemar)]
+        rows.append([*cells, _p(one.p_holm) if len(found) > 1 else ""])
+    named = ("protocol", "layer", "metric", "verdict")
+    headings = (*named, "A", "B", "A - B", INTERVAL, "n", "McNemar p", "Holm p")
+    print_table(headings, rows, names=named, shared=("layer", "n"))
     for line in _notes(found):
         echo(line)
 

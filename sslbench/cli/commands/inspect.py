@@ -12,6 +12,7 @@ import click
 from sslbench.cli import options
 from sslbench.cli.echo import echo
 from sslbench.data.wording import some
+from sslbench.names import list_names
 from sslbench.weights.reading.shards import is_unfinished
 from sslbench.weights.reading.sniff import SUFFIXES
 
@@ -35,12 +36,13 @@ _OLD_TORCH = ("sys_info", "pickle", "storages", "tensors")
 def command(
     ctx: click.Context, /, what: str, backbone: str | None, format_: str | None, as_json: bool, trust_pickle: bool
 ) -> int:
-    """Describe WHAT: a weights file, a detector, a pretraining run, a data set, or a folder of the feature store.
+    """Describe WHAT: a weights file, a detector, a pretraining run, a data set, a result record, or stored features.
 
     Weights: format, sub-network, architecture, heads, input, and whether they load. Exit code 1 if they do not.
     A trained detector, or a checkpoint of its training: architecture, classes, iterations, recipe.
     """
     from sslbench.cli import early, terminal
+    from sslbench.results.records import is_record
 
     terminal.show_messages()
     path = _weights_of_run(Path(what))
@@ -54,6 +56,11 @@ def command(
     options.refuse(ctx, used=(), what=f"{what}, which is not a weights file")
     if not remote_or_shard and path.is_dir() and (path / "meta.json").is_file() and list(path.glob("*.npy*")):
         _features(path)
+    elif path.is_file() and is_record(path):
+        _record(path)
+    elif number := _number_of_records(path):
+        echo(f"{path}: {number} result record{'s' if number > 1 else ''} of sslbench")
+        echo(f"  sslbench leaderboard {shlex.quote(str(path))}  prints one table of them")
     else:
         early.refuse_mistyped(data=[what])
         _data(what)
@@ -148,6 +155,37 @@ def _data(what: str) -> None:
         for note in source.notes:
             echo(f"  {note}")
     echo(f"data: sslbench check-data {shlex.quote(what)} checks it")
+
+
+def _number_of_records(folder: Path) -> int:
+    """Return the number of result records in a folder and in its folders of protocols."""
+    from sslbench.results.records import is_record
+
+    places = (folder, *(folder / name for name in list_names("protocol")))
+    return sum(is_record(file) for place in places for file in place.glob("*.json"))
+
+
+def _record(path: Path) -> None:
+    """Print the measurement of a result record, and the commands that take it."""
+    from sslbench.results import records
+
+    result = records.read(path)
+    metric, name = result.metrics[result.headline], shlex.quote(str(path))
+    value = "n/a" if metric.value is None else f"{metric.value:.2f}"
+    if metric.low is not None and metric.high is not None:
+        value += f" (95 % interval {metric.low:.2f} .. {metric.high:.2f})"
+    test = result.data.test
+    rows = [
+        ("record", f"result of `sslbench eval {result.protocol.name}`, {result.created}"),
+        ("weights", f"{result.weights.name}, layer {result.layer}"),
+        (result.headline, value),
+        ("data", f"{test.n_used:,} of {test.n:,} test samples of {test.name}"),
+        ("command", result.command),
+        ("see", f"sslbench show {name}  draws its best and worst test images"),
+        ("", f"sslbench compare {name} OTHER.json  tests whether two records differ"),
+        ("", f"sslbench leaderboard {shlex.quote(str(path.parent))}  prints one table of all records there"),
+    ]
+    echo("\n".join([str(path), *(f"  {label:<13}{value}" for label, value in rows)]))
 
 
 def _features(path: Path) -> None:

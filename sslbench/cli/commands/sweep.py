@@ -104,11 +104,12 @@ def plan(ctx: click.Context, chosen: "EvalOptions") -> list["SweepRun"]:
         UsageError: a name or setting that does not exist, or detection.
     """
     from sslbench.cli.commands.eval import detection, samples
+    from sslbench.cli.commands.eval.flags import protocol_names
     from sslbench.cli.words import combinations, split_sweep
     from sslbench.library.benchmarks import load_suite
 
     names, values = split_sweep(chosen.words)
-    names = [name if "." in name else name.replace("_", "-") for name in names]
+    names = protocol_names(chosen, names)
     if chosen.run.seed is not None and "seed" in values:
         raise UsageError("--seed and seed= are the same setting", "Leave one out.")
     if detection.named_benchmarks(names, chosen.benchmarks, chosen.suite) is not None:

@@ -55,12 +55,12 @@ def _overlap(train: Source, test: Source, shared: list[tuple[int, int]], readabl
         return []
     if len(shared) == readable:
         message = f"all {len(test):,} images of {test.name} are in {train.name} too: scores would measure memorisation"
-        return [Finding("error", message)]
+        return [Finding("error", message, leak=True)]
     pairs = [f"{test.images.path(i)} = {train.images.path(j)}" for i, j in shared[:3]]
     message = f"{len(shared):,} of {counted(len(test), 'image')} of {test.name} also in {train.name}: {some(pairs, 5)}"
     if len(shared) > len(pairs):
         message += f" and {len(shared) - len(pairs):,} more"
-    return [Finding("warning", message)]
+    return [Finding("warning", message, leak=True)]
 
 
 def _duplicates(source: Source, contents: _Contents) -> list[Finding]:

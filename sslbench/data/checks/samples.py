@@ -10,7 +10,7 @@ from sslbench.data.checks.duplicates import exact_copies
 from sslbench.data.checks.findings import Finding, by_level
 from sslbench.data.labels import class_counts
 from sslbench.data.source import Source
-from sslbench.data.splits import absent_from_test, label_problems
+from sslbench.data.splits import absent_from_test, label_problems, untrained_remedy
 from sslbench.data.wording import some
 from sslbench.errors import DataError
 
@@ -90,7 +90,7 @@ def _single_classes(train: Source, test: Source) -> list[Finding]:
     untrained = [name for name, n in in_test.items() if n and not counts.get(name) and name in counts]
     if untrained:
         message = f"{test.name} has images of classes without an image in {train.name}: {some(untrained, 5)}"
-        findings.append(Finding("error", message))
+        findings.append(Finding("error", f"{message}. {untrained_remedy(train, test)}"))
     singletons = [name for name, n in there.items() if n == 1]
     if len(singletons) == len(there) > 1:
         findings.append(Finding("warning", f"{train.name} has one image per class"))

@@ -345,8 +345,15 @@ def label_problems(train: Source, test: Source) -> list[str]:
             f"the class '{name}' of {test.name} is not in {train.name}. {nearest_class(name, train.labels.classes)}"
         )
     if len(unknown) > 5:
-        problems.append(f"... and {len(unknown) - 5} more classes of {test.name}")
+        problems.append(f"... and {len(unknown) - 5} more classes of {test.name}.")
+    if unknown:
+        problems[-1] += f" {untrained_remedy(train, test)}"
     return problems
+
+
+def untrained_remedy(train: Source, test: Source) -> str:
+    """Return the remedy for classes of test without a sample in train."""
+    return f"Put images of these classes into {train.name}, or take theirs out of {test.name}."
 
 
 def nearest_class(name: str, classes: Iterable[str]) -> str:

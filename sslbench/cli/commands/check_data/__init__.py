@@ -143,7 +143,7 @@ def _number_to_decode(ctx: click.Context, param: click.Parameter, value: str) ->
 def command(ctx: click.Context, /, **flags: Any) -> None:
     """Check DATA before a run: splits, classes, copies, leaks from train to test, broken images.
 
-    Exit code 0: no errors; 1: errors; 2: wrong usage. DATA is never changed.
+    Exit code 0: no errors; 1: errors, or images of test that lie in train; 2: wrong usage. DATA is never changed.
 
     \b
     always, seconds:     classes and labels, hidden and flat folders, 100 decoded images per split
@@ -183,10 +183,10 @@ def command(ctx: click.Context, /, **flags: Any) -> None:
     if check_flags.as_json:
         echo(report.as_json(checked))
     else:
-        report.show(checked)
+        report.show(checked, pairs=check_flags.pairs)
         for file in filter(None, (check_flags.csv, check_flags.sheet, check_flags.html, check_flags.pairs)):
             echo(f"written: {file}")
-    ctx.exit(1 if any(finding.level == "error" for finding in checked.findings) else 0)
+    ctx.exit(report.exit_code(checked.findings))
 
 
 def _quantity(ctx: click.Context, given: CheckFlags) -> Literal["depth", "normals"] | None:
@@ -218,7 +218,7 @@ def _check_values(given: CheckFlags, quantity: Literal["depth", "normals"]) -> i
     for line in found.lines:
         echo(line)
     report.show_findings(found.findings)
-    return 1 if any(finding.level == "error" for finding in found.findings) else 0
+    return report.exit_code(found.findings)
 
 
 def _are_maps(ctx: click.Context, given: CheckFlags) -> bool:
@@ -264,7 +264,7 @@ def _check_maps(given: CheckFlags) -> int:
         echo(map_report.as_json(found))
     else:
         map_report.show(found)
-    return 1 if any(finding.level == "error" for finding in found.findings) else 0
+    return report.exit_code(found.findings)
 
 
 def _reading(given: CheckFlags) -> tuple["Reading", int]:

@@ -1,6 +1,7 @@
 """Report of `sslbench check-data` on images and boxes."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,20 +20,30 @@ _ALL, _END = 12, 5  # up to 12 classes are listed; beyond that, the 5 largest an
 _CLASSES, _EACH = 60, 8  # classes on the sheet, examples of each
 
 
-def show(checked: "CheckedParts") -> None:
-    """Print the splits, the counts and the findings."""
+def show(checked: "CheckedParts", *, pairs: Path | None) -> None:
+    """Print the splits, the counts and the findings; without a file of `pairs`, the flag that writes it."""
     for line in _about(checked):
         echo(line)
     _show_counts(checked)
-    show_findings(checked.findings)
+    hint = "--pairs FILE.csv lists all suspected pairs of test and train: take one of each out before a run"
+    show_findings(checked.findings, hint if pairs is None and checked.overlaps() else "")
 
 
-def show_findings(findings: Sequence["Finding"]) -> None:
-    """Print the findings, one per line."""
+def show_findings(findings: Sequence["Finding"], hint: str = "") -> None:
+    """Print the findings, one per line, a hint, and last their number; see `exit_code`."""
     for finding in findings:
         echo(finding.message, before=click.style(f"{finding.level}: ", fg=_COLOURS[finding.level]))
-    if not any(finding.level == "error" for finding in findings):
-        echo("no errors found")
+    if hint:
+        echo(hint)
+    numbers = Counter(finding.level for finding in findings)
+    counts = [f"{n} {level}{'s' if n > 1 else ''}" for level in ("error", "warning") if (n := numbers[level])]
+    leak = "; test images lie in train" if any(finding.leak for finding in findings) else ""
+    echo(f"found: {' and '.join(counts)}{leak}" if counts else "no errors found")
+
+
+def exit_code(findings: Sequence["Finding"]) -> int:
+    """Return 1 if an evaluation would stop or test samples lie in train, else 0."""
+    return 1 if any(finding.level == "error" or finding.leak for finding in findings) else 0
 
 
 def _about(checked: "CheckedParts") -> list[str]:

@@ -235,12 +235,12 @@ def make_plan(ctx: click.Context, *, check_paths: bool = False) -> "DetectionPla
         UsageError: a name, option or setting that does not exist or has no effect.
     """
     from sslbench.cli.commands.eval import detection, samples
-    from sslbench.cli.commands.eval.flags import EvalOptions, refuse_mistyped
+    from sslbench.cli.commands.eval.flags import EvalOptions, protocol_names, refuse_mistyped
     from sslbench.cli.words import split_words
 
     chosen = EvalOptions.of(ctx)
     names, values = split_words(chosen.words)
-    names = [name if "." in name else name.replace("_", "-") for name in names]  # low_shot is low-shot
+    names = protocol_names(chosen, names)
     benchmarks = detection.named_benchmarks(names, chosen.benchmarks, chosen.suite)
     if benchmarks is not None:
         of_detectron2 = chosen.backend == "detectron2" or any(value.startswith("d2.") for value in values)

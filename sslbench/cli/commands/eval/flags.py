@@ -1,6 +1,7 @@
 """Options of `sslbench eval`, and the cases in which each has an effect."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from sslbench import protocols
 from sslbench.backbones.named import is_pixels
 from sslbench.cli import options
 from sslbench.errors import UsageError
+from sslbench.names import list_names
 from sslbench.protocols import OnFeatures, OnImages, OnSets
 from sslbench.runtime.folders import refuse_unwritable
 
@@ -202,6 +204,26 @@ def refuse_unused_of_weights(ctx: click.Context, chosen: EvalOptions) -> None:
     if chosen.weights and not files:
         used = {str(parameter.name) for parameter in ctx.command.params} - _OF_A_FILE
         options.refuse(ctx, used=used, what=f"--weights {chosen.weights[0]}", reasons=_REASONS)
+
+
+def protocol_names(chosen: EvalOptions, words: Sequence[str]) -> list[str]:
+    """Return the names of protocols among the words of a command as their files are spelt: low_shot is low-shot.
+
+    Raises:
+        UsageError: a word is a path, which belongs after a flag.
+    """
+    for word in words:
+        if not ("/" in word or os.sep in word or (word not in list_names("protocol") and Path(word).exists())):
+            continue
+        what = "folder" if Path(word).is_dir() else "file" if Path(word).exists() else "path"
+        raise UsageError(
+            f"'{word}' is a {what}, not the name of a protocol",
+            "Images follow --data or --test-data, weights --weights, and embeddings --features."
+            if chosen.features is None
+            else "--features and --labels take one file each, and a shell turns a pattern such as *.npz into several "
+            "words. Score each file by a command of its own; sslbench leaderboard shows all results together.",
+        )
+    return [word if "." in word else word.replace("_", "-") for word in words]
 
 
 def refuse_mistyped(chosen: EvalOptions) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sslbench.cli.echo import echo
+from sslbench.cli.tables import INTERVAL, print_table
 from sslbench.leaderboard.over_training import TrainingCurve, TrainingPoint, training_curves, write_training_curves
 from sslbench.results import Result
-from sslbench.text import table_cell
 from sslbench.train.checkpoints import position, run_name
 
 
@@ -31,18 +31,10 @@ def show(folder: Path, results: Mapping[str, Sequence[Result]], out: Path) -> No
 
 
 def _print(curves: Sequence[TrainingCurve]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
     floors = list(dict.fromkeys(name for curve in curves for name in curve.first.floors))
-    for name in ("protocol", "layer", "update", "epoch", "metric", "value", "95 % interval", *floors):
-        table.add_column(name, justify="right" if name in ("update", "epoch", "value", *floors) else "left")
-    for curve in curves:
-        for point in curve.points:
-            table.add_row(*map(table_cell, _cells(point, floors)))
-    console = Console()
-    (console if console.is_terminal else Console(width=160)).print(table)
+    names = ("protocol", "layer", "update", "epoch", "metric")
+    rows = [_cells(point, floors) for curve in curves for point in curve.points]
+    print_table((*names, "value", INTERVAL, *floors), rows, names=names)
 
 
 def _cells(point: TrainingPoint, floors: Sequence[str]) -> list[str]:

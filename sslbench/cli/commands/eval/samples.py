@@ -264,7 +264,9 @@ def _check_embeddings(
     checked = _settings(chosen, values, benchmarks, runs)
     if not chosen.labels and any(find_protocol(run.protocol).needs_labels for run in runs):
         text = "--features needs --labels: an array, or a table with a column 'label', one line per row of the features"
-        raise UsageError(text, "Protocols that need none: geometry.")
+        own = f" A file that sslbench extract wrote has both: --labels {chosen.features}."
+        written = str(chosen.features).endswith((".npz", ".parquet", ".h5"))
+        raise UsageError(text, f"Protocols that need none: geometry.{own if written else ''}")
     if check_paths:
         early.refuse_missing_files(chosen.features, chosen.labels, chosen.test_features, chosen.test_labels)
     _refuse_wrong_settings(checked)

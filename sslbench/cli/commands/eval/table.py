@@ -2,32 +2,23 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sslbench.cli.echo import echo, note
+from sslbench.cli.tables import INTERVAL, print_table
 from sslbench.results import MetricValue, Result, mean_line
-from sslbench.text import table_cell
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
+_NAMES = ("weights", "layer", "protocol", "metric")  # columns that name a result
 _SHOWN = 10  # groups of a column
 _SEVERITY = re.compile(r"corruption_error\(\w+,\d\)")
 
 
 def print_results(results: list[Result], out: Path) -> None:
     """Print one row per result: the headline metric with its interval, the selection, and the floors."""
-    from rich.console import Console
-    from rich.table import Table
-
     from sslbench.leaderboard.flags import underfitted
 
-    table = Table(box=None, pad_edge=False)
-    names = ["weights", "layer", "protocol", "metric", "value", "95 % interval", "train"]
     stated = dict.fromkeys(n for result in results for n, floor in result.floors.items() if result.headline in floor)
     floors = [name for name in dict.fromkeys(("untrained", "pixels", "majority", *stated)) if name in stated]
-    for name in names + floors + ["selected"]:
-        table.add_column(name, justify="right" if name in ("value", "train", *floors) else "left", overflow="fold")
+    rows = []
     for result in results:
         metric = result.metrics[result.headline]
         flags = [] if result.converged is not False else ["not converged"]
@@ -35,31 +26,21 @@ def print_results(results: list[Result], out: Path) -> None:
         flags += ["underfitted"] if underfitted(result) else []
         flags += ["partial weights"] if result.weights.partial else []
         flags += _left_out(result)
-        cells = (
-            result.weights.name,
-            result.layer,
-            _protocol(result),
-            result.headline + _of_set(result, results),
-            _number(metric.value) + (f" ({', '.join(flags)})" if flags else ""),
-            _interval(metric),
-            _number(result.train),
-            *[_number(result.floors.get(name, {}).get(result.headline)) for name in floors],
-            _selected(result),
+        rows.append(
+            (
+                *_names(result, results),
+                _number(metric.value) + (f" ({', '.join(flags)})" if flags else ""),
+                _interval(metric),
+                "" if result.train is None else _number(result.train),
+                *[_floor(result, name) for name in floors],
+                _selected(result),
+            )
         )
-        table.add_row(*map(table_cell, cells))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    console.print(table)
-    groups = _groups(results)
-    if groups is not None:
-        echo("")
-        console.print(groups)
+    headings = (*_NAMES, "value", INTERVAL, "train", *floors, "selected")
+    print_table(headings, rows, names=_NAMES, shared=("weights", "layer"), wrapped="selected")
+    _print_groups(results)
     for result in results:
-        parts = _parts(result)
-        if parts is not None:
-            echo(f"\n{_protocol(result)} on {result.weights.name}, {result.layer}:")
-            console.print(parts)
+        _print_parts(result)
     for line in _remarks(results):
         echo(line)
     for result in results:
@@ -71,30 +52,36 @@ def print_results(results: list[Result], out: Path) -> None:
     note(f"\nsslbench leaderboard {out}  prints one table of all results there")
 
 
-def _groups(results: list[Result]) -> "Table | None":
-    """Return the groups of every column asked for, the worst first; the rest are in the record."""
-    from rich.table import Table
+def _names(result: Result, results: list[Result]) -> tuple[str, ...]:
+    metric = result.headline + _of_set(result, results)
+    return result.weights.name, result.layer, _protocol(result), metric
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("by", "weights", "layer", "protocol", "metric", "group", "value", "95 % interval", "n"):
-        table.add_column(name, justify="right" if name in ("value", "n") else "left", overflow="fold")
+
+def _floor(result: Result, name: str) -> str:
+    floor = result.floors.get(name, {})
+    return _number(floor[result.headline]) if result.headline in floor else ""
+
+
+def _print_groups(results: list[Result]) -> None:
+    """Print the groups of every column asked for, the worst first; the rest are in the record."""
+    rows: list[tuple[str, ...]] = []
     for result in results:
-        fixed = (result.weights.name, result.layer, _protocol(result), result.headline)
+        names = _names(result, [result])
         for column, groups in result.groups.items():
             for i, group in enumerate(groups[:_SHOWN]):
                 name = f"{group.name} (worst of {len(groups)})" if i == 0 else group.name
                 value, interval = _number(group.metric.value), _interval(group.metric)
-                cells = (column, *fixed, name, value, interval, f"{group.metric.n:,}")
-                table.add_row(*map(table_cell, cells))
+                rows.append((*names, column, name, value, interval, f"{group.metric.n:,}"))
             if len(groups) > _SHOWN:
-                table.add_row(*map(table_cell, (column, *fixed, f"... and {len(groups) - _SHOWN} more")))
-    return table if table.row_count else None
+                rows.append((*names, column, f"... and {len(groups) - _SHOWN} more", "", "", ""))
+    if rows:
+        echo()
+        named = (*_NAMES, "by", "group")
+        print_table((*named, "value", INTERVAL, "n"), rows, names=named, shared=(*_NAMES, "by"))
 
 
-def _parts(result: Result) -> "Table | None":
-    """Return the metrics of parts of the data, such as `corruption_error(fog,3)`: a row per part, severities aside."""
-    from rich.table import Table
-
+def _print_parts(result: Result) -> None:
+    """Print the metrics of parts of the data, such as `corruption_error(fog,3)`: a row per part, severities aside."""
     from sslbench.evaluation.corruption_curves import errors_by_severity
     from sslbench.metrics.catalog import find
 
@@ -107,20 +94,19 @@ def _parts(result: Result) -> "Table | None":
             found[part[1], part[2].replace(",", " ")] = value
         elif find(name).needs in ("versions", "videos") and name != result.headline:
             found[name, "all"] = value
-    severities = errors_by_severity(result)
     if not found:
-        return None
+        return
+    severities = errors_by_severity(result)
     places = sorted({at for values in severities.values() for at in values})
-    table = Table(box=None, pad_edge=False)
-    for heading in ("metric", "of", "value", "95 % interval", *(f"severity {at}" for at in places)):
-        table.add_column(heading, justify="left" if heading in ("metric", "of", "95 % interval") else "right")
+    rows = []
     for (metric, name), value in found.items():
         by_severity = severities.get(name, {}) if metric == "corruption_error" else {}
         each = (_number(by_severity[at].value) if at in by_severity else "" for at in places)
         digits = 2 if find(metric).unit == "%" else 4
-        cells = (metric, name, _number(value.value, digits), _interval(value, digits), *each)
-        table.add_row(*map(table_cell, cells))
-    return table
+        rows.append((metric, name, _number(value.value, digits), _interval(value, digits), *each))
+    echo(f"\n{_protocol(result)} on {result.weights.name}, {result.layer}:")
+    headings = ("metric", "of", "value", INTERVAL, *(f"severity {at}" for at in places))
+    print_table(headings, rows, names=("metric", "of"))
 
 
 def _of_set(result: Result, results: list[Result]) -> str:
@@ -156,7 +142,7 @@ def _overlaps(result: Result) -> str:
 def _remarks(results: list[Result]) -> list[str]:
     """Return the lines on overlaps, missing floors and trainings, each once."""
     lines = [line for result in results if (line := _overlaps(result))]
-    lines += [line for result in results for line in _missing_floors(result)]
+    lines += _missing_floors(results)
     lines += [_trainings(result) for result in results if result.seeds is not None]
     return list(dict.fromkeys(lines))
 
@@ -170,9 +156,17 @@ def _trainings(result: Result) -> str:
     return f"{_protocol(result)} on {result.weights.name}, {result.layer}: {line}"
 
 
-def _missing_floors(result: Result) -> list[str]:
-    """Return the floors that are missing, with the reasons."""
-    return [f"{_protocol(result)}: no floor '{name}': {reason}" for name, reason in result.missing_floors.items()]
+def _missing_floors(results: list[Result]) -> list[str]:
+    """Return the floors that are missing and the reasons: a line for all results that miss the same."""
+    groups: dict[str, list[str]] = {}
+    for result in results:
+        missing = "; ".join(f"no floor '{name}': {reason}" for name, reason in result.missing_floors.items())
+        if missing:
+            groups.setdefault(missing, []).append(_protocol(result))
+    return [
+        f"{', '.join(dict.fromkeys(found))}{f' ({len(found)} results)' if len(found) > 1 else ''}: {missing}"
+        for missing, found in groups.items()
+    ]
 
 
 def _protocol(result: Result) -> str:

@@ -1,0 +1,100 @@
+"""Tables on the terminal: beside each other where the columns fit, else a line per number."""
+
+import os
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from sslbench.cli.echo import echo
+from sslbench.text import table_cell, visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+INTERVAL = "95 % interval"
+"""Heading of the interval of the column before it."""
+_UNLIMITED = 160  # characters of a line in a file or pipe
+_WRAPPED = 24  # least characters of the column that may be wrapped
+
+
+def console(unlimited: int = _UNLIMITED) -> "Console":
+    """Return a console for stdout, as wide as the terminal or $COLUMNS; `unlimited` characters in a file or pipe."""
+    from rich.console import Console
+
+    found = Console()
+    return found if found.is_terminal or os.environ.get("COLUMNS") else Console(width=unlimited)
+
+
+def print_table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    names: Collection[str],
+    left: Collection[str] = (),
+    shared: Collection[str] = (),
+    wrapped: str | None = None,
+) -> None:
+    """Print a table on stdout. No name and no number is broken.
+
+    Args:
+        headings: of the columns. A column without any text is left out.
+        rows: texts, one for each heading.
+        names: columns that name a row; they are its first line where the columns do not fit beside each other.
+        left: further columns of text; the others have numbers.
+        shared: columns that are said once, above the table, if all rows have the same text.
+        wrapped: column of text that may take several lines, between words.
+    """
+    above = [i for i, h in enumerate(headings) if h in shared and len({row[i] for row in rows}) == 1 and rows[0][i]]
+    shown = [i for i in range(len(headings)) if i not in above and any(row[i] for row in rows)]
+    if above:
+        echo(", ".join(f"{headings[i]} {rows[0][i]}" for i in above))
+    headings, rows = [headings[i] for i in shown], [[row[i] for i in shown] for row in rows]
+    text = {*names, *left, INTERVAL} | ({wrapped} if wrapped else set())
+    place = console()
+    if _least_width(headings, rows, wrapped) <= place.width:
+        _beside(place, headings, rows, text, wrapped)
+    else:
+        _below(headings, rows, names, text)
+
+
+def _least_width(headings: Sequence[str], rows: Sequence[Sequence[str]], wrapped: str | None) -> int:
+    from rich.cells import cell_len
+
+    widths = [max(cell_len(visible(text)) for text in (h, *(r[i] for r in rows))) for i, h in enumerate(headings)]
+    widths = [min(n, _WRAPPED) if h == wrapped else n for n, h in zip(widths, headings, strict=True)]
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _beside(
+    place: "Console", headings: Sequence[str], rows: Sequence[Sequence[str]], text: Collection[str], wrapped: str | None
+) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in text else "right", no_wrap=heading != wrapped)
+    for row in rows:
+        table.add_row(*map(table_cell, row))
+    place.print(table)
+
+
+def _below(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], names: Collection[str], text: Collection[str]
+) -> None:
+    """Print a block per row: its names, and below them a line per number, the interval beside its number."""
+    widest = max((len(heading) for heading in headings if heading not in (*names, INTERVAL)), default=0)
+    numbers = [cell.split(" ")[0] for row in rows for h, cell in zip(headings, row, strict=True) if h not in text]
+    digits = max(map(len, numbers), default=0)
+    for row in rows:
+        cells = dict(zip(headings, row, strict=True))
+        echo("  ".join(cell for heading, cell in cells.items() if heading in names and cell))
+        lines: list[str] = []
+        for heading, cell in cells.items():
+            if heading in names or not cell:
+                continue
+            if heading == INTERVAL and lines:
+                lines[-1] += f"  ({cell})"
+                continue
+            number, space, rest = ("", "", cell) if heading in text else cell.partition(" ")
+            lines.append(f"  {heading:<{widest}}  {number.rjust(digits) if number else ''}{space}{rest}")
+        for line in lines:
+            echo(line)
