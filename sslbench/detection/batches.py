@@ -29,7 +29,8 @@ from sslbench.errors import DataError, SslbenchError
 from sslbench.metrics.detection import masks as rle
 from sslbench.metrics.detection.keypoints import labelled
 
-_NO_LIMIT = 1 << 30  # pixels
+_LONGEST = 16
+"""Longest side before a crop, in its largest sides: DETR has no limit, by which a strip of pixels fills the memory."""
 HALF = 0.5
 """Pixels from the place of a keypoint in COCO's files, where the centre of the first pixel is 0, to the detector's."""
 
@@ -219,8 +220,8 @@ class _TrainingImages(Dataset[Batch | SslbenchError]):
     def _cropped(self, picture: Tensor, index: int, rng: np.random.Generator) -> tuple[Tensor, Target]:
         """Resize, cut and resize again, as DETR does (Carion et al. 2020, arXiv 2005.12872, section 4)."""
         recipe, old = self.recipe, (picture.shape[1], picture.shape[2])
-        first = resized(*old, shorter=int(rng.choice(recipe.crop_sizes)), longest=_NO_LIMIT)
         low, high = recipe.crop_sides
+        first = resized(*old, shorter=int(rng.choice(recipe.crop_sizes)), longest=_LONGEST * high)
         height, width = (int(rng.integers(min(low, side), min(high, side) + 1)) for side in first)
         top, left = (int(rng.integers(0, side - part + 1)) for side, part in zip(first, (height, width), strict=True))
         image, target = cut_at(
