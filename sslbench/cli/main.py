@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from sslbench.cli.echo import echo
-from sslbench.distributed.messages import show_once, wait_until_shown
+from sslbench.distributed.messages import show_once, shown_elsewhere
 from sslbench.errors import SslbenchError
 from sslbench.names import did_you_mean
 
@@ -163,10 +163,8 @@ def _run(words: list[str]) -> int:
         hint = f"\nSee: {error.ctx.command_path} --help" if isinstance(error, click.UsageError) and error.ctx else ""
         return _fail(error.format_message() + hint, error.exit_code)
     except SslbenchError as error:
-        if not error.printed_by_rank_0:
-            return _fail(str(error), error.exit_code)
-        wait_until_shown()
-        return error.exit_code
+        shown = error.printed_by_rank_0 and shown_elsewhere()
+        return error.exit_code if shown else _fail(str(error), error.exit_code)
     except SystemExit as error:
         if sys.stdout is stdout:
             raise SystemExit(error.code) from None

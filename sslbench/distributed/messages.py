@@ -46,11 +46,15 @@ def show_once(text: str, show: Callable[[], object]) -> None:
                     store.wait([f"shown-{key}"], datetime.timedelta(seconds=_WAIT_SECONDS))
 
 
-def wait_until_shown() -> None:
-    """Return when any process has shown an error, at the latest after some seconds."""
-    with _meeting() as (_, store), contextlib.suppress(RuntimeError):
-        if store is not None:
-            store.wait(["shown"], datetime.timedelta(seconds=_WAIT_SECONDS))
+def shown_elsewhere() -> bool:
+    """Return True when any process has shown an error, False if none has after some seconds or none can be asked."""
+    with _meeting() as (_, store):
+        try:
+            if store is not None:
+                store.wait(["shown"], datetime.timedelta(seconds=_WAIT_SECONDS))
+            return store is not None
+        except RuntimeError:
+            return False
 
 
 @contextlib.contextmanager

@@ -92,7 +92,9 @@ class Presence:
         if not self._is_current(rank, heartbeat, now - since):
             return
         if heartbeat.startswith(FAILED):
-            raise self._error(rank, heartbeat.removeprefix(FAILED))
+            error = self._error(rank, heartbeat.removeprefix(FAILED))
+            error.printed_by_rank_0 = True  # by that process
+            raise error
         if heartbeat == before and now - since > GONE_SECONDS:
             raise self._error(rank, f"it was killed, or has hung for {GONE_SECONDS:.0f} s")
 

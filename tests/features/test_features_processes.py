@@ -142,7 +142,7 @@ def _slowly(backbone, root, rank, queue, fails):
         try:
             run(backbone, 22, root, dataclasses.replace(CPU, batch_size=1), progress)
         except StoreError as error:
-            queue.put(str(error))
+            queue.put((str(error), error.printed_by_rank_0))
 
 
 @pytest.mark.parametrize("how", ["killed", "fails"])
@@ -159,7 +159,8 @@ def test_a_process_that_dies_ends_the_others_with_its_reason(backbone, tmp_path,
                 break
             time.sleep(0.02)
         os.kill(ranks[1].pid, signal.SIGKILL)
-    message = queue.get(timeout=30)
+    message, printed = queue.get(timeout=30)
+    assert printed == (how == "fails")  # a killed one says nothing itself
     reason = "it was killed, or has hung" if how == "killed" else "ValueError: the disk is on fire"
     assert "process 1 of 2 no longer writes features" in message
     assert reason in message
