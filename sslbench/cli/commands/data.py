@@ -60,6 +60,9 @@ def to_kwcoco(
     from sslbench.data.export.target import check_manifest
 
     terminal.show_messages()
+    if boxes:
+        used = ("boxes", "extract", "absolute", "overwrite")
+        options.refuse(ctx, used=used, what="--boxes: objects have no columns")
     early.refuse_mistyped(data=[source])
     check_manifest(out, overwrite=overwrite)
 
@@ -68,8 +71,6 @@ def to_kwcoco(
 
     sources: Any
     if boxes:
-        used = ("boxes", "extract", "absolute", "overwrite")
-        options.refuse(ctx, used=used, what="--boxes: objects have no columns")
         sources = open_objects(source)
     else:
         sources = open_data(
