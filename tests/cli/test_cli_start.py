@@ -332,3 +332,20 @@ def test_list_and_show_print_what_there_is(capsys):
 def test_python_dash_m_works():
     done = subprocess.run([sys.executable, "-m", "sslbench", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("sslbench 0.")
+
+
+def test_every_command_has_one_line_in_the_help_at_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run(capsys, "--help")
+    assert len(out.partition("Commands:\n")[2].splitlines()) == len(COMMANDS)
+
+
+def test_a_group_of_commands_without_a_command_prints_its_help(capsys):
+    code, out, err = run(capsys, "data")
+    assert (code, err) == (0, "")
+    assert "Download the data set NAME, verify it and lay it out where benchmarks look for it." in " ".join(out.split())
+
+
+def test_help_leaves_out_flags_that_a_command_refuses(capsys):
+    _, out, _ = run(capsys, "predict", "--help")
+    assert "--csv" in out and "--on-error" not in out and "--test-data" not in out

@@ -6,7 +6,7 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo, note
-from sslbench.cli.help import GroupedCommand
+from sslbench.cli.help import GroupedCommand, hide
 from sslbench.errors import UsageError
 from sslbench.evaluation.class_names import read_class_names
 from sslbench.runtime.folders import refuse_missing_folder
@@ -94,3 +94,6 @@ def command(
     unread = f"; {counts.unreadable} cannot be read, see the column error" if counts.unreadable else ""
     note(f"{counts.predicted} images{unread}")
     echo(str(csv_path.resolve()))
+
+
+hide(command, _UNUSED)
