@@ -30,7 +30,7 @@ COMMANDS = {
     "convert": "Write weights under the key names of another format.",
     "diff": "Compare the tensors of two weights files.",
     "cka": "Compare the layers of two networks by linear CKA.",
-    "diff-preset": "Compare the settings of two presets, or of a record and a preset.",
+    "diff-preset": "Compare the settings of two presets, or a record and a preset.",
     "check-data": "Check data before a run: splits, copies, leaks, broken images.",
     "data": "Download or lay out data sets; name locations; write manifests.",
     "leaderboard": "Make one table of result records, also as CSV, HTML, LaTeX.",

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from sslbench import config, paths
 from sslbench.backbones.layer_spec import parse_layer, split_layers
 from sslbench.backbones.named import is_pixels
+from sslbench.backbones.pool_spec import SIZED_BY_THE_IMAGE
 from sslbench.cli.echo import LEVEL, echo, note
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
@@ -348,7 +349,8 @@ def listed_layers(text: str | None) -> tuple[str, ...]:
     """
     layers = tuple(split_layers(text)) if text else ()
     for layer in layers:
-        parse_layer(layer)
+        if layer.partition(":")[2] not in SIZED_BY_THE_IMAGE:
+            parse_layer(layer)
     return layers
 
 

@@ -12,6 +12,7 @@ from PIL import Image
 
 from sslbench.backbones.build import build
 from sslbench.cli.main import COMMANDS, main
+from sslbench.cli.options import listed_layers
 from sslbench.cli.words import split_words
 from sslbench.errors import UsageError
 from sslbench.evaluation import RunSettings
@@ -240,6 +241,10 @@ def test_the_bare_command_greets_with_five_commands(capsys):
     assert (code, err) == (0, "")
     shown = [line.split()[1] for line in out.splitlines() if line.startswith("  sslbench ")]
     assert len(shown) == 5 and set(shown) <= set(COMMANDS)
+
+
+def test_a_grid_of_the_size_of_the_map_is_a_layer():
+    assert listed_layers("blocks.11:grid+cls,res4:avg(8,3)") == ("blocks.11:grid+cls", "res4:avg(8,3)")
 
 
 def test_a_list_needs_no_brackets():
