@@ -14,12 +14,12 @@ import torch
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, hooked, map_of, resolve_layers, run, single_layers
-from sslbench.backbones.pool_spec import Pool
+from sslbench.backbones.pool_spec import SIZED_BY_THE_IMAGE, Pool
 from sslbench.errors import BackboneError, UsageError
 
 _LAST_MAPS = ("last", "res5", "conv5")
 """Names of the last layer with a grid, of timm's models, ResNets and AlexNets."""
-_KINDS = ("grid", "grid+cls", "grid+flip", "grid+cls+flip")
+_KINDS = SIZED_BY_THE_IMAGE
 
 
 def resolve_grids(backbone: Backbone, specs: Sequence[str], size: tuple[int, int] | None) -> tuple[Layer, ...]:

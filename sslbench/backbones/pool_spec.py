@@ -33,6 +33,8 @@ _POWERED = ("gem", "cls+gem")
 RMAC_LEVELS = 3.0  # Tolias et al. 2016
 _MOST_LEVELS = 8
 _DEFAULTS = {"gem": (GEM_POWER,), "cls+gem": (GEM_POWER,), "rmac": (RMAC_LEVELS,), "regions": (RMAC_LEVELS,)}
+SIZED_BY_THE_IMAGE = ("grid", "grid+cls", "grid+flip", "grid+cls+flip")
+"""Pools whose arguments may be left out where `grids` finds the size of the map."""
 MOST_REGIONS = 7  # along the longer side of the first level, as in the code of R-MAC's authors
 
 

@@ -1,6 +1,6 @@
 """Commands whose help shows the flags in groups, and other ways to type flags and settings."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import click
 
@@ -9,7 +9,7 @@ from sslbench.errors import UsageError
 GROUPS = {
     "Data": (
         *("data", "test_data", "image_column", "label_column", "value_columns", "limit", "test_classes", "groups"),
-        *("noise", "eval_data", "eval_test_data"),
+        *("noise", "eval_data", "eval_test_data", "test_fraction"),
     ),
     "Weights": (
         *("weights", "backbone", "backbone_b", "format", "format_b", "allow_partial", "stem", "trust_pickle", "layers"),
@@ -21,6 +21,7 @@ GROUPS = {
         *("benchmarks", "presets", "suite", "max_memory", "no_floors", "no_overlaps", "no_estimate", "on_the_fly"),
         *("classes_path", "top_k", "threshold", "k", "iterations", "debiased"),
     ),
+    "Checks": ("boxes", "label_maps", "pixel_values", "decode", "copies", "near_copies", "near_threshold"),
     "Training": (
         *("resume", "resume_from", "epochs", "tensorboard", "histograms", "wandb"),
         *("observer", "profile"),
@@ -30,7 +31,20 @@ GROUPS = {
     "Pictures": ("points", "views", "foreground", "projection"),
     "Output": (
         *("out", "name", "output", "store", "csv_path", "png_path", "html_path", "markdown_path", "latex_path"),
-        *("curves", "layers_path", "dry_run", "quiet", "verbose", "help"),
+        *(
+            "curves",
+            "layers_path",
+            "pairs",
+            "csv",
+            "sheet",
+            "html",
+            "as_json",
+            "force",
+            "dry_run",
+            "quiet",
+            "verbose",
+            "help",
+        ),
     ),
     "Machine": (
         *("device", "precision", "feature_dtype", "batch_size", "workers", "seed", "on_error", "decoder"),
@@ -51,6 +65,13 @@ class GroupedCommand(click.Command):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+
+def hide(command: click.Command, names: Collection[str]) -> None:
+    """Leave shared flags out of the help of a command that refuses them, with the reason, when they are typed."""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and parameter.name in names:
+            parameter.hidden = True
 
 
 class SettingsCommand(GroupedCommand):

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from sslbench import config, paths
 from sslbench.backbones.layer_spec import parse_layer, split_layers
 from sslbench.backbones.named import is_pixels
+from sslbench.backbones.pool_spec import SIZED_BY_THE_IMAGE
 from sslbench.cli.echo import LEVEL, echo, note
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
@@ -235,17 +236,22 @@ _PREPROCESSING = [
         "--resize", help="Shorter side in pixels, longer:PIXELS, or HEIGHTxWIDTH. Default: the backbone's own."
     ),
     click.option("--crop", help="Centre crop in pixels, HEIGHTxWIDTH, or 'none'. Default: the backbone's own."),
-    click.option("--interpolation", help="Filter of the resize: nearest, bilinear, bicubic, lanczos."),
+    click.option(
+        "--interpolation",
+        help="Filter of the resize: nearest, bilinear, bicubic, lanczos. Default: the backbone's own.",
+    ),
     click.option("--scales", help="Image scales whose features are averaged: 1,0.7071,0.5. Default: 1."),
     click.option("--mean", help="Mean per channel, pixels from 0 to 1: 0.1,0.2,0.15. Default: the backbone's own."),
-    click.option("--std", help="Standard deviation per channel, likewise."),
+    click.option("--std", help="Standard deviation per channel, in the same way as --mean."),
 ]
 _RUN = [
     click.option("--device", help="Device: auto, cpu, cuda, cuda:1, mps. Default: auto."),
     click.option("--precision", help="Precision of the forward pass: fp32, bf16, fp16. Default: fp32."),
     click.option("--feature-dtype", help="Dtype of stored features: float32, float16. Default: float32."),
-    click.option("--batch-size", type=int, help="Number of images per forward pass."),
-    click.option("--workers", type=int, help="Processes that decode images; 0 decodes in the main process."),
+    click.option("--batch-size", type=int, help="Number of images per forward pass. Default: 64."),
+    click.option(
+        "--workers", type=int, help="Processes that decode images; 0: the main process does. Default: by the cores."
+    ),
     click.option(
         "--seed",
         type=click.IntRange(0, 2**32 - 1),
@@ -255,10 +261,13 @@ _RUN = [
     click.option(
         "--decoder",
         callback=_split_names,
-        help="Decoder: reference; fast (large JPEGs at reduced size); my_module.my_function (tried first).",
+        help="Decoder: reference; fast (large JPEGs at reduced size); my_module.my_function (tried first). Default: "
+        "reference.",
     ),
     click.option("--max-pixels", type=int, help="Largest image that is decoded, in pixels. Default: 178956970."),
-    click.option("--start-method", help="Start method of the decoding processes: auto, fork, spawn, forkserver."),
+    click.option(
+        "--start-method", help="Start of the decoding processes: auto, fork, spawn, forkserver. Default: auto."
+    ),
     click.option("--store", help="Folder of the feature store. Default: in the user's cache folder."),
 ]
 
@@ -340,7 +349,8 @@ def listed_layers(text: str | None) -> tuple[str, ...]:
     """
     layers = tuple(split_layers(text)) if text else ()
     for layer in layers:
-        parse_layer(layer)
+        if layer.partition(":")[2] not in SIZED_BY_THE_IMAGE:
+            parse_layer(layer)
     return layers
 
 

@@ -12,6 +12,7 @@ from PIL import Image
 
 from sslbench.backbones.build import build
 from sslbench.cli.main import COMMANDS, main
+from sslbench.cli.options import listed_layers
 from sslbench.cli.words import split_words
 from sslbench.errors import UsageError
 from sslbench.evaluation import RunSettings
@@ -242,6 +243,10 @@ def test_the_bare_command_greets_with_five_commands(capsys):
     assert len(shown) == 5 and set(shown) <= set(COMMANDS)
 
 
+def test_a_grid_of_the_size_of_the_map_is_a_layer():
+    assert listed_layers("blocks.11:grid+cls,res4:avg(8,3)") == ("blocks.11:grid+cls", "res4:avg(8,3)")
+
+
 def test_a_list_needs_no_brackets():
     names, values = split_words(["knn", "k=20,200", "knn.k=[20,200]", "data='a,b'"])
     assert names == ["knn"] and values == {"k": [20, 200], "knn.k": [20, 200], "data": "a,b"}
@@ -332,3 +337,20 @@ def test_list_and_show_print_what_there_is(capsys):
 def test_python_dash_m_works():
     done = subprocess.run([sys.executable, "-m", "sslbench", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("sslbench 0.")
+
+
+def test_every_command_has_one_line_in_the_help_at_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run(capsys, "--help")
+    assert len(out.partition("Commands:\n")[2].splitlines()) == len(COMMANDS)
+
+
+def test_a_group_of_commands_without_a_command_prints_its_help(capsys):
+    code, out, err = run(capsys, "data")
+    assert (code, err) == (0, "")
+    assert "Download the data set NAME, verify it and lay it out where benchmarks look for it." in " ".join(out.split())
+
+
+def test_help_leaves_out_flags_that_a_command_refuses(capsys):
+    _, out, _ = run(capsys, "predict", "--help")
+    assert "--csv" in out and "--on-error" not in out and "--test-data" not in out

@@ -106,9 +106,16 @@ def test_one_image_of_other_channels_counts_as_unreadable(tmp_path):
     assert [row["id"] for row in found.unreadable] == ["a/0.npy"]
 
 
-@pytest.mark.parametrize("change", [{"mean": [0.5]}, {"std": [0.1] * 4}, {"std": [0.1, 0.1, 0.0]}])
-def test_mean_and_std_have_one_value_per_channel(change):
-    with pytest.raises(UsageError, match=r"do not fit resnet18w0\.25, which takes 3 channels"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mean": [0.5]}, r"do not fit resnet18w0\.25, which takes 3 channels"),
+        ({"std": [0.1] * 4}, r"do not fit resnet18w0\.25, which takes 3 channels"),
+        ({"std": [0.1, 0.1, 0.0]}, "std should be finite numbers above 0"),
+    ],
+)
+def test_mean_and_std_have_one_value_per_channel(change, message):
+    with pytest.raises(UsageError, match=message):
         with_preprocessing(build("resnet18w0.25"), change)
 
 

@@ -13,9 +13,21 @@ from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
 
-@click.group("data")
-def command() -> None:
+class DataGroup(click.Group):
+    """Group whose help has the whole first sentence of each command."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a row per command."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.get_short_help_str(200)) for name, each in sorted(self.commands.items())])
+
+
+@click.group("data", cls=DataGroup, invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
     """Manage names for data locations; download data sets or lay out their official archives; write manifests."""
+    if ctx.invoked_subcommand is None:
+        echo(ctx.get_help())
 
 
 @command.command("to-kwcoco")
@@ -60,6 +72,9 @@ def to_kwcoco(
     from sslbench.data.export.target import check_manifest
 
     terminal.show_messages()
+    if boxes:
+        used = ("boxes", "extract", "absolute", "overwrite")
+        options.refuse(ctx, used=used, what="--boxes: objects have no columns")
     early.refuse_mistyped(data=[source])
     check_manifest(out, overwrite=overwrite)
 
@@ -68,8 +83,6 @@ def to_kwcoco(
 
     sources: Any
     if boxes:
-        used = ("boxes", "extract", "absolute", "overwrite")
-        options.refuse(ctx, used=used, what="--boxes: objects have no columns")
         sources = open_objects(source)
     else:
         sources = open_data(

@@ -6,11 +6,12 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo
+from sslbench.cli.help import GroupedCommand
 from sslbench.errors import UsageError
 from sslbench.weights.target import check_export
 
 
-@click.command("export")
+@click.command("export", cls=GroupedCommand)
 @options.weights_options
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, help="File to write: net.onnx, or net.pt2 of torch.export."

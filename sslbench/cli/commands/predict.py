@@ -6,10 +6,11 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo, note
-from sslbench.cli.help import GroupedCommand
+from sslbench.cli.help import GroupedCommand, hide
 from sslbench.errors import UsageError
 from sslbench.evaluation.class_names import read_class_names
 from sslbench.runtime.folders import refuse_missing_folder
+from sslbench.weights.target import EXPORTS
 
 _UNUSED = {
     "layers": "The classifier takes the layer that it was trained on.",
@@ -74,7 +75,8 @@ def command(
     settings = early.checked_run(run, weights, preprocessing)
     refuse_missing_folder(csv_path)
     classes = None if classes_path is None else read_class_names(classes_path)
-    early.refuse_other_files([weights.weights])
+    if not weights.weights.endswith(EXPORTS):  # `predict` tells what they are
+        early.refuse_other_files([weights.weights])
 
     from sslbench import evaluation
     from sslbench.evaluation.prediction import predict
@@ -94,3 +96,6 @@ def command(
     unread = f"; {counts.unreadable} cannot be read, see the column error" if counts.unreadable else ""
     note(f"{counts.predicted} images{unread}")
     echo(str(csv_path.resolve()))
+
+
+hide(command, _UNUSED)

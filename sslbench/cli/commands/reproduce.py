@@ -35,7 +35,7 @@ _LOGGING = {"tensorboard": False, "histograms": False, "wandb": ""}
 @click.option("--weights", help="Weights file. Default: that of the record.")
 @click.option("--backbone", help="Architecture of --weights, with --published. Default: read from the weights.")
 @click.option("--data", help="Data, where they lie elsewhere than in the record's command or the benchmark's folder.")
-@click.option("--test-data", help="Test split, likewise.")
+@click.option("--test-data", help="Test split, where it lies elsewhere.")
 @click.option("--device", help="Device: auto, cpu, cuda, cuda:1, mps. Default: that of the record's command.")
 @click.option(
     "--tolerance",

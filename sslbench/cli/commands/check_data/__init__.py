@@ -9,6 +9,7 @@ import click
 from sslbench.cli import options
 from sslbench.cli.commands.check_data import report
 from sslbench.cli.echo import echo
+from sslbench.cli.help import GroupedCommand
 from sslbench.data.decode.reading import check_decoder
 from sslbench.errors import DataError, UsageError
 
@@ -79,7 +80,7 @@ def _number_to_decode(ctx: click.Context, param: click.Parameter, value: str) ->
     return int(value)
 
 
-@click.command("check-data")
+@click.command("check-data", cls=GroupedCommand)
 @click.argument("data")
 @click.option("--test-data", help="Test split. Default: found in DATA, or split off.")
 @options.image_column

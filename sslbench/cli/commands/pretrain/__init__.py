@@ -153,8 +153,10 @@ class PretrainCommand(SettingsCommand):
 @click.option("--epochs", type=float, help="Passes over the data. Default: the recipe's.")
 @click.option("--batch-size", type=int, help="Images per update over all processes. Default: the recipe's.")
 @click.option("--device", help="Device: auto, cpu, cuda, cuda:1, mps. Default: auto.")
-@click.option("--precision", help="Precision of the forward pass: fp32, bf16, fp16.")
-@click.option("--workers", type=int, help="Processes that decode and augment; 0 does it in the main process.")
+@click.option("--precision", help="Precision of the forward pass: auto, fp32, bf16, fp16. Default: the recipe's.")
+@click.option(
+    "--workers", type=int, help="Processes that decode and augment; 0: the main process does. Default: by the cores."
+)
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**32 - 1),
