@@ -332,3 +332,9 @@ def test_list_and_show_print_what_there_is(capsys):
 def test_python_dash_m_works():
     done = subprocess.run([sys.executable, "-m", "sslbench", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("sslbench 0.")
+
+
+def test_thousands_of_files_that_a_shell_made_of_a_pattern_are_counted(capsys):
+    files = [f"photos/{i}.jpg" for i in range(3000)]
+    code, _, err = run(capsys, "extract", "--data", *files)
+    assert code == 2 and "photos/1.jpg photos/2.jpg photos/3.jpg and 2,996 more" in err and len(err) < 500
