@@ -1,5 +1,7 @@
 """Errors that a user can cause. Each message states the problem, its place and the remedy."""
 
+from collections.abc import Callable
+
 
 class SslbenchError(Exception):
     """Base of all errors that a user can correct; the command line prints them without a traceback.
@@ -18,6 +20,12 @@ class SslbenchError(Exception):
         super().__init__(message if remedy is None else f"{message}\n{remedy}")
         self.message = message
         self.remedy = remedy
+
+    def rephrase(self, change: Callable[[str], str]) -> None:
+        """Change the words of message and remedy, such as flags into arguments of Python."""
+        self.message = change(self.message)
+        self.remedy = None if self.remedy is None else change(self.remedy)
+        self.args = (self.message if self.remedy is None else f"{self.message}\n{self.remedy}",)
 
 
 class UsageError(SslbenchError):

@@ -268,3 +268,43 @@ def test_one_hot_labels_are_noticed(caplog):
     features = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
     sslbench.evaluate(None, (features, labels), protocols="knn", out=None, settings={"knn": {"k": [3]}})
     assert "32 train and 8 test samples" in caplog.text and "no sample has several labels" in caplog.text
+
+
+def test_messages_name_arguments_and_not_flags(digits, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    images, labels = digits
+    calls = {
+        "model='random' needs backbone=": lambda: one("random", (images, labels)),
+        "Use device='cpu'": lambda: one("pixels:8", (images, labels), device="cuda:9"),
+        "settings: unknown key 'kk'": lambda: one("pixels:8", (images, labels), settings={"knn": {"kk": 3}}),
+        "have no labels": lambda: one("pixels:8", images),
+        "weights='random' needs backbone=": lambda: sslbench.load_backbone("random"),
+    }
+    for message, call in calls.items():
+        with pytest.raises(sslbench.SslbenchError) as error:
+            call()
+        assert message in str(error.value) and "--" not in str(error.value)
+        assert str(error.value) == "\n".join(filter(None, (error.value.message, error.value.remedy)))
+
+
+@pytest.mark.parametrize(
+    ("call", "nearest"),
+    [
+        (lambda: sslbench.compare("a", "b", metrik="top1"), "metric"),
+        (lambda: sslbench.make_leaderboard("results", metrc="top1"), "metric"),
+        (lambda: sslbench.load_backbone("random", backbon="resnet18"), "backbone"),
+        (lambda: sslbench.predict("w.pth", "photos", "a.csv", treshold=1), "threshold"),
+        (lambda: sslbench.export("w.pth", "a.onnx", overwrit=True), "overwrite"),
+        (lambda: sslbench.pretrain("simclr", "photos", "run", devise="cpu"), "device"),
+        (lambda: sslbench.evaluate_detection("random", "kwcoco:shapes8", devise="cpu"), "device"),
+    ],
+)
+def test_every_public_function_answers_a_misspelt_argument_with_the_nearest(call, nearest):
+    with pytest.raises(UsageError, match=f"Did you mean .*'{nearest}'"):
+        call()
+
+
+def test_three_arrays_end_in_a_message_with_the_call_that_works(digits):
+    x, y = torch.from_numpy(digits[0])[:, None], digits[1]
+    with pytest.raises(UsageError, match=r"a tuple of 3.*\nPass \(x\[0\], x\[1\]\)"):
+        one("pixels:8", (x, y, np.arange(len(y))))

@@ -25,12 +25,13 @@ from sslbench.api.arguments import (
     tasks_of,
     train_and_test,
 )
+from sslbench.api.messages import public
+from sslbench.backbones import load
 from sslbench.backbones.export import ExportReport
 from sslbench.backbones.in_memory import unwrapped
-from sslbench.backbones.load import load_backbone
 from sslbench.config import build
 from sslbench.data.containers.members import is_image
-from sslbench.detection.predict import load_detector
+from sslbench.detection import predict as detectors
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.evaluation import detection
 from sslbench.evaluation.detection.request import from_user
@@ -70,7 +71,11 @@ __all__ = [
     "pretrain",
 ]
 
+load_backbone = public(load.load_backbone)
+load_detector = public(detectors.load_detector)
 
+
+@public
 def evaluate(
     model: str | Path | nn.Module | None,
     train: Any,
@@ -176,6 +181,7 @@ def _evaluate_features(
         return Results(evaluation.evaluate_features(pair, tasks, run_settings, out=out, command=command))
 
 
+@public
 def evaluate_checkpoints(
     folder: str | Path,
     train: str | Path,
@@ -252,6 +258,7 @@ def evaluate_checkpoints(
     return curves
 
 
+@public
 def evaluate_detection(  # noqa: PLR0913  its data, its recipe, and what all have
     model: str | Path | nn.Module,
     train: str | Path,
@@ -318,6 +325,7 @@ def evaluate_detection(  # noqa: PLR0913  its data, its recipe, and what all hav
 _BOXES = "Boxes are read from manifests (COCO, kwcoco, Pascal VOC, YOLO): write one, and give its path."
 
 
+@public
 def extract(
     model: str | Path | nn.Module, images: Any, *, layer: str | None = None, **options: Any
 ) -> npt.NDArray[np.floating]:
@@ -357,6 +365,7 @@ def extract(
     return np.array(next(iter(by_layer.values())).x)
 
 
+@public
 def extract_features(
     model: str | Path | nn.Module,
     data: Any,
@@ -384,7 +393,7 @@ def extract_features(
         {'all': (1797, 192)}
     """
     refuse_other_models(model)
-    run_settings, request_options = options_of(options, run, evaluation.Request)
+    run_settings, request_options = options_of(options, run, evaluation.Request, beside=("store",))
     places = places_of(data, None, request_options)
     backbone = copied_backbone(model, request_options) if isinstance(model, nn.Module) else None
     weights = backbone.name if backbone is not None else str(model)
@@ -397,6 +406,7 @@ def extract_features(
     return {split: extraction.features for split, extraction in found.items()}
 
 
+@public
 def export(
     weights: str | Path, out: str | Path, *, layer: str | None = None, overwrite: bool = False, **options: Any
 ) -> ExportReport:
@@ -419,12 +429,13 @@ def export(
         >>> report.shape, report.width, report.difference < 1e-4
         ((1, 224, 224), 64, True)
     """
-    _, request_options = options_of(options, None, evaluation.Request, runs=False)
+    _, request_options = options_of(options, None, evaluation.Request, runs=False, beside=("layer", "overwrite"))
     layers = () if layer is None else (layer,)
     export_request = evaluation.Request(weights=str(weights), data="", tasks=(), layers=layers, **request_options)
     return export_network(export_request, Path(out), overwrite=overwrite)
 
 
+@public
 def predict(
     weights: str | Path,
     data: str | Path,
@@ -461,13 +472,16 @@ def predict(
         >>> counts.predicted, [line.split(",")[2] for line in open(f"{folder}/out.csv")]
         (2, ['class', '1', '1'])
     """
-    run_settings, request_options = options_of(options, run, evaluation.Request)
+    run_settings, request_options = options_of(
+        options, run, evaluation.Request, beside=("classes", "top_k", "threshold")
+    )
     place = location(data, "data", _FILES)
     prediction_request = evaluation.Request(weights=str(weights), data=place, tasks=(), **request_options)
     chosen: dict[str, Any] = {"classes": classes, "top_k": top_k, "threshold": threshold}
     return write_predictions(prediction_request, run_settings, Path(csv), **chosen)
 
 
+@public
 def pretrain(
     method: str,
     data: str | Path,
@@ -521,6 +535,7 @@ def pretrain(
     )
 
 
+@public
 def compare(
     a: str | Path | Result | Sequence[Result],
     b: str | Path | Result | Sequence[Result],
@@ -553,6 +568,7 @@ def compare(
     return compare_results(_record(a), _record(b), metric=metric, seed=seed)
 
 
+@public
 def make_leaderboard(folder: str | Path, *, metric: str | None = None) -> Board:
     """Return one table of all records below a folder; `sslbench.leaderboard.to_csv` and others write it.
 

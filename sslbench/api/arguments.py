@@ -72,7 +72,7 @@ def _nearest_option(key: str, known: Collection[str]) -> str:
     """Return the nearest option or argument, or the place of labels, for one that does not exist."""
     if key in _LABELS:
         return "Labels stand beside their images or features: (images, labels)."
-    return did_you_mean(key, {*known, *_ARGUMENTS} - {key})
+    return did_you_mean(key, set(known) - {key})
 
 
 _OWN_ARGUMENTS = frozenset(
@@ -82,7 +82,12 @@ _OWN_ARGUMENTS = frozenset(
 
 
 def options_of(
-    given: Mapping[str, Any], run: evaluation.RunSettings | None, request: type[Any], *, runs: bool = True
+    given: Mapping[str, Any],
+    run: evaluation.RunSettings | None,
+    request: type[Any],
+    *,
+    runs: bool = True,
+    beside: Collection[str] = _ARGUMENTS,
 ) -> tuple[evaluation.RunSettings, dict[str, Any]]:
     """Return the settings of a run and the further fields of a request, from keyword arguments.
 
@@ -91,6 +96,7 @@ def options_of(
         run: settings to start from.
         request: dataclass of the request; one with a preprocessing takes its values by their names, too.
         runs: settings of a run have an effect.
+        beside: further arguments of the function, for hints.
 
     Raises:
         UsageError: an option that does not exist, with the nearest one, or of another type.
@@ -101,7 +107,7 @@ def options_of(
     known = fields | of_run | (of_images if "preprocessing" in fields else set())
     for key in given:
         if key not in known:
-            raise UsageError(f"there is no option '{key}'", _nearest_option(key, known))
+            raise UsageError(f"there is no option '{key}'", _nearest_option(key, known.union(beside)))
     given = {key: str(value) if isinstance(value, torch.device) else value for key, value in given.items()}
     start = {} if run is None else dataclasses.asdict(run)
     settings, _ = resolve(evaluation.RunSettings, [("the options", start | _chosen(given, of_run))])
@@ -182,11 +188,14 @@ def refuse_other_fields(given: Mapping[str, Any], request: type[Any], of_setting
         UsageError: there is another.
     """
     known = {field.name for field in dataclasses.fields(request)} - {"settings", "data", "out", "chosen"}
+    settings = {field.name for field in dataclasses.fields(of_settings)}
     for key in given:
-        if key in {field.name for field in dataclasses.fields(of_settings)}:
+        if key in settings:
             raise UsageError(f"'{key}' is a setting", f'Pass settings={{"{key}": ...}}.')
         if key not in known:
-            raise UsageError(f"there is no option '{key}'", did_you_mean(key, known))
+            raise UsageError(
+                f"there is no option '{key}'", did_you_mean(key, known | settings | {"settings", "observers"})
+            )
 
 
 @dataclasses.dataclass(frozen=True)

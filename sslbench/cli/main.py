@@ -4,6 +4,7 @@ import importlib
 import importlib.metadata
 import io
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -161,7 +162,7 @@ def _run(words: list[str]) -> int:
         return _fail(": ".join(["interrupted", *map(str, getattr(error.__cause__, "args", ()))]), 130)
     except click.ClickException as error:
         hint = f"\nSee: {error.ctx.command_path} --help" if isinstance(error, click.UsageError) and error.ctx else ""
-        return _fail(error.format_message() + hint, error.exit_code)
+        return _fail(_short(error.format_message()) + hint, error.exit_code)
     except SslbenchError as error:
         shown = error.printed_by_rank_0 and shown_elsewhere()
         return error.exit_code if shown else _fail(str(error), error.exit_code)
@@ -169,6 +170,15 @@ def _run(words: list[str]) -> int:
         if sys.stdout is stdout:
             raise SystemExit(error.code) from None
         return _without_reader()  # click wraps stdout and exits when the pipe is closed
+
+
+def _short(message: str) -> str:
+    """Return click's message with at most three of the arguments that a command does not take."""
+    found = re.fullmatch(r"(Got unexpected extra arguments \()(.*)\)", message, re.DOTALL)
+    words = found[2].split(" ") if found else []
+    if found is None or len(words) <= 3:
+        return message
+    return f"{found[1]}{' '.join(words[:3])} and {len(words) - 3:,} more); a shell replaces a pattern (*) by all files"
 
 
 def _without_reader() -> int:

@@ -119,6 +119,10 @@ def _of_images(data: Any, name: str) -> Source:
         found = _images(images, name)
         _refuse_other_length(name, len(found), labels)
         return Source(name, numbered_ids(len(found)), labels_of(labels, len(found), name=name), found)
+    if isinstance(data, tuple) and data and (isinstance(data[0], list) or getattr(data[0], "ndim", 0) >= 4):
+        raise UsageError(
+            f"{name}: a tuple of {len(data)}, and (images, labels) are expected", "Pass (x[0], x[1]) in place of x."
+        )
     if isinstance(data, torch.utils.data.Dataset) or _is_list_of_pairs(data):
         return _of_pairs(data, name)
     if isinstance(data, list | tuple | np.ndarray | torch.Tensor) or _from(data, "pandas"):
@@ -416,6 +420,11 @@ def _of_frame(frame: Any, name: str, columns: Columns) -> dict[str, Source]:
 
 def _of_hugging_face(data: Any, name: str, columns: Columns) -> Source:
     """Return a Hugging Face data set; its encoded images are read, not their pictures, and decoded like files."""
+    if not hasattr(data, "__len__"):
+        raise UsageError(
+            f"{name} can only be iterated over, but images are read by position",
+            "Load it without streaming=True, or pass datasets.Dataset.from_list(list(data), features=data.features).",
+        )
     given = {str(key): feature for key, feature in data.features.items()}
     image = _column(name, columns.image, given, [key for key in given if type(given[key]).__name__ == "Image"], "image")
     if image is None:

@@ -315,7 +315,10 @@ def weights(similarity: FloatArray, settings: Settings) -> FloatArray:
 
 
 def vote(similarity: FloatArray, neighbours: IntArray, labels: Labels, settings: Settings) -> FloatArray:
-    """Return (M, C) scores: the share of each class in the neighbours' weight, in 0..1.
+    """Return (M, C) scores: the share of each class in the neighbours' weight, in 0..1, rounded to single precision.
+
+    Sums of weights differ from 1 by rounding. Rounded, unanimous neighbours give 1 whatever their order, so these
+    samples are tied in rankings, as they are among the scores on disk.
 
     Multi-label: for each class the weighted share of the neighbours that have it, among those not marked -1.
 
@@ -335,12 +338,13 @@ def vote(similarity: FloatArray, neighbours: IntArray, labels: Labels, settings:
         if single:
             out = scores[part]
             cell = np.arange(len(out))[:, None] * n_classes + labels.values[neighbours[part]]
-            out[:] = np.bincount(cell.ravel(), weight[part].ravel(), out.size).reshape(out.shape)
+            out[:] = np.bincount(cell.ravel(), weight[part].ravel(), out.size).reshape(out.shape).astype(np.float32)
             continue
         neighbour_labels = labels.values[neighbours[part]]
         present = np.einsum("mk,mkc->mc", weight[part], (neighbour_labels > 0).astype(np.float64))
         labelled_weight = np.einsum("mk,mkc->mc", weight[part], (neighbour_labels >= 0).astype(np.float64))
         np.divide(present, labelled_weight, out=scores[part], where=labelled_weight > 0)
+        scores[part] = scores[part].astype(np.float32)
     return scores
 
 
@@ -361,7 +365,7 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
 
 
 PROTOCOL = Protocol(
-    version=3,
+    version=4,
     summary="Weighted k-nearest-neighbour classification of frozen features.",
     settings=Settings,
     check_settings=check_settings,

@@ -354,3 +354,9 @@ def test_a_group_of_commands_without_a_command_prints_its_help(capsys):
 def test_help_leaves_out_flags_that_a_command_refuses(capsys):
     _, out, _ = run(capsys, "predict", "--help")
     assert "--csv" in out and "--on-error" not in out and "--test-data" not in out
+
+
+def test_thousands_of_files_that_a_shell_made_of_a_pattern_are_counted(capsys):
+    files = [f"photos/{i}.jpg" for i in range(3000)]
+    code, _, err = run(capsys, "extract", "--data", *files)
+    assert code == 2 and "photos/1.jpg photos/2.jpg photos/3.jpg and 2,996 more" in err and len(err) < 500

@@ -368,3 +368,16 @@ def test_features_larger_than_the_allowed_memory_are_searched_where_they_lie(tmp
 def test_settings_that_change_no_number_are_not_part_of_the_result():
     names = set(result_settings(knn.Settings()))
     assert names == {"k", "temperature", "metric", "vote", "leave_one_out", "holdout"}
+
+
+def test_unanimous_neighbours_are_tied_whatever_their_weights():
+    """Sums of weights differ from 1 by rounding, which is no ranking; scores on disk give the metrics of the record."""
+    generator = np.random.default_rng(0)
+    train = features(generator.normal(size=(200, 6)), np.arange(200) % 2, 2)
+    settings = knn.Settings(k=(10,))
+    similarity = np.sort(generator.uniform(-1, 1, (500, 10)))[:, ::-1]
+    one_class = np.broadcast_to(np.flatnonzero(train.labels.values == 1)[:10], (500, 10))
+    assert np.unique(knn.vote(similarity, one_class, train.labels, settings)).tolist() == [0, 1]
+    mixed = generator.integers(0, 200, (500, 10))
+    found = knn.vote(similarity, mixed, train.labels, settings)
+    np.testing.assert_array_equal(found, found.astype(np.float32))

@@ -318,11 +318,11 @@ def label_problems(train: Source, test: Source) -> list[str]:
         verb = "has" if len(unlabelled) == 1 else "have"
         remedy = (
             "give a folder with a sub-folder per class, a table or manifest with labels "
-            "(--label-col, in Python label_column, names their column), or in Python (images, labels)"
+            "(--label-col names their column), or in Python (images, labels)"
         )
         noted = dict.fromkeys(note for part in (train, test) for note in part.notes if NO_LABEL_COLUMN in note)
         if noted:
-            remedy = f"{'; '.join(noted)} (in Python label_column)"
+            remedy = f"{'; '.join(noted)}"
         if ORIGIN in train.attributes:
             remedy = "joined sources have labels only if each has; sslbench check-data lists those without"
         return [f"{' and '.join(unlabelled)} {verb} no labels: {remedy}"]

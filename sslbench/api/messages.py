@@ -1,0 +1,67 @@
+"""Messages of the public functions in Python's words: arguments in place of flags."""
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Collection
+from typing import ParamSpec, TypeVar
+
+from sslbench.errors import SslbenchError, UsageError
+from sslbench.names import did_you_mean
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_ARGUMENTS = {
+    "weights": ("model", "weights"),
+    "data": ("train", "data", "images"),
+    "test_data": ("test",),
+}
+"""Name of a flag -> arguments of public functions that have its meaning."""
+_COLUMNS = {"image_col": "image_column", "label_col": "label_column"}
+_FLAG = re.compile(r"--([a-z][a-z0-9-]*)(?:[ =](random|pixels|cuda|cpu|[A-Z]{3,}|[\w./]*[0-9:][\w./:]*\w))?(?![\w-])")
+_COMMAND = re.compile(r"sslbench [a-z-]+ .*")
+
+
+def public(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a public function whose errors name arguments, and which answers a misspelt one with the nearest."""
+    parameters = inspect.signature(function).parameters
+    takes_others = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in parameters and not takes_others:
+                raise UsageError(f"{function.__name__} has no argument '{name}'", did_you_mean(name, parameters))
+        try:
+            return function(*args, **kwargs)
+        except SslbenchError as error:
+            error.rephrase(lambda text: in_python(text, parameters))
+            raise
+
+    return call
+
+
+def in_python(text: str, arguments: Collection[str] = ()) -> str:
+    """Return a message with the flags in it as arguments; those of whole commands stay.
+
+    Args:
+        text: message or remedy.
+        arguments: of the function that was called.
+
+    Examples:
+        >>> in_python("--weights random needs --backbone: --backbone resnet50 or --batch-size 8", ["model"])
+        "model='random' needs backbone=: backbone='resnet50' or batch_size=8"
+        >>> in_python("Results are written by: sslbench eval --out FOLDER")
+        'Results are written by: sslbench eval --out FOLDER'
+    """
+
+    def argument(found: re.Match[str]) -> str:
+        name = found[1].replace("-", "_")
+        name = next((own for own in _ARGUMENTS.get(name, ()) if own in arguments), _COLUMNS.get(name, name))
+        value = found[2] or ""
+        return f"{name}={value if value.isdigit() or not value else repr(value)}"
+
+    command = _COMMAND.search(text)
+    before, rest = (text[: command.start()], text[command.start() :]) if command else (text, "")
+    return _FLAG.sub(argument, before).replace("command line: ", "settings: ") + rest
