@@ -16,14 +16,13 @@ from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features
 from sslbench.labels import LABELS
 from sslbench.metrics.catalog import find as find_metric
-from sslbench.metrics.intervals import Interval, Units
+from sslbench.metrics.intervals import Interval, Units, over_trainings
 from sslbench.metrics.sample_means import mean_of_rows
-from sslbench.metrics.summary import headline, one_measure, with_intervals
-from sslbench.results import MetricValue, Overlaps, Result, as_recorded, percent, records
+from sslbench.metrics.summary import one_measure, with_intervals
+from sslbench.results import MetricValue, Overlaps, Result, as_recorded, records
 
 log = logging.getLogger("sslbench")
 
-_SAME = 0.001  # percentage points
 _RESAMPLES = 1000
 
 
@@ -146,31 +145,26 @@ def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[Met
     if not of_classes or not scores.classes or scores.scores.shape[1] != len(scores.classes):
         return None, ()
     remaining = np.array([name not in out for name in scores.ids])
-    labels, values = scores.labels[remaining], scores.scores[remaining]
+    labels = scores.labels[remaining]
     if not len(labels):
         return None, ()
     name = result.headline
     if scores.means is not None and name in scores.means.metrics:
         interval = mean_of_rows(find_metric(name), scores.means.values(name), np.flatnonzero(remaining), scores.groups)
         return MetricValue(**_recorded(name, interval), n=len(labels)), ()
+    draws = scores.draws or (scores.scores,)
+    if result.protocol.settings.get("draws", 1) > len(draws):
+        return None, ("The score without suspected overlaps is unknown: the scores of the first draw alone are kept.",)
+    units = Units.of(len(labels), None if scores.groups is None else scores.groups[remaining])
     try:
-        units = Units.of(len(labels), None if scores.groups is None else scores.groups[remaining])
-        measure = one_measure(name, kind, labels, values, units, result.probabilities)
+        measures = [one_measure(name, kind, labels, one[remaining], units, result.probabilities) for one in draws]
     except KeyError:
         return None, ()
-    ends = with_intervals(measure, units, result.seed, _RESAMPLES)[name]
-    return MetricValue(**_recorded(name, ends), n=len(labels)), _first_draw(result, scores)
+    each = [with_intervals(measure, units, result.seed, _RESAMPLES)[name] for measure in measures]
+    interval = over_trainings(each, find_metric(name).bounds) if len(each) > 1 else each[0]
+    return MetricValue(**_recorded(name, interval), n=len(labels)), ()
 
 
 def _recorded(name: str, interval: Interval) -> dict[str, float | None]:
     """Return value, low and high of a metric as records hold them."""
     return {part: as_recorded(name, value, ()) for part, value in zip(("value", "low", "high"), interval, strict=True)}
-
-
-def _first_draw(result: Result, scores: records.Scores) -> tuple[str, ...]:
-    """Return a note where the record's number is a mean over draws and the one without suspects of the first draw."""
-    kind = result.data.labels
-    recorded, own = result.metrics.get(LABELS[kind].metric), percent(headline(kind, scores.labels, scores.scores))
-    if own is None or recorded is None or recorded.value is None or abs(own - recorded.value) <= _SAME:
-        return ()
-    return (f"The score without suspected overlaps is that of the stored scores, the first draw ({own:.2f}).",)

@@ -139,6 +139,17 @@ def test_every_protocol_says_it_and_the_search_is_made_once(photos, monkeypatch)
     assert by_name["geometry"] is None, "one part alone"
 
 
+@pytest.mark.parametrize("protocol", ["low-shot", "lsr"])
+def test_a_mean_over_draws_stays_one_without_overlaps(photos, protocol):
+    (result,) = evaluate(photos, protocols=[protocol], settings={protocol: {"k": 2, "draws": 4}})
+    scores = records.read_scores(result.file)
+    kept = ~np.isin(scores.ids, [row["test"] for row in listed(result)])
+    right = [(draw.argmax(axis=1) == scores.labels)[kept].mean() for draw in scores.draws]
+    assert len(right) == 4 and len(set(right)) > 1
+    found = result.overlaps.without
+    assert found.value == pytest.approx(100 * np.mean(right)) and found.low < found.value < found.high
+
+
 def test_leave_one_out_has_no_train_part_to_overlap_with(photos):
     (result,) = evaluate(photos, settings={"knn": {"k": 1, "leave_one_out": True}})
     assert result.overlaps is None
