@@ -46,7 +46,7 @@ def photos(tmp_path):
 def test_import_is_lazy_and_lists_its_names():
     names = {"compare", "evaluate", "extract_features", "list_names", "load_backbone", "make_leaderboard", "pretrain"}
     names |= {"evaluate_checkpoints", "evaluate_detection", "export", "extract", "load_detector", "predict"}
-    assert set(dir(sslbench)) == names | {"KNNProbe", "LinearProbe"}
+    assert set(dir(sslbench)) == names | {"KNNProbe", "LinearProbe", "SslbenchError"}
     assert "knn" in sslbench.list_names("protocol")
     with pytest.raises(AttributeError, match="has no attribute 'evaluat'"):
         _ = sslbench.evaluat
