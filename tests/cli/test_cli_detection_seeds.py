@@ -283,7 +283,7 @@ def test_no_data_and_no_json_are_one_line_each(world, sslbench):
     code, _, err = sslbench("score", "bad.json")
     assert code == 2 and "--data is missing" in err
     code, _, err = sslbench("score", "missing.json", "--data", "squares.json")
-    assert code == 1 and "cannot read missing.json" in err
+    assert code == 2 and "there is no file missing.json" in err
 
 
 def test_files_give_back_detections_and_objects_as_they_were(world, sslbench, trained):

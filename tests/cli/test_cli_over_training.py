@@ -21,6 +21,7 @@ def run(tmp_path, monkeypatch):
     """The checkpoints of a run after 5 and 10 updates."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")  # one line per row
     preprocessing = json.dumps(Preprocessing(resize=(16, 16), crop=(16, 16)).record())
     for step in (10, 5):
         content = {

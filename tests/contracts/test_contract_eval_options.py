@@ -24,6 +24,7 @@ VALUES = {
     "decoder": "fast",
     "device": "cpu",
     "feature_dtype": "float16",
+    "format": "timm",
     "max_memory": "7GB",
     "interpolation": "bicubic",
     "noise": "0.2",
@@ -36,6 +37,7 @@ VALUES = {
     "crop": "32",
     "start_method": "spawn",
     "std": "0.1,0.2,0.3",
+    "stem": "sum",
     "backend": "detectron2",
     "test_classes": "subset",
 }
