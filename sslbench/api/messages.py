@@ -19,7 +19,9 @@ _ARGUMENTS = {
 }
 """Name of a flag -> arguments of public functions that have its meaning."""
 _COLUMNS = {"image_col": "image_column", "label_col": "label_column"}
-_FLAG = re.compile(r"--([a-z][a-z0-9-]*)(?:[ =](random|pixels|cuda|cpu|[A-Z]{3,}|[\w./]*[0-9:][\w./:]*(?<=\w)))?(?![\w-])")
+_FLAG = re.compile(
+    r"--([a-z][a-z0-9-]*)(?:[ =](random|pixels|cuda|cpu|[A-Z]{3,}|[\w./]*[0-9:][\w./:]*(?<=\w)))?(?![\w-])"
+)
 _COMMAND = re.compile(r"sslbench [a-z-]+ .*")
 
 
