@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sslbench.data.source import Source
 from sslbench.errors import DataError
@@ -10,14 +10,12 @@ from sslbench.features.array import Features
 from sslbench.labels import LABELS
 from sslbench.metrics import groups as group_metrics
 from sslbench.metrics.per_class import per_class
-from sslbench.metrics.summary import headline
 from sslbench.results import GroupValue, MetricValue, Result, as_recorded, percent, records
 
 log = logging.getLogger("sslbench")
 
 UNNAMED = "(empty)"
 _MOST = 1000
-_SAME = 0.001  # percentage points
 
 
 def groups_of(source: Source, ids: Sequence[str], columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -76,18 +74,14 @@ def with_details(result: Result, scores: records.Scores, groups: Mapping[str, tu
     missing = {name: column for name, column in groups.items() if name not in result.groups}
     for name, column in missing.items():
         result = _with_groups(result, scores, name, column)
-    recorded = result.metrics.get(LABELS[kind].metric)
-    own = percent(headline(kind, scores.labels, scores.scores))
-    if missing and own is not None and recorded is not None and abs(own - (recorded.value or 0)) > _SAME:
-        note = f"The metrics per group are computed from the stored scores, those of the first draw ({own:.2f})."
-        result = dataclasses.replace(result, notes=(*result.notes, note))
     return result
 
 
-def _without_groups(result: Result, groups: Mapping[str, tuple[str, ...]]) -> Result:
+def _without_groups(result: Result, groups: Collection[str], reason: str = "") -> Result:
     if not groups:
         return result
-    note = f"{result.protocol.name} has no metric that can be computed per group ({', '.join(groups)})."
+    reason = reason or f"{result.protocol.name} has no metric that can be computed per group"
+    note = f"{reason} ({', '.join(groups)})."
     log.warning(note)
     return dataclasses.replace(result, notes=(*result.notes, note))
 
@@ -98,19 +92,23 @@ def _with_groups(result: Result, scores: records.Scores, name: str, column: Sequ
         if scores.means is not None and metric in scores.means.metrics:
             values = scores.means.values(metric)
             found = group_metrics.means_by_group(metric, values, column, together=scores.groups)
+        elif not (draws := scores.draws_of(result)):
+            return _without_groups(
+                result, [name], "The metrics per group are unknown, as the scores of the first draw alone are kept"
+            )
         else:
             found = group_metrics.by_group(
                 metric,
                 result.data.labels,
                 scores.labels,
-                scores.scores,
+                draws,
                 column,
                 seed=result.seed,
                 probabilities=result.probabilities,
                 together=scores.groups,
             )
     except KeyError:
-        return _without_groups(result, {name: tuple(column)})
+        return _without_groups(result, [name])
     groups = tuple(
         GroupValue(
             name=group.name,

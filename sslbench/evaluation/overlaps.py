@@ -152,8 +152,8 @@ def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[Met
     if scores.means is not None and name in scores.means.metrics:
         interval = mean_of_rows(find_metric(name), scores.means.values(name), np.flatnonzero(remaining), scores.groups)
         return MetricValue(**_recorded(name, interval), n=len(labels)), ()
-    draws = scores.draws or (scores.scores,)
-    if result.protocol.settings.get("draws", 1) > len(draws):
+    draws = scores.draws_of(result)
+    if not draws:
         return None, ("The score without suspected overlaps is unknown: the scores of the first draw alone are kept.",)
     units = Units.of(len(labels), None if scores.groups is None else scores.groups[remaining])
     try:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.labels import LabelKind
 from sslbench.metrics.catalog import find
-from sslbench.metrics.intervals import Units
+from sslbench.metrics.intervals import Units, over_trainings
 from sslbench.metrics.sample_means import mean_of_rows
 from sslbench.metrics.summary import Probabilities, one_measure, with_intervals
 
@@ -31,7 +31,7 @@ def by_group(  # noqa: PLR0913  the parts of an evaluation, and two kinds of gro
     metric: str,
     kind: LabelKind,
     values: npt.NDArray[np.integer],
-    scores: npt.NDArray[np.floating],
+    draws: Sequence[npt.NDArray[np.floating]],
     groups: Sequence[str],
     *,
     seed: int,
@@ -41,13 +41,14 @@ def by_group(  # noqa: PLR0913  the parts of an evaluation, and two kinds of gro
 ) -> list[GroupScore]:
     """Return the metric on every group, the worst first (ties by name), groups without a value last.
 
-    The interval of a group is that of its own samples; it is not corrected for the choice of the worst group.
+    The interval of a group is that of its own samples, and of other draws of train if there are several; it is not
+    corrected for the choice of the worst group.
 
     Args:
         metric: name of a metric that `summarise` computes; its direction decides what is worst.
         kind: 'single', 'multi' or 'value'.
         values: labels of the N samples, as for `summarise`.
-        scores: (N, C).
+        draws: scores (N, C) of each draw of train, of which the metric is the mean; usually one.
         groups: the group of each of the N samples.
         seed: seed of the half-samples.
         probabilities: as for `summarise`.
@@ -59,7 +60,7 @@ def by_group(  # noqa: PLR0913  the parts of an evaluation, and two kinds of gro
         KeyError: there is no such metric.
 
     >>> scores = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.7, 0.3]])
-    >>> found = by_group("top1", "single", np.array([0, 1, 1, 1]), scores, ["a", "a", "b", "b"], seed=0)
+    >>> found = by_group("top1", "single", np.array([0, 1, 1, 1]), [scores], ["a", "a", "b", "b"], seed=0)
     >>> [(group.name, group.value) for group in found]
     [('b', 0.0), ('a', 1.0)]
     """
@@ -68,10 +69,11 @@ def by_group(  # noqa: PLR0913  the parts of an evaluation, and two kinds of gro
     for i, name in enumerate(names.tolist()):
         rows = np.flatnonzero(number == i)
         units = Units.of(len(rows), None if together is None else together[rows])
-        measure = one_measure(metric, kind, values[rows], scores[rows], units, probabilities)
-        sign = measure.metrics[measure.names.index(metric)].sign
-        value, low, high = with_intervals(measure, units, seed, resamples)[metric]
-        found.append(GroupScore(name, len(rows), value, low, high))
+        measures = [one_measure(metric, kind, values[rows], one[rows], units, probabilities) for one in draws]
+        of_metric = measures[0].metrics[measures[0].names.index(metric)]
+        each = [with_intervals(measure, units, seed, resamples)[metric] for measure in measures]
+        sign, interval = of_metric.sign, each[0] if len(each) == 1 else over_trainings(each, of_metric.bounds)
+        found.append(GroupScore(name, len(rows), *interval))
     return sorted(found, key=lambda score: (np.isnan(score.value), sign * score.value, score.name))
 
 

@@ -10,7 +10,7 @@ The headline is the mean over the draws at the largest k; `variants` of the resu
 and the 95 % interval over the draws. The scores of all draws at the largest k are kept beside the record.
 
 Version 2: the scores of all draws are kept, groups of samples are kept together, and intervals are those of
-half-samples.
+half-samples. Version 3: metrics per group and the score without suspected overlaps are means over all draws.
 """
 
 import dataclasses
@@ -200,7 +200,7 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
 
 
 PROTOCOL = Protocol(
-    version=2,
+    version=3,
     summary="Few-shot least squares in closed form, as big_vision's `fewshot_lsr`.",
     settings=Settings,
     check_settings=check_settings,

@@ -89,6 +89,11 @@ class Scores:
     half: bool = False
     file: Path | None = None
 
+    def draws_of(self, result: Result) -> tuple[npt.NDArray[np.float32], ...]:
+        """Return the scores of all draws whose mean the result is, one for a single draw; () if they were not kept."""
+        draws = self.draws or (self.scores,)
+        return draws if len(draws) >= result.protocol.settings.get("draws", 1) else ()
+
 
 def write(  # noqa: PLR0913  the parts of a file of scores
     result: Result,

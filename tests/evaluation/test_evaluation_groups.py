@@ -1,6 +1,7 @@
 """Numbers per group and class, and costs, from the manifest to the record and the leaderboard."""
 
 import csv
+import dataclasses
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from sslbench.data.open import open_data
 from sslbench.errors import DataError, ResultError, UsageError
 from sslbench.evaluation import RunSettings, costs
 from sslbench.evaluation.costs import gflops
+from sslbench.evaluation.groups import with_details
 from sslbench.leaderboard import table
 from sslbench.results import records
 
@@ -130,13 +132,18 @@ def test_a_column_to_group_by_is_no_class(tmp_path):
     assert source.labels.classes == ("cat", "dog") and source.attributes == {"night": ("1",)}
 
 
-def test_groups_of_a_mean_over_draws_are_those_of_the_first_draw_and_the_record_says_so(photos):
+def test_groups_of_a_mean_over_draws_are_means_over_the_draws(photos):
     settings = {"low-shot": {"k": 2, "draws": 2}}
     (result,) = evaluate(photos, protocols=["low-shot"], settings=settings, groups=("site",))
     assert result.metrics["worst_group(site).top1"].n == 12
     scores = records.read_scores(result.file)
-    first = 100 * (scores.scores.argmax(1) == scores.labels).mean()
-    assert ("first draw" in " ".join(result.notes)) == (abs(first - result.metrics["top1"].value) > 0.001)
+    assert len(scores.draws) == 2
+    (column,) = (result.groups["site"],)
+    mean = sum(group.metric.value * group.metric.n for group in column) / sum(group.metric.n for group in column)
+    assert mean == pytest.approx(result.metrics["top1"].value), "groups divide the test samples"
+    first = dataclasses.replace(scores, draws=())
+    alone = with_details(dataclasses.replace(result, groups={}, notes=()), first, {"site": ("a",) * len(scores.ids)})
+    assert not alone.groups and "scores of the first draw alone are kept (site)" in " ".join(alone.notes)
 
 
 def test_peak_memory_is_that_of_the_stage():

@@ -16,6 +16,7 @@ one of whole groups.
 
 Version 2: logistic regression is converged when the distance of its objective to the lowest value is proven small; the
 scores of all draws are kept, groups of samples are kept together, and intervals are those of half-samples.
+Version 3: metrics per group and the score without suspected overlaps are means over all draws.
 """
 
 import dataclasses
@@ -193,7 +194,7 @@ def check_settings(settings: Settings) -> None:
 
 
 PROTOCOL = Protocol(
-    version=2,
+    version=3,
     summary="Linear SVMs or logistic regression on k images per class, over several draws.",
     settings=Settings,
     check_settings=check_settings,
