@@ -137,12 +137,13 @@ def test_groups_of_a_mean_over_draws_are_means_over_the_draws(photos):
     (result,) = evaluate(photos, protocols=["low-shot"], settings=settings, groups=("site",))
     assert result.metrics["worst_group(site).top1"].n == 12
     scores = records.read_scores(result.file)
-    assert len(scores.draws) == 2
-    (column,) = (result.groups["site"],)
-    mean = sum(group.metric.value * group.metric.n for group in column) / sum(group.metric.n for group in column)
-    assert mean == pytest.approx(result.metrics["top1"].value), "groups divide the test samples"
-    first = dataclasses.replace(scores, draws=())
-    alone = with_details(dataclasses.replace(result, groups={}, notes=()), first, {"site": ("a",) * len(scores.ids)})
+    right = np.eye(len(scores.classes), dtype=np.float32)[scores.labels]
+    site = {"site": tuple(np.where(np.arange(len(scores.ids)) % 2, "a", "b").tolist())}
+    result = dataclasses.replace(result, groups={}, notes=())
+    for draws, value in (((right, right), 100), ((right, 1 - right), 50), ((1 - right, right), 50)):
+        found = with_details(result, dataclasses.replace(scores, scores=draws[0], draws=draws), site).groups["site"]
+        assert [group.metric.value for group in found] == pytest.approx([value, value])
+    alone = with_details(result, dataclasses.replace(scores, draws=()), site)
     assert not alone.groups and "scores of the first draw alone are kept (site)" in " ".join(alone.notes)
 
 
