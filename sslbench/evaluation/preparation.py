@@ -443,14 +443,7 @@ def _opened(request: Request, run: RunSettings, in_memory: InMemoryData | None) 
         return train_test_of(opener, request.data, request.test_data, seed=run.seed, test_fraction=fraction)
     refuse_label_maps(request.data)
     return train_test(
-        request.data,
-        request.test_data,
-        seed=run.seed,
-        test_fraction=run.test_fraction,
-        image_column=request.image_column,
-        label_column=request.label_column,
-        attribute_columns=request.groups,
-        value_columns=request.value_columns,
+        request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction, **_columns(request)
     )
 
 
@@ -458,9 +451,17 @@ def open_parts(request: Request, place: str, in_memory: InMemoryData | None = No
     """Return split -> source of a location of a request, or of data in memory under this name."""
     if in_memory and place in in_memory:
         return in_memory[place]
-    columns: dict[str, Any] = {"image_column": request.image_column, "label_column": request.label_column}
-    further: dict[str, Any] = {"attribute_columns": request.groups, "value_columns": request.value_columns}
-    return open_data(place, **columns, **{key: names for key, names in further.items() if names}, together=True)
+    return open_data(place, **_columns(request), together=True)
+
+
+def _columns(request: Request) -> dict[str, Any]:
+    """Return the columns that a request names, as arguments of the functions that open data."""
+    return {
+        "image_column": request.image_column,
+        "label_column": request.label_column,
+        "attribute_columns": request.groups,
+        "value_columns": request.value_columns,
+    }
 
 
 def _dense_data(kind: LabelKind, request: Request, run: RunSettings) -> TrainTest:

@@ -1,7 +1,7 @@
 """Parts of a leaderboard: columns, rows, cells, floors."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from sslbench.leaderboard.grouping import ColumnKey
@@ -130,36 +130,23 @@ class Board:
 
     def __repr__(self) -> str:
         """Return a line per row, a column per benchmark, and the notes."""
-        return "\n".join([tables.as_text(self._rows()), *self.notes]) if self.rows else "no results"
+        return "\n".join([tables.as_text(self._rows(shown)), *self.notes]) if self.rows else "no results"
 
     def _repr_html_(self) -> str:
         """Return the table as HTML, for notebooks."""
-        return tables.as_html(self._rows())
+        return tables.as_html(self._rows(shown))
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with a line per row and the value of each column as a number."""
-        return tables.as_frame(
-            [
-                {
-                    **_named(row),
-                    **{column.title: value(row, i, self.columns) for i, column in enumerate(self.columns)},
-                }
-                for row in self.rows
-            ]
-        )
+        return tables.as_frame(self._rows(value))
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self, cell: Callable[[Row, int, tuple[Column, ...]], Any]) -> list[dict[str, Any]]:
+        """Return weights, layer and the columns of each row, by their headings."""
         return [
-            {
-                **_named(row),
-                **{column.title: shown(row, i, self.columns) for i, column in enumerate(self.columns)},
-            }
+            {"weights": row.label, "layer": row.layer or None}
+            | {column.title: cell(row, i, self.columns) for i, column in enumerate(self.columns)}
             for row in self.rows
         ]
-
-
-def _named(row: Row) -> dict[str, Any]:
-    return {"weights": row.label, "layer": row.layer or None}
 
 
 def shown(row: Row, position: int, columns: tuple[Column, ...]) -> MetricValue | None:
