@@ -1,10 +1,6 @@
 """Public functions: the commands of the command line, from Python."""
 
-import atexit
 import dataclasses
-import functools
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +12,14 @@ from torch import nn
 
 from sslbench import evaluation, paths, pretraining
 from sslbench.api.arguments import (
+    BOXES,
+    FILES,
     copied_backbone,
+    folder_of,
     location,
     options_of,
     places_of,
+    record_of,
     refuse_other_fields,
     refuse_other_models,
     tasks_of,
@@ -127,7 +127,7 @@ def evaluate(
     """
     tasks = tasks_of(protocols, settings)
     train, test = train_and_test(train, test)
-    folder = Path(out) if out is not None else _temporary_folder()
+    folder = folder_of(out)
     if are_features(train):
         return _evaluate_features(model, train, test, tasks, name, folder, run, options)
     if model is None:
@@ -232,8 +232,8 @@ def evaluate_checkpoints(
         raise UsageError(f"{folder} has no checkpoints of a pretraining run", "Give RUN/checkpoints.")
     tasks = tasks_of(protocols, settings)
     run_settings, request_options = options_of(options, run, evaluation.Request)
-    place = location(train, "train", _FILES)
-    request_options["test_data"] = None if test is None else location(test, "test", _FILES)
+    place = location(train, "train", FILES)
+    request_options["test_data"] = None if test is None else location(test, "test", FILES)
     cells = [
         SuiteCell(
             file,
@@ -310,19 +310,16 @@ def evaluate_detection(  # noqa: PLR0913  its data, its recipe, and what all hav
     }
     detection_request = detection.DetectionRequest(
         weights=backbone.name if backbone is not None else str(model),
-        data=location(train, "train", _BOXES),
-        test_data=None if test is None else location(test, "test", _BOXES),
+        data=location(train, "train", BOXES),
+        test_data=None if test is None else location(test, "test", BOXES),
         **request_fields,
         **request_options,
     )
-    folder = Path(out) if out is not None else _temporary_folder()
+    folder = folder_of(out)
     evaluation.check_writable(folder)
     prepared = detection.prepare_detection(detection_request, run_settings, backbone=backbone)
     command = "sslbench.evaluate_detection(...)"
     return Results(detection.evaluate_detection(prepared, out=folder, command=command))
-
-
-_BOXES = "Boxes are read from manifests (COCO, kwcoco, Pascal VOC, YOLO): write one, and give its path."
 
 
 @public
@@ -475,7 +472,7 @@ def predict(
     run_settings, request_options = options_of(
         options, run, evaluation.Request, beside=("classes", "top_k", "threshold")
     )
-    place = location(data, "data", _FILES)
+    place = location(data, "data", FILES)
     prediction_request = evaluation.Request(weights=str(weights), data=place, tasks=(), **request_options)
     chosen: dict[str, Any] = {"classes": classes, "top_k": top_k, "threshold": threshold}
     return write_predictions(prediction_request, run_settings, Path(csv), **chosen)
@@ -524,7 +521,7 @@ def pretrain(
     values.pop("launcher")
     checked = build(pretraining.PretrainSettings, values, f"pretrain {method}")
     pretrain_request = pretraining.PretrainRequest(
-        settings=checked, data=location(data, "data", _FILES), out=Path(out), chosen=typed, **request
+        settings=checked, data=location(data, "data", FILES), out=Path(out), chosen=typed, **request
     )
     standard = always(pretrain_request.out, mean=checked.augment.mean, std=checked.augment.std)
     return pretraining.pretrain(
@@ -565,7 +562,7 @@ def compare(
         >>> compare(a, b).verdict
         'B better'
     """
-    return compare_results(_record(a), _record(b), metric=metric, seed=seed)
+    return compare_results(record_of(a), record_of(b), metric=metric, seed=seed)
 
 
 @public
@@ -581,25 +578,3 @@ def make_leaderboard(folder: str | Path, *, metric: str | None = None) -> Board:
         1
     """
     return table(records.read_tree(Path(folder)), metric=metric)
-
-
-@functools.cache
-def _temporary_folder() -> Path:
-    """Return a folder for records that is removed when Python ends."""
-    folder = Path(tempfile.mkdtemp(prefix="sslbench-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-_FILES = "Images are read from a folder, a table or an archive: write them there, and give its path."
-
-
-def _record(result: str | Path | Result | Sequence[Result]) -> Result:
-    if isinstance(result, Result):
-        return result
-    if isinstance(result, str | Path):
-        return records.read(Path(result))
-    if isinstance(result, Sequence) and len(result) == 1 and isinstance(result[0], Result):
-        return result[0]
-    what = f"{len(result)} results" if isinstance(result, Results) else f"of the type {type(result).__name__}"
-    raise UsageError(f"a result is compared with another, and this is {what}", "Give one of them: results[0].")

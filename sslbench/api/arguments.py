@@ -1,6 +1,10 @@
 """Arguments of the public functions: models, protocols, options and data of many kinds."""
 
+import atexit
 import dataclasses
+import functools
+import shutil
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ from sslbench.errors import UsageError
 from sslbench.features.external import are_features
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
+from sslbench.results import Result, Results, records
 
 
 def refuse_other_models(model: object) -> None:
@@ -226,3 +231,38 @@ def places_of(train: Any, test: Any, options: Mapping[str, Any]) -> Places:
         names[field] = name if test is None else f"{name} ({part})"
         in_memory[str(names[field])] = sources_of(data, str(names[field]), columns)
     return Places(names, in_memory)
+
+
+BOXES = "Boxes are read from manifests (COCO, kwcoco, Pascal VOC, YOLO): write one, and give its path."
+FILES = "Images are read from a folder, a table or an archive: write them there, and give its path."
+"""Remedies of `location`."""
+
+
+def folder_of(out: str | Path | None) -> Path:
+    """Return the folder for records; None stands for a temporary one."""
+    return _temporary_folder() if out is None else Path(out)
+
+
+@functools.cache
+def _temporary_folder() -> Path:
+    """Return a folder for records that is removed when Python ends."""
+    folder = Path(tempfile.mkdtemp(prefix="sslbench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def record_of(result: str | Path | Result | Sequence[Result]) -> Result:
+    """Return the record of a result, of a list of one, or in a file.
+
+    Raises:
+        UsageError: it is something else.
+        ResultError: the file cannot be read.
+    """
+    if isinstance(result, Result):
+        return result
+    if isinstance(result, str | Path):
+        return records.read(Path(result))
+    if isinstance(result, Sequence) and len(result) == 1 and isinstance(result[0], Result):
+        return result[0]
+    what = f"{len(result)} results" if isinstance(result, Results) else f"of the type {type(result).__name__}"
+    raise UsageError(f"a result is compared with another, and this is {what}", "Give one of them: results[0].")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sslbench.evaluation.encode import extract_only, extract_several
-    from sslbench.evaluation.preparation import InMemoryData, Prepared, has_own_classes, needs_labels, prepare
+    from sslbench.evaluation.opening import InMemoryData
+    from sslbench.evaluation.preparation import Prepared, has_own_classes, needs_labels, prepare
     from sslbench.evaluation.request import Request, RunSettings, Task, make_task
     from sslbench.evaluation.run import evaluate, evaluate_features
     from sslbench.runtime.folders import check_writable
@@ -35,6 +36,7 @@ _HOME = {
     **dict.fromkeys(("Request", "RunSettings", "Task", "make_task"), "sslbench.evaluation.request"),
     **dict.fromkeys(("extract_only", "extract_several"), "sslbench.evaluation.encode"),
     **dict.fromkeys(("evaluate", "evaluate_features"), "sslbench.evaluation.run"),
+    "InMemoryData": "sslbench.evaluation.opening",
     "check_writable": "sslbench.runtime.folders",
 }
 

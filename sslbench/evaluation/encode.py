@@ -15,14 +15,8 @@ from sslbench.data.splits import TrainTest
 from sslbench.distributed import this_process
 from sslbench.distributed.collectives import process_group_if_known
 from sslbench.evaluation.costs import encoding_costs, measured
-from sslbench.evaluation.preparation import (
-    InMemoryData,
-    Prepared,
-    for_request,
-    load,
-    open_parts,
-    open_train_test,
-)
+from sslbench.evaluation.opening import InMemoryData, open_parts, open_train_test
+from sslbench.evaluation.preparation import Prepared, for_request, load
 from sslbench.evaluation.record import Encoded
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.features.array import Features

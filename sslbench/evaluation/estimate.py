@@ -27,8 +27,8 @@ from sslbench.data.source import Labels, Source
 from sslbench.distributed import this_process
 from sslbench.errors import ResourceError, SslbenchError
 from sslbench.evaluation.floors import floor_backbones
-from sslbench.evaluation.preparation import Prepared, one_part, only_part
-from sslbench.evaluation.request import RunSettings, Task
+from sslbench.evaluation.preparation import Prepared, one_part
+from sslbench.evaluation.request import RunSettings, Task, only_part
 from sslbench.evaluation.sets import is_on_sets
 from sslbench.features import partial
 from sslbench.features.external import FeaturePair

@@ -22,10 +22,10 @@ from sslbench.errors import DataError
 from sslbench.evaluation import floors
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.groups import with_details
-from sslbench.evaluation.preparation import Prepared, one_part, only_part, task_with_noise, with_noise
+from sslbench.evaluation.preparation import Prepared, one_part, task_with_noise, with_noise
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, recorded, weights_at
 from sslbench.evaluation.references import compare_references
-from sslbench.evaluation.request import RunSettings, Task
+from sslbench.evaluation.request import RunSettings, Task, only_part
 from sslbench.evaluation.trainings import scores_together, together, trains
 from sslbench.features.array import Features
 from sslbench.features.extract import check_shared

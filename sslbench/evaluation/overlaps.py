@@ -10,9 +10,9 @@ import numpy as np
 from sslbench.data.checks.duplicates import Suspect, as_csv, named, suspects
 from sslbench.data.checks.near import NearDuplicates, near_pairs
 from sslbench.errors import ResultError
-from sslbench.evaluation.preparation import Prepared, only_part
+from sslbench.evaluation.preparation import Prepared
 from sslbench.evaluation.record import Encoded
-from sslbench.evaluation.request import RunSettings, Task
+from sslbench.evaluation.request import RunSettings, Task, only_part
 from sslbench.features.array import Features
 from sslbench.labels import LABELS
 from sslbench.metrics.catalog import find as find_metric

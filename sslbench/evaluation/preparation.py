@@ -1,7 +1,6 @@
 """Opening weights and data and checking them, before the first image is decoded."""
 
 import dataclasses
-import functools
 import logging
 import typing
 from collections.abc import Mapping, Sequence
@@ -21,32 +20,27 @@ from sslbench.data.decode.transforms import output_size
 from sslbench.data.images import Files
 from sslbench.data.labels import no_labels
 from sslbench.data.noise import check_shares, with_label_noise
-from sslbench.data.open import open_data, refuse_label_maps
 from sslbench.data.source import Labels, Source
 from sslbench.data.splits import (
     TrainTest,
-    choose_test,
-    choose_train,
     label_problems,
     limit,
     match_classes,
     name_numbered,
-    train_test,
-    train_test_of,
     unite_classes,
 )
 from sslbench.distributed import this_process
-from sslbench.distributed.collectives import process_group_if_known
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
-from sslbench.evaluation.dense import DATA, SIZES, dense_kind, dense_layers, on_places, takes_own_sizes, whole_image
+from sslbench.evaluation.dense import SIZES, dense_layers, on_places, takes_own_sizes, whole_image
 from sslbench.evaluation.file_classifier import labelled_by, load_file_classifier
 from sslbench.evaluation.groups import check_groups
-from sslbench.evaluation.request import Request, RunSettings, Task, sample_kind
+from sslbench.evaluation.opening import InMemoryData, open_train_test
+from sslbench.evaluation.request import Request, RunSettings, Task, only_part, sample_kind
 from sslbench.evaluation.trainings import check_seeds
 from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
-from sslbench.labels import LABELS, LabelKind
+from sslbench.labels import LabelKind
 from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import FileClassifier, ImageSet, OnFeatures, OnImages, OnObjects, OnSets
@@ -67,14 +61,6 @@ def has_own_classes(tasks: Sequence[Task]) -> bool:
     """Return True for protocols that learn no classes, so that test may have others than train."""
     kinds = [protocols.find(task.protocol).kind for task in tasks]
     return all(isinstance(kind, OnFeatures) and kind.own_classes for kind in kinds)
-
-
-def only_part(task: Task) -> str | None:
-    """Return 'train' or 'test' where a protocol, with these settings, uses one part of the data only, else None."""
-    kind = protocols.find(task.protocol).kind
-    if isinstance(kind, OnImages):
-        return None if kind.trains else kind.part(task.settings)
-    return kind.part(task.settings) if isinstance(kind, OnFeatures | OnSets) else None
 
 
 def without_useless_labels(data: TrainTest) -> TrainTest:
@@ -119,9 +105,6 @@ def _unlabelled(source: Source) -> Source:
 
 
 log = logging.getLogger("sslbench")
-
-InMemoryData = Mapping[str, Mapping[str, Source]]
-"""Data in memory: the name in `Request.data` or `Request.test_data` -> split -> source."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -412,79 +395,6 @@ def load(request: Request, run: RunSettings) -> Backbone:
     if backbone.report is not None:
         log.info(f"{request.weights}: {backbone.name}, {backbone.report.line()}")
     return backbone
-
-
-def open_train_test(request: Request, run: RunSettings, in_memory: InMemoryData | None = None) -> TrainTest:
-    """Return the train and test part of the data, limited if that was asked for; every process calls this."""
-    with process_group_if_known(run.torch_device()):  # one process of each machine lists the files of a folder
-        data = _opened(request, run, in_memory)
-    if request.limit is None:
-        return data
-    if request.limit >= max(len(data.train), len(data.test)):
-        return data
-    if data.train is data.test:
-        scored = limit(data.test, request.limit, run.seed)
-        return TrainTest(scored, scored, f"{data.how}; limited to {len(scored)} samples")
-    train, test = (limit(part, request.limit, run.seed) for part in (data.train, data.test))
-    description = f"{data.how}; limited to {len(train)} train and {len(test)} test samples"
-    return dataclasses.replace(data, train=train, test=test, how=description, whole=None)
-
-
-def _opened(request: Request, run: RunSettings, in_memory: InMemoryData | None) -> TrainTest:
-    if (kind := dense_kind(request.tasks)) is not None:
-        if in_memory:
-            raise UsageError(
-                f"{request.tasks[0].protocol} needs a location of {LABELS[kind].text}, not images in memory"
-            )
-        return _dense_data(kind, request, run)
-    if in_memory:
-        opener = functools.partial(open_parts, request, in_memory=in_memory)
-        fraction = run.test_fraction
-        return train_test_of(opener, request.data, request.test_data, seed=run.seed, test_fraction=fraction)
-    refuse_label_maps(request.data)
-    return train_test(
-        request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction, **_columns(request)
-    )
-
-
-def open_parts(request: Request, place: str, in_memory: InMemoryData | None = None) -> Mapping[str, Source]:
-    """Return split -> source of a location of a request, or of data in memory under this name."""
-    if in_memory and place in in_memory:
-        return in_memory[place]
-    return open_data(place, **_columns(request), together=True)
-
-
-def _columns(request: Request) -> dict[str, Any]:
-    """Return the columns that a request names, as arguments of the functions that open data."""
-    return {
-        "image_column": request.image_column,
-        "label_column": request.label_column,
-        "attribute_columns": request.groups,
-        "value_columns": request.value_columns,
-    }
-
-
-def _dense_data(kind: LabelKind, request: Request, run: RunSettings) -> TrainTest:
-    """Return train and test images of a protocol on places in images, whose data have no columns.
-
-    Raises:
-        UsageError: a column was named.
-    """
-    named = [flag for flag in ("image_column", "label_column", "groups", "value_columns") if getattr(request, flag)]
-    if named:
-        raise UsageError(f"{request.data} has {LABELS[kind].text} and no columns, so {named[0]} has no effect")
-    parts = {only_part(task) for task in request.tasks}
-    if len(parts) == 1 and (part := parts.pop()) is not None:
-        if part == "test" and request.test_data and request.data not in (request.test_data, DATA[kind].default):
-            name = request.tasks[0].protocol
-            raise UsageError(f"--data has no effect beside --test-data: {name} trains nothing", "Leave it out.")
-        place = request.data if part == "train" else request.test_data or request.data
-        choose = choose_train if part == "train" else choose_test
-        scored = choose(place, DATA[kind].open(place))
-        return TrainTest(scored, scored, f"{scored.name} alone")
-    return train_test_of(
-        DATA[kind].open, request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction
-    )
 
 
 def layers_of(backbone: Backbone, request: Request) -> tuple[Layer, ...]:

@@ -181,6 +181,14 @@ def sample_kind(protocol: str) -> OnFeatures[Any] | OnImages[Any] | OnSets[Any]:
     return kind
 
 
+def only_part(task: Task) -> str | None:
+    """Return 'train' or 'test' where a protocol, with these settings, uses one part of the data only, else None."""
+    kind = protocols.find(task.protocol).kind
+    if isinstance(kind, OnImages):
+        return None if kind.trains else kind.part(task.settings)
+    return kind.part(task.settings) if isinstance(kind, OnFeatures | OnSets) else None
+
+
 def make_task(
     protocol: str,
     overrides: Mapping[str, Any],

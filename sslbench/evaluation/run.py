@@ -29,12 +29,11 @@ from sslbench.evaluation.preparation import (
     is_on_images,
     one_part,
     one_part_of_features,
-    only_part,
     task_with_noise,
     with_noise,
 )
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, score
-from sslbench.evaluation.request import RunSettings, Task, sample_kind
+from sslbench.evaluation.request import RunSettings, Task, only_part, sample_kind
 from sslbench.evaluation.sets import (
     NO_OTHER_CLASSIFIER,
     NO_PIXELS,

@@ -12,18 +12,9 @@ from sslbench.distributed import this_process
 from sslbench.errors import ResultError, SslbenchError
 from sslbench.evaluation.file_classifier import with_classifier
 from sslbench.evaluation.images import row_names
-from sslbench.evaluation.preparation import (
-    Prepared,
-    is_on_images,
-    load,
-    one_part,
-    only_part,
-    prepare,
-    task_with_noise,
-    with_noise,
-)
+from sslbench.evaluation.preparation import Prepared, is_on_images, load, one_part, prepare, task_with_noise, with_noise
 from sslbench.evaluation.record import Encoded, asked, describe, measurement, weights_at
-from sslbench.evaluation.request import Request, RunSettings
+from sslbench.evaluation.request import Request, RunSettings, only_part
 from sslbench.evaluation.run import evaluate
 from sslbench.evaluation.sets import is_on_sets, row_subjects, sets_of
 from sslbench.evaluation.together import can_encode_ahead, encode_ahead, likewise

@@ -10,8 +10,8 @@ from sslbench.backbones.layers import Layer
 from sslbench.distributed import this_process
 from sslbench.errors import SslbenchError
 from sslbench.evaluation import floors
-from sslbench.evaluation.preparation import Prepared, for_request, is_on_images, layers_of, one_part, only_part
-from sslbench.evaluation.request import Request
+from sslbench.evaluation.preparation import Prepared, for_request, is_on_images, layers_of, one_part
+from sslbench.evaluation.request import Request, only_part
 from sslbench.evaluation.sets import is_on_sets
 from sslbench.features.together import extract_together
 from sslbench.runtime.progress import Progress, stage_progress

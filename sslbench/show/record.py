@@ -15,8 +15,8 @@ from sslbench.data.decode.handlers import Reading
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.errors import DataError, ResultError, SslbenchError, UsageError
-from sslbench.evaluation.preparation import Prepared, one_part, only_part, prepare
-from sslbench.evaluation.request import Request, RunSettings, make_task
+from sslbench.evaluation.preparation import Prepared, one_part, prepare
+from sslbench.evaluation.request import Request, RunSettings, make_task, only_part
 from sslbench.names import from_file, refuse_location
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.protocols import OnSets

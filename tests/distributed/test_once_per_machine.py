@@ -14,7 +14,7 @@ from sslbench.data.formats import folder
 from sslbench.data.open import open_data
 from sslbench.distributed.collectives import once_per_machine, process_group_if_known
 from sslbench.errors import DataError, SslbenchError
-from sslbench.evaluation import Request, RunSettings, encode, make_task, preparation
+from sslbench.evaluation import Request, RunSettings, encode, make_task, opening
 
 ODD = os.fsdecode(b"odd \xff.png")
 """Name that is not UTF-8."""
@@ -88,11 +88,11 @@ def evaluated(rank, path):
     request, run = Request("random", str(path), (make_task("knn", {}),), backbone="resnet18"), RunSettings(device="cpu")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folder, "_walk", lambda root, *rest: (listed.append(Path(root).name), walk(root, *rest)))
-        for module in (preparation, encode):
+        for module in (opening, encode):
             patch.setattr(
                 module, "process_group_if_known", lambda device: joined.append(device) or process_group_if_known(device)
             )
-        data = preparation.open_train_test(request, run)
+        data = opening.open_train_test(request, run)
         parts = encode._parts_to_encode(request, run, None)
     return [data.train.ids, data.test.ids, *(part.ids for part in parts.values())], listed, len(joined)
 

@@ -22,7 +22,8 @@ _UNCHANGED = ("default", "configs/eval.yaml")
 
 def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path, out: Path) -> None:
     """Print the plan of one evaluation; nothing has been decoded."""
-    from sslbench.evaluation.preparation import is_on_images, one_part, only_part
+    from sslbench.evaluation.preparation import is_on_images, one_part
+    from sslbench.evaluation.request import only_part
     from sslbench.evaluation.trainings import trains
     from sslbench.features.extract import store_key
     from sslbench.features.store import open_entry, what_changed

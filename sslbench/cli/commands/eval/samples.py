@@ -394,7 +394,7 @@ def _refuse_unscored_test(option: str, tasks: Sequence["Task"]) -> None:
     Raises:
         UsageError: they do.
     """
-    from sslbench.evaluation.preparation import only_part
+    from sslbench.evaluation.request import only_part
 
     if tasks and all(only_part(task) == "train" for task in tasks):
         named = " and ".join(dict.fromkeys(task.protocol for task in tasks))

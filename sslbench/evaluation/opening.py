@@ -1,0 +1,91 @@
+"""Opening of the data of a request: locations, or data in memory."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from sslbench.data.open import open_data, refuse_label_maps
+from sslbench.data.source import Source
+from sslbench.data.splits import TrainTest, choose_test, choose_train, limit, train_test, train_test_of
+from sslbench.distributed.collectives import process_group_if_known
+from sslbench.errors import UsageError
+from sslbench.evaluation.dense import DATA, dense_kind
+from sslbench.evaluation.request import Request, RunSettings, only_part
+from sslbench.labels import LABELS, LabelKind
+
+InMemoryData = Mapping[str, Mapping[str, Source]]
+"""Data in memory: the name in `Request.data` or `Request.test_data` -> split -> source."""
+
+
+def open_train_test(request: Request, run: RunSettings, in_memory: InMemoryData | None = None) -> TrainTest:
+    """Return the train and test part of the data, limited if that was asked for; every process calls this."""
+    with process_group_if_known(run.torch_device()):  # one process of each machine lists the files of a folder
+        data = _opened(request, run, in_memory)
+    if request.limit is None:
+        return data
+    if request.limit >= max(len(data.train), len(data.test)):
+        return data
+    if data.train is data.test:
+        scored = limit(data.test, request.limit, run.seed)
+        return TrainTest(scored, scored, f"{data.how}; limited to {len(scored)} samples")
+    train, test = (limit(part, request.limit, run.seed) for part in (data.train, data.test))
+    description = f"{data.how}; limited to {len(train)} train and {len(test)} test samples"
+    return dataclasses.replace(data, train=train, test=test, how=description, whole=None)
+
+
+def _opened(request: Request, run: RunSettings, in_memory: InMemoryData | None) -> TrainTest:
+    if (kind := dense_kind(request.tasks)) is not None:
+        if in_memory:
+            raise UsageError(
+                f"{request.tasks[0].protocol} needs a location of {LABELS[kind].text}, not images in memory"
+            )
+        return _dense_data(kind, request, run)
+    if in_memory:
+        opener = functools.partial(open_parts, request, in_memory=in_memory)
+        fraction = run.test_fraction
+        return train_test_of(opener, request.data, request.test_data, seed=run.seed, test_fraction=fraction)
+    refuse_label_maps(request.data)
+    return train_test(
+        request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction, **_columns(request)
+    )
+
+
+def open_parts(request: Request, place: str, in_memory: InMemoryData | None = None) -> Mapping[str, Source]:
+    """Return split -> source of a location of a request, or of data in memory under this name."""
+    if in_memory and place in in_memory:
+        return in_memory[place]
+    return open_data(place, **_columns(request), together=True)
+
+
+def _columns(request: Request) -> dict[str, Any]:
+    """Return the columns that a request names, as arguments of the functions that open data."""
+    return {
+        "image_column": request.image_column,
+        "label_column": request.label_column,
+        "attribute_columns": request.groups,
+        "value_columns": request.value_columns,
+    }
+
+
+def _dense_data(kind: LabelKind, request: Request, run: RunSettings) -> TrainTest:
+    """Return train and test images of a protocol on places in images, whose data have no columns.
+
+    Raises:
+        UsageError: a column was named.
+    """
+    named = [flag for flag in ("image_column", "label_column", "groups", "value_columns") if getattr(request, flag)]
+    if named:
+        raise UsageError(f"{request.data} has {LABELS[kind].text} and no columns, so {named[0]} has no effect")
+    parts = {only_part(task) for task in request.tasks}
+    if len(parts) == 1 and (part := parts.pop()) is not None:
+        if part == "test" and request.test_data and request.data not in (request.test_data, DATA[kind].default):
+            name = request.tasks[0].protocol
+            raise UsageError(f"--data has no effect beside --test-data: {name} trains nothing", "Leave it out.")
+        place = request.data if part == "train" else request.test_data or request.data
+        choose = choose_train if part == "train" else choose_test
+        scored = choose(place, DATA[kind].open(place))
+        return TrainTest(scored, scored, f"{scored.name} alone")
+    return train_test_of(
+        DATA[kind].open, request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction
+    )
