@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from sslbench.data.source import Source
 from sslbench.errors import DataError
+from sslbench.evaluation.trainings import mean_tables
 from sslbench.features.array import Features
 from sslbench.labels import LABELS
 from sslbench.metrics import groups as group_metrics
@@ -66,15 +67,19 @@ def with_details(result: Result, scores: records.Scores, groups: Mapping[str, tu
     of_classes = LABELS[kind].classes or kind == "value"
     if not of_classes or scores.scores.shape[1] != len(scores.classes) or not scores.classes:
         return _without_groups(result, groups)
-    if not result.per_class_metrics and kind != "value":
+    if not result.per_class_metrics and kind != "value" and (draws := scores.draws_of(result)):
         threshold = 0.5 if result.probabilities == "scores" else 0.0
-        found = per_class(kind, scores.classes, scores.labels, scores.scores, threshold=threshold)
-        table = {name: {c: v if name == "n" else percent(v) for c, v in each.items()} for name, each in found.items()}
-        result = dataclasses.replace(result, per_class_metrics=table)
+        found = [per_class(kind, scores.classes, scores.labels, one, threshold=threshold) for one in draws]
+        result = dataclasses.replace(result, per_class_metrics=mean_tables([_in_percent(one) for one in found]))
     missing = {name: column for name, column in groups.items() if name not in result.groups}
     for name, column in missing.items():
         result = _with_groups(result, scores, name, column)
     return result
+
+
+def _in_percent(table: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
+    """Return the metrics per class in the units of records; `n` is a count."""
+    return {name: {c: v if name == "n" else percent(v) for c, v in each.items()} for name, each in table.items()}
 
 
 def _without_groups(result: Result, groups: Collection[str], reason: str = "") -> Result:

@@ -86,9 +86,9 @@ def together(results: Sequence[Result], *, seeds: int) -> Result:
         ranges={name: _range([result.metrics[name].value for result in results]) for name in names},
         trainings=tuple(_training(result) for result in results),
         per_class=_mean_table([result.per_class for result in results]),
-        per_class_metrics=_mean_tables([result.per_class_metrics for result in results]),
-        variants=_mean_tables([result.variants for result in results]),
-        floors=_mean_tables([result.floors for result in results]),
+        per_class_metrics=mean_tables([result.per_class_metrics for result in results]),
+        variants=mean_tables([result.variants for result in results]),
+        floors=mean_tables([result.floors for result in results]),
         train=_mean([result.train for result in results]),
         selected={f"seed {result.seed}": result.selected for result in results if result.selected},
         converged=_all([result.converged for result in results]),
@@ -160,7 +160,8 @@ def _mean_table(tables: Sequence[Table]) -> dict[str, float | None]:
     return {name: _mean([table.get(name) for table in tables]) for name in tables[0]}
 
 
-def _mean_tables(tables: Sequence[Mapping[str, Table]]) -> dict[str, dict[str, float | None]]:
+def mean_tables(tables: Sequence[Mapping[str, Table]]) -> dict[str, dict[str, float | None]]:
+    """Return the mean of each cell over the tables that have a value there; None without one."""
     return {name: _mean_table([table.get(name, {}) for table in tables]) for name in tables[0]}
 
 

@@ -139,12 +139,17 @@ def test_groups_of_a_mean_over_draws_are_means_over_the_draws(photos):
     scores = records.read_scores(result.file)
     right = np.eye(len(scores.classes), dtype=np.float32)[scores.labels]
     site = {"site": tuple(np.where(np.arange(len(scores.ids)) % 2, "a", "b").tolist())}
-    result = dataclasses.replace(result, groups={}, notes=())
+    result = dataclasses.replace(result, groups={}, notes=(), per_class_metrics={})
     for draws, value in (((right, right), 100), ((right, 1 - right), 50), ((1 - right, right), 50)):
-        found = with_details(result, dataclasses.replace(scores, scores=draws[0], draws=draws), site).groups["site"]
-        assert [group.metric.value for group in found] == pytest.approx([value, value])
+        found = with_details(result, dataclasses.replace(scores, scores=draws[0], draws=draws), site)
+        assert [group.metric.value for group in found.groups["site"]] == pytest.approx([value, value])
+        assert list(found.per_class_metrics["recall"].values()) == pytest.approx([value] * len(scores.classes))
     alone = with_details(result, dataclasses.replace(scores, draws=()), site)
-    assert not alone.groups and "scores of the first draw alone are kept (site)" in " ".join(alone.notes)
+    assert (
+        not alone.groups
+        and not alone.per_class_metrics
+        and "scores of the first draw alone are kept (site)" in " ".join(alone.notes)
+    )
 
 
 def test_peak_memory_is_that_of_the_stage():

@@ -16,7 +16,7 @@ one of whole groups.
 
 Version 2: logistic regression is converged when the distance of its objective to the lowest value is proven small; the
 scores of all draws are kept, groups of samples are kept together, and intervals are those of half-samples.
-Version 3: metrics per group and the score without suspected overlaps are means over all draws.
+Version 3: metrics per group and per class, and the score without suspected overlaps, are means over all draws.
 """
 
 import dataclasses
