@@ -10,7 +10,8 @@ The headline is the mean over the draws at the largest k; `variants` of the resu
 and the 95 % interval over the draws. The scores of all draws at the largest k are kept beside the record.
 
 Version 2: the scores of all draws are kept, groups of samples are kept together, and intervals are those of
-half-samples. Version 3: metrics per group and per class, and the score without suspected overlaps, are means over all draws.
+half-samples. Version 3: metrics per group and per class, and the score without suspected overlaps, are means over all
+draws.
 """
 
 import dataclasses
