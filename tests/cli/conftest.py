@@ -1,9 +1,8 @@
 """A small world to evaluate in: a folder of pictures, a network of the user's own and its weights."""
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from coloured_pictures import write_pictures
 
 from sslbench.cli.main import main
 
@@ -28,16 +27,6 @@ class Net(nn.Module):
 def net():
     return Net()
 """
-COLOURS = {"blue": (30, 30, 200), "green": (30, 200, 30), "red": (200, 30, 30)}
-
-
-def write_pictures(folder, n, seed=0, classes=COLOURS):
-    rng = np.random.default_rng(seed)
-    for name in classes:
-        (folder / name).mkdir(parents=True)
-        for i in range(n):
-            noise = rng.normal(0, 60, (20, 18, 3)) + COLOURS[name]
-            Image.fromarray(noise.clip(0, 255).astype(np.uint8)).save(folder / name / f"{i}.png")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import write_pictures
+from coloured_pictures import write_pictures
 from PIL import Image
 
 from sslbench.cli import slurm
