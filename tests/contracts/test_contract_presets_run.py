@@ -24,7 +24,7 @@ SHORTER = {
         **{"train_region": None, "scored": "all"},
     },
     "finetune": {"updates": 1, "batch_size": 2, "warmup_epochs": 0},
-    "geolocation": {"max_images": 8, "min_images": 4},
+    "geolocation": {"max_images": 4, "min_images": 2},
     "knn": {"k": [3]},
     "linear": {},
     "linear-online": {"updates": 2, "batch_size": 4, "warmup_epochs": 0},
@@ -42,9 +42,9 @@ SHORTER = {
     "saliency": {"longest_side": 64},
     "retrieval": {"components": 0},
 }
-"""Protocol -> settings for 16 images in place of thousands."""
-FEW = {"fractions": [0.5], "images": [8]}
-"""Parts of train that 16 images allow."""
+"""Protocol -> settings for 8 images in place of thousands."""
+FEW = {"fractions": [0.5], "images": [4]}
+"""Parts of train that 8 images allow."""
 SMALLER_IMAGES = {"1024": 128, "[320, 320]": [64, 64], "[512, 512]": [64, 64]}
 OF_MAPS = {"segmentation", "segmentation-knn"}
 OF_VALUES = {"depth", "normals"}
@@ -66,7 +66,7 @@ def photos(tmp_path_factory):
     """Two classes of pictures that are wider than high, so that a squash and a crop differ; places.csv: a city each."""
     folder, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
     lines = ["image,split,lat,lon"]
-    for split, n in (("train", 8), ("val", 2)):
+    for split, n in (("train", 4), ("val", 2)):
         for c, name in enumerate(("dark", "bright")):
             (folder / split / name).mkdir(parents=True)
             for i in range(n):
