@@ -24,7 +24,7 @@ check: .venv/installed  ## format, lint, types, tests
 bench: .venv/installed  ## speed and memory, side by side with what one would use instead; prints ratios
 	$(BIN)/python -m pytest -m speed -s tests/speed
 
-bench-scale: .venv/installed  ## protocols at ImageNet's size within 4 GB of memory; hours
+bench-scale: .venv/installed  ## protocols at ImageNet's size within 4 GB of memory; an hour or two
 	$(BIN)/python -m pytest -m scale -s tests/scale
 
 bench-gpu: .venv/installed  ## a CUDA GPU beside the CPU: numbers, and speeds of encoding and training

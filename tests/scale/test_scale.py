@@ -1,4 +1,4 @@
-"""Protocols at ImageNet's size under a limit of 4 GB: `make bench-scale`, hours on two cores.
+"""Protocols at ImageNet's size under a limit of 4 GB: `make bench-scale`, an hour or two on two cores.
 
 Features of 1.28 M x 256 and 200,000 x 2,048 with 1,000 classes are made on disk and memory-mapped. Every case runs in a
 process that may not have more than 4 GB of data (RLIMIT_DATA: heap and anonymous maps, without mapped files), so it
