@@ -15,13 +15,36 @@ from sslbench.names import did_you_mean
 T = TypeVar("T")
 
 
-def setting(default: Any, meaning: str, *, unit: str = "", changes_result: bool = True) -> Any:
+def setting(
+    default: Any,
+    meaning: str,
+    *,
+    unit: str = "",
+    within: str = "",
+    required: bool = False,
+    changes_result: bool = True,
+) -> Any:
     """Return a dataclass field with its meaning.
 
-    Example: `k: int = setting(20, "neighbours that vote")`. One that only says how the same numbers are computed
-    (memory, library) has `changes_result=False`: it is not part of what was measured, and records leave it out.
+    Example: `temperature: float = setting(0.1, "temperature of the similarities", within="(0, inf)")`.
+
+    Args:
+        default: value where none is given.
+        meaning: for help and messages.
+        unit: of the value.
+        within: interval of a number, or of each number of a list; `build` refuses others. A round bracket leaves the
+            end out. Text means nothing else.
+        required: refuse the default, "" for instance.
+        changes_result: False for a setting that only says how the same numbers are computed (memory, library): it is
+            not part of what was measured, and records leave it out.
     """
-    metadata = {"meaning": meaning, "unit": unit, "changes_result": changes_result}
+    metadata = {
+        "meaning": meaning,
+        "unit": unit,
+        "within": within,
+        "required": required,
+        "changes_result": changes_result,
+    }
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -46,9 +69,48 @@ def describe(cls: type[Any]) -> list[SettingInfo]:
     """Return the settings of a dataclass in order of definition."""
     hints = typing.get_type_hints(cls)
     return [
-        SettingInfo(f.name, type_name(hints[f.name]), f.default, f.metadata.get("unit", ""), f.metadata["meaning"])
+        SettingInfo(f.name, _kind_text(f, hints[f.name]), f.default, f.metadata.get("unit", ""), f.metadata["meaning"])
         for f in dataclasses.fields(cls)
     ]
+
+
+def _kind_text(field: "dataclasses.Field[Any]", kind: Any) -> str:
+    within = field.metadata.get("within")
+    return f"{type_name(kind)}, {interval_text(within)}" if within else type_name(kind)
+
+
+def interval_text(within: str) -> str:
+    """Return an interval in words.
+
+    >>> [interval_text(within) for within in ("(0, inf)", "[1, inf)", "[0, 1]", "[0, 1)", "(0, 1]", "(0, 1)")]
+    ['above 0', '1 or more', 'from 0 to 1', 'from 0 to below 1', 'above 0 to 1', 'above 0 and below 1']
+    """
+    low, high = (end.strip() for end in within[1:-1].split(","))
+    if high == "inf":
+        return f"above {low}" if within[0] == "(" else f"{low} or more"
+    if within[0] == "[":
+        return f"from {low} to {'below ' if within[-1] == ')' else ''}{high}"
+    return f"above {low} and below {high}" if within[-1] == ")" else f"above {low} to {high}"
+
+
+def _refuse_outside(settings: Any, where: str) -> None:
+    """Refuse numbers outside the interval of their setting, and a required setting without a value."""
+    for field in dataclasses.fields(settings):
+        value, meaning = getattr(settings, field.name), field.metadata.get("meaning", "")
+        if field.metadata.get("required") and value == field.default:
+            raise UsageError(f"{where}: {field.name} is missing", f"It is: {meaning}.")
+        if not (within := field.metadata.get("within")):
+            continue
+        low, high = (float(end) for end in within[1:-1].split(","))
+        for number in value if isinstance(value, tuple) else (value,):
+            if number is None or low < number < high:
+                continue
+            if not ((number == low and within[0] == "[") or (number == high and within[-1] == "]")):
+                shown = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
+                raise UsageError(
+                    f"{where}: {field.name} should be {interval_text(within)}, not {number:g}",
+                    f"It is: {meaning}. Default: {shown}.",
+                )
 
 
 _LARGEST_YAML = 1_000_000
@@ -131,7 +193,8 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         where: origin of the values for messages, for instance a file name.
 
     Raises:
-        UsageError: an unknown key (with the nearest valid one), a missing key, or a value of another type.
+        UsageError: an unknown key (with the nearest valid one), a missing key, a value of another type or outside its
+            interval.
     """
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
@@ -143,7 +206,9 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in arguments:
             raise UsageError(f"{where}: the key '{name}' is missing")
-    return cls(**arguments)
+    built = cls(**arguments)
+    _refuse_outside(built, where)
+    return built
 
 
 def resolve(cls: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[T, dict[str, str]]:

@@ -161,7 +161,7 @@ def _pair_of(data: Any) -> Any:
     if not isinstance(data, Mapping):
         return data
     values = {str(key).lower(): data[key] for key in data}
-    if {"x_train", "y_train"} <= values.keys() <= {"x_train", "y_train", "x_test", "y_test"}:
+    if {"x_train", "y_train"} <= values.keys():  # further arrays, such as positions in a larger set, are not read
         splits = [split for split in ("train", "test") if f"x_{split}" in values]
         return {split: (values[f"x_{split}"], values.get(f"y_{split}")) for split in splits}
     inputs, labels = values.keys() & _INPUTS, values.keys() & _LABELS

@@ -27,7 +27,7 @@ from sslbench.data.source import Source
 from sslbench.data.textures import IMAGES, VIDEOS
 from sslbench.data.triplets import open_triplets
 from sslbench.errors import UsageError
-from sslbench.evaluation.request import Task, sample_kind
+from sslbench.evaluation.request import Task, refuse_different_labels, sample_kind
 from sslbench.labels import LabelKind
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import OnImages
@@ -75,15 +75,8 @@ def dense_kind(tasks: Sequence[Task]) -> LabelKind | None:
     Raises:
         UsageError: the protocols take labels of different kinds.
     """
-    kinds = {task.protocol: _kind_of(task) for task in tasks}
-    if len(set(kinds.values())) > 1:
-        first, *_ = kinds
-        other = next(name for name, kind in kinds.items() if kind != kinds[first])
-        raise UsageError(
-            f"{first} and {other} take labels of different kinds, so they cannot run together",
-            "Run them one after the other.",
-        )
-    return next(iter(kinds.values()), None)
+    refuse_different_labels(task.protocol for task in tasks)
+    return next(map(_kind_of, tasks), None)
 
 
 def on_places(tasks: Sequence[Task]) -> bool:

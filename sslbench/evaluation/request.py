@@ -1,7 +1,8 @@
 """Arguments of an evaluation, checked without torch."""
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from sslbench import protocols
@@ -9,6 +10,7 @@ from sslbench.config import resolve, result_settings, setting
 from sslbench.data.decode.reading import check_decoder
 from sslbench.errors import UsageError
 from sslbench.features.settings import ExtractSettings
+from sslbench.labels import LABELS
 from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
 from sslbench.preprocessing import MAX_PIXELS
@@ -179,6 +181,24 @@ def sample_kind(protocol: str) -> OnFeatures[Any] | OnImages[Any] | OnSets[Any]:
             "In Python, call sslbench.evaluate_detection.",
         )
     return kind
+
+
+def refuse_different_labels(names: Iterable[str]) -> None:
+    """Refuse protocols for which no data have the right labels.
+
+    Raises:
+        UsageError: two of them take labels of different kinds.
+    """
+    kinds = {name: sample_kind(name).label_kinds for name in names}
+    for first, second in itertools.combinations(kinds, 2):
+        if kinds[first].isdisjoint(kinds[second]):
+            texts = [
+                " or ".join(LABELS[kind].text for kind in LABELS if kind in kinds[name]) for name in (first, second)
+            ]
+            raise UsageError(
+                f"{first} and {second} take labels of different kinds ({'; '.join(texts)}) and cannot run together",
+                "Run them one after the other.",
+            )
 
 
 def only_part(task: Task) -> str | None:

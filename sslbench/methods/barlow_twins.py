@@ -24,10 +24,14 @@ Normalisation = Literal["paper", "vissl"]
 class Config:
     """Settings of Barlow Twins."""
 
-    projector: tuple[int, ...] = setting((8192, 8192, 8192), "widths of the projection head: hidden layers, output")
-    off_diagonal: float = setting(0.0051, "weight of the redundancy term (lambda in equation 1)")
+    projector: tuple[int, ...] = setting(
+        (8192, 8192, 8192), "widths of the projection head: hidden layers, output", within="[1, inf)"
+    )
+    off_diagonal: float = setting(0.0051, "weight of the redundancy term (lambda in equation 1)", within="[0, inf)")
     scale: float = setting(
-        0.024, "factor of the whole loss; 1 in the paper's equation, 0.024 in its first code and VISSL"
+        0.024,
+        "factor of the whole loss; 1 in the paper's equation, 0.024 in its first code and VISSL",
+        within="(0, inf)",
     )
     normalisation: Normalisation = setting(
         "paper", "paper: each view by its own mean and variance; vissl: by common ones"

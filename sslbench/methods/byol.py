@@ -22,10 +22,12 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of BYOL."""
 
-    projector: tuple[int, ...] = setting((4096, 256), "widths of the projection head: hidden layers, output")
-    predictor: tuple[int, ...] = setting((4096,), "widths of the prediction head's hidden layers")
-    momentum: float = setting(0.996, "decay of the target network at the start of training")
-    final_momentum: float = setting(1.0, "decay at the end; half a cosine in between")
+    projector: tuple[int, ...] = setting(
+        (4096, 256), "widths of the projection head: hidden layers, output", within="[1, inf)"
+    )
+    predictor: tuple[int, ...] = setting((4096,), "widths of the prediction head's hidden layers", within="[1, inf)")
+    momentum: float = setting(0.996, "decay of the target network at the start of training", within="[0, 1]")
+    final_momentum: float = setting(1.0, "decay at the end; half a cosine in between", within="[0, 1]")
 
 
 @in_float32

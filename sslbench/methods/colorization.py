@@ -44,11 +44,19 @@ _WHITE = (0.950456, 1.0, 1.088754)  # D65
 class Config:
     """Settings of colorization."""
 
-    neighbours: int = setting(5, "nearest colours that share the target of a pixel; the authors' code has 10")
-    sigma: float = setting(5.0, "standard deviation of the shares in a and b, and of the smoothing of the prior")
-    uniform: float = setting(0.5, "share lambda of the uniform distribution in the prior that weights divide by")
-    stride: int = setting(8, "distance of the pixels whose colours are predicted", unit="pixels")
-    hidden: tuple[int, ...] = setting((), "widths of the 1x1 convolutions before the classifier of the colours")
+    neighbours: int = setting(
+        5, "nearest colours that share the target of a pixel; the authors' code has 10", within="[1, inf)"
+    )
+    sigma: float = setting(
+        5.0, "standard deviation of the shares in a and b, and of the smoothing of the prior", within="(0, inf)"
+    )
+    uniform: float = setting(
+        0.5, "share lambda of the uniform distribution in the prior that weights divide by", within="(0, 1]"
+    )
+    stride: int = setting(8, "distance of the pixels whose colours are predicted", unit="pixels", within="[1, inf)")
+    hidden: tuple[int, ...] = setting(
+        (), "widths of the 1x1 convolutions before the classifier of the colours", within="[1, inf)"
+    )
 
 
 @in_float32
@@ -183,8 +191,6 @@ class Method(method.Method[Config]):
                 raise UsageError(
                     f"colorization: method.{name} should be from {low} to {high}, not {getattr(config, name)}"
                 )
-        if not (config.sigma > 0 and 0 < config.uniform <= 1):
-            raise UsageError("colorization: method.sigma should be above 0, method.uniform above 0 and at most 1")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

@@ -42,20 +42,26 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of data2vec 2.0."""
 
-    masks: int = setting(16, "number of masks of each image")
-    masked: float = setting(0.8, "share of masked patches")
-    block: int = setting(3, "side of the visible blocks", unit="patches")
-    extra: float = setting(0.07, "share of patches by which visible blocks are drawn in excess, as they overlap")
-    noise: float = setting(0.01, "standard deviation of the decoder's input at masked patches")
-    target_layers: int = setting(10, "number of last blocks whose outputs are averaged to targets; at most all are")
-    class_weight: float = setting(2.56, "weight of the loss of the class token, which predicts the mean target")
-    decoder_dim: int = setting(768, "channels of the decoder")
-    decoder_layers: int = setting(6, "convolutions of the decoder")
-    decoder_kernel: int = setting(3, "side of the decoder's kernels, an odd number")
-    decoder_groups: int = setting(16, "groups of the decoder's convolutions")
-    momentum: float = setting(0.9998, "decay of the teacher at the start of training")
-    final_momentum: float = setting(0.99999, "decay after the rise; linear in between")
-    momentum_rise: float = setting(0.2665, "share of the run during which the decay rises")
+    masks: int = setting(16, "number of masks of each image", within="[1, inf)")
+    masked: float = setting(0.8, "share of masked patches", within="(0, 1)")
+    block: int = setting(3, "side of the visible blocks", unit="patches", within="[1, inf)")
+    extra: float = setting(
+        0.07, "share of patches by which visible blocks are drawn in excess, as they overlap", within="[0, 1)"
+    )
+    noise: float = setting(0.01, "standard deviation of the decoder's input at masked patches", within="[0, inf)")
+    target_layers: int = setting(
+        10, "number of last blocks whose outputs are averaged to targets; at most all are", within="[1, inf)"
+    )
+    class_weight: float = setting(
+        2.56, "weight of the loss of the class token, which predicts the mean target", within="[0, inf)"
+    )
+    decoder_dim: int = setting(768, "channels of the decoder", within="[1, inf)")
+    decoder_layers: int = setting(6, "convolutions of the decoder", within="[1, inf)")
+    decoder_kernel: int = setting(3, "side of the decoder's kernels, an odd number", within="[1, inf)")
+    decoder_groups: int = setting(16, "groups of the decoder's convolutions", within="[1, inf)")
+    momentum: float = setting(0.9998, "decay of the teacher at the start of training", within="[0, 1]")
+    final_momentum: float = setting(0.99999, "decay after the rise; linear in between", within="[0, 1]")
+    momentum_rise: float = setting(0.2665, "share of the run during which the decay rises", within="[0, 1]")
 
 
 @in_float32
@@ -146,8 +152,6 @@ class Method(method.Method[Config]):
         vit = need_vision_transformer(backbone, setup, method="data2vec2")
         need_class_token(vit, setup, method="data2vec2")
         need_own_size(vit, setup, method="data2vec2")
-        if config.target_layers < 1:
-            raise UsageError(f"data2vec2: method.target_layers must be 1 or more, not {config.target_layers}")
         for name, width in (("method.decoder_dim", config.decoder_dim), ("the backbone's width", vit.embed_dim)):
             if width % config.decoder_groups or width % 4:
                 raise UsageError(
@@ -155,8 +159,6 @@ class Method(method.Method[Config]):
                 )
         if config.decoder_kernel % 2 == 0:
             raise UsageError(f"data2vec2: method.decoder_kernel must be odd, not {config.decoder_kernel}")
-        if not 0 < config.masked < 1:
-            raise UsageError(f"data2vec2: method.masked must be between 0 and 1, not {config.masked}")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

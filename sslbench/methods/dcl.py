@@ -26,9 +26,13 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of DCL."""
 
-    temperature: float = setting(0.1, "temperature of the similarities")
-    sigma: float | None = setting(None, "DCLW: width of the weights that favour hard positives, 0.5; none: DCL")
-    projector: tuple[int, ...] = setting((2048, 128), "widths of the projection head's layers, the last is the output")
+    temperature: float = setting(0.1, "temperature of the similarities", within="(0, inf)")
+    sigma: float | None = setting(
+        None, "DCLW: width of the weights that favour hard positives, 0.5; none: DCL", within="(0, inf)"
+    )
+    projector: tuple[int, ...] = setting(
+        (2048, 128), "widths of the projection head's layers, the last is the output", within="[1, inf)"
+    )
     projector_norm: bool = setting(True, "BatchNorm in the projection head")
 
 

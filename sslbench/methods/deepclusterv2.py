@@ -31,12 +31,12 @@ _CHUNK = 16384
 class Config:
     """Settings of DeepCluster v2."""
 
-    clusters: tuple[int, ...] = setting((3000, 3000, 3000), "clusters of each clustering")
-    iterations: int = setting(10, "iterations of k-means")
-    temperature: float = setting(0.1, "temperature of the similarities with the centroids")
-    memory_views: tuple[int, ...] = setting((0, 1), "views whose embeddings are clustered, by turns")
+    clusters: tuple[int, ...] = setting((3000, 3000, 3000), "clusters of each clustering", within="[2, inf)")
+    iterations: int = setting(10, "iterations of k-means", within="[1, inf)")
+    temperature: float = setting(0.1, "temperature of the similarities with the centroids", within="(0, inf)")
+    memory_views: tuple[int, ...] = setting((0, 1), "views whose embeddings are clustered, by turns", within="[0, inf)")
     projector: tuple[int, ...] = setting(
-        (2048, 128), "widths of the projection head's layers, the last is the memory's"
+        (2048, 128), "widths of the projection head's layers, the last is the memory's", within="[1, inf)"
     )
 
 

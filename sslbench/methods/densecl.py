@@ -36,11 +36,17 @@ log = logging.getLogger("sslbench")
 class Config:
     """Settings of DenseCL."""
 
-    queue: int = setting(65536, "number of negative keys in each queue, a multiple of the images per update")
-    momentum: float = setting(0.999, "decay of the key network, a moving average of the query network")
-    temperature: float = setting(0.2, "temperature of the similarities")
-    projector: tuple[int, ...] = setting((2048, 128), "widths of the layers of both heads, the last is the output")
-    dense_weight: float = setting(0.5, "weight lambda of the places' loss; the images' loss has 1 - lambda")
+    queue: int = setting(
+        65536, "number of negative keys in each queue, a multiple of the images per update", within="[1, inf)"
+    )
+    momentum: float = setting(0.999, "decay of the key network, a moving average of the query network", within="[0, 1]")
+    temperature: float = setting(0.2, "temperature of the similarities", within="(0, inf)")
+    projector: tuple[int, ...] = setting(
+        (2048, 128), "widths of the layers of both heads, the last is the output", within="[1, inf)"
+    )
+    dense_weight: float = setting(
+        0.5, "weight lambda of the places' loss; the images' loss has 1 - lambda", within="(0, 1)"
+    )
     shuffle_bn: bool = setting(True, "shuffle the images over all processes for the key network's BatchNorm")
 
 
@@ -92,11 +98,6 @@ class Method(method.Method[Config]):
             )
         need_views(setup, 2, method="densecl")
         need_whole_updates(config.queue, setup.images_per_update, method="densecl")
-        if not 0 < config.dense_weight < 1:
-            raise UsageError(
-                f"densecl: method.dense_weight must be between 0 and 1, not {config.dense_weight}",
-                "Without the places' loss, the method is moco.",
-            )
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

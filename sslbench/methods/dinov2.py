@@ -55,38 +55,54 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of DINOv2."""
 
-    teacher_views: int = setting(2, "number of views of the teacher; they come first and are masked for the student")
-    prototypes: int = setting(131072, "output dimension of the head of class tokens")
-    hidden: tuple[int, ...] = setting((2048, 2048), "widths of the hidden layers of both heads")
-    bottleneck: int = setting(384, "dimension of the unit vectors before the last layer")
-    patch_prototypes: int | None = setting(
-        131072, "output dimension of the head of patches; null: patches and class tokens share a head"
+    teacher_views: int = setting(
+        2, "number of views of the teacher; they come first and are masked for the student", within="[1, inf)"
     )
-    patch_bottleneck: int = setting(256, "dimension of the unit vectors before the last layer of the head of patches")
-    frozen_epochs: float = setting(1.0, "the last layers are frozen during the first epochs", unit="epochs")
-    mask_probability: float = setting(0.5, "share of masked large views")
-    mask_ratio: tuple[float, float] = setting((0.1, 0.5), "range of the share of masked patches in a masked view")
-    class_weight: float = setting(1.0, "weight of the class tokens' loss")
-    patch_weight: float = setting(1.0, "weight of the masked patches' loss")
-    koleo_weight: float = setting(0.1, "weight of KoLeo, of each large view")
+    prototypes: int = setting(131072, "output dimension of the head of class tokens", within="[1, inf)")
+    hidden: tuple[int, ...] = setting((2048, 2048), "widths of the hidden layers of both heads", within="[1, inf)")
+    bottleneck: int = setting(384, "dimension of the unit vectors before the last layer", within="[1, inf)")
+    patch_prototypes: int | None = setting(
+        131072,
+        "output dimension of the head of patches; null: patches and class tokens share a head",
+        within="[1, inf)",
+    )
+    patch_bottleneck: int = setting(
+        256, "dimension of the unit vectors before the last layer of the head of patches", within="[1, inf)"
+    )
+    frozen_epochs: float = setting(
+        1.0, "the last layers are frozen during the first epochs", unit="epochs", within="[0, inf)"
+    )
+    mask_probability: float = setting(0.5, "share of masked large views", within="(0, 1]")
+    mask_ratio: tuple[float, float] = setting(
+        (0.1, 0.5), "range of the share of masked patches in a masked view", within="[0, 1)"
+    )
+    class_weight: float = setting(1.0, "weight of the class tokens' loss", within="[0, inf)")
+    patch_weight: float = setting(1.0, "weight of the masked patches' loss", within="[0, inf)")
+    koleo_weight: float = setting(0.1, "weight of KoLeo, of each large view", within="[0, inf)")
     centering: Literal["sinkhorn", "center"] = setting(
         "sinkhorn", "balance of the targets: Sinkhorn-Knopp on the batch, or DINO's moving centre"
     )
-    iterations: int = setting(3, "iterations of Sinkhorn-Knopp")
-    center_momentum: float = setting(0.9, "decay of both centres (centering=center)")
-    student_temperature: float = setting(0.1, "temperature of the student's softmax")
-    teacher_temperature: float = setting(0.07, "temperature of the teacher's softmax after the warm-up")
-    first_teacher_temperature: float = setting(0.04, "temperature of the teacher's softmax at the start")
-    temperature_epochs: float = setting(30.0, "length of the warm-up of the teacher's temperature", unit="epochs")
-    momentum: float = setting(0.994, "decay of the teacher at the start of training")
-    final_momentum: float = setting(1.0, "decay at the end; half a cosine in between")
+    iterations: int = setting(3, "iterations of Sinkhorn-Knopp", within="[1, inf)")
+    center_momentum: float = setting(0.9, "decay of both centres (centering=center)", within="[0, 1]")
+    student_temperature: float = setting(0.1, "temperature of the student's softmax", within="(0, inf)")
+    teacher_temperature: float = setting(
+        0.07, "temperature of the teacher's softmax after the warm-up", within="(0, inf)"
+    )
+    first_teacher_temperature: float = setting(
+        0.04, "temperature of the teacher's softmax at the start", within="(0, inf)"
+    )
+    temperature_epochs: float = setting(
+        30.0, "length of the warm-up of the teacher's temperature", unit="epochs", within="[0, inf)"
+    )
+    momentum: float = setting(0.994, "decay of the teacher at the start of training", within="[0, 1]")
+    final_momentum: float = setting(1.0, "decay at the end; half a cosine in between", within="[0, 1]")
     drop_path: float = setting(
-        0.4, "share of the images of a batch that each residual branch of the student leaves out"
+        0.4, "share of the images of a batch that each residual branch of the student leaves out", within="[0, 1)"
     )
     gram_teacher: str | None = setting(None, "weights file of the network for Gram anchoring (DINOv3); null: none")
-    gram_weight: float = setting(2.0, "weight of Gram anchoring")
+    gram_weight: float = setting(2.0, "weight of Gram anchoring", within="[0, inf)")
     gram_interval: int = setting(
-        10000, "interval at which the teacher replaces the Gram teacher; 0: never", unit="updates"
+        10000, "interval at which the teacher replaces the Gram teacher; 0: never", unit="updates", within="[0, inf)"
     )
 
 
@@ -152,9 +168,7 @@ class Method(method.Method[Config]):
         vit = need_vision_transformer(backbone, setup, method="dinov2")
         need_class_token(vit, setup, method="dinov2")
         need_teacher_views(setup, config.teacher_views, method="dinov2")
-        check_shares(config.mask_ratio, config.mask_probability, method="dinov2")
-        if not 0 <= config.drop_path < 1:
-            raise UsageError(f"dinov2: method.drop_path must be from 0 to below 1, not {config.drop_path}")
+        check_shares(config.mask_ratio, method="dinov2")
         if config.drop_path and any(isinstance(part, DropPath) and part.drop_prob for part in vit.modules()):
             raise UsageError(
                 "dinov2: method.drop_path replaces the stochastic depth of the backbone",

@@ -35,12 +35,18 @@ SoftLoss = Literal["kl_divergence", "cross_entropy", "mse"]
 class Config:
     """Settings of distillation."""
 
-    teacher: str = setting("", "weights file of the teacher; 'random' for an untrained one (needs teacher_backbone)")
+    teacher: str = setting(
+        "", "weights file of the teacher; 'random' for an untrained one (needs teacher_backbone)", required=True
+    )
     teacher_backbone: str | None = setting(None, "backbone of the teacher, where its file does not tell")
     target: Literal["features", "logits"] = setting("features", "output of the teacher that the student imitates")
     soft_loss: SoftLoss = setting("kl_divergence", "loss between logits; features have the mean squared error")
-    temperature: float = setting(10.0, "temperature of both softmaxes of kl_divergence and cross_entropy")
-    soft_weight: float = setting(1.0, "weight of the teacher's logits; the labels of the data have the rest")
+    temperature: float = setting(
+        10.0, "temperature of both softmaxes of kl_divergence and cross_entropy", within="(0, inf)"
+    )
+    soft_weight: float = setting(
+        1.0, "weight of the teacher's logits; the labels of the data have the rest", within="(0, 1]"
+    )
 
 
 @in_float32
@@ -76,12 +82,8 @@ class Method(method.Method[Config]):
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Require a single view, a teacher, and labels if they have a weight."""
+        """Require a single view, and labels if they have a weight."""
         need_views(setup, 1, method="distillation")
-        if not config.teacher:
-            raise UsageError("distillation needs a teacher", "Name its weights file: method.teacher=w.torch.")
-        if not 0 < config.soft_weight <= 1:
-            raise UsageError(f"distillation: soft_weight={config.soft_weight:g} must be above 0 and at most 1")
         if config.soft_weight < 1 and (config.target == "features" or setup.classes < 2):
             reason = "method.target=features has no labels" if config.target == "features" else "the data have none"
             raise UsageError(

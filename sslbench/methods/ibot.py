@@ -53,29 +53,47 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of iBOT."""
 
-    teacher_views: int = setting(2, "number of views of the teacher; they come first and are masked for the student")
-    prototypes: int = setting(8192, "output dimension K")
-    patch_prototypes: int | None = setting(
-        None, "output dimension of a last layer for patches; null: patches and class tokens share the last layer"
+    teacher_views: int = setting(
+        2, "number of views of the teacher; they come first and are masked for the student", within="[1, inf)"
     )
-    hidden: tuple[int, ...] = setting((2048, 2048), "widths of the head's hidden layers")
-    bottleneck: int = setting(256, "dimension of the unit vectors before the last layer")
+    prototypes: int = setting(8192, "output dimension K", within="[1, inf)")
+    patch_prototypes: int | None = setting(
+        None,
+        "output dimension of a last layer for patches; null: patches and class tokens share the last layer",
+        within="[1, inf)",
+    )
+    hidden: tuple[int, ...] = setting((2048, 2048), "widths of the head's hidden layers", within="[1, inf)")
+    bottleneck: int = setting(256, "dimension of the unit vectors before the last layer", within="[1, inf)")
     normalize_last_layer: bool = setting(True, "fix the length of the last layer's rows at 1 (otherwise it is learnt)")
-    frozen_epochs: float = setting(1.0, "the last layer is frozen during the first epochs", unit="epochs")
-    mask_probability: float = setting(0.5, "probability that a large view is masked")
-    mask_ratio: tuple[float, float] = setting((0.1, 0.5), "range of the share of masked patches in a masked view")
+    frozen_epochs: float = setting(
+        1.0, "the last layer is frozen during the first epochs", unit="epochs", within="[0, inf)"
+    )
+    mask_probability: float = setting(0.5, "probability that a large view is masked", within="(0, 1]")
+    mask_ratio: tuple[float, float] = setting(
+        (0.1, 0.5), "range of the share of masked patches in a masked view", within="[0, 1)"
+    )
     mask_shape: Literal["blocks", "random"] = setting("blocks", "masks of rectangles, or of single patches")
-    class_weight: float = setting(1.0, "weight of the class tokens' loss")
-    patch_weight: float = setting(1.0, "weight of the masked patches' loss")
-    student_temperature: float = setting(0.1, "temperature of the student's softmax")
-    teacher_temperature: float = setting(0.07, "temperature of the teacher's softmax after the warm-up")
-    first_teacher_temperature: float = setting(0.04, "temperature of the teacher's softmax at the start")
-    patch_temperature: float = setting(0.07, "temperature of the teacher's softmax of patches after the warm-up")
-    first_patch_temperature: float = setting(0.04, "temperature of the teacher's softmax of patches at the start")
-    temperature_epochs: float = setting(30.0, "length of the warm-up of the teacher's temperatures", unit="epochs")
-    center_momentum: float = setting(0.9, "decay of both centres")
-    momentum: float = setting(0.996, "decay of the teacher at the start of training")
-    final_momentum: float = setting(1.0, "decay at the end; half a cosine in between")
+    class_weight: float = setting(1.0, "weight of the class tokens' loss", within="[0, inf)")
+    patch_weight: float = setting(1.0, "weight of the masked patches' loss", within="[0, inf)")
+    student_temperature: float = setting(0.1, "temperature of the student's softmax", within="(0, inf)")
+    teacher_temperature: float = setting(
+        0.07, "temperature of the teacher's softmax after the warm-up", within="(0, inf)"
+    )
+    first_teacher_temperature: float = setting(
+        0.04, "temperature of the teacher's softmax at the start", within="(0, inf)"
+    )
+    patch_temperature: float = setting(
+        0.07, "temperature of the teacher's softmax of patches after the warm-up", within="(0, inf)"
+    )
+    first_patch_temperature: float = setting(
+        0.04, "temperature of the teacher's softmax of patches at the start", within="(0, inf)"
+    )
+    temperature_epochs: float = setting(
+        30.0, "length of the warm-up of the teacher's temperatures", unit="epochs", within="[0, inf)"
+    )
+    center_momentum: float = setting(0.9, "decay of both centres", within="[0, 1]")
+    momentum: float = setting(0.996, "decay of the teacher at the start of training", within="[0, 1]")
+    final_momentum: float = setting(1.0, "decay at the end; half a cosine in between", within="[0, 1]")
 
 
 def draw_masks(views: int, grid: tuple[int, int], config: Config, generator: torch.Generator | None = None) -> Tensor:
@@ -112,7 +130,7 @@ class Method(method.Method[Config]):
         """Require a vision transformer with a class token, and pairs of a teacher view and another view."""
         need_class_token(need_vision_transformer(backbone, setup, method="ibot"), setup, method="ibot")
         need_teacher_views(setup, config.teacher_views, method="ibot")
-        check_shares(config.mask_ratio, config.mask_probability, method="ibot")
+        check_shares(config.mask_ratio, method="ibot")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

@@ -44,16 +44,22 @@ Grid = tuple[int, int]
 class Config:
     """Settings of I-JEPA."""
 
-    targets: int = setting(4, "number of target blocks of each image")
-    target_scale: tuple[float, float] = setting((0.15, 0.2), "range of a target block's share of the image")
-    target_aspect: tuple[float, float] = setting((0.75, 1.5), "range of a target block's height / width")
-    context_scale: tuple[float, float] = setting((0.85, 1.0), "range of the context block's share of the image")
-    min_patches: int = setting(10, "a context has more patches than this, if it can", unit="patches")
-    predictor_dim: int = setting(384, "width of the predictor")
-    predictor_depth: int = setting(12, "transformer blocks of the predictor")
-    predictor_heads: int = setting(16, "attention heads of the predictor")
-    momentum: float = setting(0.996, "decay of the target network at the start of training")
-    final_momentum: float = setting(1.0, "decay at the end; linear in between")
+    targets: int = setting(4, "number of target blocks of each image", within="[1, inf)")
+    target_scale: tuple[float, float] = setting(
+        (0.15, 0.2), "range of a target block's share of the image", within="(0, 1]"
+    )
+    target_aspect: tuple[float, float] = setting(
+        (0.75, 1.5), "range of a target block's height / width", within="(0, inf)"
+    )
+    context_scale: tuple[float, float] = setting(
+        (0.85, 1.0), "range of the context block's share of the image", within="(0, 1]"
+    )
+    min_patches: int = setting(10, "a context has more patches than this, if it can", unit="patches", within="[0, inf)")
+    predictor_dim: int = setting(384, "width of the predictor", within="[1, inf)")
+    predictor_depth: int = setting(12, "transformer blocks of the predictor", within="[1, inf)")
+    predictor_heads: int = setting(16, "attention heads of the predictor", within="[1, inf)")
+    momentum: float = setting(0.996, "decay of the target network at the start of training", within="[0, 1]")
+    final_momentum: float = setting(1.0, "decay at the end; linear in between", within="[0, 1]")
 
 
 @in_float32

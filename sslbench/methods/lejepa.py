@@ -27,12 +27,14 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of LeJEPA."""
 
-    large_views: int = setting(2, "number of views whose mean is predicted; they come first")
-    weight: float = setting(0.02, "weight lambda of SIGReg, from 0 to 1; the prediction has 1 - lambda")
-    directions: int = setting(1024, "random directions of SIGReg in each update")
-    knots: int = setting(17, "points at which characteristic functions are compared")
-    largest: float = setting(3.0, "largest of these points; the first is 0")
-    projector: tuple[int, ...] = setting((2048, 2048, 128), "widths of the projector's layers")
+    large_views: int = setting(2, "number of views whose mean is predicted; they come first", within="[1, inf)")
+    weight: float = setting(
+        0.02, "weight lambda of SIGReg, from 0 to 1; the prediction has 1 - lambda", within="(0, 1)"
+    )
+    directions: int = setting(1024, "random directions of SIGReg in each update", within="[1, inf)")
+    knots: int = setting(17, "points at which characteristic functions are compared", within="[2, inf)")
+    largest: float = setting(3.0, "largest of these points; the first is 0", within="(0, inf)")
+    projector: tuple[int, ...] = setting((2048, 2048, 128), "widths of the projector's layers", within="[1, inf)")
 
 
 @in_float32
@@ -81,7 +83,7 @@ class Method(method.Method[Config]):
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Require several views of several images, and a weight from 0 to 1."""
+        """Require several views of several images."""
         if not 1 <= config.large_views <= len(setup.sizes) or len(setup.sizes) < 2:
             raise UsageError(
                 f"lejepa compares views with the mean of {config.large_views}, the augmentation makes "
@@ -89,13 +91,6 @@ class Method(method.Method[Config]):
                 "Set augment=lejepa (published), or method.large_views.",
             )
         need_several_images(setup, method="lejepa")
-        if not 0 < config.weight < 1:
-            raise UsageError(f"lejepa: method.weight must be between 0 and 1, not {config.weight}")
-        if config.knots < 2 or config.largest <= 0:
-            raise UsageError(
-                f"lejepa: method.knots={config.knots} and method.largest={config.largest} span no integral",
-                "Set method.knots to 2 or more, and method.largest above 0.",
-            )
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

@@ -37,10 +37,10 @@ log = logging.getLogger("sslbench")
 class Config:
     """Settings of MAE."""
 
-    masked: float = setting(0.75, "fraction of masked patches")
-    decoder_dim: int = setting(512, "width of the decoder")
-    decoder_depth: int = setting(8, "transformer blocks of the decoder")
-    decoder_heads: int = setting(16, "attention heads of the decoder")
+    masked: float = setting(0.75, "fraction of masked patches", within="(0, 1)")
+    decoder_dim: int = setting(512, "width of the decoder", within="[1, inf)")
+    decoder_depth: int = setting(8, "transformer blocks of the decoder", within="[1, inf)")
+    decoder_heads: int = setting(16, "attention heads of the decoder", within="[1, inf)")
     normalize_targets: bool = setting(True, "normalise the pixels of every patch to mean 0 and variance 1")
     positions: Literal["sincos", "learnt"] = setting(
         "sincos",

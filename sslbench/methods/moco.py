@@ -30,10 +30,14 @@ log = logging.getLogger("sslbench")
 class Config:
     """Settings of MoCo."""
 
-    queue: int = setting(65536, "number of negative keys in the queue, a multiple of the images per update")
-    momentum: float = setting(0.999, "decay of the key network, a moving average of the query network")
-    temperature: float = setting(0.2, "temperature of the similarities; 0.07 in v1")
-    projector: tuple[int, ...] = setting((2048, 128), "widths of the head's layers, the last is the output; 128 in v1")
+    queue: int = setting(
+        65536, "number of negative keys in the queue, a multiple of the images per update", within="[1, inf)"
+    )
+    momentum: float = setting(0.999, "decay of the key network, a moving average of the query network", within="[0, 1]")
+    temperature: float = setting(0.2, "temperature of the similarities; 0.07 in v1", within="(0, inf)")
+    projector: tuple[int, ...] = setting(
+        (2048, 128), "widths of the head's layers, the last is the output; 128 in v1", within="[1, inf)"
+    )
     shuffle_bn: bool = setting(True, "shuffle the images over all processes for the key network's BatchNorm")
 
 

@@ -32,10 +32,14 @@ log = logging.getLogger("sslbench")
 class Config:
     """Settings of MoCo v3."""
 
-    temperature: float = setting(1.0, "temperature of the similarities; 0.2 for ViTs")
-    momentum: float = setting(0.99, "decay of the key network at the start; it rises to 1 along half a cosine")
-    projector: tuple[int, ...] = setting((4096, 256), "widths of the projector's layers; 4096, 4096, 256 for ViTs")
-    predictor: tuple[int, ...] = setting((4096,), "widths of the predictor's hidden layers")
+    temperature: float = setting(1.0, "temperature of the similarities; 0.2 for ViTs", within="(0, inf)")
+    momentum: float = setting(
+        0.99, "decay of the key network at the start; it rises to 1 along half a cosine", within="[0, 1]"
+    )
+    projector: tuple[int, ...] = setting(
+        (4096, 256), "widths of the projector's layers; 4096, 4096, 256 for ViTs", within="[1, inf)"
+    )
+    predictor: tuple[int, ...] = setting((4096,), "widths of the predictor's hidden layers", within="[1, inf)")
     predictor_last_norm: bool = setting(False, "BatchNorm after the predictor's last layer; true for ViTs")
     freeze_patch_projection: bool = setting(True, "freeze a ViT's random patch projection, for stability (section 4.2)")
     positions: Literal["sincos", "learnt"] = setting(

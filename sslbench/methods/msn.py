@@ -37,15 +37,17 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of MSN."""
 
-    prototypes: int = setting(1024, "number of prototypes")
-    projector: tuple[int, ...] = setting((2048, 2048, 256), "widths of the projector's layers")
-    masked: float = setting(0.15, "share of the patches that large views of the student lose")
-    temperature: float = setting(0.1, "temperature of the similarities to the prototypes")
-    sharpening: float = setting(0.25, "temperature that sharpens the targets")
-    iterations: int = setting(3, "iterations of Sinkhorn-Knopp on the targets; 0: none")
-    entropy_weight: float = setting(1.0, "weight of the entropy of the mean prediction, which is maximised")
-    momentum: float = setting(0.996, "decay of the target network at the start of training")
-    final_momentum: float = setting(1.0, "decay at the end; linear in between")
+    prototypes: int = setting(1024, "number of prototypes", within="[1, inf)")
+    projector: tuple[int, ...] = setting((2048, 2048, 256), "widths of the projector's layers", within="[1, inf)")
+    masked: float = setting(0.15, "share of the patches that large views of the student lose", within="[0, 1)")
+    temperature: float = setting(0.1, "temperature of the similarities to the prototypes", within="(0, inf)")
+    sharpening: float = setting(0.25, "temperature that sharpens the targets", within="(0, inf)")
+    iterations: int = setting(3, "iterations of Sinkhorn-Knopp on the targets; 0: none", within="[0, inf)")
+    entropy_weight: float = setting(
+        1.0, "weight of the entropy of the mean prediction, which is maximised", within="[0, inf)"
+    )
+    momentum: float = setting(0.996, "decay of the target network at the start of training", within="[0, 1]")
+    final_momentum: float = setting(1.0, "decay at the end; linear in between", within="[0, 1]")
 
 
 @in_float32
@@ -102,8 +104,6 @@ class Method(method.Method[Config]):
                 f"msn compares one view with others, the augmentation makes {len(setup.sizes)} in all",
                 "Set augment=msn (published), or change the list augment.views.",
             )
-        if not 0 <= config.masked < 1:
-            raise UsageError(f"msn: method.masked must be from 0 to below 1, not {config.masked}")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

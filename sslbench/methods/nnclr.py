@@ -25,10 +25,14 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of NNCLR."""
 
-    temperature: float = setting(0.1, "temperature of the similarities")
-    queue: int = setting(98304, "number of embeddings in the queue, a multiple of the images per update")
-    projector: tuple[int, ...] = setting((2048, 2048, 256), "widths of the projection head's layers, BN after each")
-    predictor: tuple[int, ...] = setting((4096,), "widths of the prediction head's hidden layers")
+    temperature: float = setting(0.1, "temperature of the similarities", within="(0, inf)")
+    queue: int = setting(
+        98304, "number of embeddings in the queue, a multiple of the images per update", within="[1, inf)"
+    )
+    projector: tuple[int, ...] = setting(
+        (2048, 2048, 256), "widths of the projection head's layers, BN after each", within="[1, inf)"
+    )
+    predictor: tuple[int, ...] = setting((4096,), "widths of the prediction head's hidden layers", within="[1, inf)")
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from sslbench.config import setting
 from sslbench.methods._parts.checks import need_views
 from sslbench.methods._parts.draws import image_generators
 from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.memory_bank import Contrast, MemoryBank, need_bank_settings
+from sslbench.methods._parts.memory_bank import Contrast, MemoryBank
 from sslbench.methods._parts.precision import unit_length
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
@@ -25,11 +25,15 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of NPID."""
 
-    negatives: int = setting(4096, "random images that each image is contrasted with; 32,000 in NPID++")
-    temperature: float = setting(0.07, "temperature of the similarities")
-    momentum: float = setting(0.5, "share of the old embedding when the memory is updated")
+    negatives: int = setting(
+        4096, "random images that each image is contrasted with; 32,000 in NPID++", within="[1, inf)"
+    )
+    temperature: float = setting(0.07, "temperature of the similarities", within="(0, inf)")
+    momentum: float = setting(0.5, "share of the old embedding when the memory is updated", within="[0, 1)")
     contrast: Contrast = setting("nce", "loss: nce (noise-contrastive estimation) or info_nce (cross entropy)")
-    projector: tuple[int, ...] = setting((128,), "widths of the projection head's layers, the last is the memory's")
+    projector: tuple[int, ...] = setting(
+        (128,), "widths of the projection head's layers, the last is the memory's", within="[1, inf)"
+    )
 
 
 class Method(method.Method[Config]):
@@ -39,9 +43,8 @@ class Method(method.Method[Config]):
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Require a single view, and negatives."""
+        """Require a single view."""
         need_views(setup, 1, method="npid")
-        need_bank_settings(config.negatives, config.momentum, method="npid")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

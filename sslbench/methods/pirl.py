@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from sslbench.config import setting
-from sslbench.errors import UsageError
 from sslbench.methods._parts.draws import image_generators
 from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.memory_bank import Contrast, MemoryBank, need_bank_settings
+from sslbench.methods._parts.memory_bank import Contrast, MemoryBank
 from sslbench.methods._parts.patches import PIECES, concatenated, need_patches, reorder
 from sslbench.methods._parts.precision import unit_length
 from sslbench.train import method
@@ -25,13 +24,15 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of PIRL."""
 
-    negatives: int = setting(32000, "random images that each image is contrasted with")
-    temperature: float = setting(0.07, "temperature of the similarities")
-    momentum: float = setting(0.5, "share of the old embedding when the memory is updated")
+    negatives: int = setting(32000, "random images that each image is contrasted with", within="[1, inf)")
+    temperature: float = setting(0.07, "temperature of the similarities", within="(0, inf)")
+    momentum: float = setting(0.5, "share of the old embedding when the memory is updated", within="[0, 1)")
     contrast: Contrast = setting("nce", "loss: nce (noise-contrastive estimation) or info_nce (cross entropy)")
-    patches_weight: float = setting(0.5, "weight of the patches' loss; the image has the rest (lambda of eq. 5)")
+    patches_weight: float = setting(
+        0.5, "weight of the patches' loss; the image has the rest (lambda of eq. 5)", within="(0, 1)"
+    )
     projector: tuple[int, ...] = setting(
-        (128,), "widths of both heads' layers, the last is the memory's; [2048, 128] is the MLP head"
+        (128,), "widths of both heads' layers, the last is the memory's; [2048, 128] is the MLP head", within="[1, inf)"
     )
 
 
@@ -42,14 +43,8 @@ class Method(method.Method[Config]):
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Require one undivided view before nine patches, and negatives."""
+        """Require one undivided view before nine patches."""
         need_patches(setup, 1, method="pirl")
-        need_bank_settings(config.negatives, config.momentum, method="pirl")
-        if not 0 < config.patches_weight < 1:
-            raise UsageError(
-                f"pirl: patches_weight={config.patches_weight:g} must be between 0 and 1",
-                "Use method.patches_weight=0.5 (published), or npid, which has no patches.",
-            )
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

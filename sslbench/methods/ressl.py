@@ -25,12 +25,18 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of ReSSL."""
 
-    student_temperature: float = setting(0.1, "temperature of the student's relations")
-    teacher_temperature: float = setting(0.04, "temperature of the teacher's relations; lower makes them sharper")
-    momentum: float = setting(0.999, "decay of the teacher at the start of training")
-    final_momentum: float = setting(0.999, "decay at the end; half a cosine in between")
-    queue: int = setting(131072, "number of earlier embeddings in the queue, a multiple of the images per update")
-    projector: tuple[int, ...] = setting((4096, 512), "widths of the projection head's layers, the last is the output")
+    student_temperature: float = setting(0.1, "temperature of the student's relations", within="(0, inf)")
+    teacher_temperature: float = setting(
+        0.04, "temperature of the teacher's relations; lower makes them sharper", within="(0, inf)"
+    )
+    momentum: float = setting(0.999, "decay of the teacher at the start of training", within="[0, 1]")
+    final_momentum: float = setting(0.999, "decay at the end; half a cosine in between", within="[0, 1]")
+    queue: int = setting(
+        131072, "number of earlier embeddings in the queue, a multiple of the images per update", within="[1, inf)"
+    )
+    projector: tuple[int, ...] = setting(
+        (4096, 512), "widths of the projection head's layers, the last is the output", within="[1, inf)"
+    )
 
 
 @in_float32

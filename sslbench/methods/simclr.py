@@ -25,8 +25,10 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of SimCLR."""
 
-    temperature: float = setting(0.1, "temperature of the similarities")
-    projector: tuple[int, ...] = setting((2048, 128), "widths of the projection head's layers, the last is the output")
+    temperature: float = setting(0.1, "temperature of the similarities", within="(0, inf)")
+    projector: tuple[int, ...] = setting(
+        (2048, 128), "widths of the projection head's layers, the last is the output", within="[1, inf)"
+    )
     projector_norm: bool = setting(False, "BatchNorm in the projection head")
 
 

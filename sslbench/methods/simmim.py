@@ -34,8 +34,13 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of SimMIM."""
 
-    masked: float = setting(0.6, "fraction of masked units, rounded up")
-    unit: int = setting(2, "side of a masked unit; 2 patches of 16 pixels are the published 32 pixels", unit="patches")
+    masked: float = setting(0.6, "fraction of masked units, rounded up", within="(0, 1)")
+    unit: int = setting(
+        2,
+        "side of a masked unit; 2 patches of 16 pixels are the published 32 pixels",
+        unit="patches",
+        within="[1, inf)",
+    )
 
 
 @in_float32

@@ -21,8 +21,12 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of SimSiam."""
 
-    projector: tuple[int, ...] = setting((2048, 2048, 2048), "widths of the projection head: hidden layers, output")
-    predictor: tuple[int, ...] = setting((512,), "widths of the prediction head's hidden layers (a bottleneck)")
+    projector: tuple[int, ...] = setting(
+        (2048, 2048, 2048), "widths of the projection head: hidden layers, output", within="[1, inf)"
+    )
+    predictor: tuple[int, ...] = setting(
+        (512,), "widths of the prediction head's hidden layers (a bottleneck)", within="[1, inf)"
+    )
 
 
 @in_float32

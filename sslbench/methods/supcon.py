@@ -26,13 +26,15 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of SupCon."""
 
-    temperature: float = setting(0.1, "temperature of the similarities")
+    temperature: float = setting(0.1, "temperature of the similarities", within="(0, inf)")
     summation: Literal["outside", "inside"] = setting(
         "outside",
         "place of the sum over positives: outside the logarithm (eq. 2, the paper's choice) or inside (eq. 3)",
     )
-    scale: float = setting(1.0, "factor of the loss; the authors' code has temperature / 0.07")
-    projector: tuple[int, ...] = setting((2048, 128), "widths of the projection head's layers, the last is the output")
+    scale: float = setting(1.0, "factor of the loss; the authors' code has temperature / 0.07", within="(0, inf)")
+    projector: tuple[int, ...] = setting(
+        (2048, 128), "widths of the projection head's layers, the last is the output", within="[1, inf)"
+    )
 
 
 @in_float32

@@ -4,7 +4,6 @@ Images with several labels are trained as in VISSL, with a binary classifier for
 """
 
 import dataclasses
-import math
 
 from torch import nn
 
@@ -21,9 +20,11 @@ from sslbench.train.mixing import make_mix
 class Config:
     """Settings of supervised training."""
 
-    label_smoothing: float = setting(0.0, "fraction of the target spread over all classes")
-    mixup: float = setting(0.0, "alpha of mixup; 0: none")
-    cutmix: float = setting(0.0, "alpha of CutMix; 0: none. With mixup too, each batch has one of them")
+    label_smoothing: float = setting(0.0, "fraction of the target spread over all classes", within="[0, 1)")
+    mixup: float = setting(0.0, "alpha of mixup; 0: none", within="[0, inf)")
+    cutmix: float = setting(
+        0.0, "alpha of CutMix; 0: none. With mixup too, each batch has one of them", within="[0, inf)"
+    )
 
 
 class Method(method.Method[Config]):
@@ -46,8 +47,6 @@ class Method(method.Method[Config]):
                 raise UsageError(
                     f"supervised: {name} has no effect on images of several labels", "Leave it out, or set it to 0."
                 )
-        if not (0 <= config.mixup < math.inf and 0 <= config.cutmix < math.inf):
-            raise UsageError("supervised: method.mixup and method.cutmix must be 0 or more")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

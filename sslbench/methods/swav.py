@@ -33,19 +33,27 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of SwAV."""
 
-    temperature: float = setting(0.1, "temperature of the predictions")
-    epsilon: float = setting(0.05, "temperature of the assignments")
-    iterations: int = setting(3, "iterations of Sinkhorn-Knopp")
-    prototypes: tuple[int, ...] = setting((3000,), "number of prototypes; several numbers make several sets")
-    projector: tuple[int, ...] = setting((2048, 128), "widths of the projection head's layers (hidden ones have a BN)")
-    assign_views: tuple[int, ...] = setting((0, 1), "views whose assignments the others predict")
-    frozen_updates: int = setting(0, "updates at the start with frozen prototypes")
-    queue: int = setting(0, "earlier embeddings of each assigned view, over all processes, that are assigned along")
-    queue_start: int = setting(0, "updates before the queue is used")
-    hard_updates: int = setting(0, "updates at the start with hard assignments")
-    power_law: float = setting(0.0, "exponent of the prototypes' shares; 0 makes them equal")
+    temperature: float = setting(0.1, "temperature of the predictions", within="(0, inf)")
+    epsilon: float = setting(0.05, "temperature of the assignments", within="(0, inf)")
+    iterations: int = setting(3, "iterations of Sinkhorn-Knopp", within="[1, inf)")
+    prototypes: tuple[int, ...] = setting(
+        (3000,), "number of prototypes; several numbers make several sets", within="[1, inf)"
+    )
+    projector: tuple[int, ...] = setting(
+        (2048, 128), "widths of the projection head's layers (hidden ones have a BN)", within="[1, inf)"
+    )
+    assign_views: tuple[int, ...] = setting((0, 1), "views whose assignments the others predict", within="[0, inf)")
+    frozen_updates: int = setting(0, "updates at the start with frozen prototypes", within="[0, inf)")
+    queue: int = setting(
+        0, "earlier embeddings of each assigned view, over all processes, that are assigned along", within="[0, inf)"
+    )
+    queue_start: int = setting(0, "updates before the queue is used", within="[0, inf)")
+    hard_updates: int = setting(0, "updates at the start with hard assignments", within="[0, inf)")
+    power_law: float = setting(0.0, "exponent of the prototypes' shares; 0 makes them equal", within="[0, inf)")
     double_precision: bool = setting(False, "Sinkhorn-Knopp in float64")
-    momentum: float = setting(0.0, "decay of a momentum copy of all networks, which assigns (VISSL: 0.99); 0: none")
+    momentum: float = setting(
+        0.0, "decay of a momentum copy of all networks, which assigns (VISSL: 0.99); 0: none", within="[0, 1)"
+    )
 
 
 @in_float32
@@ -106,10 +114,6 @@ class Method(method.Method[Config]):
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require several views, views to assign among them, and a queue that the processes share evenly."""
         need_view_pairs(setup, method="swav")
-        if not 0 <= config.momentum < 1:
-            raise UsageError(
-                f"swav: momentum={config.momentum:g} must be from 0 to below 1", "Use 0.99, or 0 for none."
-            )
         _require_assignable(config, setup)
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:

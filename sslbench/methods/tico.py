@@ -24,11 +24,13 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of TiCo."""
 
-    beta: float = setting(0.9, "decay of the covariance matrix")
-    rho: float = setting(8.0, "weight of the contrast with the covariance")
-    projector: tuple[int, ...] = setting((4096, 256), "widths of the projection head: hidden layers, output")
-    momentum: float = setting(0.99, "decay of the momentum network at the start of training")
-    final_momentum: float = setting(1.0, "decay at the end; half a cosine in between")
+    beta: float = setting(0.9, "decay of the covariance matrix", within="[0, 1)")
+    rho: float = setting(8.0, "weight of the contrast with the covariance", within="[0, inf)")
+    projector: tuple[int, ...] = setting(
+        (4096, 256), "widths of the projection head: hidden layers, output", within="[1, inf)"
+    )
+    momentum: float = setting(0.99, "decay of the momentum network at the start of training", within="[0, 1]")
+    final_momentum: float = setting(1.0, "decay at the end; half a cosine in between", within="[0, 1]")
 
 
 @torch.no_grad()

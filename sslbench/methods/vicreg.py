@@ -19,10 +19,12 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of VICReg; the variance term is the mean over both views, so solo-learn's sum with 25 is 50 here."""
 
-    projector: tuple[int, ...] = setting((8192, 8192, 8192), "widths of the expander: hidden layers, output")
-    invariance: float = setting(25.0, "weight of the distance between the views (lambda)")
-    variance: float = setting(25.0, "weight of the hinge on the standard deviations (mu)")
-    covariance: float = setting(1.0, "weight of the off-diagonal covariances (nu)")
+    projector: tuple[int, ...] = setting(
+        (8192, 8192, 8192), "widths of the expander: hidden layers, output", within="[1, inf)"
+    )
+    invariance: float = setting(25.0, "weight of the distance between the views (lambda)", within="[0, inf)")
+    variance: float = setting(25.0, "weight of the hinge on the standard deviations (mu)", within="[0, inf)")
+    covariance: float = setting(1.0, "weight of the off-diagonal covariances (nu)", within="[0, inf)")
 
 
 @in_float32

@@ -34,16 +34,22 @@ Terms = tuple[Tensor, Tensor, Tensor]
 class Config:
     """Settings of VICRegL; variance and covariance are means over the views."""
 
-    alpha: float = setting(0.75, "weight of the loss of whole views; that of their places has 1 - alpha")
-    projector: tuple[int, ...] = setting((8192, 8192, 8192), "widths of the expander of whole views")
-    place_projector: tuple[int, ...] = setting((512, 512, 512), "widths of the expander of places")
-    matches: tuple[int, int] = setting(
-        (20, 4), "pairs nearest in the picture: of the first view's places with the second's, and the other way round"
+    alpha: float = setting(
+        0.75, "weight of the loss of whole views; that of their places has 1 - alpha", within="[0, 1]"
     )
-    large_views: int = setting(2, "number of views that are compared with all others; they come first")
-    invariance: float = setting(25.0, "weight of the distance between the views (lambda)")
-    variance: float = setting(25.0, "weight of the hinge on the standard deviations (mu)")
-    covariance: float = setting(1.0, "weight of the off-diagonal covariances (nu)")
+    projector: tuple[int, ...] = setting((8192, 8192, 8192), "widths of the expander of whole views", within="[1, inf)")
+    place_projector: tuple[int, ...] = setting((512, 512, 512), "widths of the expander of places", within="[1, inf)")
+    matches: tuple[int, int] = setting(
+        (20, 4),
+        "pairs nearest in the picture: of the first view's places with the second's, and the other way round",
+        within="[1, inf)",
+    )
+    large_views: int = setting(
+        2, "number of views that are compared with all others; they come first", within="[1, inf)"
+    )
+    invariance: float = setting(25.0, "weight of the distance between the views (lambda)", within="[0, inf)")
+    variance: float = setting(25.0, "weight of the hinge on the standard deviations (mu)", within="[0, inf)")
+    covariance: float = setting(1.0, "weight of the off-diagonal covariances (nu)", within="[0, inf)")
 
 
 def place_centres(boxes: Tensor, grid: tuple[int, int]) -> Tensor:

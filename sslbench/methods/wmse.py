@@ -25,10 +25,16 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 class Config:
     """Settings of W-MSE."""
 
-    projector: tuple[int, ...] = setting((1024, 64), "widths of the projection head's layers, the last is the output")
-    slice: int = setting(128, "images that are whitened together, more than the output has dimensions")
-    iterations: int = setting(1, "random partitions of the batch into slices; the loss is their mean")
-    epsilon: float = setting(0.0, "share of the identity in the covariance; 0 whitens fully")
+    projector: tuple[int, ...] = setting(
+        (1024, 64), "widths of the projection head's layers, the last is the output", within="[1, inf)"
+    )
+    slice: int = setting(
+        128, "images that are whitened together, more than the output has dimensions", within="[2, inf)"
+    )
+    iterations: int = setting(
+        1, "random partitions of the batch into slices; the loss is their mean", within="[1, inf)"
+    )
+    epsilon: float = setting(0.0, "share of the identity in the covariance; 0 whitens fully", within="[0, 1)")
 
 
 @in_float32

@@ -116,6 +116,8 @@ CASES = {
     "eval knn --features f.npy --labels y.npy machine=huge": "there is no machine called 'huge'",
     "eval knn --features f.npy --labels y.npy --device cdua": "there is no device called 'cdua'",
     "eval low-shot -w weights.pth -d photos k=0": "k should be one or several different numbers of at least 1",
+    "eval knn depth -w weights.pth": "knn and depth take labels of different kinds",
+    "pretrain distillation -d photos": "teacher is missing",
     "eval detection -w weights.pth workers=-1": "workers should not be negative",
     "eval detection -w weights.pth --stem nosuch": "--stem nosuch is not a rule",
     **{
@@ -129,6 +131,8 @@ CASES = {
             "accumulate=0": "accumulate 0 must be at least 1",
             "method.temprature=1": "Did you mean 'temperature'",
             "method.temperature=x": "temperature: should be a number",
+            "method.temperature=0": "temperature should be above 0, not 0",
+            "method.projector=2048,0": "projector should be 1 or more, not 0",
             "method.name=simclrr": "Did you mean 'simclr'",
             "optimizer=sdg": "Did you mean 'sgd'",
             "optimizer.lr=-1": "optimizer.lr must be 0 or more",

@@ -107,10 +107,8 @@ def test_the_decay_rises_and_stays():
 
 @pytest.mark.parametrize(("backbone", "changes", "message"), [
     ("resnet18w0.125", {}, "data2vec2 needs a plain vision transformer"),
-    (VIT, {"target_layers": 0}, "must be 1 or more"),
     (VIT, {"decoder_groups": 5}, "no multiple of method.decoder_groups=5"),
     (VIT, {"decoder_kernel": 4}, "must be odd"),
-    (VIT, {"masked": 1.0}, "between 0 and 1"),
 ])  # fmt: skip
 def test_what_cannot_be_trained_is_refused(backbone, changes, message):
     with pytest.raises(UsageError, match=message):

@@ -160,14 +160,6 @@ def test_the_loss_sees_the_memory_from_before():
     assert value.item() == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"), [({"negatives": 0}, "negatives=0 is too few"), ({"momentum": 1.0}, "momentum=1 must be")]
-)
-def test_senseless_settings_are_refused(changes, message):
-    with pytest.raises(UsageError, match=message):
-        npid.Method(network(), npid.Config(**changes), setup_for(network(), sizes=(32,)))
-
-
 def test_two_views_are_refused():
     with pytest.raises(UsageError, match="npid takes one view"):
         npid.Method(network(), npid.Config(), setup_for(network()))

@@ -88,8 +88,3 @@ def test_the_mlp_heads_are_vissls():
 def test_other_views_are_refused(sizes):
     with pytest.raises(UsageError, match="pirl takes 1 view and the 9 patches of a 3 x 3 grid"):
         pirl.Method(network(), pirl.Config(), setup_for(network(), sizes=sizes))
-
-
-def test_a_weight_without_image_or_patches_is_refused():
-    with pytest.raises(UsageError, match="patches_weight=1 must be between 0 and 1"):
-        pirl.Method(network(), pirl.Config(patches_weight=1.0), setup_for(network(), sizes=SIZES))

@@ -238,8 +238,3 @@ def test_trains_with_a_momentum_copy(queue):
     setup = setup_for(network())
     config = swav.Config(prototypes=(6,), projector=(16, 8), momentum=0.9, queue=queue)
     check_contract(lambda: swav.Method(network(), config, setup), setup)
-
-
-def test_a_momentum_of_one_is_refused():
-    with pytest.raises(UsageError, match="momentum=1 must be from 0 to below 1"):
-        swav.Method(network(), swav.Config(momentum=1.0), setup_for(network()))

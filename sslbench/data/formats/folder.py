@@ -234,7 +234,8 @@ def _notes(root: Path, found: _FolderContent, classes: tuple[str, ...]) -> list[
     empty = sorted(set(map(printable, folders)) - set(classes) - set(found.loops))
     if empty:
         notes.append(f"{where}: class folders without images, not counted as classes: {some(empty)}")
-    if len(classes) > 1 and all(name.isdigit() for name in classes):
+    numbers = [int(name) for name in sorted(classes) if name.isdecimal()]
+    if len(numbers) == len(classes) > 1 and numbers != list(range(len(classes))):
         notes.append(
             f"{where}: the class folders are numbers; they are matched by name, and class number i is the i-th of the "
             f"names sorted as text ({some(classes, 4)})"

@@ -19,23 +19,17 @@ def random_numbers(generator: torch.Generator | None = None) -> random.Random:
     return random.Random(int(torch.randint(2**62, (), generator=generator)))
 
 
-def check_shares(mask_ratio: tuple[float, float], mask_probability: float, *, method: str) -> None:
-    """Refuse settings that mask no patch, or all of a view.
-
-    Args:
-        mask_ratio: range of the share of masked patches in a masked view.
-        mask_probability: share of masked views, or probability of a mask.
-        method: name of the method.
+def check_shares(mask_ratio: tuple[float, float], *, method: str) -> None:
+    """Refuse ranges of the share of masked patches in a view that mask none.
 
     Raises:
-        UsageError: the message names both settings.
+        UsageError: the lower share is above the upper one, or the upper one is 0.
     """
     low, high = mask_ratio
-    if not (0 <= low <= high < 1 and high > 0 and 0 < mask_probability <= 1):
+    if low > high or high == 0:
         raise UsageError(
-            f"{method}: method.mask_ratio=[{low}, {high}] with method.mask_probability={mask_probability} "
-            "masks no part of the patches",
-            "mask_ratio is a range of shares from 0 to below 1, mask_probability is above 0 and at most 1.",
+            f"{method}: method.mask_ratio=[{low}, {high}] masks no part of the patches",
+            "It is a range of shares: the lower first, the upper above 0.",
         )
 
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sslbench.distributed.collectives import gather
-from sslbench.errors import UsageError
 from sslbench.methods._parts.precision import in_float32
 
 Contrast = Literal["nce", "info_nce"]
@@ -139,18 +138,6 @@ class MemoryBank(nn.Module):
         new = torch.zeros_like(self.vectors[rows]).index_add_(0, place, gather(embeddings).to(self.vectors.dtype))
         moved = momentum * self.vectors[rows] + (1 - momentum) * new / counts[:, None]
         self.vectors[rows] = functional.normalize(moved, dim=1)
-
-
-def need_bank_settings(negatives: int, momentum: float, *, method: str) -> None:
-    """Require at least one negative, and a momentum below 1.
-
-    Raises:
-        UsageError: there are no negatives, or the memory would never change.
-    """
-    if negatives < 1:
-        raise UsageError(f"{method}: negatives={negatives} is too few", "Set method.negatives to 1 or more.")
-    if not 0 <= momentum < 1:
-        raise UsageError(f"{method}: momentum={momentum:g} must be from 0 to below 1", "Set method.momentum=0.5.")
 
 
 @in_float32

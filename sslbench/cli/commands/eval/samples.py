@@ -295,12 +295,13 @@ def _settings(
 
 
 def _refuse_wrong_settings(checked: CheckedCommand) -> None:
-    """Refuse settings of protocols that are not possible, and several trainings of protocols that train nothing.
+    """Refuse impossible settings, protocols without common data, several trainings of protocols that train nothing.
 
     Raises:
-        UsageError: a value that a setting cannot have, or that has no effect.
+        UsageError: a value that a setting cannot have, or that has no effect; protocols that no labels suit together.
     """
     from sslbench.evaluation import make_task
+    from sslbench.evaluation.request import refuse_different_labels
     from sslbench.evaluation.trainings import check_seeds, trains
 
     tasks = []
@@ -312,6 +313,8 @@ def _refuse_wrong_settings(checked: CheckedCommand) -> None:
         for benchmark in own:
             tasks.append(make_task(run.protocol, checked.routed.protocols[run.protocol], benchmark, run.preset))
             protocol.check_settings(tasks[-1].settings)
+    if not checked.benchmarks:
+        refuse_different_labels(task.protocol for task in tasks)
     if not any(trains(task) for task in tasks):  # with others, those that train may be several requests
         check_seeds(checked.run, tasks)
 
