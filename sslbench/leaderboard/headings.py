@@ -161,9 +161,11 @@ def _preprocessing_words(values: Mapping[str, Any]) -> dict[str, str]:
         words["resize"] += f" {values['interpolation']}"
     for key, usual in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
         if isinstance(values.get(key), list | tuple) and tuple(values[key]) != usual:
-            words[key] = f"{key} {'/'.join(map(_plain, values[key]))}"
+            numbers = [_plain(value) for value in values[key]]
+            words[key] = f"{key} {'/'.join(numbers[:1] if len(set(numbers)) == 1 else numbers)}"
     parameters = ("resize", "squash", "crop", "interpolation", "mean", "std", "origin")
-    return words | {key: f"{key} {_short(item)}" for key, item in values.items() if key not in parameters}
+    others = {key: item for key, item in values.items() if key not in parameters and (key, item) != ("space", "RGB")}
+    return words | {key: f"{key} {_short(item)}" for key, item in others.items()}
 
 
 def _plain(value: Any) -> str:

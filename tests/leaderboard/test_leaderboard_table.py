@@ -199,7 +199,7 @@ def test_labels_of_namesakes_hold_only_the_parts_that_differ():
     assert labels(board) == ["a [crop 224]", "a [crop 192]"]
     plain = {**PREPROCESSING, "crop": None, "mean": [0.5, 0.5, 0.5]}
     board = table([make("a", 80), make("a", 70, preprocessing=plain)])
-    assert labels(board) == ["a [crop 224, usual mean]", "a [no crop, mean 0.5/0.5/0.5]"]
+    assert labels(board) == ["a [crop 224, usual mean]", "a [no crop, mean 0.5]"]
 
 
 def test_preprocessing_in_words():

@@ -99,8 +99,12 @@ def _per_class(record: Result) -> dict[str, Any] | None:
     if len(names) > 2 * _MOST_CLASSES:
         names = [*names[:_MOST_CLASSES], *names[-_MOST_CLASSES:]]
         title += f" (the first and the last {_MOST_CLASSES})"
-    rows = [(name, [extra_text(found.get(name)) for found in values.values()]) for name in names]
+    rows = [(name, [_class_text(metric, found.get(name)) for metric, found in values.items()]) for name in names]
     return {"title": title, "names": list(values), "rows": rows}
+
+
+def _class_text(metric: str, number: float | None) -> str:
+    return f"{number:,.0f}" if metric == "n" and number is not None else extra_text(number)
 
 
 def _pictures(cell: Cell) -> list[dict[str, str]]:

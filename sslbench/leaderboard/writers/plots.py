@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from sslbench.leaderboard.model import Board, shown
+from sslbench.leaderboard.model import Board, Row, shown
 from sslbench.leaderboard.writers.tables import cell_text, leads, several_layers
 from sslbench.metrics.catalog import find
 from sslbench.text import cut_middle
@@ -12,6 +12,7 @@ WIDTH = 360  # pixels, of the drawing area
 _HEIGHT = 22  # pixels, of a row
 _CHARACTER = 7.5  # pixels, of a wide character of a label
 _LONGEST = 48  # characters of a label
+_MOST_LACKING = 5  # rows without a value that are named
 _FAR = 1.0  # floors farther from the values than this multiple of their range are told, not drawn
 
 
@@ -43,7 +44,7 @@ class Plot:
 
     Attributes:
         beyond: floors too far from the values to be drawn, in words.
-        lacking: rows of results without a value.
+        lacking: rows of results without a value, in words.
     """
 
     title: str
@@ -52,7 +53,7 @@ class Plot:
     floors: tuple[VerticalLine, ...]
     ticks: tuple[VerticalLine, ...]
     beyond: tuple[str, ...]
-    lacking: tuple[str, ...]
+    lacking: str
     left: int
     width: int
     height: int
@@ -69,13 +70,12 @@ def _plot(board: Board, position: int) -> Plot | None:
     for row in board.rows:
         metric = shown(row, position, board.columns)
         if metric is None or metric.value is None:
-            lacking += [row.label] if row.kind == "result" else []
+            lacking += [_label(row, several)] if row.kind == "result" else []
             continue
         if row.floor:
             floors[row.label] = metric.value
         else:
-            label = f"{row.label} {row.layer}" if several and row.layer else row.label
-            entries.append((metric, cut_middle(label, _LONGEST), row, cell_text(board, row, position)))
+            entries.append((metric, _label(row, several), row, cell_text(board, row, position)))
     if not entries:
         return None
     sign = find(board.columns[position].metric).sign
@@ -113,7 +113,17 @@ def _plot(board: Board, position: int) -> Plot | None:
     ticks = tuple(VerticalLine(f"{number:g}", place(number) or 0.0) for number in _ticks(low, high))
     height = _HEIGHT * len(marks) + 24
     width = left + WIDTH + right
-    return Plot(column.name, column.metric, marks, lines, ticks, beyond, tuple(lacking), left, width, height)
+    return Plot(column.name, column.metric, marks, lines, ticks, beyond, _first(lacking), left, width, height)
+
+
+def _label(row: Row, several_layers: bool) -> str:
+    return cut_middle(f"{row.label} {row.layer}" if several_layers and row.layer else row.label, _LONGEST)
+
+
+def _first(labels: list[str]) -> str:
+    """Return the first of many labels, and the number of others."""
+    more = len(labels) - _MOST_LACKING
+    return ", ".join(labels[:_MOST_LACKING]) + (f" and {more} more" if more > 0 else "")
 
 
 def _range(values: list[float]) -> tuple[float, float]:

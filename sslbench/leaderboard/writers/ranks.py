@@ -10,7 +10,8 @@ from sslbench.leaderboard.writers.tables import cell_text, several_layers
 from sslbench.metrics.catalog import find
 from sslbench.text import cut_middle
 
-_STEP, _HEIGHT, _MARGIN = 90, 24, 12  # pixels: between columns, between ranks, around
+_STEPS, _WIDTH = (44, 90), 1180  # pixels: least and largest distance of columns, and width that they should fit
+_HEIGHT, _MARGIN = 24, 12  # pixels: between ranks, around
 _CHARACTER, _LETTERS = 7.5, 16  # pixels: width of a character, height of a line
 _LONGEST = 40  # characters of a name
 
@@ -44,14 +45,16 @@ def ranks(board: Board) -> Ranks | None:
         return None
     places = [_places(board, rows, i) for i in range(len(board.columns))]
     labels = [cut_middle(_label(board, row), _LONGEST) for row in rows]
-    lines = _apart(_line(board, row, i, places, labels[i]) for i, row in enumerate(rows))
-    lowest = max(_y(max(max(found.values(), default=1) for found in places)), *(line.y for line in lines))
     names = [cut_middle(column.name, _LONGEST) for column in board.columns]
     angled = math.ceil(_CHARACTER * max(map(len, names)))
-    texts = tuple((_x(i) - 4, lowest + 24, name) for i, name in enumerate(names))
     right = max(math.ceil(_CHARACTER * max(map(len, labels))) + 24, math.ceil(0.87 * angled))
-    width = math.ceil(_x(len(names) - 1)) + right
-    return Ranks(lines, _x(len(names) - 1) + 12, texts, width, math.ceil(lowest + 36 + angled / 2))
+    least, most = _STEPS
+    step = min(max((_WIDTH - right - _MARGIN) / (len(names) - 1), least), most)
+    xs = [round(_MARGIN + step * i, 1) for i in range(len(names))]
+    lines = _apart(_line(board, row, i, places, labels[i], xs) for i, row in enumerate(rows))
+    lowest = max(_y(max(max(found.values(), default=1) for found in places)), *(line.y for line in lines))
+    texts = tuple((x - 4, lowest + 24, name) for x, name in zip(xs, names, strict=True))
+    return Ranks(lines, xs[-1] + 12, texts, math.ceil(xs[-1]) + right, math.ceil(lowest + 36 + angled / 2))
 
 
 def _apart(lines: Iterable[Line]) -> tuple[Line, ...]:
@@ -70,13 +73,13 @@ def _places(board: Board, rows: list[Row], position: int) -> dict[int, int]:
     return {i: 1 + sum(other > own for other in found.values()) for i, own in found.items()}
 
 
-def _line(board: Board, row: Row, number: int, places: list[dict[int, int]], label: str) -> Line:
+def _line(board: Board, row: Row, number: int, places: list[dict[int, int]], label: str, xs: list[float]) -> Line:
     dots, parts, part = list[tuple[float, float, str]](), list[list[str]](), list[str]()
     for position, found in enumerate(places):
         if number not in found:
             parts, part = [*parts, part], []
             continue
-        x, y = _x(position), _y(found[number])
+        x, y = xs[position], _y(found[number])
         text = f"{label}: {board.columns[position].name} {cell_text(board, row, position)}, rank {found[number]}"
         dots.append((x, y, text))
         part.append(f"{x},{y}")
@@ -88,10 +91,6 @@ def _line(board: Board, row: Row, number: int, places: list[dict[int, int]], lab
 
 def _label(board: Board, row: Row) -> str:
     return f"{row.label} {row.layer}" if several_layers(board) and row.layer else row.label
-
-
-def _x(position: int) -> float:
-    return _MARGIN + _STEP * position
 
 
 def _y(rank: int) -> float:
