@@ -177,7 +177,7 @@ def _log_reason(root: Path, entry: store.StoreEntry, key: FeatureKey, source: So
     elif list(entry.folder.glob("*.partial")):
         log.info(f"{source.name}: continuing an interrupted extraction")
     elif changes := store.what_changed(root, key, source):
-        level = logging.DEBUG if changes.keys() == {"weights"} else logging.INFO  # several networks are usual
+        level = logging.DEBUG if "weights" in changes else logging.INFO  # several networks are usual
         log.log(level, f"{source.name}: no stored features fit: {'; '.join(changes.values())}")
 
 

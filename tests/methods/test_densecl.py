@@ -80,7 +80,6 @@ def test_the_queues_get_the_keys_of_images_and_the_mean_keys_of_places():
     ("timm:vit_tiny_patch16_224,img_size=64,depth=1,embed_dim=48,num_heads=3", SIZES, {}, "densecl needs a ResNet"),
     ("resnet18w0.125", (64,), {}, "takes 2 views"),
     ("resnet18w0.125", SIZES, {"queue": 1001}, "no multiple"),
-    ("resnet18w0.125", SIZES, {"dense_weight": 0.0}, "the method is moco"),
 ])  # fmt: skip
 def test_what_cannot_be_trained_is_refused(backbone, sizes, changes, message):
     with pytest.raises(UsageError, match=message):

@@ -175,7 +175,6 @@ def test_temperatures_rise_by_update():
     (VIT, (32,), {}, {}, "views of 32 pixels"),
     (VIT, CROPS, {"mask_ratio": (0.0, 0.0)}, {}, "masks no part"),
     (VIT + ",drop_path_rate=0.1", CROPS, {"drop_path": 0.3}, {}, "replaces the stochastic depth"),
-    (VIT, CROPS, {"drop_path": 1.0}, {}, "below 1"),
     (VIT, CROPS, {}, {"batch_size": 1}, "one image"),
 ])  # fmt: skip
 def test_what_cannot_be_trained_is_refused(backbone, sizes, changes, setup, message):

@@ -109,10 +109,8 @@ def test_the_teacher_is_frozen_and_in_evaluation_mode(teacher):
 @pytest.mark.parametrize(
     ("settings", "changes", "message"),
     [
-        ({"teacher": ""}, {}, "needs a teacher"),
         ({"soft_weight": 0.5}, {}, "target=features has no labels"),
         ({"target": "logits", "soft_weight": 0.5}, {"classes": 0}, "the data have none"),
-        ({"soft_weight": 0.0}, {}, "above 0 and at most 1"),
         (
             {"target": "logits", "soft_weight": 0.5},
             {"class_names": ("a", "b", "c")},

@@ -156,7 +156,6 @@ def test_temperatures_rise_by_epoch():
     (VIT, (32,), {}, "views of 32 pixels"),
     (VIT, (32, 16), {}, "views of 32, 16 pixels"),
     (VIT, CROPS, {"mask_ratio": (0.5, 0.1)}, "masks no part"),
-    (VIT, CROPS, {"mask_probability": 0.0}, "masks no part"),
 ])  # fmt: skip
 def test_what_cannot_be_trained_is_refused(backbone, sizes, changes, message):
     with pytest.raises(UsageError, match=message):

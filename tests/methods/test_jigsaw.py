@@ -52,9 +52,3 @@ def test_trains():
 def test_other_views_are_refused(sizes):
     with pytest.raises(UsageError, match="jigsaw takes the 9 patches of a 3 x 3 grid"):
         jigsaw.Method(network(), jigsaw.Config(), setup_for(network(), sizes=sizes))
-
-
-@pytest.mark.parametrize("count", [1, 362881])
-def test_a_number_of_orders_that_does_not_exist_is_refused(count):
-    with pytest.raises(UsageError, match="from 2 to 362,880"):
-        jigsaw.Method(network(), jigsaw.Config(permutations=count), setup_for(network(), sizes=SIZES))

@@ -72,7 +72,6 @@ def test_the_large_anchors_lose_patches_and_the_small_ones_and_the_target_none()
     ("resnet18w0.125", CROPS, {}, {}, "msn needs a plain vision transformer"),
     (VIT + ",class_token=False,global_pool=avg", CROPS, {}, {}, "compares class tokens"),
     (VIT, (32,), {}, {}, "makes 1 in all"),
-    (VIT, CROPS, {"masked": 1.0}, {}, "below 1"),
     (VIT, CROPS, {}, {"batch_size": 1}, "one image"),
 ])  # fmt: skip
 def test_what_cannot_be_trained_is_refused(backbone, sizes, changes, setup, message):
