@@ -287,6 +287,15 @@ def test_messages_name_arguments_and_not_flags(digits, tmp_path, monkeypatch):
         assert str(error.value) == "\n".join(filter(None, (error.value.message, error.value.remedy)))
 
 
+def test_warnings_name_arguments_and_not_flags(digits, caplog):
+    caplog.set_level(logging.INFO, "sslbench")
+    factory = logging.getLogRecordFactory()
+    classifier = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, 10))
+    one(classifier, digits)
+    assert "To evaluate the features before it: layers='3@input'" in caplog.text and "--" not in caplog.text
+    assert logging.getLogRecordFactory() is factory
+
+
 @pytest.mark.parametrize(
     ("call", "nearest"),
     [

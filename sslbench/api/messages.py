@@ -1,10 +1,12 @@
 """Messages of the public functions in Python's words: arguments in place of flags."""
 
+import contextlib
 import functools
 import inspect
+import logging
 import re
-from collections.abc import Callable, Collection
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, ParamSpec, TypeVar
 
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.names import did_you_mean
@@ -20,13 +22,13 @@ _ARGUMENTS = {
 """Name of a flag -> arguments of public functions that have its meaning."""
 _COLUMNS = {"image_col": "image_column", "label_col": "label_column"}
 _FLAG = re.compile(
-    r"--([a-z][a-z0-9-]*)(?:[ =](random|pixels|cuda|cpu|[A-Z]{3,}|[\w./]*[0-9:][\w./:]*(?<=\w)))?(?![\w-])"
+    r"--([a-z][a-z0-9-]*)(?:[ =](random|pixels|cuda|cpu|[A-Z]{3,}|[\w./]*[0-9:@][\w./:@]*(?<=\w)))?(?![\w-])"
 )
 _COMMAND = re.compile(r"sslbench [a-z-]+ .*")
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a public function whose errors name arguments, and which answers a misspelt one with the nearest."""
+    """Return a public function that names arguments in messages and answers a misspelt one with the nearest."""
     parameters = inspect.signature(function).parameters
     takes_others = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
 
@@ -36,12 +38,31 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
             if name not in parameters and not takes_others:
                 raise UsageError(f"{function.__name__} has no argument '{name}'", did_you_mean(name, parameters))
         try:
-            return function(*args, **kwargs)
+            with _logged_in_python(parameters):
+                return function(*args, **kwargs)
         except SslbenchError as error:
             error.rephrase(lambda text: in_python(text, parameters))
             raise
 
     return call
+
+
+@contextlib.contextmanager
+def _logged_in_python(arguments: Collection[str]) -> Iterator[None]:
+    """Name arguments in what sslbench logs meanwhile; a filter of the logger would not see what its children log."""
+    make = logging.getLogRecordFactory()
+
+    def rephrased(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        if record.name.partition(".")[0] == "sslbench":
+            record.msg, record.args = in_python(record.getMessage(), arguments), ()
+        return record
+
+    logging.setLogRecordFactory(rephrased)
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(make)
 
 
 def in_python(text: str, arguments: Collection[str] = ()) -> str:

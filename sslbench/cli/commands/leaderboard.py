@@ -132,9 +132,8 @@ def write_board(
     Raises:
         SslbenchError: there are no records, one is damaged, or a file cannot be written.
     """
-    from rich.console import Console
-
     from sslbench import leaderboard
+    from sslbench.cli import tables
     from sslbench.leaderboard import columns as further_columns
     from sslbench.results import holes
 
@@ -153,7 +152,7 @@ def write_board(
         f"Hole: {hole.weights} on {hole.benchmark}: {hole.reason}." for root in roots for hole in holes.read(root)
     )
     board = dataclasses.replace(board, notes=(*board.notes, *unfilled))
-    console = Console(width=None if Console().is_terminal else 120)
+    console = tables.console(120)
     console.print(leaderboard.to_rich(board, console.width))
     if board.extras:
         console.print(further_columns.to_rich(board))

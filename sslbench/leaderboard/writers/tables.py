@@ -229,12 +229,12 @@ def _caption(board: Board, numbers: dict[str, str]) -> str:
 
 
 def _below(board: Board, numbers: dict[str, str]) -> "Table":
-    """Return the long form: a block per column of the board, best first, floors last."""
+    """Return the long form: a block per column of the board, best first, floors last, below the column's title."""
     from rich.table import Table
 
     layer = several_layers(board)
     result = Table(caption=_caption(board, numbers), caption_justify="left", padding=(0, 1))
-    for name in ("benchmark", "weights", *(["layer"] if layer else [])):
+    for name in ("weights", *(["layer"] if layer else [])):
         result.add_column(name, overflow="fold")
     result.add_column("value", justify="right", no_wrap=True)
     blocks = [
@@ -246,9 +246,10 @@ def _below(board: Board, numbers: dict[str, str]) -> "Table":
         known.sort(key=lambda row: -(row.average or 0.0))
         blocks.append((f"average of {board.averaged}", [(row, f"{row.average:.2f}", False) for row in known]))
     for title, lines in blocks:
+        result.add_row(table_cell(title, style="bold underline"))
         for place, (row, text, bold) in enumerate(lines):
             marks = "".join(numbers[flag] for flag in row.flags if flag != "floor")
-            cells = [table_cell(title if place == 0 else ""), table_cell(f"{row.label} {marks}".strip())]
+            cells = [table_cell(f"  {row.label} {marks}".rstrip())]
             cells += [table_cell(row.layer)] if layer else []
             cells.append(table_cell(text, style="bold" if bold else ""))
             result.add_row(*cells, style=_STYLES[row.kind], end_section=place + 1 == len(lines))
@@ -290,7 +291,7 @@ def _beside(board: Board, numbers: dict[str, str]) -> "Table":
     return result
 
 
-_NAME = 24
+_NAME = 60
 """Characters of a name that are not broken."""
 _STYLES = {"result": "", "published": "italic", "floor": "dim"}
 
