@@ -25,7 +25,7 @@ class DetectionLogLine:
         iteration: number of completed iterations.
         iterations: total number.
         loss: of this iteration, averaged over the processes.
-        parts: terms of the loss, on the first process.
+        parts: terms of the loss, averaged likewise.
         lr: learning rate.
         per_second: iterations per second since the previous line.
         images_per_second: likewise, over all processes.

@@ -20,7 +20,7 @@ from sslbench.config import build as build_dataclass
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.models.names import canonical_name, place
-from sslbench.detection.recipe import ON_TRANSFORMERS, DetectionRecipe, changed_network, what_is_trained
+from sslbench.detection.recipe import ON_TRANSFORMERS, ONE_STAGE, DetectionRecipe, changed_network, what_is_trained
 from sslbench.errors import UsageError, WeightsError
 from sslbench.preprocessing import Preprocessing
 from sslbench.results import canonical
@@ -37,6 +37,7 @@ _KEY = "detector"
 _VIT = "backbone.net."
 _STEM = "conv1.weight"
 _MOST_LAYERS = 100  # of a head
+_ANCHORS = 8  # first version with today's anchors of RetinaNet and places of FCOS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,7 @@ class DetectorDescription:
         benchmark: benchmark of the recipe; '' for none.
         measurement: id of the record.
         keypoints: names of the keypoints, in the detector's order.
+        version: version of the protocol; 0: before 8, the first that is written.
     """
 
     recipe: DetectionRecipe
@@ -65,6 +67,7 @@ class DetectorDescription:
     benchmark: str
     measurement: str
     keypoints: tuple[str, ...] = ()
+    version: int = 0
 
     def text(self) -> str:
         """Return the description as JSON, since the reader of weights files keeps text but no lists."""
@@ -157,6 +160,11 @@ def read_detector(path: Path, device: str | torch.device = "cpu") -> tuple[Detec
     numbers = sum(tensor.numel() for key in ("state_dict", _KEY) for tensor in tensors_at(file.content, key).values())
     check_recorded(about.backbone, f"{path}: detector.backbone", numbers=numbers)
     recipe, classes = about.recipe, len(about.classes)
+    if recipe.architecture in ONE_STAGE and about.version < _ANCHORS:
+        raise WeightsError(
+            f"{path}: the anchors of {recipe.architecture} have changed since it was trained",
+            "Train it again; the backbone in it is a weights file as before.",
+        )
     convs = recipe.rpn_convs, recipe.box_convs, recipe.box_fcs, recipe.mask_convs, recipe.keypoint_convs
     layers = *convs, recipe.encoder_layers, recipe.decoder_layers
     if max(number or 0 for number in layers) > _MOST_LAYERS:

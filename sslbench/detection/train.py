@@ -4,7 +4,7 @@ import bisect
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -55,22 +55,22 @@ def _moved(target: Target, device: torch.device) -> Target:
     return Target(target.boxes.to(device), target.classes.to(device), masks, keypoints)
 
 
-def finite_mean(
-    losses: dict[str, Tensor], total: Tensor, recipe: DetectionRecipe, iteration: int, folder: Path
-) -> Tensor:
-    """Return the loss averaged over the processes; all raise alike, before the weights change.
+def finite_means(
+    losses: Mapping[str, Tensor], recipe: DetectionRecipe, iteration: int, folder: Path
+) -> dict[str, Tensor]:
+    """Return the losses averaged over the processes; all raise alike, before the weights change.
 
     Raises:
-        NotFiniteError: it is NaN or infinite.
+        NotFiniteError: one is NaN or infinite.
     """
-    mean = sum_(total.detach().clone()) / world_size()
-    if torch.isfinite(mean):
-        return mean
-    bad = ", ".join(name for name, value in losses.items() if not torch.isfinite(value)) or "that of another process"
+    means = sum_(torch.stack([loss.detach().float() for loss in losses.values()])) / world_size()
+    if torch.isfinite(means.sum()):
+        return dict(zip(losses, means, strict=True))
+    bad = ", ".join(name for name, mean in zip(losses, means, strict=True) if not torch.isfinite(mean))
     kept = checkpoints.newest(folder)
     where = f" The last checkpoint, {kept}, is older." if kept else ""
     raise NotFiniteError(
-        f"the loss is {float(mean)} in iteration {iteration + 1} of {recipe.iterations} ({bad}).{where}",
+        f"the loss is {float(means.sum())} in iteration {iteration + 1} of {recipe.iterations} ({bad}).{where}",
         after_divergence(recipe),
     )
 
@@ -206,15 +206,16 @@ def _loop(
             for group in optimizer.param_groups:
                 group["lr"] = rate(recipe, iteration) * group["lr_factor"]
             optimizer.zero_grad(set_to_none=True)
-            weights = weights_of_parts(batch[1], recipe, run.device, per_object=detector.per_object)
+            weights = weights_of_parts(detector, batch, recipe.accumulate, run.device)
             losses = _gradients(model, batch, weights, recipe, run, iteration)
-            mean = finite_mean(losses, torch.stack(list(losses.values())).sum(), recipe, iteration, run.folder)
+            means = finite_means(losses, recipe, iteration, run.folder)
             if recipe.clip_gradients:
                 nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_gradients)
             optimizer.step()
             done, last = iteration + 1, iteration + 1 == recipe.iterations
             if watchers and meter.due(done):
-                line = meter.line(done, losses, mean, rate(recipe, iteration))
+                loss = torch.stack(list(means.values())).sum()
+                line = meter.line(done, means, loss, rate(recipe, iteration))
                 for watch in watchers:
                     watch(line)
             stop = signal_on_any_process(signal_number, run.device, compare=done % SIGNAL_INTERVAL == 0)
@@ -224,26 +225,31 @@ def _loop(
                 raise StoppedError(stop, f"iteration {done} of {recipe.iterations}")
 
 
-def weights_of_parts(
-    targets: Sequence[Target], recipe: DetectionRecipe, device: torch.device, *, per_object: bool
-) -> list[Tensor]:
+def weights_of_parts(detector: Detector, batch: Batch, parts: int, device: torch.device) -> list[Tensor]:
     """Return the weights of the losses of each part of a process's batch: their mean is that of the update.
 
+    Where the losses of a part are divided by a number of its own (`Detector.denominator`), the weights make that the
+    sum over all parts of all processes: neither their number nor that of the processes changes the update.
+
     Args:
-        targets: of the process's images.
-        recipe: number of parts.
+        detector: its losses.
+        batch: images and targets of the process.
+        parts: number of parts of the batch.
         device: of the weights.
-        per_object: losses are means over the objects of a part. Then a part weighs as its number of objects does
-            beside the mean over all parts of all processes, so that the update is divided by all its objects.
     """
-    parts = recipe.accumulate
-    if not per_object:
+    every = world_size() * parts
+    if every == 1:
+        return [torch.ones((), device=device)]
+    images, targets = batch
+    size = len(images) // parts
+    sizes = [(image.shape[-2], image.shape[-1]) for image in images]
+    own = [slice(part * size, (part + 1) * size) for part in range(parts)]
+    numbers = [detector.denominator(sizes[one], targets[one]) for one in own]
+    if None in numbers:
         return [torch.ones((), device=device)] * parts
-    size = len(targets) // parts
-    numbers = [sum(len(target.classes) for target in targets[i * size : (i + 1) * size]) for i in range(parts)]
-    own = torch.tensor(numbers, dtype=torch.float32, device=device)
-    mean = sum_(own.sum()) / (world_size() * parts)
-    return list(own.clamp(min=1) / mean.clamp(min=1))
+    counts = torch.tensor(numbers, dtype=torch.float32, device=device)
+    whole = sum_(counts.sum())
+    return list(counts.clamp(min=1) * every / whole.clamp(min=1))
 
 
 def _gradients(

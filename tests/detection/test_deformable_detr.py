@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from detector_samples import scene
+from detector_samples import detector, scene
 from test_detection_learning import average_precision
 from torch import nn
 
@@ -323,16 +323,18 @@ def test_the_proposals_of_two_stages_are_trained_as_one_class():
 
 def test_an_update_is_divided_by_all_its_objects(monkeypatch):
     """In parts of 1 and 5 objects, and in a second process with 12 more, as in one part on one process."""
+    cpu = torch.device("cpu")
+    images = [torch.zeros(3, 32, 32)] * 4
     targets = [Target(torch.zeros(n, 4), torch.zeros(n, dtype=torch.int64)) for n in (1, 0, 2, 3)]
-    recipe = DetectionRecipe(accumulate=2)
-    parts = train.weights_of_parts(targets, recipe, torch.device("cpu"), per_object=True)
+    model, other = detr(), detector("fpn")
+    parts = train.weights_of_parts(model, (images, targets), 2, cpu)
     assert [float(one) for one in parts] == pytest.approx([1 / 3, 5 / 3])
-    assert [float(one) for one in train.weights_of_parts(targets, recipe, "cpu", per_object=False)] == [1, 1]
-    empty = train.weights_of_parts([EMPTY] * 2, recipe, "cpu", per_object=True)
-    assert [float(one) for one in empty] == [1, 1]
+    assert [float(one) for one in train.weights_of_parts(other, (images, targets), 2, cpu)] == [1, 1]
+    empty = train.weights_of_parts(model, (images, [EMPTY] * 4), 2, cpu)
+    assert [float(one) for one in empty] == [2, 2], "their mean is the sum, divided by 1 as in one part"
     monkeypatch.setattr(train, "sum_", lambda own: own + 12)
     monkeypatch.setattr(train, "world_size", lambda: 2)
-    parts = train.weights_of_parts(targets, recipe, torch.device("cpu"), per_object=True)
+    parts = train.weights_of_parts(model, (images, targets), 2, cpu)
     assert [float(one) for one in parts] == pytest.approx([1 / 4.5, 5 / 4.5])
 
 
@@ -346,7 +348,7 @@ def test_parts_of_an_update_have_the_gradient_of_the_whole(tmp_path):
     gradients = []
     for parts in (1, 2):
         recipe = DetectionRecipe(accumulate=parts)
-        weights = train.weights_of_parts(truth, recipe, run.device, per_object=model.per_object)
+        weights = train.weights_of_parts(model, (images, truth), parts, run.device)
         model.zero_grad()
         train._gradients(model, (images, truth), weights, recipe, run, 0)
         gradients.append([p.grad.clone() for p in model.parameters()])

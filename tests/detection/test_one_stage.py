@@ -33,6 +33,18 @@ def scenes(number):
     return large, [Target(target.boxes * 2, target.classes) for target in truth]
 
 
+class Anchors(nn.Module):
+    """Generator of torchvision's detectors with given anchors."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = [model]
+
+    def forward(self, images, maps):
+        anchors = torch.cat(self.model[0]._anchors([one.shape[-2:] for one in maps]))
+        return [anchors] * len(images.image_sizes)
+
+
 class Maps(nn.Module):
     """Backbone of torchvision's detectors: named maps."""
 
@@ -54,8 +66,9 @@ def whole(model):
     if model.recipe.architecture == "fcos":
         other = FCOS(Maps(model), 2, **options)
     else:
-        anchors = AnchorGenerator(model.recipe.anchor_sizes, ((0.5, 1.0, 2.0),) * 5)
-        other = RetinaNet(Maps(model), 2, anchor_generator=anchors, **options)
+        generator = AnchorGenerator(model.recipe.anchor_sizes, ((0.5, 1.0, 2.0),) * 5)
+        other = RetinaNet(Maps(model), 2, anchor_generator=generator, **options)
+    other.anchor_generator = Anchors(model)  # torchvision's own are rounded, or at the corners of cells
     other.head.load_state_dict(model.network.head.state_dict())
     return other
 

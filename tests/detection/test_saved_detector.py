@@ -11,6 +11,7 @@ from PIL import Image
 from sslbench.backbones.build import build
 from sslbench.backbones.load import load_backbone
 from sslbench.detection.evaluate import detect
+from sslbench.detection import VERSION
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.predict import load_detector
 from sslbench.detection.recipe import DetectionRecipe
@@ -49,7 +50,7 @@ CASES = {
 }
 
 
-def saved(tmp_path, case):
+def saved(tmp_path, case, version=VERSION):
     name, changes = CASES[case]
     if "deformable_detr" in case:
         pytest.importorskip("transformers", reason="pip install 'sslbench[detr]'")
@@ -59,7 +60,16 @@ def saved(tmp_path, case):
         for number, parameter in enumerate(model.parameters()):  # no longer what the seed gives
             parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
     about = DetectorDescription(
-        model.recipe, ("wide", "tall"), name, backbone.preprocessing, "w.pth", "squares", "detection/x", "0123"
+        model.recipe,
+        ("wide", "tall"),
+        name,
+        backbone.preprocessing,
+        "w.pth",
+        "squares",
+        "detection/x",
+        "0123",
+        (),
+        version,
     )
     path = save_detector(tmp_path / "x.detector.torch", model.state_dict(), about, command="sslbench ...")
     return model, about, path
@@ -119,6 +129,14 @@ def test_a_backbone_that_is_another_network_now_is_refused(tmp_path, case):
     _, _, path = saved(tmp_path, case)
     with pytest.raises(WeightsError, match=r"norm\.weight|conv1\.weight"):
         load_backbone(str(path))
+
+
+@pytest.mark.parametrize("case", ["retinanet", "fcos"])
+def test_detectors_with_earlier_anchors_are_refused(tmp_path, case):
+    _, about, path = saved(tmp_path, case, version=0)
+    with pytest.raises(WeightsError, match=f"the anchors of {case} have changed"):
+        load_detector(path)
+    assert load_backbone(str(path)).name == about.backbone
 
 
 def test_other_files_are_no_detectors(tmp_path):

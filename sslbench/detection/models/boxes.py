@@ -87,7 +87,8 @@ def match(truth: Tensor, boxes: Tensor, *, low: float, high: float, keep_best: b
         return torch.full((len(boxes),), BACKGROUND, dtype=torch.int64, device=boxes.device)
     overlaps = box_iou(truth, boxes).nan_to_num_(0)  # two boxes without area
     found: Tensor = Matcher(high, low, allow_low_quality_matches=keep_best)(overlaps)
-    return found
+    # An overlap of 0 with every box would be the best of a true box that no box overlaps.
+    return torch.where(overlaps.amax(dim=0) > 0, found, BACKGROUND) if low > 0 else found
 
 
 def sample(found: Tensor, *, number: int, positives: float, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:

@@ -59,8 +59,6 @@ class _GivenMaps(nn.Module):
 class DeformableDetr(Detector):
     """Deformable DETR."""
 
-    per_object = True
-
     def __init__(
         self,
         recipe: DetectionRecipe,
@@ -112,6 +110,10 @@ class DeformableDetr(Detector):
             for name, (theirs, weight) in _LOSSES.items()
         }
 
+    def denominator(self, sizes: Sequence[Size], targets: Sequence[Target]) -> int:  # noqa: ARG002
+        """Return the number of objects."""
+        return sum(len(target.classes) for target in targets)
+
     def _proposal_losses(self, outputs: Any, wanted: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return the losses of the encoder's proposals, in which every object is of one class (appendix A.4).
 
@@ -148,7 +150,7 @@ class DeformableDetr(Detector):
         self._given.maps = [one.float() for one in features]
         if self.recipe.two_stage:  # every place is a proposal, and a small image has few
             self.network.model.config.two_stage_num_proposals = min(self.recipe.queries, _places(features))
-        height, width = (-(-max(side) // self.divisor) * self.divisor for side in zip(*sizes, strict=True))
+        height, width = self.padded(sizes)
         inside = torch.zeros(len(sizes), height, width, dtype=torch.long, device=features[0].device)
         for mask, (h, w) in zip(inside, sizes, strict=True):
             mask[:h, :w] = 1

@@ -2,7 +2,6 @@
 
 import abc
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -97,13 +96,8 @@ class Detector(nn.Module, abc.ABC):
 
     Its parameters have Detectron2's names, except those of the backbone, which keep their canonical names; `names`
     translates.
-
-    Attributes:
-        per_object: the losses are means over the objects of the images, so a part of an update weighs as many as it
-            has.
     """
 
-    per_object: ClassVar[bool] = False
     pixel_mean: Tensor
     pixel_std: Tensor
 
@@ -176,6 +170,13 @@ class Detector(nn.Module, abc.ABC):
     ) -> dict[str, Tensor]:
         """Return the losses by name, of maps of a padded batch with images of `sizes`."""
 
+    def denominator(self, sizes: Sequence[Size], targets: Sequence[Target]) -> int | None:  # noqa: ARG002
+        """Return the number that the losses of these images are divided by, 0 counting as 1.
+
+        None: the losses are means over the images, or of a number of draws that is the same for each.
+        """
+        return None
+
     @abc.abstractmethod
     def detections(self, features: Sequence[Tensor], sizes: Sequence[Size]) -> list[InstancePredictions]:
         """Return the detections of each image without masks, of maps of a padded batch with images of `sizes`."""
@@ -189,10 +190,15 @@ class Detector(nn.Module, abc.ABC):
         batch, _ = self.batched(images)
         return [one.masks for one in self.masks_of(self.backbone(batch), found) if one.masks is not None]
 
+    def padded(self, sizes: Sequence[Size]) -> Size:
+        """Return height and width of a batch of images of these sizes."""
+        height, width = (-(-max(side) // self.divisor) * self.divisor for side in zip(*sizes, strict=True))
+        return height, width
+
     def batched(self, images: Sequence[Tensor]) -> tuple[Tensor, list[Size]]:
         """Return the images normalised and zero-padded at the right and bottom, (B, C, H, W), and their own sizes."""
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
-        height, width = (-(-max(side) // self.divisor) * self.divisor for side in zip(*sizes, strict=True))
+        height, width = self.padded(sizes)
         padded = []
         for image, size in zip(images, sizes, strict=True):
             if len(image) != len(self.pixel_mean):

@@ -1,26 +1,32 @@
-"""RetinaNet (Lin et al. 2017, arXiv 1708.02002) and FCOS (Tian et al. 2019, arXiv 1904.01355) by torchvision's heads.
+"""RetinaNet (Lin et al. 2017, arXiv 1708.02002) and FCOS (Tian et al. 2020, arXiv 2006.09214) by torchvision's heads.
 
 The pyramid has strides 8 to 128: its two coarsest maps are convolutions, of the backbone's last map in RetinaNet and of
-the pyramid's last map in FCOS. Heads, losses and the selection of detections are torchvision's. Batches are padded to
-multiples of 128 pixels, so that every map has an exact stride.
+the pyramid's last map in FCOS. Heads, losses and the selection of detections are torchvision's. Anchors,
+places and their assignment are ours: torchvision rounds anchors to pixels, has the places of FCOS at the corners of the
+cells, and of two objects whose areas differ by less than 8 pixels may take the larger one.
 """
 
 import functools
+import itertools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.fcos import FCOS
-from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.retinanet import RetinaNet, RetinaNetHead
 
-from sslbench.detection.models.boxes import InstancePredictions, Target
+from sslbench.detection.models.boxes import InstancePredictions, Target, cell_anchors, grid_anchors, match
 from sslbench.detection.models.detector import Detector, Size
 from sslbench.detection.models.layers import Norm, make_norm
 from sslbench.detection.recipe import DetectionRecipe
 
 STRIDES = (8, 16, 32, 64, 128)
+_OVERLAPS = (0.4, 0.5)
+"""IoU below which anchors of RetinaNet are background, and from which they are objects (section 4)."""
+_LIMITS = (0.0, 64.0, 128.0, 256.0, 512.0, float("inf"))
+"""Distances to the furthest edge of a box between which a level of FCOS is responsible (section 2.1)."""
+_RADIUS = 1.5
+"""Strides from the centre of a box, in each direction, within which places are positive (section 2.1)."""
 _NAMES = {"classification": "loss_cls", "bbox_regression": "loss_box_reg", "bbox_ctrness": "loss_ctrness"}
 
 
@@ -51,8 +57,14 @@ class OneStageDetector(Detector):
             backbone: from images to five maps.
             statistics: mean and standard deviation of the channels, for pixels of 0 to 1.
         """
-        super().__init__(recipe, classes, backbone=backbone, statistics=statistics, divisor=STRIDES[-1])
+        super().__init__(recipe, classes, backbone=backbone, statistics=statistics, divisor=32)
         self.network = _network(recipe, classes)
+        for level, stride in enumerate(STRIDES):
+            if recipe.architecture == "fcos":
+                cell = torch.tensor([[0.0, 0.0, stride, stride]])
+            else:
+                cell = cell_anchors((recipe.anchor_sizes or ())[level], recipe.anchor_ratios)
+            self.register_buffer(f"cell{level}", cell, persistent=False)
 
     def losses(
         self,
@@ -62,22 +74,33 @@ class OneStageDetector(Detector):
         generator: torch.Generator | None,
     ) -> dict[str, Tensor]:
         """Return the losses of all anchors or places; nothing is drawn."""
-        outputs, anchors = self._outputs(features, sizes)
+        outputs, anchors = self._outputs(features), self._anchors([feature.shape[-2:] for feature in features])
         wanted = [{"boxes": target.boxes, "labels": target.classes} for target in targets]
+        every = [torch.cat(anchors)] * len(targets)
         if isinstance(self.network, FCOS):
-            losses = self.network.compute_loss(wanted, outputs, anchors, _places(features))
+            assigned = [assigned_boxes(target.boxes, anchors) for target in targets]
         else:
-            losses = self.network.compute_loss(wanted, outputs, anchors)
+            low, high = _OVERLAPS
+            assigned = [match(target.boxes, every[0], low=low, high=high, keep_best=True) for target in targets]
+        losses = self.network.head.compute_loss(wanted, outputs, every, assigned)
         return {_NAMES[name]: loss for name, loss in losses.items()}
+
+    def denominator(self, sizes: Sequence[Size], targets: Sequence[Target]) -> int | None:
+        """Return the number of positive places of FCOS; each image of RetinaNet has its own number."""
+        if not isinstance(self.network, FCOS):
+            return None
+        grid = [-(-side // STRIDES[0]) for side in self.padded(sizes)]
+        grids = [(-(-grid[0] // (1 << level)), -(-grid[1] // (1 << level))) for level in range(len(STRIDES))]
+        places = self._anchors(grids)
+        return sum(int((assigned_boxes(target.boxes.to(places[0].device), places) >= 0).sum()) for target in targets)
 
     def detections(self, features: Sequence[Tensor], sizes: Sequence[Size]) -> list[InstancePredictions]:
         """Return the detections of each image, by descending score."""
-        outputs, anchors = self._outputs(features, sizes)
-        places = _places(features)
-        lengths = [number * (len(anchors[0]) // sum(places)) for number in places]
+        outputs, anchors = self._outputs(features), self._anchors([feature.shape[-2:] for feature in features])
+        lengths = [len(level) for level in anchors]
         found = self.network.postprocess_detections(
             {name: list(torch.split(values, lengths, dim=1)) for name, values in outputs.items()},
-            [list(torch.split(one, lengths)) for one in anchors],
+            [anchors] * len(sizes),
             list(sizes),
         )
         return [InstancePredictions(one["boxes"], one["scores"], one["labels"]) for one in found]
@@ -86,33 +109,58 @@ class OneStageDetector(Detector):
         """Return the detections as they are: there is no mask head, and recipes with masks are refused."""
         return list(found)
 
-    def _outputs(self, features: Sequence[Tensor], sizes: Sequence[Size]) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Return the head's outputs, and the anchors of each image."""
-        height, width = (side * STRIDES[0] for side in features[0].shape[-2:])
-        # The anchors need the size of the padded batch, not its pixels.
-        batch = torch.empty(len(sizes), 0, height, width, device=features[0].device)
-        maps = list(features)
-        outputs = {name: one.float() for name, one in self.network.head(maps).items()}  # also in half precision
-        return outputs, self.network.anchor_generator(ImageList(batch, list(sizes)), maps)
+    def _outputs(self, features: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return the head's outputs for all anchors or places, level by level, (B, n, values)."""
+        return {name: one.float() for name, one in self.network.head(list(features)).items()}  # also in half precision
+
+    def _anchors(self, grids: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return the anchors of RetinaNet, or the cells around the places of FCOS, (n_level, 4) for each level."""
+        return [
+            grid_anchors(self.get_buffer(f"cell{level}"), (grid[0], grid[1]), stride)
+            for level, (grid, stride) in enumerate(zip(grids, STRIDES, strict=True))
+        ]
 
 
-def _places(features: Sequence[Tensor]) -> list[int]:
-    return [feature.shape[-2] * feature.shape[-1] for feature in features]
+@torch.no_grad()
+def assigned_boxes(boxes: Tensor, cells: Sequence[Tensor]) -> Tensor:
+    """Assign the boxes (m, 4) of an image to the places of FCOS: int64 (n,) over all levels, -1 for none.
+
+    A place belongs to a box if it lies inside of it and less than 1.5 strides from its centre, and if the distance to
+    the furthest edge is in the range of its level; of several boxes, to the smallest (section 2.1 of the paper).
+
+    Args:
+        boxes: true boxes; may be none.
+        cells: squares of the stride's side around the places, (n_level, 4) for each level.
+    """
+    limits = itertools.pairwise(_LIMITS)
+    return torch.cat([_assigned(boxes, level, *low_high) for level, low_high in zip(cells, limits, strict=True)])
+
+
+def _assigned(boxes: Tensor, cells: Tensor, low: float, high: float) -> Tensor:
+    if len(boxes) == 0:
+        return torch.full((len(cells),), -1, dtype=torch.int64, device=cells.device)
+    places, side = (cells[:, None, :2] + cells[:, None, 2:]) / 2, cells[:, None, 2] - cells[:, None, 0]
+    distances = torch.cat((places - boxes[None, :, :2], boxes[None, :, 2:] - places), dim=2)
+    from_centre = (places - (boxes[None, :, :2] + boxes[None, :, 2:]) / 2).abs().amax(dim=2)
+    furthest = distances.amax(dim=2)
+    positive = (distances.amin(dim=2) > 0) & (from_centre < _RADIUS * side) & (furthest >= low) & (furthest <= high)
+    areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    smallest, found = torch.where(positive, areas, torch.inf).min(dim=1)
+    return torch.where(torch.isinf(smallest), -1, found)
 
 
 def _network(recipe: DetectionRecipe, classes: int) -> RetinaNet | FCOS:
     """Return torchvision's detector without a backbone."""
     backbone = _NoBackbone(recipe.pyramid_channels)
-    sizes = recipe.anchor_sizes or ()
     selection = {
         "score_thresh": recipe.score_threshold,
         "nms_thresh": recipe.nms,
         "detections_per_img": recipe.detections,
     }
     if recipe.architecture == "retinanet":
-        anchors = AnchorGenerator(sizes, (recipe.anchor_ratios,) * len(sizes))
+        anchors = len((recipe.anchor_sizes or ((),))[0]) * len(recipe.anchor_ratios)
         norm: Norm = recipe.norm if recipe.head_norm == "same" else recipe.head_norm or "none"
         layer = None if norm == "none" else functools.partial(make_norm, norm)
-        head = RetinaNetHead(recipe.pyramid_channels, anchors.num_anchors_per_location()[0], classes, norm_layer=layer)
-        return RetinaNet(backbone, classes, anchor_generator=anchors, head=head, **selection)
+        head = RetinaNetHead(recipe.pyramid_channels, anchors, classes, norm_layer=layer)
+        return RetinaNet(backbone, classes, head=head, **selection)
     return FCOS(backbone, classes, **selection)

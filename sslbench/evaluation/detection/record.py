@@ -11,6 +11,7 @@ from typing import Any
 from sslbench import detection
 from sslbench.backbones.backbone import Backbone
 from sslbench.data.objects.types import ObjectSource
+from sslbench.detection import VERSION
 from sslbench.detection.evaluate import detect
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.recipe import DetectionRecipe, what_is_trained
@@ -123,6 +124,7 @@ def describe(prepared: PreparedDetection, backbone: Backbone, weights: str, meas
         benchmark="" if request.benchmark is None else request.benchmark.name,
         measurement=measurement,
         keypoints=() if skeleton is None or not request.recipe.keypoints else skeleton.names,
+        version=VERSION,
     )
 
 
