@@ -16,6 +16,7 @@ BASIC = "resnet_basic_1-1-1-1w0.125"
 ANCHORS = ((8.0, 10.0), (16.0, 20.0), (32.0, 40.0), (64.0, 80.0), (128.0, 160.0))
 DETR = {"queries": 10, "encoder_layers": 1, "decoder_layers": 2, "transformer_width": 64, "refine_boxes": True}
 DETR |= {"freeze_at": 0, "optimizer": "adamw", "clip_gradients": 0.1, "backbone_rate": 0.1, "offset_rate": 0.1}
+CROP = {"crop": 0.5, "crop_sizes": (40, 50), "crop_sides": (20, 40), "group_aspect_ratios": False}
 ONE_STAGE = {"pyramid_channels": 64, "freeze_at": 0, "norm": "batch"}
 COMMON = ("min_sizes_train", "max_size_train", "min_size_test", "max_size_test", "batch_size", "iterations", "steps")
 
@@ -73,9 +74,10 @@ def data(used):
         ("retinanet", BASIC, {**ONE_STAGE, "anchor_sizes": ANCHORS, "accumulate": 2, "precision": "bf16"}),
         ("fcos", BASIC, {**ONE_STAGE, "accumulate": 2, "precision": "bf16", "skip_empty": False}),
         ("deformable_detr", BASIC, {**DETR, "accumulate": 2, "precision": "bf16", "skip_empty": False}),
+        ("deformable_detr", BASIC, {**DETR, "two_stage": True, **CROP}),
         ("vit_fpn", VIT, {"freeze_at": 0, "drop_path": 0.5, "vit_window": 2, "vit_relative": True, "accumulate": 2}),
     ],
-    ids=["parts", "jitter", "retinanet", "fcos", "deformable_detr", "drop_path"],
+    ids=["parts", "jitter", "retinanet", "fcos", "deformable_detr", "two_stage_and_crop", "drop_path"],
 )
 def test_the_same_weights_as_without_interruption(tmp_path, architecture, backbone, changes):
     if architecture == "deformable_detr":

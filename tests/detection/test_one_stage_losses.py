@@ -35,8 +35,10 @@ def outputs_of(kind, images, seed):
 
 
 def drawn(rng, number):
-    """Boxes of all sizes, two of them equal, a tiny one, one larger than the image, one at the limit of two levels, and two of
-    nearly the same area."""
+    """Draw boxes of all sizes, and odd ones.
+
+    Two are equal, one is tiny, one larger than the image, one at the limit of two levels, and two nearly of one area.
+    """
     corner = rng.uniform(0, 100, (number, 2))
     boxes = np.concatenate((corner, corner + 2 ** rng.uniform(1, 7, (number, 2))), axis=1)
     odd = [

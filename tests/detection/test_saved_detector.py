@@ -10,8 +10,8 @@ from PIL import Image
 
 from sslbench.backbones.build import build
 from sslbench.backbones.load import load_backbone
-from sslbench.detection.evaluate import detect
 from sslbench.detection import VERSION
+from sslbench.detection.evaluate import detect
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.predict import load_detector
 from sslbench.detection.recipe import DetectionRecipe

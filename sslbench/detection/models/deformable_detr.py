@@ -110,7 +110,7 @@ class DeformableDetr(Detector):
             for name, (theirs, weight) in _LOSSES.items()
         }
 
-    def denominator(self, sizes: Sequence[Size], targets: Sequence[Target]) -> int:  # noqa: ARG002
+    def denominator(self, sizes: Sequence[Size], targets: Sequence[Target]) -> int:
         """Return the number of objects."""
         return sum(len(target.classes) for target in targets)
 

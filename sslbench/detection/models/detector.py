@@ -170,7 +170,7 @@ class Detector(nn.Module, abc.ABC):
     ) -> dict[str, Tensor]:
         """Return the losses by name, of maps of a padded batch with images of `sizes`."""
 
-    def denominator(self, sizes: Sequence[Size], targets: Sequence[Target]) -> int | None:  # noqa: ARG002
+    def denominator(self, sizes: Sequence[Size], targets: Sequence[Target]) -> int | None:
         """Return the number that the losses of these images are divided by, 0 counting as 1.
 
         None: the losses are means over the images, or of a number of draws that is the same for each.
