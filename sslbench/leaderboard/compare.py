@@ -164,11 +164,21 @@ def compare(
         listed = "\n".join(f"  {key}: {one} / {other}" for key, one, other in different)
         raise ResultError(
             f"{_called(a)} and {_called(b)} cannot be compared; what differs (A / B):\n{listed}",
-            "Evaluate both with the same protocol, settings and data.",
+            _remedy(a, b, [key for key, _, _ in different]),
         )
     if "AP" in a.metrics and "AP" in b.metrics:
         return compare_detectors([a], [b], name, seed=seed, resamples=resamples)
     return compare_all([(a, _scores(a))], [(b, _scores(b))], name, seed=seed, resamples=resamples)
+
+
+def _remedy(a: Result, b: Result, keys: Sequence[str]) -> str:
+    """Return advice after a refusal; two detectors on the same test data may still be compared by their detections."""
+    usual = "Evaluate both with the same protocol, settings and data."
+    on_settings = all(key.startswith(("setting ", "protocol version", "benchmark")) for key in keys)
+    if not on_settings or "setting metric" in keys or a.objects_file is None or b.objects_file is None:
+        return usual
+    files = " ".join(map(str, predictions_paths(a).values()))
+    return f"{usual} Detectors that were trained differently: sslbench score {files} --data ... for both, then compare."
 
 
 _REGIONS = ("", "mask_", "boundary_", "keypoint_", "uniform_keypoint_")

@@ -96,6 +96,17 @@ def test_the_mean_of_seeds_is_resumed_repeated_compared_and_analysed(world, sslb
     assert Path("shown/precision-and-recall.png").is_file() and Path("shown/errors.csv").is_file()
 
 
+def test_detectors_trained_with_other_settings_are_compared_by_their_detections(world, sslbench, trained):
+    for rate in (0.01, 0.02):
+        code, _, err = sslbench(*RUN, f"lr={rate}")
+        assert code == 0, err
+    one, other = (result.file for result in read_tree(Path("results")))
+    code, _, err = sslbench("compare", str(one), str(other))
+    assert code == 1 and "  setting lr: 0.0" in err
+    found = one.with_name(one.stem + ".predictions.json")
+    assert f"trained differently: sslbench score {found} --data ... for both, then compare." in err
+
+
 def test_seeds_trained_by_jobs_of_their_own_are_put_together(world, sslbench, trained):
     seeds, _ = trained
     code, out, err = sslbench(*RUN, "seeds=3", "--launcher", "slurm", "--dry-run")
