@@ -191,5 +191,14 @@ def test_fcos(images, seed):
 
 def test_a_box_that_no_anchor_overlaps_makes_no_anchor_an_object():
     anchors = torch.tensor([[0.0, 0, 4, 4], [8, 0, 12, 4], [16, 0, 20, 4]])
-    found = match(torch.tensor([[5.0, 1, 7, 3], [8, 0, 12, 3]]), anchors, low=0.4, high=0.5, keep_best=True)
-    assert found.tolist() == [BACKGROUND, 1, BACKGROUND]
+    found = match(
+        torch.tensor([[5.0, 1, 7, 3], [8, 0, 12, 3], [15, 0, 17, 4]]), anchors, low=0.4, high=0.5, keep_best=True
+    )
+    assert found.tolist() == [BACKGROUND, 1, 2]
+    found = match(
+        torch.tensor([[5.0, 1, 7, 3], [8, 0, 12, 3], [11, 0, 17, 1]]), anchors, low=0.4, high=0.5, keep_best=True
+    )
+    assert found.tolist() == [BACKGROUND, 1, 2], "the third overlaps two anchors a little"
+    assert (
+        match(torch.tensor([[5.0, 1, 7, 3]]), anchors, low=0.4, high=0.5, keep_best=True).tolist() == [BACKGROUND] * 3
+    )

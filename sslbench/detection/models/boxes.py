@@ -86,9 +86,12 @@ def match(truth: Tensor, boxes: Tensor, *, low: float, high: float, keep_best: b
     if len(truth) == 0 or len(boxes) == 0:
         return torch.full((len(boxes),), BACKGROUND, dtype=torch.int64, device=boxes.device)
     overlaps = box_iou(truth, boxes).nan_to_num_(0)  # two boxes without area
-    found: Tensor = Matcher(high, low, allow_low_quality_matches=keep_best)(overlaps)
-    # An overlap of 0 with every box would be the best of a true box that no box overlaps.
-    return torch.where(overlaps.amax(dim=0) > 0, found, BACKGROUND) if low > 0 else found
+    # The best overlap of a true box that no box overlaps is 0, as is that of nearly all boxes.
+    rows = torch.where(overlaps.amax(dim=1) > 0)[0]
+    if len(rows) == 0:
+        return torch.full((len(boxes),), BACKGROUND, dtype=torch.int64, device=boxes.device)
+    found: Tensor = Matcher(high, low, allow_low_quality_matches=keep_best)(overlaps[rows])
+    return torch.where(found >= 0, rows[found.clamp(min=0)], found)
 
 
 def sample(found: Tensor, *, number: int, positives: float, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torchvision.ops import roi_align
 
 
@@ -34,10 +36,75 @@ def pool_regions(features: Sequence[Tensor], boxes: Sequence[Tensor], strides: S
 
 
 def _align(feature: Tensor, regions: Tensor, side: int, stride: int) -> Tensor:
+    if feature.device.type == "cpu":
+        return cast(Tensor, _OnProcessor.apply(feature, regions, side, stride))
+    return _torchvision(feature, regions, side, stride)
+
+
+def _torchvision(feature: Tensor, regions: Tensor, side: int, stride: int) -> Tensor:
     pooled: Tensor = roi_align(
         feature, regions.to(feature.dtype), (side, side), spatial_scale=1 / stride, sampling_ratio=0, aligned=True
     )
     return pooled
+
+
+class _OnProcessor(torch.autograd.Function):
+    """torchvision's RoIAlign with a gradient by matrix products.
+
+    A region's pooled values are Y F X' for weights Y of rows and X of columns, so their gradient is Y' G X. torchvision
+    adds every channel of every sample alone, which on a processor takes a sixth of an update.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, feature: Tensor, regions: Tensor, side: int, stride: int) -> Tensor:
+        """Return (n, C, side, side) of a map (B, C, H, W) and regions (n, 5): image and box in pixels."""
+        ctx.save_for_backward(regions)
+        ctx.feature, ctx.stride = (feature.shape, feature.dtype), stride  # type: ignore[attr-defined]
+        return _torchvision(feature, regions, side, stride)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        """Return the gradient of the map."""
+        ((images, channels, height, width), dtype), side = ctx.feature, gradient.shape[2]
+        (regions,) = ctx.saved_tensors
+        boxes = regions[:, 1:].float() / ctx.stride - 0.5
+        columns, left, right = _weights(boxes[:, 0], boxes[:, 2], side, width)
+        rows, top, bottom = _weights(boxes[:, 1], boxes[:, 3], side, height)
+        whole = torch.zeros(images, height, width, channels)
+        values = gradient.float().permute(0, 2, 3, 1).contiguous()
+        places = zip(regions[:, 0].int().tolist(), top, bottom, left, right, strict=True)
+        for value, row, column, (image, y1, y2, x1, x2) in zip(values, rows, columns, places, strict=True):
+            wide = torch.matmul(column[:, x1:x2].T, value)  # (side, x2 - x1, C)
+            part = torch.mm(row[:, y1:y2].T, wide.view(side, -1))
+            whole[image, y1:y2, x1:x2] += part.view(y2 - y1, x2 - x1, channels)
+        return whole.permute(0, 3, 1, 2).to(dtype), None, None, None
+
+
+def _weights(start: Tensor, end: Tensor, side: int, size: int) -> tuple[Tensor, list[int], list[int]]:
+    """Return the weights of places in the bins along one axis, (n, side, size), and the first and last place + 1.
+
+    A bin is the mean of samples at equal distances of at most one place, each linear between two places. Samples up to
+    one place outside of the map take its border, others are 0.
+
+    Args:
+        start: of each region, in places.
+        end: likewise.
+        side: number of bins.
+        size: number of places.
+    """
+    each = ((end - start) / side)[:, None, None]
+    number = each.ceil()
+    samples = torch.arange(max(int(number.max()), 1) if len(start) else 1)
+    at = start[:, None, None] + (torch.arange(side)[:, None] + (samples + 0.5) / number.clamp(min=1)) * each
+    share = ((samples < number) & (at >= -1) & (at <= size)) / number.clamp(min=1)
+    at = at.clamp(0, size - 1)
+    low = at.long()
+    weights = torch.zeros(len(start), side, size)
+    weights.scatter_add_(2, low, share * (1 - (at - low)))
+    weights.scatter_add_(2, (low + 1).clamp(max=size - 1), share * (at - low))
+    first = start.floor().clamp(0, size - 1).int()
+    last = (end.floor() + 2).clamp(max=size).int().maximum(first + 1)
+    return weights, first.tolist(), last.tolist()
 
 
 def assign_levels(boxes: Tensor, strides: Sequence[int]) -> Tensor:
