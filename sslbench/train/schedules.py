@@ -27,6 +27,7 @@ Scaling = Literal["rescaled", "fixed"]
 
 # Progress is a quotient of integers: 30/90 may be a rounding error below a third and still means a third.
 _EPSILON = 1e-6
+_ROUNDING = 1e-12  # where a part begins; an inverse square root would make a huge value of it
 _LENGTH_TOLERANCE = 1e-3
 
 
@@ -168,7 +169,10 @@ def composite(parts: Sequence[Schedule], lengths: Sequence[float], scaling: Sequ
     def schedule(progress: float) -> float:
         # Strictly above, as in the references: a part begins a rounding error early.
         i = max(bisect.bisect_left(begins, progress + _EPSILON) - 1, 0)
-        return parts[i](progress if scaling[i] == "fixed" else (progress - begins[i]) / sizes[i])
+        if scaling[i] == "fixed":
+            return parts[i](progress)
+        inside = (progress - begins[i]) / sizes[i]
+        return parts[i](0.0 if abs(inside) < _ROUNDING else inside)
 
     return schedule
 

@@ -105,6 +105,14 @@ def test_a_warmup_begins_and_ends_exactly(start, spec, warmup):
     assert warm(warmup / 2) == pytest.approx((start + target) / 2, **near)
 
 
+def test_rounding_at_the_begin_of_an_inverse_square_root_does_not_blow_it_up():
+    part = {"name": "inverse_sqrt", "start": 1.0, "warmup": 0.0}
+    spec = {"name": "composite", "parts": [part], "lengths": [1.0], "scaling": ["rescaled"]}
+    after = 0.12381993743851172  # (after - 0) / 1 is not exactly the begin of the part
+    times = {"warmup_epochs": 90 * after, "warmup_start": 0.0, "epochs": 90}
+    assert schedules.build_with_warmup(spec, where="lr", **times)(after) == pytest.approx(1.0)
+
+
 def test_no_warmup_changes_nothing_and_nothing_but_a_warmup_is_a_line():
     def warmed(epochs):
         spec = {"name": "cosine", "start": 1, "end": 0}
