@@ -1,10 +1,14 @@
 """Commands whose help shows the flags in groups, and other ways to type flags and settings."""
 
+import textwrap
 from collections.abc import Collection, Sequence
 
 import click
 
 from sslbench.errors import UsageError
+
+# click wraps help by the standard library, which would break --batch-size at its hyphen.
+textwrap.TextWrapper.wordsep_re = textwrap.TextWrapper.wordsep_simple_re
 
 GROUPS = {
     "Data": (

@@ -1,8 +1,10 @@
 """Predictions and the confusion matrix of one record, beside it: CSV files and a picture."""
 
 import io
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from sslbench.arrays import IntArray
@@ -23,6 +25,9 @@ _BLUE = (8, 48, 107)
 def write_predicted(result: Result, scores: records.Scores) -> None:
     """Write predictions.csv of a record with labels; with one class per sample also confusion.csv and confusion.png.
 
+    Of a protocol that averages draws of train, predictions.csv has a column `draw`, and the matrix counts the
+    predictions of all draws; of the first alone where the file of scores has no others.
+
     There is no matrix of more than `MOST_CLASSES` classes, and no table of several labels with more than `MOST_CELLS`
     scores; the file of scores has them all.
 
@@ -33,10 +38,16 @@ def write_predicted(result: Result, scores: records.Scores) -> None:
         return
     files: dict[str, bytes] = {}
     one_each = scores.scores.shape == scores.labels.shape  # a score and a label of each class
+    draws, several = scores.draws or (scores.scores,), result.protocol.settings.get("draws", 1) > 1
     if result.data.labels == "single" and "top1" in result.metrics:
-        files = _of_single_labels(scores)
-    elif result.data.labels == "multi" and one_each and scores.scores.size <= MOST_CELLS:
-        files = {records.PREDICTIONS_CSV: csv_text(_table_of_several(scores)).encode()}
+        files = _of_single_labels(scores, draws, several_draws=several)
+    elif result.data.labels == "multi" and one_each and scores.scores.size * len(draws) <= MOST_CELLS:
+        tables = [_table_of_several(scores, draw) for draw in draws]
+        table = [*tables[0][:1], *(line for lines in tables for line in lines[1:])]
+        if several:
+            numbers = ["draw", *(str(i + 1) for i, lines in enumerate(tables) for _ in lines[1:])]
+            table = [[*line, number] for line, number in zip(table, numbers, strict=True)]
+        files = {records.PREDICTIONS_CSV: csv_text(table).encode()}
     try:
         for suffix, content in files.items():
             records.replace_file(result.file.with_suffix(suffix), content)
@@ -44,31 +55,37 @@ def write_predicted(result: Result, scores: records.Scores) -> None:
         raise ResultError(f"cannot write beside {result.file}: {error.strerror or error}") from error
 
 
-def _of_single_labels(scores: records.Scores) -> dict[str, bytes]:
+def _of_single_labels(
+    scores: records.Scores, draws: Sequence[npt.NDArray[np.float32]], *, several_draws: bool
+) -> dict[str, bytes]:
     """Return the contents of the files of a record with one class per sample, by their suffixes."""
-    predicted = np.argmax(scores.scores, axis=1)
     classes = scores.classes
-    table = [("id", "label", "predicted", "correct", "score")]
-    for row, (sample, label, found) in enumerate(zip(scores.ids, scores.labels, predicted, strict=True)):
-        score = f"{scores.scores[row, found]:.6g}"
-        table.append((sample, classes[int(label)], classes[found], str(int(label == found)), score))
+    table = [["id", "label", "predicted", "correct", "score", *(["draw"] if several_draws else [])]]
+    counts = np.zeros((len(classes), len(classes)), np.int64) if len(classes) <= MOST_CLASSES else None
+    for number, own in enumerate(draws, start=1):
+        predicted = np.argmax(own, axis=1)
+        last = [str(number)] if several_draws else []
+        for row, (sample, label, found) in enumerate(zip(scores.ids, scores.labels, predicted, strict=True)):
+            right = str(int(label == found))
+            table.append([sample, classes[int(label)], classes[found], right, f"{own[row, found]:.6g}", *last])
+        if counts is not None:
+            counts += confusion(scores.labels.astype(np.int64), predicted, len(classes))
     files = {records.PREDICTIONS_CSV: csv_text(table).encode()}
-    if len(classes) <= MOST_CLASSES:
-        counts = confusion(scores.labels.astype(np.int64), predicted, len(classes))
+    if counts is not None:
         lines = [[name, *row] for name, row in zip(classes, counts.tolist(), strict=True)]
         files[records.CONFUSION_CSV] = csv_text([["label \\ predicted", *classes], *lines]).encode()
-        files[records.CONFUSION_PNG] = picture(counts, classes)
+        files[records.CONFUSION_PNG] = picture(counts, classes, len(draws))
     return files
 
 
-def _table_of_several(scores: records.Scores) -> list[list[str]]:
+def _table_of_several(scores: records.Scores, own: npt.NDArray[np.float32]) -> list[list[str]]:
     """Return a line per sample with several labels: the present and unknown classes, and the score of each class.
 
     No class is called predicted: the protocols rank samples by each class, and have no threshold. A class without a
     classifier has an empty cell.
     """
     table = [["id", "labels", "unknown", *(f"score:{name}" for name in scores.classes)]]
-    for sample, labels, row in zip(scores.ids, scores.labels, scores.scores.tolist(), strict=True):
+    for sample, labels, row in zip(scores.ids, scores.labels, own.tolist(), strict=True):
         present, unknown = (";".join(scores.classes[i] for i in np.flatnonzero(labels == mark)) for mark in (1, -1))
         table.append([sample, present, unknown, *("" if np.isnan(score) else f"{score:.6g}" for score in row)])
     return table
@@ -84,7 +101,7 @@ def confusion(labels: IntArray, predicted: IntArray, classes: int) -> IntArray:
     return counts.reshape(classes, classes).astype(np.int64)
 
 
-def picture(counts: IntArray, classes: tuple[str, ...]) -> bytes:
+def picture(counts: IntArray, classes: tuple[str, ...], draws: int = 1) -> bytes:
     """Return the matrix as a PNG: the share of each row, white 0 and dark blue 1; names and counts where they fit."""
     n = len(counts)
     cell = max(1, min(_LARGEST_CELL, _SIDE // n))
@@ -100,7 +117,8 @@ def picture(counts: IntArray, classes: tuple[str, ...]) -> bytes:
     if not named:
         draw.text((left, 6), f"predicted, {n} classes", fill="black", font=font)
         return _png(image)
-    draw.text((4, 4), "label (row), predicted (column)", fill="black", font=font)
+    over = f", {draws} draws" if draws > 1 else ""
+    draw.text((4, 4), f"label (row), predicted (column){over}", fill="black", font=font)
     for i, name in enumerate(classes):
         text = _shortened(name, font)
         draw.text((left - 6, top + (i + 0.5) * cell), text, fill="black", font=font, anchor="rm")

@@ -224,30 +224,37 @@ def test_extracted_files_are_scored_like_the_images(tmp_path, monkeypatch, capsy
     capsys.readouterr()
 
 
-def test_the_predictions_and_the_matrix_lie_beside_the_record(tmp_path, digits):
-    (result,) = sslbench.evaluate(None, digits, protocols="knn", out=tmp_path, device="cpu")
+@pytest.mark.parametrize(("protocol", "draws"), [("knn", 1), ("lsr", 3)])
+def test_the_predictions_and_the_matrix_lie_beside_the_record(tmp_path, digits, protocol, draws):
+    (result,) = sslbench.evaluate(None, digits, protocols=protocol, out=tmp_path, device="cpu")
     beside = {suffix: result.file.with_suffix(suffix) for suffix in (".predictions.csv", ".confusion.csv")}
     rows = pd.read_csv(beside[".predictions.csv"])
+    assert len(rows) == draws * result.data.test.n_used
+    assert ("draw" in rows) == (draws > 1) and rows.get("draw", pd.Series([1])).nunique() == draws
     assert 100 * rows["correct"].mean() == pytest.approx(result.metrics["top1"].value)
     matrix = pd.read_csv(beside[".confusion.csv"], index_col=0)
     assert matrix.to_numpy().sum() == len(rows) and np.trace(matrix.to_numpy()) == rows["correct"].sum()
     assert result.file.with_suffix(".confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_scores_of_every_class_lie_beside_a_record_of_several_labels(tmp_path, digits):
+@pytest.mark.parametrize(("protocol", "draws"), [("knn", 1), ("low-shot", 5)])
+def test_the_scores_of_every_class_lie_beside_a_record_of_several_labels(tmp_path, digits, protocol, draws):
     x, y = digits
     labels = np.stack([y < 5, y % 2 == 0, y % 3 == 0], axis=1).astype(np.int64)
-    (result,) = sslbench.evaluate(None, (x, labels), protocols="knn", out=tmp_path, device="cpu", floors=False)
+    (result,) = sslbench.evaluate(None, (x, labels), protocols=protocol, out=tmp_path, device="cpu", floors=False)
     table = pd.read_csv(result.file.with_suffix(".predictions.csv"), dtype={"id": str}, keep_default_na=False)
     found = records.read_scores(records.scores_path(result))
-    assert list(table["id"]) == list(found.ids)
-    assert list(table.columns) == ["id", "labels", "unknown", *(f"score:{name}" for name in found.classes)]
+    last = ["draw"] if draws > 1 else []
+    assert list(table.columns) == ["id", "labels", "unknown", *(f"score:{name}" for name in found.classes), *last]
     precision = []
-    for number, name in enumerate(found.classes):
-        true = table["labels"].str.split(";").map(lambda names, name=name: name in names)
-        np.testing.assert_array_equal(true, found.labels[:, number] == 1)
-        precision.append(average_precision_score(true, table[f"score:{name}"]))
-    assert 100 * np.mean(precision) == pytest.approx(result.metrics["mAP"].value, abs=0.01)
+    for _, rows in table.groupby("draw" if draws > 1 else np.ones(len(table))):
+        assert list(rows["id"]) == list(found.ids)
+        for number, name in enumerate(found.classes):
+            true = rows["labels"].str.split(";").map(lambda names, name=name: name in names)
+            np.testing.assert_array_equal(true, found.labels[:, number] == 1)
+            precision.append(average_precision_score(true, rows[f"score:{name}"]))
+    assert len(precision) == 3 * draws
+    assert 100 * np.mean(precision) == pytest.approx(result.metrics["mAP_noninterpolated"].value, abs=0.001)
     assert not list(tmp_path.rglob("*.confusion.*"))
 
 

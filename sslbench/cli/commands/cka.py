@@ -13,7 +13,6 @@ from sslbench.cli.echo import note
 from sslbench.cli.help import GroupedCommand
 from sslbench.errors import UsageError
 from sslbench.runtime.folders import refuse_output_file
-from sslbench.text import table_cell
 
 if TYPE_CHECKING:
     from sslbench.evaluation.similarity import LayerFeatures, LayerSimilarity
@@ -194,17 +193,12 @@ def _encode(
 
 
 def _print(found: "LayerSimilarity") -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from sslbench.cli.tables import print_table
 
-    table = Table(box=None, pad_edge=False, title=None)
-    table.add_column(table_cell(f"{found.names[0]} \\ {found.names[1]}"))
-    for column in found.columns:
-        table.add_column(table_cell(column), justify="right")
-    for name, row in zip(found.rows, found.values, strict=True):
-        table.add_row(table_cell(name), *("n/a" if value != value else f"{value:.3f}" for value in row))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=max(120, 14 * (len(found.columns) + 2)))
-    console.print(table)
+    corner = f"{found.names[0]} \\ {found.names[1]}"
+    rows = [
+        [name, *("n/a" if value != value else f"{value:.3f}" for value in row)]
+        for name, row in zip(found.rows, found.values, strict=True)
+    ]
+    print_table([corner, *found.columns], rows, names=[corner])
     note(f"linear CKA{', debiased' if found.debiased else ''}, {found.n} images")
