@@ -12,7 +12,7 @@ from sslbench.backbones.stem_rule import parse_rule
 from sslbench.cli.options import PreprocessingFlags, RunFlags, WeightsFlags
 from sslbench.cli.words import resolve_run
 from sslbench.data import catalog
-from sslbench.data.missing import refuse_missing, refuse_missing_file
+from sslbench.data.missing import refuse_empty_folder, refuse_missing, refuse_missing_file
 from sslbench.errors import WeightsError
 from sslbench.evaluation.request import RunSettings
 from sslbench.runtime.device_names import refuse_unknown_device
@@ -31,7 +31,7 @@ def refuse_mistyped(
 
     Raises:
         WeightsError: there is no such file of weights; the message gives the nearest files, or the nearest downloads.
-        UsageError: there is no such path of data or name.
+        UsageError: there is no such path of data or name, or a folder of data is empty.
     """
     for word in weights:
         if word is not None:
@@ -42,6 +42,7 @@ def refuse_mistyped(
     for spec in data:
         if spec and _is_plain(spec) and spec not in catalog.entries():
             refuse_missing(spec)
+            refuse_empty_folder(spec)
 
 
 def _refuse_missing_weights(weights: str) -> None:

@@ -19,6 +19,21 @@ def refuse_missing_file(path: Path) -> None:
         raise UsageError(f"there is no file {path}", did_you_mean(path.name, siblings))
 
 
+def refuse_empty_folder(spec: str) -> None:
+    """Raise for a folder in which nothing lies.
+
+    Raises:
+        UsageError: it is one.
+    """
+    folder = Path(spec)
+    try:
+        empty = folder.is_dir() and next(folder.iterdir(), None) is None
+    except OSError:
+        return  # the reader of the data says why
+    if empty:
+        raise UsageError(f"'{spec}' is an empty folder")
+
+
 def refuse_missing(spec: str) -> None:
     """Raise for a path that is no file or folder, and suggest what the user probably meant.
 

@@ -86,7 +86,11 @@ NETWORK = {
     "--layers 'res4:agv(8,3)'": "there is no pool 'agv(8,3)'",
     "--layers 'res4:avg('": "is not a list of layers",
 }
-DATA = {"--data fotos": "'fotos' does not exist", "--test-data fotos": "'fotos' does not exist"}
+DATA = {
+    "--data fotos": "'fotos' does not exist",
+    "--test-data fotos": "'fotos' does not exist",
+    "--test-data empty": "'empty' is an empty folder",
+}
 EVAL = "eval knn -w weights.pth -d photos"
 PRETRAIN = "pretrain simclr -d photos"
 SWEEP = "sweep knn -w weights.pth -d photos"
@@ -272,8 +276,9 @@ def of_every_protocol():
 def results(tmp_path_factory):
     """Command -> exit code and message."""
     folder = tmp_path_factory.mktemp("mistakes")
-    for name in ("photos", "folder"):
+    for name in ("photos", "folder", "empty"):
         (folder / name).mkdir()
+    (folder / "photos" / "a.png").touch()
     with zipfile.ZipFile(folder / "weights.pth", "w") as archive:  # only torch can tell that it holds no weights
         archive.writestr("weights/data.pkl", b"")
     (folder / "text.pth").write_text("not weights")
