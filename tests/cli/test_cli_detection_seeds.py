@@ -225,11 +225,13 @@ def test_names_of_images_and_classes_stand_for_their_numbers(world, sslbench):
         for row in rows
     ]
     Path("names.json").write_text(json.dumps(named))
-    for name in ("numbers", "names"):
+    floats = [{**row, "image_id": float(row["image_id"]), "category_id": float(row["category_id"])} for row in rows]
+    Path("floats.json").write_text(json.dumps(floats))  # as of a column of floats
+    for name in ("numbers", "names", "floats"):
         code, _, err = sslbench("score", f"{name}.json", "--data", "squares.json", "--out", name)
         assert code == 0, err
-    values = [read_tree(Path(name))[0].metrics for name in ("numbers", "names")]
-    assert values[0] == values[1]
+    values = [read_tree(Path(name))[0].metrics for name in ("numbers", "names", "floats")]
+    assert values[0] == values[1] == values[2]
 
 
 def changed(rows, **values):

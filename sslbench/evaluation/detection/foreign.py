@@ -128,7 +128,7 @@ def _places(path: Path, rows: Sequence[Mapping[str, Any]], key: str, known: Mapp
     Raises:
         ResultError: one is not known; it names the first few and the likely cause.
     """
-    hashable = (int, str)
+    hashable = (int, float, str)  # pandas writes 12.0 where an id of a column is missing
     unknown = [
         row[key]
         for row in rows
@@ -150,9 +150,10 @@ def _cause(key: str, value: Any, numbers: Sequence[int], known: Mapping[Any, int
         return did_you_mean(value, [name for name in known if isinstance(name, str)])
     if key == "image_id":
         return f"The manifest's image ids are {_span(numbers)}; file names are understood too. Is --data the same set?"
-    names = ", ".join(f"{number} {name}" for name, number in _named(known)[:5])
+    every = _named(known)
+    names = ", ".join([*(f"{number} {name}" for name, number in every[:5]), *(["..."] if len(every) > 5 else [])])
     return (
-        f"The manifest's categories are {names}, ...: category_id is their id, not their position. Names of classes "
+        f"The manifest's categories are {names}: category_id is their id, not their position. Names of classes "
         "are understood too."
     )
 
@@ -177,7 +178,7 @@ def _boxes(path: Path, rows: Sequence[Mapping[str, Any]]) -> FloatArray:
 def _scores(path: Path, rows: Sequence[Mapping[str, Any]]) -> FloatArray:
     for i, row in enumerate(rows):
         if not _is_number(row["score"]):
-            raise ResultError(f"{path}: score of detection {i} is not a number: {str(row['score'])[:80]}", _FORM)
+            raise ResultError(f"{path}: score of detection {i} is not a number: {row['score']!r:.80}", _FORM)
     return np.array([row["score"] for row in rows], dtype=np.float64)
 
 
