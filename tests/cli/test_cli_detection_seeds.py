@@ -255,7 +255,7 @@ BAD = {
         lambda rows: [{k: v for k, v in rows[0].items() if k != "score"}, *rows[1:]],
         "without 'score', the first is number 0",
     ),
-    "a score of text": (lambda rows: changed(rows, score="high"), "score of detection 0 is not a number: high"),
+    "a score of text": (lambda rows: changed(rows, score="high"), "score of detection 0 is not a number: 'high'"),
     "a score without a value": (
         lambda rows: changed(rows, score=float("nan")),
         "score of detection 0 is not a number: nan",

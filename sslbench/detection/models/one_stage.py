@@ -27,6 +27,9 @@ _LIMITS = (0.0, 64.0, 128.0, 256.0, 512.0, float("inf"))
 """Distances to the furthest edge of a box between which a level of FCOS is responsible (section 2.1)."""
 _RADIUS = 1.5
 """Strides from the centre of a box, in each direction, within which places are positive (section 2.1)."""
+_LEAST = 96
+"""Smallest side of a batch, for 2 x 2 places in the second coarsest map. Of a single one, torch's gradient of a
+convolution in bf16 on a processor is not initialised where the kernel sees padding only."""
 _NAMES = {"classification": "loss_cls", "bbox_regression": "loss_box_reg", "bbox_ctrness": "loss_ctrness"}
 
 
@@ -65,6 +68,11 @@ class OneStageDetector(Detector):
             else:
                 cell = cell_anchors((recipe.anchor_sizes or ())[level], recipe.anchor_ratios)
             self.register_buffer(f"cell{level}", cell, persistent=False)
+
+    def padded(self, sizes: Sequence[Size]) -> Size:
+        """Return height and width of a batch, at least 96 pixels."""
+        height, width = super().padded(sizes)
+        return max(height, _LEAST), max(width, _LEAST)
 
     def losses(
         self,
