@@ -15,6 +15,7 @@ from sslbench.backbones.load import load_backbone
 from sslbench.backbones.sizes import built_for
 from sslbench.config import convert
 from sslbench.data.checks import samples
+from sslbench.data.checks.enlarged import enlargement
 from sslbench.data.decode.handlers import identified
 from sslbench.data.decode.transforms import output_size
 from sslbench.data.images import Files
@@ -186,7 +187,10 @@ def prepare(
         log.info(
             f"{len(data.train)} train and {len(data.test)} test samples, {data.how}{class_counts(data.train.labels)}"
         )
-    log.info(f"images: {backbone.preprocessing.text(sizes=not takes_own_sizes(request.tasks))}")
+    own_sizes = takes_own_sizes(request.tasks)
+    log.info(f"images: {backbone.preprocessing.text(sizes=not own_sizes)}")
+    if not own_sizes and (warning := enlargement(data.test.images, backbone.preprocessing)):
+        log.warning(warning)
     for finding in findings:
         log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
     _check_tasks(request, run, backbone, layers, data)
