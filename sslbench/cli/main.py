@@ -103,7 +103,7 @@ def cli(ctx: click.Context) -> None:
     """Pretrain and benchmark image representations.
 
     \b
-    sslbench pretrain simclr --data photos/ --backbone resnet50
+    sslbench pretrain simclr --data photos/ --backbone resnet50 batch_size=256
     sslbench eval knn linear svm --weights w.torch --data photos/
     sslbench leaderboard results/ --csv board.csv
     """  # noqa: D301

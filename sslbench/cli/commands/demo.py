@@ -106,7 +106,7 @@ def command(out: str, seed: int) -> None:
     for line in verdict(results):
         echo(line)
     echo("\nThe same with your own images, a folder for each class:")
-    echo("  sslbench pretrain simclr --data photos/ --backbone resnet50")
+    echo("  sslbench pretrain simclr --data photos/ --backbone resnet50 batch_size=256")
     echo("  sslbench eval low-shot linear --weights runs/simclr-resnet50/weights.torch --data photos/")
 
 

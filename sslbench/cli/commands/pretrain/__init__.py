@@ -185,7 +185,7 @@ def command(words: tuple[str, ...], **flags: Any) -> int | None:
     The same command continues an interrupted run. Without --data the digits bundled with scikit-learn are used.
 
     \b
-    sslbench pretrain simclr --data photos/ --backbone resnet50
+    sslbench pretrain simclr --data photos/ --backbone resnet50 batch_size=256
     sslbench pretrain moco_v2 --data photos/ --eval-data labelled/ epochs=200 method.temperature=0.1
     sslbench pretrain simclr --data small.csv augment=small optimizer.lr=0.1 schedule.warmup_epochs=5
     torchrun --nproc-per-node 8 -m sslbench pretrain dino -d photos/ -b timm:vit_small_patch16_224
