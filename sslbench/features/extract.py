@@ -24,6 +24,7 @@ from sslbench.distributed import this_process
 from sslbench.errors import BackboneError, DataError
 from sslbench.features import store
 from sslbench.features.array import Features
+from sslbench.features.counts import take_counts
 from sslbench.features.job import ExtractionJob
 from sslbench.features.partial import remove
 from sslbench.features.settings import ExtractSettings
@@ -41,10 +42,11 @@ class Extraction:
     Attributes:
         features: layer -> features, without the rows of unreadable images. Empty on all processes but the first.
         entry: entry of the store.
-        decoded: number of images that this process decoded (0: everything was stored).
+        decoded: number of images that were decoded (0: everything was stored); on all processes but the first, by this
+            process.
         seconds: wall time of the extraction, 0.0 when nothing was decoded.
         unreadable: id, path and reason of the samples left out.
-        conversions: number of decoded images by conversion ('grey to RGB': 12).
+        conversions: number of decoded images by conversion ('grey to RGB': 12), of the same processes.
         source: the images.
     """
 
@@ -131,6 +133,8 @@ def extract(
                     decoded, conversions = job.run(progress)
                     if process.rank == 0:
                         job.finish(key, split)
+                        others, theirs = take_counts(entry.folder)
+                        decoded, conversions = decoded + others, conversions + theirs
                 seconds = time.perf_counter() - started
     if process.rank != 0:
         return Extraction({}, entry, decoded, seconds, [], dict(conversions), source)

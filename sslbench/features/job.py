@@ -24,6 +24,7 @@ from sslbench.distributed import Process
 from sslbench.errors import BackboneError, DataError, StoreError
 from sslbench.features import store, streams
 from sslbench.features.channels import check_first
+from sslbench.features.counts import write_counts
 from sslbench.features.partial import PENDING, UNREADABLE, PartialLayer, create, opened, remove, rows_file
 from sslbench.features.presence import ABSENT_SECONDS, Presence, RunPresence
 from sslbench.features.settings import ExtractSettings
@@ -69,12 +70,13 @@ class ExtractionJob:
         self.run_presence = RunPresence(entry.folder.parent, process)
         self.size = transforms.output_size(backbone.preprocessing)
         self.encode = prepare(backbone, layers, device=settings.device, precision=settings.precision)
+        self.decoded, self.conversions = 0, collections.Counter[str]()
 
     def run(self, progress: StageProgress | None) -> tuple[int, collections.Counter[str]]:
         """Encode this process's pending rows, and return their number and the conversions."""
-        if not self.open():
-            return 0, collections.Counter()
-        return len(self.pending), pass_over([self], progress)
+        if self.open():
+            pass_over([self], progress)
+        return self.decoded, self.conversions
 
     def open(self) -> bool:
         """Open the unfinished files and find the rows to encode; False if another process has finished already."""
@@ -102,7 +104,14 @@ class ExtractionJob:
                 f"{self.backbone.name} changed while it was evaluated: parameters or BatchNorm statistics moved",
                 "Its forward pass should not switch to training mode or modify weights.",
             )
-        _flush(self.partials)
+        self.flush()
+
+    def flush(self) -> None:
+        """Mark the rows written so far as done; the first process then finds them counted."""
+        if self.process.rank > 0 and any(partial.is_marking_due for partial in self.partials):
+            write_counts(self.entry.folder, self.process.rank, self.decoded, self.conversions)
+        for partial in self.partials:
+            partial.flush()
 
     def _rows(self, rank: int) -> npt.NDArray[np.int64]:
         """Return the rows that a process encodes."""
@@ -118,6 +127,8 @@ class ExtractionJob:
         if unreadable:
             for partial in self.partials:
                 partial.skip(np.array([index for index, *_ in unreadable]))
+        self.decoded += len(batch.indices) + len(unreadable)
+        self.conversions.update(batch.conversions)
 
     def batches(self) -> Iterator[loader.PictureBatch]:
         """Yield the batches of the pending rows, those that may be encoded.
@@ -355,8 +366,8 @@ class ExtractionJob:
                 )
 
 
-def pass_over(jobs: Sequence[ExtractionJob], progress: StageProgress | None) -> collections.Counter[str]:
-    """Encode the pending rows of several open jobs with one pass over the images, and return the conversions.
+def pass_over(jobs: Sequence[ExtractionJob], progress: StageProgress | None) -> None:
+    """Encode the pending rows of several open jobs with one pass over the images.
 
     Args:
         jobs: of one source, with the same pending rows and the same way of decoding, see `decoded_alike`.
@@ -366,19 +377,17 @@ def pass_over(jobs: Sequence[ExtractionJob], progress: StageProgress | None) -> 
         SslbenchError: see `extract`; what is written by then is kept.
     """
     try:
-        conversions = _pass_over(jobs, progress)
+        _pass_over(jobs, progress)
     except KeyboardInterrupt:
         for job in jobs:
-            _flush(job.partials)
+            job.flush()
         raise
     for job in jobs:
         job.close()
-    return conversions
 
 
-def _pass_over(jobs: Sequence[ExtractionJob], progress: StageProgress | None) -> collections.Counter[str]:
+def _pass_over(jobs: Sequence[ExtractionJob], progress: StageProgress | None) -> None:
     first = jobs[0]
-    conversions: collections.Counter[str] = collections.Counter()
     unread: list[loader.Unreadable] = []
     last_flush = time.perf_counter()
     done = first.rows - len(first.pending)
@@ -391,25 +400,18 @@ def _pass_over(jobs: Sequence[ExtractionJob], progress: StageProgress | None) ->
             unreadable = [row for row in batch.unreadable if row[0] not in again]
             for job, own in zip(jobs, features, strict=True):
                 job.write(batch, own, unreadable)
-            conversions.update(batch.conversions)
             done += len(batch.indices) + len(batch.unreadable)
             first.check_others()
-            if progress:
-                progress(done, first.rows)
+            if progress:  # the other processes are about as far
+                progress(done * len(first.source) // first.rows, len(first.source))
             if flush := time.perf_counter() - last_flush > FLUSH_SECONDS:
                 last_flush = time.perf_counter()
             if flush or len(unread) >= MANY_UNREAD:
                 for job in jobs:
-                    _flush(job.partials)
+                    job.flush()
             if len(unread) >= MANY_UNREAD:
                 break
     if unread:
         for job in jobs:
-            _flush(job.partials)
+            job.flush()
         raise unread_error(first.source, [(path, reason) for _, path, reason in unread])
-    return conversions
-
-
-def _flush(partials: Sequence[PartialLayer]) -> None:
-    for partial in partials:
-        partial.flush()

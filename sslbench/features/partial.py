@@ -65,6 +65,11 @@ class PartialLayer:
         records["state"] = UNREADABLE
         self._unmarked.append((indices, records))
 
+    @property
+    def is_marking_due(self) -> bool:
+        """Whether `flush` will mark rows."""
+        return bool(self._unmarked)
+
     def flush(self) -> None:
         """Mark the rows written since the last call, after syncing them to disk.
 

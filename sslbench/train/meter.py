@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sslbench.data.loading.pretraining import RawBatch
-from sslbench.distributed.collectives import world_size
+from sslbench.distributed.collectives import gather_objects, world_size
 from sslbench.train.collapse import Spread, spread
 from sslbench.train.method import Loss
 
@@ -28,10 +28,10 @@ class LogRecord:
         waiting: fraction of that time in which no batch was ready.
         gradient_norm: norm of the gradients before clipping; None if they are not clipped.
         spread: diversity of the embeddings of this process's batch.
-        replaced: unreadable images that were replaced by others since the previous record.
+        replaced: unreadable images that were replaced by others since the previous record, on all processes.
         parts: further scalars of the method.
         memory: peak memory on the GPU in bytes; None on a CPU.
-        origins: images of each source that this process saw since the previous record, if sources are mixed.
+        origins: images of each source that all processes saw since the previous record, if sources are mixed.
         gradient_norms: norm of the gradients of each network of the method in this update, before clipping.
     """
 
@@ -83,8 +83,9 @@ class TrainingMeter:
         norm: Tensor | None,
         norms: Mapping[str, Tensor],
     ) -> LogRecord:
-        """Return the record of the update that has just ended, and restart the clock."""
+        """Return the record of the update that has just ended, and restart the clock; every process calls it."""
         seconds = max(time.perf_counter() - self.started, 1e-9)
+        counts = gather_objects((self.replaced, dict(self.origins)))
         line = LogRecord(
             step=step,
             epoch=epoch,
@@ -95,10 +96,10 @@ class TrainingMeter:
             waiting=self.waited / seconds,
             gradient_norm=None if norm is None else float(norm),
             spread=spread(loss.embeddings),
-            replaced=self.replaced,
+            replaced=sum(replaced for replaced, _ in counts),
             parts={name: float(part) for name, part in loss.parts.items()},
             memory=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
-            origins=dict(self.origins),
+            origins=dict(sum((Counter(origins) for _, origins in counts), Counter[str]())),
             gradient_norms=dict(zip(norms, torch.stack(list(norms.values())).tolist(), strict=True)) if norms else {},
         )
         self._restart()

@@ -34,15 +34,16 @@ def backbone():
     return dataclasses.replace(build("resnet18w0.25"), preprocessing=Preprocessing(16, (16, 16)))
 
 
-def source_of(n):
-    pixels = np.random.default_rng(0).integers(0, 256, (n, 18, 16, 3), dtype=np.uint8)
+def source_of(n, channels=3):
+    pixels = np.random.default_rng(0).integers(0, 256, (n, 18, 16, channels), dtype=np.uint8)
     labels = Labels("single", ("a", "b", "c"), np.arange(n) % 3)
     return Source("pictures", tuple(f"{i:03d}" for i in range(n)), labels, Arrays(pixels, "pictures"))
 
 
 def run(backbone, n, root, settings=CPU, progress=None):
     layers = resolve_layers(backbone, ("res5avg",))
-    return extract(backbone, source_of(n), layers, settings, root=root, split="all", progress=progress)
+    source = source_of(n) if isinstance(n, int) else n
+    return extract(backbone, source, layers, settings, root=root, split="all", progress=progress)
 
 
 def _rank(backbone, n, root, rank, world, names=("RANK", "WORLD_SIZE")):
@@ -93,6 +94,30 @@ def test_the_store_of_any_number_of_processes_is_that_of_one(backbone, n, tmp_pa
         assert described(together.entry) == described(alone.entry)
     with (alone.entry.folder / "index.csv").open() as file:
         assert [row["id"] for row in csv.DictReader(file)] == [f"{i:03d}" for i in range(n)]
+
+
+def _counting_rank(backbone, n, root, rank, world, answers):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
+    told = []
+    found = run(backbone, source_of(n, channels=1), root, progress=lambda *counts: told.append(counts))
+    answers.put((rank, found.decoded, found.conversions, told))
+
+
+def test_counts_are_those_of_all_processes(backbone, tmp_path):
+    answers = FORK.Queue()
+    ranks = [FORK.Process(target=_counting_rank, args=(backbone, 21, tmp_path, r, 2, answers)) for r in range(2)]
+    for process in ranks:
+        process.start()
+    found = {rank: rest for rank, *rest in (answers.get(timeout=60) for _ in ranks)}
+    for process in ranks:
+        process.join(60)
+        assert process.exitcode == 0
+    decoded, conversions, told = found[0]
+    assert decoded == 21
+    assert conversions == {"grey to RGB": 21}
+    assert told[-1] == (21, 21)
+    assert found[1][0] == 10
+    assert not list(tmp_path.rglob("*.counts"))
 
 
 def test_under_srun_the_steps_variables_count(backbone, tmp_path):

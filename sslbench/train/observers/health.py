@@ -2,7 +2,6 @@
 
 import logging
 
-from sslbench.distributed.collectives import world_size
 from sslbench.train.meter import LogRecord
 from sslbench.train.observers import Observer, RunInfo
 
@@ -43,7 +42,7 @@ class Health(Observer):
                 "if cores are idle, or smaller images (resize them once to 256 to 512 pixels)"
             )
         self.replaced += line.replaced
-        self.images += (line.step - self.step) * self.run.images_per_update // world_size()
+        self.images += (line.step - self.step) * self.run.images_per_update
         if line.step // self.run.per_epoch > self.step // self.run.per_epoch:
             self._report_replaced()
         self.step = line.step

@@ -3,7 +3,6 @@
 import logging
 from collections import Counter
 
-from sslbench.distributed.collectives import world_size
 from sslbench.train.meter import LogRecord
 from sslbench.train.observers import Observer, RunInfo
 
@@ -37,7 +36,6 @@ class Origins(Observer):
         total = self.shown.total()
         if total:
             shares = ", ".join(f"{name} {n:,} ({n / total:.1%})" for name, n in sorted(self.shown.items()))
-            scope = " by the first process" if world_size() > 1 else ""
-            log.info(f"images shown in updates {self.first + 1} to {step}{scope}: {shares}")
+            log.info(f"images shown in updates {self.first + 1} to {step}: {shares}")
         self.shown.clear()
         self.first = step

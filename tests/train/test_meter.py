@@ -1,0 +1,29 @@
+"""Log records count the images of all processes."""
+
+import sys
+import types
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import two_processes
+
+from sslbench.train.meter import TrainingMeter
+from sslbench.train.method import Loss
+
+
+def counted(rank):
+    """Counts in the record of an update: rank 0 saw 4 images of 'a', rank 1 three of 'b' and one of 'a'."""
+    meter = TrainingMeter(torch.device("cpu"))
+    origins = ("a", "b", "b", "b") if rank else ("a",) * 4
+    raw = types.SimpleNamespace(indices=torch.arange(4), replaced=rank * 2 + 1, origins=origins)
+    meter.wait_for(iter([raw]))
+    loss = Loss(torch.zeros(()), torch.randn(4, 3, generator=torch.Generator().manual_seed(rank)))
+    record = meter.line(1.0, 1, loss, 0.0, (0.1, None), None, {})
+    assert not meter.origins and not meter.replaced
+    return record.replaced, record.origins
+
+
+def test_images_of_all_processes_are_counted():
+    assert two_processes.run(counted) == [(4, {"a": 5, "b": 3})] * 2
