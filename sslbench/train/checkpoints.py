@@ -7,6 +7,7 @@ file (`weights.reading.shards`).
 
 import dataclasses
 import hashlib
+import logging
 import os
 import shutil
 import zipfile
@@ -22,6 +23,8 @@ from sslbench.train.checkpoint_files import files as files
 from sslbench.train.checkpoint_files import newest as newest
 from sslbench.weights.reading import shards
 from sslbench.weights.save import CHECKPOINT_FORMAT, new_file, write_torch
+
+log = logging.getLogger("sslbench")
 
 FORMAT = CHECKPOINT_FORMAT
 VERSION = 1
@@ -96,8 +99,10 @@ def finish_sharded(part: Path, files: Mapping[str, Mapping[str, int]], content: 
         _sync_names(part)
         part.rename(path)
         _sync_names(folder)
+    except SslbenchError as error:
+        raise not_written(folder, error.message) from error
     except OSError as error:
-        raise SslbenchError(f"cannot write {path}: {error.strerror or error}") from error
+        raise not_written(folder, f"cannot write {path}: {error.strerror or error}") from error
     _remove_old(folder, keep)
     return path
 
@@ -117,8 +122,14 @@ def _sync_names(folder: Path) -> None:
 
 
 def _remove_old(folder: Path, keep: int) -> None:
+    """Remove the oldest checkpoints beyond `keep`; one that cannot be removed is told, and training goes on."""
     for old in files(folder)[: -max(keep, 1)]:
-        _remove(old)
+        try:
+            _remove(old)
+        except OSError as error:
+            log.warning(
+                f"the old checkpoint {old} cannot be removed: {error.strerror or error}; the new one is complete"
+            )
 
 
 def _remove(path: Path) -> None:

@@ -2,7 +2,10 @@
 
 import errno
 import json
+import multiprocessing
+import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -148,6 +151,69 @@ def test_the_full_disk_of_one_process_ends_all_and_leaves_earlier_checkpoints(wh
     assert first[0] == second[0] == f"process {where} cannot write its shards: No space left on device"
     assert (first[1], second[1]) == (False, True)
     assert first[2] == before
+
+
+def full_disk(rank, folder):
+    """Message and remedy of a process when the disk is full in the middle of state.torch, and what is left."""
+    real = checkpoints.write_torch
+
+    def write(path, content):
+        path.write_bytes(b"x" * 1000)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    checkpoints.write_torch = write
+    try:
+        save(rank, folder, [4])
+    except SslbenchError as error:
+        return error.message, error.remedy, error.printed_by_rank_0
+    finally:
+        checkpoints.write_torch = real
+
+
+def test_a_full_disk_while_the_state_is_written_is_one_message_and_leaves_nothing(copied):
+    before = sorted(path.name for path in copied.iterdir())
+    first, second = two_processes.run(full_disk, copied)
+    assert first[:2] == second[:2] and (first[2], second[2]) == (False, True)
+    assert "state.torch: No space left on device, after 1,000 bytes" in first[0]
+    assert first[1] == f"Free disk space. The last complete checkpoint is {copied / 'step_000000003.ckpt'}."
+    assert sorted(path.name for path in copied.iterdir()) == before
+
+
+def killed_while_removing(folder):
+    """Write a checkpoint, and be killed after the first file of the oldest is deleted."""
+
+    def rmtree(path, **options):
+        if path.is_dir():
+            (path / shards.STATE).unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    shutil.rmtree = rmtree
+    checkpoints.write(folder, 4, {"number": 4}, keep=2)
+
+
+def test_a_run_killed_while_it_removes_an_old_checkpoint_continues_from_the_newest(copied, caplog):
+    process = multiprocessing.get_context("fork").Process(target=killed_while_removing, args=(copied,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert [path.name for path in checkpoints.files(copied)] == ["step_000000003.ckpt", "step_000000004.ckpt"]
+    assert len(list(copied.iterdir())) == 3  # and what is left of the deleted one
+    path, content = newest_whole(copied)
+    assert path.name == "step_000000004.ckpt" and content["number"] == 4
+    assert len(list(copied.iterdir())) == 2
+    (copied / "step_000000004.ckpt").unlink()
+    assert newest_whole(copied)[0].name == "step_000000003.ckpt"
+    assert not caplog.text
+
+
+def test_an_old_one_that_cannot_be_removed_is_told_as_such(copied, caplog, monkeypatch):
+    def refused(self, target):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "rename", refused)
+    path = checkpoints.write(copied, 4, {"number": 4}, keep=2)
+    assert f"{copied / 'step_000000002.ckpt'} cannot be removed: Permission denied" in caplog.text
+    assert newest_whole(copied)[0] == path
 
 
 def test_a_killed_save_is_no_checkpoint_and_is_removed(copied):
