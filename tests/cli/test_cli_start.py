@@ -115,6 +115,7 @@ def test_no_protocol_loads_torch_before_it_runs():
 
 def refused_without_torch(folder, arguments, message):
     (folder / "photos").mkdir()
+    (folder / "photos" / "0.png").touch()  # not looked into
     (folder / "weights.pth").write_bytes(b"x")
     code = (
         "import sys\nfrom sslbench.cli.main import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as e:\n"

@@ -22,13 +22,14 @@ PUBLISHED = {
     "voc07_12_simclr_swav": (24000, (18000, 22000), 0.1, 1000, "sync", 0, True, 200, VOC_SIZES),
     "voc07_12_iccv19": (25000, (17000,), 0.02, 100, "frozen", 2, False, 0, VOC_SIZES),
     "voc07_12_iccv19_pirl": (25000, (17000,), 0.002, 1000, "frozen", 2, False, 0, VOC_SIZES),
-    "voc07_12_fpn": (18000, (12000, 16000), 0.02, 100, "sync", 0, False, 0, VOC_SIZES),
+    "voc07_12_fpn": (18000, (12000, 16000), 0.02, 100, "sync", 0, False, 200, VOC_SIZES),
     "voc07_12_vit": (24000, (18000, 22000), 1e-4, 250, "sync", 0, False, 0, VOC_SIZES),
     "coco_c4_1x": (90000, (60000, 80000), 0.02, 1000, "sync", 0, True, 200, COCO_SIZES),
     "coco_c4_2x": (180000, (120000, 160000), 0.02, 1000, "sync", 0, True, 200, COCO_SIZES),
-    "coco_fpn_1x": (90000, (60000, 80000), 0.02, 1000, "sync", 0, False, 0, COCO_SIZES),
-    "lvis_fpn_1x": (180000, (120000, 160000), 0.02, 1000, "sync", 0, False, 0, COCO_SIZES),
-    "coco_fpn_2x": (180000, (120000, 160000), 0.02, 1000, "sync", 0, False, 0, COCO_SIZES),
+    "coco_fpn_1x": (90000, (60000, 80000), 0.02, 1000, "sync", 0, False, 200, COCO_SIZES),
+    "lvis_fpn_1x": (180000, (120000, 160000), 0.02, 1000, "sync", 0, False, 200, COCO_SIZES),
+    "coco_fpn_2x": (180000, (120000, 160000), 0.02, 1000, "sync", 0, False, 200, COCO_SIZES),
+    "cityscapes_fpn": (24000, (18000,), 0.01, 1000, "sync", 0, False, 200, tuple(range(800, 1025, 32))),
     "coco_keypoint_rcnn_fpn_1x": (90000, (60000, 80000), 0.02, 1000, "frozen", 2, False, 0, COCO_SIZES),
     "coco_retinanet_1x": (90000, (60000, 80000), 0.01, 1000, "frozen", 2, False, 0, (800,)),
     "coco_fcos_1x": (90000, (60000, 80000), 0.01, 1000, "frozen", 2, False, 0, (800,)),
@@ -50,11 +51,13 @@ def test_published_numbers(name):
         *(recipe.iterations, recipe.steps, recipe.lr, recipe.warmup_iterations, recipe.norm, recipe.freeze_at),
         *(recipe.extra_norm, recipe.precise_bn, recipe.min_sizes_train),
     )
-    assert (recipe.batch_size, recipe.min_size_test, recipe.max_size_train) == (16, 800, 1333)
+    in_cities = name.startswith("cityscapes")
+    sizes = recipe.batch_size, recipe.min_size_test, recipe.max_size_train, recipe.max_size_test
+    assert sizes == ((8, 1024, 2048, 2048) if in_cities else (16, 800, 1333, 1333))
     assert recipe.keypoints == ("keypoint" in name)
-    with_masks = name.startswith(("coco", "lvis")) and recipe.architecture not in ONE_STAGE and not recipe.keypoints
+    with_masks = not name.startswith("voc") and recipe.architecture not in ONE_STAGE and not recipe.keypoints
     assert recipe.masks == with_masks
-    assert recipe.metric == {"coco": "coco", "lvis": "lvis"}.get(name[:4], "voc07")
+    assert recipe.metric == {"coco": "coco", "city": "coco", "lvis": "lvis"}.get(name[:4], "voc07")
     of_lvis = (recipe.detections, recipe.score_threshold, recipe.repeat_threshold)
     assert of_lvis == ((300, 1e-4, 1e-3) if name.startswith("lvis") else (100, 0.05, 0.0))
     assert (recipe.stride_in_1x1, recipe.channel_order, recipe.pixel_mean) == (False, "RGB", ())

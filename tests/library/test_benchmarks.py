@@ -23,7 +23,7 @@ from sslbench.protocols import find
 FILES = {
     "correspondence": 4,
     "depth": 2,
-    "detection": 26,
+    "detection": 27,
     "discovery": 3,
     "finetune": 27,
     "geolocation": 2,
