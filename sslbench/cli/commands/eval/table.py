@@ -7,6 +7,8 @@ from sslbench.cli.echo import echo, note
 from sslbench.cli.tables import INTERVAL, print_table
 from sslbench.results import MetricValue, Result, mean_line
 
+SCORED_ELSEWHERE = "detections"  # of `sslbench score`, which trains nothing
+
 _NAMES = ("weights", "layer", "protocol", "metric")  # columns that name a result
 _SHOWN = 10  # groups of a column
 _SEVERITY = re.compile(r"corruption_error\(\w+,\d\)")
@@ -150,7 +152,9 @@ def _remarks(results: list[Result]) -> list[str]:
 def _trainings(result: Result) -> str:
     """Return the values of several trainings, or that there is one."""
     if not result.trainings:
-        return f"{_protocol(result)}: one training, so the variance between trainings is unknown (seeds=3 measures it)"
+        made_here = result.protocol.name != SCORED_ELSEWHERE
+        remedy = "seeds=3 measures it" if made_here else "files of several trainings measure it"
+        return f"{_protocol(result)}: one training, so the variance between trainings is unknown ({remedy})"
     values = [training.metrics.get(result.headline) for training in result.trainings]
     line = mean_line(result.headline, values, result.seed)
     return f"{_protocol(result)} on {result.weights.name}, {result.layer}: {line}"
