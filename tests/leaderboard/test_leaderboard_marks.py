@@ -5,6 +5,7 @@ from make_results import IDS, LABELS, labels, make, write
 
 from sslbench.leaderboard import table
 from sslbench.leaderboard.model import value
+from sslbench.leaderboard.writers.tables import markdown
 from sslbench.results import BenchmarkUsed, ExcludedImage, MetricValue
 
 
@@ -129,3 +130,11 @@ def test_by_a_metric_of_unknown_direction_nothing_is_called_best():
     board = table(results)
     assert labels(board) == ["a", "b"] and not any(row.cells[0].best for row in board.rows)
     assert "the direction of my_loss is unknown" in board.notes[0]
+
+
+def test_rows_of_one_name_are_told_apart_by_their_layers():
+    def untrained(layer, protocol):
+        return make("resnet18 untrained", 30, protocol, layer=layer, weights__untrained=True)
+
+    assert "| layer |" in markdown(table([untrained("fpn", "svm"), untrained("res5avg", "knn")]))
+    assert "| layer |" not in markdown(table([untrained("res5avg", "svm"), untrained("res5avg", "knn")]))

@@ -160,8 +160,9 @@ def leads(cell: Cell | None) -> bool:
 
 
 def several_layers(board: Board) -> bool:
-    """Return whether rows differ in their layer, so that it must be shown."""
-    return len({row.layer for row in board.rows if row.kind == "result"}) > 1
+    """Return whether results differ in their layer, or only the layer tells two rows apart, so that it must be shown."""
+    namesakes = len({(row.label, row.layer) for row in board.rows}) > len({row.label for row in board.rows})
+    return namesakes or len({row.layer for row in board.rows if row.kind == "result"}) > 1
 
 
 def titles(board: Board) -> list[str]:
