@@ -160,7 +160,7 @@ def leads(cell: Cell | None) -> bool:
 
 
 def several_layers(board: Board) -> bool:
-    """Return whether results differ in their layer, or only the layer tells two rows apart, so that it must be shown."""
+    """Return whether the layer must be shown: results differ in it, or only it tells two rows apart."""
     namesakes = len({(row.label, row.layer) for row in board.rows}) > len({row.label for row in board.rows})
     return namesakes or len({row.layer for row in board.rows if row.kind == "result"}) > 1
 
