@@ -67,7 +67,7 @@ class PartialLayer:
 
     @property
     def is_marking_due(self) -> bool:
-        """Whether `flush` will mark rows."""
+        """True if `flush` will mark rows."""
         return bool(self._unmarked)
 
     def flush(self) -> None:
