@@ -14,6 +14,7 @@ a tensor or layer of a head, for its layers       new       new             new
 a tensor or layer of a head, for other layers     new
 a value of the preprocessing, code of a decoder   new       new             new
 precision, dtype of the stored features           new       new             new
+images that decide the ranges of int8             new       new
 the layer or its pool                             file      new             new
 content, ids or number of images                  new       new     new
 labels, classes, queries, groups of a split                 new     new
@@ -83,7 +84,7 @@ class FeatureKey:
         backbone: name and other properties of the backbone that decide the forward pass (`Backbone.identity`).
         images: fingerprint of ids and image contents.
         preprocessing: values that decide the pixels.
-        precision: precision of the computation, 'fp32', 'bf16' or 'fp16'.
+        precision: precision of the computation, 'fp32', 'bf16', 'fp16' or 'int8'.
         dtype: dtype of the stored array, 'float32' or 'float16'.
         encoding: see `ENCODING`.
     """
@@ -116,6 +117,7 @@ class Measurement:
     data: DataUsed
     seed: int
     seeds: int | None = None
+    calibration: str | None = None
 
 
 def record_id(measured: Measurement | Result) -> str:
@@ -137,6 +139,8 @@ def record_id(measured: Measurement | Result) -> str:
     }
     if (measured.seeds or 1) > 1:
         parts["seeds"] = measured.seeds
+    if measured.calibration is not None:
+        parts["calibration"] = measured.calibration
     return digest(parts)
 
 

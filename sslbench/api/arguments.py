@@ -114,6 +114,8 @@ def options_of(
         if key not in known:
             raise UsageError(f"there is no option '{key}'", _nearest_option(key, known.union(beside)))
     given = {key: str(value) if isinstance(value, torch.device) else value for key, value in given.items()}
+    if run is not None and not isinstance(run, evaluation.RunSettings):
+        raise UsageError(f"run should be RunSettings, not {type(run).__name__}", "Its settings are arguments as well.")
     start = {} if run is None else dataclasses.asdict(run)
     settings, _ = resolve(evaluation.RunSettings, [("the options", start | _chosen(given, of_run))])
     values = _chosen(given, fields - {"preprocessing"})

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
-from torch import nn
+from torch import Tensor, nn
 
 from sslbench import user_code
 from sslbench.backbones import module_identity
@@ -57,6 +57,7 @@ class Backbone:
         report: loaded, missing and ignored tensors; None for random weights.
         format: format of the weights file; None for random weights.
         untrained: True if the parameters are as initialised.
+        calibration: preprocessed images (B, C, H, W) that decide the ranges of int8; None: not to be computed in it.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Backbone:
     report: LoadReport | None = None
     format: str | None = None
     untrained: bool = False
+    calibration: Tensor | None = None
 
     def __repr__(self) -> str:
         """Return name, parameters, layers, and the share of tensors that came from the file."""
@@ -109,6 +111,11 @@ class Backbone:
         if not self.kind.users and all(map(user_code.is_library, classes)):
             return dict(self.versions)
         return module_identity.identify(self.module, self.preprocessing, self.name)
+
+    @functools.cached_property
+    def calibration_sha256(self) -> str:
+        """Hash of the images that decide the ranges of int8; '' without them."""
+        return "" if self.calibration is None else tensors_sha256({"": self.calibration})
 
     @property
     def known(self) -> bool:

@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +14,18 @@ from torch import Tensor, nn
 from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.classifier import Classifier
 from sslbench.backbones.layers import Layer, forward_layers
-from sslbench.errors import BackboneError, UsageError
+from sslbench.backbones.onnx_files import any_batch, refuse_large, write_onnx
+from sslbench.backbones.onnx_packages import need_onnx
+from sslbench.errors import BackboneError
 from sslbench.preprocessing import Preprocessing
 from sslbench.weights.save import new_file
 from sslbench.weights.target import check_export
 
 log = logging.getLogger("sslbench")
 
-INPUT, BATCH = "images", "batch"
+INPUT = "images"
 LARGEST_DIFFERENCE = 1e-3
 """Largest accepted difference of an output, relative to the largest output; float32 rounding gives about 1e-6."""
-_LARGEST_ONNX = 1.9e9
 _BATCHES = (1, 2, 5)
 """Numbers of images on which the exported network is compared."""
 
@@ -85,8 +86,8 @@ def export(
     check_export(out, overwrite=overwrite)
     write = _write_onnx if out.suffix == ".onnx" else _write_pt2
     if out.suffix == ".onnx":
-        _need_onnx()
-        _refuse_large(backbone)
+        need_onnx("ONNX files", "write a .pt2 file of torch.export.")
+        refuse_large(backbone, "Write a .pt2 file.")
     shape = image_shape(backbone.preprocessing)
     network = ExportedNetwork(backbone, layer, classifier).eval().requires_grad_(False)
     examples = [torch.randn(n, *shape, generator=torch.Generator().manual_seed(n)) for n in _BATCHES]
@@ -150,54 +151,17 @@ _Run = Callable[[Tensor], Tensor]
 
 def _write_pt2(network: nn.Module, images: Tensor, path: Path, output: str, facts: Mapping[str, str]) -> _Run:
     """Write a program of torch.export, and return the program that was read back."""
-    program = torch.export.export(network, (images,), dynamic_shapes=_dynamic_batch())
+    program = torch.export.export(network, (images,), dynamic_shapes={INPUT: any_batch()})
     with path.open("wb") as file:  # to a path, the archive's folder would have the name of the temporary file
         torch.export.save(program, file, extra_files={"sslbench.json": json.dumps(dict(facts))})
     return cast(_Run, torch.export.load(path).module())
-
-
-def _dynamic_batch() -> dict[str, dict[int, Any]]:
-    return {INPUT: {0: torch.export.Dim(BATCH, min=1)}}
-
-
-def _need_onnx() -> None:
-    try:
-        import onnx
-        import onnxruntime
-        import onnxscript
-    except ImportError as error:
-        raise UsageError(
-            f"ONNX files need the packages onnx, onnxscript and onnxruntime: {error}",
-            "pip install 'sslbench[onnx]', or write a .pt2 file of torch.export.",
-        ) from error
-    log.debug(f"onnx {onnx.__version__}, onnxscript {onnxscript.__version__}, onnxruntime {onnxruntime.__version__}")
-
-
-def _refuse_large(backbone: Backbone) -> None:
-    size = sum(tensor.numel() * tensor.element_size() for tensor in backbone.module.state_dict().values())
-    if size > _LARGEST_ONNX:
-        raise UsageError(
-            f"{backbone.name} has {size / 1e9:.1f} GB of tensors; one ONNX file holds 2 GB", "Write a .pt2 file."
-        )
 
 
 def _write_onnx(network: nn.Module, images: Tensor, path: Path, output: str, facts: Mapping[str, str]) -> _Run:
     """Write an ONNX model, and return its function in onnxruntime."""
     import onnxruntime
 
-    program = torch.onnx.export(
-        network,
-        (images,),
-        dynamo=True,
-        dynamic_shapes=_dynamic_batch(),
-        input_names=[INPUT],
-        output_names=[output],
-        verbose=False,
-    )
-    if program is None:
-        raise RuntimeError("torch.onnx.export returned no program")
-    program.model.metadata_props.update(facts)
-    program.save(path)
+    write_onnx(network, images, path, INPUT, [output], facts)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def run(batch: Tensor) -> Tensor:

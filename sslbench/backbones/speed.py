@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from sslbench.backbones.backbone import Backbone, copied
+from sslbench.backbones.int8 import Int8Network, int8_network
 from sslbench.backbones.layers import Layer, forward_layers, hooked, single_layers
 from sslbench.backbones.module_identity import probe_images
 from sslbench.errors import BackboneError, UsageError
 from sslbench.runtime.device import DTYPES, arithmetic
-from sslbench.runtime.device_names import Precision
+from sslbench.runtime.device_names import EncodingPrecision
 from sslbench.weights.fill import tensors_sha256
 
 log = logging.getLogger("sslbench")
@@ -188,11 +189,16 @@ class Encoder:
         return {layer.text: torch.cat([output[layer.text] for output in outputs]) for layer in self.layers}
 
     def _of_piece(self, images: Tensor) -> dict[str, Tensor]:
-        found = forward_layers(self.module, images, self.layers)
+        found = self._forward(images, self.layers)
         if flipped := [layer for layer in self.layers if layer.flipped]:
-            mirrored = forward_layers(self.module, images.flip(-1), flipped)
+            mirrored = self._forward(images.flip(-1), flipped)
             found |= {layer.text: (found[layer.text] + _mirrored(mirrored[layer.text], layer)) / 2 for layer in flipped}
         return found
+
+    def _forward(self, images: Tensor, layers: Sequence[Layer]) -> dict[str, Tensor]:
+        if isinstance(self.module, Int8Network):
+            return dict(self.module(images))  # of all layers
+        return forward_layers(self.module, images, layers)
 
     def state_sha256(self) -> str:
         """Return a hash of parameters and normalisation statistics, to detect that a forward pass changed them.
@@ -212,7 +218,7 @@ def _mirrored(features: Tensor, layer: Layer) -> Tensor:
 
 
 def prepare(
-    backbone: Backbone, layers: Sequence[Layer], *, device: torch.device, precision: Precision = "fp32"
+    backbone: Backbone, layers: Sequence[Layer], *, device: torch.device, precision: EncodingPrecision = "fp32"
 ) -> Encoder:
     """Return an encoder built from a copy of the backbone.
 
@@ -237,6 +243,8 @@ def prepare(
         )
     dtype = DTYPES[precision]
     module = folded(backbone.module, layers, probe_images(backbone.preprocessing))
+    if precision == "int8" and not backbone.kind.pixels:
+        module = int8_network(backbone, module, layers, device)
     module = module.to(device=device, dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Encoder(module, tuple(_on_device(layer, device) for layer in layers), device, dtype, scales)
 

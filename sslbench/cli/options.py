@@ -246,7 +246,10 @@ _PREPROCESSING = [
 ]
 _RUN = [
     click.option("--device", help="Device: auto, cpu, cuda, cuda:1, mps. Default: auto."),
-    click.option("--precision", help="Precision of the forward pass: fp32, bf16, fp16. Default: fp32."),
+    click.option(
+        "--precision",
+        help="Precision of the forward pass: fp32, bf16, fp16, int8 (features, on a processor). Default: fp32.",
+    ),
     click.option("--feature-dtype", help="Dtype of stored features: float32, float16. Default: float32."),
     click.option("--batch-size", type=int, help="Number of images per forward pass. Default: 64."),
     click.option(

@@ -14,6 +14,7 @@ from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.distributed import this_process
 from sslbench.distributed.collectives import process_group_if_known
+from sslbench.evaluation.calibration import calibrated
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.opening import InMemoryData, open_parts, open_train_test
 from sslbench.evaluation.preparation import Prepared, for_request, load
@@ -54,6 +55,7 @@ def extract_only(
     """
     backbone, layers = _to_encode(request, run, backbone)
     parts = _parts_to_encode(request, run, in_memory)
+    backbone = calibrated(backbone, parts.get("train", next(iter(parts.values()))), run)
     return {split: extract_part(backbone, part, layers, run, store, split, progress) for split, part in parts.items()}
 
 
@@ -74,6 +76,7 @@ def extract_several(
     waiting, size = [], 0
     for number, request in enumerate(requests, 1):
         backbone, layers = _to_encode(request, run, None)
+        backbone = calibrated(backbone, parts.get("train", next(iter(parts.values()))), run)
         waiting.append((request.weights, backbone, layers))
         size += parameter_bytes(backbone)
         if number < len(requests) and size <= TOGETHER_BYTES and this_process().world == 1:

@@ -115,7 +115,9 @@ def untrained_like(backbone: Backbone) -> Backbone | None:
         return untrained_copy(backbone, UNTRAINED_SEED)
     untrained = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
     heads = untrained_heads(backbone.heads, UNTRAINED_SEED)
-    return dataclasses.replace(untrained, preprocessing=backbone.preprocessing, heads=heads)
+    return dataclasses.replace(
+        untrained, preprocessing=backbone.preprocessing, heads=heads, calibration=backbone.calibration
+    )
 
 
 def _pixels_like(backbone: Backbone) -> Backbone:

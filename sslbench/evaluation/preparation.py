@@ -33,6 +33,7 @@ from sslbench.data.splits import (
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
+from sslbench.evaluation.calibration import calibrated
 from sslbench.evaluation.dense import SIZES, dense_layers, on_places, takes_own_sizes, whole_image
 from sslbench.evaluation.file_classifier import labelled_by, load_file_classifier
 from sslbench.evaluation.groups import check_groups
@@ -149,7 +150,7 @@ def prepare(
         in_memory: takes the place of locations; see there.
 
     Raises:
-        SslbenchError: anything that is wrong; no image has been decoded then.
+        SslbenchError: anything that is wrong; no image has been decoded then, but for the ranges of int8.
     """
     run.extract_settings()
     records.working_folder()  # as it is before the run, for the record
@@ -194,6 +195,7 @@ def prepare(
     for finding in findings:
         log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
     _check_tasks(request, run, backbone, layers, data)
+    backbone = calibrated(backbone, data.train, run)
     tasks = tuple(dataclasses.replace(task, benchmark=_on_these(task, data)) for task in request.tasks)
     request = dataclasses.replace(request, tasks=tasks)
     if classifier is not None and (part := only_part(tasks[0])) is not None:
@@ -253,6 +255,8 @@ def _check_tasks(
         if request.noise:
             _check_noise(task)
         check_label_kind(task, data.train.labels.kind)
+        if not isinstance(protocols.find(task.protocol).kind, OnFeatures):
+            run.extract_settings().float_precision()
         kind.check(task.settings, fitted_labels(task, data))
         if request.test_classes == "subset":
             subset.check(task.protocol)

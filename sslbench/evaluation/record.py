@@ -79,6 +79,7 @@ class Subject:
         groups: column of the manifest -> the group of every test sample that is scored.
         members: column -> digest of the group of every test sample, scored or not (`identity.groups_digest`).
         costs: of everything but the protocol.
+        calibration: digest of the images that decide the ranges of int8.
     """
 
     weights: WeightsUsed
@@ -93,6 +94,7 @@ class Subject:
     groups: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     members: Mapping[str, str] = dataclasses.field(default_factory=dict)
     costs: Costs | None = None
+    calibration: str | None = None
 
 
 def measurement(subject: Subject, task: Task) -> Measurement:
@@ -119,6 +121,7 @@ def measurement(subject: Subject, task: Task) -> Measurement:
         data=subject.data,
         seed=subject.run.seed,
         seeds=subject.run.seeds if trains(task) else None,
+        calibration=subject.calibration,
     )
 
 
@@ -356,6 +359,7 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
         groups_of(data.test, encoded.test[layer].ids, request.groups),
         groups_digest(data.test.ids, columns),
         encoded.costs,
+        backbone.calibration_sha256[:16] or None,
     )
 
 

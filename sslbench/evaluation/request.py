@@ -15,7 +15,7 @@ from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.protocols import OnFeatures, OnImages, OnObjects, OnSets
-from sslbench.runtime.device_names import Precision, refuse_unknown_device
+from sslbench.runtime.device_names import EncodingPrecision, refuse_unknown_device
 from sslbench.runtime.workers import StartMethod, resolve_workers
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class RunSettings:
     """Settings of a run (configs/eval.yaml holds the same keys)."""
 
     device: str = setting("auto", "device of the backbone: auto, cpu, cuda, cuda:1, mps")
-    precision: Precision = setting("fp32", "numeric precision of the backbone")
+    precision: EncodingPrecision = setting("fp32", "numeric precision of the backbone")
     feature_dtype: Literal["float32", "float16"] = setting("float32", "dtype of the stored features")
     batch_size: int = setting(64, "images per forward pass")
     workers: int | Literal["auto"] = setting("auto", "number of processes that decode images")

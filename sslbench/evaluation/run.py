@@ -34,6 +34,7 @@ from sslbench.evaluation.preparation import (
 )
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, score
 from sslbench.evaluation.request import RunSettings, Task, only_part, sample_kind
+from sslbench.evaluation.rounding import encode_sample, rounding, rounding_line
 from sslbench.evaluation.sets import (
     NO_OTHER_CLASSIFIER,
     NO_PIXELS,
@@ -50,7 +51,7 @@ from sslbench.features.external import FeaturePair
 from sslbench.features.skipped import note_skipped
 from sslbench.identity import digest, groups_digest, record_id
 from sslbench.protocols import OnFeatures, any_targets
-from sslbench.results import DataPart, DataUsed, ExcludedImage, Neighbours, Result, WeightsUsed, records
+from sslbench.results import DataPart, DataUsed, ExcludedImage, Neighbours, Result, Rounding, WeightsUsed, records
 from sslbench.runtime.progress import Progress
 
 MISSING_FLOORS = {"pixels": "the features came without images", "untrained": "the features came without a backbone"}
@@ -202,6 +203,8 @@ def _score_features(
         {name: _encode_sets(backbone, prepared, task, stores[name], progress) for name, backbone in encoders.items()}
         for task in on_sets
     ]
+    rounded = prepared.backbone.calibration is not None
+    sample = encode_sample(prepared, encoded, stores[""], progress) if rounded else None
     if this_process().rank != 0:
         return []
     note_skipped(out, (prepared.data.train, prepared.data.test), [dataclasses.asdict(u) for u in encoded.unreadable])
@@ -225,7 +228,10 @@ def _score_features(
                     name: _floor(data, other, features, layer.text, changed, out, command, share)
                     for name, (other, features) in floor_features.items()
                 }
-                measured = _measure(subject, changed, (train, test), out, floor_results, beside.missing, suspected)
+                effect = None if sample is None else rounding(subject, changed, sample)
+                measured = _measure(
+                    subject, changed, (train, test), out, floor_results, beside.missing, suspected, effect
+                )
                 part = only_part(task)
                 used = one_part(data.data, part) if part else data.data
                 write_sheet(*measured, used, backbone.preprocessing)
@@ -350,9 +356,13 @@ def _measure(
     floor_results: Mapping[str, tuple[Result, records.Scores]],
     missing: Mapping[str, str],
     suspected: overlaps.SuspectedOverlaps | None,
+    effect: Rounding | None = None,
 ) -> tuple[Result, tuple[Neighbours, ...]]:
     """Score one protocol on one layer, add the floors, write the record; return it with the neighbours to show."""
     result, scores = score(subject, task, *parts)
+    if effect is not None:
+        log.info(line := f"{task.protocol}: {rounding_line(effect)}")
+        result = dataclasses.replace(result, rounding=effect, notes=(*result.notes, line))
     result = with_details(result, scores, subject.groups)
     result = overlaps.with_overlaps(result, scores, suspected, task, out)
     return finish(result, scores, floor_results, missing, out), scores.neighbours

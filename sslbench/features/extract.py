@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
+from sslbench.backbones.onnx_packages import quantiser
 from sslbench.data.decode.handlers import handlers_of, versioned_name
 from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
@@ -61,9 +62,11 @@ class Extraction:
 
 def store_key(backbone: Backbone, source: Source, settings: ExtractSettings) -> FeatureKey:
     """Return the store's key of a backbone's features of a source."""
+    calibration = backbone.calibration_sha256
+    rounded = {"int8": f"{quantiser()}, ranges {calibration[:16]}"} if calibration else {}
     return FeatureKey(
         weights=backbone.weights_sha256,
-        backbone={**backbone.identity, "name": backbone.name},
+        backbone={**backbone.identity, "name": backbone.name, **rounded},
         images=source.images_fingerprint(),
         preprocessing=_preprocessing_key(backbone, source),
         precision=settings.precision,

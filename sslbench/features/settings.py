@@ -3,7 +3,8 @@
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
-from sslbench.runtime.device_names import Precision
+from sslbench.errors import UsageError
+from sslbench.runtime.device_names import EncodingPrecision, Precision
 from sslbench.runtime.workers import StartMethod
 
 if TYPE_CHECKING:
@@ -25,9 +26,22 @@ class ExtractSettings:
     """
 
     device: "torch.device"
-    precision: Precision = "fp32"
+    precision: EncodingPrecision = "fp32"
     dtype: Literal["float32", "float16"] = "float32"
     batch_size: int = 64
     workers: int = 2
     on_error: Literal["stop", "skip"] = "stop"
     start_method: StartMethod = "auto"
+
+    def float_precision(self) -> Precision:
+        """Return the precision of networks that are trained or give maps.
+
+        Raises:
+            UsageError: it is int8.
+        """
+        if self.precision == "int8":
+            raise UsageError(
+                "precision int8 is for protocols on features, such as linear and knn, and for extract",
+                "Use --precision bf16 or fp32.",
+            )
+        return self.precision

@@ -250,7 +250,7 @@ def what_changed(root: Path, key: FeatureKey, source: Source) -> dict[str, str]:
             changes[part] = f"other weights (sha256 {value[:8]}, stored: {str(stored.get(part))[:8]})"
         elif isinstance(value, dict):
             old = stored.get(part) or {}
-            different = [f"{k}: {old.get(k)} -> {v}" for k, v in value.items() if old.get(k) != v]
+            different = [f"{k}: {old.get(k)} -> {value.get(k)}" for k in old | value if old.get(k) != value.get(k)]
             changes[part] = f"the {part} changed ({', '.join(different)})"
         else:
             changes[part] = f"the {part} changed ({stored.get(part)} -> {value})"

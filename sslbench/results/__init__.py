@@ -25,6 +25,7 @@ from sslbench.results.parts import (
     Range,
     ReferenceCompared,
     RequestedParts,
+    Rounding,
     Stage,
     Training,
     WeightsUsed,
@@ -54,6 +55,7 @@ __all__ = [
     "RequestedParts",
     "Result",
     "Results",
+    "Rounding",
     "Stage",
     "Training",
     "WeightsUsed",
@@ -83,7 +85,7 @@ class Result:
         created: UTC, ISO 8601.
         layer: name of the feature, with its pooling.
         preprocessing: values of `Preprocessing`, with their origin.
-        precision: precision of the forward pass ('fp32', 'bf16').
+        precision: precision of the forward pass ('fp32', 'bf16', 'fp16', 'int8').
         feature_dtype: dtype of the stored features; float32 in older records, which lack it.
         asked: requested parts beside the metrics; None in older records.
         headline: name of the leading metric; a key of `metrics`.
@@ -92,6 +94,8 @@ class Result:
         groups: column of the manifest -> headline metric on each of its groups, the worst first. The worst is also
             a metric of its own, `worst_group(COLUMN).METRIC`.
         overlaps: test images suspected to be in train too; None: not searched for.
+        calibration: digest of the images that decide the ranges of int8; None in other precisions.
+        rounding: difference that precision 'int8' makes on a sample; None in other precisions.
         train: headline metric on the training samples.
         probabilities: see `Outcome`.
         costs: time, memory and floating-point operations.
@@ -130,6 +134,8 @@ class Result:
     per_class_metrics: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     groups: dict[str, tuple[GroupValue, ...]] = dataclasses.field(default_factory=dict)
     overlaps: Overlaps | None = None
+    calibration: str | None = None
+    rounding: Rounding | None = None
     train: float | None = None
     probabilities: Literal["softmax", "scores"] | None = None
     selected: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -52,7 +52,7 @@ _COMPRESSED_UP_TO = 64_000_000  # largest size of stored scores, in bytes
 _DRAWS_UP_TO = 256_000_000  # bytes of the scores of all draws: 5 of 50,000 samples and 256 classes
 _HALF_FROM = 101  # classes, from which scores are stored in half precision: 100 MB for ImageNet
 _LARGEST_HALF = 2.0**15
-_RECORDED_PACKAGES = ("sslbench", "torch", "torchvision", "numpy", "scikit-learn", "timm")
+_RECORDED_PACKAGES = ("sslbench", "torch", "torchvision", "numpy", "scikit-learn", "timm", "onnxruntime")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,10 +9,15 @@ from torch import Tensor, nn
 
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
-from sslbench.runtime.device_names import AskedPrecision, Precision, refuse_unknown_device
+from sslbench.runtime.device_names import AskedPrecision, EncodingPrecision, Precision, refuse_unknown_device
 
-DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""dtype of the computation for each precision."""
+DTYPES: dict[EncodingPrecision, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "int8": torch.float32,
+}
+"""dtype of the images for each precision, and but for int8 of the computation."""
 
 
 def choose_device(name: str) -> torch.device:

@@ -7,6 +7,8 @@ from sslbench.errors import UsageError
 
 Precision = Literal["fp32", "bf16", "fp16"]
 """Precision of a forward pass."""
+EncodingPrecision = Literal["fp32", "bf16", "fp16", "int8"]
+"""Precision of a forward pass that nothing is trained through."""
 AskedPrecision = Literal["auto", "fp32", "bf16", "fp16"]
 """Precision that may be left to the device."""
 

@@ -102,7 +102,7 @@ def encode_images(
     settings = run.extract_settings()
     inputs = [*layer_inputs(backbone, layers), *(attention_input(block) for block in blocks)]
     encoder = DenseEncoder(
-        unfused(backbone) if blocks else backbone, inputs, device=settings.device, precision=settings.precision
+        unfused(backbone) if blocks else backbone, inputs, device=settings.device, precision=settings.float_precision()
     )
     found: list[EncodedImage] = []
     unreadable: list[loader.Unreadable] = []

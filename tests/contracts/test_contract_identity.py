@@ -320,6 +320,12 @@ def precision(folder, _):
     return base(folder), base(folder, run=RunSettings(device="cpu", workers=0, precision="bf16"))
 
 
+@change("images that decide the ranges of int8")
+def calibration(folder, _):
+    images = torch.zeros(2, 3, 16, 16)
+    return (base(folder, backbone=dataclasses.replace(resnet(), calibration=images + i)) for i in range(2))
+
+
 @change("precision, dtype of the stored features")
 def feature_dtype(folder, _):
     return base(folder), base(folder, run=RunSettings(device="cpu", workers=0, feature_dtype="float16"))

@@ -123,7 +123,9 @@ def without_training(
         if rank() != 0:
             return {}
         inputs = {each.name: each for row in maps(backbone, layers, settings).values() for each in row}
-        encoder = DenseEncoder(backbone, tuple(inputs.values()), device=engine.device, precision=engine.precision)
+        encoder = DenseEncoder(
+            backbone, tuple(inputs.values()), device=engine.device, precision=engine.float_precision()
+        )
         return score(MapRun(backbone, layers, encoder, test, settings, seed, engine, progress))
 
     return OnImages(check, rows, run, work, label_kinds=label_kinds, trains=False, part=part)

@@ -170,7 +170,9 @@ class FinetuneRun:
         """Return the scores (N, C) of a network; each process computes a share and receives all."""
         report = stage_progress(self.progress, f"{self.backbone.name}: {title} {source.name}")
         engine, preprocessing = self.engine, self.backbone.preprocessing
-        encode = prepare_encoder(network.backbone, (self.layer,), device=engine.device, precision=engine.precision)
+        encode = prepare_encoder(
+            network.backbone, (self.layer,), device=engine.device, precision=engine.float_precision()
+        )
         head = network.head.to(engine.device)
         scores = torch.zeros((len(source), len(source.labels.classes)), device=engine.device)
         share = rows_of(source.images, rank(), world_size())

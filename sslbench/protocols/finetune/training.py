@@ -155,7 +155,11 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
     """
     prepared = prepare(backbone, layer, fit, settings, seed=seed, engine=engine)
     check_precision(
-        engine.precision, engine.device, backbone.module, prepared.side, channels=backbone.preprocessing.channels
+        engine.float_precision(),
+        engine.device,
+        backbone.module,
+        prepared.side,
+        channels=backbone.preprocessing.channels,
     )
     data = prepared.data
     targets = Targets.of(fit.labels)
@@ -186,7 +190,7 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
         normalisation=backbone.preprocessing,
         accumulate=settings.accumulate,
         clip_norm=settings.clip_norm,
-        precision=engine.precision,
+        precision=engine.float_precision(),
         average_decay=settings.ema or 0.0,
         frozen={"backbone.": prepared.probe} if prepared.probe else {},
         log_every=LOG_EVERY,
@@ -198,7 +202,7 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
             engine.device,
             options,
             seed=seed,
-            precision=engine.precision,
+            precision=engine.float_precision(),
             strategy=settings.strategy,
             averaged=settings.ema is not None,
             layers=_depths(backbone, network, settings),

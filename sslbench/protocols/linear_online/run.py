@@ -64,7 +64,7 @@ def run(
     inputs = tuple({plan.input.name: plan.input for plan in plans}.values())
     side = evaluation_side(fit, backbone.preprocessing, "linear-online")
     sides = (settings.size or side, side)
-    encode = InputEncoder(backbone, inputs, sides=sides, device=engine.device, precision=engine.precision)
+    encode = InputEncoder(backbone, inputs, sides=sides, device=engine.device, precision=engine.float_precision())
     classes = len(whole.labels.classes)
     heads = planning.make_heads(plans, encode.widths, classes, settings, seed=seed, device=engine.device)
     log.info(

@@ -152,7 +152,7 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
     surveyed = _survey(train_part, test, task, backbone, engine, progress)
     fit, held_out = _split(train_part, settings, seed, surveyed)
     inputs, maps = head_inputs(backbone, layers, settings, protocol=task.name)
-    encoder = DenseEncoder(backbone, maps, device=engine.device, precision=engine.precision)
+    encoder = DenseEncoder(backbone, maps, device=engine.device, precision=engine.float_precision())
     encode = MapEncoder(encoder, backbone.preprocessing.channels, pixels=True)
     sizes = fitted_sizes(settings, encode.multiple, surveyed.short_side, _trained_side(backbone.preprocessing))
     inference = Inference(sizes, settings.scales, settings.flip_test, settings.batch_size)

@@ -1,0 +1,60 @@
+"""Networks as ONNX files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.errors import UsageError
+
+_LARGEST = 1.9e9
+
+
+def refuse_large(backbone: Backbone, remedy: str) -> None:
+    """Refuse a network whose tensors one ONNX file cannot hold.
+
+    Raises:
+        UsageError: it has more than 1.9 GB of them.
+    """
+    size = sum(tensor.numel() * tensor.element_size() for tensor in backbone.module.state_dict().values())
+    if size > _LARGEST:
+        raise UsageError(f"{backbone.name} has {size / 1e9:.1f} GB of tensors; one ONNX file holds 2 GB", remedy)
+
+
+def any_batch() -> dict[int, Any]:
+    """Return the dynamic shape of images (B, C, H, W) of any number."""
+    return {0: torch.export.Dim("batch", min=1)}
+
+
+def write_onnx(
+    network: nn.Module, images: Tensor, path: Path, input_name: str, outputs: Sequence[str], facts: Mapping[str, str]
+) -> None:
+    """Write a network as one ONNX file for any number of images.
+
+    Args:
+        network: images (B, C, H, W) -> one or several tensors.
+        images: an example, two at least.
+        path: of the file.
+        input_name: name of the images, that of the argument of `network.forward`.
+        outputs: names of the outputs, in their order.
+        facts: stored in the file.
+
+    Raises:
+        RuntimeError: torch returns no program, or an error of its own for a network that it cannot trace.
+    """
+    program = torch.onnx.export(
+        network,
+        (images,),
+        dynamo=True,
+        dynamic_shapes={input_name: any_batch()},
+        input_names=[input_name],
+        output_names=list(outputs),
+        verbose=False,
+    )
+    if program is None:
+        raise RuntimeError("torch.onnx.export returned no program")
+    program.model.metadata_props.update(facts)
+    program.save(path)
