@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from sslbench.config import read_yaml, resolve
 from sslbench.errors import UsageError
 from sslbench.evaluation.request import RunSettings
 from sslbench.library.recipes import compose
-from sslbench.names import did_you_mean, from_file
+from sslbench.names import did_you_mean, from_file, list_names
 from sslbench.protocols import find as find_protocol
 
 
@@ -101,7 +101,7 @@ def route(values: Mapping[str, Any], run_keys: Sequence[str], protocols: Sequenc
         prefix, _, rest = key.partition(".")
         if prefix in fields and rest:
             if rest not in fields[prefix]:
-                raise UsageError(f"{prefix} has no setting '{rest}'", did_you_mean(rest, fields[prefix]))
+                raise UsageError(f"{prefix} has no setting '{rest}'", nearest_setting(rest, fields[prefix]))
             per_protocol[prefix][rest] = value
             continue
         takers = [name for name in protocols if key in fields[name]]
@@ -111,8 +111,18 @@ def route(values: Mapping[str, Any], run_keys: Sequence[str], protocols: Sequenc
             run[key] = value
         elif not takers:
             known = set(run_keys).union(*fields.values())
-            raise UsageError(f"there is no setting '{key}'", did_you_mean(key, known))
+            raise UsageError(f"there is no setting '{key}' of {', '.join(protocols)}", nearest_setting(key, known))
     return Routed(run, per_protocol)
+
+
+def nearest_setting(key: str, known: Collection[str]) -> str:
+    """Return the remedy for a setting that does not exist: the other protocols that have it, or the nearest name."""
+    having = [
+        name
+        for name in list_names("protocol")
+        if any(field.name == key for field in dataclasses.fields(find_protocol(name).settings))
+    ]
+    return f"It is a setting of {', '.join(having)}." if having else did_you_mean(key, known)
 
 
 @dataclasses.dataclass(frozen=True)

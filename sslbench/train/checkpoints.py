@@ -99,10 +99,8 @@ def finish_sharded(part: Path, files: Mapping[str, Mapping[str, int]], content: 
         _sync_names(part)
         part.rename(path)
         _sync_names(folder)
-    except SslbenchError as error:
-        raise not_written(folder, error.message) from error
     except OSError as error:
-        raise not_written(folder, f"cannot write {path}: {error.strerror or error}") from error
+        raise SslbenchError(f"cannot write {path}: {error.strerror or error}") from error
     _remove_old(folder, keep)
     return path
 

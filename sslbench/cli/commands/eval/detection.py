@@ -14,7 +14,7 @@ from sslbench.cli.commands.eval.flags import ON_OBJECTS, EvalOptions, refuse_unu
 from sslbench.cli.echo import echo, note
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
-from sslbench.names import did_you_mean, list_names, refuse_location
+from sslbench.names import list_names, refuse_location
 
 if TYPE_CHECKING:
     from sslbench.evaluation.detection import DetectionRequest, PreparedDetection
@@ -115,7 +115,7 @@ def make_plan(
         UsageError: a name, option or setting that does not exist or has no effect.
     """
     from sslbench.cli import early
-    from sslbench.cli.words import resolve_run
+    from sslbench.cli.words import nearest_setting, resolve_run
 
     if len(chosen.weights) > 1:
         raise UsageError("detection takes one file of weights at a time")
@@ -126,7 +126,7 @@ def make_plan(
     known = [f.name for f in dataclasses.fields(protocols.find("detection").settings)]
     for key in plain:
         if key not in (*known, *_RUN):
-            raise UsageError(f"detection has no setting '{key}'", did_you_mean(key, (*known, *_RUN)))
+            raise UsageError(f"detection has no setting '{key}'", nearest_setting(key, (*known, *_RUN)))
     _refuse_wrong_recipe({key: value for key, value in plain.items() if key not in _RUN}, chosen, benchmarks)
 
     settings, origins = resolve_run({key: value for key, value in plain.items() if key in _RUN}, chosen.run.settings())
