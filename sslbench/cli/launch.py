@@ -13,9 +13,11 @@ from sslbench.cli.echo import echo
 from sslbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from sslbench.cli.slurm import Slurm
+    from sslbench.cli.slurm import Slurm, Submitted
 
 _META = "launcher"
+_SETTING = re.compile(r"(--)?launcher(\.\w+)?=")
+"""Beginning of --launcher=NAME and launcher.KEY=VALUE; launcher.pth is a file."""
 
 launcher_option = click.option(
     "--launcher",
@@ -28,7 +30,7 @@ launcher_option = click.option(
 def take_launcher(ctx: click.Context, args: Sequence[str]) -> list[str]:
     """Keep --launcher and launcher.KEY=VALUE for `chosen`, and return the other arguments."""
     rest = without_launcher(args)
-    kept = [word.removeprefix("--") for word in args if re.match(r"(--launcher=|launcher[.=])", word)]
+    kept = [word.removeprefix("--") for word in args if _SETTING.match(word)]
     kept += [f"launcher={after}" for word, after in itertools.pairwise([*args, ""]) if word == "--launcher"]
     ctx.meta[_META] = kept
     return rest
@@ -41,7 +43,7 @@ def without_launcher(words: Sequence[str]) -> list[str]:
     for word in words:
         if skip or word == "--launcher":
             skip = not skip
-        elif not re.match(r"(--launcher=|launcher[.=])", word):
+        elif not _SETTING.match(word):
             words_left.append(word)
     return words_left
 
@@ -90,14 +92,33 @@ def submit(commands: Sequence[Sequence[str]], settings: "Slurm", out: Path) -> i
         echo(f"job {job.id} will run: {shlex.join(['sslbench', *job.words])}", err=True)
         echo(f"  its log is {job.log}", err=True)
     echo(f"results: {out}", err=True)
+    number = jobs[0].id.partition("_")[0]  # of the array
+    if settings.cluster == "slurm":
+        follow = f"tail -f {shlex.quote(str(jobs[0].log))}"
+        echo(f"to see the queue: squeue -j {number}; to read along: {follow}; to stop: scancel {number}", err=True)
     for job in jobs:
         echo(job.id)
     if not settings.wait:
         return None
-    codes = [job.exit_code() for job in jobs]
-    for job, code in zip(jobs, codes, strict=True):
+    try:
+        return _wait(jobs)
+    except KeyboardInterrupt:
+        if settings.cluster == "slurm":
+            echo(f"the jobs go on; to stop them: scancel {number}", err=True)
+        raise
+
+
+def _wait(jobs: Sequence["Submitted"]) -> int | None:
+    """Wait for jobs, tell which have failed and why, and return the largest exit code; None where all went well."""
+    echo(f"waiting for {len(jobs)} job{'s' if len(jobs) > 1 else ''}; Ctrl-C ends the waiting, not the jobs", err=True)
+    codes = []
+    for job in jobs:
+        code, reason = job.end()
+        codes.append(code)
         if code:
-            echo(f"job {job.id} ended with exit code {code}; the reason is in {job.log}", err=True)
+            why = f": {reason}" if reason else ""
+            echo(f"job {job.id} ended with exit code {code}{why}", err=True)
+            echo(f"  its log is {job.log}", err=True)
     echo(f"{codes.count(0)} of {len(jobs)} jobs are done", err=True)
     return max(codes) or None
 

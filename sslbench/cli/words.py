@@ -2,7 +2,8 @@
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ from sslbench.evaluation.request import RunSettings
 from sslbench.library.recipes import compose
 from sslbench.names import did_you_mean, from_file, list_names
 from sslbench.protocols import find as find_protocol
+
+
+_AS_TYPED = re.compile(r"(launcher\.(?:partition|account|qos|constraint|exclude|job_name))=(.+)", re.DOTALL)
+"""Settings with the words of SLURM, whose commas, brackets and bars are not those of Hydra: node[01-03], a100|h100."""
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -70,6 +75,11 @@ def split_listed(words: Sequence[str]) -> tuple[list[str], dict[str, tuple[Any, 
     for word in words:
         if "=" not in word:
             names_.append(word)
+            continue
+        if as_typed := _AS_TYPED.fullmatch(word):
+            if as_typed[1] in values:
+                raise UsageError(f"the key '{as_typed[1]}' is given twice")
+            values[as_typed[1]] = (None if as_typed[2] == "null" else as_typed[2].strip("'\""), False)
             continue
         try:
             override = parser.parse_override(word)

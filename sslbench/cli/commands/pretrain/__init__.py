@@ -207,7 +207,7 @@ def command(words: tuple[str, ...], **flags: Any) -> int | None:
     settings = _checked(composed, method)
     early.refuse_mistyped(backbone=settings.backbone, device=settings.device)
     request = _request(method, settings, composed.origins, given)
-    request.check(world=1 if slurm else this_process().world)
+    request.check(world=slurm.processes if slurm else this_process().world)
     _refuse_wrong_files(request, given)
     if slurm is not None and not given.dry_run:
         return _submit(slurm, request.out)
@@ -345,7 +345,9 @@ def _checked_launcher(launcher: Mapping[str, Any]) -> "Slurm | None":
     if launcher.get("name") == "slurm":
         from sslbench.cli.slurm import Slurm
 
-        return build(Slurm, launcher, "launcher")
+        settings = build(Slurm, launcher, "launcher")
+        settings.check()
+        return settings
     if rest := sorted(set(launcher) - {"name"}):
         raise UsageError(f"launcher.{rest[0]} has no effect without launcher=slurm", "Add --launcher slurm.")
     return None
