@@ -22,7 +22,17 @@ GROUPS = {
     "Preprocessing": ("resize", "crop", "interpolation", "scales", "mean", "std"),
     "Embeddings made elsewhere": ("features", "labels", "test_features", "test_labels", "features_path", "labels_path"),
     "Protocol": (
-        *("benchmarks", "presets", "suite", "max_memory", "no_floors", "no_overlaps", "no_estimate", "on_the_fly"),
+        *(
+            "benchmarks",
+            "presets",
+            "suite",
+            "max_memory",
+            "no_floors",
+            "no_overlaps",
+            "no_estimate",
+            "skip_existing",
+            "on_the_fly",
+        ),
         *("classes_path", "top_k", "threshold", "k", "iterations", "debiased"),
     ),
     "Checks": ("boxes", "label_maps", "pixel_values", "decode", "copies", "near_copies", "near_threshold"),

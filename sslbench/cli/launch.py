@@ -13,7 +13,7 @@ from sslbench.cli.echo import echo
 from sslbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from sslbench.cli.slurm import Slurm, Submitted
+    from sslbench.cli.slurm import End, Slurm, Submitted
 
 _META = "launcher"
 _SETTING = re.compile(r"(--)?launcher(\.\w+)?=")
@@ -71,7 +71,7 @@ def chosen(ctx: click.Context) -> "Slurm | None":
     return None
 
 
-def submit(commands: Sequence[Sequence[str]], settings: "Slurm", out: Path) -> int | None:
+def submit(commands: Sequence[Sequence[str]], settings: "Slurm", out: Path) -> "list[End] | None":
     """Submit commands, tell where their logs and results will lie, and wait for them where that was asked for.
 
     Args:
@@ -80,7 +80,7 @@ def submit(commands: Sequence[Sequence[str]], settings: "Slurm", out: Path) -> i
         out: folder of the results.
 
     Returns:
-        The largest exit code of the jobs if they were waited for and one failed; else None.
+        The ends of the jobs if they were waited for; else None.
 
     Raises:
         UsageError: the jobs cannot be submitted.
@@ -108,19 +108,24 @@ def submit(commands: Sequence[Sequence[str]], settings: "Slurm", out: Path) -> i
         raise
 
 
-def _wait(jobs: Sequence["Submitted"]) -> int | None:
-    """Wait for jobs, tell which have failed and why, and return the largest exit code; None where all went well."""
+def exit_code(ends: "Sequence[End] | None") -> int | None:
+    """Return the largest exit code; None where all went well or nothing was waited for."""
+    return max((end.code for end in ends or ()), default=0) or None
+
+
+def _wait(jobs: Sequence["Submitted"]) -> "list[End]":
+    """Wait for jobs, tell which have failed and why, and return their ends."""
     echo(f"waiting for {len(jobs)} job{'s' if len(jobs) > 1 else ''}; Ctrl-C ends the waiting, not the jobs", err=True)
-    codes = []
+    ends = []
     for job in jobs:
-        code, reason = job.end()
-        codes.append(code)
-        if code:
-            why = f": {reason}" if reason else ""
-            echo(f"job {job.id} ended with exit code {code}{why}", err=True)
+        end = job.end()
+        ends.append(end)
+        if end.code:
+            why = f": {end.reason}" if end.reason else ""
+            echo(f"job {job.id} ended with exit code {end.code}{why}", err=True)
             echo(f"  its log is {job.log}", err=True)
-    echo(f"{codes.count(0)} of {len(jobs)} jobs are done", err=True)
-    return max(codes) or None
+    echo(f"{sum(not end.code for end in ends)} of {len(jobs)} jobs are done", err=True)
+    return ends
 
 
 def show(commands: Sequence[Sequence[str]]) -> None:

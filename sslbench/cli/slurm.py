@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
+from sslbench.cli.echo import echo
 from sslbench.config import build, read_yaml, setting
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.names import find_file
@@ -105,7 +106,9 @@ class Slurm:
             UsageError: the message names the setting.
         """
         if self.nodes > 1 and self.cluster == "local":
-            raise UsageError(f"launcher.nodes={self.nodes}: launcher.cluster=local is this machine alone", "Leave it out.")
+            raise UsageError(
+                f"launcher.nodes={self.nodes}: launcher.cluster=local is this machine alone", "Leave it out."
+            )
         if self.save_seconds * 2 > self.minutes * 60:  # it would be queued again before it has done anything
             raise UsageError(
                 f"launcher.save_seconds={self.save_seconds} is more than half of the time limit, {self.minutes} min",
@@ -150,7 +153,7 @@ class Job:
             code = self.run.wait()
             if self.terminated:
                 # SLURM queues a preempted job again only if it has to end it itself.
-                print("asked to end by SIGTERM; waiting for SLURM to end this job, or to queue it again", file=sys.stderr)
+                echo("asked to end by SIGTERM; waiting for SLURM to end this job, or to queue it again", err=True)
                 time.sleep(_KILLED_SECONDS)
         if self.terminated or (code not in (0, SAVED) and not self.told):
             raise SslbenchError(f"{_ENDED} {_described(code)}; see the lines above")
@@ -196,6 +199,19 @@ def _described(code: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
+class End:
+    """How a job ended.
+
+    Attributes:
+        code: exit code of its command; 1 if SLURM ended the job.
+        reason: of a failure, as far as it is known.
+    """
+
+    code: int
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Submitted:
     """Job in the queue.
 
@@ -211,30 +227,28 @@ class Submitted:
     log: Path
     job: Any
 
-    def end(self) -> tuple[int, str]:
-        """Wait for the end of the job, and return the exit code of the command and the reason of a failure.
-
-        The exit code is 1 if SLURM ended the job.
-        """
+    def end(self) -> End:
+        """Wait for the end of the job."""
         error = self.job.exception()
         if error is None:
-            return 0, ""
+            return End(0)
         told = re.search(rf"{_ENDED} (\d+)(?: \((.*)\);)?", str(error))
         if told:
-            return int(told[1]), told[2] or _last_error(self.log)
+            return End(int(told[1]), told[2] or _last_error(self.log))
         state = str(self.job.state)
         reason = _STATES.get(state.split(" ")[0].rstrip("+"), f"SLURM says {state}")
         if not self.log.exists():
             reason += (
                 f"; it wrote no log: the folder {self.log.parent} must lie on a file system that all machines share"
             )
-        return 1, reason
+        return End(1, reason)
 
 
 def _last_error(log: Path) -> str:
-    """Return the last message of an error in a log; '' if there is none."""
+    """Return the last message of an error, or of a hole, in a log; '' if there is none."""
     with contextlib.suppress(OSError):
-        told = re.findall(r"^error: (.*)$", log.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+        text = log.read_text(encoding="utf-8", errors="replace")
+        told = re.findall(r"^(?:error: |\d+ of \d+ cells are holes .*\n  )(.*)$", text, re.MULTILINE)
         return str(told[-1]) if told else ""
     return ""
 

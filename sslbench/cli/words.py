@@ -15,7 +15,6 @@ from sslbench.library.recipes import compose
 from sslbench.names import did_you_mean, from_file, list_names
 from sslbench.protocols import find as find_protocol
 
-
 _AS_TYPED = re.compile(r"(launcher\.(?:partition|account|qos|constraint|exclude|job_name))=(.+)", re.DOTALL)
 """Settings with the words of SLURM, whose commas, brackets and bars are not those of Hydra: node[01-03], a100|h100."""
 
@@ -50,6 +49,23 @@ def split_sweep(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
         if len({repr(value) for value in values}) < len(values):
             raise UsageError(f"'{key}' has a value twice")
     return names_, swept
+
+
+def typed(value: Any) -> str:
+    """Return a value as it is typed after key=; text that would be read as something else has quotes.
+
+    >>> [typed(value) for value in (0.1, None, [1, 2], "a,b", "10")]
+    ['0.1', 'null', '[1,2]', "'a,b'", "'10'"]
+    """
+    if isinstance(value, list | tuple):
+        return f"[{','.join(typed(each) for each in value)}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{typed(each)}" for key, each in value.items()) + "}"
+    if not isinstance(value, str):
+        return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if re.fullmatch(r"[\w.:/@+-]+", value) and split_listed([f"x={value}"])[1]["x"] == (value, False):
+        return value
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), value) + "'"
 
 
 def combinations(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

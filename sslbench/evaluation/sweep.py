@@ -18,7 +18,7 @@ class SweepRun:
     Attributes:
         cell: weights, and the protocol with the settings that are swept.
         run: settings of the run, with the seed.
-        words: arguments of `sslbench eval` that do the same.
+        words: arguments of `sslbench` that do this run alone.
     """
 
     cell: SuiteCell

@@ -1,5 +1,6 @@
 """`--launcher slurm` of eval, extract and sweep: the jobs, and that they run by submitit's local executor."""
 
+import re
 import shlex
 
 import pytest
@@ -30,8 +31,8 @@ def test_one_evaluation_is_one_job_of_the_same_command():
 
 def test_several_weights_are_a_job_each_and_several_benchmarks_a_job_for_all_weights():
     assert jobs("knn linear --launcher slurm --weights a.pth b.pth -o out") == [
-        "eval knn linear -o out --weights a.pth",
-        "eval knn linear -o out --weights b.pth",
+        "eval knn linear -o out --skip-existing --weights a.pth",
+        "eval knn linear -o out --skip-existing --weights b.pth",
     ]
     assert jobs("--benchmark knn/digits --benchmark linear/digits --weights a.pth b.pth --launcher=slurm") == [
         "eval --benchmark knn/digits --weights a.pth b.pth",
@@ -39,7 +40,10 @@ def test_several_weights_are_a_job_each_and_several_benchmarks_a_job_for_all_wei
     ]
     small = jobs("knn --suite small --weights a.pth --launcher slurm --seed 3")
     assert len(small) > 1
-    assert all(job.startswith("eval --seed 3 --benchmark knn/") and job.endswith("--weights a.pth") for job in small)
+    assert all(
+        job.startswith("eval --seed 3 --skip-existing --benchmark knn/") and job.endswith("--weights a.pth")
+        for job in small
+    )
 
 
 def test_the_users_launcher_file_is_read_and_a_job_has_one_gpu(tmp_path, monkeypatch):
@@ -90,9 +94,9 @@ def test_a_job_that_fails_is_told_with_its_log(sslbench, tmp_path):
     assert (code, out) == (2, "") and "gone" in err
     code, _, err = sslbench("extract", *WEIGHTS, "--data", "broken/", *LOCAL, "launcher.wait=true", "--store", "s")
     assert code == 1
-    log = next((tmp_path / "s" / "slurm").glob("*_log.err")).read_text()
+    log = next((tmp_path / "s" / "slurm").glob("*_log.out")).read_text()
     assert "x.jpg" in log and "exit code 1" in log
-    assert "ended with exit code 1; the reason is in" in err
+    assert re.search(r"job \d+ ended with exit code 1: .*broken", err) and "its log is" in err
 
 
 def test_words_of_options_are_told_from_others():

@@ -28,14 +28,14 @@ def test_a_setting_multiplies_the_runs_of_the_protocols_that_have_it():
     found = runs("knn geometry --weights a.pth b.pth --data photos/ k=10,20 seed=0,1")
     labels = sorted((run.cell.weights, run.cell.benchmark, run.run.seed) for run in found)
     assert labels == sorted(
-        (weights, label, seed)
+        (weights, f"{label} seed={seed}", seed)
         for weights in ("a.pth", "b.pth")
         for label in ("knn k=10", "knn k=20", "geometry")
         for seed in (0, 1)
     )
-    first = next(run for run in found if run.cell.benchmark == "knn k=20" and run.run.seed == 1)
+    first = next(run for run in found if run.cell.benchmark == "knn k=20 seed=1")
     assert first.cell.requests[0].tasks[0].settings.k == (20,)
-    assert shlex.join(first.words) == "eval knn k=20 seed=1 --data photos/ --weights a.pth"
+    assert shlex.join(first.words) == "eval knn k=20 seed=1 --data photos/ --skip-existing --weights a.pth"
 
 
 def test_a_setting_of_one_protocol_by_its_prefix():
@@ -46,7 +46,8 @@ def test_a_setting_of_one_protocol_by_its_prefix():
 
 def test_suites_and_presets_are_swept():
     found = runs("linear --suite small --weights a.pth seed=0,1")
-    assert len({run.cell.benchmark for run in found}) * 2 == len(found) > 2
+    assert len({run.cell.benchmark for run in found}) == len(found) > 2
+    assert len({run.cell.benchmark.partition(" ")[0] for run in found}) * 2 == len(found)
     presets = runs("--preset knn/dino --weights a.pth --data photos/ temperature=0.07,0.1")
     assert [run.cell.benchmark for run in presets] == ["knn/dino temperature=0.07", "knn/dino temperature=0.1"]
 

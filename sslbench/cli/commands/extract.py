@@ -83,7 +83,8 @@ def command(
     )
     store = run.store_folder()
     if slurm is not None:
-        return launch.submit([["extract", *ctx.meta["rest"], "--weights", word] for word in every], slurm, store)
+        jobs = [["extract", *ctx.meta["rest"], "--weights", word] for word in every]
+        return launch.exit_code(launch.submit(jobs, slurm, store))
     evaluation.check_writable(store)
     requests = [dataclasses.replace(request, weights=word) for word in every]
     with announced(store), terminal.progress() as progress:

@@ -1,6 +1,7 @@
 """`sslbench sweep`."""
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
     from sslbench.cli.slurm import Slurm
     from sslbench.evaluation.sweep import SweepRun
 
-_NOT_HERE = ("features", "labels", "test_features", "test_labels", "limit_iters", "baselines", "backend")
-"""Options of `eval` for embeddings and detection."""
+_NOT_HERE = (
+    *("features", "labels", "test_features", "test_labels", "limit_iters", "baselines", "backend"),
+    "skip_existing",  # as a sweep does always
+)
+"""Options of `eval` for embeddings and detection, and those without a choice here."""
 
 
 def _options() -> list[click.Parameter]:
@@ -53,7 +57,7 @@ def command(**_: Any) -> int | None:
     runs = plan(ctx, chosen)
     if chosen.dry_run:
         for each in runs:
-            echo(f"{each.cell.weights}\t{each.cell.benchmark}\tseed {each.run.seed}")
+            echo(f"{each.cell.weights}\t{each.cell.benchmark}")
         echo(f"{len(runs)} runs", err=True)
         if slurm is not None:
             launch.show([each.words for each in runs])
@@ -65,16 +69,25 @@ def command(**_: Any) -> int | None:
 
 
 def _submit(runs: Sequence["SweepRun"], slurm: "Slurm", place: str) -> int | None:
-    """Submit each run as a job; print the leaderboard if they are waited for."""
+    """Submit each run as a job; print the leaderboard and what is missing in it if they are waited for."""
     from sslbench.cli.commands.leaderboard import write_board
+    from sslbench.results import holes
+    from sslbench.results.holes import Hole
 
-    code = launch.submit([each.words for each in runs], slurm, remote_folder.local_folder(place))
-    if not slurm.wait:
-        echo(f"when they are done: sslbench leaderboard {place}", err=True)
+    ends = launch.submit([each.words for each in runs], slurm, remote_folder.local_folder(place))
+    if ends is None:
+        echo(f"when they are done: sslbench leaderboard {shlex.quote(place)}", err=True)
         return None
     with remote_folder.synchronised(place) as out:
+        told = {(hole.weights, hole.benchmark) for hole in holes.read(out)}
+        lost = [
+            Hole(each.cell.weights, each.cell.benchmark, end.reason or f"its job ended with exit code {end.code}")
+            for each, end in zip(runs, ends, strict=True)
+            if end.code and (each.cell.weights, each.cell.benchmark) not in told  # the job was killed
+        ]
+        holes.write(out, [(hole.weights, hole.benchmark) for hole in lost], lost)
         write_board([out], {"csv": out / "leaderboard.csv"})
-    return code
+    return launch.exit_code(ends)
 
 
 def _run(runs: Sequence["SweepRun"], store: Path, out: Path, typed: str) -> int | None:
@@ -156,20 +169,12 @@ def _runs(
     """Return the runs of one protocol or benchmark."""
     from sslbench.cli.commands.eval import samples
     from sslbench.cli.words import combinations
-    from sslbench.evaluation.suite import SuiteCell
     from sslbench.evaluation.sweep import SweepRun
 
     runs: list[SweepRun] = []
     for settings in combinations(swept):
-        shown = [f"{key}={_text(value)}" for key, value in settings.items() if key != "seed"]
-        plan = samples.make_plan(ctx, chosen, names, settings)
-        label = " ".join(
-            [chosen.benchmarks[0] if chosen.benchmarks else chosen.presets[0] if not names else names[0], *shown]
-        )
-        cells = [dataclasses.replace(cell, benchmark=label) for cell in plan.cells]
-        if not cells:
-            cells = [SuiteCell(str(plan.requests[0].weights), label, plan.requests)]
-        for cell in cells:
+        plan = samples.make_plan(ctx, dataclasses.replace(chosen, skip_existing=True), names, settings)
+        for cell in plan.cells:
             words = _words(ctx, chosen, names, settings, cell.weights)
             runs.append(SweepRun(cell, plan.run, tuple(words)))
     return runs
@@ -197,16 +202,11 @@ def _words(
     ctx: click.Context, chosen: "EvalOptions", names: Sequence[str], settings: Mapping[str, Any], weights: str
 ) -> list[str]:
     """Return the arguments of `sslbench eval` for one run."""
+    from sslbench.cli.words import typed
+
     flags = launch.only_options(ctx.command, ctx.meta["rest"])
     flags = launch.without_option(flags, "--suite", "--benchmark", "--preset")
     named = [word for name in chosen.benchmarks for word in ("--benchmark", name)]
     named += [word for name in chosen.presets for word in ("--preset", name)]
-    values = [f"{key}={_text(value)}" for key, value in settings.items()]
-    return ["eval", *names, *values, *flags, *named, "--weights", weights]
-
-
-def _text(value: Any) -> str:
-    """Return a value as it is typed."""
-    if isinstance(value, list | tuple):
-        return f"[{','.join(_text(each) for each in value)}]"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    values = [f"{key}={typed(value)}" for key, value in settings.items()]
+    return ["eval", *names, *values, *flags, "--skip-existing", *named, "--weights", weights]

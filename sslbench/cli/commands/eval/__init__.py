@@ -1,6 +1,8 @@
 """`sslbench eval`."""
 
 import dataclasses
+import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -101,6 +103,11 @@ class EvalCommand(SettingsCommand):
     is_flag=True,
     help="Skip the estimate of time, memory and disk, and its refusal of what does not fit. --dry-run prints it.",
 )
+@click.option(
+    "--skip-existing",
+    is_flag=True,
+    help="Do not compute again what has a record in --out; always so with several weights or --suite.",
+)
 @click.option("--no-overlaps", is_flag=True, help="Skip the search for test images that also occur in train.")
 @click.option(
     "--limit-iters",
@@ -156,10 +163,12 @@ def command(**_: Any) -> int | None:
         if ctx.params["dry_run"]:
             launch.show(jobs)
             return None
-        code = launch.submit(jobs, slurm, out)
-        if not seeds or code is not None:
-            return code
-        if not slurm.wait:
+        ends = launch.submit(jobs, slurm, out)
+        if not seeds or launch.exit_code(ends) is not None:
+            if ends is None and len(jobs) > 1:
+                echo(f"when they are done: sslbench leaderboard {shlex.quote(ctx.params['out'])}", err=True)
+            return launch.exit_code(ends)
+        if ends is None:
             echo("when they are done: the same command without --launcher slurm puts the seeds together", err=True)
             return None
     if ctx.params["dry_run"]:
@@ -185,10 +194,10 @@ def commands_of(ctx: click.Context) -> list[list[str]]:
     """Return the commands of the jobs that do together what a parsed command asks for.
 
     Several benchmarks are a job each, in which all weights are encoded in one pass. Without benchmarks, several
-    weights are a job each.
+    weights are a job each. A part of a suite, or one of several weights, skips what has a record as the whole does.
     """
     from sslbench.cli.commands.eval.suite import expand
-    from sslbench.library.benchmarks import load_suite
+    from sslbench.library.benchmarks import load_benchmark, load_suite
 
     rest, weights = ctx.meta["rest"], expand(ctx.meta["weights"])
     named = [*ctx.params["benchmarks"], *(load_suite(ctx.params["suite"]) if ctx.params["suite"] else ())]
@@ -197,16 +206,25 @@ def commands_of(ctx: click.Context) -> list[list[str]]:
     common = ["eval", *words, *options]
     own = ["--weights", *weights] if weights else []
     if len(named) > 1:
-        from sslbench.library.benchmarks import load_benchmark
-
         if protocols_named := [word for word in words if "=" not in word]:  # they choose among the benchmarks
             named = [name for name in named if load_benchmark(name).protocol in protocols_named]
         settings = [word for word in words if "=" in word]
         options = launch.without_option(options, "--suite", "--benchmark")
-        return [["eval", *settings, *options, "--benchmark", name, *own] for name in named]
+        skips = bool(ctx.params["suite"]) and len(weights) == 1 and not ctx.params["skip_existing"]
+        return [
+            ["eval", *settings, *options, *_skipping(skips, [load_benchmark(name).protocol]), "--benchmark", name, *own]
+            for name in named
+        ]
     if len(weights) > 1:
-        return [[*common, "--weights", word] for word in weights]
+        protocols_run = [load_benchmark(name).protocol for name in named] or [word for word in words if "=" not in word]
+        skips = not ctx.params["skip_existing"]
+        return [[*common, *_skipping(skips, protocols_run), "--weights", word] for word in weights]
     return [[*common, *own]]
+
+
+def _skipping(skips: bool, protocols_run: Sequence[str]) -> list[str]:
+    """Return --skip-existing, unless it is not wanted or detection has none: it goes on from its checkpoints."""
+    return ["--skip-existing"] if skips and "detection" not in protocols_run else []
 
 
 def separate_seeds(plan: "DetectionPlan | EmbeddingsPlan | SamplesPlan") -> tuple[int, ...]:

@@ -50,6 +50,7 @@ class EvalOptions:
     histograms: bool
     wandb: str | None
     no_floors: bool
+    skip_existing: bool
     no_overlaps: bool
     no_estimate: bool
     on_the_fly: bool
@@ -127,6 +128,7 @@ ON_OBJECTS = _NETWORK | {"limit_iters", "baselines", "backend"}
 ON_IMAGES = _NETWORK | {
     *("presets", "layers", "image_column", "label_column", "limit", "test_classes", "value_columns", "groups"),
     *("resize", "crop", "interpolation", "mean", "std", "precision", "batch_size", "on_error", "noise", "no_estimate"),
+    "skip_existing",
 }
 """Options with an effect on a protocol on images."""
 _SHARED = (options.WeightsFlags, options.DataFlags, options.PreprocessingFlags, options.RunFlags)
@@ -147,6 +149,7 @@ _REASONS = {
     "backend": "Only detection has --backend.",
     **dict.fromkeys(("labels", "test_features", "test_labels"), "Use it together with --features."),
     **dict.fromkeys(("feature_dtype", "store", "on_the_fly"), "Protocols on images store no features."),
+    "skip_existing": "It needs --weights and --data, and a protocol on images or their features.",
     "noise": "It needs --weights and --data, and a protocol that trains on labels.",
     "no_overlaps": "Protocols on images do not search for overlaps.",
     **dict.fromkeys(("tensorboard", "histograms", "wandb"), "It logs the training of finetune."),

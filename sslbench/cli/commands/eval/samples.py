@@ -31,7 +31,7 @@ class SamplesPlan:
 
     Attributes:
         requests: of one weights file; () where `cells` are evaluated.
-        cells: weights x benchmarks; one that fails leaves a hole.
+        cells: weights x benchmarks; one that fails leaves a hole, one that has a record is not computed again.
         runs: folders of checkpoints among the weights -> their files.
         origins: setting of the run -> its origin, for the user.
     """
@@ -84,6 +84,7 @@ def make_plan(
         UsageError: a name, option or setting that does not exist or has no effect.
     """
     from sslbench.cli.commands.eval import suite
+    from sslbench.cli.words import typed
 
     checked = check(ctx, chosen, names, values, check_paths=check_paths)
     benchmarks, runs, routed = checked.benchmarks, checked.runs, checked.routed
@@ -92,9 +93,15 @@ def make_plan(
         raise UsageError(f"--name {chosen.name} names one network, and there are {len(weights)}", "Leave it out.")
     requests: tuple[Request, ...] = ()
     cells: tuple[SuiteCell, ...] = ()
-    if len(weights) > 1 or of_runs or chosen.suite:
+    if len(weights) > 1 or of_runs or chosen.suite or chosen.skip_existing:
         cells = suite.make_cells(
             weights, benchmarks, chosen, lambda one, own, on: _requests(runs, on, routed, chosen, one, own)
+        )
+        settings = [f"{key}={typed(value)}" for key, value in values.items()]  # cells of a folder differ by them, too
+        own_name = [] if benchmarks else [*names, *chosen.presets]
+        cells = tuple(
+            dataclasses.replace(cell, benchmark=" ".join([*(own_name or [cell.benchmark]), *settings]))
+            for cell in cells
         )
     else:
         requests = _requests(runs, benchmarks, routed, chosen, weights[0], chosen.network.backbone)

@@ -377,4 +377,5 @@ def _submit(settings: "Slurm", out: Path) -> int | None:
     from sslbench.cli import launch
 
     typed = shlex.split(str(click.get_current_context().find_root().obj))[1:]
-    return launch.submit([[*launch.without_launcher(typed), "--launcher", "local"]], settings, out)
+    words = [*launch.without_launcher(typed), "--launcher", "local"]
+    return launch.exit_code(launch.submit([words], settings, out))
