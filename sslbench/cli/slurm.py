@@ -236,7 +236,7 @@ class Submitted:
         if told:
             return End(int(told[1]), told[2] or _last_error(self.log))
         state = str(self.job.state)
-        reason = _STATES.get(state.split(" ")[0].rstrip("+"), f"SLURM says {state}")
+        reason = _STATES.get(state.split(" ")[0].rstrip("+")) or _last_error(self.log) or f"SLURM says {state}"
         if not self.log.exists():
             reason += (
                 f"; it wrote no log: the folder {self.log.parent} must lie on a file system that all machines share"
