@@ -150,6 +150,17 @@ def without_option(words: Sequence[str], *flags: str) -> list[str]:
     return found
 
 
+def without_backbone(words: Sequence[str], weights: str) -> list[str]:
+    """Return words without --backbone for 'pixels', which are a backbone themselves beside other weights.
+
+    >>> without_backbone(["knn", "--backbone", "resnet50"], "pixels:16")
+    ['knn']
+    """
+    from sslbench.backbones.named import is_pixels
+
+    return without_option(words, "--backbone", "-b") if is_pixels(weights) else list(words)
+
+
 def only_options(command: click.Command, words: Sequence[str]) -> list[str]:
     """Return the options with their values, without the other words and --dry-run."""
     with_value = {flag for p in command.params if isinstance(p, click.Option) and not p.is_flag for flag in p.opts}

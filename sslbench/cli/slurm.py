@@ -156,6 +156,8 @@ class Job:
                 echo("asked to end by SIGTERM; waiting for SLURM to end this job, or to queue it again", err=True)
                 time.sleep(_KILLED_SECONDS)
         if self.terminated or (code not in (0, SAVED) and not self.told):
+            # submitit lets the error end the process, and a log should not end in a traceback.
+            sys.excepthook = lambda kind, error, trace: echo(error, err=True)
             raise SslbenchError(f"{_ENDED} {_described(code)}; see the lines above")
         return code
 

@@ -113,7 +113,7 @@ def _refuse_mistyped(
     Raises:
         SslbenchError: one does not exist, or --output cannot be written.
     """
-    from sslbench.backbones.named import random_backbone
+    from sslbench.backbones.named import is_pixels, pixels_backbone, random_backbone
     from sslbench.cli import early
 
     if not weights.weights:
@@ -123,6 +123,8 @@ def _refuse_mistyped(
         options.refuse_loading_flags(ctx, word)
         if word == "random":
             random_backbone(weights.backbone)
+        if is_pixels(word):
+            pixels_backbone(word, weights.backbone)
     early.refuse_mistyped(every, (data.data, data.test_data), backbone=weights.backbone, device=run.device)
     if output is not None:
         from sslbench.features import one_file

@@ -206,6 +206,7 @@ def _words(
 
     flags = launch.only_options(ctx.command, ctx.meta["rest"])
     flags = launch.without_option(flags, "--suite", "--benchmark", "--preset")
+    flags = launch.without_backbone(flags, weights)
     named = [word for name in chosen.benchmarks for word in ("--benchmark", name)]
     named += [word for name in chosen.presets for word in ("--preset", name)]
     values = [f"{key}={typed(value)}" for key, value in settings.items()]

@@ -165,8 +165,9 @@ def command(**_: Any) -> int | None:
             return None
         ends = launch.submit(jobs, slurm, out)
         if not seeds or launch.exit_code(ends) is not None:
-            if ends is None and len(jobs) > 1:
-                echo(f"when they are done: sslbench leaderboard {shlex.quote(ctx.params['out'])}", err=True)
+            if len(jobs) > 1:
+                when = "when they are done: " if ends is None else ""
+                echo(f"{when}sslbench leaderboard {shlex.quote(ctx.params['out'])}", err=True)
             return launch.exit_code(ends)
         if ends is None:
             echo("when they are done: the same command without --launcher slurm puts the seeds together", err=True)
@@ -218,7 +219,10 @@ def commands_of(ctx: click.Context) -> list[list[str]]:
     if len(weights) > 1:
         protocols_run = [load_benchmark(name).protocol for name in named] or [word for word in words if "=" not in word]
         skips = not ctx.params["skip_existing"]
-        return [[*common, *_skipping(skips, protocols_run), "--weights", word] for word in weights]
+        return [
+            [*launch.without_backbone(common, word), *_skipping(skips, protocols_run), "--weights", word]
+            for word in weights
+        ]
     return [[*common, *own]]
 
 
