@@ -31,7 +31,7 @@ from sslbench.distributed.parallel import (
 )
 from sslbench.errors import UsageError
 from sslbench.runtime.seeds import seeded
-from sslbench.runtime.signals import SIGNAL_INTERVAL, StoppedError, signal_on_any_process, stop_signals
+from sslbench.runtime.signals import SIGNAL_INTERVAL, signal_on_any_process, stop_signals, stop_together
 from sslbench.train import checkpoints
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import NotFiniteError
@@ -222,7 +222,7 @@ def _loop(
             if stop or last or done % run.save_every == 0:
                 _save(detector, optimizer, run, done)
             if stop and not last:
-                raise StoppedError(stop, f"iteration {done} of {recipe.iterations}")
+                stop_together(stop, f"iteration {done} of {recipe.iterations}")
 
 
 def weights_of_parts(detector: Detector, batch: Batch, parts: int, device: torch.device) -> list[Tensor]:

@@ -188,6 +188,7 @@ class _PretrainingRun:
                 )
             except StoppedError:
                 self._wait_for_shards()
+                barrier()  # as in `stop_together`, before which nothing is written in the background
                 raise
             self._wait_for_shards()
         weights = self._export()

@@ -5,10 +5,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 import torch
 
-from sslbench.distributed.collectives import max_, world_size
+from sslbench.distributed.collectives import barrier, max_, world_size
 from sslbench.errors import SslbenchError
 
 SIGNAL_INTERVAL = 10
@@ -28,6 +29,17 @@ class StoppedError(SslbenchError):
         message = f"stopped by signal {number} after {position}; everything is saved"
         super().__init__(message, "Run the same command again to continue.")
         self.exit_code = 128 + number
+
+
+def stop_together(number: int, position: str) -> NoReturn:
+    """End a run of which every process has done its part of the saving; arguments as for `StoppedError`.
+
+    Raises:
+        StoppedError: on every process, when all of them are here: the end of one ends the others, and the first one may
+            still be writing.
+    """
+    barrier()
+    raise StoppedError(number, position)
 
 
 @contextmanager

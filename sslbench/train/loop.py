@@ -19,7 +19,7 @@ from sslbench.errors import SslbenchError
 from sslbench.preprocessing import Preprocessing
 from sslbench.runtime.device import DTYPES
 from sslbench.runtime.device_names import Precision
-from sslbench.runtime.signals import SIGNAL_INTERVAL, StoppedError, signal_on_any_process
+from sslbench.runtime.signals import SIGNAL_INTERVAL, signal_on_any_process, stop_together
 from sslbench.train.meter import LogRecord, TrainingMeter
 from sslbench.train.method import Batch, Loss, Method, Step
 from sslbench.train.optimizers import set_rates
@@ -165,7 +165,7 @@ def train(
             losses.read()
             save()
         if stop and not last:
-            raise StoppedError(stop, f"update {state.step} of {plan.steps}")
+            stop_together(stop, f"update {state.step} of {plan.steps}")
 
 
 def _forward_backward(state: State, plan: TrainingPlan, raw: RawBatch, step: Step) -> tuple[Loss, Tensor]:

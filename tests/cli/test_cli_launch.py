@@ -1,4 +1,4 @@
-"""`--launcher slurm` of eval, extract and sweep: the jobs, and that they run by submitit's local executor."""
+"""`--launcher slurm` of eval, extract and sweep: the jobs, what is told of them, and that they run here."""
 
 import re
 import shlex
@@ -63,6 +63,10 @@ def test_the_users_launcher_file_is_read_and_a_job_has_one_gpu(tmp_path, monkeyp
         (("--launcher", "slurm", "launcher.node=2"), "Did you mean 'nodes'"),
         (("launcher.nodes=2",), "has no effect without --launcher slurm"),
         (("--launcher", "slurm", "kk=2"), "there is no setting 'kk'"),
+        (("--launcher", "slurm", "launcher.at_once=0"), "at_once should be 1 or more"),
+        (("--launcher", "slurm", "launcher.hours=0.05"), "save_seconds=120 is more than half of the time limit, 3 min"),
+        (("--launcher", "slurm", "launcher.extra={signal: USR1}"), "Use launcher.save_seconds"),
+        (("--launcher", "slurm", "launcher.nodes=2", "launcher.cluster=local"), "is this machine alone"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_queued(sslbench, tmp_path, words, message):
@@ -73,16 +77,18 @@ def test_mistakes_are_told_before_anything_is_queued(sslbench, tmp_path, words, 
 
 def test_a_sweep_runs_as_jobs_ends_with_a_leaderboard_and_continues(sslbench, tmp_path):
     pytest.importorskip("submitit", reason="submitit is not installed (pip install submitit)")
-    words = ("sweep", "knn", *WEIGHTS, "k=1,3", "--resize", "8", "--crop", "8", "--workers", "0", "--no-floors")
+    words = ("sweep", "knn", *WEIGHTS, "k=1,3,9999", "--resize", "8", "--crop", "8", "--workers", "0", "--no-floors")
     code, out, err = sslbench(*words, *LOCAL, "launcher.wait=true", "--out", "r", "--store", "s")
-    assert code == 0, err
+    assert code == 1, "a run whose k is larger than the data fails, and the others count"
+    assert "Hole: random on knn k=9999: knn: k=9999 is larger than" in " ".join(out.split())
+    assert re.search(r"job \d+ ended with exit code 1: random on knn k=9999: knn: k=9999 is larger", err)
     records = sorted((tmp_path / "r").glob("knn/*.json"))
     assert len(records) == 2
-    assert err.count("r/slurm/") == 2 and "2 of 2 jobs are done" in err
+    assert len(set(re.findall("r/slurm/.*", err))) == 3 and "2 of 3 jobs are done" in err
     assert (tmp_path / "r" / "leaderboard.csv").is_file() and "resnet18w0.25" in out
     before = [path.stat().st_mtime_ns for path in records]
     code, out, err = sslbench(*words, "--out", "r", "--store", "s")
-    assert code == 0 and err.count("already computed") == 2
+    assert code == 1 and err.count("already computed") == 2
     assert [path.stat().st_mtime_ns for path in sorted((tmp_path / "r").glob("knn/*.json"))] == before
 
 
@@ -97,6 +103,131 @@ def test_a_job_that_fails_is_told_with_its_log(sslbench, tmp_path):
     log = next((tmp_path / "s" / "slurm").glob("*_log.out")).read_text()
     assert "x.jpg" in log and "exit code 1" in log
     assert re.search(r"job \d+ ended with exit code 1: .*broken", err) and "its log is" in err
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """A machine with programs of SLURM that each are one line of sh: cluster(sbatch="echo ...")."""
+    pytest.importorskip("submitit", reason="submitit is not installed (pip install submitit)")
+    folder = tmp_path / "bin"
+
+    def write(**programs):
+        folder.mkdir()
+        for name, line in {"srun": "true", **programs}.items():
+            (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+            (folder / name).chmod(0o755)
+        monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+    return write
+
+
+def test_what_sbatch_refuses_is_told_once_and_nothing_is_left(sslbench, tmp_path, cluster):
+    cluster(sbatch="echo sbatch: error: invalid partition specified: gpuu >&2; exit 1")
+    code, out, err = sslbench("eval", "knn", *WEIGHTS, "--launcher", "slurm", "launcher.partition=gpuu")
+    assert (code, out) == (2, "") and err.count("invalid partition specified: gpuu") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+
+
+def test_a_machine_without_slurm_is_told(sslbench, tmp_path, monkeypatch):
+    pytest.importorskip("submitit", reason="submitit is not installed (pip install submitit)")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, out, err = sslbench("eval", "knn", *WEIGHTS, "--launcher", "slurm")
+    assert (code, out) == (2, "") and "there is no sbatch and no srun on this machine" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_job_ids_logs_results_and_how_to_follow_and_stop_are_told(sslbench, tmp_path, cluster):
+    cluster(sbatch='cat "$1" > script; echo Submitted batch job 12')
+    settings = ("launcher.partition=gpu,debug", "launcher.exclude=node[01-03]", "launcher.gpus_per_node=0")
+    words = ("knn", *WEIGHTS, "--out", "it's here")
+    code, out, err = sslbench("eval", *words, "--launcher", "slurm", *settings)
+    assert (code, out) == (0, "12\n")
+    log = f"{tmp_path}/it's here/slurm/12_0_log.out"
+    assert f"its log is {log}" in err and "results: it's here" in err
+    assert f"squeue -j 12; to read along: tail -f {shlex.quote(log)}; to stop: scancel 12" in err
+    script = (tmp_path / "script").read_text()
+    for line in ("#SBATCH --partition=gpu,debug", "#SBATCH --exclude='node[01-03]'", "#SBATCH --requeue"):
+        assert line in script
+    assert "srun" in script and "--cpus-per-task=8" in script and "gpus" not in script
+    code, out, err = sslbench("sweep", *words, "k=1,3", "--launcher", "slurm")
+    assert (code, out) == (0, "12_0\n12_1\n")
+    assert "to stop: scancel 12" in err and """sslbench leaderboard 'it'"'"'s here'""" in err
+
+
+def test_ctrl_c_ends_the_waiting_and_says_that_the_jobs_go_on(sslbench, cluster, monkeypatch):
+    def interrupted(job):
+        raise KeyboardInterrupt
+
+    cluster(sbatch="echo Submitted batch job 12")
+    monkeypatch.setattr(slurm.Submitted, "end", interrupted)
+    code, _, err = sslbench("eval", "knn", *WEIGHTS, "--launcher", "slurm", "launcher.wait=true")
+    assert code == 130 and "the jobs go on; to stop them: scancel 12" in err
+
+
+def test_a_job_that_slurm_ended_is_told_with_the_reason(sslbench, cluster, monkeypatch):
+    state = "JobID|State|NodeList\\n12|CANCELLED by 1000|a\\n"
+    cluster(sbatch="echo Submitted batch job 12", sacct=f"printf '{state}'")
+    monkeypatch.setattr("submitit.core.core.Job._results_timeout_s", 0)
+    code, _, err = sslbench("eval", "knn", *WEIGHTS, "--launcher", "slurm", "launcher.wait=true")
+    assert code == 1 and "job 12 ended with exit code 1: it was cancelled (scancel); it wrote no log" in err
+    assert "must lie on a file system that all machines share" in err and "0 of 1 jobs are done" in err
+
+
+@pytest.mark.parametrize(
+    ("state", "message", "told"),
+    [
+        ("OUT_OF_MEMORY", "", (1, "it ran out of memory: launcher.memory_gb=N asks for more")),
+        ("TIMEOUT", "", (1, "it ran into its time limit: launcher.hours=N asks for more")),
+        ("FAILED", "", (1, "w.pth does not exist")),
+        ("FAILED", f"the run ended with exit code {slurm._described(2)}; see", (2, "w.pth does not exist")),
+        ("FAILED", f"the run ended with exit code {slurm._described(-11)}; see", (139, "killed by SIGSEGV")),
+    ],
+)
+def test_the_reason_of_a_failure(state, message, told, tmp_path):
+    class Job:
+        def exception(self):
+            return RuntimeError(message)
+
+    Job.state = state
+    (tmp_path / "log").write_text("loading\nerror: w.pth does not exist\n  Did you mean v.pth?\n")
+    end = slurm.Submitted("12", (), tmp_path / "log", Job()).end()
+    assert (end.code, end.reason) == told
+
+
+def test_signals_have_names_and_usual_reasons():
+    assert "137 (killed by SIGKILL, usually for lack of memory: launcher.memory_gb=N" in slurm._described(-9)
+    assert "143 (killed by SIGTERM, usually by scancel" in slurm._described(-15)
+    assert slurm._described(2) == "2"
+
+
+def test_a_backbone_is_not_for_pixels_among_several_weights():
+    assert jobs("knn --backbone resnet18 --weights random pixels:8 --launcher slurm") == [
+        "eval knn --backbone resnet18 --skip-existing --weights random",
+        "eval knn --skip-existing --weights pixels:8",
+    ]
+
+
+def test_what_has_a_record_is_skipped(sslbench, tmp_path):
+    words = (
+        "eval",
+        "knn",
+        *WEIGHTS,
+        "k=1",
+        "--resize",
+        "8",
+        "--crop",
+        "8",
+        "--workers",
+        "0",
+        "--no-floors",
+        "--out",
+        "r",
+    )
+    assert sslbench(*words, "--skip-existing")[0] == 0
+    code, _, err = sslbench(*words, "--skip-existing")
+    assert code == 0 and "already computed" in err
+    code, _, err = sslbench(*words)
+    assert code == 0 and "already computed" not in err
 
 
 def test_words_of_options_are_told_from_others():

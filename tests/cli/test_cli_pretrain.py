@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -295,6 +296,7 @@ def test_what_runs_in_the_job_is_the_command_without_its_launcher():
     typed = [
         "pretrain",
         "simclr",
+        "launcher.pth",
         "launcher.nodes=2",
         "--launcher",
         "slurm",
@@ -302,14 +304,17 @@ def test_what_runs_in_the_job_is_the_command_without_its_launcher():
         "--launcher=slurm",
         "launcher=slurm",
     ]
-    assert without_launcher(typed) == ["pretrain", "simclr", "a.launcher=3"]
+    assert without_launcher(typed) == ["pretrain", "simclr", "launcher.pth", "a.launcher=3"]
 
 
 def test_a_job_asks_for_one_process_per_gpu():
     settings = slurm.Slurm(nodes=2, gpus_per_node=4, hours=0.5, partition="a100", extra={"reservation": "mine"})
     values = slurm.parameters(settings)
     assert (values["nodes"], values["tasks_per_node"], values["gpus_per_node"], values["timeout_min"]) == (2, 4, 4, 30)
-    assert values["slurm_partition"] == "a100" and values["slurm_additional_parameters"] == {"reservation": "mine"}
+    assert values["slurm_partition"] == "a100" and values["slurm_additional_parameters"] == {
+        "requeue": True,
+        "reservation": "mine",
+    }
     assert "mem_gb" not in values, "what is not asked for is the cluster's default"
     assert slurm.parameters(slurm.Slurm(gpus_per_node=0))["tasks_per_node"] == 1
 
@@ -321,27 +326,49 @@ def test_without_submitit_the_command_that_installs_it_is_named(sslbench, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_job_that_is_told_to_stop_saves_and_its_next_piece_continues(tmp_path, sslbench):
-    pytest.importorskip("submitit", reason="submitit is not installed (pip install submitit)")
-    words = [*RUN, "--out", str(tmp_path / "a"), "--epochs", "40", "save_every=40 epochs"]
-    first = slurm.Job(words)
-    import threading
-
-    codes = []
-    thread = threading.Thread(target=lambda: codes.append(first()))
-    thread.start()
-    path = tmp_path / "a" / "metrics.jsonl"
+def until(true, process):
+    """Wait for a state of a process that runs."""
     deadline = time.monotonic() + 60
-    while not (path.is_file() and len(metrics(tmp_path / "a")) > 3):
-        assert time.monotonic() < deadline and thread.is_alive()
+    while not true():
+        assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
-    following = first.checkpoint()
-    thread.join()
-    assert codes == [slurm.SAVED]
+
+
+@pytest.mark.parametrize("preempted", [False, True])
+def test_a_job_that_is_told_to_stop_saves_and_is_queued_again_and_continues(preempted, tmp_path, monkeypatch):
+    """The process that SLURM starts, at its time limit (USR2) or preempted (TERM before); scontrol notes its call."""
+    pytest.importorskip("submitit", reason="submitit is not installed (pip install submitit)")
+    from submitit.core.utils import DelayedSubmission
+
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')
+    (tmp_path / "bin" / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    submission = DelayedSubmission(slurm.Job([*RUN, "--out", "a", "--epochs", "40", "save_every=40 epochs"]))
+    submission.set_timeout(3, 1)
+    submission.dump(tmp_path / "7_submitted.pkl")
+    command, log = [sys.executable, "-m", "submitit.core._submit", str(tmp_path)], tmp_path / "log"
+    with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
+        until(lambda: (tmp_path / "a" / "metrics.jsonl").is_file() and len(metrics(tmp_path / "a")) > 3, process)
+        if preempted:
+            process.send_signal(signal.SIGTERM)
+            until(lambda: "waiting for SLURM" in log.read_text(), process)
+        process.send_signal(signal.SIGUSR2)
+        process.wait(timeout=60)
+    assert "everything is saved" in log.read_text() and "Traceback" not in log.read_text()
+    assert (tmp_path / "asked").read_text() == "requeue 7\n"
     stopped = metrics(tmp_path / "a")[-1]["step"]
     assert 3 < stopped < 120 and not (tmp_path / "a" / "weights.torch").exists()
-    assert following.function() == 0
+    subprocess.run(command, check=True, capture_output=True)
     assert [record["step"] for record in metrics(tmp_path / "a")] == list(range(1, 121))
+
+
+def test_the_batch_must_divide_into_the_processes_of_the_job(sslbench, tmp_path):
+    code, out, err = sslbench(*RUN, "--launcher", "slurm", "launcher.nodes=3", "launcher.gpus_per_node=4")
+    assert (code, out) == (2, "") and "batch_size 16 does not divide into 12 processes" in err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_local_job_of_submitit_trains(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from sslbench.cli.commands import sweep
 from sslbench.cli.commands.eval.flags import EvalOptions
-from sslbench.cli.words import combinations, split_sweep
+from sslbench.cli.words import combinations, split_sweep, typed
 from sslbench.errors import UsageError
 
 
@@ -22,6 +22,34 @@ def test_values_to_try_and_lists():
     assert list(combinations({"a": [1, 2], "b": [3]})) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
     with pytest.raises(UsageError, match="twice"):
         split_sweep(["k=10,10"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            "a",
+            "a,b",
+            "it's",
+            'say "x"',
+            "a\\",
+            "a\\'b",
+            "x y",
+            "null",
+            "true",
+            "10",
+            "1e-3",
+            "",
+            "[1]",
+            "{a}",
+            "a=b",
+            "${x}",
+        ),
+        *(1e-05, 3, True, None, [1, "a,b"], {"a": "b,c"}, ["it's", "10"]),
+    ],
+)
+def test_a_value_is_typed_as_it_is_read(value):
+    assert split_sweep([f"x={typed(value)}"])[1]["x"] == [value]
 
 
 def test_a_setting_multiplies_the_runs_of_the_protocols_that_have_it():

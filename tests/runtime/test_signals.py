@@ -9,7 +9,7 @@ import torch
 import two_processes
 
 from sslbench.distributed.collectives import rank
-from sslbench.runtime.signals import StoppedError, signal_on_any_process, stop_signals
+from sslbench.runtime.signals import StoppedError, signal_on_any_process, stop_signals, stop_together
 
 CPU = torch.device("cpu")
 
@@ -51,6 +51,24 @@ def _received(number):
 
 def test_all_processes_get_the_signal_of_one_when_they_compare():
     assert two_processes.run(_received) == [[0, signal.SIGUSR1]] * 2
+
+
+def _ended(number, folder):
+    """The first process saves, and tells what is there when it ends; so does the other one."""
+    if number == 0:
+        (folder / "checkpoint").write_text("all of it")
+    with pytest.raises(StoppedError):
+        stop_together(15, "update 3 of 10")
+    return (folder / "checkpoint").is_file()
+
+
+def test_no_process_ends_before_the_first_one_has_saved(tmp_path, monkeypatch):
+    assert two_processes.run(_ended, tmp_path) == [True, True]
+    waited = []
+    monkeypatch.setattr("sslbench.runtime.signals.barrier", lambda: waited.append("for the others"))
+    with pytest.raises(StoppedError):
+        stop_together(15, "update 3 of 10")
+    assert waited == ["for the others"]
 
 
 def test_the_error_has_the_exit_code_of_the_signal():

@@ -20,7 +20,7 @@ from sslbench.detection.train import Trained, TrainingRun
 from sslbench.distributed.collectives import rank
 from sslbench.distributed.parallel import broadcast_buffers, module_state, wrap
 from sslbench.errors import UsageError
-from sslbench.runtime.signals import SIGNAL_INTERVAL, StoppedError, signal_on_any_process, stop_signals
+from sslbench.runtime.signals import SIGNAL_INTERVAL, signal_on_any_process, stop_signals, stop_together
 from sslbench.train import checkpoints
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import NotFiniteError
@@ -166,7 +166,7 @@ def _last_hook(
             if stop or last or done % run.save_every == 0:
                 _save(model, self.trainer, run, done)
             if stop and not last:
-                raise StoppedError(stop, f"iteration {done} of {recipe.iterations}")
+                stop_together(stop, f"iteration {done} of {recipe.iterations}")
 
     return Last()
 

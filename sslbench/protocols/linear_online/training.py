@@ -18,7 +18,7 @@ from sslbench.distributed.parallel import load_module_state, module_state
 from sslbench.errors import BackboneError, DataError
 from sslbench.protocols.linear_online.heads import Heads
 from sslbench.protocols.linear_online.inputs import InputEncoder
-from sslbench.runtime.signals import StoppedError, signal_on_any_process, stop_signals
+from sslbench.runtime.signals import signal_on_any_process, stop_signals, stop_together
 from sslbench.train import checkpoints
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import NotFiniteError
@@ -99,7 +99,7 @@ def _train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatche
             stop = signal_on_any_process(signal_number, losses.device, compare=done % CHECK_EVERY == 0)
             run.save(done, now=bool(stop) and done < plan.updates)
             if stop and done < plan.updates:
-                raise StoppedError(stop, f"update {done} of {plan.updates}")
+                stop_together(stop, f"update {done} of {plan.updates}")
     if encode.state_sha256() != frozen:
         # The checkpoints are wrong too and must not be resumed.
         for file in checkpoints.files(plan.folder) if rank() == 0 else ():

@@ -21,7 +21,7 @@ from sslbench.protocols._parts.dense.settings import HeadSettings
 from sslbench.protocols._parts.dense.task import DenseTask
 from sslbench.runtime.progress import StageProgress
 from sslbench.runtime.seeds import seeded
-from sslbench.runtime.signals import StoppedError, stop_signals
+from sslbench.runtime.signals import stop_signals, stop_together
 from sslbench.solvers.dense.windows import resized
 from sslbench.train import checkpoints, schedules
 from sslbench.train.lock import exclusive
@@ -147,7 +147,7 @@ def train(
                 stop = signal_number()
                 run.save(done, now=bool(stop) and done < plan.updates)
                 if stop and done < plan.updates:
-                    raise StoppedError(stop, f"update {done} of {plan.updates}")
+                    stop_together(stop, f"update {done} of {plan.updates}")
         if encode.encoder.state_sha256() != frozen:
             for file in checkpoints.files(plan.folder):  # they are wrong too
                 file.unlink(missing_ok=True)
