@@ -1,5 +1,6 @@
 """`sslbench pretrain` as a user types it: what works, what is refused, and what can be seen."""
 
+import contextlib
 import json
 import os
 import re
@@ -350,13 +351,19 @@ def test_a_job_that_is_told_to_stop_saves_and_is_queued_again_and_continues(pree
     submission.set_timeout(3, 1)
     submission.dump(tmp_path / "7_submitted.pkl")
     command, log = [sys.executable, "-m", "submitit.core._submit", str(tmp_path)], tmp_path / "log"
-    with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+    try:
         until(lambda: (tmp_path / "a" / "metrics.jsonl").is_file() and len(metrics(tmp_path / "a")) > 3, process)
         if preempted:
             process.send_signal(signal.SIGTERM)
             until(lambda: "waiting for SLURM" in log.read_text(), process)
         process.send_signal(signal.SIGUSR2)
         process.wait(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     assert "everything is saved" in log.read_text() and "Traceback" not in log.read_text()
     assert (tmp_path / "asked").read_text() == "requeue 7\n"
     stopped = metrics(tmp_path / "a")[-1]["step"]
