@@ -372,6 +372,12 @@ def test_a_job_that_is_told_to_stop_saves_and_is_queued_again_and_continues(pree
     assert [record["step"] for record in metrics(tmp_path / "a")] == list(range(1, 121))
 
 
+def test_a_dry_run_shows_the_command_of_the_job(sslbench):
+    code, out, _ = sslbench(*RUN, "--dry-run", "--launcher", "slurm", "launcher.gpus_per_node=1")
+    assert code == 0 and "job: sslbench pretrain simclr" in out
+    assert out.splitlines()[-1].endswith("--launcher local") and "--dry-run" not in out.splitlines()[-1]
+
+
 def test_the_batch_must_divide_into_the_processes_of_the_job(sslbench, tmp_path):
     code, out, err = sslbench(*RUN, "--launcher", "slurm", "launcher.nodes=3", "launcher.gpus_per_node=4")
     assert (code, out) == (2, "") and "batch_size 16 does not divide into 12 processes" in err

@@ -212,9 +212,12 @@ def command(words: tuple[str, ...], **flags: Any) -> int | None:
     if slurm is not None and not given.dry_run:
         return _submit(slurm, request.out)
     if given.dry_run:
+        from sslbench.cli import launch
         from sslbench.cli.commands.pretrain.plan import print_plan
 
         print_plan(request, composed.origins, launcher)
+        if slurm is not None:
+            launch.show([_words_of_job()])
         return None
     _run(request, given)
     return None
@@ -376,6 +379,12 @@ def _submit(settings: "Slurm", out: Path) -> int | None:
     """Submit the same command as a job that trains in place."""
     from sslbench.cli import launch
 
+    return launch.exit_code(launch.submit([_words_of_job()], settings, out))
+
+
+def _words_of_job() -> list[str]:
+    """Return the arguments of this command without the launcher and --dry-run."""
+    from sslbench.cli import launch
+
     typed = shlex.split(str(click.get_current_context().find_root().obj))[1:]
-    words = [*launch.without_launcher(typed), "--launcher", "local"]
-    return launch.exit_code(launch.submit([words], settings, out))
+    return [*(word for word in launch.without_launcher(typed) if word != "--dry-run"), "--launcher", "local"]
