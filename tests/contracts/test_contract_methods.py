@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sslbench import config
 from sslbench.backbones.build import build
@@ -225,6 +226,32 @@ def test_heads_are_sequences_that_take_the_output_of_the_exported_backbone(metho
     assert method in ("colorization", "data2vec2", "ijepa", "jigsaw", "mae", "my_method", "simmim") or made.heads(
         "student"
     )
+
+
+# Masks and memories are drawn on the CPU, with values that a network without numbers does not have.
+DRAWN = {"data2vec2", "dinov2", "ibot", "ijepa", "npid", "pirl", "simmim"}
+
+
+@pytest.mark.parametrize("method", sorted(runs.METHODS.keys() - DRAWN))
+def test_an_update_on_a_gpu_reads_no_value_and_mixes_no_devices(method):
+    """Tensors without numbers on a GPU that need not be there: what waits for a value or finds one on the CPU fails."""
+    made, batch = make(method)
+    made.train()
+
+    def moved(value):
+        if isinstance(value, tuple):
+            return tuple(moved(each) for each in value)
+        return torch.empty_like(value, device="cuda") if isinstance(value, torch.Tensor) else value
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        made._apply(moved)
+        there = {f.name: moved(getattr(batch, f.name)) for f in dataclasses.fields(batch) if f.name != "indices"}
+        for i in range(2):
+            step = Step(i, 40, 20)
+            loss = made(dataclasses.replace(batch, **there), step)
+            made.before_update(step)
+            made.after_update(step)
+        assert loss.value.device.type == "cuda" and loss.value.shape == ()
 
 
 def test_half_precision_runs_and_stays_finite(method):
