@@ -108,10 +108,10 @@ def labels_of(values: Any, n: int, *, classes: Sequence[str] = (), name: str = "
         if not all(row.is_integer() for row in rows):
             return Labels("value", ("value",), np.array(rows, dtype=np.float64)[:, None])
     texts = [_class_name(row, classes, name) for row in rows]
-    if not classes and any(map(has_separator, texts)):
+    used = set(texts)
+    if not classes and any(map(has_separator, used)):
         present, ignored = zip(*map(split_cell, texts), strict=True)
         return multi_labels(present, ignored)
-    used = set(texts)
     return single_labels(texts, [c for c in classes if c in used] if classes else None)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sslbench.evaluation.opening import InMemoryData
     from sslbench.evaluation.preparation import Prepared, has_own_classes, needs_labels, prepare
     from sslbench.evaluation.request import Request, RunSettings, Task, make_task
-    from sslbench.evaluation.run import evaluate, evaluate_features
+    from sslbench.evaluation.run import check_features_for, evaluate, evaluate_features
     from sslbench.runtime.folders import check_writable
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Request",
     "RunSettings",
     "Task",
+    "check_features_for",
     "check_writable",
     "evaluate",
     "evaluate_features",
@@ -35,7 +36,7 @@ __all__ = [
 _HOME = {
     **dict.fromkeys(("Request", "RunSettings", "Task", "make_task"), "sslbench.evaluation.request"),
     **dict.fromkeys(("extract_only", "extract_several"), "sslbench.evaluation.encode"),
-    **dict.fromkeys(("evaluate", "evaluate_features"), "sslbench.evaluation.run"),
+    **dict.fromkeys(("check_features_for", "evaluate", "evaluate_features"), "sslbench.evaluation.run"),
     "InMemoryData": "sslbench.evaluation.opening",
     "check_writable": "sslbench.runtime.folders",
 }

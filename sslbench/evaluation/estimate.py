@@ -44,6 +44,8 @@ log = logging.getLogger("sslbench")
 
 LONG = 60.0
 """Seconds from which on a run tells its estimate before it starts."""
+VERY_LONG = 86400.0
+"""Seconds from which on the estimate of a protocol names what takes less time."""
 _SHORT = 10.0  # seconds with `machine.SLOW`, below which nothing is measured
 _FEW_IMAGES = 256  # to encode, below which nothing is measured
 _WIDE = 2048  # features of a layer that was not encoded yet, where nothing is measured
@@ -52,6 +54,10 @@ _MEASURED = 0.4  # seconds of the measurement of a network
 _TRAINED = 3  # passes forward that a pass of training takes
 _OTHERS = ("knn", "linear", "lsr", "clustering")
 """Protocols that a refusal may recommend where they fit."""
+_FEWER = "fewer samples (--limit N, or fewer rows in --features)"
+_TRIED = ("costs", "c", "k")
+"""Settings whose values are tried in turn."""
+_COPIES = "search for copies of test images in train"
 _OVERLAP = 64, 100  # components, and bytes per pair and per number of a vector, of the search for copies
 
 
@@ -136,12 +142,14 @@ class Estimate:
         most = max(part.memory for part in self.parts)
         text = f"this run is estimated to take {time_text(self.seconds)}, most of it {slowest.name}"
         text += f", and {size_text(most)} of memory" if most else ""
+        shorter = quicker(slowest)
+        text += f"; {shorter}" if shorter else ""
         return text + (f"; not estimated: {', '.join(unknown)}" if unknown else "")
 
 
 def _smaller(part: Part, free: float) -> str:
     """Return what makes a protocol fit into memory."""
-    advice = ["--limit N (fewer samples)"]
+    advice = [_FEWER]
     if part.task is not None and part.shapes is not None:
         task, shapes = part.task, part.shapes
         if (memory := getattr(task.settings, "max_memory", None)) is not None:
@@ -153,6 +161,34 @@ def _smaller(part: Part, free: float) -> str:
         fitting = [name for name in _OTHERS if name != task.protocol and _fits(name, shapes, free)]
         advice += [f"another protocol that fits ({', '.join(fitting)})"] if fitting else []
     return f"Use {', or '.join(advice)}."
+
+
+def quicker(part: Part) -> str:
+    """Return what makes a protocol that takes days quicker; '' where it does not, or nothing is known."""
+    task, shapes = part.task, part.shapes
+    if task is None or shapes is None or part.seconds is None or part.seconds < VERY_LONG:
+        return ""
+    cost = _cost_of(task, shapes)
+    if not isinstance(cost, Cost):
+        return ""
+    whole, advice = machine.speed().seconds(cost), []
+    runs = part.seconds / whole  # with layers and floors
+    for name in _TRIED:
+        values = getattr(task.settings, name, None)
+        if not isinstance(values, tuple) or len(values) < 2:
+            continue
+        one = dataclasses.replace(task, settings=dataclasses.replace(task.settings, **{name: values[:1]}))
+        cost = _cost_of(one, shapes)
+        if isinstance(cost, Cost) and (seconds := machine.speed().seconds(cost)) < whole / 2:
+            advice.append(f"one value of {name} ({time_text(runs * seconds)})")
+    for name in _OTHERS:
+        found = protocols.find(name)
+        own = Task(name, found.settings(), {})
+        if name != task.protocol and isinstance(found.kind, OnFeatures) and shapes.labels in found.kind.label_kinds:
+            cost = _cost_of(own, shapes)
+            if isinstance(cost, Cost) and (seconds := machine.speed().seconds(cost)) < whole / 10:
+                advice.append(f"{name} ({time_text(runs * seconds)})")
+    return f"shorter: {', '.join([*advice, _FEWER])}"
 
 
 def _with_memory(settings: Any, memory: float) -> Any:
@@ -222,17 +258,37 @@ def announce_features(pair: FeaturePair, tasks: Sequence[Task], run: RunSettings
     """Do the same for features that were made elsewhere; errors as for `announce`."""
     if not run.estimate:
         return
-    shapes = _shapes(pair.train.labels, len(pair.train), len(pair.test), pair.train.x.shape[1])
-    costs = [_cost_of(task, shapes) for task in tasks]
+    costs = [cost for _, cost in _costs_of_features(pair, tasks, run)]
     if sum(machine.SLOW.seconds(each) for each in costs if isinstance(each, Cost)) < _SHORT:
         return
-    parts = [
-        dataclasses.replace(_part(task.protocol, each, 1), task=task, shapes=shapes)
-        for task, each in zip(tasks, costs, strict=True)
-    ]
-    found = Estimate(tuple(parts), machine.free_memory(), machine.free_disk(out), machine.free_disk(out))
+    found = estimate_features(pair, tasks, run, out)
     found.check()
     _tell(found)
+
+
+def estimate_features(pair: FeaturePair, tasks: Sequence[Task], run: RunSettings, out: Path) -> Estimate:
+    """Return the time, memory and disk space of an evaluation of features that were made elsewhere."""
+    shapes = _shapes_of_features(pair)
+    parts = [
+        dataclasses.replace(_part(_COPIES if task is None else task.protocol, cost, 1), task=task, shapes=shapes)
+        for task, cost in _costs_of_features(pair, tasks, run)
+    ]
+    return Estimate(tuple(parts), machine.free_memory(), machine.free_disk(out), machine.free_disk(out))
+
+
+def _shapes_of_features(pair: FeaturePair) -> Shapes:
+    return _shapes(pair.train.labels, len(pair.train), len(pair.test), pair.train.x.shape[1])
+
+
+def _costs_of_features(
+    pair: FeaturePair, tasks: Sequence[Task], run: RunSettings
+) -> list[tuple[Task | None, Cost | NotEstimated]]:
+    """Return the cost of each protocol, and that of the search for copies, which is of none."""
+    shapes = _shapes_of_features(pair)
+    found: list[tuple[Task | None, Cost | NotEstimated]] = [(task, _cost_of(task, shapes)) for task in tasks]
+    if run.overlaps and pair.train is not pair.test:
+        found.append((None, _overlaps(shapes.train, shapes.test, shapes.width)))
+    return found
 
 
 def _tell(found: Estimate) -> None:
@@ -459,7 +515,8 @@ def _feature_parts(
             parts.append(dataclasses.replace(total, name=f"{task.protocol}{floors}{layers}"))
     if prepared.run.overlaps and not all(only_part(task) for task in tasks):
         vectors = rates.get("pixels") or own
-        parts.append(_overlaps(len(prepared.data.train), len(prepared.data.test), next(iter(vectors.widths.values()))))
+        width = next(iter(vectors.widths.values()))
+        parts.append(_part(_COPIES, _overlaps(len(prepared.data.train), len(prepared.data.test), width), 1))
     return parts
 
 
@@ -475,16 +532,15 @@ def _joined(total: Part | None, part: Part) -> Part:
     )
 
 
-def _overlaps(train: int, test: int, width: int) -> Part:
-    """Return the search for test images that are in train too, by 64 components of their vectors."""
+def _overlaps(train: int, test: int, width: int) -> Cost:
+    """Return the cost of the search for test images that are in train too, by 64 components of their vectors."""
     components, touched = _OVERLAP
     pairs, numbers = float(train) * test, float(train + test) * width
-    cost = Cost(
+    return Cost(
         single=2 * pairs * components + 2 * numbers * components,
         traffic=(pairs + numbers) * touched,
         memory=float(train + test) * components * 8,
     )
-    return _part("search for copies of test images in train", cost, 1)
 
 
 def _image_part(prepared: Prepared, task: Task, rate: _Rate | None) -> Part:

@@ -255,7 +255,6 @@ def evaluate_features(
     Raises:
         UsageError: a protocol that takes images.
     """
-    check_groups(pair.test, tuple(pair.test.attributes), pair.name)
     labels = pair.train.labels
     log.info(f"{len(pair.train)} train and {len(pair.test)} test samples, {pair.how}{class_counts(labels)}")
     if pair.known_by == "rows":
@@ -264,6 +263,25 @@ def evaluate_features(
         )
     if labels.kind == "multi" and (labels.values > 0).sum(axis=1).max(initial=0) == 1 and (labels.values >= 0).all():
         log.warning(f"{pair.name}: no sample has several labels; give class numbers or names for accuracies (top1)")
+    check_features_for(pair, tasks, run)
+    announce_features(pair, tasks, run, out)
+    suspected = overlaps.find_among_features(pair.train, pair.test, run)
+    results = []
+    for task in tasks:
+        subject, train, test = describe_embeddings(pair, task, run, command, name)
+        missing = MISSING_FLOORS if run.floors else {}
+        results.append(_measure(subject, task, (train, test), out, {}, missing, suspected)[0])
+    return results
+
+
+def check_features_for(pair: FeaturePair, tasks: Sequence[Task], run: RunSettings) -> None:
+    """Check that every protocol can use features that were made elsewhere, with their labels.
+
+    Raises:
+        UsageError: a protocol that takes images, or several trainings of protocols that train nothing.
+        DataError: labels that a protocol cannot use.
+    """
+    check_groups(pair.test, tuple(pair.test.attributes), pair.name)
     check_seeds(run, tasks)
     check_features(pair, tasks)
     for task in tasks:
@@ -273,14 +291,6 @@ def evaluate_features(
                 f"{task.protocol} takes images and cannot run on features",
                 "Give --weights and --data, or use a protocol on features, such as linear.",
             )
-    announce_features(pair, tasks, run, out)
-    suspected = overlaps.find_among_features(pair.train, pair.test, run)
-    results = []
-    for task in tasks:
-        subject, train, test = describe_embeddings(pair, task, run, command, name)
-        missing = MISSING_FLOORS if run.floors else {}
-        results.append(_measure(subject, task, (train, test), out, {}, missing, suspected)[0])
-    return results
 
 
 def _describe_parts(

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import logging
 from collections.abc import Sequence
@@ -46,8 +47,6 @@ class FeaturePair:
         train: features to fit on.
         test: features to score.
         how: origin of the two parts, in words.
-        fingerprints: identity of the samples of train and of test, 32 hex digits each.
-        features_sha256: digest of all features, 64 hex digits.
         name: name of the features, that of their file.
         data: name of the samples, that of the file of labels.
         known_by: what `fingerprints` hold: 'ids', classes and groups of the samples by their ids; 'rows', the same by
@@ -58,12 +57,24 @@ class FeaturePair:
     train: Features
     test: Features
     how: str
-    fingerprints: tuple[str, str]
-    features_sha256: str
     name: str
     data: str
     known_by: KnownBy
     whole: Features | None = None
+
+    @functools.cached_property
+    def features_sha256(self) -> str:
+        """Digest of all features, 64 hex digits; all of them are read."""
+        if self.whole is not None or self.train is self.test:
+            return _sha256(self.whole or self.train)
+        return _sha256(self.train, self.test)
+
+    @functools.cached_property
+    def fingerprints(self) -> tuple[str, str]:
+        """Identity of the samples of train and of test, 32 hex digits each."""
+        if self.train is self.test:
+            return (_fingerprint(self.train),) * 2
+        return _fingerprint(self.train), _fingerprint(self.test)
 
 
 def read_unlabelled(features: Path) -> FeaturePair:
@@ -194,9 +205,7 @@ def read_in_memory(
 
 def _unlabelled(x: npt.NDArray[np.floating], name: str, data: str) -> FeaturePair:
     whole = Features(x, no_labels(len(x)), _row_ids(len(x)))
-    return FeaturePair(
-        whole, whole, f"all of {data}", (_fingerprint(whole),) * 2, _sha256(whole), name, data, "features"
-    )
+    return FeaturePair(whole, whole, f"all of {data}", name, data, "features")
 
 
 def _row_ids(n: int) -> tuple[str, ...]:
@@ -259,9 +268,7 @@ def _paired(
         _refuse_unknown({test.labels.classes[i] for i in np.unique(test.labels.values)}, learned)
     split = scored is None and not _parts(table)
     whole = _features(x, table, np.arange(len(x)), matched[0]) if split else None
-    sha256 = _sha256(train, test) if whole is None else _sha256(whole)
-    fingerprints = _fingerprint(train), _fingerprint(test)
-    return FeaturePair(train, test, description, fingerprints, sha256, *names, table.known_by, whole)
+    return FeaturePair(train, test, description, *names, table.known_by, whole)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -491,7 +498,9 @@ def _features(x: npt.NDArray[np.floating], table: _Table, rows: npt.NDArray[np.i
     ids = tuple(table.id[i] for i in order)
     attributes = {name: tuple(column[i] for i in order) for name, column in table.attributes.items()}
     groups = None if table.groups is None else table.groups[order]
-    return Features(x[order], labels.select(order), ids, attributes, groups)
+    # A memory-mapped file whose rows are in order stays on disk: at ImageNet's size a copy of it is 5 to 10 GB.
+    as_it_is = x.flags.c_contiguous and np.array_equal(order, np.arange(len(x)))
+    return Features(x if as_it_is else x[order], labels.select(order), ids, attributes, groups)
 
 
 def _fingerprint(features: Features) -> str:

@@ -113,7 +113,7 @@ def pair(rows=600, width=32):
     x = rng.normal(size=(rows, width)).astype(np.float32)
     labels = Labels("single", tuple("abcd"), y.astype(np.int64))
     parts = [Features(x + i, labels, tuple(f"{i}{row:05d}" for row in range(rows))) for i in range(2)]
-    return FeaturePair(*parts, "two files", ("0" * 32, "1" * 32), "2" * 64, "x.npy", "y.npy", "rows")
+    return FeaturePair(*parts, "two files", "x.npy", "y.npy", "rows")
 
 
 @pytest.fixture
@@ -171,6 +171,19 @@ def test_a_refusal_names_a_protocol_that_fits():
     fitting = [name for name in ("knn", "linear", "lsr", "clustering") if cost_of(name, IMAGENET).memory <= free]
     assert "knn" in fitting and f"({', '.join(fitting)})" in error.value.remedy
     assert "max_memory" not in error.value.remedy
+
+
+def test_a_protocol_that_takes_days_is_told_with_what_is_quicker(monkeypatch):
+    monkeypatch.setattr(machine, "speed", lambda: CORES)
+    days = CORES.seconds(cost_of("svm", IMAGENET))
+    part = estimate.Part("svm", days, task=evaluation.make_task("svm", {}), shapes=IMAGENET)
+    line = estimate.Estimate((part,), None, 1e15, 1e15).line()
+    quick = CORES.seconds(cost_of("svm", IMAGENET, costs=(0.01,)))
+    assert f"one value of costs ({estimate.time_text(quick)})" in line and "knn (" in line and "--limit" in line
+    twice = estimate.quicker(dataclasses.replace(part, seconds=2 * days))  # with a floor
+    assert f"one value of costs ({estimate.time_text(2 * quick)})" in twice
+    short = dataclasses.replace(part, shapes=shapes_for("svm"), seconds=3600.0)
+    assert estimate.quicker(short) == ""
 
 
 @pytest.mark.parametrize(("where", "remedy"), [("free_store", "--feature-dtype float16"), ("free_out", "--out")])

@@ -1,7 +1,6 @@
 """Checks of labels and splits for problems that make a score wrong or surprising."""
 
 from collections.abc import Sequence
-from pathlib import PurePosixPath
 from typing import Literal
 
 import numpy as np
@@ -104,8 +103,7 @@ def _names_as_labels(source: Source, classes: int) -> list[Finding]:
     """Return a warning if the labels look like ids or file names."""
     if len(source) < FEW:
         return []
-    names = (PurePosixPath(sample_id) for sample_id in source.ids)
-    same = sum(source.labels.text(i) in (name.name, name.stem) for i, name in enumerate(names))
+    same = sum(_names_file(source.labels.text(i), sample_id) for i, sample_id in enumerate(source.ids))
     if same > len(source) / 2:
         message = f"{source.name}: {same:,} of {len(source):,} labels equal the file's name: no class can be learnt"
         return [Finding("warning", message)]
@@ -113,6 +111,12 @@ def _names_as_labels(source: Source, classes: int) -> list[Finding]:
         message = f"{source.name} has {classes:,} classes for {len(source):,} images: they look like ids, not classes"
         return [Finding("warning", message)]
     return []
+
+
+def _names_file(label: str, sample_id: str) -> bool:
+    """Return whether a label is the name of a sample's file, with or without its suffix."""
+    name = sample_id.rpartition("/")[2]
+    return label in (name, name.rpartition(".")[0])
 
 
 def _imbalance(source: Source, counts: dict[str, int]) -> list[Finding]:

@@ -136,7 +136,7 @@ ON_FEATURES = (
     ON_IMAGES | {"no_overlaps", "on_the_fly"} | {field.name for flags in _SHARED for field in dataclasses.fields(flags)}
 )
 """Options with an effect on a protocol on features."""
-EMBEDDINGS = _ALWAYS | {"presets", "features", "no_overlaps", "no_estimate"}
+EMBEDDINGS = _ALWAYS | {"presets", "features", "no_overlaps", "no_estimate", "dry_run"}
 """Options with an effect on embeddings made elsewhere."""
 LABELLED_EMBEDDINGS = EMBEDDINGS | {
     *("labels", "test_features", "test_labels", "label_column", "value_columns", "groups")

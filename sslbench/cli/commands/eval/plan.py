@@ -1,6 +1,7 @@
 """Output of `--dry-run`: every effective setting with its origin."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,11 @@ from sslbench.evaluation import Prepared
 from sslbench.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
+    from sslbench.data.source import Labels
     from sslbench.evaluation import Request
+    from sslbench.evaluation.estimate import Estimate
+    from sslbench.evaluation.request import RunSettings, Task
+    from sslbench.features.external import FeaturePair
     from sslbench.library.benchmarks import Benchmark
     from sslbench.library.presets import Preset
 
@@ -47,24 +52,17 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path, out
     ]
     noise = [("label noise", ", ".join(f"{100 * share:g} %" for share in request.noise), "flag --noise")]
     section("data", [*sizes, ("split", data.how, ""), *(noise if request.noise else [])])
-    for task in request.tasks:
-        settings = dataclasses.asdict(task.settings)
-        parts = [f"{p.name} v{p.version}" for p in (task.benchmark, task.preset) if p is not None]
-        name = f"{task.protocol} ({', '.join(parts)})" if parts else task.protocol
-        rows = [(key, show_value(value), task.origins[key]) for key, value in settings.items()]
-        section(name, together(rows, _UNCHANGED))
+    _print_tasks(request.tasks)
     trained = [task for task in request.tasks if trains(task)]
     if trained:
         section("trainings", [(task.protocol, _trainings(prepared), _of_floors(prepared)) for task in trained])
-    run = dataclasses.asdict(prepared.run)
-    rows = [(key, show_value(value), run_origins[key]) for key, value in run.items()]
-    section("run", together(rows, _UNCHANGED))
+    _print_run(prepared.run, run_origins)
     if all(is_on_images(task) for task in request.tasks):
         section(
             "features",
             [(part.name, "none: the protocol reads the images itself", "") for part in (data.train, data.test)],
         )
-        _print_estimate(prepared, store, out)
+        _print_estimate_of(prepared, store, out)
         return
     rows = []
     used = {only_part(task) for task in request.tasks}
@@ -84,23 +82,63 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path, out
         changed = what_changed(store, key, part) if missing and not entry.layers() else {}
         rows.append((part.name, state, "; ".join(changed.values())))
     section("features", rows)
-    _print_estimate(prepared, store, out)
+    _print_estimate_of(prepared, store, out)
 
 
-def _print_estimate(prepared: Prepared, store: Path, out: Path) -> None:
+def _print_estimate_of(prepared: Prepared, store: Path, out: Path) -> None:
+    from sslbench.evaluation import estimate
+
+    if prepared.run.estimate:
+        _print_estimate(estimate.estimate(prepared, store, out))
+
+
+def print_plan_of_features(
+    pair: "FeaturePair", tasks: "Sequence[Task]", run: "RunSettings", run_origins: dict[str, str], out: Path
+) -> None:
+    """Print the plan of an evaluation of features that were made elsewhere."""
+    from sslbench.evaluation import check_features_for, estimate
+
+    check_features_for(pair, tasks, run)
+    sizes = [
+        (name, f"{len(part):,} x {part.x.shape[1]:,} {part.x.dtype}{_labels_of(part.labels)}", "")
+        for name, part in (("train", pair.train), ("test", pair.test))
+    ]
+    section("features", [*sizes, ("split", pair.how, "")])
+    _print_tasks(tasks)
+    _print_run(run, run_origins)
+    if run.estimate:
+        _print_estimate(estimate.estimate_features(pair, tasks, run, out))
+
+
+def _labels_of(labels: "Labels") -> str:
+    return f", {len(labels.classes):,} classes, {labels.kind} label" if labels.labelled else ""
+
+
+def _print_tasks(tasks: "Sequence[Task]") -> None:
+    for task in tasks:
+        settings = dataclasses.asdict(task.settings)
+        parts = [f"{p.name} v{p.version}" for p in (task.benchmark, task.preset) if p is not None]
+        name = f"{task.protocol} ({', '.join(parts)})" if parts else task.protocol
+        rows = [(key, show_value(value), task.origins[key]) for key, value in settings.items()]
+        section(name, together(rows, _UNCHANGED))
+
+
+def _print_run(run: "RunSettings", origins: dict[str, str]) -> None:
+    rows = [(key, show_value(value), origins[key]) for key, value in dataclasses.asdict(run).items()]
+    section("run", together(rows, _UNCHANGED))
+
+
+def _print_estimate(found: "Estimate") -> None:
     """Print time, memory and disk space of every stage, and refuse what does not fit."""
     from sslbench.evaluation import estimate
 
-    if not prepared.run.estimate:
-        return
-    found = estimate.estimate(prepared, store, out)
     rows = []
     for part in found.parts:
         words = ["not estimated" if part.seconds is None else estimate.time_text(part.seconds)]
         words += [f"{estimate.size_text(part.memory)} of memory"] if part.memory else []
         words += [f"{estimate.size_text(part.stored)} in the feature store"] if part.stored else []
         words += [f"{estimate.size_text(part.written)} of scores"] if part.written else []
-        rows.append((part.name, ", ".join(words), part.remark))
+        rows.append((part.name, ", ".join(words), part.remark or estimate.quicker(part)))
     free = [] if found.free_memory is None else [f"{estimate.size_text(found.free_memory)} of memory"]
     free += [
         f"{estimate.size_text(found.free_store)} for features",

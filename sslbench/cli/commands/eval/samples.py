@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sslbench.cli.words import Routed
     from sslbench.evaluation import Request, RunSettings, Task
     from sslbench.evaluation.suite import SuiteCell
+    from sslbench.features.external import FeaturePair
     from sslbench.library.benchmarks import Benchmark
     from sslbench.results import Result
 
@@ -52,6 +53,7 @@ class EmbeddingsPlan:
 
     tasks: tuple["Task", ...]
     run: "RunSettings"
+    origins: dict[str, str]
     features: Path
     labels: Path | None
     test_features: Path | None
@@ -61,6 +63,7 @@ class EmbeddingsPlan:
     groups: tuple[str, ...]
     out: Path
     name: str | None
+    dry_run: bool
 
 
 def make_plan(
@@ -152,6 +155,7 @@ def plan_embeddings(
     return EmbeddingsPlan(
         tasks,
         checked.run,
+        checked.origins,
         Path(str(chosen.features)),
         Path(chosen.labels) if chosen.labels else None,
         Path(chosen.test_features) if chosen.test_features else None,
@@ -161,13 +165,19 @@ def plan_embeddings(
         chosen.groups,
         Path(chosen.out),
         chosen.name,
+        chosen.dry_run,
     )
 
 
 def run_embeddings(plan: EmbeddingsPlan, command: str) -> None:
-    """Evaluate embeddings and print the results."""
+    """Evaluate embeddings and print the results, or print the plan."""
     from sslbench.cli.commands.eval import table
 
+    if plan.dry_run:
+        from sslbench.cli.commands.eval.plan import print_plan_of_features
+
+        print_plan_of_features(_read_embeddings(plan), plan.tasks, plan.run, plan.origins, plan.out)
+        return
     table.print_results(results_of_embeddings(plan, command), plan.out)
 
 
@@ -175,26 +185,31 @@ def results_of_embeddings(plan: EmbeddingsPlan, command: str) -> list["Result"]:
     """Evaluate embeddings and return the results."""
     from sslbench import evaluation
     from sslbench.cli import terminal
-    from sslbench.features.external import read_train_test, read_unlabelled
 
     evaluation.check_writable(plan.out)
-    if plan.labels is None:
-        pair = read_unlabelled(plan.features)
-    else:
-        pair = read_train_test(
-            plan.features,
-            plan.labels,
-            plan.test_features,
-            plan.test_labels,
-            label_column=plan.label_column,
-            value_columns=plan.value_columns,
-            attribute_columns=plan.groups,
-            own_classes=evaluation.has_own_classes(plan.tasks),
-            test_fraction=plan.run.test_fraction,
-            seed=plan.run.seed,
-        )
+    pair = _read_embeddings(plan)
     with terminal.progress():  # of the solvers
         return evaluation.evaluate_features(pair, plan.tasks, plan.run, out=plan.out, command=command, name=plan.name)
+
+
+def _read_embeddings(plan: EmbeddingsPlan) -> "FeaturePair":
+    from sslbench import evaluation
+    from sslbench.features.external import read_train_test, read_unlabelled
+
+    if plan.labels is None:
+        return read_unlabelled(plan.features)
+    return read_train_test(
+        plan.features,
+        plan.labels,
+        plan.test_features,
+        plan.test_labels,
+        label_column=plan.label_column,
+        value_columns=plan.value_columns,
+        attribute_columns=plan.groups,
+        own_classes=evaluation.has_own_classes(plan.tasks),
+        test_fraction=plan.run.test_fraction,
+        seed=plan.run.seed,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
