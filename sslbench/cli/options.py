@@ -17,6 +17,7 @@ from sslbench.cli.echo import LEVEL, echo, note
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.preprocessing import IMAGENET_MEAN, Preprocessing
+from sslbench.runtime.folders import refuse_address
 from sslbench.text import visible
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -386,5 +387,10 @@ def default_data(data: str = "sklearn:digits", title: str = "the handwritten dig
 
 
 def store_folder(folder: str | None) -> Path:
-    """Return the folder of the feature store: --store, by default in the user's cache."""
+    """Return the folder of the feature store: --store, by default in the user's cache.
+
+    Raises:
+        UsageError: it is an address.
+    """
+    refuse_address(folder or "")
     return Path(folder) if folder else paths.cache_dir() / "features"

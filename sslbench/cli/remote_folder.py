@@ -1,24 +1,34 @@
 """Results at s3://, gs:// and other addresses of fsspec: a local folder that is kept equal to the remote one.
 
 Records are read and written in the folder. Before a command it gets what is new at the address, so that finished
-records are found; after it, also after an error, what was written goes to the address. Without a network the records
-stay here, and go there after the next command.
+records are found, and loses what was removed there; after it, also after an error, what was written goes to the
+address. Without a network the records stay here, and go there after the next command.
 """
 
 import contextlib
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from sslbench import paths
-from sslbench.errors import ResultError, UsageError
+from sslbench.data.wording import counted
+from sslbench.errors import ResultError, SslbenchError, UsageError
 from sslbench.locks import lock
+from sslbench.names import did_you_mean
+from sslbench.results.records import replace_file
+from sslbench.runtime.folders import is_address
+
+log = logging.getLogger("sslbench")
 
 _STATES = ".remote.json"
 _LOCK = ".remote.lock"
+_BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs")
+"""Schemes whose first name is a bucket, which has to exist: s3fs would make one of a mistyped name."""
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 _KEYS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created", "size")
 
 
@@ -35,11 +45,6 @@ def local_folder(place: str | Path) -> Path:
     return paths.cache_dir() / "results" / f"{slug}-{digest}"
 
 
-def is_address(place: str | Path) -> bool:
-    """Return whether a place is an address of fsspec; click may have made a path of it, s3:/bucket."""
-    return re.match(r"[a-z][a-z0-9+.-]+:/", str(place)) is not None
-
-
 @contextlib.contextmanager
 def synchronised(place: str | Path) -> Iterator[Path]:
     """Yield the local folder of a place with what is there, and send what the block has written.
@@ -48,7 +53,7 @@ def synchronised(place: str | Path) -> Iterator[Path]:
         place: a folder, which is yielded as it is, or an address.
 
     Raises:
-        UsageError: the scheme is unknown, or its package is missing.
+        UsageError: the scheme is unknown, its package is missing, or there is no such bucket.
         ResultError: the address cannot be reached.
     """
     folder = local_folder(place)
@@ -63,21 +68,29 @@ def synchronised(place: str | Path) -> Iterator[Path]:
 
 
 def pull(place: str | Path) -> Path:
-    """Copy what is new at an address into its local folder, and return that."""
+    """Copy what is new at an address into its local folder, remove what was removed there, and return the folder.
+
+    A file that was written here since it was last equal to the remote one is kept.
+    """
     folder = local_folder(place)
     if not is_address(place):
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     system, root = _system(place)
-    with _errors(place), (folder / _LOCK).open("w") as handle:
+    with _errors(place, "Check the address, the network and your credentials."), (folder / _LOCK).open("w") as handle:
         lock(handle)
-        states = _states(folder)
-        for name, state in _listed(system, root).items():
+        _check_bucket(place, system, root)
+        states, there = _states(folder), _listed(system, root)
+        for name, state in there.items():
             file = _inside(folder, name)
             if states.get(name, [""])[0] != state or not file.is_file():
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(system.cat_file(f"{root}/{name}"))
+                replace_file(file, system.cat_file(f"{root}/{name}"))
                 states[name] = [state, file.stat().st_mtime_ns]
+        for name in states.keys() - there.keys():
+            file = _inside(folder, name)
+            if file.is_file() and file.stat().st_mtime_ns == states[name][1]:
+                file.unlink()
+            del states[name]
         _write_states(folder, states)
     return folder
 
@@ -88,7 +101,8 @@ def push(place: str | Path) -> None:
         return
     folder = local_folder(place)
     system, root = _system(place)
-    with _errors(place), (folder / _LOCK).open("w") as handle:
+    kept = f"What was computed is kept in {folder}, and goes there with the next command."
+    with _errors(place, kept), (folder / _LOCK).open("w") as handle:
         lock(handle)
         there, states, sent = _listed(system, root), _states(folder), {}
         for file in (file for file in folder.rglob("*") if file.is_file() and not _is_own(file, folder)):
@@ -97,6 +111,8 @@ def push(place: str | Path) -> None:
                 system.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
                 system.pipe_file(f"{root}/{name}", file.read_bytes())
                 sent[name] = written
+        if sent:
+            log.info(f"{counted(len(sent), 'file')} sent to {_address(place)}")
         there = _listed(system, root) if sent else {}
         _write_states(folder, states | {name: [there[name], written] for name, written in sent.items()})
 
@@ -115,14 +131,29 @@ def _system(place: str | Path) -> tuple[Any, str]:
     import fsspec
 
     address = _address(place)
+    scheme, known = address.partition("://")[0], sorted(fsspec.available_protocols())
+    if scheme not in known:
+        raise UsageError(f"'{scheme}://' is an unknown URL scheme", did_you_mean(scheme, known))
     try:
         system, root = fsspec.core.url_to_fs(address)
     except ImportError as error:
-        raise UsageError(f"{address} needs a package: {error}", "pip install s3fs (s3://), gcsfs (gs://).") from error
+        package = _PACKAGES.get(scheme, str(getattr(error, "name", None) or f"fsspec[{scheme}]"))
+        raise UsageError(f"{scheme}:// needs the package {package}", f"pip install {package}") from error
     except ValueError as error:
         raise UsageError(f"{address}: {error}", "Write s3://BUCKET/FOLDER or gs://BUCKET/FOLDER.") from error
     system.invalidate_cache()
     return system, str(root).rstrip("/")
+
+
+def _check_bucket(place: str | Path, system: Any, root: str) -> None:
+    """Refuse a bucket that does not exist, before anything is computed for it.
+
+    Raises:
+        UsageError: it does not.
+    """
+    scheme, bucket = _address(place).partition("://")[0], root.lstrip("/").partition("/")[0]
+    if scheme in _BUCKETS and not system.exists(root) and not system.exists(bucket):
+        raise UsageError(f"there is no bucket {scheme}://{bucket}, or you may not list it", "Create it first.")
 
 
 def _listed(system: Any, root: str) -> dict[str, str]:
@@ -161,10 +192,12 @@ def _write_states(folder: Path, states: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _errors(place: str | Path) -> Iterator[None]:
-    """Say which address cannot be reached; packages of fsspec raise errors of all kinds."""
+def _errors(place: str | Path, remedy: str) -> Iterator[None]:
+    """Say which address cannot be reached; errors of fsspec's packages have no base class in common."""
     try:
         yield
-    except (OSError, RuntimeError, ValueError) as error:
-        kept = f"What was computed is kept in {local_folder(place)}."
-        raise ResultError(f"{_address(place)} cannot be reached: {error}", kept) from error
+    except SslbenchError:
+        raise
+    except Exception as error:
+        problem = str(error) or type(error).__name__
+        raise ResultError(f"{_address(place)} cannot be reached: {problem}", remedy) from error

@@ -1,17 +1,37 @@
 """Output folders."""
 
 import os
+import re
 from pathlib import Path
 
 from sslbench.errors import UsageError
+
+
+def is_address(place: str | Path) -> bool:
+    """Return whether a place is an address of fsspec; click may have made a path of it, s3:/bucket."""
+    return re.match(r"[a-z][a-z0-9+.-]+:/", str(place)) is not None
+
+
+def refuse_address(place: str | Path) -> None:
+    """Refuse an address where files of this machine are written, which would make a folder 's3:'.
+
+    Raises:
+        UsageError: the place is one.
+    """
+    if is_address(place):
+        raise UsageError(
+            f"{re.sub(r':/+', '://', str(place), count=1)} is an address, and a place on this machine is needed",
+            "Addresses are for --weights, --data, and --out of eval and sweep; give a folder and copy it afterwards.",
+        )
 
 
 def refuse_unwritable(folder: Path) -> None:
     """Refuse an output folder that cannot be made, without making it.
 
     Raises:
-        UsageError: the path or a part of it is a file, or the folder above does not allow writing.
+        UsageError: the path is an address, it or a part of it is a file, or the folder above does not allow writing.
     """
+    refuse_address(folder)
     existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     if not existing.is_dir():
         raise UsageError(f"cannot write into {folder}: {existing} is a file")
@@ -36,6 +56,7 @@ def refuse_missing_folder(file: Path) -> None:
     Raises:
         UsageError: it is one of these.
     """
+    refuse_address(file)
     if file.is_dir() or not file.parent.is_dir():
         raise UsageError(f"cannot write {file}", "Give a file in an existing folder.")
 
@@ -44,8 +65,9 @@ def check_writable(folder: Path) -> None:
     """Create an output folder, and check that it is writable before hours of work.
 
     Raises:
-        UsageError: the path is a file, or writing is not allowed.
+        UsageError: the path is an address or a file, or writing is not allowed.
     """
+    refuse_address(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".write-test"

@@ -6,6 +6,7 @@ import torch
 
 from sslbench.backbones.build import build
 from sslbench.cli import remote_folder
+from sslbench.data.remote import transfer
 from sslbench.errors import ResultError, UsageError
 
 
@@ -27,6 +28,7 @@ def test_everything_lies_in_a_bucket(sslbench, bucket, tmp_path):
     words = ("eval", "knn", "--weights", "memory://b/w.pth", "k=3", "--resize", "8", "--crop", "8", "--workers", "0")
     code, _, err = sslbench(*words, "--no-floors", "--out", "memory://b/results")
     assert code == 0, err
+    assert "sent to memory://b/results" in err
     (record,) = bucket.glob("/b/results/knn/*.json")
     code, out, _ = sslbench("leaderboard", "memory://b/results")
     assert code == 0 and "w.pth" in out
@@ -83,3 +85,81 @@ def test_an_unknown_scheme_is_told(sslbench):
     assert remote_folder.local_folder("results").as_posix() == "results"
     assert not remote_folder.is_address("results/a:b")
     assert all(remote_folder.is_address(text) for text in ("s3://b/r", "s3:/b/r", "gs://b"))
+
+
+class StrangeError(Exception):
+    """Error of a library that fsspec uses, such as botocore's NoCredentialsError: no OSError."""
+
+
+def test_what_was_removed_there_does_not_come_back(bucket):
+    place = "memory://b/r"
+    for name in ("kept", "gone", "changed"):
+        bucket.pipe_file(f"/b/r/{name}.json", b"1")
+    with remote_folder.synchronised(place) as folder:
+        (folder / "changed.json").write_bytes(b"written here")
+        bucket.rm("/b/r/gone.json")
+        (folder / "own.json").write_bytes(b"2")
+    assert bucket.exists("/b/r/gone.json"), "it was removed after the command had begun"
+    bucket.rm("/b/r/gone.json")
+    with remote_folder.synchronised(place):
+        assert not (folder / "gone.json").exists()
+    names = [path.rpartition("/")[2] for path in bucket.ls("/b/r", detail=False)]
+    assert sorted(names) == ["changed.json", "kept.json", "own.json"]
+    assert bucket.cat_file("/b/r/changed.json") == b"written here"
+
+
+def test_errors_of_libraries_below_fsspec_are_messages(bucket, sslbench, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise StrangeError("Unable to locate credentials")
+
+    for asked in ("find", "info", "exists"):
+        monkeypatch.setattr(type(bucket), asked, refuse)
+    code, _, err = sslbench("leaderboard", "memory://b/r")
+    assert code == 1 and "memory://b/r cannot be reached: Unable to locate credentials" in err
+    assert "your credentials" in err and "kept" not in err
+    for words in (("--weights", "memory://b/other.pth"), ("--weights", "random", "--data", "memory://b/s.tar")):
+        code, _, err = sslbench("eval", "knn", "--backbone", "resnet18w0.25", *words)
+        assert code == 1 and "cannot be reached: Unable to locate credentials" in err, err
+
+
+def test_a_connection_that_breaks_while_an_object_is_read_is_told(bucket, sslbench, monkeypatch):
+    class Broken:
+        def read(self, size):
+            raise StrangeError("connection lost")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(transfer, "PAUSES_S", (0.0,))
+    bucket.pipe_file("/b/s.tar", b"x" * 10_240)
+    monkeypatch.setattr(type(bucket), "open", lambda *given, **named: Broken())
+    code, _, err = sslbench(
+        "eval", "knn", "--backbone", "resnet18w0.25", "--weights", "random", "--data", "memory://b/s.tar"
+    )
+    assert code == 1 and "memory://b/s.tar cannot be read: connection lost (tried 2 times)" in err
+
+
+def test_a_bucket_that_does_not_exist_is_not_made(bucket, monkeypatch):
+    monkeypatch.setattr(remote_folder, "_BUCKETS", ("memory",))
+    with pytest.raises(UsageError, match="there is no bucket memory://typo"):
+        remote_folder.pull("memory://typo/r")
+    bucket.pipe_file("/b/w.pth", b"1")
+    assert remote_folder.pull("memory://b/new").is_dir()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("eval", "knn", "--weights", "random", "--backbone", "resnet18w0.25", "--store", "memory://b/store"),
+        ("extract", "--weights", "random", "--backbone", "resnet18w0.25", "-o", "memory://b/x.npz"),
+        ("pretrain", "simclr", "--backbone", "resnet18w0.25", "--out", "memory://b/run", "batch_size=8"),
+        ("demo", "--out", "memory://b/demo"),
+        ("score", "p.csv", "--data", "sklearn:digits", "--out", "memory://b/r"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_addresses_where_folders_of_this_machine_are_needed(sslbench, bucket, tmp_path, words):
+    (tmp_path / "p.csv").write_text("id,prediction\n")
+    code, _, err = sslbench(*words)
+    assert code == 2 and "is an address, and a place on this machine is needed" in err, err
+    assert not (tmp_path / "memory:").exists()

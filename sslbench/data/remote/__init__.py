@@ -251,7 +251,7 @@ def _ask(url: str) -> RemoteFile:
         return described(url)
     except FileNotFoundError as error:
         raise UsageError(f"there is no file {url}") from error
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         problem = error
     known = known_of(place_of(url))
     if known is None:

@@ -1,5 +1,6 @@
 """Remote files by URL: http and https through the standard library, other schemes through fsspec."""
 
+import contextlib
 import dataclasses
 import functools
 import http.client
@@ -11,7 +12,7 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from email.message import Message
 from typing import Any, TypeVar
 
@@ -52,7 +53,7 @@ def described(url: str) -> RemoteFile:
     Raises:
         UsageError: the URL scheme is unknown, its package is missing, or the URL is a folder.
         FileNotFoundError: the file does not exist.
-        OSError: the server cannot be reached; some packages of fsspec raise a RuntimeError instead.
+        OSError: the server cannot be reached, or gives no access.
     """
     if re.search(r"[\s\x00-\x1f]|%00", url):
         raise UsageError(f"{url!r} is not a URL: it has a space or a control character", "Write a space as %20.")
@@ -148,9 +149,39 @@ def _by_fsspec(url: str) -> RemoteFile:
     except ImportError as error:
         package = _PACKAGES.get(scheme, str(getattr(error, "name", None) or f"fsspec[{scheme}]"))
         raise UsageError(f"reading {scheme}:// needs the package {package}", f"pip install {package}") from error
-    info = system.info(path)
+    with _os_errors():
+        info = system.info(path)
     if info.get("type") == "directory":
         raise UsageError(f"{url} is a folder", "Give files: .tar, .zip, .tsv; braces stand for several: {0000..0099}.")
     keys = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created", "size")
     state = json.dumps([str(info.get(key)) for key in keys])
-    return RemoteFile(url, info.get("size"), state, functools.partial(system.open, path, "rb"))
+    return RemoteFile(url, info.get("size"), state, lambda: _Stream(system, path))
+
+
+class _Stream:
+    """File of fsspec, open for reading, whose errors are all OSErrors."""
+
+    def __init__(self, system: Any, path: str) -> None:
+        with _os_errors():
+            self._file = system.open(path, "rb")
+
+    def __enter__(self) -> "_Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def read(self, size: int) -> bytes:
+        with _os_errors():
+            return bytes(self._file.read(size))
+
+
+@contextlib.contextmanager
+def _os_errors() -> Iterator[None]:
+    """Make OSErrors of the errors of fsspec's packages, which have no base class in common (botocore's, aiohttp's)."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(str(error) or type(error).__name__) from error

@@ -14,7 +14,7 @@ from sslbench.cli import options
 from sslbench.errors import UsageError
 from sslbench.names import list_names
 from sslbench.protocols import OnFeatures, OnImages, OnSets
-from sslbench.runtime.folders import refuse_unwritable
+from sslbench.runtime.folders import is_address, refuse_unwritable
 
 TestClasses = Literal["same", "subset", "numbers"]
 Backend = Literal["torchvision", "detectron2"]
@@ -245,5 +245,5 @@ def refuse_mistyped(chosen: EvalOptions) -> None:
         backbone=chosen.network.backbone,
         device=chosen.run.device,
     )
-    if "://" not in chosen.out:
+    if not is_address(chosen.out):
         refuse_unwritable(Path(chosen.out))
