@@ -25,12 +25,12 @@ class LogRecord:
         lr: learning rate.
         weight_decay: weight decay of the groups that have any; None if it is constant.
         images_per_second: throughput of all processes since the previous record.
-        waiting: fraction of that time in which no batch was ready.
+        waiting: fraction of that time in which no batch was ready, on the process that waited longest.
         gradient_norm: norm of the gradients before clipping; None if they are not clipped.
         spread: diversity of the embeddings of this process's batch.
         replaced: unreadable images that were replaced by others since the previous record, on all processes.
         parts: further scalars of the method.
-        memory: peak memory on the GPU in bytes; None on a CPU.
+        memory: peak memory on a GPU in bytes, on the process with the largest; None on a CPU.
         origins: images of each source that all processes saw since the previous record, if sources are mixed.
         gradient_norms: norm of the gradients of each network of the method in this update, before clipping.
     """
@@ -85,7 +85,8 @@ class TrainingMeter:
     ) -> LogRecord:
         """Return the record of the update that has just ended, and restart the clock; every process calls it."""
         seconds = max(time.perf_counter() - self.started, 1e-9)
-        counts = gather_objects((self.replaced, dict(self.origins)))
+        memory = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+        counts = gather_objects((self.replaced, dict(self.origins), self.waited, memory))
         line = LogRecord(
             step=step,
             epoch=epoch,
@@ -93,13 +94,13 @@ class TrainingMeter:
             lr=rates[0],
             weight_decay=rates[1],
             images_per_second=self.images * world_size() / seconds,
-            waiting=self.waited / seconds,
+            waiting=max(waited for _, _, waited, _ in counts) / seconds,
             gradient_norm=None if norm is None else float(norm),
             spread=spread(loss.embeddings),
-            replaced=sum(replaced for replaced, _ in counts),
+            replaced=sum(replaced for replaced, *_ in counts),
             parts={name: float(part) for name, part in loss.parts.items()},
-            memory=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
-            origins=dict(sum((Counter(origins) for _, origins in counts), Counter[str]())),
+            memory=max(peak for *_, peak in counts) or None,
+            origins=dict(sum((Counter(origins) for _, origins, *_ in counts), Counter[str]())),
             gradient_norms=dict(zip(norms, torch.stack(list(norms.values())).tolist(), strict=True)) if norms else {},
         )
         self._restart()

@@ -1,6 +1,7 @@
-"""Log records count the images of all processes."""
+"""Log records count the images of all processes, and tell the longest wait."""
 
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -19,11 +20,12 @@ def counted(rank):
     origins = ("a", "b", "b", "b") if rank else ("a",) * 4
     raw = types.SimpleNamespace(indices=torch.arange(4), replaced=rank * 2 + 1, origins=origins)
     meter.wait_for(iter([raw]))
+    meter.started, meter.waited = time.perf_counter() - 100, 10.0 * (rank + 1)
     loss = Loss(torch.zeros(()), torch.randn(4, 3, generator=torch.Generator().manual_seed(rank)))
     record = meter.line(1.0, 1, loss, 0.0, (0.1, None), None, {})
     assert not meter.origins and not meter.replaced
-    return record.replaced, record.origins
+    return record.replaced, record.origins, round(record.waiting, 2)
 
 
 def test_images_of_all_processes_are_counted():
-    assert two_processes.run(counted) == [(4, {"a": 5, "b": 3})] * 2
+    assert two_processes.run(counted) == [(4, {"a": 5, "b": 3}, 0.2)] * 2, "20 of 100 seconds on the second process"
