@@ -20,6 +20,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
 _NO_LIMIT = 2**60  # version 1 writes a number above it, version 2 the word "max"
 _MEMINFO = Path("/proc/meminfo")
+_STATUS = Path("/proc/self/status")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,9 +101,27 @@ def _fastest(function: Callable[[], object], clock: Callable[[], float]) -> floa
 
 
 def free_memory() -> float | None:
-    """Return the bytes that this process can still take: of the machine, or of its container; None if unknown."""
-    known = [value for value in (_free_of_machine(), free_of_container()) if value is not None]
+    """Return the bytes that this process can still take: of the machine, its container or its limits (ulimit).
+
+    None if unknown.
+    """
+    known = [value for value in (_free_of_machine(), free_of_container(), free_of_limits()) if value is not None]
     return min(known) if known else None
+
+
+def free_of_limits() -> float | None:
+    """Return the bytes below the limits of this process, `ulimit -v` and `ulimit -d`; None without a limit."""
+    try:
+        import resource
+
+        lines = _STATUS.read_text().splitlines()
+    except (ImportError, OSError):
+        return None
+    taken = {line.split(":")[0]: float(line.split()[1]) * 2**10 for line in lines if line.startswith("Vm")}
+    limits = {"VmSize": resource.RLIMIT_AS, "VmData": resource.RLIMIT_DATA}
+    most = {name: resource.getrlimit(limit)[0] for name, limit in limits.items() if name in taken}
+    free = [max(0.0, number - taken[name]) for name, number in most.items() if number != resource.RLIM_INFINITY]
+    return min(free) if free else None
 
 
 def _free_of_machine() -> float | None:

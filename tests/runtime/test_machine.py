@@ -1,5 +1,8 @@
 """Rates of the machine, costs, and free memory by control groups."""
 
+import subprocess
+import sys
+
 import pytest
 
 from sslbench.runtime import machine
@@ -65,3 +68,19 @@ def test_free_memory_is_at_most_that_of_the_container(monkeypatch):
 
 def test_the_disk_of_a_folder_that_does_not_exist_yet(tmp_path):
     assert machine.free_disk(tmp_path / "a" / "b") == pytest.approx(machine.free_disk(tmp_path), rel=0.1)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_limits_of_the_process_bound_its_free_memory(limit):
+    code = f"""
+import resource
+from sslbench.runtime import machine
+assert machine.free_of_limits() is None
+taken = {{line.split(":")[0]: 1024 * int(line.split()[1]) for line in open("/proc/self/status") if line[:2] == "Vm"}}
+used = taken["VmSize" if "{limit}" == "RLIMIT_AS" else "VmData"]
+resource.setrlimit(resource.{limit}, (used + 500_000_000, resource.RLIM_INFINITY))
+assert 400e6 < machine.free_memory() <= 500e6, machine.free_memory()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
