@@ -53,6 +53,14 @@ class _Hashed:
     digests: npt.NDArray[np.uint8]
     stamps: npt.NDArray[np.int64]
 
+    def rows(self, start: int, stop: int) -> "_Hashed":
+        """Return the state of some of the files."""
+        return _Hashed(self.digests[start:stop], self.stamps[start:stop])
+
+    def unchanged(self, index: int, stamp: Stamp | None) -> bytes | None:
+        """Return the digest of a file whose stamp is the one that was hashed, or None."""
+        return self.digests[index].tobytes() if stamp and self.stamps[index] == hash(stamp) else None
+
     def check(self, index: int, content: bytes, stamp: Stamp) -> None:
         """Raise if the content is not the one that was hashed; it is hashed again only where the stamp differs.
 
@@ -128,7 +136,8 @@ class Files:
             for start in range(0, len(self), _CHUNK):
                 stop = min(start + _CHUNK, len(self))
                 files = [os.path.abspath(self._file(i)) for i in range(start, stop)]  # noqa: PTH100
-                digests[start:stop], stamps[start:stop] = _digests(files, memo, pool)
+                before = None if self._hashed is None else self._hashed.rows(start, stop)
+                digests[start:stop], stamps[start:stop] = _digests(files, memo, pool, before)
         object.__setattr__(self, "_hashed", _Hashed(digests, stamps))
         return digests.copy()
 
@@ -152,13 +161,23 @@ class Files:
 
 
 def _digests(
-    files: list[str], memo: HashMemo, pool: ThreadPoolExecutor
+    files: list[str], memo: HashMemo, pool: ThreadPoolExecutor, before: _Hashed | None
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Return the digests of some files and the hashes of their stamps, as in `_Hashed`."""
+    """Return the digests of some files and the hashes of their stamps, as in `_Hashed`.
+
+    Args:
+        files: absolute paths.
+        memo: digests of earlier runs.
+        pool: threads that read.
+        before: their state when this process hashed them, so that the memo is asked for changed ones only.
+    """
     # The stamp is taken before the content is read: a change in between makes the cache miss, never wrong.
     now = time.time_ns()
     stamps = [_stamp(file) for file in files]
-    known = memo.lookup(files, stamps)
+    known = [None if before is None else before.unchanged(i, stamp) for i, stamp in enumerate(stamps)]
+    asked = [i for i, found in enumerate(known) if found is None]
+    for i, found in zip(asked, memo.lookup([files[i] for i in asked], [stamps[i] for i in asked]), strict=True):
+        known[i] = found
     todo = [i for i, (found, stamp) in enumerate(zip(known, stamps, strict=True)) if found is None and stamp]
     fresh = dict(zip(todo, pool.map(_hash_file, (files[i] for i in todo)), strict=True))
     memo.remember([(files[i], stamp, d) for i, d in fresh.items() if d and (stamp := stamps[i])], now)

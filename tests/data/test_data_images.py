@@ -197,3 +197,29 @@ def test_images_survive_the_way_to_another_process(tmp_path, make):
     copy = pickle.loads(pickle.dumps(images))  # noqa: S301 - written one call earlier
     np.testing.assert_array_equal(copy.digests(), images.digests())
     assert copy.path(0) == images.path(0)
+
+
+def test_files_that_this_process_hashed_are_not_looked_up_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
+    for name in "abc":
+        (tmp_path / name).write_bytes(name.encode())
+        os.utime(tmp_path / name, (1, 1))
+    asked = []
+    lookup = images_module.HashMemo.lookup
+    monkeypatch.setattr(
+        images_module.HashMemo,
+        "lookup",
+        lambda memo, files, stamps: asked.append(len(files)) or lookup(memo, files, stamps),
+    )
+    monkeypatch.setattr(images_module, "settled", lambda stamp, now: True)
+    files = Files(("a", "b", "c"), str(tmp_path))
+    first = files.digests()
+    assert np.array_equal(files.digests(), first)
+    (tmp_path / "b").write_bytes(b"another")
+    third = files.digests()
+    assert asked == [3, 0, 1]
+    assert [row.tobytes() for row in third] == [
+        images_module.digest(b"a"),
+        images_module.digest(b"another"),
+        images_module.digest(b"c"),
+    ]

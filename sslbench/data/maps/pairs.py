@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from sslbench.data.containers.names import split_name
 from sslbench.data.images import Files
@@ -153,10 +153,8 @@ def _by_split(paths: list[str]) -> dict[str, list[str]] | None:
 def _matched(place: Place, images: list[str], maps: list[str], *, skip: int) -> Pairs:
     """Pair maps with images of the same name, or with the ending ('_mask', ...) that pairs most."""
     keys = by_key(place.images, images, skip=skip)
-    candidates = [by_key(place.maps, maps, ending, skip=skip) for ending in _ENDINGS if _occurs(ending, maps)]
+    stems = [os.path.splitext(path)[0] for path in maps]  # noqa: PTH122 - a Path per image is slow
+    endings = [ending for ending in _ENDINGS if any(stem.endswith(ending) for stem in stems)]
+    candidates = [by_key(place.maps, maps, ending, skip=skip) for ending in endings]
     best = max(candidates, key=lambda found: len(keys.keys() & found.keys()), default={})
     return pair(keys, best, place.images, place.maps)
-
-
-def _occurs(ending: str, maps: list[str]) -> bool:
-    return any(PurePosixPath(path).stem.endswith(ending) for path in maps)
