@@ -19,7 +19,6 @@ from sslbench.data.wording import counted
 from sslbench.errors import ResultError, SslbenchError, UsageError
 from sslbench.locks import lock
 from sslbench.names import did_you_mean
-from sslbench.results.records import replace_file
 from sslbench.runtime.folders import is_address
 
 log = logging.getLogger("sslbench")
@@ -72,6 +71,8 @@ def pull(place: str | Path) -> Path:
 
     A file that was written here since it was last equal to the remote one is kept.
     """
+    from sslbench.results.records import replace_file
+
     folder = local_folder(place)
     if not is_address(place):
         return folder
