@@ -78,6 +78,7 @@ def int8_network(backbone: Backbone, module: nn.Module, layers: Sequence[Layer],
     refuse_large(backbone, _OTHERWISE)
     # A module without an identity is known by itself.
     known = (
+        backbone.name,  # its options (an activation, say) need not show in the tensors
         backbone.weights_sha256,
         backbone.calibration_sha256,
         *sorted(backbone.identity.items()),
@@ -95,7 +96,7 @@ def int8_network(backbone: Backbone, module: nn.Module, layers: Sequence[Layer],
 
 @dataclasses.dataclass(frozen=True)
 class _Exact:
-    """Network in float32; equal to another with the same tensors, identity (calibration included) and layers."""
+    """Network in float32; equal to another with the same name, tensors, identity (calibration included) and layers."""
 
     known: tuple[object, ...]
     module: nn.Module = dataclasses.field(compare=False)

@@ -101,6 +101,17 @@ def test_other_weights_or_other_images_for_the_ranges_give_another_network():
         assert not torch.equal(found[i], found[j])
 
 
+@needs_exact_sums
+def test_networks_with_equal_tensors_and_other_names_are_told_apart():
+    """An activation is an option of timm's models that no tensor shows."""
+    name = "timm:vit_tiny_patch16_224,img_size=32"
+    found = []
+    for option in ("", ",act_layer=relu"):
+        torch.manual_seed(0)
+        found += encoders(build(name + option))[0](IMAGES).values()
+    assert not torch.equal(*found)
+
+
 class Uneven(nn.Module):
     def forward(self, images):
         if float(images.sum()) > 0:  # a value that a traced network cannot depend on
