@@ -29,6 +29,7 @@ from sslbench.errors import ResourceError, SslbenchError
 from sslbench.evaluation.floors import floor_backbones
 from sslbench.evaluation.preparation import Prepared, one_part
 from sslbench.evaluation.request import RunSettings, Task, only_part
+from sslbench.evaluation.rounding import in_fp32
 from sslbench.evaluation.sets import is_on_sets
 from sslbench.features import partial
 from sslbench.features.external import FeaturePair
@@ -235,10 +236,11 @@ def _count(number: int, one: str, several: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Rate:
-    """Measured network: seconds per image, decoding included, and the width of each layer."""
+    """Measured network: seconds per image, decoding included, width of each layer, and seconds to prepare int8."""
 
     seconds: float
     widths: dict[str, int]
+    start: float = 0.0
 
 
 def announce(prepared: Prepared, store: Path, out: Path) -> None:
@@ -311,6 +313,8 @@ def estimate(prepared: Prepared, store: Path, out: Path) -> Estimate:
     if on_features:
         parts += list(_extractions(prepared, on_features, store, rates))
         parts += _feature_parts(prepared, on_features, store, rates)
+        if prepared.backbone.calibration is not None:
+            parts += _sample_in_fp32(prepared, on_features, store)
     if on_images:
         rate = (
             rates[""]
@@ -447,7 +451,22 @@ def _extractions(
                     len(each.source) * item * sum(rate.widths[layer.text] for layer in each.created) for each in waiting
                 )
             )
-        yield Part(title, rate.seconds * most, stored=stored)
+        yield Part(title, rate.start + rate.seconds * most, stored=stored)
+
+
+def _sample_in_fp32(prepared: Prepared, tasks: Sequence[Task], store: Path) -> list[Part]:
+    """Return the stages that tell the difference that int8 makes: a sample is encoded in fp32, and scored twice."""
+    whole = dataclasses.replace(prepared.request, noise=())
+    exact = in_fp32(dataclasses.replace(prepared, request=whole))
+    exact = dataclasses.replace(exact, run=dataclasses.replace(exact.run, floors=False, overlaps=False), sets=())
+    rates: dict[str, _Rate | None] = {}
+    parts = list(_extractions(exact, tasks, store, rates))
+    runs = 2 * (1 + len(prepared.request.noise))
+    scored = [
+        dataclasses.replace(part, seconds=None if part.seconds is None else runs * part.seconds, written=0.0)
+        for part in _feature_parts(exact, [task for task in tasks if not is_on_sets(task)], store, rates)
+    ]
+    return [dataclasses.replace(part, name=f"fp32 beside int8: {part.name}") for part in [*parts, *scored]]
 
 
 def _shared() -> str:
@@ -567,7 +586,9 @@ def measure_rate(backbone: Backbone, source: Source, layers: Sequence[Layer], ru
     device, dtype = settings.device, DTYPES[settings.precision]
     try:
         with preserved_random_states(device.type):
+            started = time.perf_counter()
             encode = prepare(backbone, layers, device=device, precision=settings.precision)
+            start = time.perf_counter() - started if backbone.calibration is not None else 0.0  # seconds to minutes
             began, places = time.perf_counter(), np.linspace(0, len(source) - 1, min(len(source), sum(_SAMPLES)))
             decoding = encoding = float("inf")
             widths: dict[str, int] = {}
@@ -595,4 +616,4 @@ def measure_rate(backbone: Backbone, source: Source, layers: Sequence[Layer], ru
     if not widths:
         return None
     together = decoding + encoding if not settings.workers else max(decoding / settings.workers, encoding)
-    return _Rate(together, widths)
+    return _Rate(together, widths, start)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.errors import SslbenchError
 from sslbench.evaluation.encode import extract_part, rows_of
@@ -38,6 +39,19 @@ class Sample:
     fp32: Mapping[str, _Pair]
 
 
+def in_fp32(prepared: Prepared) -> Prepared:
+    """Return an evaluation in int8 as one in fp32 of a stratified sample of its images."""
+    run, data = dataclasses.replace(prepared.run, precision="fp32"), prepared.data
+    train = limit(data.train, SAMPLE["train"], run.seed)
+    test = train if data.train is data.test else limit(data.test, SAMPLE["test"], run.seed)
+    return dataclasses.replace(
+        prepared,
+        run=run,
+        data=dataclasses.replace(data, train=train, test=test, whole=None),
+        backbone=dataclasses.replace(prepared.backbone, calibration=None),
+    )
+
+
 def encode_sample(prepared: Prepared, encoded: Encoded, store: Path, progress: Progress | None) -> Sample:
     """Return the features of a stratified sample, encoding it in fp32.
 
@@ -47,12 +61,11 @@ def encode_sample(prepared: Prepared, encoded: Encoded, store: Path, progress: P
         store: folder of the feature store.
         progress: see there.
     """
-    data, run = prepared.data, dataclasses.replace(prepared.run, precision="fp32")
-    parts = {"train": limit(data.train, SAMPLE["train"], run.seed)}
-    parts["test"] = parts["train"] if data.train is data.test else limit(data.test, SAMPLE["test"], run.seed)
-    exact = dataclasses.replace(prepared.backbone, calibration=None)
+    exact = in_fp32(prepared)
+    run, parts = exact.run, {"train": exact.data.train, "test": exact.data.test}
     found = {
-        name: extract_part(exact, part, prepared.layers, run, store, name, progress) for name, part in parts.items()
+        name: extract_part(exact.backbone, part, exact.layers, run, store, name, progress)
+        for name, part in parts.items()
     }
     if not found["train"].features:  # another process than the first
         return Sample({}, {})
@@ -60,24 +73,29 @@ def encode_sample(prepared: Prepared, encoded: Encoded, store: Path, progress: P
     def pair(of: Mapping[str, Mapping[str, Features]], layer: str) -> _Pair:
         return rows_of(of["train"][layer], parts["train"]), rows_of(of["test"][layer], parts["test"])
 
-    in_fp32 = {
+    of_fp32 = {
         name: {layer: side_by_side(features, parts[name]) for layer, features in extraction.features.items()}
         for name, extraction in found.items()
     }
-    in_int8 = {"train": encoded.train, "test": encoded.test}
+    of_int8 = {"train": encoded.train, "test": encoded.test}
     layers = [layer.text for layer in prepared.layers]
-    return Sample({layer: pair(in_int8, layer) for layer in layers}, {layer: pair(in_fp32, layer) for layer in layers})
+    return Sample({layer: pair(of_int8, layer) for layer in layers}, {layer: pair(of_fp32, layer) for layer in layers})
 
 
-def rounding(subject: Subject, task: Task, sample: Sample) -> Rounding:
+def rounding(subject: Subject, task: Task, sample: Sample, noisy: Source | None = None) -> Rounding:
     """Return the difference that int8 makes to a protocol's headline metric on the sample.
 
     Args:
         subject: what is measured, at one layer.
         task: the protocol.
         sample: from `encode_sample`.
+        noisy: train with other labels than in the sample; None: those of the sample.
     """
-    parts = [one_part_of_features(*features[subject.layer], None, task) for features in (sample.int8, sample.fp32)]
+    parts = []
+    for features in (sample.int8, sample.fp32):
+        train, test = features[subject.layer]
+        train = train if noisy is None else rows_of(train, noisy)
+        parts.append(one_part_of_features(train, test, None, task))
     n_train, n_test = len(parts[0][0]), len(parts[0][1])
     try:
         (int8, int8_scores), (fp32, fp32_scores) = (score(subject, task, *pair) for pair in parts)

@@ -228,7 +228,8 @@ def _score_features(
                     name: _floor(data, other, features, layer.text, changed, out, command, share)
                     for name, (other, features) in floor_features.items()
                 }
-                effect = None if sample is None else rounding(subject, changed, sample)
+                noisy = data.data.train if share else None
+                effect = None if sample is None else rounding(subject, changed, sample, noisy)
                 measured = _measure(
                     subject, changed, (train, test), out, floor_results, beside.missing, suspected, effect
                 )

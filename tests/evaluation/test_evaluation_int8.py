@@ -1,5 +1,6 @@
 """Evaluations in int8: the difference from fp32 in the record, the images of the ranges, and refusals."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,9 +10,10 @@ from PIL import Image
 from torch import nn
 
 import sslbench
+from sslbench import evaluation
 from sslbench.backbones.int8 import _sums_are_exact
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation import RunSettings, rounding
+from sslbench.evaluation import Request, RunSettings, estimate, make_task, rounding
 from sslbench.results import Rounding, records
 
 pytestmark = pytest.mark.skipif(not _sums_are_exact(), reason="sums of 8-bit products overflow on this processor")
@@ -73,6 +75,42 @@ def test_the_record_has_the_difference_from_fp32(net, photos, tmp_path):
         assert any("int8: top1" in note and "36 test images" in note for note in rounded.notes)
         assert "onnxruntime" in rounded.versions and rounded.calibration and exact.calibration is None
     assert json.loads(in_int8[0].file.read_text())["rounding"]["train"] == 60
+
+
+def test_the_difference_is_that_with_the_labels_of_the_record(net, photos, tmp_path):
+    """The sample has all images, so its scores are those of the records, with and without wrong labels."""
+    run = RunSettings(workers=0, device="cpu", overlaps=False, floors=False)
+    found = {
+        precision: sslbench.evaluate(
+            net,
+            photos,
+            protocols=["knn"],
+            out=tmp_path,
+            run=dataclasses.replace(run, precision=precision),
+            preprocessing=PREPROCESSING,
+            noise=[0.4],
+        )
+        for precision in ("int8", "fp32")
+    }
+    values = [result.metrics["top1"].value for result in found["int8"]]
+    assert values[0] != values[1], "the labels change the score"
+    for rounded, exact in zip(found["int8"], found["fp32"], strict=True):
+        assert rounded.rounding.int8 == rounded.metrics["top1"].value
+        assert rounded.rounding.fp32 == exact.metrics["top1"].value
+
+
+def test_the_estimate_counts_the_preparation_and_the_sample_in_fp32(photos, tmp_path):
+    found = {}
+    for precision in ("fp32", "int8"):
+        run = RunSettings(precision=precision, workers=0, device="cpu", floors=False)
+        request = Request("random", str(photos), (make_task("knn", {}),), backbone="resnet18w0.25")
+        request = dataclasses.replace(request, preprocessing={"resize": 32, "crop": [32, 32]})
+        prepared = evaluation.prepare(request, run)
+        found[precision] = [part.name for part in estimate.estimate(prepared, tmp_path, tmp_path).parts]
+        rate = estimate.measure_rate(prepared.backbone, prepared.data.train, prepared.layers, run)
+        assert (rate.start > 0) == (precision == "int8")
+    extraction, knn, _ = found["fp32"]
+    assert found["int8"] == [*found["fp32"], f"fp32 beside int8: {extraction}", f"fp32 beside int8: {knn}"]
 
 
 def test_a_sample_stands_for_many_images(net, photos, tmp_path, monkeypatch):
