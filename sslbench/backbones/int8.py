@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import re
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -88,10 +89,15 @@ def int8_network(backbone: Backbone, module: nn.Module, layers: Sequence[Layer],
     try:
         return Int8Network(_model(_Exact(known, module, tuple(layers), images)), layers)
     except Exception as error:  # torch and onnxruntime raise errors of many kinds
-        reason = (str(error).strip().splitlines() or ["no message"])[0]
-        raise BackboneError(
-            f"{backbone.name} cannot be computed in int8: {type(error).__name__}: {reason[:300]}", _OTHERWISE
-        ) from error
+        raise BackboneError(f"{backbone.name} cannot be computed in int8: {_reason(error)}", _OTHERWISE) from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first line of what went wrong at first; torch's exporter says only in which step it did."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[0][:300]}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +155,7 @@ class _Features(nn.Module):
 
 def _quantise(exact: Path, rounded: Path, images: Tensor) -> None:
     """Write the rounded network; the weights of products are rounded, products of two activations are not."""
+    import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     class Images(CalibrationDataReader):  # type: ignore[misc]
@@ -171,6 +178,8 @@ def _quantise(exact: Path, rounded: Path, images: Tensor) -> None:
         op_types_to_quantize=["Conv", "Gemm", "MatMul"],
         extra_options={"MatMulConstBOnly": True},
     )
+    if not any(node.op_type == "DequantizeLinear" for node in onnx.load(rounded).graph.node):
+        raise ValueError("up to its layers it has no convolution or matrix product with weights, so nothing is rounded")
 
 
 def _session(model: bytes) -> Any:
@@ -204,10 +213,14 @@ def _sums_are_exact() -> bool:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the hints of onnxruntime's quantiser, which go to the root logger."""
+    """Hide the hints of onnxruntime's quantiser, which go to the root logger, and those of its sessions."""
+    import onnxruntime
+
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
+    onnxruntime.set_default_logger_severity(3)
     try:
         yield
     finally:
+        onnxruntime.set_default_logger_severity(2)  # its default, which it does not tell
         logging.disable(before)

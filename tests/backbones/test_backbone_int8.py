@@ -124,6 +124,24 @@ def test_a_network_that_cannot_be_traced_is_refused_by_name():
     with pytest.raises(BackboneError, match=r"mine:net cannot be computed in int8: ") as error:
         encoders(users(nn.Sequential(nn.Conv2d(3, 4, 3), Uneven())))
     assert "bf16 or fp32" in str(error.value)
+    assert "data-dependent" in str(error.value) and "\x1b" not in str(error.value), "the reason, in plain text"
+
+
+class Means(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, images):
+        return images.mean(3).flatten(1)
+
+
+@needs_exact_sums
+def test_a_network_without_products_is_refused_and_the_libraries_print_nothing(capfd):
+    with pytest.raises(BackboneError, match="nothing is rounded"):
+        encoders(users(Means()))
+    printed = capfd.readouterr()
+    assert printed.out == printed.err == ""
 
 
 @needs_exact_sums
