@@ -8,26 +8,23 @@ protocols on features run on the first.
 
 import dataclasses
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from sslbench import protocols
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, resolve_layers
-from sslbench.backbones.speed import prepare
 from sslbench.data.decode import transforms
-from sslbench.data.loading import loader
 from sslbench.data.sharded import rows_of
 from sslbench.data.source import Labels, Source
 from sslbench.distributed import this_process
-from sslbench.errors import ResourceError, SslbenchError
+from sslbench.errors import ResourceError
 from sslbench.evaluation.floors import floor_backbones
 from sslbench.evaluation.preparation import Prepared, one_part
+from sslbench.evaluation.rates import Rate, measure_rate
 from sslbench.evaluation.request import RunSettings, Task, only_part
 from sslbench.evaluation.rounding import in_fp32
 from sslbench.evaluation.sets import is_on_sets
@@ -38,8 +35,6 @@ from sslbench.features.store import open_entry
 from sslbench.protocols import NotEstimated, OnFeatures, OnImages, OnSets, Shapes
 from sslbench.runtime import machine
 from sslbench.runtime.cost import Cost
-from sslbench.runtime.device import DTYPES
-from sslbench.runtime.seeds import preserved_random_states
 
 log = logging.getLogger("sslbench")
 
@@ -50,8 +45,6 @@ VERY_LONG = 86400.0
 _SHORT = 10.0  # seconds with `machine.SLOW`, below which nothing is measured
 _FEW_IMAGES = 256  # to encode, below which nothing is measured
 _WIDE = 2048  # features of a layer that was not encoded yet, where nothing is measured
-_SAMPLES = (4, 12, 48)  # images of a measurement, in turn, as long as there is time
-_MEASURED = 0.4  # seconds of the measurement of a network
 _TRAINED = 3  # passes forward that a pass of training takes
 _OTHERS = ("knn", "linear", "lsr", "clustering")
 """Protocols that a refusal may recommend where they fit."""
@@ -234,15 +227,6 @@ def _count(number: int, one: str, several: str) -> str:
     return f"{number:,} {one if number == 1 else several}"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rate:
-    """Measured network: seconds per image, decoding included, width of each layer, and seconds to prepare int8."""
-
-    seconds: float
-    widths: dict[str, int]
-    start: float = 0.0
-
-
 def announce(prepared: Prepared, store: Path, out: Path) -> None:
     """Tell a run that is estimated to take longer than a minute, in one line; refuse what does not fit.
 
@@ -309,7 +293,7 @@ def estimate(prepared: Prepared, store: Path, out: Path) -> Estimate:
     on_images = [task for task in prepared.request.tasks if isinstance(_kind(task), OnImages)]
     on_features = [task for task in prepared.request.tasks if not isinstance(_kind(task), OnImages)]
     parts: list[Part] = []
-    rates: dict[str, _Rate | None] = {}
+    rates: dict[str, Rate | None] = {}
     if on_features:
         parts += list(_extractions(prepared, on_features, store, rates))
         parts += _feature_parts(prepared, on_features, store, rates)
@@ -413,7 +397,7 @@ def _evidently_short(prepared: Prepared, store: Path) -> bool:
 
 
 def _extractions(
-    prepared: Prepared, tasks: Sequence[Task], store: Path, rates: dict[str, _Rate | None]
+    prepared: Prepared, tasks: Sequence[Task], store: Path, rates: dict[str, Rate | None]
 ) -> Iterator[Part]:
     """Yield the extraction of each backbone; its rate is put into `rates`."""
     run, item = prepared.run, np.dtype(prepared.run.feature_dtype).itemsize
@@ -432,11 +416,11 @@ def _extractions(
             missing, known = _missing(encoder, each.source, layers, run, store)
             waiting += [missing] if missing else []
         if not waiting:
-            rates[name] = _Rate(0.0, widths)
+            rates[name] = Rate(0.0, widths)
             continue
         # The untrained network is as fast as the trained one.
         if name == "untrained" and rates.get("") is not None and (own := rates[""]) is not None and own.seconds:
-            rate: _Rate | None = own
+            rate: Rate | None = own
         else:
             rate = measure_rate(backbone, waiting[0].source, layers, run)
         rates[name] = rate
@@ -459,7 +443,7 @@ def _sample_in_fp32(prepared: Prepared, tasks: Sequence[Task], store: Path) -> l
     whole = dataclasses.replace(prepared.request, noise=())
     exact = in_fp32(dataclasses.replace(prepared, request=whole))
     exact = dataclasses.replace(exact, run=dataclasses.replace(exact.run, floors=False, overlaps=False), sets=())
-    rates: dict[str, _Rate | None] = {}
+    rates: dict[str, Rate | None] = {}
     parts = list(_extractions(exact, tasks, store, rates))
     runs = 2 * (1 + len(prepared.request.noise))
     scored = [
@@ -507,9 +491,7 @@ def _part(name: str, cost: Cost | NotEstimated, runs: int) -> Part:
     return Part(name, runs * machine.speed().seconds(cost), cost.memory, written=runs * cost.scores)
 
 
-def _feature_parts(
-    prepared: Prepared, tasks: Sequence[Task], store: Path, rates: dict[str, _Rate | None]
-) -> list[Part]:
+def _feature_parts(prepared: Prepared, tasks: Sequence[Task], store: Path, rates: dict[str, Rate | None]) -> list[Part]:
     """Return a stage for each protocol on features, and one for the search for copies."""
     own = rates.get("")
     if own is None:
@@ -562,7 +544,7 @@ def _overlaps(train: int, test: int, width: int) -> Cost:
     )
 
 
-def _image_part(prepared: Prepared, task: Task, rate: _Rate | None) -> Part:
+def _image_part(prepared: Prepared, task: Task, rate: Rate | None) -> Part:
     """Return a protocol on images, with the untrained network beside it where that is run."""
     kind = _kind(task)
     if not isinstance(kind, OnImages):
@@ -578,42 +560,3 @@ def _image_part(prepared: Prepared, task: Task, rate: _Rate | None) -> Part:
     floor, number = " with 1 floor" if twice else "", _count(round(passes), "pass", "passes")
     name = f"{task.protocol}{floor}: {number} of images{_shared()}"
     return Part(name, passes * rate.seconds / this_process().world, remark=remark)
-
-
-def measure_rate(backbone: Backbone, source: Source, layers: Sequence[Layer], run: RunSettings) -> _Rate | None:
-    """Return the time per image on this device, from decoding and encoding a few images; None if that fails."""
-    settings = run.extract_settings()
-    device, dtype = settings.device, DTYPES[settings.precision]
-    try:
-        with preserved_random_states(device.type):
-            started = time.perf_counter()
-            encode = prepare(backbone, layers, device=device, precision=settings.precision)
-            start = time.perf_counter() - started if backbone.calibration is not None else 0.0  # seconds to minutes
-            began, places = time.perf_counter(), np.linspace(0, len(source) - 1, min(len(source), sum(_SAMPLES)))
-            decoding = encoding = float("inf")
-            widths: dict[str, int] = {}
-            rows = np.unique(places.astype(np.int64))
-            for count in _SAMPLES:
-                chosen, rows = rows[:count], rows[count:]
-                if not len(chosen) or (widths and time.perf_counter() - began > _MEASURED):
-                    break
-                started = time.perf_counter()
-                batches = list(
-                    loader.batches(
-                        source, chosen, backbone.preprocessing, batch_size=count, workers=0, mixed_sizes=True
-                    )
-                )
-                decoded = time.perf_counter()
-                for images in (batch.images for batch in batches if len(batch.indices)):
-                    inputs = transforms.normalise(images.to(device), backbone.preprocessing, dtype, torch.channels_last)
-                    found = {name: x.float().cpu() for name, x in encode(inputs).items()}
-                    widths = {name: x.shape[1] for name, x in found.items()}
-                # Pages and kernels are cold in the first batch.
-                decoding = min(decoding, (decoded - started) / len(chosen))
-                encoding = min(encoding, (time.perf_counter() - decoded) / len(chosen))
-    except SslbenchError:
-        return None  # the extraction tells the reason
-    if not widths:
-        return None
-    together = decoding + encoding if not settings.workers else max(decoding / settings.workers, encoding)
-    return _Rate(together, widths, start)

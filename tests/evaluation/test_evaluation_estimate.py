@@ -242,7 +242,7 @@ def quarter(tmp_path, monkeypatch):
 def extraction_of(prepared, store, monkeypatch, world=1):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", str(world))
-    monkeypatch.setattr(estimate, "measure_rate", lambda *given: estimate._Rate(1.0, {"pixels": 192, "8": 192}))
+    monkeypatch.setattr(estimate, "measure_rate", lambda *given: estimate.Rate(1.0, {"pixels": 192, "8": 192}))
     return estimate.estimate(prepared, store, store).parts[0]
 
 
