@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import logging
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,14 +13,11 @@ from torch import Tensor, nn
 from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.classifier import Classifier
 from sslbench.backbones.layers import Layer, forward_layers
-from sslbench.backbones.onnx_files import any_batch, refuse_large, write_onnx
-from sslbench.backbones.onnx_packages import need_onnx
+from sslbench.backbones.onnx_files import any_batch, cause_of, need_onnx, refuse_large, write_onnx
 from sslbench.errors import BackboneError
 from sslbench.preprocessing import Preprocessing
 from sslbench.weights.save import new_file
 from sslbench.weights.target import check_export
-
-log = logging.getLogger("sslbench")
 
 INPUT = "images"
 LARGEST_DIFFERENCE = 1e-3
@@ -110,7 +106,7 @@ def export(
         try:
             run = write(network, examples[1], temporary, output, facts)
         except Exception as error:  # torch raises errors of many kinds for networks that it cannot trace
-            raise BackboneError(f"{backbone.name} cannot be exported: {_reason(error)}") from error
+            raise BackboneError(f"{backbone.name} cannot be exported: {cause_of(error)}") from error
         difference = max(_difference(run(images), own) for images, own in zip(examples, wanted, strict=True))
         if not difference <= LARGEST_DIFFERENCE:
             raise BackboneError(
@@ -136,14 +132,6 @@ def _difference(got: Tensor, wanted: Tensor) -> float:
         return float("inf")
     scale = wanted.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
     return float((got - wanted).abs().max() / scale)
-
-
-def _reason(error: BaseException) -> str:
-    """Return the first sentence of the error that caused the others."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    text = (str(error).strip().splitlines() or ["no message"])[0]
-    return f"{type(error).__name__}: {text[:300]}"
 
 
 _Run = Callable[[Tensor], Tensor]

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import re
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,11 +23,8 @@ from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, forward_layers, single_layers
-from sslbench.backbones.onnx_files import refuse_large, write_onnx
-from sslbench.backbones.onnx_packages import need_onnx
+from sslbench.backbones.onnx_files import cause_of, need_onnx, refuse_large, write_onnx
 from sslbench.errors import BackboneError, UsageError
-
-log = logging.getLogger("sslbench")
 
 _INPUT = "images"
 _CHUNK = 8  # images per pass of the calibration
@@ -89,15 +85,7 @@ def int8_network(backbone: Backbone, module: nn.Module, layers: Sequence[Layer],
     try:
         return Int8Network(_model(_Exact(known, module, tuple(layers), images)), layers)
     except Exception as error:  # torch and onnxruntime raise errors of many kinds
-        raise BackboneError(f"{backbone.name} cannot be computed in int8: {_reason(error)}", _OTHERWISE) from error
-
-
-def _reason(error: BaseException) -> str:
-    """Return the first line of what went wrong at first; torch's exporter says only in which step it did."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines() or ["no message"]
-    return f"{type(error).__name__}: {lines[0][:300]}"
+        raise BackboneError(f"{backbone.name} cannot be computed in int8: {cause_of(error)}", _OTHERWISE) from error
 
 
 @dataclasses.dataclass(frozen=True)

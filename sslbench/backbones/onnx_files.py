@@ -1,5 +1,8 @@
-"""Networks as ONNX files."""
+"""Networks as ONNX files, and the optional packages for them."""
 
+import importlib.metadata
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,36 @@ from torch import Tensor, nn
 from sslbench.backbones.backbone import Backbone
 from sslbench.errors import UsageError
 
+log = logging.getLogger("sslbench")
+
 _LARGEST = 1.9e9
+
+
+def need_onnx(purpose: str, otherwise: str) -> None:
+    """Refuse what the packages of ONNX are needed for where one is missing.
+
+    Args:
+        purpose: what needs them, in the plural.
+        otherwise: what to do without them.
+
+    Raises:
+        UsageError: one cannot be imported.
+    """
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript
+    except ImportError as error:
+        raise UsageError(
+            f"{purpose} need the packages onnx, onnxscript and onnxruntime: {error}",
+            f"pip install 'sslbench[onnx]', or {otherwise}",
+        ) from error
+    log.debug(f"onnx {onnx.__version__}, onnxscript {onnxscript.__version__}, onnxruntime {onnxruntime.__version__}")
+
+
+def quantiser() -> str:
+    """Return the library that rounds networks to 8 bits, with its version."""
+    return f"onnxruntime {importlib.metadata.version('onnxruntime')}"
 
 
 def refuse_large(backbone: Backbone, remedy: str) -> None:
@@ -58,3 +90,11 @@ def write_onnx(
         raise RuntimeError("torch.onnx.export returned no program")
     program.model.metadata_props.update(facts)
     program.save(path)
+
+
+def cause_of(error: BaseException) -> str:
+    """Return the first line of the error that caused the others; torch's exporter says only in which step it failed."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[0][:300]}"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
-from sslbench.backbones.onnx_packages import quantiser
+from sslbench.backbones.onnx_files import quantiser
 from sslbench.data.decode.handlers import handlers_of, versioned_name
 from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
