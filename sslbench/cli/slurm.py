@@ -151,7 +151,7 @@ class Job:
             if self.terminated:  # before there was a run to tell
                 self.run.send_signal(signal.SIGUSR1)
             code = self.run.wait()
-            if self.terminated:
+            if self.terminated and "SLURM_JOB_ID" in os.environ:
                 # SLURM queues a preempted job again only if it has to end it itself.
                 echo("asked to end by SIGTERM; waiting for SLURM to end this job, or to queue it again", err=True)
                 time.sleep(_KILLED_SECONDS)
@@ -202,7 +202,7 @@ def _described(code: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How a job ended.
+    """End of a job.
 
     Attributes:
         code: exit code of its command; 1 if SLURM ended the job.

@@ -1,6 +1,7 @@
 """Images that decide the ranges of activations in int8."""
 
 import dataclasses
+import logging
 
 import numpy as np
 import torch
@@ -13,7 +14,10 @@ from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.request import RunSettings
 
+log = logging.getLogger("sslbench")
+
 CALIBRATION_IMAGES = 128
+"""Number of images that decide the ranges."""
 
 
 def calibrated(backbone: Backbone, source: Source, run: RunSettings) -> Backbone:
@@ -28,7 +32,10 @@ def calibrated(backbone: Backbone, source: Source, run: RunSettings) -> Backbone
         UsageError: int8 cannot be computed here, or the images have several sizes.
         DataError: none of the images can be read.
     """
-    if run.precision != "int8" or backbone.kind.pixels:
+    if run.precision != "int8":
+        return backbone
+    if backbone.kind.pixels:
+        log.info(f"{backbone.name} has no weights that int8 could round: computed and recorded in fp32")
         return backbone
     check_int8(run.torch_device())
     if transforms.output_size(backbone.preprocessing) is None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +55,7 @@ def extract_only(
     """
     backbone, layers = _to_encode(request, run, backbone)
     parts = _parts_to_encode(request, run, in_memory)
-    backbone = calibrated(backbone, parts.get("train", next(iter(parts.values()))), run)
+    backbone = calibrated(backbone, _first_part(parts), run)
     return {split: extract_part(backbone, part, layers, run, store, split, progress) for split, part in parts.items()}
 
 
@@ -76,7 +76,7 @@ def extract_several(
     waiting, size = [], 0
     for number, request in enumerate(requests, 1):
         backbone, layers = _to_encode(request, run, None)
-        backbone = calibrated(backbone, parts.get("train", next(iter(parts.values()))), run)
+        backbone = calibrated(backbone, _first_part(parts), run)
         waiting.append((request.weights, backbone, layers))
         size += parameter_bytes(backbone)
         if number < len(requests) and size <= TOGETHER_BYTES and this_process().world == 1:
@@ -113,6 +113,11 @@ def _parts_to_encode(request: Request, run: RunSettings, in_memory: InMemoryData
     for note in dict.fromkeys(note for part in parts.values() for note in part.notes):
         log.info(note)
     return parts
+
+
+def _first_part(parts: Mapping[str, Source]) -> Source:
+    """Return train, or the only part where the data are not split."""
+    return parts["train"] if "train" in parts else next(iter(parts.values()))
 
 
 def extract_part(

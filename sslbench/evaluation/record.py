@@ -344,13 +344,14 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
     )
     effective = {"origin", *prepared.preprocessing_origins}
     preprocessing = {name: value for name, value in backbone.preprocessing.record().items() if name in effective}
+    precision = "fp32" if prepared.run.precision == "int8" and backbone.kind.pixels else prepared.run.precision
     timings = {"extract": round(encoded.seconds, 3), "images decoded": float(encoded.decoded)}
     columns = {name: [text or UNNAMED for text in data.test.attributes[name]] for name in request.groups}
     return Subject(
         weights,
         layer,
         preprocessing,
-        prepared.run.precision,
+        precision,
         prepared.run.feature_dtype,
         used,
         prepared.run,

@@ -1,7 +1,6 @@
 """Difference that int8 makes to a score: the protocol on a sample of the images, in int8 and in fp32."""
 
 import dataclasses
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,8 +18,6 @@ from sslbench.metrics.differences import Predictions, difference
 from sslbench.results import Result, Rounding
 from sslbench.results.records import Scores
 from sslbench.runtime.progress import Progress
-
-log = logging.getLogger("sslbench")
 
 SAMPLE = {"train": 5_000, "test": 1_000}
 """Largest numbers of images that are encoded in fp32 as well."""

@@ -3,8 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
-from sslbench.errors import UsageError
-from sslbench.runtime.device_names import EncodingPrecision, Precision
+from sslbench.runtime.device_names import EncodingPrecision, Precision, float_precision
 from sslbench.runtime.workers import StartMethod
 
 if TYPE_CHECKING:
@@ -39,9 +38,4 @@ class ExtractSettings:
         Raises:
             UsageError: it is int8.
         """
-        if self.precision == "int8":
-            raise UsageError(
-                "precision int8 is for protocols on features, such as linear and knn, and for extract",
-                "Use --precision bf16 or fp32.",
-            )
-        return self.precision
+        return float_precision(self.precision)

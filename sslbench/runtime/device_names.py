@@ -23,3 +23,17 @@ def refuse_unknown_device(name: str) -> None:
     """
     if not _DEVICE.fullmatch(name):
         raise UsageError(f"there is no device called '{name}'", "Use auto, cpu, cuda, cuda:1 or mps.")
+
+
+def float_precision(precision: EncodingPrecision) -> Precision:
+    """Return the precision of a network that is trained or gives maps.
+
+    Raises:
+        UsageError: it is int8.
+    """
+    if precision == "int8":
+        raise UsageError(
+            "precision int8 is for protocols on features, such as linear and knn, and for extract",
+            "Use --precision bf16 or fp32.",
+        )
+    return precision

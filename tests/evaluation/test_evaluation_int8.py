@@ -113,6 +113,13 @@ def test_the_estimate_counts_the_preparation_and_the_sample_in_fp32(photos, tmp_
     assert found["int8"] == [*found["fp32"], f"fp32 beside int8: {extraction}", f"fp32 beside int8: {knn}"]
 
 
+def test_pixels_are_recorded_in_fp32_as_they_are_computed(photos, tmp_path):
+    run = {"precision": "int8", "workers": 0, "device": "cpu", "overlaps": False}
+    (in_int8,) = sslbench.evaluate("pixels:4", photos, protocols="knn", out=tmp_path, run=RunSettings(**run))
+    (in_fp32,) = sslbench.evaluate("pixels:4", photos, protocols="knn", out=tmp_path / "b", device="cpu", workers=0)
+    assert in_int8.precision == "fp32" and in_int8.rounding is None and in_int8.id == in_fp32.id
+
+
 def test_a_sample_stands_for_many_images(net, photos, tmp_path, monkeypatch):
     monkeypatch.setattr(rounding, "SAMPLE", {"train": 30, "test": 15})
     (result,) = evaluate(net, photos, tmp_path, protocols=("knn",), floors=False)

@@ -13,8 +13,9 @@ from sslbench.cli.commands.eval.flags import EvalOptions, refuse_mistyped, refus
 from sslbench.data.noise import check_values
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, list_names
-from sslbench.protocols import OnObjects
+from sslbench.protocols import OnFeatures, OnObjects
 from sslbench.protocols import find as find_protocol
+from sslbench.runtime.device_names import float_precision
 
 if TYPE_CHECKING:
     from sslbench.cli.commands.eval.presets import ProtocolRun
@@ -254,6 +255,8 @@ def check(
     refuse_unused(ctx, chosen, [run.protocol for run in runs])
     checked = _settings(chosen, values, benchmarks, runs)
     _refuse_wrong_settings(checked)
+    if not benchmarks and not all(isinstance(find_protocol(run.protocol).kind, OnFeatures) for run in runs):
+        float_precision(checked.run.precision)
     early.refuse_wrong_network(chosen.network.format, chosen.network.stem)
     chosen.network.layer_names()
     chosen.preprocessing.check()
