@@ -1,6 +1,7 @@
 """Difference that int8 makes to a score: the protocol on a sample of the images, in int8 and in fp32."""
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from sslbench.metrics.differences import Predictions, difference
 from sslbench.results import Result, Rounding
 from sslbench.results.records import Scores
 from sslbench.runtime.progress import Progress
+
+log = logging.getLogger("sslbench")
 
 SAMPLE = {"train": 5_000, "test": 1_000}
 """Largest numbers of images that are encoded in fp32 as well."""
@@ -60,6 +63,7 @@ def encode_sample(prepared: Prepared, encoded: Encoded, store: Path, progress: P
     """
     exact = in_fp32(prepared)
     run, parts = exact.run, {"train": exact.data.train, "test": exact.data.test}
+    log.info(f"int8: {len(parts['train']):,} train and {len(parts['test']):,} test images are encoded in fp32 as well")
     found = {
         name: extract_part(exact.backbone, part, exact.layers, run, store, name, progress)
         for name, part in parts.items()

@@ -18,6 +18,8 @@ def row_flags(members: Sequence[Result], columns: Sequence[Column], cells: Seque
     weights = members[0].weights
     if weights.partial:
         flags.append(f"partial weights ({weights.loaded} of {weights.total} tensors)")
+    if members[0].precision == "int8":
+        flags.append("features rounded to int8")
     concerned: dict[str, list[str]] = defaultdict(list)
     for column, cell in zip(columns, cells, strict=True):
         for flag in cell_flags(cell, column.metric) if cell is not None else ():

@@ -61,6 +61,10 @@ def flags(**changes):
     return row.flags
 
 
+def test_features_in_int8_are_marked_also_where_nothing_else_is_on_the_board():
+    assert flags(precision="int8") == ("features rounded to int8",) and flags(precision="bf16") == ()
+
+
 def test_a_probe_that_has_not_learned_train_is_flagged():
     assert flags(train=57.0) == ("underfitted",), "the interval of test is 58 to 63"
     assert flags(train=59.0) == () and flags(train=100.0) == () and flags() == ()
