@@ -31,7 +31,7 @@ bench-gpu: .venv/installed  ## a CUDA GPU beside the CPU: numbers, and speeds of
 	$(BIN)/python -m pytest -m gpu -s tests/gpu
 
 parity: .venv/installed  ## differences from Detectron2 and pycocotools; needs both importable (CONTRIBUTING.md)
-	$(BIN)/python -W ignore tests/detection/parity_table.py
+	PYTHONPATH=tests:$$PYTHONPATH $(BIN)/python -W ignore tests/detection/parity_table.py
 
 hostile: .venv/installed  ## damaged and malicious input of every kind, all cases and 50 mutations of each kind; hours
 	SSLBENCH_HOSTILE=50 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/hostile

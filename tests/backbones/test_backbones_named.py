@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from serving import serving
+from helpers.serving import serving
 
 from sslbench import paths
 from sslbench.backbones import named

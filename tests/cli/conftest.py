@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from coloured_pictures import write_pictures
+from helpers.coloured_pictures import write_pictures
 
 from sslbench.cli.main import main
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import two_processes
+from helpers import two_processes
 from test_cli_detection import NET, QUICK, manifest, only_record, world
 
 from sslbench.backbones.build import build

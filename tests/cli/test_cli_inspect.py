@@ -7,9 +7,9 @@ import pickle
 import shlex
 import tarfile
 
-import containers
 import pytest
 import torch
+from helpers import containers
 
 from sslbench.backbones.build import build
 from sslbench.weights import save

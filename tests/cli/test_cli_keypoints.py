@@ -5,16 +5,13 @@ import csv
 import dataclasses
 import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.drawn_figures import NAMES, write
 
 from sslbench.cli.main import main
 from sslbench.results import records
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "detection"))
-from drawn_figures import NAMES, write
 
 SETTINGS = """protocol: detection
 version: 1

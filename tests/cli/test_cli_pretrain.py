@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from coloured_pictures import write_pictures
+from helpers.coloured_pictures import write_pictures
 from PIL import Image
 
 from sslbench.cli import slurm

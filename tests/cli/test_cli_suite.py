@@ -5,7 +5,7 @@ import os
 from typing import NamedTuple
 
 import pytest
-import two_processes
+from helpers import two_processes
 
 from sslbench.cli.commands.eval.suite import expand, take_weights
 from sslbench.errors import UsageError

@@ -25,7 +25,7 @@ COMMANDS = [
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="open files are found in /proc")
 def test_commands_work_without_what_windows_lacks(tmp_path):
     environment = os.environ | {"SSLBENCH_CACHE": str(tmp_path / "cache"), "SSLBENCH_TRACEBACK": "1"}
-    program = [sys.executable, str(Path(__file__).parent / "windows.py"), *COMMANDS]
+    program = [sys.executable, str(Path(__file__).parents[1] / "helpers" / "windows.py"), *COMMANDS]
     done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "start no second run in it" in done.stderr

@@ -2,11 +2,10 @@
 
 import copy
 import dataclasses
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from helpers import runs
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sslbench import config
@@ -14,15 +13,10 @@ from sslbench.backbones.build import build
 from sslbench.backbones.sizes import feature_dim
 from sslbench.data.views import Augment
 from sslbench.errors import UsageError
-from sslbench.train.method import Batch, Method, Step, find_method
-from sslbench.weights import heads
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "pretraining"))
-import runs
-
 from sslbench.pretraining.networks import make_method
-from sslbench.train.method import Setup
+from sslbench.train.method import Batch, Method, Setup, Step, find_method
 from sslbench.train.optimizers import make_optimizer, parameter_groups
+from sslbench.weights import heads
 
 # DINO's centre moves at once and raises its loss, as does TiCo's covariance, which grows from zero: for the loss to
 # fall, what is predicted has to stand still.

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sample_maps import ArrayMaps, map_pictures, map_sample
-from sample_places import bright_objects
-from sample_tuples import tuple_sample
-from sample_values import COLUMNS, ArrayValues, value_pictures
+from helpers.sample_maps import ArrayMaps, map_pictures, map_sample
+from helpers.sample_places import bright_objects
+from helpers.sample_tuples import tuple_sample
+from helpers.sample_values import COLUMNS, ArrayValues, value_pictures
 from scipy.stats import binom
 from torch import nn
 

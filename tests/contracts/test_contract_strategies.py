@@ -14,17 +14,12 @@ changes the optimizer only.
 import contextlib
 import dataclasses
 import functools
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "pretraining"))
-import runs
-import two_processes
+from helpers import runs, two_processes
 
 from sslbench.backbones.build import build
 from sslbench.backbones.sizes import accept_sizes, feature_dim

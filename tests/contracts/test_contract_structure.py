@@ -2,19 +2,14 @@
 
 import dataclasses
 import importlib
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import timm
 import torch
+from helpers import runs, two_processes
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "pretraining"))
-import runs
-import two_processes
 
 from sslbench.distributed import parallel
 from sslbench.pretraining import PretrainRequest

@@ -2,8 +2,8 @@
 
 import json
 
-import containers
 import pytest
+from helpers import containers
 
 from sslbench.data.booleans import boolean
 from sslbench.data.open import open_data, open_label_maps, open_objects

@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from annotated import NAMES, pictures, save, write_coco, write_table, write_xml, write_yolo
+from helpers.annotated import NAMES, pictures, save, write_coco, write_table, write_xml, write_yolo
 
 from sslbench.cli.main import main
 from sslbench.data.export.kwcoco import write_kwcoco

@@ -5,10 +5,10 @@ import os
 import pickle
 import warnings
 
-import containers
 import numpy as np
 import pytest
-from containers import pictures
+from helpers import containers
+from helpers.containers import pictures
 from PIL import Image
 
 from sslbench.data.loading.loader import scan

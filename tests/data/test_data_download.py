@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torchvision.datasets
 from click.testing import CliRunner
+from helpers.serving import serving
 from PIL import Image
-from serving import serving
 
 from sslbench import paths
 from sslbench.cli.commands.data import command

@@ -5,7 +5,7 @@ import os
 import subprocess
 
 import pytest
-from containers import CLASSES, FEATURES, hf_table, pictures, png, write_parquet, write_saved
+from helpers.containers import CLASSES, FEATURES, hf_table, pictures, png, write_parquet, write_saved
 
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError

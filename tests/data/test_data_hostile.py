@@ -5,7 +5,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from containers import add_to_tar, pictures, png, write_folder
+from helpers.containers import add_to_tar, pictures, png, write_folder
 
 from sslbench.data.loading.loader import scan
 from sslbench.data.open import open_data

@@ -3,11 +3,11 @@
 import io
 import json
 
-import containers
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from containers import pictures
+from helpers import containers
+from helpers.containers import pictures
 from PIL import Image
 
 from sslbench.cli.main import cli

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from containers import png
+from helpers.containers import png
 
 from sslbench.data.open import open_data
 from sslbench.errors import DataError

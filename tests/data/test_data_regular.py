@@ -6,9 +6,9 @@ import signal
 import socket
 import sys
 
-import containers
 import numpy as np
 import pytest
+from helpers import containers
 
 from sslbench.data import regular
 from sslbench.data.formats import folder

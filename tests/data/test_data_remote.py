@@ -4,10 +4,10 @@ import os
 import subprocess
 import sys
 
-import containers
 import fsspec
 import pytest
-from serving import serving
+from helpers import containers
+from helpers.serving import serving
 
 from sslbench import paths
 from sslbench.data import remote

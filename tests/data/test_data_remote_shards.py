@@ -7,10 +7,10 @@ import threading
 import time
 from pathlib import Path
 
-import containers
 import numpy as np
 import pytest
-from serving import serving
+from helpers import containers
+from helpers.serving import serving
 
 from sslbench.data import remote
 from sslbench.data.loading import loader

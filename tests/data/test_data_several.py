@@ -4,10 +4,10 @@ import dataclasses
 import json
 import pickle
 
-import containers
 import numpy as np
 import pytest
 import torch
+from helpers import containers
 
 from sslbench.data.decode.handlers import picture_decoder
 from sslbench.data.export.files import Extractor

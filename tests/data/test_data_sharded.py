@@ -1,9 +1,9 @@
 """sampler=shards: every image once, a few shards at a time, and what is said where that cannot be."""
 
-import containers
 import fsspec
 import numpy as np
 import pytest
+from helpers import containers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -6,7 +6,7 @@ import tarfile
 
 import numpy as np
 import pytest
-from containers import add_to_tar, pictures, png, write_shards, write_tar
+from helpers.containers import add_to_tar, pictures, png, write_shards, write_tar
 
 from sslbench.data.decode.handlers import make_decoder
 from sslbench.data.decode.picture import Wanted

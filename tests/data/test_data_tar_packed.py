@@ -7,7 +7,7 @@ import sys
 import tarfile
 
 import pytest
-from containers import add_to_tar, pictures, png, write_tar
+from helpers.containers import add_to_tar, pictures, png, write_tar
 
 from sslbench.data.open import open_data
 from sslbench.errors import DataError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from containers import CLASSES, crc32c, example, field, framed, pictures, varint, write_tfds
+from helpers.containers import CLASSES, crc32c, example, field, framed, pictures, varint, write_tfds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -3,7 +3,7 @@
 import base64
 
 import pytest
-from containers import pictures, png, write_tsv
+from helpers.containers import pictures, png, write_tsv
 
 from sslbench.data.open import open_data
 from sslbench.errors import DataError

@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
-from containers import CLASSES, pictures, png, write_folder, write_vissl
+from helpers.containers import CLASSES, pictures, png, write_folder, write_vissl
 
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError

@@ -1,7 +1,7 @@
 """Pascal VOC trees: what each value in the lists means, which split is which, and lists that do not agree."""
 
 import pytest
-from containers import pictures, png, write_voc
+from helpers.containers import pictures, png, write_voc
 
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError

@@ -7,7 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from containers import pictures, png, write_zip
+from helpers.containers import pictures, png, write_zip
 
 from sslbench.data.formats import zip as zip_source
 from sslbench.data.loading.loader import scan

@@ -20,7 +20,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 import torch
-from detector_samples import ALL, CASES, images, small_detector, targets
+from helpers.detector_samples import ALL, CASES, images, small_detector, targets
 from test_detection_parity import batch_for, configuration, in_order, library, ours, run, theirs
 
 from sslbench.backbones.build import build

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from drawn_rectangles import recipe, source
+from helpers.drawn_rectangles import recipe, source
 
 from sslbench.detection.constant_box import constant_boxes
 from sslbench.detection.evaluate import score

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from detector_samples import detector, scene
+from helpers.detector_samples import detector, scene
 from test_detection_learning import average_precision
 from torch import nn
 

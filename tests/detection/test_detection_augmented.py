@@ -5,8 +5,8 @@ import dataclasses
 
 import pytest
 import torch
-from detector_samples import detector, scene
-from drawn_rectangles import recipe, small_detector, source
+from helpers.detector_samples import detector, scene
+from helpers.drawn_rectangles import recipe, small_detector, source
 from torchvision.ops import box_iou
 
 from sslbench.backbones.build import build

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from detector_samples import detector, scene
+from helpers.detector_samples import detector, scene
 from torch import nn
 from torchvision.ops import box_iou
 

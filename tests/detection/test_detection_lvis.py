@@ -8,8 +8,8 @@ import re
 
 import numpy as np
 import pytest
-from annotated import pictures, save, write_coco
-from drawn_rectangles import recipe
+from helpers.annotated import pictures, save, write_coco
+from helpers.drawn_rectangles import recipe
 
 from sslbench.data.containers import view
 from sslbench.data.export.kwcoco import write_kwcoco

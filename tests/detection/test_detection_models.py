@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from detector_samples import BASIC, BOTTLENECK, VIT, detector, losses_of, ruled, scene, small_detector, targets
+from helpers.detector_samples import BASIC, BOTTLENECK, VIT, detector, losses_of, ruled, scene, small_detector, targets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from detector_samples import ALL, CASES, CLASSES, SIZES, SKELETON, images, small_detector, targets
+from helpers.detector_samples import ALL, CASES, CLASSES, SIZES, SKELETON, images, small_detector, targets
 
 from sslbench.backbones.build import build
 from sslbench.detection.detectron2.config import detectron2_options

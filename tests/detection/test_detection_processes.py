@@ -1,15 +1,12 @@
 """Training by two processes: each with one image does what one process does with both."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import two_processes
-from drawn_rectangles import SMALL, source
+from helpers import two_processes
+from helpers.drawn_rectangles import SMALL, source
 
 from sslbench.backbones.build import build
 from sslbench.detection.models.build import build_detector

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from drawn_rectangles import recipe, source
+from helpers.drawn_rectangles import recipe, source
 from PIL import Image
 
 from sslbench.data.decode.handlers import Reading

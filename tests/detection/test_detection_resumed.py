@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 import torch
-from detector_samples import VIT
-from drawn_rectangles import recipe, source
+from helpers.detector_samples import VIT
+from helpers.drawn_rectangles import recipe, source
 
 from sslbench.backbones.build import build
 from sslbench.detection.models.build import build_detector

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from drawn_rectangles import recipe, small_detector, source
+from helpers.drawn_rectangles import recipe, small_detector, source
 from PIL import Image
 
 from sslbench.backbones.build import build

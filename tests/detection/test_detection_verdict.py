@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from drawn_rectangles import source
+from helpers.drawn_rectangles import source
 
 from sslbench.evaluation.detection.compare import at_constant_box, verdict
 from sslbench.evaluation.detection.record import few_objects

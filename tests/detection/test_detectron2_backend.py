@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from detectron2_samples import CPU, NET, REAL, recipe, squares, trained
+from helpers.detectron2_samples import CPU, NET, REAL, recipe, squares, trained
 from PIL import Image
 
 from sslbench.backbones.build import build

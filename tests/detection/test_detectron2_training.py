@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import two_processes
-from detectron2_samples import CPU, NET, REAL, parts, recipe, trained
+from helpers import two_processes
+from helpers.detectron2_samples import CPU, NET, REAL, parts, recipe, trained
 
 from sslbench.backbones.build import build
 from sslbench.detection.batches import training_batches

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from drawn_rectangles import SMALL, recipe, source
+from helpers.drawn_rectangles import SMALL, recipe, source
 
 from sslbench.backbones.build import build
 from sslbench.detection.models.build import build_detector

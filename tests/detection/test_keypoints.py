@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from detectron2_samples import REAL
-from drawn_figures import NAMES, SIDE, SKELETON, drawn, recipe, source
+from helpers.detectron2_samples import REAL
+from helpers.drawn_figures import NAMES, SIDE, SKELETON, drawn, recipe, source
 
 from sslbench.backbones.build import build
 from sslbench.data.images import Arrays

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from detector_samples import scene
+from helpers.detector_samples import scene
 from torch import nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.fcos import FCOS

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from detector_samples import BASIC
+from helpers.detector_samples import BASIC
 
 from sslbench.backbones.build import build
 from sslbench.detection.models.boxes import BACKGROUND, Target, match

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from drawn_rectangles import recipe, source
+from helpers.drawn_rectangles import recipe, source
 from PIL import Image
 
 from sslbench.backbones.build import build

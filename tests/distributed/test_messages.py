@@ -3,12 +3,9 @@
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import two_processes
+from helpers import two_processes
 
 from sslbench.distributed.messages import show_once, shown_elsewhere
 

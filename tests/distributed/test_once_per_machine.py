@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import two_processes
+from helpers import two_processes
 from PIL import Image
 
 from sslbench.data.formats import folder

@@ -3,7 +3,7 @@
 import numpy as np
 import timm
 import torch
-import two_processes
+from helpers import two_processes
 from torch.distributed.fsdp import FSDPModule  # noqa: TID251
 
 from sslbench.backbones.build import build

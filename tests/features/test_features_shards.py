@@ -5,11 +5,11 @@ import multiprocessing
 import os
 import time
 
-import containers
 import numpy as np
 import pytest
 import torch
-from serving import serving
+from helpers import containers
+from helpers.serving import serving
 
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers

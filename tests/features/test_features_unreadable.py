@@ -6,10 +6,10 @@ import io
 import struct
 import zlib
 
-import containers
 import numpy as np
 import pytest
 import torch
+from helpers import containers
 from PIL import Image
 from sample_data import FORMATS, sample_module
 

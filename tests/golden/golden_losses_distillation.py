@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-import two_processes
 from golden_cases import Case
 from golden_losses import PRECISIONS, close, compare, value_of
 from golden_losses_distributed import Computation, check
+from helpers import two_processes
 from torch import Tensor
 from torch.nn import functional
 

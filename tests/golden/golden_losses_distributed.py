@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import two_processes
 from golden_cases import Case, find_cases
+from helpers import two_processes
 from torch import Tensor
 from torch.nn import functional
 

@@ -1,15 +1,12 @@
 """What a GPU computes beside what a CPU computes: `make bench-gpu` (`pytest -m gpu tests/gpu`), never `make test`."""
 
-import sys
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "pretraining"))
-import runs
+from helpers import runs
 
 from sslbench.backbones import speed
 from sslbench.backbones.layers import resolve_layers

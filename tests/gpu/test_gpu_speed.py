@@ -5,8 +5,8 @@ import time
 
 import numpy as np
 import pytest
-import simclr_updates
 import torch
+from helpers import simclr_updates
 from PIL import Image
 
 from sslbench.backbones import speed

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from make_results import IDS, LABELS, PREPROCESSING, change, make, write
+from helpers.record_trees import IDS, LABELS, PREPROCESSING, change, make, write
 
 import sslbench
 from sslbench.cli.main import cli

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 import pytest
-from make_results import make
+from helpers.record_trees import make
 
 from sslbench.leaderboard import Published, table, to_html, with_published
 from sslbench.leaderboard.writers import plots, ranks

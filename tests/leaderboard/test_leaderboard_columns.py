@@ -3,7 +3,7 @@
 import numpy as np
 import pandas
 import pytest
-from make_results import make
+from helpers.record_trees import make
 
 from sslbench.errors import UsageError
 from sslbench.leaderboard import table, to_csv, to_html, to_markdown

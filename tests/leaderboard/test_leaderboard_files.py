@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pandas
 import pytest
-from make_results import make
+from helpers.record_trees import make
 from rich.console import Console
 
 from sslbench.errors import ResultError

@@ -4,9 +4,9 @@ import re
 
 import numpy as np
 import pytest
+from helpers.record_trees import make, write
 from hypothesis import given
 from hypothesis import strategies as st
-from make_results import make, write
 
 from sslbench.errors import ResultError
 from sslbench.leaderboard import Published, table, to_latex, with_published

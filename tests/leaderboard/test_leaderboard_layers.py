@@ -1,7 +1,7 @@
 """The plot over layers: what is drawn is what the records hold, in the order of the network."""
 
 import pytest
-from make_results import make
+from helpers.record_trees import make
 
 from sslbench.errors import ResultError, UsageError
 from sslbench.leaderboard import table

@@ -1,7 +1,7 @@
 """What is marked: flags, floors, the best row and its ties, metrics that disagree."""
 
 import numpy as np
-from make_results import IDS, LABELS, labels, make, write
+from helpers.record_trees import IDS, LABELS, labels, make, write
 
 from sslbench.leaderboard import table
 from sslbench.leaderboard.model import value

@@ -4,7 +4,7 @@ import csv
 
 import numpy as np
 import pytest
-from make_results import IDS, change, make, write
+from helpers.record_trees import IDS, change, make, write
 from PIL import Image
 
 from sslbench.errors import ResultError

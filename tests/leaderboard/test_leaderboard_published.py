@@ -4,7 +4,7 @@ import dataclasses
 
 import pandas
 import pytest
-from make_results import make
+from helpers.record_trees import make
 
 from sslbench.leaderboard import Published, table, to_csv, with_published
 from sslbench.leaderboard.writers.provenance import how_made

@@ -5,9 +5,9 @@ import itertools
 import random
 
 import pytest
+from helpers.record_trees import PREPROCESSING, body, change, labels, make
 from hypothesis import given
 from hypothesis import strategies as st
-from make_results import PREPROCESSING, body, change, labels, make
 
 from sslbench.errors import UsageError
 from sslbench.identity import comparability_key

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 import torch
-import two_processes
+from helpers import two_processes
+from helpers.training_samples import random_rows
 from torch import nn
-from training_samples import random_rows
 
 from sslbench.methods import barlow_twins
 from sslbench.train.method import Batch, Setup, Step

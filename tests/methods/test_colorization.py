@@ -1,12 +1,11 @@
 import dataclasses
-import sys
-from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 import torch
-from training_samples import batch_of, gradient, network, random_rows, setup_for, step_of
+from helpers import runs
+from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of
 
 from sslbench.backbones.load import load_backbone
 from sslbench.data.decode.transforms import normalise
@@ -16,9 +15,6 @@ from sslbench.methods import colorization
 from sslbench.methods._parts.feature_maps import feature_map
 from sslbench.preprocessing import LIGHTNESS
 from sslbench.train.method import Step
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "pretraining"))
-import runs
 
 NAME = "resnet18w0.125,in_chans=1,last_stride=1"
 # From a to b: ranges of the published colours (pts_in_hull.npy), 313 in all.

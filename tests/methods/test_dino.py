@@ -3,9 +3,9 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-import two_processes
+from helpers import two_processes
+from helpers.training_samples import batch_of, network, random_rows, setup_for, step_of
 from torch import nn
-from training_samples import batch_of, network, random_rows, setup_for, step_of
 
 from sslbench.errors import UsageError
 from sslbench.methods import dino

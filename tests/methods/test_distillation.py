@@ -3,8 +3,8 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from helpers.training_samples import batch_of, check_contract, gradient, network, random_rows, setup_for, step_of
 from torch.nn import functional
-from training_samples import batch_of, check_contract, gradient, network, random_rows, setup_for, step_of
 
 from sslbench.backbones.classifier import ClassifierInfo, classifier_metadata
 from sslbench.errors import UsageError

@@ -6,7 +6,7 @@ import io
 
 import pytest
 import torch
-from training_samples import batch_of, network, setup_for, step_of
+from helpers.training_samples import batch_of, network, setup_for, step_of
 
 from sslbench.errors import UsageError
 from sslbench.methods import barlow_twins, byol, dino, mae, simsiam, vicreg

@@ -1,13 +1,8 @@
 """Random numbers of images, which do not depend on processes and batches."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "pretraining"))
-import runs
+from helpers import runs
 
 from sslbench.methods import mae
 from sslbench.methods._parts.draws import image_generators, update_generator, view_by_view

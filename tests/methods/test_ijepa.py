@@ -4,8 +4,8 @@ import random
 import numpy as np
 import pytest
 import torch
+from helpers.training_samples import batch_of, check_contract, gradient, network, random_rows, setup_for, step_of
 from torch.nn import functional
-from training_samples import batch_of, check_contract, gradient, network, random_rows, setup_for, step_of
 
 from sslbench.errors import UsageError
 from sslbench.methods import ijepa

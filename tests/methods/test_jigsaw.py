@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from training_samples import batch_of, check_contract, network, setup_for, step_of
+from helpers.training_samples import batch_of, check_contract, network, setup_for, step_of
 
 from sslbench.errors import UsageError
 from sslbench.methods import jigsaw

@@ -3,8 +3,8 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-import two_processes
-from training_samples import batch_of, check_contract, gradient, network, random_rows, setup_for, step_of
+from helpers import two_processes
+from helpers.training_samples import batch_of, check_contract, gradient, network, random_rows, setup_for, step_of
 
 from sslbench.errors import UsageError
 from sslbench.methods import lejepa

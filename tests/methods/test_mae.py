@@ -3,9 +3,9 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from helpers.training_samples import batch_of, network, random_rows, setup_for, step_of
 from hypothesis import given
 from hypothesis import strategies as st
-from training_samples import batch_of, network, random_rows, setup_for, step_of
 
 from sslbench.errors import UsageError
 from sslbench.methods import mae

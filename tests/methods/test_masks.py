@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from helpers.training_samples import network
 from hypothesis import given
 from hypothesis import strategies as st
-from training_samples import network
 
 from sslbench.methods._parts import masks
 from sslbench.methods._parts.vision_transformers import drop_samples, embed, run_blocks

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from helpers.training_samples import network
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from training_samples import network
 
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
 from sslbench.methods._parts.precision import in_float32

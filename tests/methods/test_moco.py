@@ -4,9 +4,8 @@ import math
 import numpy as np
 import pytest
 import torch
-import two_processes
-from torch.nn import functional
-from training_samples import (
+from helpers import two_processes
+from helpers.training_samples import (
     batch_of,
     check_contract,
     gradient,
@@ -17,6 +16,7 @@ from training_samples import (
     train,
     unit,
 )
+from torch.nn import functional
 
 from sslbench.errors import UsageError
 from sslbench.methods import moco

@@ -4,8 +4,18 @@ import math
 import numpy as np
 import pytest
 import torch
-import two_processes
-from training_samples import batch_of, check_contract, gradient, network, random_rows, setup_for, step_of, train, unit
+from helpers import two_processes
+from helpers.training_samples import (
+    batch_of,
+    check_contract,
+    gradient,
+    network,
+    random_rows,
+    setup_for,
+    step_of,
+    train,
+    unit,
+)
 
 from sslbench.errors import UsageError
 from sslbench.methods import moco_v3

@@ -3,9 +3,19 @@ import math
 import numpy as np
 import pytest
 import torch
-import two_processes
+from helpers import two_processes
+from helpers.training_samples import (
+    batch_of,
+    check_contract,
+    gradient,
+    network,
+    random_rows,
+    setup_for,
+    step_of,
+    train,
+    unit,
+)
 from torch.nn import functional
-from training_samples import batch_of, check_contract, gradient, network, random_rows, setup_for, step_of, train, unit
 
 from sslbench.errors import UsageError
 from sslbench.methods import npid

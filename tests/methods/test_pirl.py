@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 import torch
+from helpers.training_samples import batch_of, check_contract, network, setup_for, step_of, train
 from torch.nn import functional
-from training_samples import batch_of, check_contract, network, setup_for, step_of, train
 
 from sslbench.errors import UsageError
 from sslbench.methods import pirl

@@ -3,10 +3,8 @@ import math
 import numpy as np
 import pytest
 import torch
-import two_processes
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from training_samples import (
+from helpers import two_processes
+from helpers.training_samples import (
     batch_of,
     check_contract,
     gradient,
@@ -16,6 +14,8 @@ from training_samples import (
     step_of,
     unit,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sslbench.errors import UsageError
 from sslbench.methods import simclr

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from training_samples import batch_of, network, random_rows, setup_for, step_of
+from helpers.training_samples import batch_of, network, random_rows, setup_for, step_of
 
 from sslbench.methods import simsiam
 

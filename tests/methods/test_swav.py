@@ -3,11 +3,11 @@ import math
 import numpy as np
 import pytest
 import torch
-import two_processes
+from helpers import two_processes
+from helpers.training_samples import batch_of, check_contract, network, random_rows, setup_for, step_of, train, unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
-from training_samples import batch_of, check_contract, network, random_rows, setup_for, step_of, train, unit
 
 from sslbench.errors import UsageError
 from sslbench.methods import swav

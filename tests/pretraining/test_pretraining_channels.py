@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import runs
 import torch
 import yaml
+from helpers import runs
 from PIL import Image
 
 from sslbench.backbones.load import load_backbone

@@ -2,10 +2,9 @@
 
 import time
 
-import kill_campaign
 import pytest
-import runs
 import torch
+from helpers import kill_campaign, runs
 
 from sslbench.train import checkpoints
 from sslbench.train.observers import Observer

@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 
 import pytest
-import runs
+from helpers import runs
 
 from sslbench.errors import UsageError
 from sslbench.pretraining import PretrainRequest, pretrain

@@ -2,10 +2,9 @@
 
 import sys
 
-import kill_campaign
 import pytest
-import runs
 import torch
+from helpers import kill_campaign, runs
 
 from sslbench.errors import UsageError
 from sslbench.pretraining import PretrainRequest, prepare

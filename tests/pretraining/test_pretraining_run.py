@@ -11,13 +11,12 @@ import subprocess
 import sys
 import time
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
-import runs
 import torch
 import yaml
+from helpers import runs
 from PIL import Image
 from torch.nn import functional
 
@@ -371,7 +370,7 @@ def test_a_run_is_not_continued_with_changed_code(part, tmp_path, monkeypatch, c
 
 def test_two_runs_in_one_folder_exclude_each_other(tmp_path):
     """The second is told who has it; when the first is killed, the folder is free at once."""
-    script = str(Path(__file__).with_name("runs.py"))
+    script = runs.__file__
     words = [sys.executable, script, "simclr", str(tmp_path / "out"), "--limit", "1700", "--workers", "1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": "77"}
     first = subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL)
@@ -565,7 +564,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(changes, message, 
 
 
 def test_two_processes_train_one_network(tmp_path):
-    script = str(Path(__file__).with_name("runs.py"))
+    script = runs.__file__
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     words = [*launcher, script, "swav", str(tmp_path / "out"), "--workers", "1"]
@@ -630,7 +629,11 @@ def test_residual_branches_begin_at_zero_and_the_weights_hold_the_plain_architec
     assert f"backbone: {backbone}" in config
     changes = {"backbone": backbone, "epochs": 1, "optimizer": {"name": "sgd", "lr": 0.0}}
     request = PretrainRequest(
-        runs.settings("simclr", **changes), "sklearn:digits", tmp_path / "b", init=str(undisturbed[0].weights), limit=96
+        runs.settings("simclr", **changes),
+        "sklearn:digits",
+        tmp_path / "b",
+        init=str(undisturbed[0].weights),
+        limit=96,
     )
     assert torch.equal(conv(pretrain(request, command="test")), conv(undisturbed[0])), "loaded weights stay"
     with pytest.raises(UsageError, match="zero_init_residual sets random initial weights"):

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from protocol_samples import features
+from helpers.protocol_samples import features
 
 
 @pytest.fixture

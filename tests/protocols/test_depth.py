@@ -6,7 +6,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from sample_values import ArrayValues, value_pictures
+from helpers.sample_values import ArrayValues, value_pictures
 from torch import nn
 
 from sslbench.backbones.in_memory import from_module

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import timm
 import torch
+from helpers.sample_places import bright_objects, filled, write_manifest
 from PIL import Image
-from sample_places import bright_objects, filled, write_manifest
 from torch import nn
 
 from sslbench.backbones.in_memory import from_module

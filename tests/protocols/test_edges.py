@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from helpers.sample_places import bright_objects
 from PIL import Image
-from sample_places import bright_objects
 from scipy.io import savemat
 from torch import nn
 

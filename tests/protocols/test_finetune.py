@@ -5,19 +5,16 @@ import hashlib
 import importlib
 import os
 import signal
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from online_samples import PLAIN, Small, pictures, relabelled, small
+from helpers import two_processes
+from helpers.online_samples import PLAIN, Small, pictures, relabelled, small
 from timm.models import group_parameters
 from torch import nn
 from torch.nn import functional
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import two_processes
 
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers
@@ -646,7 +643,7 @@ def test_classes_are_drawn_equally_often(tmp_path):
 
 
 def test_an_unreadable_image_stops_training_and_all_are_listed(tmp_path):
-    import online_samples
+    from helpers import online_samples
 
     class Broken(online_samples.Arrays):
         def read(self, index):

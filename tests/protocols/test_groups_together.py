@@ -4,9 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from helpers.protocol_samples import features
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from protocol_samples import features
 
 from sslbench.data import splits
 from sslbench.data.groups import group_folds as real_group_folds

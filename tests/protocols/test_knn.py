@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.protocol_samples import features
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from protocol_samples import features
 
 from sslbench.config import result_settings
 from sslbench.data.source import Labels

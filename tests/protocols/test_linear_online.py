@@ -5,10 +5,10 @@ import os
 import signal
 
 import numpy as np
-import online_samples
 import pytest
 import torch
-from online_samples import Small, pictures, relabelled, small
+from helpers import online_samples
+from helpers.online_samples import Small, pictures, relabelled, small
 from torch import nn
 
 from sslbench.backbones.backbone import Backbone
@@ -274,7 +274,7 @@ def in_one_of_two_processes(rank, folder):
 
 
 def test_two_processes_give_what_one_gives(tmp_path):
-    import two_processes
+    from helpers import two_processes
 
     first, second = two_processes.run(in_one_of_two_processes, tmp_path / "two")
     assert second == {}, "the first process has the result"

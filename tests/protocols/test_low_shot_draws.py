@@ -1,7 +1,7 @@
 import numpy as np
+from helpers.protocol_samples import features
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from protocol_samples import features
 
 from sslbench.protocols._parts import few_shot
 

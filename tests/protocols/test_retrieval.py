@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from protocol_samples import features
+from helpers.protocol_samples import features
 from sklearn.decomposition import PCA
 from sklearn.metrics import average_precision_score
 

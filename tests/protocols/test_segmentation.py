@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from sample_maps import ArrayMaps, map_pictures
+from helpers.sample_maps import ArrayMaps, map_pictures
 from torch import nn
 from torch.nn import functional
 

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.sample_maps import ArrayMaps, map_pictures, map_sample
 from PIL import Image
-from sample_maps import ArrayMaps, map_pictures, map_sample
 from torch import nn
 
 from sslbench.backbones.build import build

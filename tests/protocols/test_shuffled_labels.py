@@ -8,7 +8,7 @@ ALARM.
 
 import numpy as np
 import pytest
-from protocol_samples import features
+from helpers.protocol_samples import features
 from scipy.stats import binom
 
 from sslbench.names import list_names

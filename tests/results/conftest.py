@@ -1,5 +1,5 @@
 import pytest
-from sample_record import sample
+from helpers.sample_record import sample
 
 
 @pytest.fixture

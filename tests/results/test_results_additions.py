@@ -5,7 +5,7 @@ import json
 import math
 
 import numpy as np
-from sample_record import IDS, LABELS, SCORES, identified
+from helpers.sample_record import IDS, LABELS, SCORES, identified
 
 from sslbench.identity import comparability_key
 from sslbench.results import Costs, GroupValue, MetricValue, Outcome, Stage, percent_metrics, records

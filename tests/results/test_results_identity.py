@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from sample_record import PREPROCESSING, identified
+from helpers.sample_record import PREPROCESSING, identified
 
 from sslbench.identity import comparability_key, row_key
 from sslbench.results import PresetUsed, RequestedParts

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.sample_record import IDS, LABELS, SCORES, identified
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_record import IDS, LABELS, SCORES, identified
 
 from sslbench.errors import ResultError
 from sslbench.results import SCHEMA, MetricValue, Outcome, canonical, percent_metrics, plain, records

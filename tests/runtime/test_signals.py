@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-import two_processes
+from helpers import two_processes
 
 from sslbench.distributed.collectives import rank
 from sslbench.runtime.signals import StoppedError, signal_on_any_process, stop_signals, stop_together

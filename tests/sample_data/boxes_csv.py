@@ -1,6 +1,6 @@
 """Small table of boxes, for the tests that run over every format; see `sample_data`."""
 
-from annotated import pictures, save, write_table
+from helpers.annotated import pictures, save, write_table
 
 LABELS = "single"
 WRITE = {}

@@ -2,7 +2,7 @@
 
 import json
 
-import containers
+from helpers import containers
 
 from sample_data import write_splits
 

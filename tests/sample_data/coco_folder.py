@@ -1,6 +1,6 @@
 """Small COCO folder, for the tests that run over every format; see `sample_data`."""
 
-from annotated import pictures, save, write_coco
+from helpers.annotated import pictures, save, write_coco
 
 LABELS = "single"
 WRITE = {}

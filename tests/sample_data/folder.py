@@ -1,6 +1,6 @@
 """Small image folder, for the tests that run over every format; see `sample_data`."""
 
-import containers
+from helpers import containers
 
 from sample_data import write_splits
 

@@ -1,7 +1,7 @@
 """Small Hugging Face data set, for the tests that run over every format; see `sample_data`."""
 
-import containers
 import pytest
+from helpers import containers
 
 LABELS = "single"
 

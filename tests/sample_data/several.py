@@ -1,6 +1,6 @@
 """Small list of two folders, for the tests that run over every format; see `sample_data`."""
 
-import containers
+from helpers import containers
 
 LABELS = "single"
 WRITE = {}  # its members' formats

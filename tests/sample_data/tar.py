@@ -1,6 +1,6 @@
 """Small tar shards, for the tests that run over every format; see `sample_data`."""
 
-import containers
+from helpers import containers
 
 LABELS = "single"
 WRITE = {"tar": containers.write_tar, "tar shards": containers.write_shards}

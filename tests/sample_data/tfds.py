@@ -1,6 +1,6 @@
 """Small TFDS folder, for the tests that run over every format; see `sample_data`."""
 
-import containers
+from helpers import containers
 
 LABELS = "single"
 WRITE = {"tfds": containers.write_tfds}

@@ -1,6 +1,6 @@
 """Small rows of base64, for the tests that run over every format; see `sample_data`."""
 
-import containers
+from helpers import containers
 
 LABELS = "single"
 WRITE = {"tsv": containers.write_tsv}

@@ -1,7 +1,7 @@
 """Small VISSL lists, for the tests that run over every format; see `sample_data`."""
 
-import containers
 import numpy as np
+from helpers import containers
 
 from sample_data import write_splits
 

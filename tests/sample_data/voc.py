@@ -1,6 +1,6 @@
 """Small Pascal VOC tree, for the tests that run over every format; see `sample_data`."""
 
-import containers
+from helpers import containers
 
 LABELS = "multi"
 WRITE = {"voc": lambda root, samples: containers.write_voc(root, samples, splits=("trainval",))}

@@ -1,6 +1,6 @@
 """Small folders of images and XML, for the tests that run over every format; see `sample_data`."""
 
-from annotated import pictures, save, write_xml
+from helpers.annotated import pictures, save, write_xml
 
 LABELS = "single"
 WRITE = {}

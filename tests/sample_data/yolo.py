@@ -1,6 +1,6 @@
 """Small YOLO folder, for the tests that run over every format; see `sample_data`."""
 
-from annotated import NAMES, pictures, save, write_yolo
+from helpers.annotated import NAMES, pictures, save, write_yolo
 
 LABELS = "single"
 WRITE = {}

@@ -1,6 +1,6 @@
 """Small zip archive, for the tests that run over every format; see `sample_data`."""
 
-import containers
+from helpers import containers
 
 LABELS = "single"
 WRITE = {"zip": containers.write_zip}

@@ -85,8 +85,7 @@ def test_a_protocol_keeps_within_the_limit(case, data):
 
 
 def test_a_leaderboard_of_many_records_keeps_within_the_limit(tmp_path):
-    sys.path.insert(0, str(HERE.parent / "leaderboard"))
-    from make_results import make
+    from helpers.record_trees import make
 
     from sslbench.results import records
 

@@ -7,15 +7,11 @@ import contextlib
 import io
 import json
 import statistics
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[1] / "detection"))
-from detectron2_samples import REAL, SMALL, squares, trained
+from helpers.detectron2_samples import REAL, SMALL, squares, trained
 
 from sslbench.backbones.build import build
 from sslbench.data.open import open_objects

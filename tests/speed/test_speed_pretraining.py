@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import simclr_updates
 import torch
+from helpers import simclr_updates
 from PIL import Image
 
 from sslbench.config import build as build_settings

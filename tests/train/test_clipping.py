@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-import two_processes
+from helpers import two_processes
 from torch import nn
 
 from sslbench.distributed.parallel import clip_gradients, wrap

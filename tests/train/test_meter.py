@@ -1,14 +1,10 @@
 """Log records count the images of all processes, and tell the longest wait."""
 
-import sys
 import time
 import types
-from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import two_processes
+from helpers import two_processes
 
 from sslbench.train.meter import TrainingMeter
 from sslbench.train.method import Loss

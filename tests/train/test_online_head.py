@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-import two_processes
+from helpers import two_processes
 from torch import nn
 from torch.nn import functional
 

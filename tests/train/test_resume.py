@@ -4,14 +4,10 @@ import logging
 import os
 import resource
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import two_processes
+from helpers import two_processes
 
 from sslbench.distributed.collectives import from_first, on_all
 from sslbench.errors import SslbenchError, UsageError, WeightsError

@@ -6,17 +6,14 @@ import multiprocessing
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from helpers import two_processes
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import two_processes
 
 from sslbench.distributed import parallel, sharded
 from sslbench.errors import SslbenchError, UsageError, WeightsError

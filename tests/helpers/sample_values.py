@@ -3,8 +3,8 @@
 import dataclasses
 
 import numpy as np
-from sample_maps import map_pictures
 
+from helpers.sample_maps import map_pictures
 from sslbench.data.source import Labels
 from sslbench.errors import DataError
 from sslbench.metrics.dense import depth, normals

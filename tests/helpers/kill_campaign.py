@@ -1,7 +1,7 @@
 """Kills runs at random moments, continues them, and compares the weights with those of runs that nobody disturbed.
 
-`python tests/pretraining/kill_campaign.py --times 20 simclr moco swav dino --processes 1 --workers 2` prints a line per
-method. Not part of the suite, which kills each method once (test_pretraining_kill.py).
+`PYTHONPATH=tests python -m helpers.kill_campaign --times 20 simclr moco swav dino --processes 1 --workers 2` prints a line
+per method. Not part of the suite, which kills each method once (test_pretraining_kill.py).
 """
 
 import argparse
@@ -21,13 +21,15 @@ from pathlib import Path
 import psutil
 import torch
 
+from helpers import runs
+
 
 def start(method, out, *, processes=1, workers=0, limit=96, changes=None):
     """Starts a run of so many processes, each a program of its own: a fork of a process with threads may crash."""
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
-    script = [sys.executable, str(Path(__file__).with_name("runs.py")), method, str(out)]
+    script = [sys.executable, runs.__file__, method, str(out)]
     words = ["--workers", str(workers), "--limit", str(limit), "--changes", json.dumps(changes or {})]
     started = []
     for rank in range(processes):

@@ -1,0 +1,1 @@
+"""Small data, networks, records and processes that tests of several folders share."""
