@@ -1,7 +1,7 @@
 """Kills runs at random moments, continues them, and compares the weights with those of runs that nobody disturbed.
 
-`PYTHONPATH=tests python -m helpers.kill_campaign --times 20 simclr moco swav dino --processes 1 --workers 2` prints a line
-per method. Not part of the suite, which kills each method once (test_pretraining_kill.py).
+`PYTHONPATH=tests python -m helpers.kill_campaign --times 20 simclr moco swav dino --processes 1 --workers 2` prints a
+line per method. Not part of the suite, which kills each method once (test_pretraining_kill.py).
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Every method on the same images for the same epochs, against its untrained network: a table of kNN accuracies.
 
-`PYTHONPATH=tests python tests/pretraining/method_table.py torchvision:FashionMNIST@FOLDER --out FOLDER` trains each method on the same
+`python tests/pretraining/method_table.py torchvision:FashionMNIST@FOLDER --out FOLDER` trains each method on the same
 images and appends a row per method to FOLDER/methods.csv: top-1 of kNN (k = 20, cosine votes, T = 0.07) or of another
 protocol with its 95 % interval, the paired difference from the same network untrained, training images per second, and
 peak memory of the process that trains. Every method has a process of its own; methods that stand in the table are left
