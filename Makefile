@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench bench-scale bench-gpu parity hostile site clean
+.PHONY: demo test test-all check bench bench-scale bench-gpu parity hostile site clean
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -14,6 +14,9 @@ demo: .venv/installed  ## pretrain a small ResNet on bundled digits and evaluate
 
 test: .venv/installed  ## all tests; two processes with one thread each are quicker than one with two
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+test-all: .venv/installed  ## those of `make test` and all that takes long; an hour
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not speed and not scale and not gpu'
 
 check: .venv/installed  ## format, lint, types, tests
 	$(BIN)/ruff format --check .
