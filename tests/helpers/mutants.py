@@ -5,10 +5,10 @@
     PYTHONPATH=tests python -m helpers.mutants run defects.json FOLDER
 
 `draw` chooses defects (an operator, a bound, a sign, a constant, a dropped argument, a lost field, a condition turned
-round) in functions of the parts below, by a fixed seed. `trace` copies the committed files to FOLDER/tree, where each chosen
-expression stands in both forms behind a switch, and runs the suite once to learn its duration and the tests that reach
+round) in functions of the parts below, by a fixed seed. `trace` copies the committed files to FOLDER/tree, where each
+chosen expression stands in both forms behind a switch, and runs the suite once to learn its duration and the tests that
+reach each switch. `run` turns on one defect after the other and runs those tests, the quickest first, until one fails;
 each switch. `run` turns on one defect after the other and runs those tests, the quickest first, until one fails;
-FOLDER/outcomes.json and a list of survivors are the result. About an hour on two cores; not part of the suite.
 """
 
 import ast
