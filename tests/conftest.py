@@ -1,6 +1,7 @@
 """What all tests share: a cache of their own, and messages that do not depend on which test ran before."""
 
 import logging
+import os
 
 import hypothesis
 import pytest
@@ -12,10 +13,29 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any machine")
 
 
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory):
+    """A folder shared by all tests and processes of one run."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_cache_of_the_user(tmp_path_factory):
+    """Fixtures of modules and sessions, made before a test has its own cache, see none of the user's either."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSLBENCH_CACHE", str(tmp_path_factory.mktemp("shared-cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    """No test sees the user's features or another test's."""
-    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+def own_cache(tmp_path_factory, run_folder, monkeypatch):
+    """No test sees the user's features or another test's; toy images, alike for all, are drawn once."""
+    cache = tmp_path_factory.mktemp("cache")
+    toys = run_folder / "toy"
+    toys.mkdir(exist_ok=True)
+    (cache / "toy").symlink_to(toys)
+    monkeypatch.setenv("SSLBENCH_CACHE", str(cache))
     for name in ("SSLBENCH_PATH", "SSLBENCH_DATA", "RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
 

@@ -395,7 +395,8 @@ def test_decimals_in_voc_are_read_and_a_box_outside_is_clipped(voc):
     assert "1 box clipped to the image: a.xml, object 2" in source.notes[0]
 
 
-def test_toy_shapes_are_drawn_once(monkeypatch):
+def test_toy_shapes_are_drawn_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path))
     parts = split_objects("kwcoco:shapes6-64")
     assert parts.how.startswith("seeded split by image")
     assert {"star", "superstar", "eff"} >= set(parts.train.classes)
@@ -414,7 +415,9 @@ def test_toy_shapes_are_drawn_once(monkeypatch):
     assert DEFAULT_OBJECTS.startswith("kwcoco:shapes")
 
 
-def test_half_drawn_toys_are_not_found(monkeypatch):
+def test_half_drawn_toys_are_not_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path))
+
     def fail(folder, toy):
         (folder / "data.kwcoco.json").write_text("{}")
         raise OSError(28, "No space left on device")
