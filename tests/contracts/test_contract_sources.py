@@ -1,6 +1,7 @@
 """Promises of every data format, tested on every one there is, found by its file."""
 
 import dataclasses
+import functools
 import pickle
 
 import numpy as np
@@ -14,16 +15,23 @@ from sslbench.data.source import Source
 from sslbench.errors import UsageError
 
 SAMPLES = [name for name in FORMATS if builtin_format(name).samples is not None]
+VIDEOS = ("tracks", "parts", "poses")
+TUPLES = [name for name in FORMATS if builtin_format(name).pairs or sample_module(name).LABELS in VIDEOS]
 
 
-def make(name, root):
-    return sample_module(name).make(root)
+@pytest.fixture(scope="module")
+def location(tmp_path_factory):
+    """`location(name)` is a small data set of a format, made once and only read."""
+    return functools.cache(lambda name: sample_module(name).make(tmp_path_factory.mktemp(name)))
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_format_says_what_it_reads(name):
-    found = builtin_format(name)
-    assert found.title and (found.samples or found.objects or found.maps or found.pairs or found.videos)
+def test_a_format_says_what_it_reads():
+    silent = [
+        name
+        for name, found in ((name, builtin_format(name)) for name in FORMATS)
+        if not found.title or not (found.samples or found.objects or found.maps or found.pairs or found.videos)
+    ]
+    assert FORMATS and silent == []
 
 
 def test_formats_of_last_resort_are_asked_last():
@@ -31,41 +39,30 @@ def test_formats_of_last_resort_are_asked_last():
     assert order == sorted(order) and any(order)
 
 
+ARGUMENTS = {
+    **{"image": {"image_column": "nothing"}, "label": {"label_column": "nothing"}},
+    **{"attribute": {"attribute_columns": ("nothing",)}, "value": {"value_columns": ("nothing",)}},
+}
+
+
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_location_is_recognised_by_exactly_one_format(tmp_path, name):
-    spec = make(name, tmp_path)
+def test_exactly_one_format_recognises_a_location_and_refuses_unknown_options_and_columns(location, name):
+    spec, samples = location(name), builtin_format(name).samples
     taking = [found for found in all_formats() if found.samples is not None and found.samples.recognises(spec)]
     sure = [found for found in taking if not found.last_resort]
     assert (sure or taking) == [builtin_format(name)]
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_options_say_what_they_mean_and_unknown_ones_are_refused(tmp_path, name):
-    options = builtin_format(name).samples.options
-    assert dataclasses.is_dataclass(options) and all(row.meaning for row in describe(options))
+    assert dataclasses.is_dataclass(samples.options) and all(row.meaning for row in describe(samples.options))
     with pytest.raises(UsageError, match=r"unknown key 'no_such_option'|takes no options"):
-        open_data(f"{make(name, tmp_path)}?no_such_option=1")
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_columns_that_a_format_does_not_have_are_refused(tmp_path, name):
-    spec, understood = make(name, tmp_path), builtin_format(name).samples.columns
-    columns = {
-        "image": "image_column",
-        "label": "label_column",
-        "attribute": "attribute_columns",
-        "value": "value_columns",
-    }
-    for kind, argument in columns.items():
-        if kind not in understood:
-            with pytest.raises(UsageError, match="has no column 'nothing'"):
-                open_data(spec, **{argument: ("nothing",) if argument.endswith("s") else "nothing"})
+        open_data(f"{spec}?no_such_option=1")
+    for kind in sorted(set(ARGUMENTS) - set(samples.columns)):
+        with pytest.raises(UsageError, match="has no column 'nothing'"):
+            open_data(spec, **ARGUMENTS[kind])
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_objects_and_label_maps_are_recognised_by_at_most_one_format(tmp_path, name):
+def test_objects_and_label_maps_are_recognised_by_at_most_one_format(location, name):
     """Samples are not always of a format's own kind (VOC without annotations), so none may be found."""
-    spec = make(name, tmp_path)
+    spec = location(name)
     taking = [f for f in all_formats() if f.objects is not None and f.objects.recognises(spec)]
     assert taking in ([], [builtin_format(name)])
     if taking and name != "several":
@@ -77,13 +74,9 @@ def test_objects_and_label_maps_are_recognised_by_at_most_one_format(tmp_path, n
             assert source.fingerprint() == pickle.loads(pickle.dumps(source)).fingerprint()  # noqa: S301 - our own bytes
 
 
-VIDEOS = ("tracks", "parts", "poses")
-TUPLES = [name for name in FORMATS if builtin_format(name).pairs or sample_module(name).LABELS in VIDEOS]
-
-
 @pytest.mark.parametrize("name", TUPLES)
-def test_pairs_and_videos_are_complete_picklable_and_the_same_every_time(tmp_path, name):
-    spec = make(name, tmp_path)
+def test_pairs_and_videos_are_complete_picklable_and_the_same_every_time(location, name):
+    spec = location(name)
     opened = open_pairs if builtin_format(name).pairs else open_videos
     faces = [face for found in all_formats() for face in (found.pairs, found.videos) if face is not None]
     assert sum(face.recognises(spec) for face in faces) == 1
@@ -102,9 +95,8 @@ def test_pairs_and_videos_are_complete_picklable_and_the_same_every_time(tmp_pat
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_source_is_complete_ordered_picklable_and_the_same_every_time(tmp_path, name):
-    spec = make(name, tmp_path)
-    splits, again = open_data(spec), open_data(spec)
+def test_a_source_is_complete_ordered_picklable_and_the_same_every_time(location, name):
+    splits, again = open_data(location(name)), open_data(location(name))
     assert set(splits) in ({"train", "test"}, {"all"})
     for split, source in splits.items():
         assert isinstance(source, Source) and len(source) > 0

@@ -21,7 +21,9 @@ from xml.sax.saxutils import escape
 import numpy as np
 import torch
 from helpers.detector_samples import ALL, CASES, images, small_detector, targets
-from test_detection_parity import batch_for, configuration, in_order, library, ours, run, theirs
+from helpers.detectron2_parity import batch_for, configuration, in_order, library, ours, run, theirs
+from helpers.drawn_poses import NAMES, by_pycocotools
+from helpers.drawn_poses import drawn as drawn_poses
 
 from sslbench.backbones.build import build
 from sslbench.data.images import Arrays
@@ -230,10 +232,6 @@ def corner_and_size(boxes: np.ndarray) -> list[list[float]]:
 
 def keypoint_values(number: int) -> list[Row]:
     """Compare all ten values of COCO's keypoints with pycocotools."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "metrics"))
-    from test_keypoint_metrics import NAMES, by_pycocotools
-    from test_keypoint_metrics import drawn as drawn_poses
-
     largest = 0.0
     for seed in range(number):
         truth, found = drawn_poses(seed)

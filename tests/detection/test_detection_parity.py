@@ -9,18 +9,15 @@ import functools
 import importlib.util
 import json
 import os
-import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.detector_samples import ALL, CASES, CLASSES, SIZES, SKELETON, images, small_detector, targets
+from helpers.detector_samples import ALL, CASES, SIZES, images, small_detector, targets
+from helpers.detectron2_parity import batch_for, in_order, library, ours, run, theirs
 
-from sslbench.backbones.build import build
-from sslbench.detection.detectron2.config import detectron2_options
 from sslbench.detection.models.boxes import rescale
-from sslbench.detection.models.names import from_detectron2, to_detectron2
-from sslbench.detection.recipe import DetectionRecipe
+from sslbench.detection.models.names import from_detectron2
 
 RECORDED = Path(__file__).parent / "cases" / "detectron2.json"
 REAL = pytest.mark.skipif(
@@ -31,18 +28,6 @@ REAL = pytest.mark.skipif(
 @functools.cache
 def recorded():
     return json.loads(RECORDED.read_text())
-
-
-def ours(case):
-    """Proposals and detections of each image, losses when nothing is drawn."""
-    detector = small_detector(case, **ALL)
-    with torch.no_grad():
-        detector.eval()
-        batch, sizes = detector.batched(images())
-        proposals, _ = detector.proposal_generator(detector.backbone(batch), sizes)
-        found = detector(images())
-        losses = detector.train()(images(), targets())  # last: it moves the statistics of BatchNorm
-    return proposals, found, losses
 
 
 def agree(mine, theirs, *, boxes, scores):
@@ -75,91 +60,6 @@ def test_recorded_outputs_of_detectron2(case):
             scores = found[image].keypoints[:20, :, 2].flatten().sort()[0]
             assert torch.allclose(scores, torch.tensor(wanted["keypoint_scores"]).flatten().sort()[0], rtol=1e-2)
     assert {k: float(v) for k, v in losses.items()} == pytest.approx(expected["losses"], rel=1e-4)
-
-
-@functools.cache
-def library():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import detectron2.config
-        import detectron2.layers
-        import detectron2.modeling
-        import detectron2.structures
-        import detectron2.utils.events
-        from detectron2.modeling.roi_heads import ROI_HEADS_REGISTRY, Res5ROIHeads
-
-    if "Res5ROIHeadsExtraNorm" not in ROI_HEADS_REGISTRY:
-
-        class Res5ROIHeadsExtraNorm(Res5ROIHeads):
-            @classmethod
-            def _build_res5_block(cls, cfg):
-                blocks, channels = super()._build_res5_block(cfg)
-                blocks.add_module("norm", detectron2.layers.get_norm(cfg.MODEL.RESNETS.NORM, channels))
-                return blocks, channels
-
-        ROI_HEADS_REGISTRY.register(Res5ROIHeadsExtraNorm)
-    return detectron2
-
-
-def configuration(case, **changes):
-    """Detectron2's configuration of the same recipe."""
-    name, settings = CASES[case]
-    recipe = DetectionRecipe(**{**settings, **changes})
-    cfg = library().config.get_cfg()
-    cfg.MODEL.DEVICE = "cpu"
-    options = detectron2_options(build(name), recipe, CLASSES, SKELETON)
-    cfg.merge_from_list([part for pair in options.items() for part in pair])
-    return cfg
-
-
-def theirs(case, **changes):
-    """Detectron2's model of the same recipe with the same weights; every tensor has to be taken."""
-    d2, cfg = library(), configuration(case, **changes)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = d2.modeling.build_model(cfg)
-    weights = to_detectron2(small_detector(case, **changes).state_dict())
-    names = {n for n in model.state_dict() if not n.endswith("num_batches_tracked")}
-    assert names == set(weights)
-    model.load_state_dict(weights, strict=False)
-    return model
-
-
-def batch_for(d2, *, with_targets):
-    batch = []
-    for image, target in zip(images(), targets(), strict=True):
-        entry = {"image": image * 255}
-        if with_targets:
-            entry["instances"] = d2.structures.Instances(
-                tuple(image.shape[1:]),
-                gt_boxes=d2.structures.Boxes(target.boxes),
-                gt_classes=target.classes,
-                gt_masks=d2.structures.BitMasks(target.masks),
-                gt_keypoints=d2.structures.Keypoints(target.keypoints),
-            )
-        batch.append(entry)
-    return batch
-
-
-def in_order(model, batch):
-    """Detectron2 does not turn the channels itself: its data loader does."""
-    if model.input_format == "BGR":
-        batch = [{**entry, "image": entry["image"].flip(0)} for entry in batch]
-    return batch
-
-
-def run(model, *, seed=0):
-    """What `ours` gives, from Detectron2."""
-    d2 = library()
-    torch.manual_seed(seed)
-    with torch.no_grad(), d2.utils.events.EventStorage():
-        model.eval()
-        batch = in_order(model, batch_for(d2, with_targets=False))
-        prepared = model.preprocess_image(batch)
-        proposals, _ = model.proposal_generator(prepared, model.backbone(prepared.tensor))
-        found = model.inference(batch, do_postprocess=False)
-        losses = model.train()(in_order(model, batch_for(d2, with_targets=True)))
-    return [p.proposal_boxes.tensor for p in proposals], found, losses
 
 
 def same_keypoints(mine, theirs):
