@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 import torch
-from helpers.detector_samples import detector, scene
-from test_detection_learning import average_precision
+from helpers.detector_samples import average_precision, detector, scene
 from torch import nn
 
 from sslbench.backbones.build import build

@@ -2,25 +2,8 @@
 
 import pytest
 import torch
-from helpers.detector_samples import detector, scene
+from helpers.detector_samples import average_precision, detector, scene
 from torch import nn
-from torchvision.ops import box_iou
-
-
-def average_precision(found, truth, kind):
-    """At an overlap of one half, over all images, without interpolation: precision at each hit, in order of score."""
-    ranked = sorted(
-        ((s.item(), i, j) for i, f in enumerate(found) for j, s in enumerate(f.scores) if f.classes[j] == kind),
-        reverse=True,
-    )
-    hits, total, total_precision = set(), sum(int((t.classes == kind).sum()) for t in truth), 0.0
-    for rank, (_, image, row) in enumerate(ranked, start=1):
-        overlaps = box_iou(found[image].boxes[row][None], truth[image].boxes[truth[image].classes == kind])[0]
-        hit = (image, int(overlaps.argmax()))
-        if overlaps.max() > 0.5 and hit not in hits:
-            hits.add(hit)
-            total_precision += len(hits) / rank
-    return total_precision / total
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import zlib
 
 import numpy as np
 import torch
+from torchvision.ops import box_iou
 
 from sslbench.backbones.build import build
 from sslbench.detection.models.boxes import Target
@@ -150,3 +151,19 @@ def scene(number, *, noise=0.2):
 
 def losses_of(model, images, truth, seed=0):
     return model(images, truth, torch.Generator().manual_seed(seed))
+
+
+def average_precision(found, truth, kind):
+    """At an overlap of one half, over all images, without interpolation: precision at each hit, in order of score."""
+    ranked = sorted(
+        ((s.item(), i, j) for i, f in enumerate(found) for j, s in enumerate(f.scores) if f.classes[j] == kind),
+        reverse=True,
+    )
+    hits, total, total_precision = set(), sum(int((t.classes == kind).sum()) for t in truth), 0.0
+    for rank, (_, image, row) in enumerate(ranked, start=1):
+        overlaps = box_iou(found[image].boxes[row][None], truth[image].boxes[truth[image].classes == kind])[0]
+        hit = (image, int(overlaps.argmax()))
+        if overlaps.max() > 0.5 and hit not in hits:
+            hits.add(hit)
+            total_precision += len(hits) / rank
+    return total_precision / total
