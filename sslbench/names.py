@@ -100,8 +100,9 @@ def _yaml_files(kind: str) -> dict[str, Path]:
             files = paths.files_below(root, ".yaml")
         except OSError as error:
             raise UsageError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
+        below = len(root.as_posix()) + 1
         for file in files:
-            name = file.relative_to(root).with_suffix("").as_posix()
+            name = file.as_posix()[below : -len(".yaml")]
             if name.startswith(prefix) and not name.startswith(others) and not file.name.startswith("_"):
                 found.setdefault(name.removeprefix(prefix), file)
     return found | _computed_benchmarks(found) if kind == "benchmark" else found

@@ -70,7 +70,7 @@ def files_below(folder: Path, suffix: str) -> list[Path]:
                     waiting.append(entry.path)
                 elif entry.name.endswith(suffix) and entry.is_file():
                     found.append(Path(entry.path))
-    return sorted(found)
+    return sorted(found, key=lambda path: path.parts)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 
 import click
-import pytest
 
 from sslbench.cli.main import LazyGroup
 
@@ -27,24 +26,25 @@ def commands(page):
     return [shlex.split(line[line.index("sslbench ") :], comments=True)[1:] for line in lines]
 
 
-CASES = [(page.relative_to(ROOT).as_posix(), " ".join(words)) for page in PAGES for words in commands(page)]
-
-
-def test_pages_have_commands():
-    assert len(CASES) > 60
-
-
-@pytest.mark.parametrize(("page", "words"), CASES)
-def test_a_documented_command_and_its_flags_exist(page, words):
-    del page  # names the test
-    command, rest = LazyGroup("sslbench"), words.split(" ")
-    while isinstance(command, click.Group):
+def unknown_words(words):
+    """Return the first unknown command of a documented line, else its unknown flags."""
+    command, rest = LazyGroup("sslbench"), words
+    while isinstance(command, click.Group) and rest:
         with click.Context(command) as ctx:
-            found = [command.get_command(ctx, name) for name in rest[0].split("|")]
-        assert all(found), rest[0]
-        command, rest = found[0], rest[1:]
-        if not rest:
-            return
+            found = {name: command.get_command(ctx, name) for name in rest[0].split("|")}
+        if not all(found.values()):
+            return [name for name, one in found.items() if one is None]
+        command, rest = next(iter(found.values())), rest[1:]
     known = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
-    unknown = {word.partition("=")[0] for word in rest if word.startswith("--")} - known
-    assert not unknown
+    return sorted({word.partition("=")[0] for word in rest if word.startswith("--")} - known)
+
+
+def test_every_documented_command_and_its_flags_exist():
+    cases = [(page.relative_to(ROOT).as_posix(), words) for page in PAGES for words in commands(page)]
+    assert len(cases) > 60
+    wrong = [
+        f"{page}: sslbench {' '.join(words)}: there is no {', '.join(unknown)}"
+        for page, words in cases
+        if (unknown := unknown_words(words))
+    ]
+    assert wrong == []

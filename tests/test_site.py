@@ -23,15 +23,19 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_link_leads_somewhere(page):
+def dead_links(page):
+    """Return the links of a page that lead to no file or to no heading of it."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
-    for link in links:
+    for link in (link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link):
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            yield link
+
+
+def test_every_link_leads_somewhere():
+    assert len(PAGES) > 40
+    assert [f"{page.relative_to(ROOT)}: {link}" for page in PAGES for link in dead_links(page)] == []
 
 
 def test_every_guide_is_in_the_table_of_contents():

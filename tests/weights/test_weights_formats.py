@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.offenders import offenders
 
 from sslbench import names
 from sslbench.backbones.alexnet import recognise_alexnet
@@ -27,7 +28,6 @@ RESNET50 = (
     "solo_learn.momentum swav swav.deepclusterv2 vicreg vissl vissl.linear_evaluation"
 ).split()
 ALEXNET = "caffe2_alexnet caffe2_alexnet_jigsaw deepcluster_alexnet rotnet vissl_alexnet".split()
-FORMATS = names.list_names("format")
 
 
 def entries(path):
@@ -59,52 +59,46 @@ def expected_of(path, tensors):
 
 
 def test_every_format_has_a_key_list_and_every_key_list_a_format():
-    assert {path.name.partition(".")[0] for path in KEYS} == set(FORMATS)
-    assert {name.partition(".")[0] for name in (*RESNET50, *ALEXNET)} | VIT_FORMATS <= set(FORMATS)
+    formats = set(names.list_names("format"))
+    assert {path.name.partition(".")[0] for path in KEYS} == formats
+    assert {name.partition(".")[0] for name in (*RESNET50, *ALEXNET)} | VIT_FORMATS <= formats
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_table_says_what_it_is_and_where_it_is_defined(name):
-    table = load_table(name)
-    assert table.file.title and table.file.source.startswith("https://")
+def test_a_table_says_what_it_is_and_where_it_is_defined():
+    files = {name: load_table(name).file for name in names.list_names("format")}
+    assert [n for n, file in files.items() if not file.title or not file.source.startswith("https://")] == []
 
 
-@pytest.mark.parametrize("path", KEYS, ids=lambda path: path.stem)
-def test_a_file_of_the_format_is_recognised_whatever_the_order_of_its_keys(path):
+def recognised(path, tensors, **options):
+    file = file_with(path, tensors, entries(path)[0])
+    return recognise(file, expected=expected_of(path, tensors), **options)
+
+
+def is_read_and_comes_back(path):
+    """Check a file of a format: known whatever the order of its keys, and by name; back bit for bit the same."""
     where, tensors = entries(path)
     shuffled = list(tensors.items())
     random.Random(0).shuffle(shuffled)
-    for content in (tensors, dict(shuffled)):
-        found = recognise(file_with(path, content, where), expected=expected_of(path, tensors))
-        assert (found.format, found.where) == (path.name.partition(".")[0], where)
-        assert found.canonical
-
-
-@pytest.mark.parametrize("path", KEYS, ids=lambda path: path.stem)
-def test_the_round_trip_is_bit_for_bit_the_same(path):
-    where, tensors = entries(path)
-    found = recognise(file_with(path, tensors, where), expected=expected_of(path, tensors))
+    found, mixed = recognised(path, tensors), recognised(path, dict(shuffled))
+    for one in (found, mixed):
+        assert (one.format, one.where) == (path.name.partition(".")[0], where)
+        assert one.canonical
+    named = recognised(path, tensors, format=found.format)
+    assert list(found.canonical) == list(named.canonical), "another order when the format is named"
     back = load_table(found.format).from_canonical({**found.canonical, **found.heads}, prefix=found.prefix)
     assert back.keys() == tensors.keys() - set(found.dropped)
     for key, tensor in back.items():
-        assert tensor.dtype == tensors[key].dtype and torch.equal(tensor, tensors[key])
+        assert tensor.dtype == tensors[key].dtype and torch.equal(tensor, tensors[key]), key
 
 
-@pytest.mark.parametrize("path", KEYS, ids=lambda path: path.stem)
-def test_naming_the_format_gives_the_same_tensors(path):
-    where, tensors = entries(path)
-    file, expected = file_with(path, tensors, where), expected_of(path, tensors)
-    free = recognise(file, expected=expected)
-    named = recognise(file, expected=expected, format=free.format)
-    assert list(free.canonical) == list(named.canonical)
+def test_a_file_of_every_format_is_read_in_any_order_and_by_name_and_comes_back_bit_for_bit():
+    assert offenders(KEYS, is_read_and_comes_back) == []
 
 
-@pytest.mark.parametrize("name", RESNET50)
-def test_resnet50_formats_give_torchvision_names_and_shapes(name):
-    path = KEYS[0].with_name(f"{name}.txt")
-    where, tensors = entries(path)
+def has_torchvision_names_and_shapes(name):
     wanted = shapes(entries(KEYS[0].with_name("torchvision.txt"))[1])
-    found = recognise(file_with(path, tensors, where))
+    path = KEYS[0].with_name(f"{name}.txt")
+    found = recognised(path, entries(path)[1])
     backbone = {key: shape for key, shape in wanted.items() if not key.startswith("fc.")}
     if not any(key.endswith("num_batches_tracked") for key in found.canonical):
         backbone = {key: shape for key, shape in backbone.items() if not key.endswith("num_batches_tracked")}
@@ -112,16 +106,22 @@ def test_resnet50_formats_give_torchvision_names_and_shapes(name):
     assert shapes(found.canonical) == backbone
 
 
-@pytest.mark.parametrize("name", [path.stem for path in KEYS if path.name.partition(".")[0] in ALEXNET])
-def test_alexnet_formats_give_the_names_and_shapes_of_a_backbone(name):
-    path = KEYS[0].with_name(f"{name}.txt")
-    where, tensors = entries(path)
-    found = recognise(file_with(path, tensors, where))
+def test_resnet50_formats_give_torchvision_names_and_shapes():
+    assert offenders(RESNET50, has_torchvision_names_and_shapes) == []
+
+
+def has_names_and_shapes_of_an_alexnet(path):
+    found = recognised(path, entries(path)[1])
     backbone = build(recognise_alexnet(shapes(found.canonical)))
     wanted = shapes(backbone.module.state_dict())
     optional = {key for key in wanted if key.endswith("num_batches_tracked")}
     assert wanted.keys() - optional <= found.canonical.keys() <= wanted.keys()
     assert all(wanted[key] == shape for key, shape in shapes(found.canonical).items())
+
+
+def test_alexnet_formats_give_the_names_and_shapes_of_a_backbone():
+    paths = [path for path in KEYS if path.name.partition(".")[0] in ALEXNET]
+    assert len(paths) >= len(ALEXNET) and offenders(paths, has_names_and_shapes_of_an_alexnet) == []
 
 
 def test_a_plain_file_is_not_recognised_without_the_backbone():
