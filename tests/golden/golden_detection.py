@@ -62,3 +62,6 @@ def corners(rows: list[dict]) -> np.ndarray:
     boxes = np.array([row["bbox"] for row in rows], dtype=np.float64)
     boxes[:, 2:] += boxes[:, :2]
     return boxes
+
+
+PATTERNS = {"12_voc_detection_ap/*": average_precision}

@@ -94,3 +94,6 @@ def _predictions(scores: np.ndarray, recorded: np.ndarray) -> None:
     """The classes in order of their votes, as far as the votes differ."""
     in_order = np.take_along_axis(scores, recorded.astype(np.int64), axis=1)
     assert np.all(np.diff(in_order, axis=1) <= _TIE)
+
+
+PATTERNS = {"05_knn/*": classification}

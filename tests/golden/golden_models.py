@@ -7,15 +7,12 @@ import hashlib
 import numpy as np
 import torch
 from golden_cases import Case
-from golden_losses import Inputs, compare, numbered
-from torch import Tensor, nn
 
 from sslbench import config
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import Layer, forward_layers, resolve_layers
 from sslbench.library.presets import load_preset
 from sslbench.protocols import linear_online
-from sslbench.protocols.linear_online.heads import head_losses
 from sslbench.protocols.linear_online.plan import make_heads, planned
 
 
@@ -96,19 +93,6 @@ def linear_heads(case: Case) -> None:
             assert f"eps={settings.norm_eps:g}" in said and "momentum=0.1, affine=True" in said
 
 
-def heads_of_several_labels(case: Case) -> None:
-    """VISSL's binary cross-entropy of several heads; it can normalise their outputs first."""
-    names = numbered(case.inputs(), "o")
-
-    def loss(x: Inputs) -> Tensor:
-        outputs = torch.stack([x[name] for name in names], dim=1)
-        if case.meta["args"].get("normalize_output"):
-            outputs = nn.functional.normalize(outputs, dim=2)
-        return head_losses(outputs, x["target"], len(outputs), (x["target"] >= 0).sum(0)).sum()
-
-    compare(case, names, loss, f64=2e-7)  # the reference adds up in float32
-
-
 def _check_pools(layers: tuple[Layer, ...], recorded: list) -> None:
     """The pools of a recorded list, in which a layer stands once per head."""
     ours = {layer.text.partition(":")[0]: layer.pool for layer in layers}
@@ -139,3 +123,9 @@ def recipe(name: str, shape: tuple[int, ...], salt: str) -> np.ndarray:
         return np.array(seed % 1000, dtype=np.int64)
     values = (np.random.RandomState(seed).standard_normal(shape) * 0.05).astype(np.float32)
     return np.abs(values) + np.float32(0.5) if name.endswith("running_var") else values
+
+
+PATTERNS = {
+    "11_models_params/resnet*_features*": resnet_features,
+    "11_models_params/linear_heads/*": linear_heads,
+}

@@ -140,3 +140,9 @@ def _place(model: nn.Module, path: list[str], leaf: str, names: list[str]) -> No
     if not hasattr(model, last):
         model.add_module(last, nn.BatchNorm1d(3) if is_norm else nn.Linear(3, 3, bias="prototypes" not in last))
     assert hasattr(getattr(model, last), leaf)
+
+
+PATTERNS = {
+    "03_larc_lars/*": trajectory,
+    "11_models_params/param_groups/*": groups,
+}

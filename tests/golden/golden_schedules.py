@@ -14,6 +14,9 @@ from sslbench.train.optimizer_settings import OptimizerSettings
 from sslbench.train.optimizers import scaled_lr
 from sslbench.train.schedules import Schedule
 
+SCHEDULES = ("constant", "cosine", "linear", "multistep", "step", "polynomial", "composite", "cwr", "inverse_sqrt")
+SCHEDULES_OF_OTHERS = ("layer_decay", "dino_cosine", "dinov2_cosine", "lightly_", "solo_")
+
 _KEYS = {
     "start_value": "start",
     "end_value": "end",
@@ -254,4 +257,10 @@ _KINDS = {
     "multistep": _steps,
     "step": _steps,
     "composite": _composite,
+}
+
+
+PATTERNS = {
+    "02_schedules/autoscale/*": auto_scaling,
+    **{f"02_schedules/{kind}*": recorded for kind in (*SCHEDULES, *SCHEDULES_OF_OTHERS)},
 }

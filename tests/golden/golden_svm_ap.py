@@ -77,3 +77,10 @@ def _coefficients(given: dict[str, np.ndarray], wanted: dict[str, np.ndarray], s
 def _features(x: np.ndarray, y: np.ndarray) -> Features:
     classes = tuple(f"class{c}" for c in range(y.shape[1]))
     return Features(x, Labels("multi", classes, y.astype(np.int8)), tuple(f"{i:05d}" for i in range(len(x))))
+
+
+PATTERNS = {
+    "04_svm_ap/ap_*": average_precision,
+    "04_svm_ap/meter_*": mean_average_precision,
+    "04_svm_ap/svm_*": linear_svm,
+}

@@ -73,3 +73,13 @@ def too_many_permutations(case: Case) -> None:
     else:
         with pytest.raises(UsageError, match="orders; asked for"):
             pretext.distant_permutations(n, pieces, first=0)
+
+
+PATTERNS = {
+    "09_transforms/patches_*": cut,
+    "09_transforms/shuffle_*": shuffle,
+    "09_transforms/rotate_*": rotate,
+    "09_transforms/lab_*": lab,
+    "09_transforms/jigsaw_N*": permutations,
+    "09_transforms/jigsaw_error_*": too_many_permutations,
+}

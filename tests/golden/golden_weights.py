@@ -278,3 +278,18 @@ def helpers(case: Case) -> None:
     assert set(split.canonical) == {key.removeprefix(recorded["prefix"]) for key in begins}
     assert set(split.canonical) <= set(recorded["out"])
     assert set(split.unknown) == set(recorded["in"]) - set(begins)
+
+
+PATTERNS = {
+    "08_weight_conversion/vissl/rn*": vissl,
+    "08_weight_conversion/vissl/model_state_dict_style*": vissl,
+    "08_weight_conversion/vissl/feature_extractor_prefix*": linear_evaluation,
+    "08_weight_conversion/vissl/dino_teacher*": dino_teacher,
+    "08_weight_conversion/caffe2_resnet*/*": caffe2_resnet,
+    "08_weight_conversion/caffe2_alexnet/*": caffe2_alexnet,
+    "08_weight_conversion/alexnet_*": alexnet,
+    "08_weight_conversion/moco_to_detectron2*": moco,
+    "08_weight_conversion/detectron2_align/vissl_*": detectron2_names,
+    "08_weight_conversion/detectron2_align/convert_basic_c2_names": caffe2_names,
+    "08_weight_conversion/helpers": helpers,
+}
