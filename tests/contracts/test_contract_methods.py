@@ -2,20 +2,22 @@
 
 import copy
 import dataclasses
+import random
 
+import numpy as np
 import pytest
 import torch
 from helpers import runs
+from helpers.small_methods import differences, make, one_update
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sslbench import config
 from sslbench.backbones.build import build
-from sslbench.backbones.sizes import feature_dim
-from sslbench.data.views import Augment
 from sslbench.errors import UsageError
-from sslbench.pretraining.networks import make_method
-from sslbench.train.method import Batch, Method, Setup, Step, find_method
+from sslbench.runtime.seeds import restore_random_states
+from sslbench.train import checkpoints
+from sslbench.train.method import Method, Step, find_method
 from sslbench.train.optimizers import make_optimizer, parameter_groups
+from sslbench.train.state import from_checkpoint, new_state, to_checkpoint
 from sslbench.weights import heads
 
 # DINO's centre moves at once and raises its loss, as does TiCo's covariance, which grows from zero: for the loss to
@@ -29,40 +31,6 @@ STILL = {
     "msn": {"momentum": 1.0, "final_momentum": 1.0},
     "tico": {"beta": 0.0},
 }
-
-
-def make(method, *, small=None, **changes):
-    """Return a method around its small backbone, and a fixed batch of 16 images."""
-    own, augment, name = small or runs.METHODS[method]
-    own = {**own, **changes}
-    backbone = build(name, seed=0)
-    backbone.module.requires_grad_(True).train()
-    kinds = config.build(Augment, augment, "test")
-    sizes = kinds.sizes
-    dim = feature_dim(backbone.module, 32, backbone.preprocessing.channels)
-    setup = Setup(dim, sizes, 16, 16, 1, 96, 10, 40, 20, name)
-    made = make_method(backbone.module, {"name": method, **own}, setup, seed=0)
-    generator = torch.Generator().manual_seed(1)
-    images = torch.rand(16, 3, 32, 32, generator=generator) * 2 - 1
-    cells = [cell for view in kinds.expanded() for cell in range(view.cells)]  # of a grid: brighter and brighter
-    views = tuple(
-        torch.nn.functional.interpolate(images, size=size)
-        + 0.1 * torch.randn(16, 3, size, size, generator=generator)
-        + cell / 4
-        for size, cell in zip(sizes, cells, strict=True)
-    )
-    boxes = torch.tensor([0.0, 0.0, 32.0, 32.0]) + 8 * torch.rand(16, len(views), 4, generator=generator)
-    return made, Batch(views, torch.arange(16) % 10, torch.arange(16), boxes=boxes)
-
-
-def one_update(made, optimizer, batch, step):
-    optimizer.zero_grad(set_to_none=True)
-    loss = made(batch, step)
-    loss.value.backward()
-    made.before_update(step)
-    optimizer.step()
-    made.after_update(step)
-    return loss
 
 
 def optimizer_of(made, lr=0.02):
@@ -174,26 +142,76 @@ def test_bfloat16_changes_the_loss_by_rounding_only(method):
     assert abs(values[1] - values[0]) < 0.05 * max(abs(values[0]), 1), values
 
 
-def test_the_state_goes_round(method):
-    """Continued from its state dict, a method takes the same steps bit for bit."""
-    torch.manual_seed(0)
-    made, batch = make(method)
-    made.train()
-    optimizer = optimizer_of(made)
-    for i in range(6):
-        one_update(made, optimizer, batch, Step(i, 40, 20))
-    kept = copy.deepcopy((made.state_dict(), made.local_state(), optimizer.state_dict(), torch.get_rng_state()))
-    expected = float(one_update(made, optimizer, batch, Step(6, 40, 20)).value.detach())
-    expected_next = float(one_update(made, optimizer, batch, Step(7, 40, 20)).value.detach())
-    again, _ = make(method)
-    again.train()
-    second = optimizer_of(again)
-    again.load_state_dict(kept[0])
-    again.load_local_state(kept[1])
-    second.load_state_dict(kept[2])
-    torch.set_rng_state(kept[3])
-    assert float(one_update(again, second, batch, Step(6, 40, 20)).value.detach()) == expected
-    assert float(one_update(again, second, batch, Step(7, 40, 20)).value.detach()) == expected_next
+def state_of(made):
+    """Return a training state around a method, in its product's form."""
+    settings = runs.settings("simclr", optimizer={"name": "sgd", "lr": 0.02}).optimizer
+    return new_state(made, torch.device("cpu"), settings, seed=0)
+
+
+def not_restored(make_one, batch, folder):
+    """Return the values of a method that its checkpoint after an epoch of two updates does not bring back.
+
+    Then both go on by an update, with random numbers from the checkpoint.
+    """
+    state = state_of(make_one().train())
+    first = state.method.first_pass
+    for step in (Step(i, 4, 2) for i in range(-2 if first else 0, 2)):
+        if step.index < 0:
+            with torch.no_grad():
+                state.method(batch, step)
+            state.method.after_update(step)
+        else:
+            one_update(state.method, state.optimizer, batch, step)
+    path = checkpoints.write(folder, 2, to_checkpoint(state), keep=1)
+    again = state_of(make_one().train())
+    again.method.train()
+    torch.manual_seed(9), np.random.seed(9), random.seed(9)
+    content = checkpoints.read(path)
+    from_checkpoint(again, content)
+    found = differences(state.method, again.method, "method")
+    found += differences(state.optimizer.state_dict(), again.optimizer.state_dict(), "optimizer")
+    losses = []
+    for each in (again, state):
+        restore_random_states(content["processes"][0]["random"])
+        losses.append(one_update(each.method, each.optimizer, batch, Step(2, 4, 2)).value.item())
+    return found + ([] if losses[0] == losses[1] else [f"the next loss: {losses[0]} after {losses[1]}"])
+
+
+def test_a_checkpoint_holds_everything_that_updates_change(method, tmp_path):
+    """Tensors, random states, counters and lists, through all attributes; the next loss is the same bit for bit."""
+    _, batch = make(method)
+    assert not_restored(lambda: make(method)[0], batch, tmp_path) == []
+
+
+class _Forgetful:
+    """State that a checkpoint of a method does not hold."""
+
+    def __init__(self):
+        self.values, self.number, self.draws = [], 0, torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("kind", ["buffer", "tensor", "list", "number", "generator"])
+def test_state_that_is_not_saved_is_found(kind, tmp_path):
+    _, batch = make("simclr")
+
+    def forgetful():
+        made, _ = make("simclr")
+        made.own = _Forgetful()
+        made.register_buffer("extra", torch.zeros(2), persistent=False)
+        made.tensor = torch.zeros(2)
+        changes = {
+            "buffer": lambda: made.extra.add_(1),
+            "tensor": lambda: made.tensor.add_(1),
+            "list": lambda: made.own.values.append(1),
+            "number": lambda: setattr(made.own, "number", made.own.number + 1),
+            "generator": lambda: torch.rand(1, generator=made.own.draws),
+        }
+        made.after_update = lambda step: changes[kind]()
+        return made
+
+    names = {"buffer": "_buffers.extra", "tensor": "tensor", "list": "own.values", "number": "own.number"}
+    (found,) = not_restored(forgetful, batch, tmp_path)
+    assert found.startswith(f"method.{names.get(kind, 'own.draws')}")
 
 
 def test_what_is_exported_fits_the_backbone_strictly(method):

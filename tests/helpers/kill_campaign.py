@@ -1,7 +1,7 @@
 """Kills runs at random moments, continues them, and compares the weights with those of runs that nobody disturbed.
 
 `PYTHONPATH=tests python -m helpers.kill_campaign --times 20 simclr moco swav dino --processes 1 --workers 2` prints a
-line per method. Not part of the suite, which kills each method once (test_pretraining_kill.py).
+line per method. Not part of the suite, which kills a run after a certain update (test_pretraining_kill.py).
 """
 
 import argparse
@@ -11,7 +11,6 @@ import json
 import os
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,35 +19,53 @@ from pathlib import Path
 
 import psutil
 import torch
+from torch.distributed import TCPStore  # noqa: TID251
 
 from helpers import runs
 
 
-def start(method, out, *, processes=1, workers=0, limit=96, changes=None):
+def start(method, out, *, processes=1, workers=0, limit=96, changes=None, pause_after=None):
     """Starts a run of so many processes, each a program of its own: a fork of a process with threads may crash."""
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # as torchrun serves one to its processes
     script = [sys.executable, runs.__file__, method, str(out)]
     words = ["--workers", str(workers), "--limit", str(limit), "--changes", json.dumps(changes or {})]
+    pipes = {}
+    if pause_after:
+        words += ["--pause-after", str(pause_after)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     started = []
     for rank in range(processes):
         # On one thread, since sums depend on their number.
-        environment = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        environment = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "OMP_NUM_THREADS": "1"}
         environment |= {"RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_RANK": str(rank)}
-        started.append(subprocess.Popen([*script, *words], env={**os.environ, **environment}))
+        environment |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+        started.append(subprocess.Popen([*script, *words], env={**os.environ, **environment}, **pipes))
+        started[-1].store = store  # served as long as the process is known
     return started
+
+
+def wait_for_pause(started):
+    """Wait until all processes of a run have paused after the update that `start` was told."""
+    for process in started:
+        while line := process.stdout.readline():
+            if line == b"paused\n":
+                break
+        else:
+            kill(started)
+            raise AssertionError("a process ended before it paused")
 
 
 def kill(started):
     """SIGKILL to all processes of a run, and to those that decode for them."""
-    everybody = [psutil.Process(process.pid) for process in started]
+    everybody = [psutil.Process(process.pid) for process in started if process.poll() is None]
     everybody += [child for process in everybody for child in process.children(recursive=True)]
     for one in everybody:
         with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
     for process in started:
         process.wait()
+        for pipe in filter(None, (process.stdin, process.stdout)):
+            pipe.close()
 
 
 def finish(started):
@@ -73,7 +90,7 @@ def kill_once(method, out, how, seconds):
     started = start(method, out, **how)
     time.sleep(seconds)
     running = all(process.poll() is None for process in started)
-    kill([process for process in started if process.poll() is None])
+    kill(started)
     return running and not (out / "weights.torch").exists()
 
 

@@ -1,4 +1,4 @@
-"""A function run by two processes that have joined each other, as torchrun would start them.
+"""A function run by two processes that have joined each other, as srun would start them.
 
     first, second = two_processes.run(function, argument)   # function(rank, argument) in each of them
 
@@ -9,36 +9,45 @@ import concurrent.futures
 import functools
 import multiprocessing
 import os
-import socket
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed import TCPStore  # noqa: TID251
 
 from sslbench.distributed.failures import OtherProcessError
 
+SECONDS = 600.0
+"""Time after which a process that has not answered hangs; most need less than a second."""
+_stores: list[TCPStore] = []
+"""Stores that this process serves, one per call: their ports stay taken."""
 
-def run(function: Callable[..., Any], *arguments: Any, seconds: float = 120) -> list[Any]:
-    """What `function(rank, *arguments)` returns in each process, in order of rank.
+
+def run(function: Callable[..., Any], *arguments: Any, join: bool = True, seconds: float = SECONDS) -> list[Any]:
+    """Return the results of `function(rank, *arguments)` in both processes, in order of rank.
 
     Args:
         function: at the top level of a module, so that it can be pickled by name.
         arguments: picklable, as is the result; arrays rather than tensors.
-        seconds: after which a process that has not answered counts as hanging.
+        join: join the processes around the function; otherwise it calls `process_group` itself.
+        seconds: time after which a process that has not answered counts as hanging.
     """
-    for started in [_process(rank).submit(os.getpid) for rank in range(2)]:
-        started.result(timeout=seconds)
-    port = _free_port()  # not earlier, since another process may take it while these start
-    futures = [_process(rank).submit(_joined, rank, port, function, arguments) for rank in range(2)]
-    done, _ = concurrent.futures.wait(futures, timeout=seconds, return_when=concurrent.futures.FIRST_EXCEPTION)
-    errors = [error for future in done if (error := future.exception()) is not None]
-    if any(isinstance(error, OtherProcessError) for error in errors):  # the other one has the reason
-        done, _ = concurrent.futures.wait(futures, timeout=20)
-        errors = [error for future in done if (error := future.exception()) is not None]
     try:
+        second = _process(1).submit(os.getpid)  # starts while the first one does
+        port = _process(0).submit(_serve).result(timeout=seconds)
+        second.result(timeout=seconds)
+        futures = [_process(rank).submit(_joined, rank, port, join, function, arguments) for rank in range(2)]
+        done, _ = concurrent.futures.wait(futures, timeout=seconds, return_when=concurrent.futures.FIRST_EXCEPTION)
+        errors = [error for future in done if (error := future.exception()) is not None]
+        if any(isinstance(error, OtherProcessError) for error in errors):  # the other one has the reason
+            done, _ = concurrent.futures.wait(futures, timeout=seconds)
+            errors = [error for future in done if (error := future.exception()) is not None]
         if errors:
             raise min(errors, key=lambda error: isinstance(error, OtherProcessError))
-        return [future.result(timeout=0) for future in futures]
+        if len(done) < 2:
+            waiting = [rank for rank, future in enumerate(futures) if not future.done()]
+            raise TimeoutError(f"{function.__name__}: no answer after {seconds:.0f} s of the processes {waiting}")
+        return [future.result() for future in futures]
     except BaseException:
         _end()  # one of them may wait for the other, for ever
         raise
@@ -46,7 +55,7 @@ def run(function: Callable[..., Any], *arguments: Any, seconds: float = 120) -> 
 
 @functools.cache
 def _process(rank: int) -> concurrent.futures.ProcessPoolExecutor:
-    """The process of a rank, always the same: what PyTorch caches about a mesh belongs to one rank."""
+    """Return the process of a rank, always the same: what PyTorch caches about a mesh belongs to one rank."""
     context = multiprocessing.get_context("spawn")
     return concurrent.futures.ProcessPoolExecutor(
         1, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
@@ -62,16 +71,18 @@ def _end() -> None:
     _process.cache_clear()
 
 
-def _joined(rank: int, port: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _serve() -> int:
+    """Serve a store in the first process, at a port that nobody else can take; return the port."""
+    _stores.append(TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True))
+    return int(_stores[-1].port)
+
+
+def _joined(rank: int, port: int, join: bool, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     from sslbench.distributed.collectives import process_group
 
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="localhost")
     os.environ["MASTER_PORT"] = str(port)
+    if not join:
+        return function(rank, *arguments)
     with process_group(torch.device("cpu")):
         return function(rank, *arguments)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        return int(listener.getsockname()[1])
