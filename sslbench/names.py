@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import difflib
+import functools
 import importlib
 import importlib.util
 import pkgutil
@@ -83,6 +84,7 @@ def list_names(kind: str) -> list[str]:
     raise UsageError(f"there is no kind of thing called '{kind}'", did_you_mean(kind, KINDS))
 
 
+@functools.cache  # asked hundreds of times per evaluation
 def _modules(kind: str) -> dict[str, str]:
     """Return name -> module; protocols and sources have hyphens (low-shot), methods underscores (barlow_twins)."""
     package = importlib.import_module(_PACKAGES[kind])
