@@ -1,9 +1,8 @@
 """Temporary files beside their targets: removed by the next writer after a writer was killed, never while it lives."""
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -12,27 +11,26 @@ from sslbench.paths import temporary_beside
 from sslbench.results.records import replace_file
 from sslbench.weights.save import new_file
 
-WRITER = """
-import sys, time
-from pathlib import Path
-from sslbench.weights.save import new_file
-with new_file(Path(sys.argv[1])) as temporary:
-    temporary.write_text("half")
-    print("writing", flush=True)
-    time.sleep(60)
-"""
+
+def write_half(path, end):
+    """Begin a file, say so, and wait to be killed."""
+    with new_file(path) as temporary:
+        temporary.write_text("half")
+        end.send("writing")
+        signal.pause()
 
 
 @pytest.fixture
 def writer(tmp_path):
     """Return a process that holds its temporary file of out.json, half written."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path / "out.json")], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "writing\n"
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    process = context.Process(target=write_half, args=(tmp_path / "out.json", there))
+    process.start()
+    assert here.recv() == "writing"
     yield process
     process.kill()
-    process.wait()
+    process.join()
 
 
 def hidden(folder):
@@ -45,8 +43,8 @@ def write(path, text):
 
 
 def test_the_next_writer_removes_what_a_killed_one_left(tmp_path, writer):
-    writer.send_signal(signal.SIGKILL)
-    writer.wait()
+    writer.kill()
+    writer.join()
     assert len(hidden(tmp_path)) == 1
     write(tmp_path / "other.json", "another file")
     assert len(hidden(tmp_path)) == 1

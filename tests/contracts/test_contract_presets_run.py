@@ -1,12 +1,15 @@
 """Every preset runs on the architecture that it was published for, with the published preprocessing.
 
-The weights are random and the images few; of the settings only what needs more images or updates is shortened.
+The weights are random, the layers narrow and the images few; of the settings only what needs more images or updates is
+shortened.
 """
 
 import functools
 
 import numpy as np
 import pytest
+from helpers.offenders import offenders
+from helpers.targets import LABELS, kinds_of
 from PIL import Image
 from sample_data import jhmdb, spair, vip
 
@@ -15,50 +18,51 @@ from sslbench.evaluation import Request, RunSettings, evaluate, make_task, prepa
 from sslbench.evaluation.dense import SIZES, takes_own_sizes
 from sslbench.library.presets import load_preset
 from sslbench.names import list_names
-from sslbench.protocols import find
+from sslbench.protocols import OnImages, find
+from sslbench.protocols._parts.presets import full_settings
 
 GEOMETRY = {"resize", "crop", "interpolation"}
 SHORTER = {
-    "depth": {
-        **{"steps": 1, "batch_size": 2, "warmup_steps": 0, "size": 48, "crop": [48, 48]},
-        **{"train_region": None, "scored": "all"},
-    },
-    "finetune": {"updates": 1, "batch_size": 2, "warmup_epochs": 0},
-    "geolocation": {"max_images": 4, "min_images": 2},
-    "knn": {"k": [3]},
-    "linear": {},
-    "linear-online": {"updates": 2, "batch_size": 4, "warmup_epochs": 0},
-    "low-shot": {"k": [2], "draws": 2},
-    "lsr": {"k": [2]},
-    "normals": {"steps": 1, "batch_size": 2, "warmup_steps": 0, "size": 48, "crop": [48, 48]},
-    "robustness": {"corrupt": ["brightness"], "severities": [1]},
-    "segmentation": {
-        **{"steps": 1, "batch_size": 2, "warmup_steps": 0},
-        **{"size": 48, "crop": [48, 48], "window": [48, 48], "stride": [32, 32]},
-    },
-    "segmentation-knn": {},
-    "svm": {},
-    "discovery": {"longest_side": 64},
-    "saliency": {"longest_side": 64},
-    "retrieval": {"components": 0},
+    **{"steps": 1, "warmup_steps": 0, "updates": 2, "warmup_epochs": 0, "batch_size": 4, "draws": 2, "k": [2]},
+    **{"size": 112, "crop": [112, 112], "window": [112, 112], "stride": [80, 80], "train_region": None},
+    **{"scored": "all", "max_images": 4, "min_images": 2, "corrupt": ["brightness"], "severities": [1]},
+    **{"components": 0, "longest_side": 64, "short": 64, "side": 64},
 }
-"""Protocol -> settings for 8 images in place of thousands."""
+"""Settings for 8 images in place of thousands."""
 FEW = {"fractions": [0.5], "images": [4]}
 """Parts of train that 8 images allow."""
 SMALLER_IMAGES = {"1024": 128, "[320, 320]": [64, 64], "[512, 512]": [64, 64]}
-OF_MAPS = {"segmentation", "segmentation-knn"}
-OF_VALUES = {"depth", "normals"}
-OWN_SIZES = {"segmentation", *OF_VALUES}
-"""Protocols whose settings say the sizes of images."""
 RUN = RunSettings(device="cpu", workers=0, batch_size=8, floors=False, overlaps=False)
 
 
-@functools.lru_cache(maxsize=1)  # presets of one architecture stand together in SORTED
+@functools.cache
 def untrained(architecture):
-    return load_backbone("random", backbone=architecture)
+    """The architecture with the same layers, patches and strides, each of few channels."""
+    name, *options = architecture.split(",")
+    narrow = [f"{name}w0.125"] if name.startswith("resnet") else [name, "embed_dim=48", "num_heads=6"]
+    return load_backbone("random", backbone=",".join([*narrow, *options]))
 
 
-SORTED = sorted(list_names("preset"), key=lambda name: load_preset(name).published_for)
+PRESETS = {name: load_preset(name) for name in list_names("preset")}
+PROTOCOLS = {name: find(preset.protocol) for name, preset in PRESETS.items()}
+SORTED = sorted(PRESETS, key=lambda name: PRESETS[name].published_for)
+
+
+def shortened(name):
+    """Settings in place of those of a preset: what it does not use stays unused, lists stay lists."""
+    content = full_settings(name)[1]
+    shorter = {key: FEW[key] for key in FEW if key in PRESETS[name].settings}
+    for key, value in SHORTER.items():
+        used = key in content and (content[key] not in (None, 0, 1) or key == "updates")
+        if used and (value is None or isinstance(value, list) == isinstance(content[key], list | tuple)):
+            shorter[key] = value
+    if "window" not in shorter:
+        shorter.pop("stride", None)
+    return shorter
+
+
+def kind_of_labels(name):
+    return kinds_of(PROTOCOLS[name])[0]
 
 
 @pytest.fixture(scope="module")
@@ -77,16 +81,22 @@ def photos(tmp_path_factory):
     return folder
 
 
-def keeps_own_sizes(name):
-    """Whether images keep their own size, which the protocol's settings and not the preprocessing change."""
-    return bool(find(load_preset(name).protocol).kind.label_kinds & {"boxes", "mask"})
+def trains(name):
+    kind = PROTOCOLS[name].kind
+    return not isinstance(kind, OnImages) or kind.trains
 
 
-@pytest.mark.parametrize("name", [name for name in SORTED if keeps_own_sizes(name)])
+PLAIN = [name for name in SORTED if trains(name)]
+ON_OBJECTS = [name for name in SORTED if not trains(name) and LABELS[kind_of_labels(name)].pixels]
+TRAIN_NOTHING = [name for name in SORTED if name not in (*PLAIN, *ON_OBJECTS)]
+"""Presets of protocols that train nothing, on pairs and videos."""
+
+
+@pytest.mark.parametrize("name", ON_OBJECTS)
 def test_a_preset_on_objects_runs_on_the_architecture_that_it_was_published_for(name, tmp_path):
-    preset = load_preset(name)
+    preset = PRESETS[name]
     assert not preset.preprocessing
-    task = make_task(preset.protocol, SHORTER[preset.protocol], preset=preset)
+    task = make_task(preset.protocol, shortened(name), preset=preset)
     request = Request(weights="random", data="kwcoco:shapes8-128", tasks=(task,), backbone=preset.published_for)
     prepared = prepare(request, RUN, backbone=untrained(preset.published_for))
     (result,) = evaluate(prepared, store=tmp_path / "store", out=tmp_path / "out", command="")
@@ -120,56 +130,51 @@ def values(maps):
 
 
 VIDEO = "kwcoco:vidshapes1-frames3-64"
-TRAIN_NOTHING = [name for name in SORTED if load_preset(name).protocol in ("correspondence", "tracking")]
-"""Presets of protocols that train nothing, on pairs and videos."""
-PLAIN = [name for name in SORTED if not keeps_own_sizes(name) and name not in TRAIN_NOTHING]
 
 
 @pytest.mark.parametrize("name", TRAIN_NOTHING)
 def test_a_preset_of_a_protocol_that_trains_nothing_runs_on_its_architecture(name, tmp_path):
-    preset = load_preset(name)
-    smaller = {"size": 112} if preset.protocol == "correspondence" else {"short": 64}
-    smaller = {"side": 64} if "side" in preset.settings else smaller
+    preset = PRESETS[name]
     data = {"crw_vip": vip.make, "crw_jhmdb": jhmdb.make}.get(name.rpartition("/")[2], lambda _: VIDEO)(
         tmp_path / "data"
     )
-    if preset.protocol == "correspondence":
+    if "points" in PROTOCOLS[name].kind.label_kinds:
         data = "homography:" + str(tmp_path / "photos") if "homography" in name else spair.make(tmp_path / "spair")
     (tmp_path / "photos").mkdir()
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8)).save(tmp_path / "photos/a.png")
-    task = make_task(preset.protocol, smaller, preset=preset)
+    task = make_task(preset.protocol, shortened(name), preset=preset)
     request = Request(weights="random", data=data, tasks=(task,), layers=preset.layers)
     prepared = prepare(request, RUN, backbone=untrained(preset.published_for))
     (result,) = evaluate(prepared, store=tmp_path / "store", out=tmp_path / "results", command="test")
     assert result.preset.name == name and result.metrics[result.headline].value is not None
 
 
-@pytest.mark.parametrize("name", PLAIN)
-def test_a_preset_fixes_all_of_the_geometry(name):
-    preset = load_preset(name)
+def fixes_all_of_the_geometry(name):
+    preset = PRESETS[name]
     fixed = set(preset.preprocessing) - {"squash", "resized_side", "scales"}
-    wanted = GEOMETRY - {"resize", "crop"} if preset.protocol in OWN_SIZES else GEOMETRY
+    own_sizes = isinstance(PROTOCOLS[name].kind, OnImages) and LABELS[kind_of_labels(name)].pixels
+    wanted = GEOMETRY - {"resize", "crop"} if own_sizes else GEOMETRY
     assert fixed == wanted, "the backbone's own values would fill the gap, whatever they are"
+
+
+def test_a_preset_fixes_all_of_the_geometry():
+    assert offenders(PLAIN, fixes_all_of_the_geometry) == []
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_preset_runs_on_the_architecture_that_it_was_published_for(name, photos, maps, values, tmp_path):
-    preset = load_preset(name)
-    shorter = SHORTER[preset.protocol] | {key: FEW[key] for key in FEW if key in preset.settings}
-    small = {"k", "draws", "updates", "batch_size", "warmup_epochs", "components", "corrupt", "severities"}
-    small |= {"steps", "warmup_steps", "size", "crop", "window", "stride", "train_region", "scored"}
-    assert set(shorter) <= {*small, *FEW, "max_images", "min_images"}
+    preset = PRESETS[name]
     preprocessing = dict(preset.preprocessing)
     # Large images on small patches or three scales take minutes.
     if "resize" in preprocessing:
         preprocessing["resize"] = SMALLER_IMAGES.get(str(preprocessing["resize"]), preprocessing["resize"])
-    data = photos / "places.csv" if preset.protocol == "geolocation" else photos
-    data = maps if preset.protocol in OF_MAPS else values if preset.protocol in OF_VALUES else data
-    task = make_task(preset.protocol, shorter, preset=preset)
+    kind = kind_of_labels(name)
+    own = {"value": photos / "places.csv", "map": maps, "depth": values, "normals": values}
+    task = make_task(preset.protocol, shortened(name), preset=preset)
     request = Request(
         weights="random",
-        data=str(data),
-        value_columns=("lat", "lon") if preset.protocol == "geolocation" else (),
+        data=str(own.get(kind, photos)),
+        value_columns=("lat", "lon") if kind == "value" else (),
         tasks=(task,),
         backbone=preset.published_for,
         layers=preset.layers,

@@ -1,7 +1,7 @@
 """Pickles made to harm whatever reads them; run as a script, it reads them all in this process.
 
-`python hostile_pickles.py SEED COUNT` reads random ones and prints a line before each, so that the last line names the
-one that killed it; without arguments it reads those of `attacks`.
+`python hostile_pickles.py` reads those of `attacks`; with SEED COUNT then random ones, a line before each, so that the
+last line names the one that killed it.
 """
 
 import io
@@ -412,10 +412,10 @@ def read_attacks(path):
     """Read every one of `attacks`, a line each."""
     for name, content in attacks().items():
         path.write_bytes(content)
-        signal.alarm(20)
+        signal.setitimer(signal.ITIMER_PROF, 20)  # of processor time
         print(name, end=": ", flush=True)  # noqa: T201
         print(outcome(path).replace(str(path), "w.pth"), flush=True)  # noqa: T201
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 if __name__ == "__main__":
@@ -424,7 +424,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "w.pth"
         limited()
+        read_attacks(weights)
         if sys.argv[1:]:
             read_random(weights, int(sys.argv[1]), int(sys.argv[2]))
-        else:
-            read_attacks(weights)

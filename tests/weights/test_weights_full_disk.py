@@ -1,14 +1,13 @@
 """A disk that is full while weights are written: one message with the file and the bytes, and nothing half-written."""
 
+import contextlib
 import resource
-import signal
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from sslbench.backbones.build import build
+from sslbench.cli.main import main
 
 LIMIT = 1_000_000
 
@@ -20,10 +19,15 @@ def weights(tmp_path_factory):
     return path
 
 
+@contextlib.contextmanager
 def short_of_space():
     """Let no file of this process grow beyond a megabyte: a full disk for whoever writes one."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize(
@@ -35,17 +39,13 @@ def short_of_space():
         ("o.torch", "sslbench"),
     ],
 )
-def test_convert_on_a_full_disk_is_one_message(tmp_path, weights, name, to):
+def test_convert_on_a_full_disk_is_one_message(tmp_path, capsys, weights, name, to):
     out = tmp_path / name
     out.write_bytes(b"as it was")
-    ran = subprocess.run(
-        [sys.executable, "-m", "sslbench", "convert", str(weights), str(out), "--to", to, "--force"],
-        capture_output=True,
-        text=True,
-        preexec_fn=short_of_space,
-        check=False,
-    )
-    assert ran.returncode == 1 and "Traceback" not in ran.stderr, ran.stderr
-    assert f"cannot write {out}: File too large, after 1,000,000 bytes" in ran.stderr
-    assert f"bytes are free in {tmp_path}" in ran.stderr
+    with short_of_space(), pytest.raises(SystemExit) as ended:
+        main(["convert", str(weights), str(out), "--to", to, "--force"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 1 and "Traceback" not in said, said
+    assert f"cannot write {out}: File too large, after 1,000,000 bytes" in said
+    assert f"bytes are free in {tmp_path}" in said
     assert out.read_bytes() == b"as it was" and list(tmp_path.iterdir()) == [out]

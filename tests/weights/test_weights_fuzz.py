@@ -14,6 +14,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from helpers.offenders import offenders
 from safetensors.torch import save_file
 from torch import nn
 
@@ -24,7 +25,7 @@ from sslbench.weights.reading.files import read
 
 CONTAINERS = ("zip", "legacy", "safetensors", "pkl", "npy", "npz", "tar")
 PER_CONTAINER = 30  # times seven containers: more than 200 truncated and 200 flipped files
-SECONDS = 5
+SECONDS = 5  # of processor time: a busy machine is no failure
 
 
 class Tiny(nn.Module):
@@ -99,7 +100,7 @@ def outcome(path):
     module = Tiny()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     expected = {name: tuple(tensor.shape) for name, tensor in before.items()}
-    started = time.monotonic()
+    started = time.process_time()
     try:
         file = read(path)
         found = recognise(file, expected=expected, format="plain")
@@ -110,7 +111,7 @@ def outcome(path):
         assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items()), "half filled"
         return "refused"
     finally:
-        assert time.monotonic() - started < SECONDS
+        assert time.process_time() - started < SECONDS
     assert report.loaded == report.total and not report.partial
     return "read"
 
@@ -215,19 +216,22 @@ def containers(pickled):
 
 
 @pytest.mark.parametrize("container", sorted(containers(b".")))
-@pytest.mark.parametrize("name", sorted(hostile("x")))
-def test_nothing_in_a_hostile_file_runs(tmp_path, name, container):
-    marker = tmp_path / "ran"
+def test_nothing_in_a_hostile_file_runs(tmp_path, container):
     path = tmp_path / "evil.bin"
-    path.write_bytes(containers(hostile(marker)[name])[container])
-    try:
-        content = read(path).content
-    except WeightsError as error:
-        assert len(str(error)) < 1200
-    else:
-        assert not any(callable(value) for value in content.values())
-        assert name in ("dict of a class", "dotted stack global")
-    assert not marker.exists()
+
+    def runs_nothing(name):
+        marker = tmp_path / f"{name.replace(' ', '_')}_ran"  # a word of the shell
+        path.write_bytes(containers(hostile(marker)[name])[container])
+        try:
+            content = read(path).content
+        except WeightsError as error:
+            assert len(str(error)) < 1200
+        else:
+            assert not any(callable(value) for value in content.values())
+            assert name in ("dict of a class", "dotted stack global")
+        assert not marker.exists()
+
+    assert offenders(hostile("x"), runs_nothing) == []
 
 
 def test_the_payloads_do_run_in_an_ordinary_unpickler(tmp_path):
