@@ -6,6 +6,8 @@ import os
 import hypothesis
 import pytest
 
+pytest_plugins = ["world"]
+
 # A slow or busy machine is no failure.
 hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

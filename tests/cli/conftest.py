@@ -1,51 +1,46 @@
-"""A small world to evaluate in: a folder of pictures, a network of the user's own and its weights."""
+"""A small world to evaluate in, and the command line."""
+
+import copy
+import sys
 
 import pytest
 import torch
-from helpers.coloured_pictures import write_pictures
 
+from sslbench import paths
+from sslbench.cli import words
 from sslbench.cli.main import main
+from sslbench.library import recipes
 
-NET = """
-import torch
-from torch import nn
-
-
-class Net(nn.Module):
-    preprocessing = {"resize": [16, 16], "crop": None}
-
-    def __init__(self):
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 8, 3, 2, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(8)
-        self.conv2 = nn.Conv2d(8, 12, 3, 2, 1)
-
-    def forward(self, x):
-        return self.conv2(torch.relu(self.bn1(self.conv1(x)))).mean((2, 3))
+_composed = {}
 
 
-def net():
-    return Net()
-"""
+@pytest.fixture(scope="module", autouse=True)
+def composed_once():
+    """Shipped settings are composed once: Hydra takes as long as the rest of a small command."""
+    compose = recipes.compose
+
+    def remembered(config, choices):
+        if len(paths.search_path("configs")) > 1:  # files of a test's own
+            return compose(config, choices)
+        key = (config, *choices.items())
+        if key not in _composed:
+            _composed[key] = compose(config, choices)
+        return copy.deepcopy(_composed[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (recipes, words):
+            patch.setattr(module, "compose", remembered)
+        yield
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch):
-    """The current folder: photos/train, photos/test, my_net.py, w.pth."""
+def world(shared, tmp_path, monkeypatch):
+    """The current folder, to be changed: photos/train, photos/test, tiny_net_of_the_tests.py, w.pth."""
     monkeypatch.chdir(tmp_path)
-    torch.set_num_threads(1)
-    write_pictures(tmp_path / "photos" / "train", 12)
-    write_pictures(tmp_path / "photos" / "test", 5, seed=1)
-    (tmp_path / "tiny_net_of_the_tests.py").write_text(NET)
     monkeypatch.syspath_prepend(str(tmp_path))
-    import sys
-
     sys.modules.pop("tiny_net_of_the_tests", None)
-    from tiny_net_of_the_tests import net
-
-    torch.manual_seed(3)
-    torch.save({"state_dict": {f"module.{k}": v for k, v in net().state_dict().items()}}, tmp_path / "w.pth")
-    return tmp_path
+    torch.set_num_threads(1)
+    return shared.copy("photos", tmp_path)
 
 
 @pytest.fixture
