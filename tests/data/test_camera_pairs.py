@@ -100,9 +100,8 @@ def test_views_of_a_made_pair_are_related_by_the_rotation():
 POSE = ["first", "second", "qw", "qx", "qy", "qz"]
 
 
-@pytest.mark.parametrize(
-    ("columns", "row", "message"),
-    [
+def test_tables_that_cannot_be_used_are_one_message(tmp_path):
+    for columns, row, message in (
         (["first", "second", "qw", "qx", "qy"], ("a", "b", 1, 0, 0), "no column 'qz'"),
         (POSE, ("a", "b", 1, 0, 0, 0), "2 of 2 images do not exist: a, b"),
         (POSE, ("a", "b", 0, 0, 0, 0), "line 2: .* its quaternion is 0"),
@@ -116,12 +115,10 @@ POSE = ["first", "second", "qw", "qx", "qy", "qz"]
         ([*POSE, "tx", "ty"], ("a", "b", 1, 0, 0, 0, 1, 2), "no column 'tz'"),
         (POSE, ("", "b", 1, 0, 0, 0), "2 of 2 images do not exist: '', b"),
         (POSE, ("a" * 200_000, "b", 1, 0, 0, 0), "field larger than field limit"),
-    ],
-)
-def test_tables_that_cannot_be_used_are_one_message(tmp_path, columns, row, message):
-    write_table(tmp_path / "t.csv", columns, [row])
-    with pytest.raises((UsageError, DataError), match=message):
-        open_camera_pairs(str(tmp_path / "t.csv"))
+    ):
+        write_table(tmp_path / "t.csv", columns, [row])
+        with pytest.raises((UsageError, DataError), match=message):
+            open_camera_pairs(str(tmp_path / "t.csv"))
 
 
 def test_a_table_without_rows_is_one_message(tmp_path):

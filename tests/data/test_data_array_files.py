@@ -2,11 +2,13 @@
 
 import contextlib
 import io
+import itertools
 import zipfile
 
 import numpy as np
 import pytest
 import torch
+from helpers.offenders import offenders
 
 from sslbench.data.decode.files import decode
 from sslbench.data.decode.picture import OtherChannels, UnreadableImage, Wanted
@@ -52,32 +54,33 @@ def shown(decoded):
     return (image.double() * 257).round().numpy() if image.dtype == torch.float32 else image.numpy()
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-@pytest.mark.parametrize("channels", [2, 4, 5, 13])
 @pytest.mark.parametrize("kind", ["npy", "npz", "interleaved", "separate", "pages"])
-@pytest.mark.parametrize("compressed", [False, True])
-def test_every_band_of_every_bit_arrives(kind, channels, dtype, compressed):
-    array = pixels(channels, dtype)
-    if kind == "npy":
-        data, name = npy(np.asfortranarray(array) if compressed else array), "a.npy"
-    elif kind == "npz":
-        data, name = npz(array, compress=compressed), "a.npz"
-    else:
-        data, name = tiff(array, kind, "zlib" if compressed else None), "a.tif"
-    decoded = decode(data, name, Wanted(channels, deep=True))
-    np.testing.assert_array_equal(shown(decoded), array)
-    assert decoded.conversions == ()
-    assert decoded.image.dtype == (torch.uint8 if dtype == np.uint8 else torch.float32)
-    shallow = decode(data, name, Wanted(channels))
-    np.testing.assert_array_equal(shown(shallow), array if dtype == np.uint8 else array >> 8)
+def test_every_band_of_every_bit_arrives(kind):
+    def check(case):
+        channels, dtype, compressed = case
+        array = pixels(channels, dtype)
+        if kind == "npy":
+            data, name = npy(np.asfortranarray(array) if compressed else array), "a.npy"
+        elif kind == "npz":
+            data, name = npz(array, compress=compressed), "a.npz"
+        else:
+            data, name = tiff(array, kind, "zlib" if compressed else None), "a.tif"
+        decoded = decode(data, name, Wanted(channels, deep=True))
+        np.testing.assert_array_equal(shown(decoded), array)
+        assert decoded.conversions == ()
+        assert decoded.image.dtype == (torch.uint8 if dtype == np.uint8 else torch.float32)
+        shallow = decode(data, name, Wanted(channels))
+        np.testing.assert_array_equal(shown(shallow), array if dtype == np.uint8 else array >> 8)
+
+    assert offenders(itertools.product([2, 4, 5, 13], [np.uint8, np.uint16], [False, True]), check) == []
 
 
-@pytest.mark.parametrize("data", [npy(pixels(1)[..., 0]), npy(pixels(1)), npz(pixels(1))])
-def test_grey_arrays_become_rgb_with_all_their_bits(data):
-    decoded = decode(data, "a.npz", Wanted(deep=True))
-    np.testing.assert_array_equal(shown(decoded), np.repeat(pixels(1), 3, axis=2))
-    assert decoded.conversions == ("grey to RGB",)
-    assert decode(data, "a.npz").conversions == ("16 bit to 8 bit", "grey to RGB")
+def test_grey_arrays_become_rgb_with_all_their_bits():
+    for data in (npy(pixels(1)[..., 0]), npy(pixels(1)), npz(pixels(1))):
+        decoded = decode(data, "a.npz", Wanted(deep=True))
+        np.testing.assert_array_equal(shown(decoded), np.repeat(pixels(1), 3, axis=2))
+        assert decoded.conversions == ("grey to RGB",)
+        assert decode(data, "a.npz").conversions == ("16 bit to 8 bit", "grey to RGB")
 
 
 def test_rgb_arrays_stay_what_they_are():
@@ -85,15 +88,15 @@ def test_rgb_arrays_stay_what_they_are():
 
 
 @pytest.mark.parametrize("kind", ["npy", "interleaved", "separate"])
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-@pytest.mark.parametrize("compression", [None, "zlib"])
-@pytest.mark.parametrize(("channels", "wanted"), [(13, 3), (2, 3), (5, 3), (13, 12), (3, 13), (1, 4)])
-def test_other_channels_than_the_backbone_takes_are_said(kind, dtype, compression, channels, wanted):
-    array = pixels(channels, dtype)
-    data = npy(array) if kind == "npy" else tiff(array, kind, compression)
-    with pytest.raises(OtherChannels, match=rf"^scan: {channels} channels?, the backbone takes {wanted}$") as caught:
-        decode(data, "scan", Wanted(wanted, deep=True))
-    assert (caught.value.channels, caught.value.wanted) == (channels, wanted)
+def test_other_channels_than_the_backbone_takes_are_said(kind):
+    counts = [(13, 3), (2, 3), (5, 3), (13, 12), (3, 13), (1, 4)]
+    for (channels, wanted), dtype, compression in itertools.product(counts, [np.uint8, np.uint16], [None, "zlib"]):
+        array = pixels(channels, dtype)
+        data = npy(array) if kind == "npy" else tiff(array, kind, compression)
+        said = rf"^scan: {channels} channels?, the backbone takes {wanted}$"
+        with pytest.raises(OtherChannels, match=said) as caught:
+            decode(data, "scan", Wanted(wanted, deep=True))
+        assert (caught.value.channels, caught.value.wanted) == (channels, wanted)
 
 
 def test_alpha_is_a_fourth_channel_where_four_are_wanted():
@@ -104,30 +107,29 @@ def test_alpha_is_a_fourth_channel_where_four_are_wanted():
     np.testing.assert_array_equal(shown(decode(file.getvalue(), "a.png", Wanted(4))), pixels(4, np.uint8))
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_what_tifffile_makes_of_an_array_without_being_told_is_understood(dtype):
-    file = io.BytesIO()
-    tifffile.imwrite(file, pixels(13, dtype), photometric="minisblack")
-    np.testing.assert_array_equal(shown(decode(file.getvalue(), "", Wanted(13, deep=True))), pixels(13, dtype))
+def test_what_tifffile_makes_of_an_array_without_being_told_is_understood():
+    for dtype in (np.uint8, np.uint16):
+        file = io.BytesIO()
+        tifffile.imwrite(file, pixels(13, dtype), photometric="minisblack")
+        np.testing.assert_array_equal(shown(decode(file.getvalue(), "", Wanted(13, deep=True))), pixels(13, dtype))
 
 
-@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
-def test_a_tiff_of_many_bands_is_turned_upright(orientation):
-    data = tiff(pixels(5), extratags=[(274, "H", 1, orientation, True)])
-    decoded = decode(data, "a.tif", Wanted(5, deep=True))
-    turns = {1: 0, 3: 2, 6: -1, 8: 1}[orientation]
-    np.testing.assert_array_equal(shown(decoded), np.rot90(pixels(5), turns))
-    assert decoded.conversions == (() if orientation == 1 else ("turned upright (EXIF)",))
+def test_a_tiff_of_many_bands_is_turned_upright():
+    for orientation, turns in {1: 0, 3: 2, 6: -1, 8: 1}.items():
+        data = tiff(pixels(5), extratags=[(274, "H", 1, orientation, True)])
+        decoded = decode(data, "a.tif", Wanted(5, deep=True))
+        np.testing.assert_array_equal(shown(decoded), np.rot90(pixels(5), turns))
+        assert decoded.conversions == (() if orientation == 1 else ("turned upright (EXIF)",))
 
 
 @pytest.mark.parametrize("kind", ["npy", "npz", "interleaved", "separate", "pages"])
-@pytest.mark.parametrize("compression", [None, "zlib"])
-def test_a_truncated_file_is_refused_in_one_line(kind, compression):
+def test_a_truncated_file_is_refused_in_one_line(kind):
     array = pixels(5)
-    data = {"npy": npy(array), "npz": npz(array, compress=bool(compression))}.get(kind) or tiff(
-        array, kind, compression
-    )
-    for length in np.linspace(8, len(data) - 1, 25).astype(int):
+    files = [
+        {"npy": npy(array), "npz": npz(array, compress=bool(compression))}.get(kind) or tiff(array, kind, compression)
+        for compression in (None, "zlib")
+    ]
+    for data, length in ((file, k) for file in files for k in np.linspace(8, len(file) - 1, 25).astype(int)):
         try:
             decoded = decode(data[:length], f"a.{kind}", Wanted(5, deep=True))
         except UnreadableImage as error:
@@ -183,9 +185,8 @@ def test_a_zip_bomb_under_the_name_of_an_array_is_refused():
         decode(archive.getvalue(), "bomb.npz", Wanted(4))
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
+def test_arrays_that_are_no_pictures_are_refused_with_the_reason():
+    for data, reason in (
         (npy(np.zeros((4, 4), np.float32)), "float32, whose range is not known"),
         (npy(np.array([[{}]], dtype=object)), "object"),
         (npy(np.zeros(4, np.uint8)), "shape"),
@@ -193,11 +194,9 @@ def test_a_zip_bomb_under_the_name_of_an_array_is_refused():
         (npy(np.zeros((0, 4, 3), np.uint8)), "4 x 0 pixels"),
         (npz(np.zeros((4, 4), np.uint8), np.zeros((4, 4), np.uint8)), "2 arrays"),
         (b"PK\x03\x04" + bytes(40), "damaged NumPy file"),
-    ],
-)
-def test_arrays_that_are_no_pictures_are_refused_with_the_reason(data, reason):
-    with pytest.raises(UnreadableImage, match=reason):
-        decode(data, "a.npz")
+    ):
+        with pytest.raises(UnreadableImage, match=reason):
+            decode(data, "a.npz")
 
 
 def test_a_compression_that_needs_another_package_is_named(monkeypatch):

@@ -370,9 +370,8 @@ def test_a_description_of_yolo_names_the_classes_by_number(tmp_path):
     assert open_data(str(file))["val"].labels.classes == ("dog",)
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
+def test_a_line_that_is_no_box_of_yolo_is_named(tmp_path):
+    for line, words in (
         ("0 0.5 0.5 0.2", "neither a box"),
         ("0 0.5 0.5 0.2 0.2 0.9", "these are predictions"),
         ("2 0.5 0.5 0.2 0.2", "the class is 2, and there are 2 classes"),
@@ -381,15 +380,13 @@ def test_a_description_of_yolo_names_the_classes_by_number(tmp_path):
         ("0 20 15 8 6", "20 is no share of the image"),
         ("0 nan 0.5 0.2 0.2", "nan is no share"),
         ("cat 0.5 0.5 0.2 0.2", "neither a box"),
-    ],
-)
-def test_a_line_that_is_no_box_of_yolo_is_named(tmp_path, line, words):
-    save(tmp_path / "images", ALL)
-    write_yolo(tmp_path / "labels", ALL)
-    (tmp_path / "classes.txt").write_text("cat\ndog\n")
-    (tmp_path / "labels" / "p3.txt").write_text(f"0 0.5 0.5 0.2 0.2\n{line}\n")
-    with pytest.raises(DataError, match=rf"p3\.txt, line 2: .*{words}"):
-        open_objects(str(tmp_path))
+    ):
+        save(tmp_path / "images", ALL)
+        write_yolo(tmp_path / "labels", ALL)
+        (tmp_path / "classes.txt").write_text("cat\ndog\n")
+        (tmp_path / "labels" / "p3.txt").write_text(f"0 0.5 0.5 0.2 0.2\n{line}\n")
+        with pytest.raises(DataError, match=rf"p3\.txt, line 2: .*{words}"):
+            open_objects(str(tmp_path))
 
 
 def test_classes_of_yolo_without_names_are_asked_for(tmp_path):

@@ -76,9 +76,8 @@ def test_the_project_comes_before_the_search_path_and_that_before_the_user(tmp_p
     assert list(catalog.entries()) == ["other", "pets"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_a_catalog_with_a_mistake_is_refused_with_its_place(tmp_path):
+    for text, message in (
         ("pets: {dat: x}\n", "unknown key 'dat'"),
         ("pets: {label_column: x}\n", "the key 'data' is missing"),
         ("pets: [a, b]\n", "should be a string"),
@@ -86,12 +85,10 @@ def test_the_project_comes_before_the_search_path_and_that_before_the_user(tmp_p
         ("'a b': x\n", "cannot be a name"),
         ("pets: ''\n", "is empty"),
         ("- pets\n", "mapping"),
-    ],
-)
-def test_a_catalog_with_a_mistake_is_refused_with_its_place(tmp_path, text, message):
-    (tmp_path / "work" / catalog.PROJECT_FILE).write_text(text)
-    with pytest.raises(UsageError, match=message):
-        open_data("anything")
+    ):
+        (tmp_path / "work" / catalog.PROJECT_FILE).write_text(text)
+        with pytest.raises(UsageError, match=message):
+            open_data("anything")
 
 
 def test_a_mistyped_name_gets_the_nearest(tmp_path):
@@ -127,19 +124,16 @@ def test_absolute_keeps_what_is_no_path_and_the_options(tmp_path, class_folders)
     assert absolute("kwcoco:shapes8?unit=annotation") == "kwcoco:shapes8?unit=annotation"
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
+def test_options_are_strict():
+    for spec, message in (
         ("kwcoco:shapes8?unit=box", "annotation"),
         ("kwcoco:shapes8?marign=1", "Did you mean 'margin'"),
         ("kwcoco:shapes8?margin=-1", "should be 0 or more"),
         ("kwcoco:shapes8?margin=wide", "margin"),
         ("sklearn:digits?unit=annotation", "takes no options"),
-    ],
-)
-def test_options_are_strict(spec, message):
-    with pytest.raises(SslbenchError, match=message):
-        open_data(spec)
+    ):
+        with pytest.raises(SslbenchError, match=message):
+            open_data(spec)
 
 
 def test_a_file_with_a_question_mark_is_a_file(tmp_path, manifest):

@@ -1,6 +1,7 @@
 """Every kind of picture comes out as Pillow shows it, or is refused with a reason."""
 
 import io
+import itertools
 import pickle
 import struct
 import warnings
@@ -9,6 +10,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
+from helpers.offenders import offenders
 from PIL import Image, ImageFile, ImageOps
 
 from sslbench.data.decode import files as module
@@ -83,19 +85,16 @@ CONVERTED = {
 }
 
 
-@pytest.mark.parametrize("name", PLAIN)
-def test_a_plain_picture_is_pillows_and_counts_as_no_conversion(name):
-    decoded = decode(PLAIN[name], name)
-    np.testing.assert_array_equal(pixels(decoded), with_pillow(PLAIN[name]))
-    assert decoded.conversions == ()
+def test_pictures_of_every_colour_layout_are_pillows_and_conversions_are_counted():
+    cases = {name: (data, ()) for name, data in PLAIN.items()} | CONVERTED
 
+    def check(name):
+        data, conversions = cases[name]
+        decoded = decode(data, name)
+        np.testing.assert_array_equal(pixels(decoded), with_pillow(data))
+        assert decoded.conversions == conversions
 
-@pytest.mark.parametrize("name", CONVERTED)
-def test_other_colour_layouts_are_converted_as_pillow_does_and_counted(name):
-    data, conversions = CONVERTED[name]
-    decoded = decode(data, name)
-    np.testing.assert_array_equal(pixels(decoded), with_pillow(data))
-    assert decoded.conversions == conversions
+    assert len(cases) == 20 and offenders(cases, check) == []
 
 
 def test_without_torchvisions_decoder_the_pixels_are_the_same(monkeypatch):
@@ -113,24 +112,22 @@ def test_plain_jpeg_takes_the_fast_way(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_turns_the_picture_upright(kind, orientation):
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = encode(picture(), kind, exif=exif)
-    decoded = decode(data, "photo")
-    np.testing.assert_array_equal(pixels(decoded), with_pillow(data))
-    if kind != "TIFF":  # Pillow turns TIFF by itself while loading
-        assert decoded.conversions == (("turned upright (EXIF)",) if orientation > 1 else ())
+def test_exif_orientation_turns_the_picture_upright(kind):
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        data = encode(picture(), kind, exif=exif)
+        decoded = decode(data, "photo")
+        np.testing.assert_array_equal(pixels(decoded), with_pillow(data))
+        if kind != "TIFF":  # Pillow turns TIFF by itself while loading
+            assert decoded.conversions == (("turned upright (EXIF)",) if orientation > 1 else ())
 
 
-@pytest.mark.parametrize(
-    "exif", [b"Exif\0\0", b"Exif\0\0MM\0*\xff\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0\x05\0", b"x"]
-)
-def test_damaged_exif_does_not_cost_the_picture(exif):
+def test_damaged_exif_does_not_cost_the_picture():
     plain = PLAIN["jpeg"]
-    data = plain[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2) + exif + plain[2:]
-    np.testing.assert_array_equal(pixels(decode(data, "")), pixels(decode(plain, "")))
+    for exif in (b"Exif\0\0", b"Exif\0\0MM\0*\xff\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0\x05\0", b"x"):
+        data = plain[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2) + exif + plain[2:]
+        np.testing.assert_array_equal(pixels(decode(data, "")), pixels(decode(plain, "")))
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
@@ -170,17 +167,15 @@ def test_of_an_animation_the_first_frame_is_taken(kind):
     assert decoded.conversions[-1] == "first of several frames"
 
 
-@pytest.mark.parametrize(
-    ("shape", "conversions"),
-    [((5, 6), ("grey to RGB",)), ((5, 6, 1), ("grey to RGB",)), ((5, 6, 3), ()), ((5, 6, 4), ("alpha dropped",))],
-)
-def test_arrays_become_rgb(shape, conversions):
-    array = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
-    decoded = decode(array, "digits[3]")
-    assert decoded.conversions == conversions
-    for channel in range(3):
-        plane = array if array.ndim == 2 else array[..., min(channel, array.shape[2] - 1)]
-        np.testing.assert_array_equal(decoded.image[channel].numpy(), plane)
+def test_arrays_become_rgb():
+    grey = ("grey to RGB",)
+    for shape, conversions in (((5, 6), grey), ((5, 6, 1), grey), ((5, 6, 3), ()), ((5, 6, 4), ("alpha dropped",))):
+        array = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
+        decoded = decode(array, "digits[3]")
+        assert decoded.conversions == conversions
+        for channel in range(3):
+            plane = array if array.ndim == 2 else array[..., min(channel, array.shape[2] - 1)]
+            np.testing.assert_array_equal(decoded.image[channel].numpy(), plane)
 
 
 def test_a_decoded_array_is_a_copy():
@@ -190,10 +185,10 @@ def test_a_decoded_array_is_a_copy():
     assert array.max() == 0
 
 
-@pytest.mark.parametrize("array", [np.zeros((4, 4, 2), np.uint8), np.zeros(4, np.uint8), np.zeros((0, 4), np.uint8)])
-def test_arrays_of_another_shape_are_refused(array):
-    with pytest.raises(UnreadableImage):
-        decode(array, "digits[3]")
+def test_arrays_of_another_shape_are_refused():
+    for shape in ((4, 4, 2), (4,), (0, 4)):
+        with pytest.raises(UnreadableImage):
+            decode(np.zeros(shape, np.uint8), "digits[3]")
 
 
 def test_float_arrays_are_refused():
@@ -202,11 +197,11 @@ def test_float_arrays_are_refused():
 
 
 @pytest.mark.parametrize("name", ["jpeg", "progressive", "png", "webp", "bmp", "tiff"])
-@pytest.mark.parametrize("lenient", [False, True])
-def test_a_truncated_file_is_refused_even_if_pillow_was_told_to_be_lenient(name, lenient, monkeypatch):
-    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient)
+def test_a_truncated_file_is_refused_even_if_pillow_was_told_to_be_lenient(name, monkeypatch):
     data = PLAIN[name]
-    for length in np.linspace(4, len(data) - 1, 40).astype(int):
+    lengths = np.linspace(4, len(data) - 1, 40).astype(int)
+    for lenient, length in itertools.product((False, True), lengths):
+        monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient)
         try:
             decoded = decode(data[:length], f"cut at {length}")
         except UnreadableImage as error:
@@ -214,7 +209,7 @@ def test_a_truncated_file_is_refused_even_if_pillow_was_told_to_be_lenient(name,
         else:  # only checksums or padding are cut off, the picture is all there
             assert name in ("png", "bmp") and len(data) - length < 30
             np.testing.assert_array_equal(pixels(decoded), picture())
-    assert lenient == ImageFile.LOAD_TRUNCATED_IMAGES
+        assert lenient == ImageFile.LOAD_TRUNCATED_IMAGES
 
 
 def test_a_damaged_png_gives_no_partial_picture():
@@ -225,9 +220,8 @@ def test_a_damaged_png_gives_no_partial_picture():
         decode(bytes(data), "photo.png")
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
+def test_what_is_no_picture_is_refused_with_its_reason():
+    for data, reason in (
         (b"", "empty file"),
         (bytes(3000), "zero bytes"),
         ("Straße, not a picture\n".encode() * 40, r"\(text\)"),
@@ -239,11 +233,9 @@ def test_a_damaged_png_gives_no_partial_picture():
         (PLAIN["jpeg"][: len(PLAIN["jpeg"]) // 2], "truncated JPEG"),
         (PLAIN["png"][: len(PLAIN["png"]) // 2], "truncated PNG"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n", "EPS"),
-    ],
-)
-def test_what_is_no_picture_is_refused_with_its_reason(data, reason):
-    with pytest.raises(UnreadableImage, match=reason):
-        decode(data, "photo.jpg")
+    ):
+        with pytest.raises(UnreadableImage, match=reason):
+            decode(data, "photo.jpg")
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])

@@ -130,9 +130,9 @@ class TestPictureHandler:
         ]
         assert [int(loader.read(images, i).image[0, 0, 0]) for i in range(3)] == [2, 2, 7]
 
-    @pytest.mark.parametrize(
-        "value",
-        [
+    @pytest.mark.parametrize("deep", [False, True])
+    def test_whatever_a_handler_returns_is_the_same_picture(self, deep):
+        for value in (
             np.arange(24, dtype=np.uint8).reshape(2, 4, 3),
             torch.arange(24, dtype=torch.uint8).reshape(2, 4, 3).permute(2, 0, 1),
             Image.fromarray(np.arange(24, dtype=np.uint8).reshape(2, 4, 3)),
@@ -140,36 +140,29 @@ class TestPictureHandler:
             np.arange(24).reshape(2, 4, 3) / 255,
             torch.arange(24).reshape(2, 4, 3).permute(2, 0, 1) / 255,
             Decoded(torch.arange(24, dtype=torch.uint8).reshape(2, 4, 3).permute(2, 0, 1), ()),
-        ],
-        ids=["array", "tensor", "pillow", "16 bits", "floats", "float tensor", "decoded"],
-    )
-    @pytest.mark.parametrize("deep", [False, True])
-    def test_whatever_a_handler_returns_is_the_same_picture(self, value, deep):
-        decoder = PictureDecoder(Decoder(lambda path, file: value), Wanted(deep=deep))
-        image = decoder("a", b"").image
-        assert image.shape == (3, 2, 4)
-        assert image.dtype == torch.uint8 or deep
-        np.testing.assert_allclose(
-            image.permute(1, 2, 0).numpy(),
-            np.arange(24).reshape(2, 4, 3),
-            atol=0 if image.dtype == torch.uint8 else 4e-3,
-        )
+        ):
+            decoder = PictureDecoder(Decoder(lambda path, file, value=value: value), Wanted(deep=deep))
+            image = decoder("a", b"").image
+            assert image.shape == (3, 2, 4)
+            assert image.dtype == torch.uint8 or deep
+            np.testing.assert_allclose(
+                image.permute(1, 2, 0).numpy(),
+                np.arange(24).reshape(2, 4, 3),
+                atol=0 if image.dtype == torch.uint8 else 4e-3,
+            )
 
-    @pytest.mark.parametrize(
-        ("value", "reason"),
-        [
+    def test_what_is_no_picture_as_wanted_is_unreadable(self):
+        for value, reason in (
             (np.zeros((3, 4, 5), np.uint8), "5 channels, the backbone takes 3"),
             (np.zeros((200, 200), np.uint8), "200 x 200 pixels, more than the limit of 1,000"),
             (np.zeros((0, 4), np.uint8), "shape"),
             (np.zeros((3, 3), np.int64), "int64"),
             (np.full((3, 3), 1.5), "values from 1.5 to 1.5"),
             (np.full((3, 3), np.nan), "values from nan"),
-        ],
-    )
-    def test_what_is_no_picture_as_wanted_is_unreadable(self, value, reason):
-        decoder = PictureDecoder(Decoder(lambda path, file: value), Wanted(max_pixels=1000))
-        with pytest.raises(UnreadableImage, match=reason):
-            decoder("a", b"")
+        ):
+            decoder = PictureDecoder(Decoder(lambda path, file, value=value: value), Wanted(max_pixels=1000))
+            with pytest.raises(UnreadableImage, match=reason):
+                decoder("a", b"")
 
     def test_a_handler_that_returns_no_picture_at_all_is_the_users_mistake(self):
         with pytest.raises(UsageError, match=r"returned a dict for a\.png"):
@@ -205,19 +198,16 @@ class TestNames:
         assert name_of(handler) == "a_module_of_handlers.dicom"
         assert resolve((name + "@0a1b2c3d",)) == (handler,)
 
-    @pytest.mark.parametrize(
-        ("names", "words"),
-        [
+    def test_a_wrong_name_is_an_error_with_the_nearest(self):
+        for names, words in (
             (("fats",), "Did you mean 'fast'"),
             (("a_module_of_handlers.dicon",), "Did you mean 'dicom'"),
             (("no_such_module_here.dicom",), "no_such_module_here"),
             (("a_module_of_handlers.number",), "is not a function"),
             (("fast", "reference"), "exclude each other"),
-        ],
-    )
-    def test_a_wrong_name_is_an_error_with_the_nearest(self, names, words):
-        with pytest.raises(UsageError, match=words):
-            identified(names)
+        ):
+            with pytest.raises(UsageError, match=words):
+                identified(names)
 
     def test_a_handlers_name_changes_with_its_code_and_only_then(self, module):
         first = identified(("a_module_of_handlers.dicom",))

@@ -167,18 +167,15 @@ def test_depths_that_cannot_be_used_are_one_message(write, values, kind, options
         source.pixel_values.read_values(0, size=(HEIGHT, WIDTH))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_options_that_are_wrong_are_one_message(write):
+    for options, message in (
         ("?depth_scale=0", "depth_scale should be above 0"),
         ("?min_depth=5&max_depth=2", "0 <= min_depth < max_depth"),
         ("?scale=1000", "unknown key 'scale'"),
         ("?depth=gt", "no folders images/ and depth/"),
-    ],
-)
-def test_options_that_are_wrong_are_one_message(write, options, message):
-    with pytest.raises(UsageError, match=message):
-        open_depth(f"{write()}{options}")
+    ):
+        with pytest.raises(UsageError, match=message):
+            open_depth(f"{write()}{options}")
 
 
 def test_damaged_files_and_lists_are_named(write, tmp_path):

@@ -153,9 +153,8 @@ def test_images_with_a_file_of_their_own_are_read_from_it_unless_channels_are_na
         open_data(f"{spec}?channels=nir|red")
 
 
-@pytest.mark.parametrize(
-    ("change", "kind", "message"),
-    [
+def test_what_cannot_be_put_together_is_refused_by_name(scene):
+    for change, kind, message in (
         (lambda m: m["images"][1].pop("assets"), DataError, "1 image without a file_name and without assets: id 2"),
         (lambda m: m["images"][1]["assets"].pop(), DataError, "different channels: image 1 has .*image 2 has red"),
         (lambda m: m["images"][1].update(assets="x"), DataError, "image 2: its assets are not a list of mappings"),
@@ -177,14 +176,12 @@ def test_images_with_a_file_of_their_own_are_read_from_it_unless_channels_are_na
             DataError,
             "warp_aux_to_img .* is invalid|gives the asset no area",
         ),
-    ],
-)
-def test_what_cannot_be_put_together_is_refused_by_name(scene, change, kind, message):
-    spec, _ = scene()
-    edit(spec, change)
-    for opened in (open_data, open_objects):
-        with pytest.raises(kind, match=message):
-            opened(spec)
+    ):
+        spec, _ = scene()
+        edit(spec, change)
+        for opened in (open_data, open_objects):
+            with pytest.raises(kind, match=message):
+                opened(spec)
 
 
 def test_channels_that_there_are_not_are_refused(scene):

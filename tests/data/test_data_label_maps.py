@@ -239,20 +239,20 @@ def test_distinct_values_are_those_of_numpy(height, width, many, seed):
 # Files
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4])
-def test_grey_values_of_few_bits_are_not_stretched(bits):
+def test_grey_values_of_few_bits_are_not_stretched():
     """Written by hand: Pillow cannot write such files."""
 
     def chunk(kind, body):
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
-    per_byte = 8 // bits
-    values = [i % 2**bits for i in range(per_byte)]
-    byte = sum(value << (8 - bits * (i + 1)) for i, value in enumerate(values))
-    head = struct.pack(">IIBBBBB", per_byte, 1, bits, 0, 0, 0, 0)
-    body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes([0, byte]))) + chunk(b"IEND", b"")
-    pixels = decode_pixels(b"\x89PNG\r\n\x1a\n" + body, "few.png", 10**6)
-    assert pixels.indices().tolist() == [values]
+    for bits in (1, 2, 4):
+        per_byte = 8 // bits
+        values = [i % 2**bits for i in range(per_byte)]
+        byte = sum(value << (8 - bits * (i + 1)) for i, value in enumerate(values))
+        head = struct.pack(">IIBBBBB", per_byte, 1, bits, 0, 0, 0, 0)
+        body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes([0, byte]))) + chunk(b"IEND", b"")
+        pixels = decode_pixels(b"\x89PNG\r\n\x1a\n" + body, "few.png", 10**6)
+        assert pixels.indices().tolist() == [values]
 
 
 def encoded(image, kind, **options):
@@ -275,9 +275,8 @@ def test_indices_of_a_palette_and_16_bits_are_the_values():
         np.testing.assert_array_equal(decode_pixels(encoded(Image.fromarray(deep), kind), "m", 100).indices(), deep)
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
+def test_files_that_hold_no_classes_are_refused():
+    for data, reason in (
         (encoded(Image.new("L", (9, 9)), "JPEG"), "a lossy JPEG: compression has changed the classes"),
         (encoded(Image.new("RGB", (9, 9)), "WEBP"), "a lossy WEBP"),
         (encoded(Image.effect_noise((99, 99), 40), "PNG")[:-900], "truncated"),
@@ -285,11 +284,9 @@ def test_indices_of_a_palette_and_16_bits_are_the_values():
         (b"no picture", "not an image, or damaged"),
         (encoded(Image.new("F", (9, 9)), "TIFF"), "pixels of mode F"),
         (encoded(Image.new("RGBA", (9, 9)), "PNG"), "transparent pixels"),
-    ],
-)
-def test_files_that_hold_no_classes_are_refused(data, reason):
-    with pytest.raises(UnreadableImage, match=reason):
-        decode_pixels(data, "m.png", 10**6)
+    ):
+        with pytest.raises(UnreadableImage, match=reason):
+            decode_pixels(data, "m.png", 10**6)
 
 
 def test_large_maps_are_refused_before_they_are_decoded():
@@ -706,9 +703,8 @@ def put(table, key, value):
     return lambda tables: tables[table][0].update({key: value})
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_damaged_panoptic_files(panoptic):
+    for change, words in (
         (drop("images", "file_name"), r"images\[0\] has no file_name"),
         (put("annotations", "segments_info", None), r"annotations\[0\] has no segments_info"),
         (drop("annotations", "image_id"), r"annotations\[0\] has no image_id"),
@@ -726,11 +722,9 @@ def put(table, key, value):
         (lambda tables: tables["annotations"].append(tables["annotations"][0]), "the same map occurs twice: 1.png"),
         (lambda tables: tables["categories"].append({"id": 6, "name": "dog"}), "the same class occurs twice: dog"),
         (lambda tables: tables["images"].append(tables["images"][0]), "the same id occurs twice: 9"),
-    ],
-)
-def test_damaged_panoptic_files(panoptic, change, words):
-    with pytest.raises(DataError, match=words):
-        open_label_maps(panoptic(change))
+    ):
+        with pytest.raises(DataError, match=words):
+            open_label_maps(panoptic(change))
 
 
 def test_panoptic_that_contradicts_itself(panoptic):

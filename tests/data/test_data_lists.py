@@ -26,21 +26,18 @@ def labelled(source):
     return {name: source.labels.text(i) for i, name in enumerate(source.ids)}
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
+def test_paths_and_labels(listed):
+    for name, content, expected in (
         ("t.txt", "b.png dog\na.png\tcat\n\n", {"a.png": "cat", "b.png": "dog"}),
         ("t.txt", "my cat.png   3\na.png 4", {"a.png": "4", "my cat.png": "3"}),
         ("t.json", {"b.png": "dog", "a.png": 7}, {"a.png": "7", "b.png": "dog"}),
         ("t.json", {"b.png": ["x", "y"], "a.png": ["x"]}, {"a.png": "x", "b.png": "x;y"}),
         ("t.json", [{"image": "b.png", "class": "dog"}, {"image": "a.png", "class": "cat", "box": {"x": 1}}], None),
         ("t.jsonl", '{"file_name": "a.png", "label": "cat"}\n{"file_name": "b.png", "label": "dog"}\n', None),
-    ],
-)
-def test_paths_and_labels(listed, name, content, expected):
-    source = open_data(listed(name, content))["all"]
-    assert labelled(source) == (expected or {"a.png": "cat", "b.png": "dog"})
-    assert source.images.read(0) == png(0)
+    ):
+        source = open_data(listed(name, content))["all"]
+        assert labelled(source) == (expected or {"a.png": "cat", "b.png": "dog"})
+        assert source.images.read(0) == png(0)
 
 
 def test_paths_only_have_no_labels(listed):
@@ -53,9 +50,8 @@ def test_splits_in_records(listed):
     assert tuple(open_data(listed("t.json", records))) == ("train", "test")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
+def test_lists_that_cannot_be_used_say_where(listed):
+    for name, content, message in (
         ("t.txt", "a.png cat\nb.png\n", "some lines have no label: line 2"),
         ("t.txt", "", "has no rows"),
         ("t.json", '[{"path": "a.png",', "t.json is not JSON"),
@@ -64,8 +60,6 @@ def test_splits_in_records(listed):
         ("t.json", [{"path": "a.png", "label": "x"}, {"path": "b.png"}], "is empty in entry 2"),
         ("t.json", [{"path": "\ud800.png", "label": "x"}], "1 of 1 image file missing"),
         ("t.jsonl", '{"path": "a.png"}\nnope\n', "line 2 is not JSON"),
-    ],
-)
-def test_lists_that_cannot_be_used_say_where(listed, name, content, message):
-    with pytest.raises(DataError, match=message):
-        open_data(listed(name, content))
+    ):
+        with pytest.raises(DataError, match=message):
+            open_data(listed(name, content))

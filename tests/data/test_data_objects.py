@@ -146,9 +146,8 @@ def test_boxes_that_mostly_leave_the_image_are_suspected_to_be_corners(coco):
     assert "check that boxes are x, y, width, height" in source.notes[0]
 
 
-@pytest.mark.parametrize(
-    ("annotation", "words"),
-    [
+def test_a_damaged_annotation_is_named_with_its_file(coco):
+    for annotation, words in (
         (box(1, 2, float("nan"), 3), "not finite"),
         (box(1, 2, float("inf"), 3), "not finite"),
         (box(1, 2, "3", 3), "four numbers"),
@@ -157,14 +156,12 @@ def test_boxes_that_mostly_leave_the_image_are_suspected_to_be_corners(coco):
         (box(1, 1, 2, 2, segmentation=[[1, 2, 3, 4, 5]]), "segmentation cannot be used: a polygon is"),
         (box(1, 1, 2, 2, area=float("nan")), "its area is nan"),
         (box(1, 1, 2, 2, category_id=99), "category_id 99, which is not in 'categories'"),
-    ],
-)
-def test_a_damaged_annotation_is_named_with_its_file(coco, annotation, words):
-    spec = coco([[box(1, 1, 5, 5)], [annotation]])
-    with pytest.raises(DataError, match=words) as caught:
-        open_objects(spec)
-    assert spec in str(caught.value)
-    assert "99" in words or "annotation 2" in str(caught.value)
+    ):
+        spec = coco([[box(1, 1, 5, 5)], [annotation]])
+        with pytest.raises(DataError, match=words) as caught:
+            open_objects(spec)
+        assert spec in str(caught.value)
+        assert "99" in words or "annotation 2" in str(caught.value)
 
 
 def test_sizes_that_the_manifest_lacks_are_those_of_the_upright_image(coco, tmp_path):
@@ -251,18 +248,15 @@ def test_crowds_alone_make_no_class(coco):
     assert [len(o) for o in parts.train.objects] == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
+def test_a_part_that_cannot_be_scored_says_why(coco):
+    for rows, words in (
         ([[box(1, 1, 5, 5)]], "has 1 image; detection needs two or more"),
         ([[], []], "has no objects"),
         ([[box(1, 1, 5, 5, iscrowd=1)], []], "has no objects"),
-    ],
-)
-def test_a_part_that_cannot_be_scored_says_why(coco, rows, words):
-    good = coco([[box(1, 1, 5, 5)], [box(1, 1, 5, 5)]], folder="good")
-    with pytest.raises(DataError, match=words):
-        split_objects(good, coco(rows, folder="bad"))
+    ):
+        good = coco([[box(1, 1, 5, 5)], [box(1, 1, 5, 5)]], folder="good")
+        with pytest.raises(DataError, match=words):
+            split_objects(good, coco(rows, folder="bad"))
 
 
 def test_one_image_cannot_be_split(coco):

@@ -150,9 +150,8 @@ class Code:
         return Path, ("/tmp/never",)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_a_wrong_ground_truth_is_one_message(revisited):
+    for content, message in (
         ({**GROUND_TRUTH, "imlist": ["a_1", "a_2", "b_1", "missing"]}, "1 of 4 images are not below"),
         ({**GROUND_TRUTH, "gnd": GROUND_TRUTH["gnd"][:1]}, "one entry per query"),
         (
@@ -163,12 +162,10 @@ class Code:
         ({"imlist": "a"}, "should be a list of names"),
         ([1, 2], "it holds no dict"),
         (Code(), "gnd_toy.pkl"),
-    ],
-)
-def test_a_wrong_ground_truth_is_one_message(revisited, content, message):
-    (revisited / "gnd_toy.pkl").write_bytes(pickle.dumps(content))
-    with pytest.raises(DataError, match=message):
-        open_data(str(revisited))
+    ):
+        (revisited / "gnd_toy.pkl").write_bytes(pickle.dumps(content))
+        with pytest.raises(DataError, match=message):
+            open_data(str(revisited))
 
 
 def test_options_without_an_effect_and_joined_sets_are_refused(revisited, tmp_path):

@@ -255,16 +255,15 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "message"), ERRORS)
-def test_a_file_that_is_wrong_is_refused_with_the_place(here, text, message):
-    with pytest.raises(UsageError, match=message) as error:
-        open_data(write(here, text))
-    assert "all.yaml" in str(error.value)
+def test_a_file_that_is_wrong_is_refused_with_the_place(here):
+    for text, message in ERRORS:
+        with pytest.raises(UsageError, match=message) as error:
+            open_data(write(here, text))
+        assert "all.yaml" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
+def test_a_string_that_is_wrong_is_refused(here):
+    for spec, message in (
         ("several:", "should be NAME=LOCATION"),
         ("several:photos", "should be NAME=LOCATION"),
         ("several:a=photos,b=", "should be NAME=LOCATION"),
@@ -275,11 +274,9 @@ def test_a_file_that_is_wrong_is_refused_with_the_place(here, text, message):
         ("several:a@x=photos", "weight: should be a number or null, not 'x'"),
         ("several:a=several:b=photos", "lists several sources itself"),
         ("several:a=photos,b=tabel/t.csv", r"b: 'tabel/t.csv' does not exist.*\n.*'table'"),
-    ],
-)
-def test_a_string_that_is_wrong_is_refused(here, spec, message):
-    with pytest.raises(UsageError, match=message):
-        open_data(spec)
+    ):
+        with pytest.raises(UsageError, match=message):
+            open_data(spec)
 
 
 def test_locations_keep_their_commas_braces_and_options(here):

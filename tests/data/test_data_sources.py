@@ -202,12 +202,12 @@ def table(tmp_path, picture):
     return write
 
 
-@pytest.mark.parametrize(("image", "label"), [("path", "label"), ("Image Path", "Class"), ("file-name", "y")])
-def test_columns_are_recognised_and_labels_stay_text(table, image, label):
-    source = open_data(table(f"id,{image},{label}\n1,img/b.png,007\n2,img/a.png,7\n"))["all"]
-    assert labelled(source) == {"img/a.png": "7", "img/b.png": "007"}
-    assert source.labels.kind == "single"
-    assert source.labels.classes == ("007", "7")
+def test_columns_are_recognised_and_labels_stay_text(table):
+    for image, label in (("path", "label"), ("Image Path", "Class"), ("file-name", "y")):
+        source = open_data(table(f"id,{image},{label}\n1,img/b.png,007\n2,img/a.png,7\n"))["all"]
+        assert labelled(source) == {"img/a.png": "7", "img/b.png": "007"}
+        assert source.labels.kind == "single"
+        assert source.labels.classes == ("007", "7")
 
 
 def test_columns_can_be_named_and_a_choice_among_several_is_said(table):
@@ -239,13 +239,13 @@ def test_a_split_column_is_honoured_with_the_same_classes_in_each(table):
     assert sources["val"].name == f"{spec} (val)"
 
 
-@pytest.mark.parametrize("separator", [";", "|", " ; "])
-def test_cells_with_several_labels_are_multi_label(table, separator):
-    source = open_data(table(f"path,label\nimg/b.png,dog\nimg/a.png,cat{separator}dog{separator}?eel\n"))["all"]
-    assert source.labels.kind == "multi"
-    assert source.labels.classes == ("cat", "dog", "eel")
-    np.testing.assert_array_equal(source.labels.values, [[1, 1, -1], [0, 1, 0]])
-    assert texts(source) == ["cat;dog;?eel", "dog"]
+def test_cells_with_several_labels_are_multi_label(table):
+    for separator in (";", "|", " ; "):
+        source = open_data(table(f"path,label\nimg/b.png,dog\nimg/a.png,cat{separator}dog{separator}?eel\n"))["all"]
+        assert source.labels.kind == "multi"
+        assert source.labels.classes == ("cat", "dog", "eel")
+        np.testing.assert_array_equal(source.labels.values, [[1, 1, -1], [0, 1, 0]])
+        assert texts(source) == ["cat;dog;?eel", "dog"]
 
 
 def test_a_table_whose_labels_have_another_name_is_refused_with_its_columns(table):
@@ -270,9 +270,8 @@ def test_a_table_of_paths_alone_is_unlabelled(table):
     assert "--label-column" in notes(source)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_a_table_that_cannot_be_used_says_why(table):
+    for text, message in (
         ("", "empty"),
         ("path,label\n", "no rows"),
         ("img/a.png,cat\nimg/b.png,dog\n", "no column for the images.*img/a.png, cat"),
@@ -286,11 +285,9 @@ def test_a_table_of_paths_alone_is_unlabelled(table):
         ('path,label\nimg/a.png,"cat\n', "not a table"),
         ("path,label,split\nimg/a.png,cat,\n", "'split' is empty in line 2"),
         ("path,cat,dog\nimg/a.png,1,0\nimg/b.png,,1\n", "'cat' is empty in line 3"),
-    ],
-)
-def test_a_table_that_cannot_be_used_says_why(table, text, message):
-    with pytest.raises((DataError, UsageError), match=message):
-        open_data(table(text))
+    ):
+        with pytest.raises((DataError, UsageError), match=message):
+            open_data(table(text))
 
 
 def test_a_table_that_is_no_text_is_refused(tmp_path):
@@ -424,9 +421,9 @@ IMAGE = {"id": 1, "file_name": "a.png"}
 CATEGORY = {"id": 1, "name": "cat"}
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_a_manifest_that_cannot_be_used_says_why(tmp_path, picture):
+    picture(tmp_path / "a.png")
+    for content, message in (
         ("not json", "not a COCO manifest"),
         ("", "not a COCO manifest"),
         ([1, 2], "it is a list"),
@@ -459,13 +456,10 @@ CATEGORY = {"id": 1, "name": "cat"}
             {"images": [IMAGE], "categories": [CATEGORY], "annotations": [{"id": 1, "image_id": 1, "category_id": 9}]},
             "category_id 9, which is not in 'categories'",
         ),
-    ],
-)
-def test_a_manifest_that_cannot_be_used_says_why(tmp_path, picture, content, message):
-    picture(tmp_path / "a.png")
-    (tmp_path / "m.json").write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(DataError, match=message):
-        open_data(str(tmp_path / "m.json"))
+    ):
+        (tmp_path / "m.json").write_text(content if isinstance(content, str) else json.dumps(content))
+        with pytest.raises(DataError, match=message):
+            open_data(str(tmp_path / "m.json"))
 
 
 # ---- named data sets
@@ -527,14 +521,14 @@ def test_a_damaged_idx_file_is_named(fashion):
         open_data(f"torchvision:FashionMNIST@{root}")
 
 
-@pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100", "KMNIST", "STL10", "SVHN", "USPS"])
-def test_missing_files_are_not_downloaded_but_explained(tmp_path, monkeypatch, name):
+def test_missing_files_are_not_downloaded_but_explained(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError) as error:
-        open_data(f"torchvision:{name}")
-    assert str(tmp_path / "data") in str(error.value)
-    assert f"sslbench data download torchvision:{name}" in str(error.value)
-    assert list(tmp_path.rglob("*")) == []
+    for name in ("CIFAR10", "CIFAR100", "KMNIST", "STL10", "SVHN", "USPS"):
+        with pytest.raises(DataError) as error:
+            open_data(f"torchvision:{name}")
+        assert str(tmp_path / "data") in str(error.value)
+        assert f"sslbench data download torchvision:{name}" in str(error.value)
+        assert list(tmp_path.rglob("*")) == []
 
 
 def test_sets_with_channels_first_are_turned(tmp_path, monkeypatch):
@@ -588,9 +582,10 @@ def test_a_column_can_be_named_for_tables_only(tmp_path, class_folders, manifest
 # ---- open_data
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
+def test_a_location_that_is_not_there_says_what_is(tmp_path, class_folders, monkeypatch):
+    class_folders(tmp_path / "photos", cat=1)
+    monkeypatch.chdir(tmp_path)
+    for spec, message in (
         ("photoz", r"there is no 'photoz' in this folder\nDid you mean 'photos'"),
         ("photos/catt/0.png", r"there is no 'catt' in photos\nDid you mean 'cat'"),
         ("photos/cat/0.png/x", r"0.png is a file, not a folder"),
@@ -600,13 +595,9 @@ def test_a_column_can_be_named_for_tables_only(tmp_path, class_folders, manifest
         ("torchvison:CIFAR10", r"Did you mean 'torchvision:'"),
         ("no_such_package.source:x", "no Python module 'no_such_package.source'"),
         ("json.decoder:x", "no function 'open'"),
-    ],
-)
-def test_a_location_that_is_not_there_says_what_is(tmp_path, class_folders, monkeypatch, spec, message):
-    class_folders(tmp_path / "photos", cat=1)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=message):
-        open_data(spec)
+    ):
+        with pytest.raises(UsageError, match=message):
+            open_data(spec)
 
 
 def test_the_users_own_source_gets_the_rest_of_the_string(tmp_path, monkeypatch):

@@ -46,9 +46,8 @@ def test_splits_labels_and_ids(prepared):
     assert open_data(prepared.removeprefix("tfds:"))["train"].fingerprint() == sources["train"].fingerprint()
 
 
-@pytest.mark.parametrize(
-    ("part", "expected"),
-    [
+def test_a_part_of_a_split(prepared):
+    for part, expected in (
         ("train", range(10)),
         ("train:20%", range(2)),
         ("train:3", range(3)),
@@ -59,31 +58,26 @@ def test_splits_labels_and_ids(prepared):
         ("train[:-9]", range(1)),
         ("train[8:99]", range(8, 10)),
         ("validation", range(10, 12)),
-    ],
-)
-def test_a_part_of_a_split(prepared, part, expected):
-    (source,) = open_data(f"{prepared}[{part}]").values()
-    assert source.ids == tuple(sorted(NAMES[i] for i in expected))
-    assert texts(source) == [pictures()[name][1] for name in source.ids]
-    assert source.images.read(0) == pictures()[source.ids[0]][0]
+    ):
+        (source,) = open_data(f"{prepared}[{part}]").values()
+        assert source.ids == tuple(sorted(NAMES[i] for i in expected))
+        assert texts(source) == [pictures()[name][1] for name in source.ids]
+        assert source.images.read(0) == pictures()[source.ids[0]][0]
 
 
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [
+def test_a_part_that_does_not_exist(prepared):
+    for part, message in (
         ("trian", "has no split 'trian'\nDid you mean 'train'"),
         ("train[5:5]", "selects none of the 10 images"),
         ("train[a:5]", "neither a number nor a percentage"),
         ("train[5]", r"Write \[train\[100:200\]\]"),
         ("train[:120%]", "more than 100 %"),
         ("tr!", r"is not a part of a split\nWrite \[train\]"),
-    ],
-)
-def test_a_part_that_does_not_exist(prepared, part, message):
-    with pytest.raises(UsageError, match=message):
-        open_data(f"{prepared}[{part}]")
-    with pytest.raises(UsageError, match="no closing one"):
-        open_data(f"{prepared}[train")
+    ):
+        with pytest.raises(UsageError, match=message):
+            open_data(f"{prepared}[{part}]")
+        with pytest.raises(UsageError, match="no closing one"):
+            open_data(f"{prepared}[train")
 
 
 def test_without_file_names_ids_are_split_and_number_and_a_part_keeps_them(tmp_path):

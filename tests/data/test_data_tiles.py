@@ -90,9 +90,8 @@ def test_too_many_tiles_are_refused_before_they_are_listed(tmp_path):
         open_data(f"{tmp_path}/p/?unit=tile&size=1")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_wrong_options_are_refused(photos):
+    for options, message in (
         ("unit=tile&size=0", "size should be at least 1"),
         ("unit=tile&size=32&overlap=32", "overlap smaller than size"),
         ("unit=tile&size=big", "size"),
@@ -100,11 +99,9 @@ def test_too_many_tiles_are_refused_before_they_are_listed(tmp_path):
         ("unit=tiel", "Did you mean 'tile'"),
         ("unit=tile&siz=32", "Did you mean 'size'"),
         ("overlap=32", "images stay whole"),
-    ],
-)
-def test_wrong_options_are_refused(photos, options, message):
-    with pytest.raises(UsageError, match=message):
-        open_data(f"{photos}/?{options}")
+    ):
+        with pytest.raises(UsageError, match=message):
+            open_data(f"{photos}/?{options}")
 
 
 def test_options_of_tiles_without_tiles_are_refused_where_other_options_exist(tmp_path):

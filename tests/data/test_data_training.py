@@ -298,9 +298,8 @@ def test_a_mistake_in_a_source_names_the_file():
 # ---- settings that cannot work
 
 
-@pytest.mark.parametrize(
-    ("n", "given", "error", "words"),
-    [
+def test_what_cannot_work_is_refused_at_once():
+    for n, options, error, words in (
         (0, {}, DataError, ["photos/ has no images"]),
         (1, {}, DataError, ["photos/ has 1 image"]),
         (
@@ -312,12 +311,10 @@ def test_a_mistake_in_a_source_names_the_file():
         (21, {"world": 3}, UsageError, ["7 for each of 3 processes", "at most 7 images per process, 21 in all"]),
         (21, {"batch_size": 0}, UsageError, ["a batch of 0 images"]),
         (21, {"seed": -1}, UsageError, ["seed should not be negative, not -1"]),
-    ],
-)
-def test_what_cannot_work_is_refused_at_once(n, given, error, words):
-    with pytest.raises(error) as caught:
-        TrainingData(source(Broken(n)), STILL, **{"batch_size": 8, **given})
-    assert all(word in str(caught.value) for word in words), str(caught.value)
+    ):
+        with pytest.raises(error) as caught:
+            TrainingData(source(Broken(n)), STILL, **{"batch_size": 8, **options})
+        assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
 def test_a_batch_as_large_as_the_data_works():

@@ -51,19 +51,16 @@ def test_a_table_of_paths_is_still_a_table(tmp_path):
     assert open_data(str(tmp_path / "t.tsv"))["all"].images.read(0) == png(1)
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
+def test_rows_that_cannot_be_used_are_named(rows):
+    for lines, message in (
         ([["a", png(1), "x"], ["b", png(2)]], "line 2: 2 cells, should be 3 as before"),
         ([["a", png(1), "x"], ["b", png(2), ""]], "line 2: the label is empty"),
         ([["a", png(1), "x"], ["", png(2), "x"]], "line 2: the key is empty"),
         ([["a", png(1), "x", "y"]], "4 cells, should be 2 or 3"),
         ([["a", png(1), "x"], ["a", png(2), "x"]], "1 image more than once: a"),
-    ],
-)
-def test_rows_that_cannot_be_used_are_named(rows, lines, message):
-    with pytest.raises(DataError, match=message):
-        open_data(rows(lines))
+    ):
+        with pytest.raises(DataError, match=message):
+            open_data(rows(lines))
 
 
 def test_a_cell_that_is_no_base64_is_an_unreadable_image(tmp_path):

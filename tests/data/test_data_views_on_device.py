@@ -93,22 +93,19 @@ def test_a_stream_of_batches_is_the_same_picture_by_picture(photos_source):
     assert torch.equal(left.rows(torch.tensor([4, 1])).colours, left.colours[[4, 1]])
 
 
-@pytest.mark.parametrize(
-    ("view", "channels", "words"),
-    [
+def test_views_that_only_workers_make_are_refused(photos_source):
+    for view, channels, words in (
         (View(size=8, jitter=Jitter(1.0, 0.4)), 4, "for RGB images only; these have 4 channels"),
         (View(size=8, jitter=Jitter(1.0, 0.4), grid=Grid(side=3)), 3, "views in a grid"),
         (View(size=8, order=(*View().order, "v2.RandomInvert")), 3, "augment.order: v2.RandomInvert"),
         (View(size=8), 3, "has no effect"),
-    ],
-)
-def test_views_that_only_workers_make_are_refused(view, channels, words, photos_source):
-    with pytest.raises(UsageError, match=words):
-        TrainingData(photos_source, Augment((view,)), batch_size=2, channels=channels, colours=False)
+    ):
+        with pytest.raises(UsageError, match=words):
+            TrainingData(photos_source, Augment((view,)), batch_size=2, channels=channels, colours=False)
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_a_kernel_reaches_beyond_a_small_picture(size):
-    view = View(size=size, scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0, blur=Blur(1.0, (2.0, 2.0)))
-    expected, found = both(view, 2)
-    assert (expected - found).abs().max() <= 1
+def test_a_kernel_reaches_beyond_a_small_picture():
+    for size in (1, 2, 5):
+        view = View(size=size, scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0, blur=Blur(1.0, (2.0, 2.0)))
+        expected, found = both(view, 2)
+        assert (expected - found).abs().max() <= 1

@@ -111,9 +111,8 @@ def test_paths_from_another_machine(tmp_path):
     assert "ids are relative to" in "\n".join(source.notes)
 
 
-@pytest.mark.parametrize(
-    ("spec", "error", "message"),
-    [
+def test_lists_that_cannot_be_used(lists):
+    for spec, error, message in (
         ("vissl:i.npy,gone.npy", UsageError, "there is no file gone.npy"),
         ("vissl:i.npy,l.npy,l.npy", UsageError, "does not name one or two lists"),
         ("vissl:i.txt", UsageError, "does not name one or two lists"),
@@ -125,14 +124,12 @@ def test_paths_from_another_machine(tmp_path):
         ("vissl:broken.npy", DataError, "not a list written by numpy or pickle"),
         ("vissl:i.npy,odd.npy", DataError, "the label 0.5 is neither"),
         ("vissl:i.npy,l.npy,classes=few.txt", DataError, "names 1 classes, but there is a class number 2"),
-    ],
-)
-def test_lists_that_cannot_be_used(lists, spec, error, message):
-    lists(np.array([1, 2, 1]))
-    np.save("short.npy", np.array([1, 2]))
-    np.save("odd.npy", np.array([0.5, 1, 2]))
-    with open("broken.npy", "wb") as file, open("few.txt", "w") as few:  # noqa: PTH123
-        file.write(b"\x93NUMPY\x01\x00")
-        few.write("cat\n")
-    with pytest.raises(error, match=message):
-        open_data(spec)
+    ):
+        lists(np.array([1, 2, 1]))
+        np.save("short.npy", np.array([1, 2]))
+        np.save("odd.npy", np.array([0.5, 1, 2]))
+        with open("broken.npy", "wb") as file, open("few.txt", "w") as few:  # noqa: PTH123
+            file.write(b"\x93NUMPY\x01\x00")
+            few.write("cat\n")
+        with pytest.raises(error, match=message):
+            open_data(spec)

@@ -73,9 +73,8 @@ def test_cocos_keypoints_are_known_by_their_flip_idx(tmp_path):
     assert symmetric["train"].skeleton.mirrored() == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("shape", "line", "extra", "message"),
-    [
+def test_other_descriptions_and_lines_are_refused(tmp_path):
+    cases = (
         ([2, 3], "0.5 0.5 2", "", "3 numbers behind the box, and kpt_shape asks for 6: 3 for each of 2 keypoints"),
         ([2, 3], "0.5 0.5 2 0.5 0.5 3", "", "the visibility of 'keypoint 1' is 3"),
         ([2, 3], "0.5 0.5 2 0.5 nan 1", "", "the place of 'keypoint 1', 0.5 nan, is no share"),
@@ -88,8 +87,7 @@ def test_cocos_keypoints_are_known_by_their_flip_idx(tmp_path):
         ([2, 2], "", "kpt_names: {0: [a, b]}", r"no names for 1 class \(ship\)"),
         ([2, 2], "", "kpt_names: {0: [a, b], 1: [a]}", "kpt_names of 'ship' is .*, not 2 different names"),
         ([3, 2], "", "kpt_names: {0: [a, b, c], 1: [b, a, c]}\nflip_idx: [0, 2, 1]", "becomes 'c' in one class and"),
-    ],
-)
-def test_other_descriptions_and_lines_are_refused(tmp_path, shape, line, extra, message):
-    with pytest.raises(DataError, match=message):
-        open_objects(written(tmp_path, shape, f"0 {BOX} {line}", extra=extra))
+    )
+    for i, (shape, line, extra, message) in enumerate(cases):
+        with pytest.raises(DataError, match=message):
+            open_objects(written(tmp_path / str(i), shape, f"0 {BOX} {line}", extra=extra))

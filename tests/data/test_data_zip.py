@@ -57,19 +57,16 @@ def linked(name):
     return info
 
 
-@pytest.mark.parametrize(
-    ("members", "message"),
-    [
+def test_what_is_refused_is_named(archive):
+    for members, message in (
         ({"a/1.png": b"x", "../b/2.png": b"x"}, r"'\.\./b/2\.png' would lie outside"),
         ({"a/1.png": b"x", "/etc/2.png": b"x"}, r"'/etc/2\.png' would lie outside"),
         ({"a/1.png": b"x", "..\\b\\2.png": b"x"}, "would lie outside"),
         ({linked("a/l.png"): "/etc/passwd"}, r"'a/l\.png' is a link"),
         ({"a/1.pdf": b"x"}, "has no image"),
-    ],
-)
-def test_what_is_refused_is_named(archive, members, message):
-    with pytest.raises(DataError, match=message):
-        open_data(archive(members))
+    ):
+        with pytest.raises(DataError, match=message):
+            open_data(archive(members))
 
 
 def test_encrypted_members_are_refused(tmp_path):

@@ -98,20 +98,17 @@ def test_splits_may_lie_in_the_folders_or_around_them(tmp_path, inner):
     assert {source.labels.classes for source in found.values()} == {("edge",)}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_locations_that_cannot_be_used_are_one_message(tmp_path):
+    for options, message in (
         ("maps=keypoints", "has no folder keypoints/\nDid you mean 'keypoints2d'?"),
         ("maps=keypoints2d&partition=huge", "no lists of the partition 'huge'"),
         ("maps=keypoints2d&scale=0", "scale should be above 0"),
         ("maps=keypoints2d&scal=3", "unknown key 'scal'\nDid you mean 'scale'?"),
         ("maps=keypoints2d&valid=masks", "no folder .*masks, whose masks"),
-    ],
-)
-def test_locations_that_cannot_be_used_are_one_message(tmp_path, options, message):
-    root = taskonomy(tmp_path)
-    with pytest.raises((UsageError, DataError), match=message):
-        open_signals(f"{root}?{options}")
+    ):
+        root = taskonomy(tmp_path)
+        with pytest.raises((UsageError, DataError), match=message):
+            open_signals(f"{root}?{options}")
 
 
 def test_options_of_maps_without_maps_are_refused(tmp_path):

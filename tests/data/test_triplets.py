@@ -118,9 +118,8 @@ def test_of_two_candidates_made_by_classes_one_has_the_class_of_the_reference():
         made_triplets(source.select([0, 1]))
 
 
-@pytest.mark.parametrize(
-    ("columns", "row", "message"),
-    [
+def test_tables_that_cannot_be_used_are_one_message(tmp_path):
+    for columns, row, message in (
         (["ref", "left", "choice"], ("a", "b", "left"), "no column 'right'"),
         (["ref", "left", "right"], ("a", "b", "c"), "no column 'choice', and no left_vote and right_vote"),
         (["ref", "left", "right", "choice"], ("a", "b", "c", "middle"), "'middle', which is neither left nor right"),
@@ -131,12 +130,10 @@ def test_of_two_candidates_made_by_classes_one_has_the_class_of_the_reference():
         (["ref", "left", "right", "choice", "votes"], ("a", "b", "c", "left", ""), "line 2: votes is missing"),
         (["ref", "left", "right", "choice"], ("a", "b", "c", "left", "d"), "5 cells, but the header has 4"),
         (["ref", "left", "right", "choice"], ("a" * 200_000, "b", "c", "left"), "field larger than field limit"),
-    ],
-)
-def test_tables_that_cannot_be_used_are_one_message(tmp_path, columns, row, message):
-    write_table(tmp_path / "t.csv", columns, [row])
-    with pytest.raises((UsageError, DataError), match=message):
-        open_triplets(str(tmp_path / "t.csv"))
+    ):
+        write_table(tmp_path / "t.csv", columns, [row])
+        with pytest.raises((UsageError, DataError), match=message):
+            open_triplets(str(tmp_path / "t.csv"))
 
 
 def test_locations_without_triplets_are_one_message(tmp_path):
