@@ -127,7 +127,7 @@ def test_settings_that_do_not_go_together_are_refused():
         check_processes(recipe(batch_size=4, accumulate=2), 3)
     for changes in ({"accumulate": 2}, {"precision": "bf16"}, {"tta_flip": True}, {"tta_sizes": (400, 800)}):
         with pytest.raises(UsageError, match="not with --backend detectron2"):
-            detectron2_options(build("resnet50"), DetectionRecipe(**changes), 2)
+            detectron2_options(build("resnet50w0.125"), DetectionRecipe(**changes), 2)
 
 
 def test_large_scale_jitter_cuts_what_it_scaled():

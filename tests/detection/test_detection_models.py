@@ -83,26 +83,28 @@ def test_pooling_is_aligned_with_the_pixels():
     assert torch.allclose(pooled[0], feature[0, :, 4:8, 2:6], atol=1e-6)
 
 
-@pytest.mark.parametrize(("side", "stride"), [(7, 4), (2, 16), (14, 8)])
-def test_the_gradient_of_pooling_is_that_of_torchvision(side, stride):
-    generator = torch.Generator().manual_seed(side)
-    feature = torch.randn(2, 3, 20, 33, generator=generator, requires_grad=True)
-    centre, size = (torch.rand(60, 2, generator=generator) for _ in range(2))
-    centre, size = centre * torch.tensor([33.0, 20]) * stride, (size * 30 + 0.01) * stride
-    regions = torch.cat((torch.arange(60)[:, None] % 2, centre - size / 2, centre + size / 2), dim=1)
-    regions[0, 1:] = torch.tensor([-50, -60, 999, 999])  # larger than the map
-    regions[1, 1:] = torch.tensor([5, 5, 5, 5])  # without area
-    regions[2, 1:] = torch.tensor([-900, 0, -800, 90])  # outside
-    boxes = [regions[regions[:, 0] == image, 1:] for image in range(2)]
-    weights = torch.randn(60, 3, side, side, generator=generator)
-    options = {"spatial_scale": 1 / stride, "sampling_ratio": 0, "aligned": True}
-    wanted = roi_align(feature, boxes, (side, side), **options)
-    pooled = pool_regions([feature], boxes, (stride,), side=side)
-    assert torch.equal(pooled, wanted)
-    mine, theirs = (torch.autograd.grad(each, feature, weights)[0] for each in (pooled, wanted))
-    assert (mine - theirs).abs().max() < 1e-5 * theirs.abs().max()
-    [none] = torch.autograd.grad(pool_regions([feature], [torch.zeros(0, 4)] * 2, (stride,), side=side).sum(), feature)
-    assert not none.any()
+def test_the_gradient_of_pooling_is_that_of_torchvision():
+    for side, stride in ((7, 4), (2, 16), (14, 8)):
+        generator = torch.Generator().manual_seed(side)
+        feature = torch.randn(2, 3, 20, 33, generator=generator, requires_grad=True)
+        centre, size = (torch.rand(60, 2, generator=generator) for _ in range(2))
+        centre, size = centre * torch.tensor([33.0, 20]) * stride, (size * 30 + 0.01) * stride
+        regions = torch.cat((torch.arange(60)[:, None] % 2, centre - size / 2, centre + size / 2), dim=1)
+        regions[0, 1:] = torch.tensor([-50, -60, 999, 999])  # larger than the map
+        regions[1, 1:] = torch.tensor([5, 5, 5, 5])  # without area
+        regions[2, 1:] = torch.tensor([-900, 0, -800, 90])  # outside
+        boxes = [regions[regions[:, 0] == image, 1:] for image in range(2)]
+        weights = torch.randn(60, 3, side, side, generator=generator)
+        options = {"spatial_scale": 1 / stride, "sampling_ratio": 0, "aligned": True}
+        wanted = roi_align(feature, boxes, (side, side), **options)
+        pooled = pool_regions([feature], boxes, (stride,), side=side)
+        assert torch.equal(pooled, wanted)
+        mine, theirs = (torch.autograd.grad(each, feature, weights)[0] for each in (pooled, wanted))
+        assert (mine - theirs).abs().max() < 1e-5 * theirs.abs().max()
+        [none] = torch.autograd.grad(
+            pool_regions([feature], [torch.zeros(0, 4)] * 2, (stride,), side=side).sum(), feature
+        )
+        assert not none.any()
 
 
 def test_a_region_takes_its_features_from_its_own_level():
@@ -208,19 +210,16 @@ def test_the_state_loads_strictly_into_another_one():
         to_detectron2(detector("vit_fpn").state_dict())
 
 
-@pytest.mark.parametrize(
-    ("architecture", "backbone", "message"),
-    [
+def test_backbones_that_do_not_go_are_refused():
+    for architecture, backbone, message in (
         ("c4", "resnet18w0.125", "architecture=c4 does not go with resnet18w0.125.*\nUse architecture=fpn"),
         ("c4", "resnet50w0.125_cifar", "stem for small images"),
         ("fpn", VIT, "needs a ResNet of sslbench.*\n.*use architecture=vit_fpn"),
         ("vit_fpn", BOTTLENECK, "needs a vision transformer.*\n.*For ResNets use architecture=fpn or c4"),
         ("fpn", "pixels", "needs a ResNet"),
-    ],
-)
-def test_backbones_that_do_not_go_are_refused(architecture, backbone, message):
-    with pytest.raises(UsageError, match=message):
-        detector(architecture, backbone)
+    ):
+        with pytest.raises(UsageError, match=message):
+            detector(architecture, backbone)
 
 
 def test_basic_blocks_have_no_1x1_convolution():

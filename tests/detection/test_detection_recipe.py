@@ -44,23 +44,23 @@ def test_the_shipped_recipes_are_the_expected_ones():
     assert names == set(PUBLISHED) | OURS | {VITDET, DEFORMABLE_DETR}
 
 
-@pytest.mark.parametrize("name", sorted(PUBLISHED))
-def test_published_numbers(name):
-    recipe = load_recipe(f"detection/{name}")
-    assert PUBLISHED[name] == (
-        *(recipe.iterations, recipe.steps, recipe.lr, recipe.warmup_iterations, recipe.norm, recipe.freeze_at),
-        *(recipe.extra_norm, recipe.precise_bn, recipe.min_sizes_train),
-    )
-    in_cities = name.startswith("cityscapes")
-    sizes = recipe.batch_size, recipe.min_size_test, recipe.max_size_train, recipe.max_size_test
-    assert sizes == ((8, 1024, 2048, 2048) if in_cities else (16, 800, 1333, 1333))
-    assert recipe.keypoints == ("keypoint" in name)
-    with_masks = not name.startswith("voc") and recipe.architecture not in ONE_STAGE and not recipe.keypoints
-    assert recipe.masks == with_masks
-    assert recipe.metric == {"coco": "coco", "city": "coco", "lvis": "lvis"}.get(name[:4], "voc07")
-    of_lvis = (recipe.detections, recipe.score_threshold, recipe.repeat_threshold)
-    assert of_lvis == ((300, 1e-4, 1e-3) if name.startswith("lvis") else (100, 0.05, 0.0))
-    assert (recipe.stride_in_1x1, recipe.channel_order, recipe.pixel_mean) == (False, "RGB", ())
+def test_published_numbers():
+    for name in sorted(PUBLISHED):
+        recipe = load_recipe(f"detection/{name}")
+        assert PUBLISHED[name] == (
+            *(recipe.iterations, recipe.steps, recipe.lr, recipe.warmup_iterations, recipe.norm, recipe.freeze_at),
+            *(recipe.extra_norm, recipe.precise_bn, recipe.min_sizes_train),
+        )
+        in_cities = name.startswith("cityscapes")
+        sizes = recipe.batch_size, recipe.min_size_test, recipe.max_size_train, recipe.max_size_test
+        assert sizes == ((8, 1024, 2048, 2048) if in_cities else (16, 800, 1333, 1333))
+        assert recipe.keypoints == ("keypoint" in name)
+        with_masks = not name.startswith("voc") and recipe.architecture not in ONE_STAGE and not recipe.keypoints
+        assert recipe.masks == with_masks
+        assert recipe.metric == {"coco": "coco", "city": "coco", "lvis": "lvis"}.get(name[:4], "voc07")
+        of_lvis = (recipe.detections, recipe.score_threshold, recipe.repeat_threshold)
+        assert of_lvis == ((300, 1e-4, 1e-3) if name.startswith("lvis") else (100, 0.05, 0.0))
+        assert (recipe.stride_in_1x1, recipe.channel_order, recipe.pixel_mean) == (False, "RGB", ())
 
 
 def test_the_recipe_of_vitdet():
@@ -73,11 +73,11 @@ def test_the_recipe_of_vitdet():
     assert recipe.masks and recipe.vit_relative and recipe.optimizer == "adamw"
 
 
-@pytest.mark.parametrize("name", sorted(OURS))
-def test_recipes_for_a_processor_are_small(name):
-    recipe = resolved(load_recipe(f"detection/{name}"))
-    assert recipe.max_size_train <= 480 and recipe.iterations * recipe.batch_size <= 4000
-    assert (recipe.roi_samples <= 128 or recipe.architecture in (*ONE_STAGE, *DETR)) and recipe.norm == "batch"
+def test_recipes_for_a_processor_are_small():
+    for name in sorted(OURS):
+        recipe = resolved(load_recipe(f"detection/{name}"))
+        assert recipe.max_size_train <= 480 and recipe.iterations * recipe.batch_size <= 4000
+        assert (recipe.roi_samples <= 128 or recipe.architecture in (*ONE_STAGE, *DETR)) and recipe.norm == "batch"
 
 
 def test_what_the_architecture_decides():
@@ -91,9 +91,8 @@ def test_what_the_architecture_decides():
     assert resolved(DetectionRecipe(architecture="fpn", rpn_pre_nms_test=7)).rpn_pre_nms_test == 7
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_settings_that_cannot_work_are_refused():
+    for settings, message in (
         ({"lr": 0}, "lr=0: should be above 0"),
         ({"batch_size": 0}, "batch_size=0: should be at least 1"),
         ({"rpn_nms": 1.5}, "rpn_nms=1.5: should be from 0 to 1"),
@@ -107,11 +106,9 @@ def test_what_the_architecture_decides():
         ({"architecture": "c4", "box_fcs": 2}, "no pyramid or box head"),
         ({"architecture": "vit_fpn", "freeze_at": 2}, "has no stages"),
         ({"freeze_at": 5, "backbone_rate": 0.1}, "backbone_rate: freeze_at=5 freezes the backbone"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(settings, message):
-    with pytest.raises(UsageError, match=message):
-        check(DetectionRecipe(**settings))
+    ):
+        with pytest.raises(UsageError, match=message):
+            check(DetectionRecipe(**settings))
 
 
 def test_a_wrong_key_in_a_recipe_names_the_nearest(tmp_path):
@@ -123,18 +120,15 @@ def test_a_wrong_key_in_a_recipe_names_the_nearest(tmp_path):
         load_recipe("knn/digits")
 
 
-@pytest.mark.parametrize(
-    ("size", "limits", "expected"),
-    [
+def test_sizes_of_images():
+    for size, limits, expected in (
         ((480, 640), (800, 1333), (800, 1067)),  # 1066.67 rounded
         ((640, 480), (800, 1333), (1067, 800)),
         ((300, 1000), (800, 1333), (400, 1333)),  # the longer side decides
         ((100, 100), (50, 1333), (50, 50)),
         ((2, 5), (3, 100), (3, 8)),  # 7.5: halves go up
-    ],
-)
-def test_sizes_of_images(size, limits, expected):
-    assert resized(*size, shorter=limits[0], longest=limits[1]) == expected
+    ):
+        assert resized(*size, shorter=limits[0], longest=limits[1]) == expected
 
 
 def test_the_same_recipe_for_detectron2():
@@ -157,25 +151,24 @@ def test_the_same_recipe_for_detectron2():
     assert options["MODEL.PIXEL_STD"] == pytest.approx([58.395, 57.12, 57.375])
 
 
-@pytest.mark.parametrize(
-    ("name", "numbers"), [("resnet50w2", (512, 128, 128)), ("resnet50w0.125", (32, 8, 8)), ("resnet101", (256, 64, 64))]
-)
-def test_wide_networks_for_detectron2(name, numbers):
-    options = detectron2_options(build(name), load_recipe("detection/voc07"), 20)
-    keys = ("RES2_OUT_CHANNELS", "WIDTH_PER_GROUP", "STEM_OUT_CHANNELS")
-    assert tuple(options[f"MODEL.RESNETS.{key}"] for key in keys) == numbers
+def test_wide_networks_for_detectron2():
+    for name, numbers in (
+        ("resnet50w2", (512, 128, 128)),
+        ("resnet50w0.125", (32, 8, 8)),
+        ("resnet101", (256, 64, 64)),
+    ):
+        options = detectron2_options(build(name), load_recipe("detection/voc07"), 20)
+        keys = ("RES2_OUT_CHANNELS", "WIDTH_PER_GROUP", "STEM_OUT_CHANNELS")
+        assert tuple(options[f"MODEL.RESNETS.{key}"] for key in keys) == numbers
 
 
-@pytest.mark.parametrize(
-    ("backbone", "settings", "message"),
-    [
+def test_what_detectron2_does_not_have_is_refused():
+    for backbone, settings, message in (
         ("resnet18", {"architecture": "c4"}, "c4 does not go with resnet18"),
         ("resnet_bottleneck_1-1-1-1", {"architecture": "fpn"}, "Detectron2 has no resnet_bottleneck"),
         ("timm:vit_tiny_patch16_224,depth=1", {"architecture": "vit_fpn", "freeze_at": 0}, "no network such as"),
         ("resnet50w0.125", {"optimizer": "adamw"}, "only SGD"),
         ("resnet50w0.125", {"flip": 0.3}, "flips half"),
-    ],
-)
-def test_what_detectron2_does_not_have_is_refused(backbone, settings, message):
-    with pytest.raises(UsageError, match=message):
-        detectron2_options(build(backbone), DetectionRecipe(**settings), 3)
+    ):
+        with pytest.raises(UsageError, match=message):
+            detectron2_options(build(backbone), DetectionRecipe(**settings), 3)

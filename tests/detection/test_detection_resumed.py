@@ -17,6 +17,7 @@ ANCHORS = ((8.0, 10.0), (16.0, 20.0), (32.0, 40.0), (64.0, 80.0), (128.0, 160.0)
 DETR = {"queries": 10, "encoder_layers": 1, "decoder_layers": 2, "transformer_width": 64, "refine_boxes": True}
 DETR |= {"freeze_at": 0, "optimizer": "adamw", "clip_gradients": 0.1, "backbone_rate": 0.1, "offset_rate": 0.1}
 CROP = {"crop": 0.5, "crop_sizes": (40, 50), "crop_sides": (20, 40), "group_aspect_ratios": False}
+MASKS = {"masks": True, "head_channels": 8, "mask_convs": 1}
 ONE_STAGE = {"pyramid_channels": 64, "freeze_at": 0, "norm": "batch"}
 COMMON = ("min_sizes_train", "max_size_train", "min_size_test", "max_size_test", "batch_size", "iterations", "steps")
 
@@ -42,7 +43,7 @@ def weights(folder, used, backbone, *, dies, noise):
         model = build_detector(build(backbone, seed=0), used, 2)
 
         def watch(line, attempt=attempt):
-            if dies and attempt == 0 and line.iteration == 4:
+            if dies and attempt == 0 and line.iteration == 3:
                 raise KilledError
 
         run = TrainingRun(0, torch.device("cpu"), 0, folder, save_every=2)
@@ -70,7 +71,7 @@ def data(used):
     ("architecture", "backbone", "changes"),
     [
         ("fpn", BASIC, {"accumulate": 2, "precision": "bf16", "repeat_threshold": 0.9, "skip_empty": False}),
-        ("fpn", BASIC, {"masks": True, "scale_jitter": (0.5, 2.0), "min_sizes_train": (800,), "max_size_train": 64}),
+        ("fpn", BASIC, {**MASKS, "scale_jitter": (0.5, 2.0), "min_sizes_train": (800,), "max_size_train": 64}),
         ("retinanet", BASIC, {**ONE_STAGE, "anchor_sizes": ANCHORS, "accumulate": 2, "precision": "bf16"}),
         ("fcos", BASIC, {**ONE_STAGE, "accumulate": 2, "precision": "bf16", "skip_empty": False}),
         ("deformable_detr", BASIC, {**DETR, "accumulate": 2, "precision": "bf16", "skip_empty": False}),
@@ -83,7 +84,7 @@ def test_the_same_weights_as_without_interruption(tmp_path, architecture, backbo
     if architecture == "deformable_detr":
         pytest.importorskip("transformers", reason="pip install 'sslbench[detr]'")
     used = changed(architecture, **changes)
-    used = dataclasses.replace(used, iterations=6, steps=(5,), lr=0.002)
+    used = dataclasses.replace(used, iterations=4, steps=(3,), lr=0.002)
     if architecture == "vit_fpn":
         backbone = backbone.replace("depth=1", "depth=2")
         used = dataclasses.replace(used, pyramid_channels=8, head_channels=8, box_channels=8)

@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import pytest
 from helpers.drawn_rectangles import source
 
 from sslbench.evaluation.detection.compare import at_constant_box, verdict
@@ -13,23 +12,20 @@ def record(name, ap, seeds=1):
     return SimpleNamespace(weights=SimpleNamespace(name=name), metrics={"AP": SimpleNamespace(value=ap)}, seeds=seeds)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "words"),
-    [
+def test_an_interval_that_covers_zero_is_a_tie():
+    for low, high, words in (
         (0.4, 8.2, "w.pth: AP 34.2, clearly above the 30.0 of resnet18 untrained, trained alike"),
         (-0.1, 8.2, "w.pth: AP 34.2, tied with the 30.0 of resnet18 untrained, trained alike"),
         (0.0, 0.0, "w.pth: AP 34.2, tied with the 30.0 of"),
         (-9.0, -0.2, "w.pth: AP 34.2, clearly below the 30.0 of"),
-    ],
-)
-def test_an_interval_that_covers_zero_is_a_tie(low, high, words):
-    said = verdict(record("w.pth", 34.2), record("resnet18 untrained", 30.0), 4.2, low, high, 12)
-    assert said.startswith(words)
-    assert (
-        f"(+4.2, 95 % interval {low:+.1f} .. {high:+.1f}: paired bootstrap over 12 test images; one training each"
-        in said
-    )
-    assert said.endswith("the variance between trainings is unknown)")
+    ):
+        said = verdict(record("w.pth", 34.2), record("resnet18 untrained", 30.0), 4.2, low, high, 12)
+        assert said.startswith(words)
+        assert (
+            f"(+4.2, 95 % interval {low:+.1f} .. {high:+.1f}: paired bootstrap over 12 test images; one training each"
+            in said
+        )
+        assert said.endswith("the variance between trainings is unknown)")
 
 
 def test_several_trainings_are_told():
@@ -41,18 +37,16 @@ def test_without_objects_nothing_is_compared():
     assert "cannot be compared" in verdict(record("a", None), record("b", 1.0), None, None, None, 3)
 
 
-@pytest.mark.parametrize(("low", "said"), [(0.1, False), (0.0, True), (-3.0, True), (None, False)])
-def test_a_detector_that_is_not_clearly_above_the_constant_box_is_told(low, said):
-    notes = at_constant_box(record("w.pth", 13.7), 16.6, -2.9, low, 4.0)
-    assert bool(notes) == said
-    if said:
-        assert notes[0].startswith("w.pth is not clearly above the constant box") and "AP 16.6 (-2.9" in notes[0]
+def test_a_detector_that_is_not_clearly_above_the_constant_box_is_told():
+    for low, said in ((0.1, False), (0.0, True), (-3.0, True), (None, False)):
+        notes = at_constant_box(record("w.pth", 13.7), 16.6, -2.9, low, 4.0)
+        assert bool(notes) == said
+        if said:
+            assert notes[0].startswith("w.pth is not clearly above the constant box") and "AP 16.6 (-2.9" in notes[0]
 
 
-@pytest.mark.parametrize(
-    ("images", "said"), [(1, "class tall has 1 test object."), (19, "has 19 test objects."), (20, "")]
-)
-def test_intervals_of_few_objects_are_said_to_be_too_narrow(images, said):
-    notes = few_objects(source(images, height=64, width=64))
-    assert bool(notes) == bool(said) and all(said in note for note in notes)
-    assert few_objects(source(1, empty=(0,))) == ()
+def test_intervals_of_few_objects_are_said_to_be_too_narrow():
+    for images, said in ((1, "class tall has 1 test object."), (19, "has 19 test objects."), (20, "")):
+        notes = few_objects(source(images, height=64, width=64))
+        assert bool(notes) == bool(said) and all(said in note for note in notes)
+        assert few_objects(source(1, empty=(0,))) == ()

@@ -169,7 +169,7 @@ def test_the_mean_pose_is_the_median_place_in_the_box():
 
 def test_a_detector_learns_writes_and_reads_its_keypoints(tmp_path):
     """Few iterations on few pictures; the loss of the keypoints falls well below that of chance, log 56^2."""
-    used, data = recipe(iterations=60, steps=(50,), batch_size=4, flip=0.5), source(12)
+    used, data = recipe(iterations=30, steps=(25,), batch_size=2, flip=0.5), source(12)
     detector = build_detector(build(NET), used, 1, keypoints=5)
     lines = []
     run = TrainingRun(0, CPU, 0, tmp_path / "checkpoints", 60)
