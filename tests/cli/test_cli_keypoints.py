@@ -168,29 +168,29 @@ def test_show_writes_the_scores_of_each_keypoint(trained, tmp_path):
         assert float(row["AP low"]) <= float(row["AP"]) <= float(row["AP high"])
 
 
-@pytest.mark.parametrize(
-    ("category", "settings", "words"),
-    [
-        ({"sigmas": []}, [], "sigmas of the keypoints head"),
-        ({"keypoints": ["a", "b", "c", "d", "e"]}, [], "no name has the word left or right"),
-        ({"keypoints": []}, [], "has no keypoints"),
-        ({}, ["mirrored_keypoints=head:tail"], "'head:tail' is not a pair"),
-        ({}, ["keypoints=false"], "no effect without keypoints"),
-    ],
-)
-def test_what_is_missing_is_said_before_training(tmp_path, category, settings, words):
-    data = str(write(tmp_path / "data", 6, **category))
-    (tmp_path / "recipe.yaml").write_text(SETTINGS)
-    if category.get("keypoints") == []:
-        content = json.loads(Path(data).read_text())
-        for row in content["annotations"]:
-            row["keypoints"] = []
-        content["categories"][0] |= {"skeleton": [], "sigmas": []}
-        Path(data).write_text(json.dumps(content))
-    done = run(
-        [
-            *("eval", "detection", "--weights", "random", "--backbone", "resnet_basic_1-1-1-1w0.25"),
-            *("--data", data, "--benchmark", str(tmp_path / "recipe.yaml"), "-o", str(tmp_path / "out"), *settings),
-        ]
-    )
-    assert done.returncode in (1, 2) and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+MISSING = [
+    ({"sigmas": []}, [], "sigmas of the keypoints head"),
+    ({"keypoints": ["a", "b", "c", "d", "e"]}, [], "no name has the word left or right"),
+    ({"keypoints": []}, [], "has no keypoints"),
+    ({}, ["mirrored_keypoints=head:tail"], "'head:tail' is not a pair"),
+    ({}, ["keypoints=false"], "no effect without keypoints"),
+]
+
+
+def test_what_is_missing_is_said_before_training(tmp_path):
+    for category, settings, words in MISSING:
+        data = str(write(tmp_path / "data", 6, **category))
+        (tmp_path / "recipe.yaml").write_text(SETTINGS)
+        if category.get("keypoints") == []:
+            content = json.loads(Path(data).read_text())
+            for row in content["annotations"]:
+                row["keypoints"] = []
+            content["categories"][0] |= {"skeleton": [], "sigmas": []}
+            Path(data).write_text(json.dumps(content))
+        done = run(
+            [
+                *("eval", "detection", "--weights", "random", "--backbone", "resnet_basic_1-1-1-1w0.25"),
+                *("--data", data, "--benchmark", str(tmp_path / "recipe.yaml"), "-o", str(tmp_path / "out"), *settings),
+            ]
+        )
+        assert done.returncode in (1, 2) and words in done.stderr and "Traceback" not in done.stderr, done.stderr

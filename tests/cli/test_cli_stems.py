@@ -52,22 +52,22 @@ def test_a_converted_stem_gives_the_features_of_one_that_is_mapped_on_loading(we
     assert code == 0 and "CIFAR's stem, 1 input channel" in out and "1 channel, 0 to 1, then mean (0.449)" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["eval", "knn", "--weights", "rgb.pth", "--backbone", f"{SMALL},in_chans=13"], "takes 13 channels"),
-        (
-            ["eval", "knn", "--weights", "rgb.pth", "--backbone", f"{SMALL},in_chans=13", "--stem", "repeat"],
-            "has 3 channels",
-        ),
-        (["extract", "--weights", "random", "--backbone", f"{SMALL},in_chans=4"], "has 3 channels"),
-        (["convert", "rgb.pth", "x.pth", "--to", "timm", "--in-chans", "4"], "--in-chans needs --stem"),
-        (["convert", "rgb.pth", "x.pth", "--to", "timm", "--stem", "repeat"], "For example --in-chans 4"),
-        (["convert", "rgb.pth", "x.pth", "--to", "timm", "--stem", "random"], "adds no new values"),
-    ],
-)
-def test_what_is_missing_is_said_before_a_picture_is_decoded(arguments, message, weights, sslbench):
-    data = ["--data", "photos", "--workers", "0"] if arguments[0] != "convert" else []
-    code, _, err = sslbench(*arguments, *data)
-    assert code in (1, 2) and message in err, err
-    assert not (weights / "x.pth").exists()
+MISSING = [
+    (["eval", "knn", "--weights", "rgb.pth", "--backbone", f"{SMALL},in_chans=13"], "takes 13 channels"),
+    (
+        ["eval", "knn", "--weights", "rgb.pth", "--backbone", f"{SMALL},in_chans=13", "--stem", "repeat"],
+        "has 3 channels",
+    ),
+    (["extract", "--weights", "random", "--backbone", f"{SMALL},in_chans=4"], "has 3 channels"),
+    (["convert", "rgb.pth", "x.pth", "--to", "timm", "--in-chans", "4"], "--in-chans needs --stem"),
+    (["convert", "rgb.pth", "x.pth", "--to", "timm", "--stem", "repeat"], "For example --in-chans 4"),
+    (["convert", "rgb.pth", "x.pth", "--to", "timm", "--stem", "random"], "adds no new values"),
+]
+
+
+def test_what_is_missing_is_said_before_a_picture_is_decoded(weights, sslbench):
+    for arguments, message in MISSING:
+        data = ["--data", "photos", "--workers", "0"] if arguments[0] != "convert" else []
+        code, _, err = sslbench(*arguments, *data)
+        assert code in (1, 2) and message in err, err
+        assert not (weights / "x.pth").exists()
