@@ -521,7 +521,6 @@ def overlap_predictions(logits: npt.NDArray[np.floating], mapping: Mapping[int, 
         mapping: ImageNet class -> ObjectNet class.
         k: number of classes.
     """
-    own = np.array(sorted(mapping))
+    own = sorted(mapping)
     best = np.argsort(-logits[:, own], axis=1, kind="stable")[:, :k]
-    found: IntArray = np.vectorize(mapping.__getitem__)(own[best])
-    return found
+    return np.array([mapping[each] for each in own])[best]
