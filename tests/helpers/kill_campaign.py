@@ -45,14 +45,11 @@ def start(method, out, *, processes=1, workers=0, limit=96, changes=None, pause_
 
 
 def wait_for_pause(started):
-    """Wait until all processes of a run have paused after the update that `start` was told."""
-    for process in started:
-        while line := process.stdout.readline():
-            if line == b"paused\n":
-                break
-        else:
-            kill(started)
-            raise AssertionError("a process ended before it paused")
+    """Wait until the first process of a run, which has the observers, has paused as `start` was told."""
+    lines = iter(started[0].stdout.readline, b"")
+    if b"paused\n" not in lines:
+        kill(started)
+        raise AssertionError("the run ended before it paused")
 
 
 def kill(started):

@@ -1,58 +1,113 @@
-"""Runs that end in the middle, some killed without warning, and are continued: the weights are the same bit for bit."""
+"""Runs that end in the middle, some killed without warning, and are continued: the weights are the same bit for bit.
 
-import time
+Once per kind of state; test_contract_methods.py shows for every method that its checkpoint holds all of its state.
+"""
+
+import os
+import signal
 
 import pytest
 import torch
-from helpers import kill_campaign, runs
+from helpers import kill_campaign, runs, two_processes
+from helpers.small_methods import kinds_of_state, make
 
+from sslbench.runtime.signals import StoppedError
 from sslbench.train import checkpoints
 from sslbench.train.observers import Observer
 
-
-def killed(method, out, **how):
-    """A run that was killed after its first checkpoint."""
-    started = kill_campaign.start(method, out, **how)
-    while all(process.poll() is None for process in started) and not checkpoints.files(out / "checkpoints"):
-        time.sleep(0.005)
-    kill_campaign.kill(started)
-    assert checkpoints.files(out / "checkpoints") and not (out / "weights.torch").exists()
+SMALL = {"limit": 48}  # 9 updates
+STOP = 5
+"""Update after which runs end: neither the end of an epoch nor one that is saved."""
 
 
-class _StoppedError(Exception):
+@pytest.fixture(autouse=True)
+def on_one_thread():
+    """Sums depend on the number of threads; processes of their own have one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class _FailedError(Exception):
     """End of a run by its observer."""
+
+
+def fail():
+    raise _FailedError
 
 
 class _StopAfter(Observer):
     """Observer that ends a run after so many updates."""
 
-    def __init__(self, updates):
-        self.updates = updates
+    def __init__(self, updates, act=fail):
+        self.updates, self.act = updates, act
 
     def line(self, record):
         if record.step == self.updates:
-            raise _StoppedError
+            self.act()
 
 
-@pytest.mark.parametrize("method", sorted(runs.METHODS))
-def test_stopped_and_continued(method, tmp_path):
-    undisturbed, out = runs.run(method, tmp_path / "undisturbed"), tmp_path / "stopped"
-    with pytest.raises(_StoppedError):
-        runs.run(method, out, observers=[_StopAfter(5)])
+def run(method, out, *observers, **changes):
+    """Run on; return the update that it continued from."""
+    return runs.run(method, out, observers=observers, **changes, **SMALL).resumed_from
+
+
+def together(method, out, stop=None, **changes):
+    """Run on by two processes, with `stop` until the end of the epoch in which the first one is told to stop."""
+    first, second = two_processes.run(run_together, method, out, stop, changes)
+    assert first == second
+    return first
+
+
+def run_together(rank, method, out, stop, changes):
+    observers = [_StopAfter(stop, lambda: os.kill(os.getpid(), signal.SIGTERM))] if stop else []
+    try:
+        return run(method, out, *observers, **changes)
+    except StoppedError as stopped:
+        return str(stopped)
+
+
+def killed(method, out, **how):
+    """A run that was killed after its first checkpoints."""
+    started = kill_campaign.start(method, out, pause_after=STOP, **SMALL, **how)
+    kill_campaign.wait_for_pause(started)
+    kill_campaign.kill(started)
     assert checkpoints.files(out / "checkpoints") and not (out / "weights.torch").exists()
-    outcome = runs.run(method, out)
-    assert outcome.resumed_from is not None
-    assert kill_campaign.digest(out) == kill_campaign.digest(undisturbed.weights.parent)
 
 
-@pytest.mark.parametrize("method", ["deepclusterv2", "dino", "moco", "swav"])  # a memory, a centre, queues
+def one_per_kind_of_state():
+    """Return the fewest methods that have all kinds of state between them, as found by taking the richest first."""
+    kinds = {method: kinds_of_state(make(method)[0]) for method in runs.METHODS}
+    missing, chosen = set().union(*kinds.values()), []
+    while missing:
+        chosen.append(max(kinds, key=lambda method: len(kinds[method] & missing)))
+        missing -= kinds[chosen[-1]]
+    return chosen
+
+
+def test_one_method_per_kind_of_state_is_stopped_and_continued(tmp_path):
+    differing, methods = [], one_per_kind_of_state()
+    for method in methods:
+        undisturbed, out = tmp_path / method / "undisturbed", tmp_path / method / "stopped"
+        run(method, undisturbed)
+        with pytest.raises(_FailedError):
+            run(method, out, _StopAfter(STOP))
+        assert checkpoints.files(out / "checkpoints") and not (out / "weights.torch").exists()
+        assert run(method, out) == STOP - 1
+        differing += [method] if kill_campaign.digest(out) != kill_campaign.digest(undisturbed) else []
+    assert differing == [] and len(methods) >= 6
+
+
+@pytest.mark.long  # in short: test_two_runs_in_one_folder_exclude_each_other kills one, too
+@pytest.mark.parametrize("method", ["deepclusterv2", "dino", "moco", "swav"])
 def test_killed_and_continued(method, tmp_path):
-    undisturbed = runs.run(method, tmp_path / "undisturbed")
+    """A memory, a centre, a queue of all processes, and one of each process."""
     out = tmp_path / "killed"
+    run(method, tmp_path / "undisturbed")
     killed(method, out)
-    outcome = runs.run(method, out)
-    assert outcome.resumed_from is not None
-    assert kill_campaign.digest(out) == kill_campaign.digest(undisturbed.weights.parent)
+    assert run(method, out) == STOP - 1
+    assert kill_campaign.digest(out) == kill_campaign.digest(tmp_path / "undisturbed")
     assert not [path for path in out.rglob("*") if ".part" in path.name]
 
 
@@ -60,19 +115,31 @@ SHARDED = {"plain": {}, "fsdp": {"strategy": "fsdp"}, "zero": {"zero": True, "op
 
 
 @pytest.mark.parametrize("name", SHARDED)
-def test_two_processes_are_killed_and_continued(name, tmp_path):
+def test_two_processes_are_stopped_and_continued(name, tmp_path):
     """Also with parameters, gradients and optimizer state divided over the processes."""
-    how = {"processes": 2, "workers": int(name == "plain"), "changes": SHARDED[name]}  # a worker imports torch, too
-    kill_campaign.finish(kill_campaign.start("moco", tmp_path / "undisturbed", **how))
-    killed("moco", tmp_path / "killed", **how)
-    kill_campaign.finish(kill_campaign.start("moco", tmp_path / "killed", **how))
+    together("moco", tmp_path / "undisturbed", **SHARDED[name])
+    told = together("moco", tmp_path / "stopped", STOP, **SHARDED[name])
+    assert told.startswith(f"stopped by SIGTERM after update {STOP + 1} of 9")
+    assert together("moco", tmp_path / "stopped", **SHARDED[name]) == STOP + 1
+    assert kill_campaign.digest(tmp_path / "stopped") == kill_campaign.digest(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize(
+    "name", ["fsdp", pytest.param("plain", marks=pytest.mark.long), pytest.param("zero", marks=pytest.mark.long)]
+)
+def test_two_processes_are_killed_and_continued(name, tmp_path):
+    """With fsdp while shards may still be written in the background."""
+    workers = int(name == "plain")  # each imports torch, too
+    together("moco", tmp_path / "undisturbed", workers=workers, **SHARDED[name])
+    killed("moco", tmp_path / "killed", processes=2, workers=workers, changes=SHARDED[name])
+    assert together("moco", tmp_path / "killed", workers=workers, **SHARDED[name]) in (2, STOP - 1)
     assert kill_campaign.digest(tmp_path / "killed") == kill_campaign.digest(tmp_path / "undisturbed")
 
 
 @pytest.fixture(scope="module")
 def undisturbed_mae(tmp_path_factory):
     out = tmp_path_factory.mktemp("mae") / "undisturbed"
-    kill_campaign.finish(kill_campaign.start("mae", out))
+    run("mae", out)
     return torch.load(out / "weights.torch", weights_only=True)["state_dict"]
 
 
@@ -81,9 +148,14 @@ def undisturbed_mae(tmp_path_factory):
 )
 def test_continued_by_another_number_of_processes(before, after, changes, undisturbed_mae, tmp_path):
     """Same images in every update: without BatchNorm the weights differ by rounding only."""
-    out = tmp_path / "killed"
-    killed("mae", out, processes=before, changes=changes)
-    kill_campaign.finish(kill_campaign.start("mae", out, processes=after, changes=changes))
+    out = tmp_path / "stopped"
+    if before == 1:
+        with pytest.raises(_FailedError):
+            run("mae", out, _StopAfter(STOP), **changes)
+        assert together("mae", out, **changes) == STOP - 1
+    else:
+        together("mae", out, STOP, **changes)
+        assert run("mae", out, **changes) == STOP + 1
     found = torch.load(out / "weights.torch", weights_only=True)["state_dict"]
     assert found.keys() == undisturbed_mae.keys()
     for name, tensor in found.items():

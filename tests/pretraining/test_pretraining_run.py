@@ -7,16 +7,14 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
-import time
 import zipfile
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import runs
+from helpers import kill_campaign, runs, two_processes
 from PIL import Image
 from torch.nn import functional
 
@@ -368,27 +366,21 @@ def test_a_run_is_not_continued_with_changed_code(part, tmp_path, monkeypatch, c
     assert "continuing with changed code" in caplog.text
 
 
-def test_two_runs_in_one_folder_exclude_each_other(tmp_path):
+def test_two_runs_in_one_folder_exclude_each_other(undisturbed, tmp_path, monkeypatch):
     """The second is told who has it; when the first is killed, the folder is free at once."""
-    script = runs.__file__
-    words = [sys.executable, script, "simclr", str(tmp_path / "out"), "--limit", "1700", "--workers", "1"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": "77"}
-    first = subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL)
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    started = kill_campaign.start("simclr", tmp_path / "out", workers=1, pause_after=5)
+    monkeypatch.delenv("SLURM_JOB_ID")
     try:
-        while not checkpoints.files(tmp_path / "out" / "checkpoints"):
-            assert first.poll() is None
-            time.sleep(0.02)
+        kill_campaign.wait_for_pause(started)
+        (first,) = started
         message = rf"out/checkpoints is in use by another run: process {first.pid} on \S+, SLURM job 77, since \d{{4}}-"
         with pytest.raises(UsageError, match=message):
-            runs.run("simclr", tmp_path / "out", limit=1700)
+            runs.run("simclr", tmp_path / "out")
     finally:
-        first.kill()
-        first.wait()
-    stop = Recorder(act=lambda: os.kill(os.getpid(), signal.SIGTERM))
-    stop.at = int(checkpoints.newest(tmp_path / "out" / "checkpoints").stem[5:]) + 1
-    with pytest.raises(StoppedError):
-        runs.run("simclr", tmp_path / "out", limit=1700, observers=[stop])
-    assert stop.about.start == stop.at - 1
+        kill_campaign.kill(started)
+    outcome = runs.run("simclr", tmp_path / "out")
+    assert outcome.resumed_from == 4 and same(outcome.weights, undisturbed[0].weights)
 
 
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
@@ -563,21 +555,20 @@ def test_what_cannot_be_is_refused_before_anything_is_written(changes, message, 
     assert not (tmp_path / "out").exists()
 
 
+def run_of_two(rank, out):
+    return runs.run("swav", out, epochs=2).steps
+
+
 def test_two_processes_train_one_network(tmp_path):
-    script = runs.__file__
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = [*launcher, script, "swav", str(tmp_path / "out"), "--workers", "1"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    assert two_processes.run(run_of_two, tmp_path / "out") == [12, 12]
     content = checkpoints.read(checkpoints.newest(tmp_path / "out" / "checkpoints"))
-    assert len(content["processes"]) == 2 and content["step"] == 18
+    assert len(content["processes"]) == 2 and content["step"] == 12
     states = [process["random"]["torch"] for process in content["processes"]]
     assert not torch.equal(*states), "every process draws its own numbers"
     assert load_backbone(str(tmp_path / "out" / "weights.torch")).name == runs.RESNET
     # SwAV keeps a queue for each process; other methods continue, see test_pretraining_kill.py.
     with pytest.raises(UsageError, match="written by 2 processes, this run has 1"):
-        runs.run("swav", tmp_path / "out")
+        runs.run("swav", tmp_path / "out", epochs=2)
 
 
 @pytest.mark.parametrize("backbone", [runs.RESNET, runs.VIT])
