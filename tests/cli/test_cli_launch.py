@@ -1,6 +1,5 @@
-"""`--launcher slurm` of eval, extract and sweep: the jobs, what is told of them, and that they run here."""
+"""`--launcher slurm` of eval, extract and sweep: the jobs, and what is told of them."""
 
-import re
 import shlex
 
 import pytest
@@ -9,7 +8,6 @@ from sslbench.cli import launch, slurm
 from sslbench.cli.commands.eval import command, commands_of
 
 WEIGHTS = ("--weights", "random", "--backbone", "resnet18w0.25")
-LOCAL = ("--launcher", "slurm", "launcher.cluster=local", "launcher.gpus_per_node=0", "launcher.cpus_per_gpu=1")
 
 
 @pytest.fixture(autouse=True)
@@ -73,36 +71,6 @@ def test_mistakes_are_told_before_anything_is_queued(sslbench, tmp_path, words, 
     code, out, err = sslbench("eval", "knn", *WEIGHTS, *words)
     assert (code, out) == (2, "") and message in err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_sweep_runs_as_jobs_ends_with_a_leaderboard_and_continues(sslbench, tmp_path):
-    pytest.importorskip("submitit", reason="submitit is not installed (pip install submitit)")
-    words = ("sweep", "knn", *WEIGHTS, "k=1,3,9999", "--resize", "8", "--crop", "8", "--workers", "0", "--no-floors")
-    code, out, err = sslbench(*words, *LOCAL, "launcher.wait=true", "--out", "r", "--store", "s")
-    assert code == 1, "a run whose k is larger than the data fails, and the others count"
-    assert "Hole: random on knn k=9999: knn: k=9999 is larger than" in " ".join(out.split())
-    assert re.search(r"job \d+ ended with exit code 1: random on knn k=9999: knn: k=9999 is larger", err)
-    records = sorted((tmp_path / "r").glob("knn/*.json"))
-    assert len(records) == 2
-    assert len(set(re.findall("r/slurm/.*", err))) == 3 and "2 of 3 jobs are done" in err
-    assert (tmp_path / "r" / "leaderboard.csv").is_file() and "resnet18w0.25" in out
-    before = [path.stat().st_mtime_ns for path in records]
-    code, out, err = sslbench(*words, "--out", "r", "--store", "s")
-    assert code == 1 and err.count("already computed") == 2
-    assert [path.stat().st_mtime_ns for path in sorted((tmp_path / "r").glob("knn/*.json"))] == before
-
-
-def test_a_job_that_fails_is_told_with_its_log(sslbench, tmp_path):
-    pytest.importorskip("submitit", reason="submitit is not installed (pip install submitit)")
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "x.jpg").write_bytes(b"no picture")
-    code, out, err = sslbench("extract", *WEIGHTS, "--data", "gone/", *LOCAL, "--store", "s")
-    assert (code, out) == (2, "") and "gone" in err
-    code, _, err = sslbench("extract", *WEIGHTS, "--data", "broken/", *LOCAL, "launcher.wait=true", "--store", "s")
-    assert code == 1
-    log = next((tmp_path / "s" / "slurm").glob("*_log.out")).read_text()
-    assert "x.jpg" in log and "exit code 1" in log
-    assert re.search(r"job \d+ ended with exit code 1: .*broken", err) and "its log is" in err
 
 
 @pytest.fixture

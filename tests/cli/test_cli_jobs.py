@@ -1,0 +1,224 @@
+"""Jobs of `--launcher slurm`: by submitit's local executor or at once in this process, stopped, queued again."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import types
+
+import pytest
+from helpers.waiting import SECONDS, until
+
+from sslbench.cli import slurm
+from sslbench.cli.main import main
+from sslbench.errors import SslbenchError
+
+submitit = pytest.importorskip("submitit", reason="submitit is not installed (pip install submitit)")
+
+WEIGHTS = ("--weights", "random", "--backbone", "resnet18w0.25")
+LOCAL = ("--launcher", "slurm", "launcher.cluster=local", "launcher.gpus_per_node=0", "launcher.cpus_per_gpu=1")
+PRETRAIN = (
+    *("pretrain", "simclr", "augment=digits", "augment.size=16", "batch_size=16", "method.projector=[32,16]"),
+    *("log_every=1", "schedule.warmup_epochs=0", "--backbone", "resnet18w0.125", "--limit", "48", "--workers", "0"),
+    *("--device", "cpu", "--out", "a"),
+)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+class Run:
+    """Stand-in for the process of a job: its command in this process, with the output in the log."""
+
+    def __init__(self, command, log):
+        with (
+            log.open("w") as file,
+            contextlib.redirect_stdout(file),
+            contextlib.redirect_stderr(file),
+            pytest.raises(SystemExit) as end,
+        ):
+            main(command[3:])
+        self.code = end.value.code or 0
+
+    def wait(self):
+        return self.code
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Jobs run in this process while they are submitted, which spares three starts of Python for each."""
+
+    class Executor:
+        def __init__(self, folder, **_):
+            folder.mkdir(parents=True, exist_ok=True)
+            self.folder, self.number = folder, 0
+
+        def update_parameters(self, **_):
+            pass
+
+        def batch(self):
+            return contextlib.nullcontext()
+
+        def submit(self, job):
+            self.number += 1
+            log, error = self.folder / f"{self.number}_0_log.out", None
+            process = types.SimpleNamespace(Popen=lambda command, **_: Run(command, log))
+            monkeypatch.setattr(slurm, "subprocess", process)
+            try:
+                job()
+            except SslbenchError as raised:
+                error = raised
+            paths = types.SimpleNamespace(stdout=log)
+            return types.SimpleNamespace(job_id=self.number, paths=paths, exception=lambda: error)
+
+    monkeypatch.setattr(submitit, "AutoExecutor", Executor)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # a job that fails replaces that of its process
+
+
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_sweep_runs_as_jobs_ends_with_a_leaderboard_and_continues(sslbench, tmp_path, request, real):
+    if not real:
+        request.getfixturevalue("at_once")
+    words = ("sweep", "knn", *WEIGHTS, "k=1,3,9999", "--resize", "8", "--crop", "8", "--workers", "0", "--no-floors")
+    code, out, err = sslbench(*words, *LOCAL, "launcher.wait=true", "--out", "r", "--store", "s")
+    assert code == 1, "a run whose k is larger than the data fails, and the others count"
+    assert "Hole: random on knn k=9999: knn: k=9999 is larger than" in " ".join(out.split())
+    assert re.search(r"job \d+ ended with exit code 1: random on knn k=9999: knn: k=9999 is larger", err)
+    records = sorted((tmp_path / "r").glob("knn/*.json"))
+    assert len(records) == 2
+    assert len(set(re.findall("r/slurm/.*", err))) == 3 and "2 of 3 jobs are done" in err
+    assert (tmp_path / "r" / "leaderboard.csv").is_file() and "resnet18w0.25" in out
+    before = [path.stat().st_mtime_ns for path in records]
+    code, out, err = sslbench(*words, "--out", "r", "--store", "s")
+    assert code == 1 and err.count("already computed") == 2
+    assert [path.stat().st_mtime_ns for path in sorted((tmp_path / "r").glob("knn/*.json"))] == before
+
+
+def test_a_job_that_fails_is_told_with_its_log(sslbench, tmp_path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "x.jpg").write_bytes(b"no picture")
+    code, out, err = sslbench("extract", *WEIGHTS, "--data", "gone/", *LOCAL, "--store", "s")
+    assert (code, out) == (2, "") and "gone" in err
+    code, _, err = sslbench("extract", *WEIGHTS, "--data", "broken/", *LOCAL, "launcher.wait=true", "--store", "s")
+    assert code == 1
+    log = next((tmp_path / "s" / "slurm").glob("*_log.out")).read_text()
+    assert "x.jpg" in log and "exit code 1" in log
+    assert re.search(r"job \d+ ended with exit code 1: .*broken", err) and "its log is" in err
+
+
+def test_a_training_runs_as_a_job(sslbench, tmp_path, at_once):
+    code, out, err = sslbench(*PRETRAIN, "--epochs", "1", *LOCAL)
+    assert (code, out) == (0, "1\n"), err
+    assert "job 1 will run: sslbench pretrain" in err and "results: a" in err
+    assert (tmp_path / "a" / "weights.torch").is_file()
+
+
+@pytest.mark.long
+def test_a_local_job_of_submitit_trains(tmp_path):
+    command = [sys.executable, "-m", "sslbench", *PRETRAIN, "--epochs", "2", *LOCAL]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    number = done.stdout.strip()
+    assert f"job {number} will run: sslbench pretrain" in done.stderr and "results: a" in done.stderr
+    job = submitit.LocalJob(tmp_path / "a" / "slurm", number)
+    assert job.result() == 0
+    assert (tmp_path / "a" / "weights.torch").is_file()
+
+
+# ---- told to stop
+
+
+@pytest.fixture
+def queued(tmp_path, monkeypatch):
+    """Function that puts a command into the queue as job 7; scontrol notes its call."""
+    from submitit.core.utils import DelayedSubmission
+
+    def queue(*words):
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')
+        (tmp_path / "bin" / "scontrol").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+        monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+        submission = DelayedSubmission(slurm.Job(words))
+        submission.set_timeout(3, 1)
+        submission.dump(tmp_path / "7_submitted.pkl")
+
+    return queue
+
+
+def _job(folder, python):
+    """Be the process that SLURM starts, with another program in place of Python."""
+    from submitit.core.submission import process_job
+
+    sys.executable = str(python)
+    sys.stdout = sys.stderr = (folder / "log").open("a", buffering=1)
+    process_job(folder)
+
+
+@pytest.mark.parametrize("preempted", [False, True])
+def test_a_job_that_is_told_to_stop_tells_its_run_and_is_queued_again(preempted, tmp_path, queued):
+    """At its time limit (USR2), or preempted (TERM before); a script stands for a run that saves on USR1."""
+    queued("pretrain", "simclr")
+    python = tmp_path / "python"
+    python.write_text(
+        f"""#!/bin/sh
+echo "$@" >> {tmp_path}/words
+[ -f {tmp_path}/saved ] && exit 0
+trap 'echo saved >> {tmp_path}/saved; exit {slurm.SAVED}' USR1
+touch {tmp_path}/running
+while :; do sleep 0.05; done
+"""
+    )
+    python.chmod(0o755)
+    process = multiprocessing.get_context("fork").Process(target=_job, args=(tmp_path, python))
+    process.start()
+    until((tmp_path / "running").is_file, process.is_alive)
+    if preempted:
+        os.kill(process.pid, signal.SIGTERM)
+        until(lambda: "waiting for SLURM" in (tmp_path / "log").read_text(), process.is_alive)
+    os.kill(process.pid, signal.SIGUSR2)
+    process.join(SECONDS)
+    assert (tmp_path / "saved").read_text() == "saved\n" and "Traceback" not in (tmp_path / "log").read_text()
+    assert (tmp_path / "asked").read_text() == "requeue 7\n"
+    again = multiprocessing.get_context("fork").Process(target=_job, args=(tmp_path, python))
+    again.start()
+    again.join(SECONDS)
+    assert again.exitcode == 0
+    assert (tmp_path / "words").read_text() == "-m sslbench pretrain simclr\n" * 2
+
+
+def steps(tmp_path):
+    """Numbers of the updates of a run so far."""
+    file = tmp_path / "a" / "metrics.jsonl"
+    return [json.loads(text)["step"] for text in file.read_text().splitlines()] if file.is_file() else []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("preempted", [False, True])
+def test_a_job_that_is_told_to_stop_saves_and_is_queued_again_and_continues(preempted, tmp_path, queued):
+    queued(*PRETRAIN, "--epochs", "40", "save_every=40 epochs")
+    command, log = [sys.executable, "-m", "submitit.core._submit", str(tmp_path)], tmp_path / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+    try:
+        until(lambda: len(steps(tmp_path)) > 3, lambda: process.poll() is None)
+        if preempted:
+            process.send_signal(signal.SIGTERM)
+            until(lambda: "waiting for SLURM" in log.read_text(), lambda: process.poll() is None)
+        process.send_signal(signal.SIGUSR2)
+        process.wait(SECONDS)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert "everything is saved" in log.read_text() and "Traceback" not in log.read_text()
+    assert (tmp_path / "asked").read_text() == "requeue 7\n"
+    assert 3 < steps(tmp_path)[-1] < 120 and not (tmp_path / "a" / "weights.torch").exists()
+    subprocess.run(command, check=True, capture_output=True)
+    assert steps(tmp_path) == list(range(1, 121))
