@@ -1,5 +1,6 @@
 """What all tests share: a cache of their own, and messages that do not depend on which test ran before."""
 
+import gc
 import logging
 import os
 
@@ -13,6 +14,17 @@ hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any machine")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Look for no garbage among imported libraries and tests: each search takes half a second and finds nothing."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
