@@ -1,5 +1,6 @@
 """Settings of the site: `make site` writes it to site/, from the pages that GitHub shows too."""
 
+import functools
 import importlib
 from pathlib import Path
 
@@ -55,9 +56,14 @@ def comment(path: Path) -> str:
     return " ".join(line for line in lines if not line.startswith("@package"))
 
 
+@functools.cache
+def presets() -> list[Preset]:
+    """Return all presets."""
+    return [load_preset(name) for name in list_names("preset")]
+
+
 def names_page() -> str:
     """Return the page of everything that has a name: read from the files, so that it is never out of date."""
-    presets = [load_preset(name) for name in list_names("preset")]
     benchmarks = [load_benchmark(name) for name in list_names("benchmark")]
     formats = [(name, yaml.safe_load(find_file("format", name).read_text("utf-8"))) for name in list_names("format")]
     return "\n\n".join(
@@ -71,7 +77,7 @@ def names_page() -> str:
                 [(f"`{n}`", first_line(f"sslbench.protocols.{n.replace('-', '_')}")) for n in list_names("protocol")],
             ),
             "## Presets",
-            table(("preset", "", "source"), [(f"`{p.name}`", p.title, p.source) for p in presets]),
+            table(("preset", "", "source"), [(f"`{p.name}`", p.title, p.source) for p in presets()]),
             "## Benchmarks",
             table(("benchmark", ""), [(f"`{b.name}`", b.title) for b in benchmarks]),
             "## Formats of weights",
@@ -94,12 +100,12 @@ def settings_part(protocol: str) -> str:
         (f"`{s.name}`", f"`{show_value(s.default)}`", f"{s.meaning} [{s.type}{', in ' + s.unit if s.unit else ''}]")
         for s in describe(found.settings)
     ]
-    presets = [p for name in list_names("preset") if (p := load_preset(name)).protocol == protocol]
+    published = [p for p in presets() if p.protocol == protocol]
     parts = [f"Defaults of version {found.version}:", table(("setting", "default", "meaning"), rows)]
-    if presets:
+    if published:
         parts += ["Published settings, by `--preset`; where one says nothing, the defaults hold:"]
         parts += [
-            table(("preset", "settings", "source"), [(f"`{p.name}`", preset_settings(p), p.source) for p in presets])
+            table(("preset", "settings", "source"), [(f"`{p.name}`", preset_settings(p), p.source) for p in published])
         ]
     return "\n\n".join(parts)
 
