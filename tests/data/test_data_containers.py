@@ -1,7 +1,6 @@
 """The same images give the same ids, labels and pixels whatever they are packed in; damage is said."""
 
 import io
-import os
 import pickle
 import warnings
 
@@ -154,7 +153,7 @@ def test_an_index_is_kept_and_a_damaged_one_is_made_again(tmp_path, write, kind,
     monkeypatch.setattr("sslbench.data.cache.index._save", lambda *_: pytest.fail("the index was made again"))
     assert open_data(spec).keys() == before.keys()
     monkeypatch.undo()
-    os.environ["SSLBENCH_CACHE"] = str(kept[0].parent.parent)
+    monkeypatch.setenv("SSLBENCH_CACHE", str(kept[0].parent.parent))
     for path in kept:
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 0xFF

@@ -33,21 +33,18 @@ def tar(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(
-    ("part", "text"),
-    [
+def test_the_label_is_in_a_member_of_the_same_key(tmp_path):
+    for part, text in (
         ("cls", str),
         ("txt", str),
         ("json", lambda label: json.dumps({"width": 3, "label": label})),
         ("cls", lambda label: json.dumps([label])),
-    ],
-)
-def test_the_label_is_in_a_member_of_the_same_key(tmp_path, part, text):
-    samples = {name.replace("/", "_"): sample for name, sample in pictures().items()}
-    source = open_data(write_shards(tmp_path, samples, part=part, text=text))["all"]
-    assert source.ids == tuple(sorted(samples))
-    assert texts(source) == [samples[name][1] for name in source.ids]
-    assert source.images.path(0).endswith(f".tar/{source.ids[0]}")
+    ):
+        samples = {name.replace("/", "_"): sample for name, sample in pictures().items()}
+        source = open_data(write_shards(tmp_path, samples, part=part, text=text))["all"]
+        assert source.ids == tuple(sorted(samples))
+        assert texts(source) == [samples[name][1] for name in source.ids]
+        assert source.images.path(0).endswith(f".tar/{source.ids[0]}")
 
 
 def test_cls_comes_before_json_and_txt(tar):

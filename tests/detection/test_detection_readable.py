@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from helpers.drawn_rectangles import recipe, source
 from PIL import Image
 
@@ -49,7 +48,6 @@ def manifest(tmp_path, monkeypatch):
 
 
 def prepared(manifest, backbone="resnet_basic_1-1-1-1w0.125", **run):
-    torch.set_num_threads(1)
     request = DetectionRequest("random", str(manifest), recipe(iterations=2, steps=()), {}, backbone=backbone)
     return prepare_detection(request, dataclasses.replace(RUN, **run))
 

@@ -219,7 +219,7 @@ def test_a_batch_has_to_be_divisible():
 
 def test_what_is_found_is_in_pixels_of_the_image_and_can_be_scored_and_drawn(tmp_path):
     data = source(height=48, width=44)
-    model = small_detector(score_threshold=0.0, masks=True)
+    model = small_detector(score_threshold=0.0, masks=True, head_channels=8, mask_convs=1)
     found = detect(model, data)
     assert set(found.images) == set(range(6)) and (np.diff(found.images) >= 0).all()
     assert found.boxes.min() >= 0 and found.boxes[:, 2].max() <= 44 and 36 < found.boxes[:, 3].max() <= 48

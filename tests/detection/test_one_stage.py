@@ -152,7 +152,7 @@ def test_settings_without_effect_are_refused():
         check(DetectionRecipe(architecture="retinanet", anchor_sizes=((32.0,),)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_other_backend_refuses_it(kind):
-    with pytest.raises(UsageError, match=f"architecture={kind} is torchvision's"):
-        detectron2_options(build("resnet50w0.125"), DetectionRecipe(architecture=kind), 2)
+def test_the_other_backend_refuses_it():
+    for kind in KINDS:
+        with pytest.raises(UsageError, match=f"architecture={kind} is torchvision's"):
+            detectron2_options(build("resnet50w0.125"), DetectionRecipe(architecture=kind), 2)
