@@ -201,7 +201,7 @@ def of_cells(method, cells, alone):
     found = {}
     for cell, changes in cells.items():
         with eager_backend():
-            outcome, state = trained(method, BACKBONES[method], changes)
+            outcome, state = trained(method, backbone_of(method), changes)
             if "compile" in cell:
                 outcome["outside"] = outside_compiled(state, sizes_of(method))
         found[cell] = outcome
@@ -242,10 +242,9 @@ def compiled(event):
     return False
 
 
-BACKBONES = {
-    name: VIT if backbone == runs.VIT else backbone.replace(runs.RESNET, RESNET)  # with options, such as in_chans=1
-    for name, (_, _, backbone) in runs.METHODS.items()
-}
+def backbone_of(method):
+    _, _, backbone = runs.METHODS[method]
+    return VIT if backbone == runs.VIT else backbone.replace(runs.RESNET, RESNET)  # with options, such as in_chans=1
 
 
 @pytest.mark.parametrize("method", WITH_ALL_OPTIONS)
@@ -322,7 +321,7 @@ def plain_and_accumulated(number, methods):
         patch.setitem(globals(), "make_method", lambda *args, **named: with_fixed_norms(own(*args, **named)))
         cells = [(method, {}) for method in methods]
         cells += [(method, ALONE["accumulate"]) for method in methods if method in ACCUMULATED and world_size() > 1]
-        return [(method, trained(method, BACKBONES[method], changes)[0]) for method, changes in cells]
+        return [(method, trained(method, backbone_of(method), changes)[0]) for method, changes in cells]
 
 
 def test_several_processes_and_passes_are_one():

@@ -5,6 +5,7 @@ import functools
 import json
 import pkgutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,7 @@ NEEDED = {
 }
 
 
+@functools.cache
 def modules():
     """Return the names of all methods."""
     return sorted(m.name for m in pkgutil.iter_modules(sslbench.methods.__path__) if not m.name.startswith("_"))
@@ -99,6 +101,7 @@ def composed(name):
     return compose_pretraining(name, {}, {}).values
 
 
+@functools.cache
 def recipe_in_small(method):
     """Return settings, views and backbone of a small run after the first recipe of a method in configs/method."""
     names = sorted(list_names("method"), key=lambda name: name != method)  # most are called as their method
@@ -127,7 +130,22 @@ def in_small(value):
     return min(value, 64) if type(value) is int else value
 
 
-METHODS = {method: CHOSEN.get(method) or recipe_in_small(method) for method in modules()}
+class _Methods(Mapping):
+    """Settings, views and backbone of a small run, by method; recipes are read when they are asked for."""
+
+    def __iter__(self):
+        return iter(modules())
+
+    def __len__(self):
+        return len(modules())
+
+    def __getitem__(self, method):
+        if method not in modules():
+            raise KeyError(method)
+        return CHOSEN.get(method) or recipe_in_small(method)
+
+
+METHODS = _Methods()
 
 
 def settings(method, /, **changes):
