@@ -13,12 +13,17 @@ NAME = "resnet18w0.125"
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """The current folder, with a small ResNet-18 in torchvision's names and its classifier."""
+def state(shared):
+    """State dict of a small ResNet-18 in torchvision's names."""
+    return torch.load(shared("weights") / f"{NAME}.pth", weights_only=True)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, state):
+    """The current folder, with that network and a classifier."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    head = {"fc.weight": torch.rand(3, 64), "fc.bias": torch.rand(3)}
-    torch.save({**build(NAME).module.state_dict(), **head}, "r18.pth")
+    torch.save({**state, "fc.weight": torch.rand(3, 64), "fc.bias": torch.rand(3)}, "r18.pth")
     return tmp_path
 
 
@@ -53,16 +58,15 @@ def test_a_vision_transformer_changes_its_names_and_joins_its_queries_keys_and_v
     assert back.keys() == vit.keys() and all(torch.equal(back[name], vit[name]) for name in vit)
 
 
-def test_the_transform_of_own_weights_is_named_where_the_target_cannot_store_it(folder, sslbench):
+def test_the_transform_of_own_weights_is_named_where_the_target_cannot_store_it(folder, sslbench, state):
     own = Preprocessing(resize=32, crop=(28, 32), interpolation="bicubic", mean=(0.5,) * 3, std=(0.25,) * 3)
-    module = build(NAME).module
-    save.save("own.torch", module.state_dict(), backbone=NAME, metadata={"preprocessing": json.dumps(own.record())})
+    save.save("own.torch", state, backbone=NAME, metadata={"preprocessing": json.dumps(own.record())})
     _, out, _ = sslbench("convert", "own.torch", "r.pth", "--to", "torchvision")
     flags = "--resize 32 --crop 28x32 --interpolation bicubic --mean 0.5,0.5,0.5 --std 0.25,0.25,0.25"
     assert f"do not store this: evaluate it with {flags}\n" in out
     _, out, _ = sslbench("convert", "own.torch", "copy.torch", "--to", "sslbench")
     assert "note" not in out
-    save.save("usual.torch", module.state_dict(), backbone=NAME, metadata={})
+    save.save("usual.torch", state, backbone=NAME, metadata={})
     assert "note" not in sslbench("convert", "usual.torch", "u.pth", "--to", "torchvision")[1]
 
 
@@ -83,19 +87,19 @@ def test_a_users_own_network_needs_the_backbone(world, sslbench):
     assert code == 1 and "moco has no name for" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["r18.pth", "x.pth"], "Missing option '--to'"),
-        (["r18.pth", "x.pth", "--to", "detectron"], "Did you mean 'detectron2'"),
-        (["r18.pth", "x.pth", "--to", "moco", "--format", "vissl"], "is not of format vissl"),
-        (["r18.pht", "x.pth", "--to", "moco"], "Did you mean 'r18.pth'"),
-        (["r18.pth", "no/x.pth", "--to", "moco"], "the folder no does not exist"),
-        (["r18.pth", "x.npz", "--to", "timm"], ".npz files can be read but not written"),
-        (["r18.pth", "x.pth", "--to", "mae"], "mae has no name for 100 of the file's 120 tensors: 'conv1.weight'"),
-    ],
-)
-def test_a_mistake_is_one_message_and_writes_nothing(folder, sslbench, arguments, message):
-    code, out, err = sslbench("convert", *arguments)
-    assert code in (1, 2) and out == "" and message in err and "Traceback" not in err
-    assert [p.name for p in folder.iterdir()] == ["r18.pth"]
+MISTAKES = [
+    (["r18.pth", "x.pth"], "Missing option '--to'"),
+    (["r18.pth", "x.pth", "--to", "detectron"], "Did you mean 'detectron2'"),
+    (["r18.pth", "x.pth", "--to", "moco", "--format", "vissl"], "is not of format vissl"),
+    (["r18.pht", "x.pth", "--to", "moco"], "Did you mean 'r18.pth'"),
+    (["r18.pth", "no/x.pth", "--to", "moco"], "the folder no does not exist"),
+    (["r18.pth", "x.npz", "--to", "timm"], ".npz files can be read but not written"),
+    (["r18.pth", "x.pth", "--to", "mae"], "mae has no name for 100 of the file's 120 tensors: 'conv1.weight'"),
+]
+
+
+def test_a_mistake_is_one_message_and_writes_nothing(folder, sslbench):
+    for arguments, message in MISTAKES:
+        code, out, err = sslbench("convert", *arguments)
+        assert code in (1, 2) and out == "" and message in err and "Traceback" not in err
+        assert [p.name for p in folder.iterdir()] == ["r18.pth"]

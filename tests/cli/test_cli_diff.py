@@ -5,14 +5,12 @@ import json
 import pytest
 import torch
 
-from sslbench.backbones.build import build
-
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, shared):
     """a.pth and b.pth: the same small ResNet-18 but for two tensors; moco.pth: a.pth under other names."""
     monkeypatch.chdir(tmp_path)
-    tensors = build("resnet18w0.125").module.state_dict()
+    tensors = torch.load(shared("weights") / "resnet18w0.125.pth", weights_only=True)
     torch.save(tensors, "a.pth")
     torch.save({"state_dict": {f"module.encoder_q.{name}": t for name, t in tensors.items()}}, "moco.pth")
     changed = {"bn1.bias": tensors["bn1.bias"] + 0.5, "layer1.0.bn1.weight": tensors["layer1.0.bn1.weight"] * 2}
@@ -33,9 +31,8 @@ def test_what_differs_is_named_and_measured(folder, sslbench):
     assert out.endswith("the backbones differ\n")
 
 
-def test_another_architecture(folder, sslbench):
-    torch.save(build("resnet18w0.25").module.state_dict(), "wide.pth")
-    code, out, _ = sslbench("diff", "a.pth", "wide.pth")
+def test_another_architecture(folder, sslbench, shared):
+    code, out, _ = sslbench("diff", "a.pth", shared("weights") / "resnet18w0.25.pth")
     assert code == 1 and "of another shape: 100 tensors" in out and "conv1.weight  8x3x7x7 / 16x3x7x7" in out
     assert len(out.splitlines()) < 20 and "--json lists all" in out
 

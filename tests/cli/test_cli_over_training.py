@@ -13,7 +13,7 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.train import checkpoints
 
 BACKBONE = "resnet18w0.125"
-DATA = ("--data", "sklearn:digits", "--limit", "200", "--device", "cpu", "--workers", "0", "--no-overlaps")
+DATA = ("--data", "sklearn:digits", "--limit", "100", "--device", "cpu", "--workers", "0", "--no-overlaps")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_every_checkpoint_has_a_row_and_the_second_time_nothing_is_computed(run,
     assert code == 0, err
     rows = [line.split() for line in out.splitlines() if line.startswith("knn  ")]
     assert [row[:4] for row in rows] == [["knn", "res5avg", "5", "1"], ["knn", "res5avg", "10", "2"]]
-    assert "untrained" in out and "top1 of update 10 less update 5: " in out and "paired over 200 samples" in out
+    assert "untrained" in out and "top1 of update 10 less update 5: " in out and "paired over 100 samples" in out
     with (run / "results" / "training-a-knn.csv").open() as file:
         table = list(csv.DictReader(file))
     assert [f"{float(row['value']):.2f}" for row in table] == [row[5] for row in rows]

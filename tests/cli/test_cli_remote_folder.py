@@ -2,9 +2,7 @@
 
 import fsspec
 import pytest
-import torch
 
-from sslbench.backbones.build import build
 from sslbench.cli import remote_folder
 from sslbench.data.remote import transfer
 from sslbench.errors import ResultError, UsageError
@@ -22,9 +20,8 @@ def bucket(tmp_path, monkeypatch):
     system.store.clear()
 
 
-def test_everything_lies_in_a_bucket(sslbench, bucket, tmp_path):
-    torch.save(build("resnet18w0.25").module.state_dict(), tmp_path / "w.pth")
-    bucket.pipe_file("/b/w.pth", (tmp_path / "w.pth").read_bytes())
+def test_everything_lies_in_a_bucket(sslbench, bucket, tmp_path, shared):
+    bucket.pipe_file("/b/w.pth", (shared("weights") / "resnet18w0.25.pth").read_bytes())
     words = ("eval", "knn", "--weights", "memory://b/w.pth", "k=3", "--resize", "8", "--crop", "8", "--workers", "0")
     code, _, err = sslbench(*words, "--no-floors", "--out", "memory://b/results")
     assert code == 0, err
@@ -147,19 +144,18 @@ def test_a_bucket_that_does_not_exist_is_not_made(bucket, monkeypatch):
     assert remote_folder.pull("memory://b/new").is_dir()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("eval", "knn", "--weights", "random", "--backbone", "resnet18w0.25", "--store", "memory://b/store"),
-        ("extract", "--weights", "random", "--backbone", "resnet18w0.25", "-o", "memory://b/x.npz"),
-        ("pretrain", "simclr", "--backbone", "resnet18w0.25", "--out", "memory://b/run", "batch_size=8"),
-        ("demo", "--out", "memory://b/demo"),
-        ("score", "p.csv", "--data", "sklearn:digits", "--out", "memory://b/r"),
-    ],
-    ids=lambda words: words[0],
-)
-def test_addresses_where_folders_of_this_machine_are_needed(sslbench, bucket, tmp_path, words):
-    (tmp_path / "p.csv").write_text("id,prediction\n")
-    code, _, err = sslbench(*words)
-    assert code == 2 and "is an address, and a place on this machine is needed" in err, err
-    assert not (tmp_path / "memory:").exists()
+ADDRESSES = [
+    ("eval", "knn", "--weights", "random", "--backbone", "resnet18w0.25", "--store", "memory://b/store"),
+    ("extract", "--weights", "random", "--backbone", "resnet18w0.25", "-o", "memory://b/x.npz"),
+    ("pretrain", "simclr", "--backbone", "resnet18w0.25", "--out", "memory://b/run", "batch_size=8"),
+    ("demo", "--out", "memory://b/demo"),
+    ("score", "p.csv", "--data", "sklearn:digits", "--out", "memory://b/r"),
+]
+
+
+def test_addresses_where_folders_of_this_machine_are_needed(sslbench, bucket, tmp_path):
+    for words in ADDRESSES:
+        (tmp_path / "p.csv").write_text("id,prediction\n")
+        code, _, err = sslbench(*words)
+        assert code == 2 and "is an address, and a place on this machine is needed" in err, err
+        assert not (tmp_path / "memory:").exists()

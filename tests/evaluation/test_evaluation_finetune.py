@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ from sslbench import evaluation
 from sslbench.backbones.build import build
 from sslbench.backbones.classifier import read_classifier
 from sslbench.backbones.load import load_file
+from sslbench.cli.main import main
 from sslbench.data.decode.transforms import normalise
 from sslbench.evaluation import RunSettings
 from sslbench.results import records
@@ -42,7 +41,7 @@ def photos(tmp_path):
 
 @pytest.fixture
 def weights(tmp_path):
-    backbone = build("resnet18w0.25", seed=3)
+    backbone = build("resnet_basic_1-1-1-1w0.125", seed=3)
     return save(tmp_path / "w.torch", backbone.module.state_dict(), backbone=backbone.name, metadata={})
 
 
@@ -109,32 +108,42 @@ def test_unreadable_images_are_left_out_and_counted(photos, weights):
     assert (result.data.train.n, result.data.train.n_used) == (36, 35)
 
 
+KILLED = """
+import os
+import signal
+import sys
+
+from sslbench.cli.main import main
+from sslbench.train import checkpoints
+
+
+def write_and_die(folder, *given, write=checkpoints.write, **named):
+    write(folder, *given, **named)
+    if folder.name == "final":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+checkpoints.write = write_and_die
+main(sys.argv[1:])
+"""
+
+
 def test_a_killed_command_continues_to_the_same_record(photos, weights):
-    """kill -9 in the middle of training, then the same command."""
+    """kill -9 after the first checkpoint of the training that counts, then the same command."""
+    torch.set_num_threads(1)
     words = ["finetune", "--weights", weights, "--data", photos, "--resize", "16", "--crop", "16", "--workers", "0"]
-    values = ["epochs=20", "batch_size=12", "flip=0", "mixup=0.2", "cutmix=0.5", "lr=[0.05,0.2]"]
-    command = [sys.executable, "-m", "sslbench", "eval", *map(str, words), *values, "--no-floors"]
+    values = ["epochs=3", "batch_size=12", "flip=0", "mixup=0.2", "cutmix=0.5", "lr=[0.05,0.2]", "--no-floors"]
+    command = ["eval", *map(str, words), *values, "--out"]
+    whole, killed = photos.parent / "whole", photos.parent / "killed"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-    def start(out):
-        return subprocess.Popen([*command, "--out", str(out)], env=environment, stderr=subprocess.PIPE)
-
-    whole = start(photos.parent / "whole")
-    assert whole.wait(300) == 0, whole.stderr.read()
-    killed = start(photos.parent / "killed")
-    for _ in range(3000):
-        if list((photos.parent / "killed").rglob("final/step_*.ckpt")):
-            break
-        assert killed.poll() is None, killed.stderr.read()
-        time.sleep(0.05)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    assert not list((photos.parent / "killed").rglob("*.json")) or list((photos.parent / "killed").rglob("*.ckpt"))
-    again = start(photos.parent / "killed")
-    assert again.wait(300) == 0, again.stderr.read()
-    first, second = (
-        next(Path(photos.parent / name / "finetune").glob("*.weights.torch")) for name in ("whole", "killed")
-    )
+    done = subprocess.run([sys.executable, "-c", KILLED, *command, killed], env=environment, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert list(killed.rglob("final/step_*.ckpt")) and not list(killed.glob("finetune/*.json"))
+    for out in (whole, killed):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, str(out)])
+        assert ended.value.code == 0
+    first, second = (next((out / "finetune").glob("*.weights.torch")) for out in (whole, killed))
     tensors = [files.read(path).content for path in (first, second)]
     for part in ("state_dict", "heads"):
         assert all(torch.equal(value, tensors[1][part][name]) for name, value in tensors[0][part].items())

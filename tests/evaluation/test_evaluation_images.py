@@ -107,7 +107,7 @@ def test_the_untrained_backbone_beside_it_when_asked_for(tmp_path, photos):
     assert set(result.floors) >= {"chance", "majority", "untrained"}
     assert set(result.missing_floors) == {"pixels"}
     assert sorted(path.name.rpartition("-")[0] for path in out.glob("linear-online/*.json")) == [
-        "resnet18w0.25-untrained",
+        "resnet_basic_1-1-1-1w0.125-untrained",
         "w.torch",
     ]
     assert not list(out.rglob("*.checkpoints"))
@@ -118,7 +118,7 @@ def weights_file(folder: Path) -> Path:
     from sslbench.weights.save import save
 
     path = folder / "w.torch"
-    backbone = build("resnet18w0.25", seed=3)
+    backbone = build("resnet_basic_1-1-1-1w0.125", seed=3)
     save(path, backbone.module.state_dict(), backbone=backbone.name, metadata={})
     return path
 

@@ -1,6 +1,7 @@
 """Test images that train has too are counted beside every score, which stays as it is."""
 
 import csv
+import shutil
 
 import numpy as np
 import pytest
@@ -40,11 +41,11 @@ def picture(rng, label):
     return Image.fromarray((blobs * 0.7 + 35 + shade + rng.normal(0, 6, (48, 48, 3))).clip(0, 255).astype(np.uint8))
 
 
-@pytest.fixture
-def photos(tmp_path):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
     """120 and 60 pictures; 10 of test lie in train as they are, 10 smaller or larger and as JPEG, with wrong labels."""
     rng = np.random.default_rng(0)
-    root = tmp_path / "photos"
+    root = tmp_path_factory.mktemp("made") / "photos"
     for part, n in N.items():
         for i in range(n):
             folder = root / part / "ab"[i % 2]
@@ -61,6 +62,12 @@ def photos(tmp_path):
                 folder / f"copy{i:03d}.jpg", quality=85
             )
     return root
+
+
+@pytest.fixture
+def photos(made, tmp_path):
+    """A copy of them."""
+    return shutil.copytree(made, tmp_path / "photos")
 
 
 def evaluate(photos, *, run=RUN, data=None, **request):

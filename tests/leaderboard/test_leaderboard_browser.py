@@ -89,7 +89,7 @@ def seen(page):
         [CHROMIUM, *flags, "--virtual-time-budget=5000", "--dump-dom", acted.as_uri()],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     found = re.search(r'<pre id="seen">(.*)</pre>', done.stdout, re.DOTALL)
