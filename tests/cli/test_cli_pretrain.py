@@ -1,29 +1,20 @@
 """`sslbench pretrain` as a user types it: what works, what is refused, and what can be seen."""
 
-import contextlib
 import json
-import os
 import re
 import shlex
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
 from helpers.coloured_pictures import write_pictures
 from PIL import Image
+from world import SIMCLR
 
 from sslbench.cli import slurm
 from sslbench.cli.commands.pretrain.progress import duration
 from sslbench.cli.launch import without_launcher
 
-TINY = (
-    *("augment=digits", "augment.size=16", "batch_size=16", "method.projector=[32,16]", "log_every=1"),
-    *("schedule.warmup_epochs=0", "--backbone", "resnet18w0.125", "--limit", "48", "--workers", "0", "--device", "cpu"),
-)
-RUN = ("pretrain", "simclr", *TINY, "--epochs", "2")
+TINY, RUN = SIMCLR[2:-2], SIMCLR
 
 
 def metrics(out):
@@ -61,8 +52,8 @@ def test_the_folder_of_a_run_is_named_by_method_and_architecture(sslbench):
     assert re.search(r"runs/simclr-resnet18w0\.125(?![\w.,-])", out)
 
 
-def test_the_same_command_again_has_nothing_left_to_do_and_a_longer_one_is_another_run(tmp_path, sslbench):
-    sslbench(*RUN, "--out", "a")
+def test_the_same_command_again_has_nothing_left_to_do_and_a_longer_one_is_another_run(shared, tmp_path, sslbench):
+    shared.copy("simclr", tmp_path)
     before = (tmp_path / "a" / "weights.torch").read_bytes()
     code, out, err = sslbench(*RUN, "--out", "a")
     assert code == 0 and "continuing" in err and out.startswith("a/weights.torch")
@@ -169,18 +160,17 @@ def test_an_observer_of_the_users_own_sees_every_line(tmp_path, sslbench, monkey
     assert not (tmp_path / "other").exists()
 
 
-def test_the_settings_of_an_earlier_run_are_a_recipe_too(tmp_path, sslbench):
-    sslbench(*RUN, "--out", "a")
-    code, out, err = sslbench("pretrain", "a/config.yaml", "--out", "b")
+def test_the_settings_of_an_earlier_run_are_a_recipe_too(shared, tmp_path, sslbench):
+    config = shared("simclr") / "a" / "config.yaml"
+    code, out, err = sslbench("pretrain", config, "--out", "b")
     assert code == 0, err
-    assert "limit: 48 (from a/config.yaml)" in err and "data: sklearn:digits (from a/config.yaml)" in err
+    assert f"limit: 48 (from {config})" in err and f"data: sklearn:digits (from {config})" in err
     assert out.startswith("b/weights.torch")
-    assert [r["loss"] for r in metrics(tmp_path / "a")] == [r["loss"] for r in metrics(tmp_path / "b")]
+    assert [r["loss"] for r in metrics(config.parent)] == [r["loss"] for r in metrics(tmp_path / "b")]
 
 
-def test_an_earlier_run_is_repeated_on_its_own_data_unless_others_are_given(tmp_path, sslbench):
-    sslbench(*RUN, "--out", "a")
-    config = (tmp_path / "a" / "config.yaml").read_text()
+def test_an_earlier_run_is_repeated_on_its_own_data_unless_others_are_given(shared, tmp_path, sslbench):
+    config = (shared("simclr") / "a" / "config.yaml").read_text()
     (tmp_path / "c.yaml").write_text(config.replace("data: sklearn:digits", "data: gone/"))
     code, _, err = sslbench("pretrain", "c.yaml", "--out", "b")
     assert code in (1, 2) and "gone" in err and not (tmp_path / "b").exists()
@@ -191,69 +181,69 @@ def test_an_earlier_run_is_repeated_on_its_own_data_unless_others_are_given(tmp_
     assert code == 2 and "unknown key 'run.dato'\n  Did you mean 'data'" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["pretrain"], "METHOD is missing"),
-        (["pretrain", "simcrl"], "there is no method called 'simcrl'\n  Did you mean 'simclr'"),
-        (["pretrain", "moco"], "Did you mean 'moco_v"),
-        (["pretrain", "simclr", "moco_v2"], "give one method, not simclr and moco_v2"),
-        (["pretrain", "method=simclr", "simclr"], "give the method as the first word"),
-        (["pretrain", "no_such_package_here.method", *TINY], "there is no Python module 'no_such_package_here"),
-        (["pretrain", "simclr", "--epoch", "3"], "No such option '--epoch'"),
-        (["pretrain", "simclr", "epoch=3"], "unknown key 'epoch'\n  Did you mean 'epochs'"),
-        (["pretrain", "simclr", "epochs=many"], "epochs: should be a number, not 'many'"),
-        (["pretrain", "simclr", "optimizer.lrr=3"], "optimizer: unknown key 'lrr'\n  Did you mean 'lr'"),
-        (["pretrain", "simclr", "epochs.lr=3"], "epochs holds a single value"),
-        (["pretrain", "simclr", "schedule.warm_epochs=3"], "Did you mean 'warmup_epochs'"),
-        (["pretrain", "simclr", *TINY, "method.temprature=3"], "Did you mean 'temperature'"),
-        (["pretrain", "simclr", "augment=smal"], "there is no augment called 'smal'\n  Did you mean 'small'"),
-        (["pretrain", "simclr", "augment={size: 3}"], "augment takes a name"),
-        (["pretrain", "simclr", "launcher=slum"], "Did you mean 'slurm'"),
-        (["pretrain", "simclr", "--launcher", "slurm", "launcher.node=2"], "Did you mean 'nodes'"),
-        (["pretrain", "simclr", "--launcher", "slurm", "epoch=3"], "unknown key 'epoch'"),
-        (
-            ["pretrain", "simclr", "optimizer=adamw"],
-            "is for the optimizer larc, not adamw\n  Give a learning rate too: optimizer=adamw",
-        ),
-        (["pretrain", "simclr", "optimizer.name=sgd"], "is for the optimizer larc, not sgd"),
-        (["pretrain", "simclr", "optimizer.name=adam"], "no optimizer called 'adam'\n  Did you mean 'adamw'"),
-        (["pretrain", "simclr", "precision=fp8"], "'fp8' is not possible"),
-        (["pretrain", "simclr", *TINY, "--precision", "bf16"], "on maps of one cell, which this network has"),
-        (["pretrain", "simclr", *TINY[:2], "batch_size=64", *TINY[3:]], "48 images"),
-        (["pretrain", "simclr", *TINY, "--data", "nowhere/"], "nowhere"),
-        (["pretrain", "simclr", *TINY, "--data", "empty"], "empty"),
-        (["pretrain", "simclr", *TINY, "--data", "single"], "single"),
-        (["pretrain", "simclr", *TINY, "--backbone", "resnet19"], "resnet19"),
-        (["pretrain", "simclr", *TINY, "--backbone", "pixels"], "no trainable parameters"),
-        (["pretrain", "mae", *TINY[:3], *TINY[4:]], "vision transformer"),
-        (["pretrain", "simclr", *TINY, "--init", "no-such-file.pth"], "no-such-file.pth"),
-        (["pretrain", "simclr", *TINY, "--init", "nonsense.pth"], "nonsense.pth"),
-        (["pretrain", "simclr", *TINY, "--eval-data", "nowhere/"], "nowhere"),
-        (
-            ["pretrain", "simclr", *(word for word in TINY if "warmup" not in word), "schedule.warmup_epochs=500"],
-            "does not fit into 100 epochs",
-        ),
-        (["pretrain", "simclr", *TINY, "save_every=now"], "'now' is not an interval"),
-        (["pretrain", "simclr", *TINY, "--epochs", "0"], "epochs 0 must be positive"),
-        (["pretrain", "simclr", *TINY, "--histograms"], "Add --tensorboard"),
-        (["pretrain", "simclr", *TINY, "--device", "warp"], "there is no device called 'warp'"),
-        (["pretrain", "simclr", *TINY, "--resume-from", "x.ckpt", "--no-resume"], "exclude each other"),
-        (["pretrain", "simclr", *TINY, "--resume-from", "x.ckpt"], "there is no checkpoint x.ckpt"),
-        (["pretrain", "moco_v2", *TINY[:3], *TINY[4:], "method.queue=100"], "queue"),
-    ],
-)
-def test_a_mistake_is_one_message_and_leaves_nothing_behind(tmp_path, sslbench, arguments, message):
+MISTAKES = [
+    (["pretrain"], "METHOD is missing"),
+    (["pretrain", "simcrl"], "there is no method called 'simcrl'\n  Did you mean 'simclr'"),
+    (["pretrain", "moco"], "Did you mean 'moco_v"),
+    (["pretrain", "simclr", "moco_v2"], "give one method, not simclr and moco_v2"),
+    (["pretrain", "method=simclr", "simclr"], "give the method as the first word"),
+    (["pretrain", "no_such_package_here.method", *TINY], "there is no Python module 'no_such_package_here"),
+    (["pretrain", "simclr", "--epoch", "3"], "No such option '--epoch'"),
+    (["pretrain", "simclr", "epoch=3"], "unknown key 'epoch'\n  Did you mean 'epochs'"),
+    (["pretrain", "simclr", "epochs=many"], "epochs: should be a number, not 'many'"),
+    (["pretrain", "simclr", "optimizer.lrr=3"], "optimizer: unknown key 'lrr'\n  Did you mean 'lr'"),
+    (["pretrain", "simclr", "epochs.lr=3"], "epochs holds a single value"),
+    (["pretrain", "simclr", "schedule.warm_epochs=3"], "Did you mean 'warmup_epochs'"),
+    (["pretrain", "simclr", *TINY, "method.temprature=3"], "Did you mean 'temperature'"),
+    (["pretrain", "simclr", "augment=smal"], "there is no augment called 'smal'\n  Did you mean 'small'"),
+    (["pretrain", "simclr", "augment={size: 3}"], "augment takes a name"),
+    (["pretrain", "simclr", "launcher=slum"], "Did you mean 'slurm'"),
+    (["pretrain", "simclr", "--launcher", "slurm", "launcher.node=2"], "Did you mean 'nodes'"),
+    (["pretrain", "simclr", "--launcher", "slurm", "epoch=3"], "unknown key 'epoch'"),
+    (
+        ["pretrain", "simclr", "optimizer=adamw"],
+        "is for the optimizer larc, not adamw\n  Give a learning rate too: optimizer=adamw",
+    ),
+    (["pretrain", "simclr", "optimizer.name=sgd"], "is for the optimizer larc, not sgd"),
+    (["pretrain", "simclr", "optimizer.name=adam"], "no optimizer called 'adam'\n  Did you mean 'adamw'"),
+    (["pretrain", "simclr", "precision=fp8"], "'fp8' is not possible"),
+    (["pretrain", "simclr", *TINY, "--precision", "bf16"], "on maps of one cell, which this network has"),
+    (["pretrain", "simclr", *TINY[:2], "batch_size=64", *TINY[3:]], "48 images"),
+    (["pretrain", "simclr", *TINY, "--data", "nowhere/"], "nowhere"),
+    (["pretrain", "simclr", *TINY, "--data", "empty"], "empty"),
+    (["pretrain", "simclr", *TINY, "--data", "single"], "single"),
+    (["pretrain", "simclr", *TINY, "--backbone", "resnet19"], "resnet19"),
+    (["pretrain", "simclr", *TINY, "--backbone", "pixels"], "no trainable parameters"),
+    (["pretrain", "mae", *TINY[:3], *TINY[4:]], "vision transformer"),
+    (["pretrain", "simclr", *TINY, "--init", "no-such-file.pth"], "no-such-file.pth"),
+    (["pretrain", "simclr", *TINY, "--init", "nonsense.pth"], "nonsense.pth"),
+    (["pretrain", "simclr", *TINY, "--eval-data", "nowhere/"], "nowhere"),
+    (
+        ["pretrain", "simclr", *(word for word in TINY if "warmup" not in word), "schedule.warmup_epochs=500"],
+        "does not fit into 100 epochs",
+    ),
+    (["pretrain", "simclr", *TINY, "save_every=now"], "'now' is not an interval"),
+    (["pretrain", "simclr", *TINY, "--epochs", "0"], "epochs 0 must be positive"),
+    (["pretrain", "simclr", *TINY, "--histograms"], "Add --tensorboard"),
+    (["pretrain", "simclr", *TINY, "--device", "warp"], "there is no device called 'warp'"),
+    (["pretrain", "simclr", *TINY, "--resume-from", "x.ckpt", "--no-resume"], "exclude each other"),
+    (["pretrain", "simclr", *TINY, "--resume-from", "x.ckpt"], "there is no checkpoint x.ckpt"),
+    (["pretrain", "moco_v2", *TINY[:3], *TINY[4:], "method.queue=100"], "queue"),
+]
+
+
+def test_a_mistake_is_one_message_and_leaves_nothing_behind(tmp_path, sslbench):
     (tmp_path / "empty").mkdir()
     (tmp_path / "single" / "a").mkdir(parents=True)
     Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(tmp_path / "single" / "a" / "1.png")
     (tmp_path / "nonsense.pth").write_bytes(b"no weights")
-    code, out, err = sslbench(*arguments)
-    head = err.split("error: ")
-    assert len(head) == 2 and message in head[1], err
-    assert "Traceback" not in err
-    assert code in (1, 2)
-    assert out == ""
+    wrong = []
+    for arguments, message in MISTAKES:
+        code, out, err = sslbench(*arguments)
+        head = err.split("error: ")
+        if code not in (1, 2) or out or len(head) != 2 or message not in head[1] or "Traceback" in err:
+            wrong.append((arguments, code, out, err))
+    assert wrong == []
     assert {p.name for p in tmp_path.iterdir()} == {"empty", "single", "nonsense.pth"}, "something was left behind"
 
 
@@ -327,51 +317,6 @@ def test_without_submitit_the_command_that_installs_it_is_named(sslbench, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def until(true, process):
-    """Wait for a state of a process that runs."""
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize("preempted", [False, True])
-def test_a_job_that_is_told_to_stop_saves_and_is_queued_again_and_continues(preempted, tmp_path, monkeypatch):
-    """The process that SLURM starts, at its time limit (USR2) or preempted (TERM before); scontrol notes its call."""
-    pytest.importorskip("submitit", reason="submitit is not installed (pip install submitit)")
-    from submitit.core.utils import DelayedSubmission
-
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')
-    (tmp_path / "bin" / "scontrol").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    submission = DelayedSubmission(slurm.Job([*RUN, "--out", "a", "--epochs", "40", "save_every=40 epochs"]))
-    submission.set_timeout(3, 1)
-    submission.dump(tmp_path / "7_submitted.pkl")
-    command, log = [sys.executable, "-m", "submitit.core._submit", str(tmp_path)], tmp_path / "log"
-    with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
-    try:
-        until(lambda: (tmp_path / "a" / "metrics.jsonl").is_file() and len(metrics(tmp_path / "a")) > 3, process)
-        if preempted:
-            process.send_signal(signal.SIGTERM)
-            until(lambda: "waiting for SLURM" in log.read_text(), process)
-        process.send_signal(signal.SIGUSR2)
-        process.wait(timeout=60)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert "everything is saved" in log.read_text() and "Traceback" not in log.read_text()
-    assert (tmp_path / "asked").read_text() == "requeue 7\n"
-    stopped = metrics(tmp_path / "a")[-1]["step"]
-    assert 3 < stopped < 120 and not (tmp_path / "a" / "weights.torch").exists()
-    subprocess.run(command, check=True, capture_output=True)
-    assert [record["step"] for record in metrics(tmp_path / "a")] == list(range(1, 121))
-
-
 def test_a_dry_run_shows_the_command_of_the_job(sslbench):
     code, out, _ = sslbench(*RUN, "--dry-run", "--launcher", "slurm", "launcher.gpus_per_node=1")
     assert code == 0 and "job: sslbench pretrain simclr" in out
@@ -382,18 +327,6 @@ def test_the_batch_must_divide_into_the_processes_of_the_job(sslbench, tmp_path)
     code, out, err = sslbench(*RUN, "--launcher", "slurm", "launcher.nodes=3", "launcher.gpus_per_node=4")
     assert (code, out) == (2, "") and "batch_size 16 does not divide into 12 processes" in err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_local_job_of_submitit_trains(tmp_path):
-    submitit = pytest.importorskip("submitit", reason="submitit is not installed (pip install submitit)")
-    command = [sys.executable, "-m", "sslbench", *RUN, "--out", "a", "--launcher", "slurm"]
-    local = ["launcher.cluster=local", "launcher.gpus_per_node=0", "launcher.cpus_per_gpu=1"]
-    done = subprocess.run([*command, *local], capture_output=True, text=True, check=True, env={**os.environ})
-    number = done.stdout.strip()
-    assert f"job {number} will run: sslbench pretrain" in done.stderr and "results: a" in done.stderr
-    job = submitit.LocalJob(tmp_path / "a" / "slurm", number)
-    assert job.result() == 0
-    assert (tmp_path / "a" / "weights.torch").is_file()
 
 
 @pytest.mark.parametrize(
