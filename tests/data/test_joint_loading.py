@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from helpers.sample_maps import map_pictures
+from helpers.targets import map_pictures
 
 from sslbench.data.loading import joint
 from sslbench.data.loading.joint import JointBatches, JointView, augmented

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from helpers.sample_tuples import moving_squares, shifted_pairs, warped_pairs
+from helpers.targets import moving_squares, shifted_pairs, warped_pairs
 from torch import nn
 
 from sslbench.backbones.in_memory import from_module

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from helpers.sample_maps import map_pictures
+from helpers.targets import map_pictures
 
 from sslbench.features.settings import ExtractSettings
 from sslbench.protocols import segmentation

@@ -6,7 +6,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from helpers.sample_values import ArrayValues, value_pictures
+from helpers.targets import ArrayValues, value_pictures
 from torch import nn
 
 from sslbench.backbones.in_memory import from_module
@@ -59,8 +59,6 @@ def test_colours_that_tell_the_value_are_learnt_well_above_the_floors(kind, back
     for floor in (outcome.chance, outcome.floors["position only"]):
         assert set(floor) == set(outcome.metrics) and value < 0.7 * floor[name]
     assert outcome.train < 0.7 * outcome.chance[name]
-    again = run(kind, backbone, tmp_path / "again")
-    np.testing.assert_array_equal(outcome.scores, again.scores)
 
 
 def test_the_row_of_an_image_by_hand():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from helpers.sample_places import bright_objects, filled, write_manifest
+from helpers.targets import bright_objects, filled, write_manifest
 from PIL import Image
 from torch import nn
 

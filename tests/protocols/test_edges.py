@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from helpers.sample_places import bright_objects
+from helpers.targets import bright_objects
 from PIL import Image
 from scipy.io import savemat
 from torch import nn

@@ -84,8 +84,7 @@ def test_binary_cross_entropy_is_a_mean_per_class_summed_over_classes():
     assert float(found) == pytest.approx(float(wanted), rel=1e-6)
 
 
-@pytest.mark.parametrize("norm", ["none", "batch", "affine"])
-@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize(("norm", "nesterov"), [("none", False), ("batch", True), ("affine", False)])
 def test_each_head_equals_a_plain_loop_of_torch(tmp_path, norm, nesterov):
     """The slow oracle: one nn.Linear and torch.optim.SGD per learning rate, BatchNorm in front, on the same batches."""
     settings = changed(

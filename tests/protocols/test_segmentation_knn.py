@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers.sample_maps import ArrayMaps, map_pictures, map_sample
+from helpers.targets import ArrayMaps, map_pictures, map_sample
 from PIL import Image
 from torch import nn
 

@@ -6,6 +6,8 @@ distribution whatever the protocol does. Each assertion fails for a correct prot
 ALARM.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 from helpers.protocol_samples import features
@@ -16,19 +18,25 @@ from sslbench.protocols import OnFeatures, find
 
 ALARM = 1e-6
 CLASSES, N_TRAIN, N_TEST, REPEATS = 4, 48, 120, 8
-SMALLER = {
-    "linear": {"c": (0.01, 1.0)},
-    "svm": {"costs": (0.01, 0.1)},
-    "low-shot": {"k": (4,), "draws": 2, "costs": (0.01, 0.1)},
-    "lsr": {"k": (5,)},
-}
-OTHERS = ("retrieval", "geolocation", "segmentation-knn", "similarity", "relative-pose")
-PROTOCOLS = [
-    name
-    for name in list_names("protocol")
-    if find(name).needs_labels and isinstance(find(name).kind, OnFeatures) and name not in OTHERS
-]
-"""Protocols that predict classes of samples. Those that do not have tests of their chance levels of their own."""
+SMALLER = {"c": (0.01, 1.0), "costs": (0.01, 0.1), "draws": 2}
+"""Settings for few samples, where a protocol has them."""
+
+
+def predicts_classes(protocol):
+    kind = protocol.kind
+    return (
+        isinstance(kind, OnFeatures) and protocol.needs_labels and "single" in kind.label_kinds and not kind.own_classes
+    )
+
+
+PROTOCOLS = [name for name in list_names("protocol") if predicts_classes(find(name))]
+"""Those that predict something else have tests of their chance levels of their own."""
+
+
+def settings_of(protocol):
+    fields = {field.name for field in dataclasses.fields(protocol.settings)}
+    smaller = {name: value for name, value in SMALLER.items() if name in fields}
+    return protocol.settings(**smaller, **({"k": (4,)} if {"k", "draws"} <= fields else {}))  # images per class
 
 
 def shuffled(seed):
@@ -51,7 +59,7 @@ def test_labels_without_meaning_are_predicted_at_chance(name):
     right = missed = 0
     for repeat in range(REPEATS):
         train, test = shuffled(repeat)
-        outcome = protocol.kind.run(train, test, protocol.settings(**SMALLER.get(name, {})), seed=repeat)
+        outcome = protocol.kind.run(train, test, settings_of(protocol), seed=repeat)
         assert outcome.scores.shape == (N_TEST, CLASSES)
         right += int((outcome.scores.argmax(axis=1) == test.labels.values).sum())
         if "top1" in outcome.metrics:

@@ -67,7 +67,7 @@ CHILD = textwrap.dedent(
         return Features(np.maximum(x, 0), labels, ids)
 
     def patches(images, seed):
-        from helpers.sample_maps import ArrayMaps
+        from helpers.targets import ArrayMaps
 
         rng = np.random.default_rng(seed)
         maps = rng.integers(0, classes, (images, 7, 7)).repeat(32, axis=1).repeat(32, axis=2).astype(np.uint8)
