@@ -36,11 +36,19 @@ RUN = RunSettings(device="cpu", workers=0, batch_size=8, floors=False, overlaps=
 
 
 @functools.cache
-def untrained(architecture):
-    """The architecture with the same layers, patches and strides, each of few channels."""
+def untrained(architecture, *, narrow=True):
+    """The architecture, by default with the same layers, patches and strides but few channels in each."""
     name, *options = architecture.split(",")
-    narrow = [f"{name}w0.125"] if name.startswith("resnet") else [name, "embed_dim=48", "num_heads=6"]
-    return load_backbone("random", backbone=",".join([*narrow, *options]))
+    if narrow:
+        name, options = (
+            (f"{name}w0.125", options) if "resnet" in name else (name, ["embed_dim=48", "num_heads=6", *options])
+        )
+    return load_backbone("random", backbone=",".join([name, *options]))
+
+
+def backbone_of(preset):
+    """The pools of VISSL are defined for its own widths."""
+    return untrained(preset.published_for, narrow=not any(":vissl" in layer for layer in preset.layers))
 
 
 PRESETS = {name: load_preset(name) for name in list_names("preset")}
@@ -98,7 +106,7 @@ def test_a_preset_on_objects_runs_on_the_architecture_that_it_was_published_for(
     assert not preset.preprocessing
     task = make_task(preset.protocol, shortened(name), preset=preset)
     request = Request(weights="random", data="kwcoco:shapes8-128", tasks=(task,), backbone=preset.published_for)
-    prepared = prepare(request, RUN, backbone=untrained(preset.published_for))
+    prepared = prepare(request, RUN, backbone=backbone_of(preset))
     (result,) = evaluate(prepared, store=tmp_path / "store", out=tmp_path / "out", command="")
     assert result.layer in ("blocks.11@key", "blocks.11@attention") and result.data.test.n == 8
 
@@ -144,7 +152,7 @@ def test_a_preset_of_a_protocol_that_trains_nothing_runs_on_its_architecture(nam
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8)).save(tmp_path / "photos/a.png")
     task = make_task(preset.protocol, shortened(name), preset=preset)
     request = Request(weights="random", data=data, tasks=(task,), layers=preset.layers)
-    prepared = prepare(request, RUN, backbone=untrained(preset.published_for))
+    prepared = prepare(request, RUN, backbone=backbone_of(preset))
     (result,) = evaluate(prepared, store=tmp_path / "store", out=tmp_path / "results", command="test")
     assert result.preset.name == name and result.metrics[result.headline].value is not None
 
@@ -180,7 +188,7 @@ def test_a_preset_runs_on_the_architecture_that_it_was_published_for(name, photo
         layers=preset.layers,
         preprocessing=preprocessing,
     )
-    loaded = untrained(preset.published_for)
+    loaded = backbone_of(preset)
     prepared = prepare(request, RUN, backbone=loaded)
     results = evaluate(prepared, store=tmp_path / "store", out=tmp_path / "out", command="")
     assert len(results) >= max(1, len(preset.layers))
