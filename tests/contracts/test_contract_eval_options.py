@@ -6,6 +6,7 @@ import functools
 import click
 import pytest
 
+from sslbench import paths
 from sslbench.cli import options, words
 from sslbench.cli.commands.eval import command, detection, samples
 from sslbench.cli.commands.eval.flags import EvalOptions
@@ -61,6 +62,8 @@ def quick_compose(monkeypatch):
         return copy.deepcopy(composed_once(config, tuple(choices.items())))
 
     monkeypatch.setattr(words, "compose", own_copy)
+    # Nothing is written between the plans of one test.
+    monkeypatch.setattr(paths, "files_below", functools.cache(paths.files_below))
 
 
 def plan(typed_words):

@@ -20,6 +20,7 @@ from sslbench.metrics.summary import summarise
 
 CLASSES, ACCURACY, COPIES = 5, 0.8, 20
 RESAMPLES = 200
+VERY_MANY = 1_000_000
 
 
 class Sampled(NamedTuple):
@@ -93,9 +94,7 @@ def truth(draw: Draw) -> dict[str, float]:
     """The metrics of a model on very many samples."""
     if draw is multi:
         return truth(one_label)
-    # Copies change nothing about the truth but the small noise on each.
-    n = 1_000_000 if draw is not grouped else 50_000 * COPIES
-    sampled = draw(np.random.default_rng(12345), n)
+    sampled = draw(np.random.default_rng(12345), VERY_MANY)
     names = [str(c) for c in range(sampled.scores[0].shape[1])]
     found = summarise(sampled.kind, names, sampled.labels, sampled.scores[0].astype(np.float32), seed=0, resamples=2)[0]
     return {name: values[0] for name, values in found.items()}

@@ -21,6 +21,7 @@ CASES = [
 @pytest.mark.parametrize(("draw", "metrics", "n"), CASES, ids=lambda value: getattr(value, "__name__", None))
 def test_intervals_hold_the_truth_as_often_as_they_say(draw, metrics, n, monkeypatch):
     monkeypatch.setattr(coverage_table, "RESAMPLES", 80)
+    monkeypatch.setattr(coverage_table, "VERY_MANY", 100_000)
     found = coverage_table.measured(draw, metrics, n, REPEATS)
     assert set(found) == {*metrics, "difference"}
     assert {name: share for name, share in found.items() if share < FEWEST} == {}
