@@ -98,12 +98,17 @@ def test_the_size_behind_a_range_is_that_of_the_whole():
         assert urls.described(f"{address}/x.zip").size == 1234
 
 
+def trickle(connection):
+    """Send a byte now and then until the other side closes the connection."""
+    while True:
+        connection.sendall(b"x")
+        time.sleep(0.05)
+
+
 def test_a_server_that_never_ends_its_answer_is_given_up(monkeypatch):
     def answer(_, connection):
         connection.sendall(b"HTTP/1.1 200 OK\r\n")
-        for _ in range(200):
-            connection.sendall(b"x")
-            time.sleep(0.05)
+        trickle(connection)
 
     monkeypatch.setattr(urls, "_ANSWER_S", 0.3)
     with answering(answer) as address, pytest.raises(DataError, match="no answer within"):
@@ -112,10 +117,9 @@ def test_a_server_that_never_ends_its_answer_is_given_up(monkeypatch):
 
 def test_a_transfer_of_a_byte_now_and_then_is_given_up(monkeypatch):
     def answer(line, connection):
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-        for _ in range(0 if line.startswith("HEAD") else 200):
-            connection.sendall(b"x")
-            time.sleep(0.05)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+        if not line.startswith("HEAD"):
+            trickle(connection)
 
     monkeypatch.setattr(transfer, "PAUSES_S", ())
     monkeypatch.setattr(transfer, "SLOWEST_S", 0.3)
