@@ -163,6 +163,24 @@ def test_the_same_input_and_seed_give_the_same_outcome_and_test_labels_decide_no
     assert_test_decided_nothing(first, run(name, test=with_other_targets(test)), test)
 
 
+def with_renamed_classes(part):
+    """The same samples; the classes have other names, in another order."""
+    order = np.array([2, 0, 3, 1])
+    values = part.labels.values[:, order] if part.labels.kind == "multi" else np.argsort(order)[part.labels.values]
+    return dataclasses.replace(part, labels=dataclasses.replace(part.labels, classes=tuple("wxyz"), values=values))
+
+
+@pytest.mark.parametrize(
+    "name",
+    # Few images of each class are drawn class after class, so another order draws others.
+    [name for name in PROTOCOLS if name in OF_CLASSES and "draws" not in ALL[name].settings.__dataclass_fields__],
+)
+def test_names_and_order_of_the_classes_do_not_matter_to_the_leading_metric(name):
+    outcome, target = usual(name, kinds_of(ALL[name])[0]), target_of(ALL[name])
+    renamed = run(name, train=with_renamed_classes(target.train), test=with_renamed_classes(target.test))
+    assert renamed.metrics[outcome.headline][0] == pytest.approx(outcome.metrics[outcome.headline][0], abs=1e-6)
+
+
 @pytest.mark.parametrize("name", [name for name in PROTOCOLS if not ALL[name].needs_labels])
 def test_what_needs_no_labels_gives_the_same_without(name):
     assert usual(name, "none").metrics.items() <= usual(name, kinds_of(ALL[name])[0]).metrics.items()

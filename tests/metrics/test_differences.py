@@ -97,9 +97,9 @@ def test_other_metrics_are_resampled_for_both_at_once():
     classes = generator.integers(0, 4, 120)
     scores = [generator.normal(size=(120, 4)) + strength * np.eye(4)[classes] for strength in (2.0, 1.0)]
     given = [Predictions.of(0, each) for each in scores]
-    found = difference("macro_f1", "single", classes, *given, seed=5, resamples=300)
+    found = difference("macro_f1", "single", classes, *given, seed=5, resamples=100)
     slow = []
-    for weights in np.concatenate(list(half_samples(Units.of(120, None), 300, 5))):
+    for weights in np.concatenate(list(half_samples(Units.of(120, None), 100, 5))):
         rows = np.flatnonzero(weights)
         values = [f1_score(classes[rows], each.argmax(1)[rows], average="macro") for each in scores]
         slow.append(values[0] - values[1])
@@ -134,7 +134,7 @@ def test_groups_of_equal_models_are_tied_95_percent_of_the_time():
     assert tied / 500 == pytest.approx(0.95, abs=0.03)
 
 
-@pytest.mark.parametrize(("draws", "metric"), [(3, "top1"), (5, "top1"), (5, "balanced_accuracy")])
+@pytest.mark.parametrize(("draws", "metric"), [(3, "top1"), (5, "balanced_accuracy")])
 def test_two_exchangeable_backbones_are_different_in_about_five_percent_over_draws(draws, metric):
     """Every draw is worth some points more or less, by chance and for each backbone on its own; the test set too.
 
@@ -204,7 +204,7 @@ def test_every_interval_holds_its_value_even_with_a_thousand_classes():
     classes = np.arange(3000) % 1000
     scores = (generator.normal(size=(3000, 1000)) + 3 * np.eye(1000)[classes]).astype(np.float32)
     names = [str(c) for c in range(1000)]
-    metrics, _, _ = summarise("single", names, classes, scores, seed=0, resamples=100, probabilities="softmax")
+    metrics, _, _ = summarise("single", names, classes, scores, seed=0, resamples=30, probabilities="softmax")
     assert set(metrics) == {
         *("top1", "top5", "balanced_accuracy", "macro_f1", "macro_auroc", "mAP", "mAP_11pt", "mAP_noninterpolated"),
         *("ece", "ece_adaptive", "nll", "brier"),
