@@ -1,14 +1,18 @@
 """`sslbench eval` from end to end, as a user runs it."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from helpers import two_processes
 
 EVAL = ("eval", "knn", "linear", "svm", "--weights", "w.pth", "--backbone", "tiny_net_of_the_tests:net")
 KNN = ("eval", "knn", "--weights", "w.pth", "--backbone", "tiny_net_of_the_tests:net", "k=3")
@@ -20,7 +24,7 @@ def records(folder="results"):
     return {(r.protocol.name, r.weights.name): r for r in read_tree(Path(folder))}
 
 
-def test_three_protocols_from_one_pass_over_the_images(world, sslbench):
+def test_three_protocols_from_one_pass_and_a_warm_run_decodes_nothing_and_gives_the_same_records(world, sslbench):
     code, out, err = sslbench(*EVAL, "--data", "photos")
     assert code == 0, err
     assert "loaded 7 of 7" in err or "loaded 8 of 8" in err
@@ -36,9 +40,6 @@ def test_three_protocols_from_one_pass_over_the_images(world, sslbench):
         assert result.weights.loaded == result.weights.total > 0
         assert result.command.startswith("sslbench ")
 
-
-def test_a_warm_run_decodes_nothing_and_gives_the_same_record(world, sslbench):
-    sslbench(*EVAL, "--data", "photos")
     before = records()
     code, _, err = sslbench(*EVAL, "--data", "photos", "--batch-size", "5", "--workers", "0")
     assert code == 0
@@ -290,26 +291,25 @@ def test_a_folder_of_images_and_label_maps_is_not_two_classes(world, sslbench, c
     assert code == 2 and "scenes holds images with label maps" in err and "sslbench check-data scenes" in err
 
 
+def eval_in(rank, folder):
+    """Exit code, stdout and stderr of KNN in that folder."""
+    from sslbench.cli.main import main
+
+    os.chdir(folder)
+    os.environ["SSLBENCH_CACHE"] = f"{folder}/shared-cache"
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.syspath_prepend(folder)
+        patch.delitem(sys.modules, "tiny_net_of_the_tests", raising=False)
+        with pytest.raises(SystemExit) as ended:
+            main([*KNN, "--data", "photos", "--no-floors", "--workers", "0", "--out", "both"])
+    return ended.value.code, out.getvalue(), err.getvalue()
+
+
 def test_two_processes_give_the_record_of_one(world, sslbench):
     """As torchrun starts them: the first reports and writes, the second only helps to encode."""
-    import subprocess
-    import sys
-
-    command = [sys.executable, "-m", "sslbench", *KNN, "--data", "photos", "--no-floors", "--workers", "0"]
-    environment = {**os.environ, "SSLBENCH_CACHE": str(world / "shared-cache"), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [*command, "--out", "both"],
-            env={**environment, "RANK": str(rank), "WORLD_SIZE": "2"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [process.communicate(timeout=120) for process in ranks]
-    assert [process.returncode for process in ranks] == [0, 0], outputs
-    assert "knn" in outputs[0][0] and outputs[1] == ("", "")
+    first, second = two_processes.run(eval_in, str(world), join=False)
+    assert first[0] == 0 and "knn" in first[1] and second == (0, "", ""), (first, second)
     sslbench(*KNN, "--data", "photos", "--no-floors", "--out", "alone")
     both, alone = records("both")[("knn", "w.pth")], records("alone")[("knn", "w.pth")]
     assert both.id == alone.id

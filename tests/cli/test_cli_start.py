@@ -87,8 +87,9 @@ def test_extract_refuses_a_file_that_cannot_be_written_before_an_image_is_encode
         assert code == 2 and message in err, err
 
 
-def test_knn_of_stored_features_imports_no_library_that_it_does_not_use(world, capsys):
-    command = "eval knn -w w.pth -b tiny_net_of_the_tests:net -d photos --quiet -o {}"
+def test_knn_of_stored_features_imports_no_library_that_it_does_not_use(world, shared, capsys):
+    weights = shared("weights") / "resnet18w0.25.pth"
+    command = f"eval knn -w {weights} -b resnet18w0.25 --resize 32 --crop 32 -d photos --quiet -o {{}}"
     assert run(capsys, *command.format("first").split())[0] == 0
     _, modules = loaded_by(CALLED.format([command.format("second")]), world)  # the first record is not found again
     assert not modules & {

@@ -58,7 +58,10 @@ def net():
 
 def evaluate(net, photos, out, precision="int8", protocols=("linear", "knn"), **more):
     run = RunSettings(precision=precision, workers=0, device="cpu", overlaps=False, **more)
-    return sslbench.evaluate(net, photos, protocols=list(protocols), out=out, run=run, preprocessing=PREPROCESSING)
+    given = {"settings": {"linear": {"c": [1.0]}}} if "linear" in protocols else {}
+    return sslbench.evaluate(
+        net, photos, protocols=list(protocols), out=out, run=run, preprocessing=PREPROCESSING, **given
+    )
 
 
 def test_the_record_has_the_difference_from_fp32(net, photos, tmp_path):

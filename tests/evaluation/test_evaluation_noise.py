@@ -59,9 +59,9 @@ def test_each_share_is_a_record_with_its_floors_and_a_column(tmp_path):
 
 @pytest.mark.parametrize("protocol", ["finetune", "linear-online"])
 def test_protocols_on_images_train_on_the_wrong_labels(protocol, tmp_path):
-    short = {"epochs": 6, "lr": [0.05 if protocol == "finetune" else 0.5], "batch_size": 16}
+    short = {"epochs": 4, "lr": [0.05 if protocol == "finetune" else 0.5], "batch_size": 16}
     asked = request(weights="random", backbone="resnet_basic_1-1-1-1w0.125", tasks=(make_task(protocol, short),))
-    asked = dataclasses.replace(asked, preprocessing={"resize": (16, 16), "crop": None}, noise=(0.7,))
+    asked = dataclasses.replace(asked, preprocessing={"resize": (12, 12), "crop": None}, noise=(0.7,))
     clean, noisy = evaluate(prepare(asked, RUN), store=tmp_path / "store", out=tmp_path / "out", command="eval")
     assert (clean.data.label_noise, noisy.data.label_noise) == (0.0, 0.7) and clean.id != noisy.id
     assert clean.data.test.fingerprint == noisy.data.test.fingerprint
