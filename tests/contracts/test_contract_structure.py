@@ -14,6 +14,7 @@ from torch import nn
 from sslbench.distributed import parallel
 from sslbench.pretraining import PretrainRequest
 from sslbench.pretraining.networks import make_state
+from sslbench.train.method import find_method
 
 PREPARE = importlib.import_module("sslbench.pretraining.preparation")  # a function has the same name
 EVA = "timm:eva02_tiny_patch14_224,img_size=32,patch_size=8,depth=1,embed_dim=24,num_heads=2"
@@ -159,8 +160,8 @@ def check(cases, *, pickled=True):
 @pytest.mark.parametrize("part", range(2))
 def test_every_method_starts_from_the_same_networks(part, tmp_path):
     coloured = runs.coloured(tmp_path / "coloured", 32)
-    data = {"colorization": coloured}
-    check([(method, None, data.get(method, "sklearn:digits")) for method in sorted(runs.METHODS)[part::2]])
+    data = {"RGB": "sklearn:digits", "lightness": coloured}
+    check([(method, None, data[find_method(method).space]) for method in sorted(runs.METHODS)[part::2]])
 
 
 @pytest.mark.parametrize("case", BACKBONES.values(), ids=BACKBONES)

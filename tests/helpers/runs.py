@@ -17,6 +17,7 @@ from sslbench.evaluation.pretraining import knn_evaluator
 from sslbench.library.recipes import compose_pretraining
 from sslbench.names import list_names
 from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
+from sslbench.train.method import find_method
 from sslbench.train.observers import Observer
 
 RESNET = "resnet18w0.125"
@@ -185,7 +186,7 @@ def coloured(folder, count=96):
 
 def run(method, out, /, *, limit=96, observers=(), eval_data=None, **changes):
     """A small run on the digits, which are grey, or on coloured images."""
-    data = coloured(Path(out).parent / "coloured") if method == "colorization" else "sklearn:digits"
+    data = "sklearn:digits" if find_method(method).space == "RGB" else coloured(Path(out).parent / "coloured")
     request = PretrainRequest(settings(method, **changes), data=data, out=Path(out), limit=limit, eval_data=eval_data)
     return pretrain(request, command="test", observers=observers, evaluator=knn_evaluator(request))
 
