@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import itertools
 import multiprocessing
 import os
 import resource
@@ -37,7 +38,7 @@ FORK = multiprocessing.get_context("fork")
 @pytest.fixture(scope="module")
 def backbone():
     torch.set_num_threads(1)
-    return dataclasses.replace(build("resnet18w0.25"), preprocessing=Preprocessing(16, (16, 16)))
+    return dataclasses.replace(build("resnet_basic_1-1-1-1w0.25"), preprocessing=Preprocessing(16, (16, 16)))
 
 
 @pytest.fixture
@@ -194,38 +195,54 @@ def test_a_layer_that_left_out_other_images_is_not_put_beside_the_first(backbone
     assert (entry.folder / "index.csv").read_bytes() == listed
 
 
-def _die_at(operation, path, work):
-    """Kill this process before its nth operation on files below a path."""
-    count = 0
+CHANGES = {f"os.{name}" for name in ("mkdir", "remove", "rename", "rmdir", "link", "symlink", "truncate", "utime")}
+"""Events of the interpreter; replacing a file is a rename."""
 
-    def count_and_die(*words):
-        nonlocal count
-        if any(str(path) in str(word) for word in words) and threading.current_thread() is threading.main_thread():
-            count += 1
-            if count == operation:
-                os.kill(os.getpid(), signal.SIGKILL)
+
+def _watch(folder, act):
+    """Call a function before each change that this thread makes below a folder, with its kind and the file's name."""
+
+    def before(operation, *words):
+        if threading.current_thread() is threading.main_thread():
+            for word in words:
+                if str(folder) in str(word):
+                    act(operation, Path(str(word)).name)
+                    return
 
     def on_event(event, arguments):
-        if event == "open" or event.startswith("os."):
-            count_and_die(*(a for a in arguments if isinstance(a, str | os.PathLike)))
+        if arguments[2] & (os.O_ACCMODE | os.O_CREAT) if event == "open" else event in CHANGES:
+            before(event, *(a for a in arguments if isinstance(a, str | os.PathLike)))
 
-    real_pwrite, real_allocate, real_fsync = os.pwrite, os.posix_fallocate, os.fsync
-
-    def counted(function):
+    def told(function):
         def call(descriptor, *arguments):
-            count_and_die(Path(f"/proc/self/fd/{descriptor}").readlink())
+            before(function.__name__, Path(f"/proc/self/fd/{descriptor}").readlink())
             return function(descriptor, *arguments)
 
         return call
 
-    os.pwrite, os.posix_fallocate, os.fsync = map(counted, (real_pwrite, real_allocate, real_fsync))
+    os.pwrite, os.posix_fallocate, os.fsync = map(told, (os.pwrite, os.posix_fallocate, os.fsync))
     sys.addaudithook(on_event)
-    work()
+
+
+def _list_operations(folder, work, queue):
+    found = []
+    _watch(folder, lambda *kind: found.append(kind))
+    work(folder)
+    queue.put(found)
+
+
+def _die_at(number, folder, work):
+    """Kill this process before its nth operation on files below a folder."""
+    count = itertools.count()
+    _watch(folder, lambda *_: next(count) == number and os.kill(os.getpid(), signal.SIGKILL))
+    work(folder)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to see which file an operation is on")
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_kill_before_any_operation_on_a_file_loses_nothing(backbone, pictures, tmp_path, monkeypatch, broken):
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_kill_before_any_operation_on_a_file_loses_nothing(backbone, pictures, tmp_path, monkeypatch, broken, every):
+    """The first and the last operation of every kind on every file, or each of them."""
     if broken:
         (pictures / "02.png").write_bytes(b"no image")
     monkeypatch.setattr(job, "FLUSH_SECONDS", 0.0)
@@ -233,21 +250,31 @@ def test_a_kill_before_any_operation_on_a_file_loses_nothing(backbone, pictures,
     source = source_of(pictures)
     whole = features(backbone, source, tmp_path / "whole", settings)
     listed = sorted(file.name for file in next((tmp_path / "whole").iterdir()).iterdir())
-    for operation in range(1, 200):
-        root = tmp_path / f"store{operation}"
-        work = (operation, root, lambda root=root: run(backbone, source_of(pictures), root, settings))
-        process = FORK.Process(target=_die_at, args=work)
+
+    def work(root):
+        run(backbone, source_of(pictures), root, settings)
+
+    queue = FORK.SimpleQueue()
+    process = FORK.Process(target=_list_operations, args=(tmp_path / "listed", work, queue))
+    process.start()
+    operations = queue.get()
+    process.join()
+    firsts, lasts = (
+        {kind: n for n, kind in order} for order in (reversed(list(enumerate(operations))), enumerate(operations))
+    )
+    chosen = range(len(operations)) if every else sorted({*firsts.values(), *lasts.values()})
+    assert len(chosen) > 12
+    for number in chosen:
+        root = tmp_path / f"store{number}"
+        process = FORK.Process(target=_die_at, args=(number, root, work))
         process.start()
-        process.join(60)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
         found = run(backbone, source, root, settings)
-        assert np.allclose(found.features["res5avg"].x, whole, atol=1e-5), operation
+        assert np.allclose(found.features["res5avg"].x, whole, atol=1e-5), operations[number]
         assert len(found.unreadable) == int(broken)
         left = {file.name for file in found.entry.folder.iterdir() if not file.name.endswith(".tmp")}
-        assert left == set(listed), operation
-        if process.exitcode == 0:
-            break
-        assert process.exitcode == -signal.SIGKILL
-    assert 20 < operation < 199
+        assert left == set(listed), operations[number]
 
 
 def _interrupted(backbone, source, root):
@@ -313,6 +340,7 @@ def _with_small_files(backbone, source, root, queue):
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     try:
         run(backbone, source, root)
+        queue.put("it has room")
     except StoreError as error:
         queue.put(str(error))
 
@@ -322,7 +350,7 @@ def test_room_is_reserved_before_the_first_image_is_decoded(backbone, pictures, 
     queue = FORK.Queue()
     process = FORK.Process(target=_with_small_files, args=(backbone, source_of(pictures), tmp_path, queue))
     process.start()
-    message = queue.get(timeout=60)
+    message = queue.get()
     process.join()
     assert process.exitcode == 0
     assert "res5avg.npy.partial.tmp: 5,120 bytes are needed" in message and "--store" in message

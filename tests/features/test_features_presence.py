@@ -1,15 +1,13 @@
 """A process that dies before it comes to the features is noticed by the others, with its reason."""
 
-import contextlib
 import dataclasses
-import multiprocessing
 import os
-import signal
 import time
 
 import numpy as np
 import pytest
 import torch
+from helpers.waiting import until
 
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers
@@ -24,7 +22,6 @@ from sslbench.features.presence import RunPresence, announced
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 
-FORK = multiprocessing.get_context("fork")
 CPU = ExtractSettings(torch.device("cpu"), batch_size=4, workers=0)
 
 
@@ -47,64 +44,96 @@ def features(backbone, root):
     return extract(backbone, source, resolve_layers(backbone, ("res5avg",)), CPU, root=root, split="all")
 
 
-def _process(backbone, root, rank, how, queue):
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
-    presence.BEAT_SECONDS, presence.GONE_SECONDS = 0.1, 1.0
-    job.ABSENT_SECONDS = 1.5
-    with contextlib.suppress(WeightsError):
-        try:
-            with announced(root):
-                if how == "fails":
-                    time.sleep(0.5)
-                    raise WeightsError("there is no weights file w.torch")
-                if how == "hangs":
-                    queue.put("hangs")
-                    time.sleep(60)
-                features(backbone, root)
-            queue.put("done")
-        except StoreError as error:
-            queue.put(str(error))
+class Clock:
+    """Time that passes only while a process waits for another one: a second per look, in which that one acts.
+
+    Attributes:
+        seconds: since the start.
+        own: heartbeat of the waiting process.
+        act: called with the number of seconds.
+    """
+
+    def __init__(self, own, act):
+        self.seconds, self.own, self.act = 0, own, act
+
+    def monotonic(self):
+        return float(self.seconds)
+
+    def sleep(self, _):
+        until(self.own.is_file)  # a thread writes it
+        self.seconds += 1
+        self.act(self.seconds)
+
+    time, perf_counter = time.time, time.perf_counter
 
 
-def start(*arguments):
-    process = FORK.Process(target=_process, args=arguments)
-    process.start()
-    return process
+@pytest.fixture
+def clock(tmp_path, monkeypatch):
+    """Function that makes this process a rank of two, and sets what the other one does while this one waits."""
+
+    def started(rank, act):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        made = Clock(tmp_path / ".processes-run" / f"process-{rank}.alive", act)
+        for module in (presence, job):
+            monkeypatch.setattr(module, "time", made)
+        return made
+
+    return started
+
+
+def fail(process):
+    """Fail as a process does that finds no weights."""
+    with pytest.raises(WeightsError), process.announced():
+        raise WeightsError("there is no weights file w.torch")
 
 
 @pytest.mark.parametrize("dying", [0, 1])
-@pytest.mark.parametrize("how", ["fails", "killed", "absent", "failed before"])
-def test_the_other_one_ends_within_seconds_with_the_reason(backbone, tmp_path, how, dying):
-    queue, signals = FORK.Queue(), FORK.Queue()
+@pytest.mark.parametrize(
+    ("how", "reason", "soon"),
+    [
+        ("fails", "WeightsError: there is no weights file w.torch", 8),
+        ("failed before", "WeightsError: there is no weights file w.torch", presence.GONE_SECONDS + 3),
+        ("killed", "it was killed, or has hung", presence.GONE_SECONDS + 8),
+        ("absent", "it has not started", job.ABSENT_SECONDS + 3),
+    ],
+)
+def test_the_other_one_ends_soon_with_the_reason(backbone, tmp_path, clock, how, reason, soon, dying):
+    other = RunPresence(tmp_path, Process(dying, 2))
+
+    def act(second):
+        if how in ("fails", "killed") and second <= 5:
+            other._tidy()
+            other._write(f"17 {second}")
+        elif how == "fails" and second == 6:
+            fail(other)
+
     if how == "failed before":
-        start(backbone, tmp_path, dying, "fails", signals).join(20)
-    other = start(backbone, tmp_path, 1 - dying, "", queue)
-    if how == "fails":
-        start(backbone, tmp_path, dying, "fails", signals)
-    elif how == "killed":
-        process = start(backbone, tmp_path, dying, "hangs", signals)
-        assert signals.get(timeout=20) == "hangs"
-        time.sleep(0.5)
-        os.kill(process.pid, signal.SIGKILL)
-    message = queue.get(timeout=20)
-    other.join(20)
-    absent = "it has not started"
-    # One that is killed before it was seen twice looks like one that was never there.
-    reasons = {"killed": ("it was killed, or has hung", absent), "absent": (absent,)}
-    expected = reasons.get(how, ("WeightsError: there is no weights file w.torch",))
-    start_of_message = f"process {dying} of 2 is no longer running: "
-    assert message.startswith(tuple(start_of_message + reason for reason in expected)), message
+        fail(other)
+    passed = clock(1 - dying, act)
+    message = f"process {dying} of 2 is no longer running: {reason}"
+    with pytest.raises(StoreError, match=message), announced(tmp_path):
+        features(backbone, tmp_path)
+    assert passed.seconds <= soon
 
 
-def test_the_next_run_is_not_disturbed_and_leaves_nothing(backbone, tmp_path):
-    start(backbone, tmp_path, 1, "fails", FORK.Queue()).join(20)
-    assert list(tmp_path.glob(".processes-*/process-1.alive"))
-    queue = FORK.Queue()
-    both = [start(backbone, tmp_path, rank, "", queue) for rank in (0, 1)]
-    assert [queue.get(timeout=30) for _ in both] == ["done", "done"]
-    for process in both:
-        process.join(20)
+def test_the_next_run_is_not_disturbed_and_leaves_nothing(backbone, tmp_path, clock, monkeypatch):
+    other = RunPresence(tmp_path, Process(1, 2))
+    fail(other)
+
+    def act(second):
+        assert (tmp_path / ".processes-run" / "process-1.alive").read_text().startswith(presence.FAILED)
+        if second == 5:  # it starts late
+            monkeypatch.setenv("RANK", "1")
+            with announced(tmp_path):
+                features(backbone, tmp_path)
+            monkeypatch.setenv("RANK", "0")
+
+    clock(0, act)
+    with announced(tmp_path):
+        assert features(backbone, tmp_path).decoded == 11
     assert not list(tmp_path.glob(".processes-*"))
+    monkeypatch.delenv("RANK")
     assert features(backbone, tmp_path).decoded == 0
 
 
@@ -121,9 +150,7 @@ def test_runs_of_a_cluster_have_a_folder_each_and_old_ones_go(tmp_path, monkeypa
     (old / "process-1.alive").write_text("failed: long ago")
     os.utime(old, (0, 0))
     with RunPresence(tmp_path, Process(0, 2)).announced():
-        deadline = time.monotonic() + 5
-        while not (tmp_path / ".processes-17-0" / "process-0.alive").is_file() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until((tmp_path / ".processes-17-0" / "process-0.alive").is_file)
         assert not old.exists()
         (tmp_path / ".processes-17-0" / "process-1.alive").write_text("failed: no weights")
         with pytest.raises(StoreError, match="process 1 of 2 is no longer running: no weights"):

@@ -3,14 +3,17 @@
 import contextlib
 import csv
 import dataclasses
+import itertools
 import multiprocessing
 import os
 import signal
 import time
+import types
 
 import numpy as np
 import pytest
 import torch
+from helpers.waiting import SECONDS, until
 
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers
@@ -20,7 +23,6 @@ from sslbench.distributed import Process, this_process
 from sslbench.errors import StoreError, UsageError
 from sslbench.features import job, presence
 from sslbench.features.extract import extract
-from sslbench.features.partial import RECORD
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 
@@ -31,7 +33,7 @@ FORK = multiprocessing.get_context("fork")
 @pytest.fixture(scope="module")
 def backbone():
     torch.set_num_threads(1)
-    return dataclasses.replace(build("resnet18w0.25"), preprocessing=Preprocessing(16, (16, 16)))
+    return dataclasses.replace(build("resnet18w0.125"), preprocessing=Preprocessing(16, (16, 16)))
 
 
 def source_of(n, channels=3):
@@ -49,6 +51,16 @@ def run(backbone, n, root, settings=CPU, progress=None):
 def _rank(backbone, n, root, rank, world, names=("RANK", "WORLD_SIZE")):
     os.environ.update({names[0]: str(rank), names[1]: str(world)})
     run(backbone, n, root)
+
+
+def finished(target, arguments):
+    """Run a process for each of several arguments until they end."""
+    processes = [FORK.Process(target=target, args=of_rank) for of_rank in arguments]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(SECONDS)
+    assert [process.exitcode for process in processes] == [0] * len(processes)
 
 
 def files_of(root):
@@ -70,22 +82,17 @@ def described(entry):
     return meta | {"checksums": sorted(meta["checksums"])}
 
 
-@pytest.mark.parametrize("n", [21, 22, 23])
-def test_the_store_of_any_number_of_processes_is_that_of_one(backbone, n, tmp_path):
+def test_the_store_of_any_number_of_processes_is_that_of_one(backbone, tmp_path):
+    n = 22  # divides into 2, and leaves 1 and 2 images
     alone = run(backbone, n, tmp_path / "1")
     x = alone.features["res5avg"]
     for world in (2, 3, 5):
         root = tmp_path / str(world)
-        ranks = [FORK.Process(target=_rank, args=(backbone, n, root, r, world)) for r in range(world)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join(60)
-            assert process.exitcode == 0
+        finished(_rank, [(backbone, n, root, rank, world) for rank in range(world)])
         together = run(backbone, n, root)
         assert together.decoded == 0
         found = together.features["res5avg"]
-        assert found.x.shape == (n, 128)
+        assert found.x.shape == (n, 64)
         assert found.ids == x.ids
         assert np.allclose(found.x, x.x, atol=1e-5)
         assert accuracy(found) == accuracy(x)
@@ -105,13 +112,8 @@ def _counting_rank(backbone, n, root, rank, world, answers):
 
 def test_counts_are_those_of_all_processes(backbone, tmp_path):
     answers = FORK.Queue()
-    ranks = [FORK.Process(target=_counting_rank, args=(backbone, 21, tmp_path, r, 2, answers)) for r in range(2)]
-    for process in ranks:
-        process.start()
-    found = {rank: rest for rank, *rest in (answers.get(timeout=60) for _ in ranks)}
-    for process in ranks:
-        process.join(60)
-        assert process.exitcode == 0
+    finished(_counting_rank, [(backbone, 21, tmp_path, rank, 2, answers) for rank in range(2)])
+    found = {rank: rest for rank, *rest in (answers.get() for _ in range(2))}
     decoded, conversions, told = found[0]
     assert decoded == 21
     assert conversions == {"grey to RGB": 21}
@@ -122,12 +124,7 @@ def test_counts_are_those_of_all_processes(backbone, tmp_path):
 
 def test_under_srun_the_steps_variables_count(backbone, tmp_path):
     names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-    ranks = [FORK.Process(target=_rank, args=(backbone, 9, tmp_path, r, 2, names)) for r in range(2)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(60)
-        assert process.exitcode == 0
+    finished(_rank, [(backbone, 9, tmp_path, rank, 2, names) for rank in range(2)])
     assert run(backbone, 9, tmp_path).decoded == 0
 
 
@@ -154,14 +151,22 @@ def test_variables_that_contradict_each_other_are_refused(variables, monkeypatch
         this_process()
 
 
-def _slowly(backbone, root, rank, queue, fails):
+def _dying(backbone, root, rank, queue, reached, killed, fails):
+    """Encode images one by one; process 1 gets to its third one. Once it is killed, time flies for the other one."""
     os.environ.update(RANK=str(rank), WORLD_SIZE="2")
-    presence.BEAT_SECONDS, presence.GONE_SECONDS, job.FLUSH_SECONDS = 0.1, 1.5, 0.0
+    seconds = itertools.count(0, 5)
+    presence.BEAT_SECONDS, job.FLUSH_SECONDS = 0.1, 0.0
+    presence.time = types.SimpleNamespace(
+        monotonic=lambda: time.monotonic() + (next(seconds) if killed.is_set() else 0)
+    )
 
     def progress(done, total):
-        time.sleep(0.3 if rank == 1 else 0.0)
-        if rank == 1 and fails and done > 2:
-            raise ValueError("the disk is on fire")
+        if rank == 1 and done > 2:
+            until(lambda: list(root.glob("*/process-1.alive")))  # a thread writes it
+            reached.set()
+            if fails:
+                raise ValueError("the disk is on fire")
+            signal.pause()
 
     with contextlib.suppress(ValueError):
         try:
@@ -172,25 +177,25 @@ def _slowly(backbone, root, rank, queue, fails):
 
 @pytest.mark.parametrize("how", ["killed", "fails"])
 def test_a_process_that_dies_ends_the_others_with_its_reason(backbone, tmp_path, how):
-    queue = FORK.Queue()
-    ranks = [FORK.Process(target=_slowly, args=(backbone, tmp_path, r, queue, how == "fails")) for r in range(2)]
+    queue, reached, killed = FORK.Queue(), FORK.Event(), FORK.Event()
+    ranks = [
+        FORK.Process(target=_dying, args=(backbone, tmp_path, rank, queue, reached, killed, how == "fails"))
+        for rank in range(2)
+    ]
     for process in ranks:
         process.start()
     if how == "killed":
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            progress = [np.fromfile(file, dtype=RECORD)["state"] for file in tmp_path.glob("*/*.progress")]
-            if progress and progress[0][1::2].sum() >= 2:
-                break
-            time.sleep(0.02)
+        assert reached.wait(SECONDS)
         os.kill(ranks[1].pid, signal.SIGKILL)
-    message, printed = queue.get(timeout=30)
+        ranks[1].join()
+        killed.set()
+    message, printed = queue.get(timeout=SECONDS)
     assert printed == (how == "fails")  # a killed one says nothing itself
     reason = "it was killed, or has hung" if how == "killed" else "ValueError: the disk is on fire"
     assert "process 1 of 2 no longer writes features" in message
     assert reason in message
     for process in ranks:
-        process.join(30)
+        process.join(SECONDS)
         assert not process.is_alive()
     assert not list(tmp_path.glob("*/*.npy")) and not list(tmp_path.glob("*/meta.json"))
     again = run(backbone, 22, tmp_path)
@@ -201,13 +206,11 @@ def test_a_process_that_dies_ends_the_others_with_its_reason(backbone, tmp_path,
 
 
 def test_what_a_killed_run_has_left_says_nothing_about_the_next(tmp_path, monkeypatch):
-    monkeypatch.setattr(presence, "BEAT_SECONDS", 0.0)
-    monkeypatch.setattr(presence, "GONE_SECONDS", 0.0)
+    monkeypatch.setattr(presence, "time", types.SimpleNamespace(monotonic=itertools.count(0, 10).__next__))
     (tmp_path / "process-0.alive").write_text("failed: long ago")
     second = presence.Presence(tmp_path, Process(1, 2))
-    for _ in range(3):
+    for _ in range(5):  # longer than a heartbeat lives
         second.check()
-        time.sleep(0.01)
     (tmp_path / "process-1.alive").write_text("failed: long ago")
     first = presence.Presence(tmp_path, Process(0, 2))
     with first.announced():

@@ -3,17 +3,17 @@
 import dataclasses
 import multiprocessing
 import os
-import time
 
 import numpy as np
 import pytest
 import torch
 from helpers import containers
 from helpers.serving import serving
+from helpers.waiting import SECONDS
 
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers
-from sslbench.data.containers.slices import Slices
+from sslbench.data.loading import loader
 from sslbench.data.open import open_data
 from sslbench.data.remote import cache
 from sslbench.features.extract import extract
@@ -28,29 +28,30 @@ SHARDS, EACH = 7, 8
 @pytest.fixture(scope="module")
 def backbone():
     torch.set_num_threads(1)
-    return dataclasses.replace(build("resnet18w0.25"), preprocessing=Preprocessing(16, (16, 16)))
+    return dataclasses.replace(build("resnet18w0.125"), preprocessing=Preprocessing(16, (16, 16)))
 
 
-def run(backbone, spec, root):
+def run(backbone, spec, root, progress=None):
     layers = resolve_layers(backbone, ("res5avg",))
-    return extract(backbone, open_data(spec)["all"], layers, CPU, root=root, split="all")
+    return extract(backbone, open_data(spec)["all"], layers, CPU, root=root, split="all", progress=progress)
 
 
-def _rank(backbone, spec, root, rank, world, slow):
+def _rank(backbone, spec, root, rank, world, last, ahead):
+    """Encode this process's rows; if it is the last one, after the other one has encoded all of its own."""
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
-    read = Slices.read
+    real = loader.batches
 
-    def read_late(images, index):
-        time.sleep(0.05)
-        return read(images, index)
+    def late(*arguments, **options):
+        assert ahead.wait(SECONDS)
+        yield from real(*arguments, **options)
 
-    if slow:
-        Slices.read = read_late
-    run(backbone, spec, root)
+    if rank == last:
+        loader.batches = late
+    run(backbone, spec, root, progress=lambda done, total: done == total and ahead.set())
 
 
-@pytest.mark.parametrize(("world", "slow"), [(1, None), (2, None), (2, 0), (2, 1)])
-def test_each_shard_is_fetched_once_however_far_one_process_is_ahead(backbone, tmp_path, monkeypatch, world, slow):
+@pytest.mark.parametrize(("world", "last"), [(1, None), (2, None), (2, 0), (2, 1)])
+def test_each_shard_is_fetched_once_however_far_one_process_is_ahead(backbone, tmp_path, monkeypatch, world, last):
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
     with serving(tmp_path / "served") as server:
         # Names run across the shards: in order of id, every image would lie in another shard than the one before.
@@ -63,12 +64,13 @@ def test_each_shard_is_fetched_once_however_far_one_process_is_ahead(backbone, t
         for copy in cache.folder().rglob("s-*.tar"):
             copy.unlink()
         server.requests.clear()
-        arguments = [(backbone, spec, tmp_path / "f", r, world, r == slow) for r in range(world)]
+        ahead = FORK.Event()
+        arguments = [(backbone, spec, tmp_path / "f", r, world, last, ahead) for r in range(world)]
         ranks = [FORK.Process(target=_rank, args=of_rank) for of_rank in arguments]
         for process in ranks:
             process.start()
         for process in ranks:
-            process.join(60)
+            process.join(SECONDS)
             assert process.exitcode == 0
         assert server.fetched() == {f"s-{k:04d}.tar": 1 for k in range(SHARDS)}
         found, alone = run(backbone, spec, tmp_path / "f"), run(backbone, local, tmp_path / "local")

@@ -27,7 +27,7 @@ OWN = Preprocessing(resize=None, crop=None)
 @pytest.fixture(scope="module")
 def backbone():
     torch.set_num_threads(1)
-    return dataclasses.replace(build("resnet18w0.25"), preprocessing=OWN)
+    return dataclasses.replace(build("resnet_basic_1-1-1-1w0.25"), preprocessing=OWN)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from helpers.waiting import SECONDS
 from PIL import Image
 from torch import nn
 
@@ -49,7 +50,7 @@ def run(backbone, source, root, **settings):
 
 def test_the_features_do_not_depend_on_the_number_of_streams(threads, monkeypatch, source, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # what the user says holds, on a machine of one core too
-    backbone = dataclasses.replace(build("resnet18w0.25"), preprocessing=SMALL)
+    backbone = dataclasses.replace(build("resnet_basic_1-1-1-1w0.25"), preprocessing=SMALL)
     found = {}
     for number in (1, 2, 3):
         threads(number)
@@ -64,7 +65,7 @@ class Noting(nn.Module):
     """Mean colours; notes the threads that compute."""
 
     seen: ClassVar[list[tuple[str, int]]] = []  # of the class, as every stream has a module of its own
-    together = threading.Barrier(2, timeout=60)
+    together = threading.Barrier(2, timeout=SECONDS)
 
     def __init__(self):
         super().__init__()
@@ -115,7 +116,7 @@ def test_unreadable_images_are_listed_or_left_out(threads, monkeypatch, source, 
     threads(2)
     for i in (3, 12, 13, 30):
         open(source.images.path(i), "wb").write(b"no picture")  # noqa: SIM115, PTH123
-    backbone = dataclasses.replace(build("resnet18w0.25"), preprocessing=SMALL)
+    backbone = dataclasses.replace(build("resnet_basic_1-1-1-1w0.25"), preprocessing=SMALL)
     with pytest.raises(DataError, match=r"30\.png"):
         run(backbone, source, tmp_path / "store", batch_size=2)
     found = run(backbone, source, tmp_path / "store", batch_size=2, on_error="skip")

@@ -34,7 +34,7 @@ CPU = ExtractSettings(torch.device("cpu"), batch_size=5, workers=0)
 @pytest.fixture(scope="module")
 def backbone():
     torch.set_num_threads(1)
-    return dataclasses.replace(build("resnet18w0.25"), preprocessing=Preprocessing(32, (32, 32)))
+    return dataclasses.replace(build("resnet_basic_1-1-1-1w0.25"), preprocessing=Preprocessing(32, (32, 32)))
 
 
 def open_one(kind, root, samples):
