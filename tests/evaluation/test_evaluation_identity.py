@@ -436,12 +436,22 @@ class TestFloors:
 
 def test_a_record_that_was_asked_for_by_name_is_not_replaced_by_the_floor(photos, command):
     folder = photos.parent
-    words = ["--data", "photos", "k=3", "--backbone", "resnet18w0.25", "--resize", "12x12", "--crop", "none"]
+    words = [
+        "--data",
+        "photos",
+        "k=3",
+        "--backbone",
+        "resnet_basic_1-1-1-1w0.125",
+        "--resize",
+        "12x12",
+        "--crop",
+        "none",
+    ]
     command("knn", "--weights", "random", *words)
     (file,) = [f for f in (folder / "results/knn").glob("*.json") if "untrained" in f.name]
     asked_for = records.read(file)
     assert asked_for.overlaps is not None and "pixels" in asked_for.floors
-    net = build("resnet18w0.25", seed=5)
+    net = build("resnet_basic_1-1-1-1w0.125", seed=5)
     save(folder / "w.torch", net.module.state_dict(), backbone=net.name, metadata={})
     command("knn", "--weights", "w.torch", *words)
     assert records.read(file) == asked_for
@@ -452,7 +462,7 @@ def test_old_records_are_read_and_share_the_row_of_the_same_network(photos):
     (new,) = sslbench.evaluate(
         "random",
         photos,
-        backbone="resnet18w0.25",
+        backbone="resnet_basic_1-1-1-1w0.125",
         protocols=["knn"],
         out=photos.parent / "out",
         run=BARE,

@@ -42,10 +42,9 @@ def decoded(monkeypatch):
 
 @pytest.fixture
 def weights(tmp_path):
-    files = []
+    files, state = [], build("resnet_basic_1-1-1-1w0.125").module.state_dict()
     for seed in range(3):
         files.append(str(tmp_path / f"{seed}.pth"))
-        state = build("resnet18w0.25").module.state_dict()
         torch.save(state | {"conv1.weight": state["conv1.weight"] + 0.01 * seed}, files[-1])
     return files
 

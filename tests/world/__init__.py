@@ -5,10 +5,11 @@
         shared.copy("photos", tmp_path)  # to be changed
 
 A part is a function below, which writes into an empty folder. All processes of pytest-xdist share them. What changes a
-part in place makes the run fail at its end.
+part in place makes the run fail at its end. Shipped settings are composed once per process, for the same reason.
 """
 
 import contextlib
+import copy
 import io
 import shutil
 import sys
@@ -16,6 +17,9 @@ import sys
 import pytest
 from helpers.coloured_pictures import write_pictures
 
+from sslbench import paths
+from sslbench.cli import words
+from sslbench.library import recipes
 from sslbench.locks import lock
 
 NET = """
@@ -57,8 +61,9 @@ def photos(folder):
     (folder / "tiny_net_of_the_tests.py").write_text(NET)
     names = {"__name__": "tiny_net_of_the_tests"}
     exec(NET, names)  # noqa: S102 - an import would be found again by tests that have a copy
-    torch.manual_seed(3)
-    state = names["net"]().state_dict()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        state = names["net"]().state_dict()
     torch.save({"state_dict": {f"module.{key}": tensor for key, tensor in state.items()}}, folder / "w.pth")
 
 
@@ -122,14 +127,14 @@ def _state(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-def _command(folder, *words):
+def _command(folder, *given):
     from sslbench.cli.main import main
 
     errors = io.StringIO()
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
         sys.path.insert(0, str(folder))
         try:
-            main(list(words))
+            main(list(given))
         except SystemExit as end:
             assert end.code == 0, errors.getvalue()
         finally:
@@ -144,3 +149,23 @@ def shared(run_folder):
     yield found
     changed = [name for name, state in found.states.items() if _state(found.root / name) != state]
     assert not changed, f"tests have changed what they share: {changed}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def composed_once():
+    """Shipped settings are composed once: Hydra takes longer than the rest of a small command."""
+    compose, found = recipes.compose, {}
+
+    def remembered(config, choices):
+        folders = paths.search_path("configs")
+        if len(folders) > 1:  # files of a test's own
+            return compose(config, choices)
+        key = (config, *choices.items(), *folders)
+        if key not in found:
+            found[key] = compose(config, choices)
+        return copy.deepcopy(found[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (recipes, words):
+            patch.setattr(module, "compose", remembered)
+        yield
