@@ -74,6 +74,12 @@ def kind_of_labels(name):
 
 
 @pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """The features of presets that take the same ones, computed once."""
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     """Two classes of pictures that are wider than high, so that a squash and a crop differ; places.csv: a city each."""
     folder, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
@@ -101,13 +107,13 @@ TRAIN_NOTHING = [name for name in SORTED if name not in (*PLAIN, *ON_OBJECTS)]
 
 
 @pytest.mark.parametrize("name", ON_OBJECTS)
-def test_a_preset_on_objects_runs_on_the_architecture_that_it_was_published_for(name, tmp_path):
+def test_a_preset_on_objects_runs_on_the_architecture_that_it_was_published_for(name, store, tmp_path):
     preset = PRESETS[name]
     assert not preset.preprocessing
     task = make_task(preset.protocol, shortened(name), preset=preset)
     request = Request(weights="random", data="kwcoco:shapes8-128", tasks=(task,), backbone=preset.published_for)
     prepared = prepare(request, RUN, backbone=backbone_of(preset))
-    (result,) = evaluate(prepared, store=tmp_path / "store", out=tmp_path / "out", command="")
+    (result,) = evaluate(prepared, store=store, out=tmp_path / "out", command="")
     assert result.layer in ("blocks.11@key", "blocks.11@attention") and result.data.test.n == 8
 
 
@@ -141,7 +147,7 @@ VIDEO = "kwcoco:vidshapes1-frames3-64"
 
 
 @pytest.mark.parametrize("name", TRAIN_NOTHING)
-def test_a_preset_of_a_protocol_that_trains_nothing_runs_on_its_architecture(name, tmp_path):
+def test_a_preset_of_a_protocol_that_trains_nothing_runs_on_its_architecture(name, store, tmp_path):
     preset = PRESETS[name]
     data = {"crw_vip": vip.make, "crw_jhmdb": jhmdb.make}.get(name.rpartition("/")[2], lambda _: VIDEO)(
         tmp_path / "data"
@@ -153,7 +159,7 @@ def test_a_preset_of_a_protocol_that_trains_nothing_runs_on_its_architecture(nam
     task = make_task(preset.protocol, shortened(name), preset=preset)
     request = Request(weights="random", data=data, tasks=(task,), layers=preset.layers)
     prepared = prepare(request, RUN, backbone=backbone_of(preset))
-    (result,) = evaluate(prepared, store=tmp_path / "store", out=tmp_path / "results", command="test")
+    (result,) = evaluate(prepared, store=store, out=tmp_path / "results", command="test")
     assert result.preset.name == name and result.metrics[result.headline].value is not None
 
 
@@ -170,7 +176,7 @@ def test_a_preset_fixes_all_of_the_geometry():
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_preset_runs_on_the_architecture_that_it_was_published_for(name, photos, maps, values, tmp_path):
+def test_a_preset_runs_on_the_architecture_that_it_was_published_for(name, photos, maps, values, store, tmp_path):
     preset = PRESETS[name]
     preprocessing = dict(preset.preprocessing)
     # Large images on small patches or three scales take minutes.
@@ -190,7 +196,7 @@ def test_a_preset_runs_on_the_architecture_that_it_was_published_for(name, photo
     )
     loaded = backbone_of(preset)
     prepared = prepare(request, RUN, backbone=loaded)
-    results = evaluate(prepared, store=tmp_path / "store", out=tmp_path / "out", command="")
+    results = evaluate(prepared, store=store, out=tmp_path / "out", command="")
     assert len(results) >= max(1, len(preset.layers))
     wanted = loaded.preprocessing.values() | preprocessing
     if takes_own_sizes([task]):
