@@ -19,7 +19,7 @@ from sslbench.evaluation.export import export_network
 from sslbench.preprocessing import Preprocessing
 from sslbench.weights import save
 
-NAME, D = "resnet18w0.125", 64
+NAME, D = "resnet_basic_1-1-1-1w0.125", 64
 SMALL = {"resize": (32, 32), "crop": None}
 
 

@@ -17,6 +17,7 @@ from sslbench.errors import BackboneError, UsageError
 from sslbench.preprocessing import Preprocessing
 
 CPU = torch.device("cpu")
+NARROW = "resnet_basic_1-1-1-1w0.25"
 IMAGES = torch.rand(24, 3, 32, 32, generator=torch.Generator().manual_seed(1)) * 2 - 1
 needs_exact_sums = pytest.mark.skipif(not _sums_are_exact(), reason="sums of 8-bit products overflow on this processor")
 
@@ -63,7 +64,7 @@ def test_a_linear_layer_is_the_sum_of_integers():
 
 
 @needs_exact_sums
-@pytest.mark.parametrize("name", ["resnet18w0.25", "timm:vit_tiny_patch16_224,img_size=32"])
+@pytest.mark.parametrize("name", [NARROW, "timm:vit_tiny_patch16_224,img_size=32,depth=2"])
 def test_features_are_near_those_of_fp32_and_independent_of_the_batch(name):
     torch.manual_seed(0)
     int8_encoder, fp32 = encoders(build(name))
@@ -80,7 +81,7 @@ def test_features_are_near_those_of_fp32_and_independent_of_the_batch(name):
 def test_several_layers_pools_and_mirrored_images_come_from_one_network():
     torch.manual_seed(0)
     layers = ("res3:avg", "res4:gem(3)", "res5avg")
-    int8_encoder, fp32 = encoders(build("resnet18w0.25"), layers)
+    int8_encoder, fp32 = encoders(build(NARROW), layers)
     assert list(int8_encoder(IMAGES)) == list(fp32(IMAGES)) == list(layers)
     for found, exact in zip(int8_encoder(IMAGES).values(), fp32(IMAGES).values(), strict=True):
         assert found.shape == exact.shape and nn.functional.cosine_similarity(found, exact).min() > 0.98
@@ -91,7 +92,7 @@ def test_several_layers_pools_and_mirrored_images_come_from_one_network():
 @needs_exact_sums
 def test_other_weights_or_other_images_for_the_ranges_give_another_network():
     torch.manual_seed(0)
-    first, second = build("resnet18w0.25"), build("resnet18w0.25")
+    first, second = build(NARROW), build(NARROW)
     second.module.conv1.weight.mul_(torch.linspace(0.5, 2, 16)[:, None, None, None])
     narrow = dataclasses.replace(first, calibration=IMAGES / 10)
     layers = resolve_layers(first, ())
@@ -104,7 +105,7 @@ def test_other_weights_or_other_images_for_the_ranges_give_another_network():
 @needs_exact_sums
 def test_networks_with_equal_tensors_and_other_names_are_told_apart():
     """An activation is an option of timm's models that no tensor shows."""
-    name = "timm:vit_tiny_patch16_224,img_size=32"
+    name = "timm:vit_tiny_patch16_224,img_size=32,depth=1"
     found = []
     for option in ("", ",act_layer=relu"):
         torch.manual_seed(0)
@@ -146,7 +147,7 @@ def test_a_network_without_products_is_refused_and_the_libraries_print_nothing(c
 
 @needs_exact_sums
 def test_without_images_for_the_ranges_the_protocols_are_named():
-    backbone = build("resnet18w0.25")
+    backbone = build(NARROW)
     with pytest.raises(UsageError, match="protocols on features and for extract"):
         prepare(backbone, resolve_layers(backbone, ()), device=CPU, precision="int8")
 

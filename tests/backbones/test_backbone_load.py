@@ -5,7 +5,7 @@ import textwrap
 import pytest
 import timm
 import torch
-import torchvision
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from sslbench.backbones.build import build
 from sslbench.backbones.load import load_backbone
@@ -18,9 +18,15 @@ def saved(path, content):
     return str(path)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnext50_32x4d"])
-def test_torchvision_weights_need_no_name_and_lose_their_classifier(name, tmp_path):
-    theirs = getattr(torchvision.models, name)()
+@pytest.mark.parametrize(
+    ("name", "block", "blocks", "options"),
+    [
+        ("resnet18", BasicBlock, [2, 2, 2, 2], {}),
+        ("resnext_bottleneck_1-1-1-1_32x4d", Bottleneck, [1, 1, 1, 1], {"groups": 32, "width_per_group": 4}),
+    ],
+)
+def test_torchvision_weights_need_no_name_and_lose_their_classifier(name, block, blocks, options, tmp_path):
+    theirs = ResNet(block, blocks, **options)
     backbone = load_backbone(saved(tmp_path / "w.pth", theirs.state_dict()))
     assert backbone.name == name
     assert backbone.format == "torchvision"

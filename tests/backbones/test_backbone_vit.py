@@ -32,7 +32,9 @@ def prefixed(prefix, tensors):
 
 def random_vit(name, **options):
     torch.manual_seed(3)
-    module = timm.create_model(name, num_classes=0, **options).eval()
+    with torch.device("meta"):  # without timm's own initialisation
+        module = timm.create_model(name, num_classes=0, **options).eval()
+    module.to_empty(device="cpu")
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     return module
