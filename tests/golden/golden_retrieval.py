@@ -1,7 +1,8 @@
-"""Retrieval and copy detection: ranks, average precision, micro AP and whitening of six code bases."""
+"""Retrieval: ranks, average precision, regions and whitening of four code bases."""
 
 import re
 
+import golden_copies
 import numpy as np
 import pytest
 import torch
@@ -13,7 +14,7 @@ from sslbench.backbones.regions import region_grid, region_maxima
 from sslbench.data.decode.transforms import resized
 from sslbench.metrics import retrieval
 from sslbench.metrics.retrieval import GroundTruth
-from sslbench.protocols.retrieval.descriptors import aggregate_regions, subtract_background, unit_length
+from sslbench.protocols.retrieval.descriptors import aggregate_regions, unit_length
 from sslbench.solvers.whitening import Whitening, fit_whitening
 
 
@@ -107,23 +108,6 @@ def whitening(case: Case) -> None:
     )
 
 
-def micro_ap(case: Case) -> None:
-    given, expected = case.inputs(), case.expected()
-    true = {tuple(pair) for pair in given["gt_pairs"].tolist()}
-    correct = np.array([tuple(pair) in true for pair in given["pred_pairs"].tolist()])
-    ours = retrieval.micro_ranking(given["scores"], correct, len(true))
-    assert ours.average_precision == pytest.approx(float(expected["micro_ap"]), rel=1e-9)
-    np.testing.assert_allclose(ours.precisions, expected["precisions"], rtol=1e-9)
-    np.testing.assert_allclose(ours.recalls, expected["recalls"], rtol=1e-9)
-    assert ours.recall_at_p90 == pytest.approx(float(expected["recall_at_p90"]), rel=1e-9, nan_ok=True)
-    assert ours.threshold_at_p90 == pytest.approx(float(expected["threshold_at_p90"]), rel=1e-9, nan_ok=True)
-    queries = given["pred_pairs"][:, 0]
-    for key, value in expected.items():
-        if at := re.fullmatch(r"recall_at_rank(\d+)", key):
-            share = retrieval.share_found(given["scores"], correct, queries, int(at[1]), len(true))
-            assert share == pytest.approx(float(value), rel=1e-9)
-
-
 def regions(case: Case) -> None:
     height, width, levels = case.inputs()["HWL"].tolist()
     wanted = [(x, y, w) for x, y, w, _ in case.expected()["regions_xywh"].tolist()]
@@ -180,60 +164,6 @@ def copydays_of_vissl(case: Case) -> None:
             assert np.mean([retrieval.precision_at(r, k) for r in ranks]) == pytest.approx(value)
 
 
-def copydays_of_dino(case: Case) -> None:
-    given, expected, args = case.inputs(), case.expected(), case.meta["args"]
-    database, queries = (unit_length(given[name].astype(np.float64)) for name in ("database", "queries"))
-    if args.get("whitened"):
-        whitening = fit_whitening(given["whitening"], covariance="uncentred")
-        database, queries = (unit_length(whitening.apply(given[name])) for name in ("database", "queries"))
-    sizes = [len(given["strong_original"]) if b == "strong" else args["originals"] for b in args["blocks"]]
-    originals = np.concatenate(
-        [given["strong_original"] if b == "strong" else np.arange(args["originals"]) for b in args["blocks"]]
-    )
-    ranks = [
-        retrieval.ranks_of_positives(row, GroundTruth(np.array([o])))
-        for row, o in zip(queries @ database.T, originals, strict=True)
-    ]
-    aps = np.array([retrieval.average_precision(r[r < args["topk"]], 1) for r in ranks])
-    tolerance = 1e-3 if args.get("whitened") else 1e-6
-    ours = [part.mean() for part in np.split(aps, np.cumsum(sizes)[:-1])]
-    np.testing.assert_allclose(ours, expected["map"], rtol=tolerance)
-
-
-def score_normalisation(case: Case) -> None:
-    given, args = case.inputs(), case.meta["args"]
-    true = {tuple(pair) for pair in given["gt_pairs"].tolist()}
-    for key, value in case.expected().items():
-        settings, name = key.split("/")
-        codec, norm, *scope = settings.split("|")
-        query, reference, training = (given[n].astype(np.float64) for n in ("query", "reference", "training"))
-        if white := re.match(r"PCAW(\d+)", codec):
-            whitening = fit_whitening(training, int(white[1]))
-            query, reference, training = (whitening.apply(x) for x in (query, reference, training))
-        if "L2norm" in codec:
-            query, reference, training = (unit_length(x) for x in (query, reference, training))
-        if norm == "none":
-            scores = -((query[:, None] - reference[None]) ** 2).sum(2)
-        else:
-            weight, first, last = re.fullmatch(r"([\d.]+)\[(\d+),(\d+)\]", norm).groups()
-            a, b = subtract_background(
-                query, reference, training, weight=float(weight), first=int(first), last=int(last)
-            )
-            scores = a @ b.T
-        flat = np.sort(scores, axis=None)
-        lowest = flat[-args["k"] * len(query)] if scope else np.sort(scores, axis=1)[:, -args["k"]][:, None]
-        queries, references = np.nonzero(scores >= lowest)
-        correct = np.array([(q, r) in true for q, r in zip(queries.tolist(), references.tolist(), strict=True)])
-        found = scores[queries, references]
-        curve = retrieval.micro_ranking(found, correct, len(true))
-        ours = {
-            "uAP": curve.average_precision,
-            "recall-at-p90": curve.recall_at_p90,
-            "accuracy-at-1": retrieval.share_found(found, correct, queries, 1, len(true)),
-        }[name]
-        assert np.nan_to_num(ours) == pytest.approx(np.nan_to_num(float(value)), rel=1e-4), key
-
-
 def target_size(case: Case) -> None:
     for row in case.expected_json():
         side = "longer" if row["largest"] else "shorter"
@@ -256,12 +186,10 @@ PATTERNS = {
     "06_retrieval/rmac_desc_*": rmac,
     "06_retrieval/gem_*": generalised_mean,
     "06_retrieval/copydays*": copydays_of_vissl,
-    "20_copy_detection/copydays_map*": copydays_of_dino,
-    "20_copy_detection/score_normalisation*": score_normalisation,
     "06_retrieval/revisited_[0-9]": revisited,
     "06_retrieval/ap1_*": from_ranks,
     "06_retrieval/vissl_map_gnd_clipped": clipped,
     "06_retrieval/instre": instre,
     "06_retrieval/pca_*": whitening,
-    "20_copy_detection/micro_ap*": micro_ap,
+    **golden_copies.PATTERNS,
 }

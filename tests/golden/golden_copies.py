@@ -1,0 +1,106 @@
+"""Copy detection: micro AP of DISC, score normalisation of SSCD, Copydays of DINO."""
+
+import re
+
+import numpy as np
+import pytest
+from golden_arrays import by_kind, options
+from golden_cases import Case
+
+from sslbench.metrics import retrieval
+from sslbench.metrics.retrieval import GroundTruth
+from sslbench.protocols.retrieval.descriptors import subtract_background, unit_length
+from sslbench.solvers.whitening import fit_whitening
+
+
+def micro_ap(case: Case) -> None:
+    given, expected = case.inputs(), case.expected()
+    true = {tuple(pair) for pair in given["gt_pairs"].tolist()}
+    correct = np.array([tuple(pair) in true for pair in given["pred_pairs"].tolist()], dtype=bool)
+    scores, queries = given["scores"], given["pred_pairs"].reshape(-1, 2)[:, 0]
+    ours = retrieval.micro_ranking(scores, correct, len(true))
+    found = {
+        "micro_ap": ours.average_precision,
+        "precisions": ours.precisions,
+        "recalls": ours.recalls,
+        "thresholds": -np.sort(-scores),
+        "recall_at_p90": ours.recall_at_p90,
+        "threshold_at_p90": ours.threshold_at_p90,
+    }
+    for name, value in expected.items():
+        if at := re.fullmatch(r"recall_at_rank(\d+)", name):
+            found[name] = retrieval.share_found(scores, correct, queries, int(at[1]), len(true))
+        np.testing.assert_allclose(found[name], value.astype(np.float64), rtol=1e-9, err_msg=name)
+
+
+def copydays(case: Case) -> None:
+    given, expected = case.inputs(), case.expected()
+    args = options(case, topk=20, distractors=0, blocks=["original", "strong"])
+    number = args.get("originals", len(given["database"]) - args["distractors"])
+    database, queries = (unit_length(given[name].astype(np.float64)) for name in ("database", "queries"))
+    learnt = [value for name, value in given.items() if name.startswith("whit")]
+    if args.get("whitened", bool(learnt)):
+        whitening = fit_whitening(learnt[0], covariance="uncentred")
+        database, queries = (unit_length(whitening.apply(given[name])) for name in ("database", "queries"))
+    of_blocks = [given["strong_original"] if block == "strong" else np.arange(number) for block in args["blocks"]]
+    ranks = [
+        retrieval.ranks_of_positives(row, GroundTruth(np.array([original])))
+        for row, original in zip(queries @ database.T, np.concatenate(of_blocks), strict=True)
+    ]
+    aps = np.array([retrieval.average_precision(r[r < args["topk"]], 1) for r in ranks])
+    ours = [part.mean() for part in np.split(aps, np.cumsum([len(block) for block in of_blocks])[:-1])]
+    if "map" in expected:
+        np.testing.assert_allclose(ours, expected["map"], rtol=1e-3 if learnt else 1e-6)
+    if "map_printed" in expected:
+        np.testing.assert_allclose(ours, expected["map_printed"], rtol=0, atol=2e-3 if learnt else 5.01e-4)
+
+
+def score_normalisation(case: Case) -> None:
+    given, args = case.inputs(), options(case, k=10)
+    true = {tuple(pair) for pair in given["gt_pairs"].tolist()}
+    for key, value in case.expected().items():
+        settings, _, name = key.rpartition("/")
+        codec, norm, *scope = settings.split("|")
+        each = [given[n].astype(np.float64) for n in ("query", "reference", "training")]
+        for step in codec.split(","):
+            if step.startswith("PCAW"):
+                whitening = fit_whitening(each[2], int(step.removeprefix("PCAW")))
+                each = [whitening.apply(x) for x in each]
+            elif step == "L2norm":
+                each = [unit_length(x) for x in each]
+            else:
+                assert step == "Flat", key
+        query, reference, training = each
+        if norm.lower() == "none":
+            scores = -((query[:, None] - reference[None]) ** 2).sum(2)
+        else:
+            weight, first, last = re.fullmatch(r"([-\d.]+)\[(\d+)(?:,(\d+))?\]", norm).groups()
+            a, b = subtract_background(
+                query, reference, training, weight=float(weight), first=int(first), last=int(last or first)
+            )
+            scores = a @ b.T
+        k = min(args["k"], len(reference))
+        flat = np.sort(scores, axis=None)
+        whole = scope or args.get("global_candidates")
+        lowest = flat[-min(args["k"] * len(query), len(flat))] if whole else np.sort(scores, axis=1)[:, -k][:, None]
+        queries, references = np.nonzero(scores >= lowest)
+        correct = np.array([(q, r) in true for q, r in zip(queries.tolist(), references.tolist(), strict=True)])
+        found = scores[queries, references]
+        curve = retrieval.micro_ranking(found, correct, len(true))
+        ours = {
+            "uAP": curve.average_precision,
+            "recall-at-p90": curve.recall_at_p90,
+            "accuracy-at-1": retrieval.share_found(found, correct, queries, 1, len(true)),
+        }[name]
+        assert np.nan_to_num(ours) == pytest.approx(np.nan_to_num(float(value)), rel=1e-4), key
+
+
+PATTERNS = {
+    "20_copy_detection/*": by_kind(
+        {
+            "isc.metrics|^micro_ap": micro_ap,
+            "disc_eval|^score_normalisation": score_normalisation,
+            "Copydays|^copydays": copydays,
+        }
+    )
+}
