@@ -5,8 +5,8 @@ BatchNorm does not take the statistics of each process's images (`OF_EACH_PROCES
 
 Numbers are float64: small networks with BatchNorm turn differences of rounding into ones a thousand times as large.
 Not the full product, which takes an hour: options act in the training loop and on what methods are made of, so four
-methods that have all of it between them are tried with every option; the others under every strategy, and compiled
-where they say themselves what is compiled.
+methods that have all of it between them are tried with every option; all under every strategy, and those that say
+themselves what is compiled are compiled in one process.
 What acts between the backward pass and the update (`together`) is tried in one run. Zero is not compiled, as it
 changes the optimizer only.
 """
@@ -30,7 +30,7 @@ from sslbench.data.views import Augment
 from sslbench.distributed.collectives import from_first, rank, world_size
 from sslbench.distributed.parallel import module_state
 from sslbench.preprocessing import Preprocessing
-from sslbench.pretraining import PretrainSettings
+from sslbench.pretraining import PretrainSettings, networks
 from sslbench.pretraining.networks import make_method, make_state
 from sslbench.train import schedules
 from sslbench.train import state as states
@@ -40,6 +40,13 @@ from sslbench.train.method import Batch, Setup, Step, find_method
 RESNET = "resnet_basic_1-1-1-1w0.125"
 VIT = "timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=1,embed_dim=24,num_heads=2,dynamic_img_size=True"
 UPDATES, IMAGES = 3, 16
+SETTINGS = {
+    "optimizer": {"name": "sgd", "lr": 0.02, "lr_scaling": "none"},
+    "schedule": {"lr": 1.0},
+    "device": "cpu",
+    "precision": "fp32",
+    "batch_size": IMAGES,
+}
 STRATEGIES = {"ddp": {}, "fsdp": {"strategy": "fsdp"}, "zero": {"zero": True}}
 OPTIONS = {
     "plain": {},
@@ -55,7 +62,7 @@ OPTIONS = {
 }
 CELLS = [(s, o) for s in STRATEGIES for o in OPTIONS if (s, o) != ("zero", "compile")]
 FEW_CELLS = [(strategy, "plain") for strategy in STRATEGIES]
-WITH_ALL_OPTIONS = ("byol", "dino", "mae", "swav")
+WITH_ALL_OPTIONS = ("byol", "dino", *(pytest.param(name, marks=pytest.mark.long) for name in ("mae", "swav")))
 """BatchNorm and a momentum network; a vision transformer with a centre; masks and a decoder; queue and prototypes."""
 ALONE = {"ema": {"ema": 0.5}, "accumulate": {"accumulate": 2}, "clip": {"clip_norm": 0.1}}
 """Options of `together`, one by one, of ddp: each does what it should, and nothing more."""
@@ -96,16 +103,7 @@ def trained(method, backbone, changes):
     Under autocast one update is all that strategies have in common: later ones round other activations.
     """
     own, augment, _ = runs.METHODS[method]
-    values = {
-        "method": {"name": method, **own},
-        "augment": augment,
-        "optimizer": {"name": "sgd", "lr": 0.02, "lr_scaling": "none"},
-        "schedule": {"lr": 1.0},
-        "device": "cpu",
-        "precision": "fp32",
-        "batch_size": IMAGES,
-        **changes,
-    }
+    values = {"method": {"name": method, **own}, "augment": augment, **SETTINGS, **changes}
     settings = build_dataclass(PretrainSettings, values, "test")
     updates = UPDATES if settings.precision == "fp32" else 1
     state = start(settings, backbone, seed=0)
@@ -188,11 +186,16 @@ def under_few_strategies(number, methods):
     found = {}
     for method in methods:
         try:
-            own = "compile_networks" in vars(find_method(method))
-            found[method] = of_cells(method, [*FEW_CELLS, *([("ddp", "compile")] if own else [])], {})
+            found[method] = of_cells(method, FEW_CELLS, {})
         except Exception as error:
             raise RuntimeError(f"{method} fails under a strategy") from error
     return found
+
+
+def compiled_alone(number, methods):
+    """What methods end with plain and compiled; each process has its own methods and joins no other."""
+    torch.set_num_threads(1)
+    return {method: of_cells(method, [("ddp", "plain"), ("ddp", "compile")], {}) for method in methods[number::2]}
 
 
 def of_cells(method, cells, alone):
@@ -252,9 +255,17 @@ def test_every_strategy_and_option_trains_the_same_network(method):
     check_equal(method, *two_processes.run(under_every_strategy, method, seconds=SECONDS))
 
 
-@pytest.mark.parametrize("part", range(4))
+def test_methods_that_say_what_is_compiled_compile_all_of_it():
+    methods = [method for method in runs.METHODS if "compile_networks" in vars(find_method(method))]
+    assert len(methods) >= 10
+    for outcomes in two_processes.run(compiled_alone, methods, join=False, seconds=SECONDS):
+        for method, outcome in outcomes.items():
+            check_equal(method, outcome, outcome)
+
+
+@pytest.mark.parametrize("part", range(2))
 def test_every_method_trains_the_same_network_under_every_strategy(part):
-    methods = sorted(set(runs.METHODS) - set(WITH_ALL_OPTIONS))[part::4]
+    methods = list(runs.METHODS)[part::2]
     first, second = two_processes.run(under_few_strategies, methods, seconds=SECONDS)
     for method in methods:
         check_equal(method, first[method], second[method])
@@ -294,8 +305,6 @@ def close(found, expected, what, tolerance, *, statistics=True):
             np.testing.assert_allclose(value, expected[name], rtol=tolerance, atol=tolerance, err_msg=f"{what}: {name}")
 
 
-ACCUMULATED = tuple("data2vec2 dino ibot jigsaw mae moco npid pirl rotnet simmim supervised".split())
-"""Methods whose loss is a mean over the images of a pass, and no contrast of them."""
 OF_EACH_PROCESS = {
     "dinov2": "its masks have shares spread over the images of a process, whose nearest neighbours KoLeo parts",
     "ijepa": "contexts are cut to the shortest of a process's images, as they go through the network together",
@@ -313,21 +322,42 @@ def with_fixed_norms(method):
     return method
 
 
-def plain_and_accumulated(number, methods):
+def fixed_norms(*args, **named):
+    return with_fixed_norms(networks.make_method(*args, **named))
+
+
+def is_mean_of_images(method):
+    """Whether the loss of a pass is the mean over its images, and no contrast of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "make_method", fixed_norms)
+        values = {"method": {"name": method, **runs.METHODS[method][0]}, "augment": runs.METHODS[method][1]}
+        made = start(build_dataclass(PretrainSettings, values | SETTINGS, "test"), backbone_of(method), seed=0).method
+    raw = next(batches(sizes_of(method)))
+    views = tuple(normalise(view, Preprocessing()) for view in raw.views)
+    torch.manual_seed(0)
+    losses = [
+        made(Batch(tuple(v[r] for v in views), raw.labels[r], raw.indices[r], boxes=raw.boxes[r]), Step(0, UPDATES, 2))
+        for r in (slice(None), slice(IMAGES // 2), slice(IMAGES // 2, None))
+    ]
+    whole, *halves = (float(loss.value.detach()) for loss in losses)
+    return abs(whole - sum(halves) / 2) < 1e-9 * abs(whole)
+
+
+def plain_and_accumulated(number, methods, accumulated=()):
     """What methods without statistics of a batch end with, in one pass and, where that is the same, in two."""
     torch.set_num_threads(1)
-    own = make_method
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(globals(), "make_method", lambda *args, **named: with_fixed_norms(own(*args, **named)))
-        cells = [(method, {}) for method in methods]
-        cells += [(method, ALONE["accumulate"]) for method in methods if method in ACCUMULATED and world_size() > 1]
+        patch.setitem(globals(), "make_method", fixed_norms)
+        cells = [(method, {}) for method in methods] + [(method, ALONE["accumulate"]) for method in accumulated]
         return [(method, trained(method, backbone_of(method), changes)[0]) for method, changes in cells]
 
 
 def test_several_processes_and_passes_are_one():
     alone = dict(plain_and_accumulated(0, COMPARED))
-    outcomes, _ = two_processes.run(plain_and_accumulated, COMPARED, seconds=SECONDS)
-    assert len(outcomes) == len(COMPARED) + len(ACCUMULATED)
+    accumulated = [method for method in COMPARED if is_mean_of_images(method)]
+    assert len(accumulated) >= 11
+    outcomes, _ = two_processes.run(plain_and_accumulated, COMPARED, accumulated, seconds=SECONDS)
+    assert len(outcomes) == len(COMPARED) + len(accumulated)
     for method, found in outcomes:
         np.testing.assert_allclose(found["losses"], alone[method]["losses"], rtol=1e-6, err_msg=method)
         close(found["weights"], alone[method]["weights"], method, 1e-6)
