@@ -47,6 +47,8 @@ def refuse_missing(spec: str) -> None:
         if error.errno == errno.ELOOP:
             raise UsageError(f"'{spec}' is a link to itself") from error
         kind = None
+    except ValueError:  # a NUL in it
+        kind = None
     if kind in ("a file", "a folder"):
         return
     if kind is not None:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,10 +19,30 @@ Judge = Callable[[child.Outcome, Path], str]
 """From the outcome of a case and its folder to what is wrong with it, or ''."""
 
 
-def chosen(cases: Iterable[Case], n: int) -> list[Case]:
-    """Return all cases for `make hostile`, else some of them, the same every time."""
+def chosen(cases: Iterable[Case]) -> list[Case]:
+    """Return all cases for `make hostile`, else a few in which every kind occurs, the same every time."""
     cases = list(cases)
-    return cases if LONG or len(cases) <= n else random.Random(0).sample(cases, n)
+    if LONG:
+        return cases
+    random.Random(0).shuffle(cases)  # an attack then meets any kind of input
+    missing = set[str]().union(*(kinds(name) for name, _ in cases))
+    some = []
+    while missing:
+        some.append(max(cases, key=lambda case: len(kinds(case[0]) & missing)))
+        missing -= kinds(some[-1][0])
+    return some
+
+
+def kinds(name: str) -> set[str]:
+    """Return the kinds of input and of attack of a case: the words of its name.
+
+    Of a document with a changed value, these are the kind of document and the value, not the value's place.
+
+    >>> sorted(kinds("preset: settings.k is huge"))
+    ['huge', 'preset']
+    """
+    start, _, attack = name.partition(": ")
+    return set(re.findall("[a-z]+", f"{start} {attack.rpartition(' is ')[2]}".lower()))
 
 
 def unclear(outcome: child.Outcome, folder: Path) -> str:
@@ -34,18 +55,17 @@ def unclear(outcome: child.Outcome, folder: Path) -> str:
 
 
 def failures(
-    cases: Iterable[Case], folder: Path, *, sample: int = 30, judges: tuple[Judge, ...] = (), memory: int = child.BYTES
+    cases: Iterable[Case], folder: Path, *, judges: tuple[Judge, ...] = (), memory: int = child.BYTES
 ) -> list[str]:
     """Return the cases that ended badly, each with the last lines of what it said.
 
     Args:
         cases: to run.
         folder: where each gets a folder of its own.
-        sample: as many are run without `make hostile`.
         judges: of every outcome, beside `unclear`.
         memory: of each child, in bytes.
     """
-    found, some = [], chosen(cases, sample)
+    found, some = [], chosen(cases)
     assert len(some) >= 5
     for i, (name, write) in enumerate(some):
         place = folder / str(i)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import gc
 import importlib
 import json
 import os
@@ -10,13 +11,13 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 SECONDS = 60
+"""Processor time of a command; ten times as much may pass on the clock."""
 BYTES = 12 << 30
 REPORTS = ("check-data", "inspect")
 """Commands whose output is a report that says what is wrong, with exit code 1."""
@@ -31,8 +32,7 @@ class Outcome:
         code: exit code; negative: the number of the signal that killed it.
         out: of stdout.
         err: of stderr.
-        seconds: wall time.
-        modules: that it had imported in the end.
+        seconds: of processor time.
     """
 
     command: str
@@ -40,7 +40,6 @@ class Outcome:
     out: str
     err: str
     seconds: float
-    modules: tuple[str, ...]
 
     @property
     def is_clear(self) -> bool:
@@ -51,14 +50,14 @@ class Outcome:
 
 
 def run(
-    words: Sequence[str], folder: Path, *, seconds: float = SECONDS, memory: int = BYTES, largest: int | None = None
+    words: Sequence[str], folder: Path, *, seconds: int = SECONDS, memory: int = BYTES, largest: int | None = None
 ) -> Outcome:
-    """Run `sslbench WORDS` in a fork of a process that has imported everything heavy already, and nothing else.
+    """Run `sslbench WORDS` in a fork of a process that has imported what earlier commands needed, and nothing else.
 
     Args:
         words: of the command line.
         folder: current folder of the child; also of its caches, so that cases do not meet.
-        seconds: after which the child is killed.
+        seconds: of processor time, after which the child is killed.
         memory: address space that the child may add to the parent's, in bytes.
         largest: size in bytes that no file of the child may exceed, which is a full disk for whoever writes one.
     """
@@ -66,14 +65,8 @@ def run(
         "words": list(words), "folder": str(folder), "environment": dict(os.environ),
         "seconds": seconds, "memory": memory, "largest": largest,
     })  # fmt: skip
-    modules = (folder / ".modules").read_text().split() if (folder / ".modules").is_file() else ()
     out, err = ((folder / name).read_text(errors="replace") for name in (".stdout", ".stderr"))
-    return Outcome(words[0], ended["code"], out, err, ended["seconds"], tuple(modules))
-
-
-def preload(modules: Sequence[str]) -> None:
-    """Import modules in the process that children are forks of: a child then begins in milliseconds."""
-    _ask({"modules": list(modules)})
+    return Outcome(words[0], ended["code"], out, err, ended["seconds"])
 
 
 @functools.cache
@@ -96,32 +89,47 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
 
 def _answer() -> None:
     """Fork a child per line of stdin, until it is closed."""
-    from sslbench.cli import main  # noqa: F401 - a child has it
+    from sslbench import names
+    from sslbench.weights.formats import tables
 
+    for name in names.list_names("format"):  # a second of parsing, kept by the module
+        tables.load_networks(name)
     for line in sys.stdin:
         request = json.loads(line)
-        for name in request.pop("modules", ()):
-            with contextlib.suppress(Exception):  # parts of a package that only it can import
-                importlib.import_module(name)
-        answer = _run(**request) if request else {}
+        answer = _run(**request)
+        _import_as(Path(request["folder"]) / ".modules")
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
 
+def _import_as(child: Path) -> None:
+    """Import what a child had imported in the end, given its list: the next one begins in milliseconds."""
+    if not child.is_file() or not (new := set(child.read_text().split()) - set(sys.modules) - _TRIED):
+        return
+    _TRIED.update(new)
+    for name in sorted(new):
+        with contextlib.suppress(Exception):  # parts of a package that only it can import
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # else each child copies all memory as it collects
+
+
+_TRIED: set[str] = set()
+
+
 def _run(
-    words: Sequence[str], folder: str, environment: dict[str, str], seconds: float, memory: int, largest: int | None
+    words: Sequence[str], folder: str, environment: dict[str, str], seconds: int, memory: int, largest: int | None
 ) -> dict[str, Any]:
-    began = time.monotonic()
     process = os.fork()
     if process == 0:
         os.environ.clear()
         os.environ.update(environment)
-        _become(words, Path(folder), memory, largest)
-    code = _wait(process, began + seconds)
-    return {"code": code, "seconds": time.monotonic() - began}
+        _become(words, Path(folder), seconds, memory, largest)
+    _, status, used = os.wait4(process, 0)
+    return {"code": os.waitstatus_to_exitcode(status), "seconds": used.ru_utime + used.ru_stime}
 
 
-def _become(words: Sequence[str], folder: Path, memory: int, largest: int | None) -> None:
+def _become(words: Sequence[str], folder: Path, seconds: int, memory: int, largest: int | None) -> None:
     """Run the command in this process, a child, and end it."""
     code = 70
     try:
@@ -136,6 +144,8 @@ def _become(words: Sequence[str], folder: Path, memory: int, largest: int | None
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (mapped + memory, mapped + memory))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        signal.alarm(10 * seconds)  # it waits for something, or the machine is very busy
         from sslbench.cli.main import main
 
         if largest is not None:
@@ -153,18 +163,6 @@ def _become(words: Sequence[str], folder: Path, memory: int, largest: int | None
             if largest is None:
                 (folder / ".modules").write_text("\n".join(sys.modules))
         os._exit(code)
-
-
-def _wait(process: int, deadline: float) -> int:
-    while True:
-        done, status = os.waitpid(process, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
-            return -signal.SIGKILL
-        time.sleep(0.005)
 
 
 if __name__ == "__main__":

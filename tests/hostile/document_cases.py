@@ -1,6 +1,7 @@
 """Valid documents of every role with one value replaced, keys nobody knows, code that they name, names as paths."""
 
 import copy
+import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -180,16 +181,16 @@ def detector_cases(about: dict[str, Any]) -> Iterator[Case]:
     texts |= {"digits": '{"recipe": ' + "9" * 5000 + "}"} | dict(changed_documents(about))
     commands = (("inspect", "w.detector.torch"), ("convert", "w.detector.torch", "o.pth", "--to", "torchvision"))
     for i, (name, text) in enumerate(texts.items()):
-        content = own(metadata={"detector": text}, **sound)
+        content = functools.partial(own, metadata={"detector": text}, **sound)
         yield f"detector: {name}", _file("w.detector.torch", content, commands[i % 2])
     for name, value in {"text": "x", "none": None, "list": [1], "names": {"../x": torch.zeros(1)}}.items():
-        content = own(metadata={"detector": texts["sound"]}, detector=value)
+        content = functools.partial(own, metadata={"detector": texts["sound"]}, detector=value)
         yield f"detector: tensors are {name}", _file("w.detector.torch", content, commands[0])
 
 
-def _file(name: str, content: bytes, words: tuple[str, ...]) -> Callable[[Path], list[str]]:
+def _file(name: str, make: Callable[[], bytes], words: tuple[str, ...]) -> Callable[[Path], list[str]]:
     def write(folder: Path) -> list[str]:
-        (folder / name).write_bytes(content)
+        (folder / name).write_bytes(make())
         return list(words)
 
     return write

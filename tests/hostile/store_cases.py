@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 from hostile.campaign import Case
 from hostile.text_cases import mutated
-from hostile.weights_cases import WIDTH, flipped
+from hostile.weights_cases import flipped
 
 from sslbench.features import partial
 
-_NETWORK = ("--weights", "random", "--backbone", WIDTH, "--resize", "16", "--crop", "16", "--batch-size", "4")
+SMALLEST = "resnet_basic_1-1-1-1w0.125"
+_NETWORK = ("--weights", "random", "--backbone", SMALLEST, "--resize", "16", "--crop", "16", "--batch-size", "4")
 EXTRACT = ("extract", *_NETWORK, "--workers", "0", "--data", "photos", "--store", "store")
 EVAL = ("eval", "knn", *_NETWORK, "--workers", "0", "--data", "photos", "--store", "store", "--no-floors", "k=1")
 

@@ -28,11 +28,11 @@ def test_sound_documents_are_read(tmp_path):
         return f"exit {outcome.code}" if outcome.code else ""
 
     cases = [case for case in document_cases.document_cases() if ": sound: " in case[0]]
-    report(failures(cases, tmp_path, sample=len(cases), judges=(refused,)))
+    report(failures(cases, tmp_path, judges=(refused,)))
 
 
 def test_documents(tmp_path):
-    report(failures(document_cases.document_cases(), tmp_path, sample=40))
+    report(failures(document_cases.document_cases(), tmp_path))
 
 
 def test_detectors(tmp_path):
@@ -40,7 +40,7 @@ def test_detectors(tmp_path):
     about = DetectorDescription(
         DetectionRecipe(), ("wide", "tall"), backbone.name, backbone.preprocessing, "w.pth", "squares", "", "0123"
     )
-    report(failures(document_cases.detector_cases(json.loads(about.text())), tmp_path, sample=20))
+    report(failures(document_cases.detector_cases(json.loads(about.text())), tmp_path))
 
 
 def test_no_name_leads_outside(record, tmp_path):
@@ -67,7 +67,7 @@ def test_no_name_leads_outside(record, tmp_path):
         return f"{beside + others} written" if beside + others else ""
 
     (tmp_path / "cases").mkdir()
-    report(failures(document_cases.name_cases(record), tmp_path / "cases", sample=40, judges=(outside,)))
+    report(failures(document_cases.name_cases(record), tmp_path / "cases", judges=(outside,)))
 
 
 def test_no_text_becomes_markup(record, tmp_path):
@@ -80,5 +80,5 @@ def test_no_text_becomes_markup(record, tmp_path):
         written.append(text)
         return "markup in the page" if document_cases.SCRIPT in text else ""
 
-    report(failures(document_cases.page_cases(record), tmp_path, sample=25, judges=(markup,)))
+    report(failures(document_cases.page_cases(record), tmp_path, judges=(markup,)))
     assert any("&lt;script&gt;alert(1)" in text for text in written)

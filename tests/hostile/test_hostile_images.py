@@ -7,4 +7,4 @@ MEMORY = 3 << 30
 
 
 def test_images(tmp_path):
-    report(failures(image_cases.image_cases(n=LONG), tmp_path, sample=40, memory=MEMORY))
+    report(failures(image_cases.image_cases(n=LONG), tmp_path, memory=MEMORY))

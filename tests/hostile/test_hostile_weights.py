@@ -7,4 +7,4 @@ MEMORY = 3 << 30
 
 
 def test_weights(tmp_path):
-    report(failures(weights_cases.weights_cases(n=LONG), tmp_path, sample=40, memory=MEMORY))
+    report(failures(weights_cases.weights_cases(n=LONG), tmp_path, memory=MEMORY))

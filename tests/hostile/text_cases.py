@@ -47,10 +47,10 @@ YAML: dict[str, bytes] = {
     "null key": b"~: a\n",
     "date": b"title: 2024-01-01\nprotocol: 2024-01-01\n",
     "impossible date": b"title: 2024-13-45\n",
-    "many digits": b"title: " + b"1" * 5000 + b"\n",
+    "many decimals": b"title: " + b"1" * 5000 + b"\n",
     "many digits, sexagesimal": b"title: " + b"1:" * 3000 + b"1\n",
     "huge exponent": b"title: 1e999999\n",
-    "deep": b"title: " + b"[" * 20000 + b"]" * 20000 + b"\n",
+    "deep lists": b"title: " + b"[" * 20000 + b"]" * 20000 + b"\n",
     "deep mappings": b"title: " + b"{a: " * 5000 + b"1" + b"}" * 5000 + b"\n",
     "deep by indentation": b"".join(b" " * i + b"a:\n" for i in range(2000)),
     "alias bomb": b"a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
@@ -89,8 +89,8 @@ def yaml_cases(seed: int = 0, n: int = 0) -> Iterator[Case]:
         "not UTF-8",
         "unhashable key",
         "impossible date",
-        "many digits",
-        "deep",
+        "many decimals",
+        "deep lists",
         "alias bomb",
         "interpolation",
     ):
@@ -310,14 +310,24 @@ _VOC_VALUES = {"width": "8", "height": "8", "label": "a", "difficult": "0", "x":
 
 def voc_cases() -> Iterator[Case]:
     """Yield Pascal VOC trees with one odd value in every annotation."""
-    odd = ("9" * 31, "9" * 5000, "-1", "1e400", "nan", "", "abc", "&#0;", "\x1b[31m")
+    odd = {
+        "digits": "9" * 31,
+        "many digits": "9" * 5000,
+        "negative": "-1",
+        "overflow": "1e400",
+        "NaN": "nan",
+        "empty": "",
+        "letters": "abc",
+        "NUL": "&#0;",
+        "control": "\x1b[31m",
+    }
     for key in _VOC_VALUES:
-        for value in odd:
+        for kind, value in odd.items():
             for way, words in {
                 "labels": (*PIXELS, "--data", "VOC2007"),
                 "objects": ("check-data", "VOC2007", "--boxes"),
             }.items():
-                yield f"VOC as {way}: {key} {value[:12]!r}", _voc({**_VOC_VALUES, key: value}, words)
+                yield f"VOC as {way}: {key} {kind}", _voc({**_VOC_VALUES, key: value}, words)
     bomb = '<!DOCTYPE a [<!ENTITY a "aaaaaaaaaa">' + "".join(
         f'<!ENTITY a{i} "{f"&a{i - 1 if i > 1 else str()};" * 10}">' for i in range(1, 12)
     )
@@ -487,27 +497,29 @@ def saved_array() -> bytes:
 
 def record_cases(record: dict[str, object], seed: int = 0, n: int = 0) -> Iterator[Case]:
     """Yield records with one value of a wrong type, each given to the leaderboard and to compare."""
-    odd: tuple[object, ...] = (
-        None,
-        5,
-        -1.5,
-        "x",
-        [],
-        {},
-        [[[]]],
-        {"a": {"b": {}}},
-        True,
-        _HUGE,
-        "\x1b[2J",
-        float("nan"),
-    )
+    odd: dict[str, object] = {
+        "null": None,
+        "number": 5,
+        "negative": -1.5,
+        "text": "x",
+        "list": [],
+        "mapping": {},
+        "nested": [[[]]],
+        "mapping of mappings": {"a": {"b": {}}},
+        "true": True,
+        "huge": _HUGE,
+        "control": "\x1b[2J",
+        "NaN": float("nan"),
+    }
     paths = list(_leaves(record))
     draw = random.Random(seed)
-    chosen = [(path, value) for path in paths if len(path) <= 2 for value in odd]
-    chosen = draw.sample(chosen, min(len(chosen), 120)) + [(draw.choice(paths), draw.choice(odd)) for _ in range(n)]
-    for path, value in chosen:
-        changed = _with_value(record, path, value)
-        name = f"record: {'.'.join(map(str, path))} = {str(value)[:12]!r}"
+    chosen = [(path, kind) for path in paths if len(path) <= 2 for kind in odd]
+    chosen = draw.sample(chosen, min(len(chosen), 120)) + [
+        (draw.choice(paths), draw.choice(list(odd))) for _ in range(n)
+    ]
+    for path, kind in chosen:
+        changed = _with_value(record, path, odd[kind])
+        name = f"record: {'.'.join(map(str, path))} is {kind}"
         yield (
             name,
             _with_images(

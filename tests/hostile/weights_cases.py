@@ -1,5 +1,6 @@
 """Damaged weights files, and such as were made to harm whatever reads them."""
 
+import functools
 import io
 import json
 import random
@@ -30,8 +31,13 @@ COMMANDS = {
 
 def tensors() -> dict[str, Tensor]:
     """Return the state dict of a small ResNet."""
+    return dict(_tensors())
+
+
+@functools.cache
+def _tensors() -> dict[str, Tensor]:
     torch.manual_seed(0)
-    return dict(build(WIDTH).module.state_dict())
+    return build(WIDTH).module.state_dict()
 
 
 def torch_file(content: Any, *, zipped: bool = True) -> bytes:
