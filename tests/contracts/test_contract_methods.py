@@ -99,6 +99,18 @@ def test_every_trained_parameter_takes_part_and_momentum_copies_get_no_gradient(
     assert offenders(check) == []
 
 
+def test_a_deep_copy_is_independent_and_only_the_backbone_is_named_so():
+    def check(method):
+        made, batch = make(method)
+        names = {name for name, _ in made.named_parameters() if name.startswith("backbone.")}
+        assert names == {f"backbone.{name}" for name, _ in made.backbone.named_parameters()}
+        before, copied = copy.deepcopy(made.state_dict()), copy.deepcopy(made).train()
+        one_update(copied, optimizer_of(copied), batch, Step(0, 40, 20))
+        assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
+
+    assert offenders(check) == []
+
+
 class Constants(TorchFunctionMode):
     """Results of operations without gradient, such as targets: recorded once, then repeated whatever the parameters."""
 

@@ -1,6 +1,5 @@
-"""What BYOL, SimSiam, Barlow Twins, VICReg, DINO and MAE have in common, on tiny networks."""
+"""Variants of Barlow Twins, DINO and MAE that contracts/test_contract_methods.py does not have, on tiny networks."""
 
-import copy
 import dataclasses
 import io
 
@@ -29,9 +28,7 @@ CASES = {
     ),
     "vicreg": (vicreg, vicreg.Config(projector=(32, 32, 16)), TWO, RESNET),
     "dino": (dino, HEAD, CROPS, RESNET),
-    "dino_vit": (dino, HEAD, CROPS, VIT),
     "dino_other_head": (dino, OTHER_HEAD, CROPS, RESNET),
-    "mae": (mae, mae.Config(decoder_dim=32, decoder_depth=1, decoder_heads=4), (32,), VIT),
     "mae_learnt": (
         mae,
         mae.Config(decoder_dim=32, decoder_depth=1, decoder_heads=4, positions="learnt", normalize_targets=False),
@@ -40,7 +37,7 @@ CASES = {
     ),
 }
 
-every_method = pytest.mark.parametrize("name", CASES)
+every_variant = pytest.mark.parametrize("name", ["barlow_twins_vissl", "dino", "dino_other_head", "mae_learnt"])
 
 
 def build(name, *, seed=0):
@@ -67,7 +64,7 @@ def train(method, setup, batch, updates, *, lr=1e-3):
     return losses
 
 
-@every_method
+@every_variant
 def test_twenty_updates_on_one_batch_lower_the_loss(name):
     method, setup, batch = build(name)
     if name.startswith("dino"):
@@ -78,7 +75,7 @@ def test_twenty_updates_on_one_batch_lower_the_loss(name):
     assert sum(losses[-5:]) < sum(losses[:5]), losses
 
 
-@every_method
+@every_variant
 def test_every_trainable_parameter_takes_part_and_nothing_else_gets_a_gradient(name):
     method, setup, batch = build(name)
     loss = method(batch, step_of(0, setup))
@@ -92,14 +89,7 @@ def test_every_trainable_parameter_takes_part_and_nothing_else_gets_a_gradient(n
     assert not any(part.requires_grad or part.dim() for part in loss.parts.values())
 
 
-@every_method
-def test_what_does_not_belong_to_the_backbone_is_not_named_so(name):
-    method, _, _ = build(name)
-    names = {n for n, _ in method.named_parameters() if n.startswith("backbone.")}
-    assert names == {f"backbone.{n}" for n, _ in method.backbone.named_parameters()}
-
-
-@every_method
+@every_variant
 def test_a_saved_method_goes_on_exactly_as_the_one_that_was_not_stopped(name):
     method, setup, batch = build(name)
     train(method, setup, batch, range(2))
@@ -118,7 +108,7 @@ def test_a_saved_method_goes_on_exactly_as_the_one_that_was_not_stopped(name):
     assert method.local_state() == {}
 
 
-@every_method
+@every_variant
 def test_what_may_be_exported_loads_strictly_into_a_new_backbone(name):
     _, _, _, backbone = CASES[name]
     method, setup, batch = build(name)
@@ -129,7 +119,7 @@ def test_what_may_be_exported_loads_strictly_into_a_new_backbone(name):
         assert not any(network(backbone).load_state_dict(module.state_dict()))
 
 
-@every_method
+@every_variant
 def test_half_precision_networks_do_not_lower_the_precision_of_the_loss(name):
     method, setup, batch = build(name)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -137,14 +127,6 @@ def test_half_precision_networks_do_not_lower_the_precision_of_the_loss(name):
     loss.value.backward()
     assert loss.value.dtype == torch.float32
     assert torch.isfinite(loss.value)
-
-
-@every_method
-def test_a_deep_copy_of_a_method_is_independent(name):
-    method, setup, batch = build(name)
-    before = {key: value.clone() for key, value in method.state_dict().items()}
-    train(copy.deepcopy(method), setup, batch, range(1))
-    assert all(torch.equal(value, before[key]) for key, value in method.state_dict().items())
 
 
 @pytest.mark.parametrize("name", ["byol", "simsiam", "barlow_twins", "vicreg"])
