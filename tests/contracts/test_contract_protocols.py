@@ -70,6 +70,8 @@ def assert_complete(outcome, labels, *, width=None):
     for value, low, high in outcome.metrics.values():
         assert np.isnan(value) or low - 1e-9 <= value <= high + 1e-9
     assert set(outcome.chance or {}) <= set(outcome.metrics)
+    if LABELS[labels.kind].pixels and outcome.chance:
+        assert set(outcome.chance) in ({outcome.headline}, set(outcome.metrics))
     assert all(note.endswith(".") for note in outcome.notes)
 
 
