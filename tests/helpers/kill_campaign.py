@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -46,10 +47,13 @@ def start(method, out, *, processes=1, workers=0, limit=96, changes=None, pause_
 
 def wait_for_pause(started):
     """Wait until the first process of a run, which has the observers, has paused as `start` was told."""
-    lines = iter(started[0].stdout.readline, b"")
-    if b"paused\n" not in lines:
+    hanging = threading.Timer(600, kill, [started])
+    hanging.start()
+    paused = b"paused\n" in iter(started[0].stdout.readline, b"")
+    hanging.cancel()
+    if not paused:
         kill(started)
-        raise AssertionError("the run ended before it paused")
+        raise AssertionError("the run ended or was killed after 600 s, before it paused")
 
 
 def kill(started):
