@@ -6,6 +6,7 @@ import difflib
 import functools
 import importlib
 import importlib.util
+import os
 import pkgutil
 import re
 import sys
@@ -99,14 +100,14 @@ def _yaml_files(kind: str) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for root in paths.search_path(folder):
         try:
-            files = paths.files_below(root, ".yaml")
+            files = paths.paths_below(root, ".yaml")
         except OSError as error:
             raise UsageError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
-        below = len(root.as_posix()) + 1
+        below = len(str(root)) + 1
         for file in files:
-            name = file.as_posix()[below : -len(".yaml")]
-            if name.startswith(prefix) and not name.startswith(others) and not file.name.startswith("_"):
-                found.setdefault(name.removeprefix(prefix), file)
+            name = file[below : -len(".yaml")].replace(os.sep, "/")
+            if name.startswith(prefix) and not name.startswith(others) and not name.rpartition("/")[2].startswith("_"):
+                found.setdefault(name.removeprefix(prefix), Path(file))
     return found | _computed_benchmarks(found) if kind == "benchmark" else found
 
 

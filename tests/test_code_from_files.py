@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import functools
 import io
 import json
 import sys
@@ -72,11 +73,11 @@ UNPICKLERS = {
 }
 
 
+@functools.cache
 def called(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call):
-            function = node.func
-            yield (function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")), node
+    """(name, node) of every call in a module."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    return [(c.func.id if isinstance(c.func, ast.Name) else getattr(c.func, "attr", ""), c) for c in calls]
 
 
 def test_every_place_where_text_becomes_code_is_known():
@@ -104,8 +105,8 @@ def test_every_place_where_a_pickle_is_loaded_is_known():
                     found.add((path.relative_to(ROOT).as_posix(), full))
             for keyword in node.keywords:
                 assert keyword.arg != "allow_pickle" or ast.unparse(keyword.value) == "False", path
-            full = ast.unparse(node.func)
-            if full == "torch.load" and path.relative_to(ROOT).parts[0] == "features":
+            in_features = path.relative_to(ROOT).parts[0] == "features"
+            if in_features and ast.unparse(node.func) == "torch.load":
                 assert "weights_only=True" in ast.unparse(node), path
     assert found == UNPICKLERS
 

@@ -189,17 +189,18 @@ def test_a_view_is_written_without_the_rest_of_its_storage(tmp_path, resnet):
     assert (tmp_path / "out.pth").stat().st_size < (tmp_path / "view.pth").stat().st_size - 3_000_000
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_the_order_of_keys_changes_nothing(tmp_path, resnet, seed):
-    shuffled = list(resnet.items())
-    random.Random(seed).shuffle(shuffled)
-    torch.save(dict(shuffled), tmp_path / "in.pth")
-    report = convert(tmp_path / "in.pth", tmp_path / "out.pth", to="detectron2")
-    torch.save(resnet, tmp_path / "in2.pth")
-    other = convert(tmp_path / "in2.pth", tmp_path / "out2.pth", to="detectron2")
-    assert report.tensors_sha256 == other.tensors_sha256
-    a, b = (torch.load(tmp_path / f"{name}.pth", weights_only=True)["model"] for name in ("out", "out2"))
-    assert equal(a, b)
+def test_the_order_of_keys_changes_nothing(tmp_path, resnet):
+    def converted(tensors):
+        torch.save(tensors, tmp_path / "in.pth")
+        report = convert(tmp_path / "in.pth", tmp_path / "out.pth", to="detectron2", overwrite=True)
+        return report.tensors_sha256, torch.load(tmp_path / "out.pth", weights_only=True)["model"]
+
+    wanted, tensors = converted(resnet)
+    for seed in range(3):
+        shuffled = list(resnet.items())
+        random.Random(seed).shuffle(shuffled)
+        found, others = converted(dict(shuffled))
+        assert found == wanted and equal(others, tensors), seed
 
 
 def test_a_key_that_no_format_knows_is_refused(tmp_path, resnet):

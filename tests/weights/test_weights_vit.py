@@ -5,12 +5,14 @@ that sslbench builds from the same tensors has to give the same features.
 """
 
 import dataclasses
+import functools
 import math
 from pathlib import Path
 
 import pytest
 import timm
 import torch
+from helpers.offenders import offenders
 from test_weights_formats import KEYS, VIT_FORMATS, entries, file_with, shapes
 
 from sslbench.backbones.build import build
@@ -64,8 +66,7 @@ def test_the_key_lists_cover_every_format():
     assert set(ARCHITECTURES) <= {path.stem for path in VIT_KEYS}
 
 
-@pytest.mark.parametrize("path", VIT_KEYS, ids=lambda path: path.stem)
-def test_names_and_shapes_are_those_of_the_timm_model_that_is_recognised(path):
+def is_the_timm_model(path):
     where, tensors = entries(path)
     found = recognise(file_with(path, tensors, where))
     if path.stem == "dino.resnet50":
@@ -82,6 +83,10 @@ def test_names_and_shapes_are_those_of_the_timm_model_that_is_recognised(path):
         canonical, _ = fit_positions(canonical, backbone.module)
     assert shapes(canonical) == shapes(backbone.module.state_dict())
     assert backbone.name == vit.name  # results keep it, and the untrained floor is built from it
+
+
+def test_names_and_shapes_are_those_of_the_timm_model_that_is_recognised():
+    assert offenders(VIT_KEYS, is_the_timm_model) == []
 
 
 @pytest.mark.parametrize(
@@ -426,8 +431,8 @@ def test_dinov2_with_registers_is_converted_to_what_timm_can_load(format, tmp_pa
 # What can be written from what: networks of two blocks, and the formats that have names for all of their tensors.
 TIMM = {
     "vit": ("vit_tiny_patch16_224", {}),
-    "dinov2": ("vit_small_patch14_dinov2", {"img_size": 56}),
-    "registers": ("vit_small_patch14_reg4_dinov2", {"img_size": 56}),
+    "dinov2": ("vit_small_patch14_dinov2", {"img_size": 56, "embed_dim": 96}),
+    "registers": ("vit_small_patch14_reg4_dinov2", {"img_size": 56, "embed_dim": 96}),
     "swiglu": ("vit_giant_patch14_reg4_dinov2", {"img_size": 56, "embed_dim": 96, "num_heads": 2}),
     "clip": ("vit_base_patch32_clip_224", {"embed_dim": 96}),
     "beit": (
@@ -448,17 +453,22 @@ WRITES = {
 READ_AS = {"ibot": "dino", "mae": "timm", "openai_clip": "open_clip"}
 
 
-@pytest.mark.parametrize(("kind", "to"), [(kind, to) for kind, names in WRITES.items() for to in names.split()])
-def test_every_format_writes_what_it_can_hold_and_reads_it_back(kind, to, tmp_path):
+@functools.cache
+def network(kind):
     name, options = TIMM[kind]
     torch.manual_seed(0)
-    module = timm.create_model(name, num_classes=0, depth=2, **options)
-    torch.save(module.state_dict(), tmp_path / "timm.pth")
+    return timm.create_model(name, num_classes=0, depth=2, **options).state_dict()
+
+
+@pytest.mark.parametrize(("kind", "to"), [(kind, to) for kind, names in WRITES.items() for to in names.split()])
+def test_every_format_writes_what_it_can_hold_and_reads_it_back(kind, to, tmp_path):
+    tensors = network(kind)
+    torch.save(tensors, tmp_path / "timm.pth")
     convert(tmp_path / "timm.pth", tmp_path / "there.pth", to=to)
     there = recognise(read(tmp_path / "there.pth"))
     expected = READ_AS.get(to, "timm" if (kind, to) == ("dinov2", "dinov2") else to)
     assert there.format == expected
     convert(tmp_path / "there.pth", tmp_path / "back.pth", to="timm", format=to)
     back = torch.load(tmp_path / "back.pth", weights_only=True)
-    assert back.keys() == module.state_dict().keys()
-    assert all(torch.equal(tensor, back[key]) for key, tensor in module.state_dict().items())
+    assert back.keys() == tensors.keys()
+    assert all(torch.equal(tensor, back[key]) for key, tensor in tensors.items())
