@@ -95,10 +95,17 @@ def test_a_damaged_command_is_one_message(record, sslbench, command):
     assert code in (1, 2) and not out and "Traceback" not in err
 
 
-def test_flags_without_effect_are_refused(record, sslbench):
+@pytest.fixture(scope="module")
+def runs():
+    """Published runs, for which all benchmarks are read."""
+    return published_runs()
+
+
+def test_flags_without_effect_are_refused(record, sslbench, runs, monkeypatch):
     assert sslbench("reproduce")[0] == 2
     assert "--backbone" in sslbench("reproduce", record, "--backbone", "resnet50")[2]
-    name = next(iter(published_runs()))
+    name = next(iter(runs))
+    monkeypatch.setattr("sslbench.leaderboard.published_runs.published_runs", lambda: runs)
     assert "--tolerance" in sslbench("reproduce", "--published", name, "--tolerance", "1")[2]
     code, _, err = sslbench("reproduce", "--published", name)
     assert code == 2 and "--weights is missing" in err
@@ -136,8 +143,7 @@ def test_a_published_number_agrees_or_does_not(world, sslbench, monkeypatch):
     assert code == 1 and "no verdict" in err and not out
 
 
-def test_every_listed_published_number_has_a_preset_of_its_benchmarks_protocol(sslbench):
-    runs = published_runs()
+def test_every_listed_published_number_has_a_preset_of_its_benchmarks_protocol(sslbench, runs):
     code, out, _ = sslbench("list", "published")
     assert code == 0 and out.split() == sorted(runs)
     for run in runs.values():
