@@ -58,9 +58,13 @@ def test_each_format_to_each_other_agrees_with_the_way_through_the_canonical_nam
     wanted = {name: to(name, canonical) for name in FORMATS}
     read_back = {name: recognise(file_of(name, wanted[name]), format=name).canonical for name in FORMATS}
     assert len(FORMATS) > 20
-    for source in FORMATS:
+    distinct = {}  # of the sources that give equal tensors, one stands for all
+    for source, tensors in read_back.items():
+        if not any(same(tensors, others) for others in distinct.values()):
+            distinct[source] = tensors
+    for source, tensors in distinct.items():
         for target in FORMATS:
-            assert same(to(target, read_back[source]), wanted[target]), (source, target)
+            assert same(to(target, tensors), wanted[target]), (source, target)
 
 
 @pytest.mark.parametrize("name", FORMATS)
