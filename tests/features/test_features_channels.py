@@ -83,9 +83,8 @@ def test_pictures_of_8_and_of_16_bits_may_be_mixed(tmp_path):
     assert encode(backbone, source, tmp_path / "store").features["res5avg"].x.shape == (4, 128)
 
 
-@pytest.mark.parametrize(("has", "takes"), [(13, 3), (13, 4), (3, 13), (4, 1)])
+@pytest.mark.parametrize(("has", "takes", "workers"), [(13, 3, 0), (13, 4, 0), (3, 13, 0), (4, 1, 0), (13, 3, 1)])
 @pytest.mark.parametrize("on_error", ["stop", "skip"])
-@pytest.mark.parametrize("workers", [0, 1])
 def test_data_of_other_channels_are_refused_with_a_network_that_takes_them(has, takes, on_error, workers, tmp_path):
     source, _ = arrays(tmp_path / "data", has, np.uint8, ".npy")
     settings = dataclasses.replace(CPU, on_error=on_error, workers=workers)
