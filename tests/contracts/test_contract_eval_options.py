@@ -63,7 +63,7 @@ def quick_compose(monkeypatch):
 
     monkeypatch.setattr(words, "compose", own_copy)
     # Nothing is written between the plans of one test.
-    monkeypatch.setattr(paths, "files_below", functools.cache(paths.files_below))
+    monkeypatch.setattr(paths, "paths_below", functools.cache(paths.paths_below))
 
 
 def plan(typed_words):
