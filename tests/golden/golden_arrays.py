@@ -12,7 +12,7 @@ Runner = Callable[[Case], None]
 
 def options(case: Case, **defaults: Any) -> dict[str, Any]:
     """Return the arguments of a case; those that are absent are the reference's defaults, given here."""
-    return defaults | (case.meta.get("args") or {})
+    return defaults | case.args
 
 
 def series(arrays: dict[str, np.ndarray], *names: str) -> dict[str, np.ndarray]:
@@ -42,7 +42,7 @@ def by_kind(kinds: dict[str, Runner]) -> Runner:
     """
 
     def run(case: Case) -> None:
-        for text in (str(case.meta.get("callable", "")), case.name):
+        for text in (case.call, case.name):
             for pattern, runner in kinds.items():
                 if re.search(pattern, text):
                     runner(case)

@@ -338,7 +338,7 @@ def bins(case: Case) -> None:
 def depth_head(case: Case) -> None:
     given, args = case.inputs(), options(case, upsample=1, classify=False, scale_up=False, **_BINS)
     low, high = args["min_depth"], args["max_depth"]
-    code = "dinov3" if "dinov3" in case.meta.get("callable", "") else "dinov2"
+    code = "dinov3" if "dinov3" in case.call else "dinov2"
     with torch.no_grad():
         found = head_of(given).eval()(layers(given, args, upsample=args["upsample"], joined=True))
         if args["classify"] or (code == "dinov3" and found.shape[1] > 1):

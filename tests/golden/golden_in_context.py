@@ -107,14 +107,13 @@ def _scores(expected: dict[str, np.ndarray], table: np.ndarray) -> None:
 
 def clusters(case: Case) -> None:
     given, expected = case.inputs(), case.expected()
-    args = options(case, extra_clusters=0, ignore=-1)
-    if "classes" not in args:
-        args["classes"] = expected["stego/assignment"].shape[1]
-    n_classes, n_clusters = args["classes"], args["classes"] + args["extra_clusters"]
+    args = options(case, ignore=-1)
+    n_classes = args["classes"] if "classes" in args else expected["stego/assignment"].shape[1]
+    n_clusters = n_classes + args.get("extra_clusters", len(expected["hbird/hungarian_mapping"]) - n_classes)
     prediction, label = (given[name].astype(np.int64) for name in ("prediction", "label"))
-    _stego(expected, _table(prediction, label, n_classes, n_classes), args["extra_clusters"])
+    _stego(expected, _table(prediction, label, n_classes, n_classes), n_clusters - n_classes)
     table = _table(prediction, np.where(label == args["ignore"], -1, label), n_clusters, n_classes)
-    assert (matching.one_to_one(table, "iou") == matching.UNASSIGNED).sum() == args["extra_clusters"]
+    assert (matching.one_to_one(table, "iou") == matching.UNASSIGNED).sum() == n_clusters - n_classes
     for name, mapping in _assignments(table).items():
         if f"hbird/{name}_mapping" in expected:
             np.testing.assert_array_equal(mapping, expected[f"hbird/{name}_mapping"])

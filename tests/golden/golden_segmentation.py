@@ -220,8 +220,9 @@ def windows(case: Case) -> None:
     given, expected = case.inputs(), case.expected()
     image = torch.from_numpy(given["image"]).permute(2, 0, 1)[None].float() / 255
     weight, size = torch.from_numpy(given["weight"]), tuple(image.shape[-2:])
-    args = options(case, crop=(512, 512), stride=(341, 341), label_size=size, patch=weight.shape[-1])
-    args["label_size"] = tuple(given.get("label_size", args["label_size"]))
+    args = options(case, crop=(512, 512), stride=(341, 341), patch=weight.shape[-1])
+    if "label_size" not in args:
+        args["label_size"] = next((x.shape[-2:] for key, x in expected.items() if "argmax" in key), size)
 
     def forward(crop: Tensor) -> Tensor:
         return resized(nn.functional.conv2d(crop, weight, stride=args["patch"]), tuple(crop.shape[-2:]))
@@ -234,8 +235,8 @@ def windows(case: Case) -> None:
         if "whole" in (args.get("mode"), args.get("inference_mode")):
             slide = forward
             if code == "dinov3":  # which stretches whole images
-                slide = _stretched(forward, (512, 512), args["label_size"])
-        _compare_windows(code, slide, image, args["label_size"], expected)
+                slide = _stretched(forward, (512, 512), tuple(args["label_size"]))
+        _compare_windows(code, slide, image, tuple(args["label_size"]), expected)
 
 
 def _stretched(forward: Callable[[Tensor], Tensor], size: tuple[int, int], out: tuple[int, int]) -> Any:
@@ -270,7 +271,7 @@ def learning_rate(case: Case) -> None:
     wanted, rate, warmup = case.expected()["lr"], args["lr"], args["warmup_iters"]
     total = args.get("total_iter", len(wanted) - 1)
     least = rate / float(args["final_div_factor"])
-    polynomial = re.search("(?i)poly", f"{case.meta.get('callable')} {args.get('type', '')}")
+    polynomial = re.search("(?i)poly", f"{case.call} {args.get('type', '')}")
     if args["warmup_ratio"] or polynomial:
         factor = schedules.linear(args["warmup_ratio"], 1.0)
         rising = schedules.product(schedules.polynomial(rate, args["power"]), lambda x: factor(x * total / warmup))

@@ -40,7 +40,8 @@ def every_frame(case: Case) -> None:
 def table(case: Case) -> None:
     given, expected = case.inputs(), case.expected()
     truths, predictions = series(given, "gt"), series(given, "pred")
-    args = options(case, task="unsupervised", sequences=list(truths), max_n_proposals=20)
+    order = [key.removeprefix("gt/") for key in given if key.startswith("gt/")] or list(truths)
+    args = options(case, task="unsupervised", sequences=order, max_n_proposals=20)
     rows = []
     for name in args["sequences"]:
         if args["task"] == "unsupervised":
