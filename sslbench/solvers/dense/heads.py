@@ -18,7 +18,8 @@ _LEAST_WEIGHT = 0.1  # of a bin, so that no distribution sums to 0
 def layer_indices(depth: int, layers: Layers) -> list[int]:
     """Return the blocks of a ViT, counted from 0, whose features a head reads.
 
-    The four spread over a ViT-L are those of DINOv2's published heads, which begin with 4 where 5 was meant.
+    The four spread over a ViT-L are those of DINOv2's published heads, which begin with 4 where 5 was meant. Those over
+    a depth that four does not divide end with the last block; DINOv3 rounds the step down and stops before it.
 
     >>> layer_indices(12, "spread4"), layer_indices(24, "spread4")
     ([2, 5, 8, 11], [4, 11, 17, 23])
