@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from golden_cases import Case
+from golden_cases import Case, option
+from golden_losses import not_offered, recorded_precisions
 from torch import nn
 
 from sslbench.backbones.build import build
@@ -14,88 +15,106 @@ from sslbench.train.lars import LARC, LARS
 from sslbench.train.optimizer_settings import OptimizerSettings
 from sslbench.train.optimizers import parameter_groups
 
+_TOLERANCES = {"f32": {"rtol": 2e-6, "atol": 1e-7}, "f64": {"rtol": 1e-12, "atol": 1e-15}}
+
 
 def trajectory(case: Case) -> None:
     """Compare parameters and momentum after each of some updates by given gradients."""
     given, wanted = case.inputs(), case.expected()
     names = [key.removeprefix("p0/") for key in given if key.startswith("p0/")]
-    for precision, dtype, tolerance in (
-        ("f32", torch.float32, {"rtol": 2e-6, "atol": 1e-7}),
-        ("f64", torch.float64, {"rtol": 1e-12, "atol": 1e-15}),
-    ):
+    precisions = recorded_precisions(case)
+    assert names and precisions
+    for precision, dtype in precisions.items():
         params = {name: nn.Parameter(torch.tensor(given[f"p0/{name}"], dtype=dtype)) for name in names}
-        optimizer = _optimizer(case, params)
-        for i, lr in enumerate(given["lr"]):
+        optimizer, compared = _optimizer(case, params)
+        steps = len({key.partition("/")[0] for key in given if key.startswith("grad")})
+        rates = np.broadcast_to(given.get("lr", option(case.args, "lr", default=0.1)), steps)
+        for i, lr in enumerate(rates):
             for name, parameter in params.items():
-                parameter.grad = torch.tensor(given[f"grad{i}/{name}"], dtype=dtype)
+                gradient = given.get(f"grad{i}/{name}")
+                parameter.grad = None if gradient is None else torch.tensor(gradient, dtype=dtype)
             for group in optimizer.param_groups:
                 group["lr"] = float(lr)
             optimizer.step()
-            for name, parameter in params.items():
-                recorded = f"{precision}/{{}}{i + 1}/{name}"
-                np.testing.assert_allclose(parameter.detach(), wanted[recorded.format("p")], **tolerance)
-                if recorded.format("mom") in wanted:
-                    buffer = optimizer.state[parameter]["momentum_buffer"]
-                    np.testing.assert_allclose(buffer, wanted[recorded.format("mom")], **tolerance)
+            for name in compared:
+                recorded = wanted.get(f"{precision}/p{i + 1}/{name}")
+                if recorded is not None:
+                    np.testing.assert_allclose(params[name].detach(), recorded, **_TOLERANCES[precision])
+                recorded = wanted.get(f"{precision}/mom{i + 1}/{name}")
+                if recorded is not None and optimizer.defaults["momentum"]:  # else ours keeps no buffer
+                    buffer = optimizer.state[params[name]]["momentum_buffer"]
+                    np.testing.assert_allclose(buffer, recorded, **_TOLERANCES[precision])
 
 
-def _optimizer(case: Case, params: Mapping[str, nn.Parameter]) -> LARS:
-    args = case.meta["args"]
-    options = {name: args[name] for name in ("momentum", "nesterov", "weight_decay") if name in args}
+def _optimizer(case: Case, params: Mapping[str, nn.Parameter]) -> tuple[LARS, list[str]]:
+    """Return ours with the options of a case, and the names of the parameters to compare.
+
+    LARC is a wrapper of torch's SGD; its options and those of the three LARS have defaults of their own. Of these,
+    ours excludes numbers too, which have no dimension, where it excludes what has one.
+    """
+    args, text = case.args, f"{case.name} {case.call}"
+    larc, solo = "larc" in text.lower(), case.is_of("solo") or "solo" in case.name
+    dino = case.is_of("facebookresearch/dino@") or case.name.startswith("dino")
+    if option(args, "dampening", default=0):
+        not_offered("momentum with dampening")
+    options: dict[str, Any] = {
+        "momentum": option(args, "momentum", default=0.0 if larc or solo else 0.9),
+        "nesterov": option(args, "nesterov", default=False),
+        "weight_decay": option(args, "weight_decay", default=0.0),
+        "trust_coefficient": option(args, "trust_coefficient", "eta", default=0.02 if larc else 0.001),
+        "clip": option(args, "clip", "clip_lr", default=larc),
+        "eps": option(args, "eps", default=1e-8),
+        "denominator": "separate" if larc or solo else "joint",
+        "exclude_1d": dino or option(args, "exclude_bias_and_norm", "exclude_bias_n_norm", default=False),
+        "decay_1d": not (dino or solo),
+    }
+    compared = [name for name, p in params.items() if p.dim() or not options["exclude_1d"]]
     groups: list[dict[str, Any]] = [{"params": list(params.values())}]
-    if "groups" in case.name:
-        flat = [p for p in params.values() if p.dim() == 1]
+    if "groups" in text or "wd 0 on 1-D" in text:
+        flat = [p for p in params.values() if p.dim() <= 1]
         groups = [{"params": [p for p in params.values() if p.dim() > 1]}, {"params": flat, "weight_decay": 0.0}]
-    if "larc" in case.name:
-        return LARC(
-            groups, 0.0, trust_coefficient=args["trust_coefficient"], clip=args["clip"], eps=args["eps"], **options
-        )
-    options["trust_coefficient"] = args["eta"]
-    if case.name.startswith("vissl"):
-        return LARS(groups, 0.0, exclude_1d=args["exclude_bias_and_norm"], **options)
-    if case.name.startswith("dino"):
-        return LARS(groups, 0.0, exclude_1d=True, decay_1d=False, **options)
-    return LARS(
-        groups,
-        0.0,
-        denominator="separate",
-        exclude_1d=args["exclude_bias_n_norm"],
-        decay_1d=False,
-        clip=args["clip_lr"],
-        **options,
-    )
+    return (LARC if larc else LARS)([group for group in groups if group["params"]], 0.0, **options), compared
 
 
 def groups(case: Case) -> None:
-    """VISSL's four groups: backbone and head, with and without weight decay; ours leaves out empty ones."""
+    """Compare rate and weight decay of every parameter with VISSL's groups.
+
+    What `non_regularized_parameters` names has the rate of the backbone there, in the head too; in ours it has not.
+    """
     recorded = case.expected_json()
-    wanted = [
-        ([_our_name(name) for name in group["names"]], group["lr"] == "LR_HEAD", float(group["weight_decay"]))
-        for group in recorded["groups"]
-        if group["names"]
-    ]
-    options = recorded["optimizer"]
+    options = option(recorded, "optimizer", default={})
+    weight_decay = option(options, "weight_decay", default=1e-4)
+    of_head = {group["lr"] for group in recorded["groups"]} & {"LR_HEAD"}
     # The rates are recorded as LR and LR_HEAD: any factor that is not 1 tells them apart.
-    factor = recorded.get("head_lr_factor", 0.25)
+    factor = recorded.get("head_lr_factor", 0.25 if of_head else 1.0)
+    wanted: dict[str, tuple[str, float]] = {}
+    for group in recorded["groups"]:
+        assert group["lr"] in ("LR", "LR_HEAD")
+        for name in group["names"]:
+            wanted.setdefault(
+                _our_name(name), (group["lr"], float(option(group, "weight_decay", default=weight_decay)))
+            )
     settings = OptimizerSettings(
-        weight_decay=options["weight_decay"],
-        head_weight_decay=recorded["head_wd"],
+        weight_decay=weight_decay,
+        head_weight_decay=option(recorded, "head_wd", default=weight_decay),
         head_lr_factor=factor,
-        decay_norm=options["regularize_bn"],
-        decay_bias=options["regularize_bias"],
-        no_decay=tuple(options["non_regularized_parameters"]),
+        decay_norm=option(options, "regularize_bn", default=False),
+        decay_bias=option(options, "regularize_bias", default=True),
+        no_decay=tuple(option(options, "non_regularized_parameters", default=())),
     )
-    ours = parameter_groups(_model([name for names, _, _ in wanted for name in names]), settings)
-    assert len(ours) == len(wanted)
-    for group, (names, head, weight_decay) in zip(ours, wanted, strict=True):
-        assert sorted(group["names"]) == sorted(names)
-        assert group["lr_factor"] == (factor if head else 1.0)
+    ours = parameter_groups(_model(list(wanted)), settings)
+    assert sorted(name for group in ours for name in group["names"]) == sorted(wanted)
+    for group in ours:
         own = settings.weight_decay if group["own_weight_decay"] is None else group["own_weight_decay"]
-        assert own * group["weight_decay_factor"] == weight_decay
+        for name in group["names"]:
+            rate, decay = wanted[name]
+            assert own * group["weight_decay_factor"] == decay, name
+            if name.startswith("backbone.") or rate == "LR_HEAD" or not of_head:
+                assert group["lr_factor"] == (factor if rate == "LR_HEAD" else 1.0), name
 
 
 def _our_name(name: str) -> str:
-    return name.replace("trunk._feature_blocks.", "backbone.")
+    return re.sub(r"^trunk\.(_feature_blocks\.)?", "backbone.", name)
 
 
 def resnet_with(names: Iterable[str]) -> str:
@@ -112,34 +131,37 @@ def resnet_with(names: Iterable[str]) -> str:
 
 
 def _model(trainable: list[str]) -> nn.Module:
-    """A ResNet (frozen if no name is its) and heads, whose layers are told by the recorded names."""
-    with torch.device("meta"):
-        backbone = build(resnet_with(name for name in trainable if name.startswith("backbone."))).module
-    model = nn.Module()
-    model.backbone = backbone
-    backbone.requires_grad_(any(name.startswith("backbone.") for name in trainable))
+    """Return a module of the recorded parameters: a ResNet, frozen where no name is its, or others, and heads."""
+    backbone = [name for name in trainable if name.startswith("backbone.")]
+    model, resnet = nn.Module(), all(re.match(r"backbone\.(conv1|bn1|layer[1-4])\.", name) for name in backbone)
+    if resnet:
+        with torch.device("meta"):
+            model.backbone = build(resnet_with(backbone)).module
+        for name, parameter in model.backbone.named_parameters():
+            parameter.requires_grad_(f"backbone.{name}" in backbone)
     for name in trainable:
-        if name.startswith("heads."):
-            *path, leaf = name.split(".")
-            _place(model, path, leaf, trainable)
+        if not resnet or name not in backbone:
+            _place(model, name, trainable)
     return model
 
 
-def _place(model: nn.Module, path: list[str], leaf: str, names: list[str]) -> None:
-    """Puts a layer that has the parameter there: BatchNorm where the reference has it, else Linear.
+def _place(model: nn.Module, name: str, names: list[str]) -> None:
+    """Put a parameter there: in a normalisation layer where the reference has one.
 
-    In a Sequential of Linear, BatchNorm and ReLU the layer right behind one with weights is a BatchNorm.
+    Its name tells; in a Sequential of Linear, BatchNorm and ReLU the layer right behind one with weights is one.
     """
+    *path, leaf = name.split(".")
     *above, last = path
     behind = last.isdigit() and int(last) > 0 and ".".join([*above, str(int(last) - 1), "weight"]) in names
+    is_norm = bool(re.search(r"norm|bn\d*$", last)) or (behind and "prototypes" not in last and len(above) > 2)
     for part in above:
         if not hasattr(model, part):
             model.add_module(part, nn.Module())
         model = getattr(model, part)
-    is_norm = last == "channel_bn" or (behind and "prototypes" not in last and len(above) > 2)
     if not hasattr(model, last):
-        model.add_module(last, nn.BatchNorm1d(3) if is_norm else nn.Linear(3, 3, bias="prototypes" not in last))
-    assert hasattr(getattr(model, last), leaf)
+        model.add_module(last, nn.BatchNorm1d(3, affine=False) if is_norm else nn.Module())
+    shape = (3,) if is_norm or leaf == "bias" else (3, 3)
+    setattr(getattr(model, last), leaf, nn.Parameter(torch.zeros(shape)))
 
 
 PATTERNS = {
