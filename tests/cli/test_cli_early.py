@@ -9,10 +9,13 @@ import zipfile
 
 import numpy as np
 import pytest
+from test_cli_start import loaded_by
 
 from sslbench import protocols
 from sslbench.cli.main import COMMANDS
 from sslbench.names import list_names
+
+LARGE = ("torch", "torchvision", "timm", "sklearn", "pandas", "kwcoco", "faiss")
 
 # Flags of the run, the preprocessing and the network, which many commands have: value -> message.
 RUN = {
@@ -319,6 +322,18 @@ def test_mistakes_are_told_before_anything_is_read(folder, sslbench, cases):
             wrong.append((command, code, out, error))
     assert wrong == []
     assert sorted(folder.rglob("*")) == before, "something was left behind"
+
+
+def test_what_is_refused_needs_none_of_the_large_libraries(folder):
+    """A case of every command and of every protocol, in a process of their own."""
+    commands = [*{shlex.split(command)[0]: command for command in CASES}.values(), *[*of_every_protocol()][::2]]
+    loaded_by(
+        "import shlex\n"
+        f"for command in {commands}:\n    try:\n        main(shlex.split(command))\n"
+        "    except SystemExit as end:\n        assert end.code, command\n"
+        f"    loaded = {{*{LARGE}}} & {{*sys.modules}}\n    assert not loaded, (command, loaded)",
+        folder,
+    )
 
 
 def test_every_command_has_a_case():

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from helpers.waiting import SECONDS
 
 from sslbench.data import remote
 from sslbench.data.remote import transfer, urls
@@ -99,8 +100,9 @@ def test_the_size_behind_a_range_is_that_of_the_whole():
 
 
 def trickle(connection):
-    """Send a byte now and then until the other side closes the connection."""
-    while True:
+    """Send a byte now and then until the other side closes the connection, or for ten minutes if it never does."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
         connection.sendall(b"x")
         time.sleep(0.05)
 

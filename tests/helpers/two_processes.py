@@ -2,11 +2,14 @@
 
     first, second = two_processes.run(function, argument)   # function(rank, argument) in each of them
 
-The two are started once per test session, because importing torch takes longer than most of what they do.
+The two are started once per test session, because importing torch takes longer than most of what they do. Each call
+has the environment of its test, and leaves no working folder and no listener to messages to the next.
 """
 
 import concurrent.futures
+import contextlib
 import functools
+import logging
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -36,7 +39,8 @@ def run(function: Callable[..., Any], *arguments: Any, join: bool = True, second
         second = _process(1).submit(os.getpid)  # starts while the first one does
         port = _process(0).submit(_serve).result(timeout=seconds)
         second.result(timeout=seconds)
-        futures = [_process(rank).submit(_joined, rank, port, join, function, arguments) for rank in range(2)]
+        given = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        futures = [_process(rank).submit(_joined, rank, given, join, function, arguments) for rank in range(2)]
         done, _ = concurrent.futures.wait(futures, timeout=seconds, return_when=concurrent.futures.FIRST_EXCEPTION)
         errors = [error for future in done if (error := future.exception()) is not None]
         if any(isinstance(error, OtherProcessError) for error in errors):  # the other one has the reason
@@ -77,12 +81,14 @@ def _serve() -> int:
     return int(_stores[-1].port)
 
 
-def _joined(rank: int, port: int, join: bool, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _joined(
+    rank: int, given: dict[str, str], join: bool, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> Any:
     from sslbench.distributed.collectives import process_group
 
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="localhost")
-    os.environ["MASTER_PORT"] = str(port)
-    if not join:
-        return function(rank, *arguments)
-    with process_group(torch.device("cpu")):
+    os.environ.clear()
+    os.environ.update(given, RANK=str(rank), LOCAL_RANK=str(rank))
+    logger = logging.getLogger("sslbench")
+    logger.handlers, logger.propagate = [], True
+    with contextlib.chdir("."), process_group(torch.device("cpu")) if join else contextlib.nullcontext():
         return function(rank, *arguments)
