@@ -119,7 +119,7 @@ def test_two_processes_are_stopped_and_continued(name, tmp_path):
     """Also with parameters, gradients and optimizer state divided over the processes."""
     together("moco", tmp_path / "undisturbed", **SHARDED[name])
     told = together("moco", tmp_path / "stopped", STOP, **SHARDED[name])
-    assert told.startswith(f"stopped by SIGTERM after update {STOP + 1} of 9")
+    assert told.startswith(f"stopped by signal 15 after update {STOP + 1} of 9")
     assert together("moco", tmp_path / "stopped", **SHARDED[name]) == STOP + 1
     assert kill_campaign.digest(tmp_path / "stopped") == kill_campaign.digest(tmp_path / "undisturbed")
 
