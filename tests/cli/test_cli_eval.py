@@ -296,7 +296,9 @@ def eval_in(rank, folder):
     from sslbench.cli.main import main
 
     os.chdir(folder)
-    os.environ["SSLBENCH_CACHE"] = f"{folder}/shared-cache"
+    os.environ["SSLBENCH_CACHE"] = f"{folder}/shared-cache"  # the run of one process encodes the images itself
+    for name in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):  # to encode, the other two are enough
+        del os.environ[name]
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.syspath_prepend(folder)
@@ -307,7 +309,7 @@ def eval_in(rank, folder):
 
 
 def test_two_processes_give_the_record_of_one(world, sslbench):
-    """As torchrun starts them: the first reports and writes, the second only helps to encode."""
+    """They know no more than RANK and WORLD_SIZE: the first reports and writes, the second only helps to encode."""
     first, second = two_processes.run(eval_in, str(world), join=False)
     assert first[0] == 0 and "knn" in first[1] and second == (0, "", ""), (first, second)
     sslbench(*KNN, "--data", "photos", "--no-floors", "--out", "alone")
