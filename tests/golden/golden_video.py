@@ -68,10 +68,12 @@ def _as_recorded(ids: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.array(Image.fromarray(ids.astype(np.uint8)).resize(size[::-1], Image.Resampling.NEAREST))
 
 
-def _first_labels(given: dict[str, np.ndarray], grid: tuple[int, int], recorded: np.ndarray) -> torch.Tensor:
+def _first_labels(given: dict[str, np.ndarray], grid: tuple[int, int], expected: dict[str, np.ndarray]) -> torch.Tensor:
     """Return the recorded labels of the first frame, compared with ours but where rounding decides."""
     mask = given["first_mask"]
-    ours = propagation.sampled_labels(mask, grid, len(recorded) - 1)
+    classes = len(expected["first_seg"]) if "first_seg" in expected else expected["soft"].shape[1]
+    ours = propagation.sampled_labels(mask, grid, classes - 1)
+    recorded = expected.get("first_seg", ours)
     centres = [(np.arange(n) + 0.5) * length / n for n, length in zip(grid, mask.shape, strict=True)]
     rows, columns = (np.abs(each - np.round(each)) > 1e-9 for each in centres)
     np.testing.assert_array_equal(ours[:, rows][..., columns], recorded[:, rows][..., columns])
@@ -83,7 +85,7 @@ def dino(case: Case) -> None:
     args = options(case, patch=16, n_last_frames=7, size_mask_neighborhood=12, topk=5, temperature=0.1)
     features = torch.from_numpy(given["features"]).float()
     grid = tuple(features.shape[-2:])
-    first = _first_labels(given, grid, expected["first_seg"])
+    first = _first_labels(given, grid, expected)
     settings = propagation_settings.Propagation(
         previous=args["n_last_frames"],
         topk=args["topk"],
