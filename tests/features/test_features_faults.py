@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.waiting import SECONDS
 from PIL import Image
 
 from sslbench.backbones.build import build
@@ -257,8 +258,9 @@ def test_a_kill_before_any_operation_on_a_file_loses_nothing(backbone, pictures,
     queue = FORK.SimpleQueue()
     process = FORK.Process(target=_list_operations, args=(tmp_path / "listed", work, queue))
     process.start()
+    process.join(SECONDS)
+    assert process.exitcode == 0
     operations = queue.get()
-    process.join()
     firsts, lasts = (
         {kind: n for n, kind in order} for order in (reversed(list(enumerate(operations))), enumerate(operations))
     )
@@ -268,7 +270,7 @@ def test_a_kill_before_any_operation_on_a_file_loses_nothing(backbone, pictures,
         root = tmp_path / f"store{number}"
         process = FORK.Process(target=_die_at, args=(number, root, work))
         process.start()
-        process.join()
+        process.join(SECONDS)
         assert process.exitcode == -signal.SIGKILL
         found = run(backbone, source, root, settings)
         assert np.allclose(found.features["res5avg"].x, whole, atol=1e-5), operations[number]
@@ -350,9 +352,9 @@ def test_room_is_reserved_before_the_first_image_is_decoded(backbone, pictures, 
     queue = FORK.Queue()
     process = FORK.Process(target=_with_small_files, args=(backbone, source_of(pictures), tmp_path, queue))
     process.start()
-    message = queue.get()
-    process.join()
+    process.join(SECONDS)
     assert process.exitcode == 0
+    message = queue.get()
     assert "res5avg.npy.partial.tmp: 5,120 bytes are needed" in message and "--store" in message
     assert not list(tmp_path.glob("*/*.partial*"))
 
