@@ -61,7 +61,7 @@ def authors(case: Case) -> None:
 
 
 def probe3d(case: Case) -> None:
-    """Errors from the corners of cells, and queries on a grid whose outermost centres are the image's corners."""
+    """Compare errors from the corners of cells; the outermost centres of the queries' grid are the image's corners."""
     given, expected = case.inputs(), case.expected()
     sources, targets = numbered(given, "source_features"), numbered(given, "target_features")
     args = options(case, image_size=512, class_of_pair=["" for _ in sources])
@@ -100,7 +100,7 @@ def probe3d(case: Case) -> None:
 
 
 def sd_dino(case: Case) -> None:
-    """Queries are the cell that a keypoint lies in; a distance on the threshold is a miss."""
+    """Compare PCK. Queries are the cell that a keypoint lies in; a distance on the threshold is a miss."""
     given, expected = case.inputs(), case.expected()
     args = options(case, image_size=840, patch=14, alphas=[0.1, 0.05, 0.01], threshold="box", dist="cos")
     assert args["dist"] in ("cos", "l2_norm"), "another similarity"
@@ -219,7 +219,7 @@ def _write(root: Path, pairs: dict[str, dict[str, Any]]) -> None:
 
 
 def annotation(case: Case) -> None:
-    """Keypoints of pairs that are visible in both images; probe3d cuts out the box, scales and cuts off fractions."""
+    """Compare keypoints visible in both images; probe3d cuts out the box, scales and cuts off fractions."""
     args, expected = options(case, image_size=512, use_bbox=True), case.expected()
     recorded = {side: series(expected, f"{side}_kps") for side in ("source", "target")}
     pairs = {number: args["pairs"][int(number)] for number in recorded["source"]}

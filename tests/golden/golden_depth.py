@@ -30,7 +30,7 @@ Maps = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 def _pairs(case: Case, size: tuple[int, int] | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Predictions, resized to the size of the truth or to another one, and true depths in the unit of predictions."""
+    """Return predictions, resized to the size of the truth or to another one, and true depths in their unit."""
     given = case.inputs()
     name = next(key.partition("/")[0] for key in given if key.startswith("gt"))
     scale = options(case, depth_scale={"gt_mm": 1000, "gt_256": 256}.get(name, 1))["depth_scale"]
@@ -47,7 +47,7 @@ def _crop_of(text: str) -> depth.Crop:
 
 
 def _valid(target: np.ndarray, low: float, high: float, crop: depth.Crop, *, scaled: bool = False) -> np.ndarray:
-    """Pixels that count. The references cut other sizes than NYU's as well, DINOv3 in proportion; ours refuses."""
+    """Return the pixels that count. Theirs cut other sizes than NYU's too, DINOv3 in proportion; ours refuses them."""
     if crop != "nyu" or target.shape == _NYU:
         return depth.valid_depth(target, low=low, high=high, crop=crop)
     with pytest.raises(ValueError, match="is defined for maps of"):
@@ -62,7 +62,7 @@ def _valid(target: np.ndarray, low: float, high: float, crop: depth.Crop, *, sca
 
 
 def _values(code: str, maps: Maps) -> np.ndarray:
-    """Metrics of each image (N, 10) as a code counts predictions that ours refuses; NaN where they are not finite.
+    """Return the metrics of each image (N, 10) as a code counts predictions that ours refuses; NaN if not finite.
 
     A prediction that is not positive has a wrong ratio in probe3d and VisBench, as 2 t - p has, with the same error.
     Elsewhere a negative ratio is below every threshold, and there are no logarithms.
@@ -234,7 +234,7 @@ def alignment(case: Case) -> None:
 
 
 def _biased(prediction: Tensor, target: Tensor, valid: Tensor, less: float, epsilon: float) -> Tensor:
-    """SigLoss of probe3d, whose share of the squared mean may be another one; ours has none of one pixel."""
+    """Return SigLoss of probe3d, whose share of the squared mean may be another one; ours has none of one pixel."""
     prediction, target, valid = (torch.cat([x, x]) for x in (prediction, target, valid))
     ours = losses.sig_loss(prediction, target, valid, unbiased=False, epsilon=epsilon)
     if less == 0.85:
@@ -312,7 +312,7 @@ def _protocol_loss(name: str, prediction: Tensor, target: Tensor, value: float, 
 
 
 def _bins(args: dict[str, Any], code: str, number: int) -> Tensor:
-    """Bins of a configuration; DINOv2 and probe3d take the limits of SID as powers of 10."""
+    """Return the bins of a configuration; DINOv2 and probe3d take the limits of SID as powers of 10."""
     low, high = args["min_depth"], args["max_depth"] or (80.0 if code == "dinov3" else 10.0)
     if args["bins_strategy"] in ("UD", "linear"):
         return heads.depth_bins(number, low, high)
@@ -356,7 +356,7 @@ def depth_head(case: Case) -> None:
 
 
 def _angles(given: dict[str, np.ndarray], masks: np.ndarray) -> list[np.ndarray]:
-    """Angles of each image; the references count a vector without length as 90 degrees, which ours refuses."""
+    """Return the angles of each image; theirs count a vector without length as 90 degrees, which ours refuses."""
     found = []
     for prediction, target, mask in zip(given["pred"][:, :3], given["gt"], masks, strict=True):
         without = [mask & (np.abs(vectors).max(axis=0) == 0) for vectors in (prediction, target)]

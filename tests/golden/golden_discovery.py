@@ -79,7 +79,7 @@ def _gap(features: np.ndarray, *, threshold: float, epsilon: float, weighted: bo
 
 
 def dino_seg(case: Case) -> None:
-    """The marked variant of its authors: the last region is never considered."""
+    """Compare the marked variant of its authors: the last region is never considered."""
     given, expected, args = case.inputs(), case.expected(), options(case, head=0, threshold=0.6)
     grid = tuple(args["dims"])
     attention = given["attention"].reshape(-1, grid[0] * grid[1])[args["head"]].astype(np.float64)

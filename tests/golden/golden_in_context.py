@@ -46,7 +46,7 @@ def _assignments(table: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def hummingbird(case: Case) -> None:
-    """Ignored pixels as class 0 in the memory, as its authors' code has them."""
+    """Compare with ignored pixels as class 0 in the memory, as its authors' code has them."""
     given, expected = case.inputs(), case.expected()
     args = options(
         case, n_neighbours=30, beta=0.02, memory_size=None, augmentation_epochs=1, ignore_index=255, torch_seed=None
@@ -145,7 +145,7 @@ def _stego(expected: dict[str, np.ndarray], table: np.ndarray, extra: int) -> No
 
 
 def vissl(case: Case) -> None:
-    """Labels at one pixel per patch; the votes are those of our search without the division by their sum."""
+    """Compare labels at one pixel per patch; the votes are those of our search without the division by their sum."""
     given, expected, args = case.inputs(), case.expected(), options(case, k=10, temperature=0.1)
     target, predicted = (
         next(v for k, v in expected.items() if k.startswith(f"{n}_")) for n in ("target", "prediction")

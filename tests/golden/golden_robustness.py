@@ -68,7 +68,7 @@ def alexnet_errors(case: Case) -> None:
 
 
 def output_mask(case: Case) -> None:
-    """VISSL's masked top-1 is that of a set on which only the classes with an image compete."""
+    """Compare VISSL's masked top-1, which is that of a set on which only the classes with an image compete."""
     given, expected = case.inputs(), case.expected()
     heads, masked = numbered(given, "logits"), numbered(expected, "masked")
     for logits, wanted in zip(heads, masked or heads, strict=True):

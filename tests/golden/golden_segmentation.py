@@ -21,7 +21,7 @@ from sslbench.train import schedules
 
 
 def _reduced(label: np.ndarray, ignore: int) -> np.ndarray:
-    """Labels without 0; the class whose number would be that of ignored pixels is refused by ours, theirs ignore it."""
+    """Return labels without 0; theirs ignore a class that would get the value of ignored pixels, which ours refuses."""
     lost = label == ignore + 1
     if lost.any():
         with pytest.raises(ValueError, match="the value of ignored pixels"):
@@ -30,7 +30,7 @@ def _reduced(label: np.ndarray, ignore: int) -> np.ndarray:
 
 
 def _areas(given: dict[str, np.ndarray], args: dict[str, Any]) -> np.ndarray:
-    """Areas of the data set; where the references drop values outside the classes, ours refuses them."""
+    """Return the areas of the data set; where the references drop values outside the classes, ours refuses them."""
     n, ignored = args["num_classes"], args["ignore_index"]
     total = np.zeros((3, n), dtype=np.int64)
     for prediction, label in zip(numbered(given, "pred"), numbered(given, "label"), strict=True):
@@ -154,7 +154,7 @@ def head_of(given: dict[str, np.ndarray]) -> LinearHead:
 
 
 def layers(given: dict[str, np.ndarray], args: dict[str, Any], *, upsample: int = 1, joined: bool = False) -> Tensor:
-    """Recorded features, selected and resized as the references allow, the class token of a layer after its grid.
+    """Return recorded features, selected and resized as the references can, a layer's class token after its grid.
 
     `in_index` counts grids and tokens, or, if `joined`, layers.
     """
@@ -176,7 +176,7 @@ def layers(given: dict[str, np.ndarray], args: dict[str, Any], *, upsample: int 
 
 
 def at_size(x: Tensor, size: list[int], args: dict[str, Any]) -> Tensor:
-    """Maps at another size as the references' `resize` makes them."""
+    """Return maps at another size as the references' `resize` makes them."""
     if args.get("align_corners"):
         return nn.functional.interpolate(x, size, mode="bilinear", align_corners=True)
     return resized(x, tuple(size))
@@ -260,7 +260,7 @@ def _compare_windows(
 
 
 def learning_rate(case: Case) -> None:
-    """Warm-up, then half a wave or a line, read at the steps made; the first update repeats.
+    """Compare rates: a warm-up, then half a wave or a line, read at the steps made; the first update repeats.
 
     With a ratio the warm-up is a line times a rising factor, without one a wave times the share of it, plus the least
     rate. A cosine is read one step ahead. Of MMSegmentation's polynomial the warm-up is a factor.
