@@ -27,6 +27,7 @@ def writer(tmp_path):
     here, there = context.Pipe()
     process = context.Process(target=write_half, args=(tmp_path / "out.json", there))
     process.start()
+    there.close()  # the end of the process is then the end of the pipe
     assert here.recv() == "writing"
     yield process
     process.kill()

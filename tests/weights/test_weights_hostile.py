@@ -40,7 +40,8 @@ HARMLESS = {
 @pytest.fixture(scope="module")
 def said():
     """Lines of a process that reads all attacks and then 2000 random pickles."""
-    ran = subprocess.run([sys.executable, str(SCRIPT), "0", "2000"], capture_output=True, text=True, check=False)
+    words = [sys.executable, str(SCRIPT), "0", "2000"]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=1800, check=False)
     assert ran.returncode == 0, (ran.stdout[-300:], ran.stderr[-2000:])
     return ran.stdout.splitlines()
 
