@@ -34,7 +34,7 @@ def chosen(cases: Iterable[Case]) -> list[Case]:
 
 
 def kinds(name: str) -> set[str]:
-    """Return the kinds of input and of attack of a case: the words of its name.
+    """Return the kinds of input and of attack of a case: the words of its name, and all before a colon as one.
 
     Of a document with a changed value, these are the kind of document and the value, not the value's place.
 
@@ -42,7 +42,8 @@ def kinds(name: str) -> set[str]:
     ['huge', 'preset']
     """
     start, _, attack = name.partition(": ")
-    return set(re.findall("[a-z]+", f"{start} {attack.rpartition(' is ')[2]}".lower()))
+    words = re.findall("[a-z]+", f"{start} {attack.rpartition(' is ')[2]}".lower())
+    return {*words, start.lower()} if attack else set(words)
 
 
 def unclear(outcome: child.Outcome, folder: Path) -> str:
