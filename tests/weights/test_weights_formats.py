@@ -77,6 +77,7 @@ def recognised(path, tensors, **options):
 def is_read_and_comes_back(path):
     """Check a file of a format: known whatever the order of its keys, and by name; back bit for bit the same."""
     where, tensors = entries(path)
+    assert recognised(path, tensors).format == path.name.partition(".")[0]
     # smaller tensors, to be copied and compared: of 2, 3 and 16 parts still
     tensors = {key: tensor[(slice(48),) * tensor.ndim] for key, tensor in tensors.items()}
     shuffled = list(tensors.items())
