@@ -99,7 +99,7 @@ def test_the_one_that_failed_shows_the_reason_and_the_other_is_silent(failing, e
     assert exits == []
 
 
-def test_of_a_killed_process_the_survivor_tells():
+def test_of_a_killed_process_the_survivor_tells(exits):
     errors = both(lose_connection, lambda store: None)
     assert isinstance(errors[0], SslbenchError) and not errors[0].printed_by_rank_0
 
