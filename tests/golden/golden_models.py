@@ -3,14 +3,19 @@
 import ast
 import dataclasses
 import hashlib
+from typing import Any
 
 import numpy as np
 import torch
-from golden_cases import Case
+from golden_cases import Case, option
+from golden_losses import not_offered
 
 from sslbench import config
+from sslbench.backbones.alexnet_spec import SPECS
+from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import Layer, forward_layers, resolve_layers
+from sslbench.backbones.pool_spec import parse_pool
 from sslbench.library.presets import load_preset
 from sslbench.protocols import linear_online
 from sslbench.protocols.linear_online.plan import make_heads, planned
@@ -18,25 +23,48 @@ from sslbench.protocols.linear_online.plan import make_heads, planned
 
 def resnet_features(case: Case) -> None:
     """Compare pooled features; the case says the depth (in its name), the size, the layers and their pools."""
-    args, seed, wanted = case.meta["args"], int(case.inputs()["image_seed"]), case.expected()
-    backbone = build(args.get("arch", case.name.partition("_features")[0]))
+    args, given, wanted = case.args, case.inputs(), case.expected()
+    name, _, size = case.name.partition("_features")
+    backbone = build(option(args, "arch", default=name))
     with torch.no_grad():
-        for name, tensor in backbone.module.state_dict().items():
-            tensor.copy_(torch.from_numpy(np.asarray(recipe(name, tuple(tensor.shape), args["salt"]))))
-    image = np.random.RandomState(seed).standard_normal((2, 3, args["size"], args["size"])).astype(np.float32)
-    pools = {name: ast.literal_eval(pool) if isinstance(pool, str) else pool for name, pool in args["pool_ops"]}
-    names = [name.removesuffix("/shape") for name in wanted if name.endswith("/shape")]
-    layers = resolve_layers(backbone, [_with_pool(name, *pools[name]) for name in names])
+        for key, tensor in backbone.module.state_dict().items():
+            tensor.copy_(
+                torch.from_numpy(np.asarray(recipe(key, tuple(tensor.shape), option(args, "salt", default=""))))
+            )
+    size = option(args, "size", default=int(size.strip("_") or 224))
+    drawn = np.random.RandomState(int(given.get("image_seed", 0))).standard_normal((2, 3, size, size))
+    image = given.get("image", drawn).astype(np.float32)
+    written = dict(option(args, "pool_ops", default=[]))
+    names = list(dict.fromkeys(key.rpartition("/")[0] for key in wanted))
+    assert names
+    pools = {name: _pool(written.get(name, ("Identity", []))) for name in names}
+    ours = {} if case.name.startswith("alexnet") else {"flatten": "res5avg"}  # the same numbers in a ResNet
+    layers = resolve_layers(backbone, [_with_pool(ours.get(name, name), *pools[name]) for name in names])
     with torch.inference_mode():
         features = forward_layers(backbone.module.eval(), torch.from_numpy(image), layers)
     for name, layer in zip(names, layers, strict=True):
         values = features[layer.text].numpy()
-        shape = wanted[f"{name}/shape"]
-        assert values.shape == (shape[0], np.prod(shape[1:]))
-        size = float(wanted[f"{name}/abs_mean"])
-        np.testing.assert_allclose(np.abs(values).mean(dtype=np.float64), size, rtol=1e-4)
-        np.testing.assert_allclose(values.sum(dtype=np.float64), wanted[f"{name}/sum"], rtol=1e-4)
-        np.testing.assert_allclose(values[:, :64], wanted[f"{name}/first64"], rtol=1e-4, atol=1e-4 * size)
+        mean = np.abs(values).mean(dtype=np.float64)
+        recorded = {key.rpartition("/")[2]: value for key, value in wanted.items() if key.rpartition("/")[0] == name}
+        for key, value in recorded.items():
+            if key == "shape":
+                assert values.shape == (value[0], np.prod(value[1:]))
+            elif key == "abs_mean":
+                np.testing.assert_allclose(mean, float(value), rtol=1e-4)
+            elif key == "sum":
+                np.testing.assert_allclose(
+                    values.sum(dtype=np.float64), value, rtol=1e-4, atol=1e-6 * mean * values.size
+                )
+            else:
+                assert key.startswith("first"), key
+                first = values[:, : value.shape[1]]
+                np.testing.assert_allclose(first, value, rtol=1e-4, atol=1e-4 * mean)
+
+
+def _pool(written: Any) -> tuple[str, list]:
+    """Return kind and arguments of a pool, which may be recorded as text."""
+    kind, arguments = ast.literal_eval(written) if isinstance(written, str) else written
+    return kind, arguments
 
 
 def _with_pool(name: str, kind: str, arguments: list) -> str:
@@ -52,67 +80,86 @@ def _with_pool(name: str, kind: str, arguments: list) -> str:
 
 
 def linear_heads(case: Case) -> None:
-    """VISSL's heads on pooled layers: what the preset `linear/vissl` trains has the same layers, pools and shapes.
+    """Compare VISSL's heads on pooled layers with ours: inputs, channels, normalisation and parameters.
 
-    A recorded head without BatchNorm is one of the preset's plain layers; heads are taken in the recorded order.
+    Of ResNets the pools are those of the preset `linear/vissl` where all of its layers are recorded; of AlexNets those
+    of a variant.
     """
     recorded = case.expected_json()
-    backbone = build("resnet50")
+    heads, pools = recorded.get("head_params") or [], [(name, _pool(op)) for name, op in recorded["feat_pool_ops"]]
+    if not pools:
+        not_offered("heads of pretraining as those of a linear evaluation")
+    alexnet = "conv2" in dict(pools)
+    with torch.device("meta"):
+        backbone = build("alexnet_bvlc" if alexnet else "resnet50")
+    layers = [resolve_layers(backbone, [_with_pool(name, *pool)])[0] for name, pool in pools]
     preset = load_preset("linear/vissl")
+    standard = [{name: str(parse_pool(pool)) for name, pool in spec.pools.items()} for spec in SPECS.values()]
+    if not alexnet:
+        ours = resolve_layers(backbone, preset.layers)
+        standard = [{layer.text.partition(":")[0]: str(layer.pool) for layer in ours if layer.pool is not None}]
+    pooled = {name: str(layer.pool) for (name, pool), layer in zip(pools, layers, strict=True) if pool[0] != "Identity"}
+    if pooled.keys() >= standard[0].keys():
+        assert pooled in standard
     settings = config.build(linear_online.Settings, preset.settings, preset.name)
-    _check_pools(resolve_layers(backbone, preset.layers), recorded["feat_pool_ops"])
-    assert recorded["trunk_trainable"] is False
-    if not recorded["head_params"]:  # an SVM's: features only
-        return
-    both = zip(recorded["head_params"], recorded["feat_pool_ops"], strict=True)
-    kinds = [(kind, name) for (kind, _), (name, _) in both]
-    asked = [name for kind, name in kinds if kind == "eval_mlp"]
-    texts = {layer.partition(":")[0]: layer for layer in preset.layers}
-    layers = resolve_layers(backbone, [texts[name] for name in dict.fromkeys(name for _, name in kinds)])
-    plain = tuple(name for kind, name in kinds if kind != "eval_mlp")
-    settings = dataclasses.replace(settings, plain_layers=plain if asked else (), norm="affine" if asked else "none")
-    plans = planned(backbone, layers, settings)
-    assert len(plans) == len(recorded["head_params"])
-    shapes = {layer.text: _width(layer) for layer in layers}
-    classes = recorded["head_params"][0][1]["dims"][-1]
-    heads = make_heads(plans, shapes, classes, settings, seed=0, device=torch.device("cpu"))
-    state = recorded["heads_state"]
-    for number, bank in enumerate(heads.all_banks()):
-        kind, arguments = recorded["head_params"][number]
-        prefix = f"{number}.clf.clf.0" if kind == "eval_mlp" else f"{number}.clf.0"
-        assert [bank.weight.shape[2], bank.weight.shape[1]] == arguments["dims"]
-        assert list(bank.weight.shape[1:]) == state[f"{prefix}.weight"]
-        assert list(bank.bias.shape[1:]) == state[f"{prefix}.bias"]
-        assert bank.norm == ("affine" if kind == "eval_mlp" else "none")
-        if kind == "eval_mlp":
+    state, modules = recorded.get("heads_state", {}), recorded.get("heads_modules", {})
+    for number, ((kind, arguments), layer) in enumerate(zip(heads, layers[: len(heads)], strict=True)):
+        assert kind in ("eval_mlp", "mlp") and len(arguments["dims"]) == 2
+        normalised = kind == "eval_mlp"
+        own = dataclasses.replace(settings, plain_layers=(), norm="affine" if normalised else "none")
+        (plan,) = planned(backbone, [layer], own)
+        (bank,) = make_heads(
+            [plan], {layer.text: _width(layer)}, 3, own, seed=0, device=torch.device("cpu")
+        ).all_banks()
+        width, classes = arguments["dims"]
+        assert list(bank.weight.shape[1:]) == [3, width] and list(bank.bias.shape[1:]) == [3]
+        assert bank.norm == own.norm
+        prefix = f"{number}.clf.clf.0" if normalised else f"{number}.clf.0"
+        for leaf, shape in (("weight", [classes, width]), ("bias", [classes])):
+            assert state.get(f"{prefix}.{leaf}", shape) == shape
+        if normalised:
             assert bank.channels == arguments["in_channels"]
-            for ours, theirs in (("scale", "weight"), ("shift", "bias")):
-                assert list(getattr(bank, ours).shape[1:]) == state[f"{number}.channel_bn.{theirs}"]
-            assert list(bank.running_mean.shape) == state[f"{number}.channel_bn.running_mean"]
-            said = recorded["heads_modules"][f"{number}.channel_bn"]
-            assert f"eps={settings.norm_eps:g}" in said and "momentum=0.1, affine=True" in said
+            norm = {"weight": bank.scale[0], "bias": bank.shift[0], "running_mean": bank.running_mean}
+            for theirs, ours in norm.items():
+                assert state.get(f"{number}.channel_bn.{theirs}", list(ours.shape)) == list(ours.shape)
+            said = modules.get(f"{number}.channel_bn", f"eps={own.norm_eps:g}, momentum=0.1, affine=True")
+            assert f"eps={own.norm_eps:g}" in said and "momentum=0.1, affine=True" in said
+    _check_order(backbone, [kind == "eval_mlp" for kind, _ in heads], layers[: len(heads)], settings)
 
 
-def _check_pools(layers: tuple[Layer, ...], recorded: list) -> None:
-    """The pools of a recorded list, in which a layer stands once per head."""
-    ours = {layer.text.partition(":")[0]: layer.pool for layer in layers}
-    for name, (kind, arguments) in recorded:
-        if kind == "Identity":
-            assert ours[name] is None
-            continue
-        (kernel, _), stride, padding = arguments
-        assert kind == "AvgPool2d" and ours[name] is not None
-        assert (ours[name].name, [*ours[name].arguments, 0][:3]) == ("avg", [kernel, stride, padding])
+def _check_order(
+    backbone: Backbone, normalised: list[bool], layers: list[Layer], settings: linear_online.Settings
+) -> None:
+    """Check that ours trains these heads together, in the same order, where plain ones repeat normalised layers."""
+    texts = [layer.text for layer in layers]
+    plain = [text for text, norm in zip(texts, normalised, strict=True) if not norm]
+    if any(normalised) and set(plain) <= {text for text, norm in zip(texts, normalised, strict=True) if norm}:
+        own = dataclasses.replace(settings, plain_layers=tuple(plain), norm="affine")
+        plans = planned(backbone, list({layer.text: layer for layer in layers}.values()), own)
+        assert [(plan.input.name, plan.norm == "affine") for plan in plans] == list(zip(texts, normalised, strict=True))
+
+
+_SIDES = {
+    "conv1": 112, "res2": 56, "res3": 28, "res4": 14, "res5": 7, "res5avg": 1, "flatten": 1,
+    "alexnet conv1": 55, "alexnet conv2": 27, "alexnet conv3": 13, "alexnet conv4": 13, "alexnet conv5": 13,
+}  # fmt: skip
+_CHANNELS = {
+    "conv1": 64, "res2": 256, "res3": 512, "res4": 1024, "res5": 2048, "res5avg": 2048, "flatten": 2048,
+    "alexnet conv1": 96, "alexnet conv2": 256, "alexnet conv3": 384, "alexnet conv4": 384, "alexnet conv5": 256,
+}  # fmt: skip
 
 
 def _width(layer: Layer) -> tuple[int, int]:
-    """(features, channels) of a layer of ResNet-50 at 224 pixels, by the formula for pooled maps."""
+    """(features, channels) of a layer of ResNet-50 at 224 or AlexNet at 227 pixels, by the formula for pooled maps."""
     name = layer.text.partition(":")[0]
-    side = {"conv1": 112, "res2": 56, "res3": 28, "res4": 14, "res5": 7, "res5avg": 1}[name]
-    channels = {"conv1": 64, "res2": 256, "res3": 512, "res4": 1024, "res5": 2048, "res5avg": 2048}[name]
-    if layer.pool is None:
-        return channels, channels
-    kernel, stride, padding = [*map(int, layer.pool.arguments), 0][:3]
+    key = f"alexnet {name}" if layer.path.startswith("features") else name
+    side, channels = _SIDES[key], _CHANNELS[key]
+    if layer.pool is None or layer.pool.name == "flatten":
+        return channels * side**2, channels
+    numbers = [*map(int, layer.pool.arguments)]
+    if layer.pool.name == "adaptive":
+        return channels * numbers[0] * numbers[1], channels
+    kernel, stride, padding = [*numbers, 0][:3]
     return channels * ((side + 2 * padding - kernel) // stride + 1) ** 2, channels
 
 
@@ -126,6 +173,6 @@ def recipe(name: str, shape: tuple[int, ...], salt: str) -> np.ndarray:
 
 
 PATTERNS = {
-    "11_models_params/resnet*_features*": resnet_features,
+    "11_models_params/[!lp]*_features*": resnet_features,
     "11_models_params/linear_heads/*": linear_heads,
 }
