@@ -1,11 +1,15 @@
 """Presets: found by their names, the user's own among them, and compared value by value."""
 
+import dataclasses
+
 import pytest
+from helpers.sample_record import sample
 
 from sslbench.errors import UsageError
 from sslbench.library.presets import find_presets, load_preset
 from sslbench.names import list_names
 from sslbench.protocols._parts.presets import differences
+from sslbench.results import records
 
 MINE = """
 title: kNN of a paper
@@ -87,3 +91,14 @@ def test_differences_are_the_settings_that_differ_and_a_protocol_stands_for_its_
     assert across["protocol"] == ("knn", "svm") and across["folds"] == (None, 3) and across["k"] == ((20,), None)
     with pytest.raises(UsageError, match="no preset called 'knn/dnio'\nDid you mean 'knn/dino'"):
         differences("knn/dnio", "knn")
+
+
+def test_a_record_differs_from_another_one_and_from_a_preset_in_its_layer(mine, tmp_path):
+    one = sample()
+    results = (one, dataclasses.replace(one, id="", layer="res4"))
+    a, b = (str(records.write_without_scores(result, tmp_path / result.layer).file) for result in results)
+    assert [(d.key, d.a, d.b) for d in differences(a, b)] == [("layers", "avgpool", "res4")]
+    mine("knn/paper", MINE + "layers: [res4, res5]\n")
+    for record, own in ((a, ("avgpool", ["res4", "res5"])), (b, None)):
+        found = {d.key: (d.a, d.b) for d in differences(record, "knn/paper")}
+        assert found.get("layers") == own, "a layer of the preset is no difference"

@@ -35,6 +35,32 @@ def test_averages_are_those_of_copied_pairs(rows, data):
     assert pairs.per_point(own)[0, 0] == pytest.approx(wanted, nan_ok=True)
 
 
+def test_values_with_intervals_are_the_ratios_of_the_counts_and_swaps_are_left_out_where_not_counted():
+    rng = np.random.default_rng(0)
+    points, classes = rng.integers(0, 9, 40), rng.integers(0, 3, 40)
+    found, swapped = np.sort(rng.integers(0, points[:, None] + 1, (40, 4)), axis=1), rng.integers(0, points + 1)
+    pairs, images = PairHits(found, points, classes, swapped), np.arange(80).reshape(40, 2)
+    values = correspondence.pck_with_intervals(pairs, images)
+    shares = [(c, own / number) for c, own, number in zip(classes, found, points, strict=True) if number]
+    by_class = [np.mean([share for each, share in shares if each == c], axis=0) for c in range(3)]
+    swaps = values.pop(correspondence.SWAPPED.name)
+    ratio, total = swapped.sum() / points.sum(), points.sum()
+    assert swaps[0] == pytest.approx(ratio)
+    # Pairs without a common image: the linearised error of a ratio, with the images as units.
+    scored = points > 0
+    error = (
+        np.sqrt(np.sum((swapped - ratio * points)[scored] ** 2))
+        / total
+        * np.sqrt(2 * scored.sum() / (2 * scored.sum() - 1))
+    )
+    assert swaps[2] - swaps[1] == pytest.approx(2 * 1.96 * error, rel=0.1)
+    wanted = np.concatenate(
+        [np.mean([s for _, s in shares], axis=0), found.sum(axis=0) / total, np.mean(by_class, axis=0)]
+    )
+    np.testing.assert_allclose([value for value, _, _ in values.values()], wanted)
+    assert correspondence.pck_with_intervals(PairHits(found, points, classes), images) == values
+
+
 def test_a_distance_on_the_threshold():
     for strict in (False, True):
         found = correspondence.hits([[3.0, 4.0]], [[0.0, 0.0]], 50.0, (0.1,), strict=strict)
@@ -91,5 +117,8 @@ def test_swaps_are_misses_that_hit_another_point_of_the_part():
     every = np.ones(4, bool)
     swaps = correspondence.swaps(predicted, target, np.array([0, 0, 1, 2]), every, 1.0)
     assert swaps.tolist() == [True, False, False, False]
+    on_the_limit = np.array([[9.0, 0], [9, 0], [30, 0], [99, 0]])
+    swaps = correspondence.swaps(on_the_limit, target, np.array([0, 0, 1, 2]), every, 1.0)
+    assert swaps.tolist() == [True, False, False, False], "a distance equal to the limit is a hit"
     hidden = np.array([True, False, True, True])
     assert not correspondence.swaps(predicted, target, np.array([0, 0, 1, 2]), hidden, 1.0).any()

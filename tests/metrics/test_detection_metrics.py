@@ -454,6 +454,7 @@ GOOD = [[0, 0, 4, 0, 4, 4.5]]
         ({"counts": "abc"}, "'counts' and 'size'"),
         ({"exterior": [[0, 0], 1]}, "list of points"),
         ({"exterior": [[0, 0], [1, None]]}, "not a finite number"),
+        ({"exterior": [[0, 0], [4, 0], [4, 4]], "interiors": [[[1, 1], [1, None]]]}, "not a finite number"),
         ("abc", "neither polygons nor run lengths"),
         ({"counts": [4800], "size": [80, 60]}, "but the image is"),
     ],

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import importlib
+import itertools
 import os
 import signal
 from pathlib import Path
@@ -466,8 +467,13 @@ def test_the_name_of_a_list_has_the_digest_of_its_images(tmp_path):
 def test_rates_are_selected_on_held_out_samples_and_test_decides_nothing(tmp_path):
     settings = changed(lr=(0.0, 0.5), weight_decay=(0.0, 0.01), holdout=0.25)
     first = only(run(tmp_path / "a", settings))
-    assert first.selected["lr"] == 0.5 and len(first.selected["tried"]) == 4
-    assert first.selected["on"].startswith("held-out 25 % of train")
+    tried = first.selected["tried"]
+    best = max(itertools.product((0.0, 0.5), (0.0, 0.01)), key=lambda r: tried[Rates_(*r).text])
+    assert first.selected == {
+        **{"lr": best[0], "weight_decay": best[1], "score": max(tried.values()), "seed": 0, "tried": tried},
+        "on": "held-out 25 % of train, then trained on all of it",
+    }
+    assert best[0] == 0.5 and len(tried) == 4
     assert "on 96 of 96 train samples" in first.notes[0], "trained again on all of train"
     test = pictures(48, 2)
     other = relabelled(test, np.random.default_rng(0).permutation(test.labels.values))

@@ -172,6 +172,26 @@ def test_at_any_point_the_bound_holds(kind, c, away, only_bias, seed):
     assert better.gap >= value(np.vstack([axes.rotation @ weight, better.bias])) / lowest - 1 - 1e-12
 
 
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_a_step_of_the_biases_is_newtons(outputs):
+    """Oracle: the dense Hessian by the biases in float64, pseudo-inverted, since a common bias changes nothing."""
+    x, y = blobs_of(40, 4, 3, 1.0)
+    problem = logistic.Problem(x, y if outputs == 3 else (y[:, None] == 0).astype(np.int8), outputs)
+    rng = np.random.default_rng(1)
+    weight, bias = rng.normal(size=(4, outputs)) / 5, rng.normal(size=outputs) / 2
+    logits = x @ weight + bias
+    if outputs == 1:
+        p = 1 / (1 + np.exp(-logits))
+        hessian, gradient = p.T @ (1 - p), (p - (y[:, None] == 0)).sum(axis=0)
+    else:
+        p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        hessian, gradient = np.diag(p.sum(axis=0)) - p.T @ p, (p - np.eye(3)[y]).sum(axis=0)
+    at = gap.Certificate(weight, bias, problem.loss_and_gradient(np.float64, weight, bias), np.inf)
+    wanted = np.linalg.pinv(hessian, rcond=1e-10) @ gradient
+    assert 0.1 < np.abs(wanted).max() < 2, "a step that is not cut"
+    np.testing.assert_allclose(gap._bias_step(problem, at), wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_many_separable_samples_in_single_precision_are_at_the_optimum(monkeypatch):
     x, y = blobs_of(6000, 32, 10, 2.2)
     double, expected, _ = fitted(x, y, 10, 100.0)

@@ -97,6 +97,7 @@ def test_features_that_hold_the_structure_tensor_are_better_than_all_floors(tmp_
     outcome = run(tmp_path, oriented(24, 1), oriented(8, 2))
     value, low, high = outcome.metrics["orientation_error"]
     assert outcome.headline == "orientation_error" and value < 20 and low <= value <= high
+    assert 0 < outcome.train < 20, "the error on train, as on test"
     assert outcome.scores.shape == (8, 5) and outcome.picture
     for floor in (outcome.chance, outcome.floors["position only"], outcome.floors["pixels"]):
         assert floor["orientation_error"] > value + 5

@@ -30,6 +30,7 @@ from sslbench.protocols import find
 from sslbench.protocols.robustness.changes import corruptions
 from sslbench.protocols.robustness.further_sets import classes_of, open_test_set, with_real_labels
 from sslbench.protocols.robustness.objectnet import open_objectnet
+from sslbench.protocols.robustness.scores import open_sets
 from sslbench.protocols.robustness.settings import Settings
 from sslbench.protocols.robustness.unknown import MahalanobisNovelty, energy_novelty, softmax_novelty
 
@@ -181,6 +182,11 @@ def test_corrupted_files_give_the_errors_of_the_same_images_made(network, data, 
     for name in ("corruption_error", "corruption_error(contrast,4)", "error_increase"):
         assert one.metrics[name] == other.metrics[name]
     assert one.id != other.id
+    part = open_data(str(data))["test"]
+    cropping = Preprocessing(resize=40, squash=(36, 36), crop=(32, 28))
+    for given, wanted in ((SMALL, SMALL), (cropping, dataclasses.replace(SMALL, resize=(32, 28)))):
+        sets = open_sets(make_task("robustness", of_files).settings, part, part, given, lambda source: source)
+        assert [each.preprocessing for each in sets.values()] == [wanted, wanted], "the files are cropped already"
     with pytest.raises(UsageError, match="has no folder contrast/2"):
         run(network, data, tmp_path, {**of_files, "severities": [2]})
     next((tmp_path / "c" / "contrast" / "1").rglob("*.png")).unlink()

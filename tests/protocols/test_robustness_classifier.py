@@ -1,11 +1,12 @@
 """Robustness of the classifier in a weights file, and paired comparisons of its records, against plain loops."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import nn
 
 from sslbench.backbones.build import build
@@ -161,6 +162,58 @@ def test_a_file_of_a_thousand_classes_without_names_has_those_of_imagenet(tmp_pa
     (result,) = run(path, tmp_path / "photos", tmp_path, {**OF_FILE, "rotations": [90.0]})
     right = predicted(whole, [Image.open(f) for f in sorted((tmp_path / "photos").rglob("*.png"))])
     assert result.metrics["top1"].value == pytest.approx(100 * (right == np.repeat([0, 10, 283], 4)).mean())
+
+
+def test_images_with_several_right_classes_are_scored_as_by_a_loop(tmp_path):
+    """ReaL leaves images without a right class out; ObjectNet scores shared classes, its challenge all of them."""
+    path, whole = supervised(tmp_path / "w.torch", outputs=1000)
+    rng = np.random.default_rng(2)
+
+    def pictures(number):
+        return [Image.fromarray(each) for each in rng.integers(0, 255, (number, 32, 32, 3)).astype(np.uint8)]
+
+    def by_score(images):
+        with torch.inference_mode():
+            return whole(as_batch(images)).argsort(1, descending=True).tolist()
+
+    photos, bordered = pictures(7), {name: pictures(4) for name in ("alarm_clock", "banana", "mug", "zipper")}
+    for i, image in enumerate(photos):
+        folder = tmp_path / "photos" / ("n01440764", "n01530575")[i % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        image.save(folder / f"ILSVRC2012_val_{i + 1:08d}.png")
+    ranked = by_score(photos)
+    places = ((0,), (4, 500), (5,), (), (999,), (3, 0), (1, 2))  # of the right classes in the order of the scores
+    real = [[order[place] for place in own] for order, own in zip(ranked, places, strict=True)]
+    (tmp_path / "real.json").write_text(json.dumps(real))
+    right, mappings = {}, tmp_path / "objectnet" / "mappings"
+    mappings.mkdir(parents=True)
+    for name, images in bordered.items():
+        (tmp_path / "objectnet" / "images" / name).mkdir(parents=True)
+        for i, image in enumerate(images):
+            ImageOps.expand(image, 1, (255, 0, 0)).save(tmp_path / "objectnet" / "images" / name / f"{i}.png")
+        orders = by_score(images)
+        right[name] = sorted({orders[0][0], orders[1][4], orders[2][9]})
+    right |= {"mug": [by_score(bordered["mug"])[0][-1]], "zipper": []}
+    (mappings / "imagenet_to_label_2012_v2").write_text("\n".join(f"label {number}" for number in range(1000)))
+    for name, content in {
+        "folder_to_objectnet_label": {name: name for name in right},
+        "objectnet_to_imagenet_1k": {name: "; ".join(f"label {c}" for c in own) for name, own in right.items() if own},
+        "pytorch_to_imagenet_2012_id": {str(place): place for place in range(1000)},
+    }.items():
+        (mappings / f"{name}.json").write_text(json.dumps(content))
+    settings = {**OF_FILE, "sets": {"imagenet-real": str(tmp_path / "real.json"), "objectnet": str(mappings.parent)}}
+    (result,) = run(path, tmp_path / "photos", tmp_path, settings)
+    shared = {c for own in right.values() for c in own}
+    scored = [(order, right[name]) for name, images in bordered.items() for order in by_score(images)]
+    sets = {
+        "imagenet-real": [each for each in zip(ranked, real, strict=True) if each[1]],
+        "objectnet": [([c for c in order if c in shared], own) for order, own in scored if own],
+        "objectnet,challenge": scored,
+    }
+    for name, images in sets.items():
+        for k in (1, 5):
+            wanted = np.mean([bool({*order[:k]} & {*own}) for order, own in images])
+            assert result.metrics[f"top{k}({name})"].value == pytest.approx(100 * wanted) and 0 < wanted < 1
 
 
 def test_what_has_no_effect_or_no_classifier_is_refused(tmp_path, photos):

@@ -13,6 +13,8 @@ from sslbench.data.source import Source
 from sslbench.data.videos import decoded_frames, frames_of
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import Request, make_task, prepare
+from sslbench.protocols.robustness.checks import PERTURBED
+from sslbench.protocols.robustness.perturbations import MAIN, perturbation_notes
 
 
 def write_video(path, frames):
@@ -81,6 +83,7 @@ def test_flip_probabilities_are_those_of_a_loop_over_frames(world):
     interval = result.metrics["flip_probability"]
     assert interval.low <= interval.value <= interval.high
     assert "means over 2 perturbations, not over the 10 of ImageNet-P" in " ".join(result.notes)
+    assert not perturbation_notes({f"{PERTURBED}{name}": None for name in MAIN}), "all 10 need no note"
     assert "top5_distance" not in value, "three classes have no first five"
 
 

@@ -13,6 +13,7 @@ from sslbench.backbones.dense import DenseEncoder
 from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.label_map import LabelMap
+from sslbench.data.loading.joint import JointView
 from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
@@ -21,6 +22,7 @@ from sslbench.protocols._parts.dense import kept_maps, training
 from sslbench.protocols._parts.dense import run as dense_run
 from sslbench.protocols._parts.dense.heads import HeadInput, MapEncoder, Sizes, fitted_sizes, head_inputs, make_heads
 from sslbench.protocols._parts.dense.kept_maps import KeptMaps
+from sslbench.protocols._parts.dense.run import _different_crops
 from sslbench.protocols._parts.dense.scoring import Inference, outputs_of
 from sslbench.protocols._parts.dense.training import rate_factor
 from sslbench.protocols._parts.selection import holdout_rows
@@ -116,6 +118,8 @@ def test_a_crop_that_comes_again_is_not_encoded_again(backbone, tmp_path, monkey
     anew = run(backbone, tmp_path / "anew", settings, train)["1"]
     assert sum(encoded) - before > 8 * 40 - 1
     np.testing.assert_allclose(anew.metrics["mIoU"], kept.metrics["mIoU"], atol=0.01)
+    views = [JointView((16, 16), short_side=16, flip=flip) for flip in (0.0, 0.5, 1.0)]
+    assert [_different_crops(view, 30) for view in views] == [30, 60, 30], "as many as memory is needed for"
 
 
 def test_images_in_one_forward_pass_have_the_outputs_of_each_alone(backbone):
