@@ -4,9 +4,7 @@ Where those scripts lose or keep more than the weights of the backbone, the diff
 """
 
 import hashlib
-import json
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +26,19 @@ COUNTER = "num_batches_tracked"
 Tensors = dict[str, Tensor]
 
 
-@cache
-def _expected(topic: Path) -> dict[str, Any]:
-    return dict(json.loads((topic / "expected.json").read_text(encoding="utf-8")))
-
-
 def _recorded(case: Case) -> dict[str, Any]:
-    return dict(_expected(case.topic)[case.name])
+    """Return what is recorded of a case: beside its results, the file and its options."""
+    return case.meta | case.args | case.expected_json()
+
+
+def _results(recorded: dict[str, Any], without_name: str) -> dict[str, Any]:
+    """Return the results by name; where they stand without names, the one of this name, or those of scripts."""
+    if "output" in recorded:
+        return {without_name: {"output": recorded["output"]}}
+    scripts = {key: {"output": value} for key, value in recorded.items() if key.startswith("to_")}
+    if "to_detectron2" in scripts:
+        scripts["to_detectron2_torch"] = scripts.pop("to_detectron2")
+    return dict(recorded.get("results", {})) | scripts
 
 
 def _file(case: Case, name: str) -> WeightsFile:
@@ -86,34 +90,44 @@ def _same_tensors(a: Tensors, b: Tensors) -> bool:
 def vissl(case: Case) -> None:
     """A VISSL checkpoint to torchvision, Detectron2 and ClassyVision, each also read back."""
     recorded = _recorded(case)
+    results = _results(recorded, "to_torchvision")
+    if "teacher" in case.name:
+        return dino_teacher(case)
     found = _vissl_input(case, recorded)
-    results = recorded.get("results") or {"to_detectron2_torch": {"output": recorded["to_detectron2"]}}
-    if "to_torchvision" in recorded:
-        results["to_torchvision"] = {"output": recorded["to_torchvision"]}
+    if any("keys" in result for result in results.values()):
+        return linear_evaluation(results, found, recorded.get("salt", ""))
     assert found.format == "vissl"
-    assert _described(found.canonical) == _listed(results["to_torchvision"]["output"])
-    for target in ("to_detectron2_torch", "to_detectron2_numpy"):
-        if target in results:
-            _check_both_ways("detectron2", found.canonical, _listed(results[target]["output"], "model"))
-    if "to_classy" in results:
-        _check_both_ways("classyvision", found.canonical, _listed(results["to_classy"]["output"], TRUNK))
-        _check_classy_to_vissl(found.canonical, _listed(results["classy_to_vissl"]["output"], "model_state_dict"))
-    for name, result in results.items():
+    assert results
+    for target, result in results.items():
+        if "error" in result:  # the script fails for heads of other names
+            continue
+        if target == "to_torchvision":
+            assert _described(found.canonical) == _listed(result["output"])
+        elif target.startswith("to_detectron2"):
+            _check_both_ways("detectron2", found.canonical, _listed(result["output"], "model"))
+        elif target.startswith("to_classy"):
+            _check_both_ways("classyvision", found.canonical, _listed(result["output"], TRUNK))
+        else:
+            assert target == "classy_to_vissl"
+            _check_classy_to_vissl(found.canonical, _listed(result["output"], "model_state_dict"))
         if "file" in result:
-            _check_file(case, result["file"], name, found.canonical)
+            _check_file(case, result["file"], target, found.canonical)
 
 
 def _vissl_input(case: Case, recorded: dict[str, Any]) -> Recognised:
     if "input_file" in recorded:
         return recognise(_file(case, recorded["input_file"]))
-    structure = _listed(recorded["input_structure"], TRUNK)  # of full size: made by the recipe
+    # Of full size: made by the recipe.
+    where = TRUNK if "classy_state_dict" in recorded["input_structure"] else "model_state_dict"
+    structure = _listed(recorded["input_structure"], where)
+    names = {key: re.sub(r"^(base_model\.)?_feature_blocks\.", "", key) for key in structure}
     tensors = {
-        key: torch.from_numpy(np.asarray(recipe(key.removeprefix("_feature_blocks."), shape, recorded["salt"])))
+        key: torch.from_numpy(np.asarray(recipe(names[key], shape, recorded.get("salt", ""))))
         for key, (_, shape, _) in structure.items()
     }
     assert _described(tensors) == structure
     content: dict[str, Any] = tensors
-    for step in reversed(TRUNK.split(".")):
+    for step in reversed(where.split(".")):
         content = {step: content}
     return recognise(WeightsFile(case.topic, "0" * 64, content, "torch zip"))
 
@@ -139,26 +153,24 @@ def _check_classy_to_vissl(canonical: Tensors, wanted: dict[str, tuple[str, tupl
 def _check_file(case: Case, name: str, result: str, canonical: Tensors) -> None:
     """The file that the script wrote holds the same backbone."""
     found = recognise(_file(case, name))
-    formats = {
-        "to_torchvision": "torchvision", "to_detectron2_torch": "detectron2", "classy_to_vissl": "vissl",
-        "to_classy": "classyvision", "to_classy_heads": "classyvision",
-    }  # fmt: skip
-    assert found.format == formats[result]
-    lossless = result in ("to_torchvision", "to_classy", "to_classy_heads")
+    formats = {"to_torchvision": "torchvision", "to_detectron2": "detectron2", "to_classy": "classyvision"}
+    formats["classy_to_vissl"] = "vissl"
+    assert found.format == next(name for target, name in formats.items() if result.startswith(target))
+    lossless = found.format in ("torchvision", "classyvision")
     assert _same_tensors(found.canonical, canonical if lossless else _without_counters(canonical))
     assert bool(found.heads) == (result == "to_classy_heads")
 
 
-def linear_evaluation(case: Case) -> None:
+def linear_evaluation(results: dict[str, Any], found: Recognised, salt: str) -> None:
     """VISSL's scripts keep the prefix of a linear evaluation run in every key; we take it away."""
-    recorded = _recorded(case)
-    found = recognise(_file(case, recorded["input_file"]))
     assert found.prefix == "base_model._feature_blocks."
-    for name, target in (("to_classy", "classyvision"), ("to_detectron2_torch", "detectron2")):
-        wanted = {key.removeprefix("base_model.") for key in recorded["results"][name]["keys"] if key[0] != "_"}
-        assert set(_to(target, found.canonical)) == wanted
+    targets = {"to_classy": "classyvision", "to_detectron2_torch": "detectron2", "to_detectron2_numpy": "detectron2"}
+    for name, target in targets.items():
+        if name in results:
+            wanted = {key.removeprefix("base_model.") for key in results[name]["keys"] if key[0] != "_"}
+            assert set(_to(target, found.canonical)) == wanted
     for key, tensor in found.canonical.items():
-        values = recipe(key, tuple(tensor.shape), recorded["salt"])
+        values = recipe(key, tuple(tensor.shape), salt)
         assert np.array_equal(tensor.numpy(), values)
 
 
@@ -170,15 +182,16 @@ def dino_teacher(case: Case) -> None:
     assert (student.network, student.other_networks) == ("trunk", ("teacher",))
     assert (teacher.network, teacher.where) == ("teacher", "classy_state_dict.loss")
     assert _described(_to("vissl", teacher.canonical)) == _listed(recorded["output"], TRUNK)
-    assert not torch.equal(student.canonical["conv1.weight"], teacher.canonical["conv1.weight"])
+    assert not _same_tensors(student.canonical, teacher.canonical)
 
 
 def caffe2_resnet(case: Case) -> None:
     """With 'bgr2rgb' we do as the script; without it, the script leaves the first convolution as it was."""
     recorded = _recorded(case)
     found = recognise(_file(case, recorded["input_file"]))
-    assert found.format == ("caffe2_resnet_jigsaw" if "jigsaw" in case.name else "caffe2_resnet")
-    for option, result in recorded["results"].items():
+    jigsaw = any("_s0" in key for key in tensors_at(_file(case, recorded["input_file"]).content, found.where))
+    assert found.format == ("caffe2_resnet_jigsaw" if jigsaw else "caffe2_resnet")
+    for option, result in _results(recorded, f"bgr2rgb={recorded.get('bgr2rgb')}").items():
         wanted = _listed(result["output"])
         head = {key: wanted.pop(key) for key in wanted.keys() - found.canonical.keys()}
         ours = dict(found.canonical)
@@ -195,8 +208,7 @@ def caffe2_resnet(case: Case) -> None:
 def caffe2_alexnet(case: Case) -> None:
     recorded = _recorded(case)
     found = recognise(_file(case, recorded["input_file"]))
-    results = recorded.get("results") or {"bgr2rgb=None": {"output": recorded["output"]}}
-    for option, result in results.items():
+    for option, result in _results(recorded, f"bgr2rgb={recorded.get('bgr2rgb')}").items():
         ours = dict(found.canonical)
         if option == "bgr2rgb=None":
             ours["features.0.weight"] = ours["features.0.weight"].flip(1)
@@ -215,7 +227,7 @@ def _check_way_back(case: Case, recorded: dict[str, Any], found: Recognised) -> 
 def alexnet(case: Case) -> None:
     recorded = _recorded(case)
     found = recognise(_file(case, recorded["input_file"]))
-    assert found.format == ("rotnet" if "rotnet" in case.name else "deepcluster_alexnet")
+    assert found.format == ("rotnet" if "rotnet" in case.name.lower() else "deepcluster_alexnet")
     assert _described(_to("vissl_alexnet", found.canonical)) == _listed(recorded["output"], "model_state_dict")
     back = load_table(found.format).from_canonical({**found.canonical, **found.heads})
     tensors = tensors_at(_file(case, recorded["input_file"]).content, found.where)
@@ -236,15 +248,18 @@ def moco(case: Case) -> None:
 def detectron2_names(case: Case) -> None:
     """Every tensor of Detectron2's model is found in our file by its suffix matching, and each of ours is used."""
     recorded = _recorded(case)
+    if "matched" not in recorded:
+        return caffe2_names(recorded)
     tensors = dict(build(_resnet_of(recorded["checkpoint_keys"])).module.state_dict())
-    assert set(_to("detectron2", tensors)) == set(recorded["checkpoint_keys"]) == set(recorded["matched"].values())
-    backbone = {key: recorded["matched"][key] for key in recorded["model_keys_backbone"]}
-    assert len(backbone) == len(_without_counters(tensors))
+    used = set(recorded["matched"].values())
     here = _to("detectron2", tensors)
-    model = {key: here[source] for key, source in backbone.items()}
-    extra = {key: torch.zeros(1) for key in recorded["other_model_keys"]}
+    assert set(here) == set(recorded["checkpoint_keys"]) - set(recorded.get("checkpoint_keys_unused", ())) == used
+    model = {key: here[source] for key, source in recorded["matched"].items()}
+    assert set(model) == set(recorded.get("model_keys_backbone", model))
+    assert len(model) == len(_without_counters(tensors))
+    extra = {key: torch.zeros(1) for key in recorded.get("other_model_keys", ())}
     found = recognise(WeightsFile(Path("d2.pth"), "0" * 64, {"model": model | extra}, "torch zip"))
-    assert found.format == ("detectron2_c4" if case.name.endswith("C4") else "detectron2")
+    assert found.format == ("detectron2" if any("bottom_up" in key for key in model) else "detectron2_c4")
     assert _same_tensors(found.canonical, _without_counters(tensors))
 
 
@@ -254,10 +269,16 @@ def _resnet_of(keys: list[str]) -> str:
     return resnet_with(named)
 
 
-def caffe2_names(case: Case) -> None:
-    """Detectron2's own renaming of Caffe2 blobs agrees with ours, from Caffe2 to Detectron2."""
-    recorded = _recorded(case)
-    pairs = dict(zip(recorded["in"], recorded["out"], strict=True))
+def caffe2_names(recorded: dict[str, Any]) -> None:
+    """Detectron2's own renaming of Caffe2 blobs agrees with ours, from Caffe2 to Detectron2.
+
+    The blobs of a detector's other parts, which it renames as well, are no weights of a backbone.
+    """
+    pairs = {
+        key: name
+        for key, name in zip(recorded["in"], recorded["out"], strict=True)
+        if re.match(r"(conv1|res_conv1|res[2-5]|fc1000|pred)_", key)
+    }
     tensors: Tensors = {
         key: torch.full((2, 3, 7, 7) if key == "conv1_w" else (2,), float(number)) for number, key in enumerate(pairs)
     }
@@ -272,24 +293,24 @@ def caffe2_names(case: Case) -> None:
 def helpers(case: Case) -> None:
     """A prefix goes away at the beginning of a key and nowhere else."""
     recorded = _recorded(case)["replace_module_prefix"]
-    tensors = {key: torch.zeros(1) for key in recorded["in"]}
-    split = load_table("vissl").split(tensors)
-    begins = [key for key in recorded["in"] if key.startswith(recorded["prefix"])]
-    assert set(split.canonical) == {key.removeprefix(recorded["prefix"]) for key in begins}
-    assert set(split.canonical) <= set(recorded["out"])
-    assert set(split.unknown) == set(recorded["in"]) - set(begins)
+    prefix = recorded.get("prefix", "_feature_blocks.")
+    begins = {key for key in recorded["in"] if key.startswith(prefix)}
+    assert {key.removeprefix(prefix) for key in begins} <= set(recorded["out"])
+    split = load_table("vissl").split(
+        {key.replace(prefix, "_feature_blocks."): torch.zeros(1) for key in recorded["in"]}
+    )
+    others = {key.replace(prefix, "_feature_blocks.") for key in set(recorded["in"]) - begins}
+    assert set(split.canonical) <= {key.removeprefix(prefix) for key in begins}
+    assert others <= set(split.unknown)
+    assert len(split.canonical) + len(split.unknown) == len(recorded["in"])
 
 
 PATTERNS = {
-    "08_weight_conversion/vissl/rn*": vissl,
-    "08_weight_conversion/vissl/model_state_dict_style*": vissl,
-    "08_weight_conversion/vissl/feature_extractor_prefix*": linear_evaluation,
-    "08_weight_conversion/vissl/dino_teacher*": dino_teacher,
-    "08_weight_conversion/caffe2_resnet*/*": caffe2_resnet,
-    "08_weight_conversion/caffe2_alexnet/*": caffe2_alexnet,
+    "08_weight_conversion/vissl*/*": vissl,
+    "08_weight_conversion/caffe2_resnet*": caffe2_resnet,
+    "08_weight_conversion/caffe2_alexnet*": caffe2_alexnet,
     "08_weight_conversion/alexnet_*": alexnet,
-    "08_weight_conversion/moco_to_detectron2*": moco,
-    "08_weight_conversion/detectron2_align/vissl_*": detectron2_names,
-    "08_weight_conversion/detectron2_align/convert_basic_c2_names": caffe2_names,
-    "08_weight_conversion/helpers": helpers,
+    "08_weight_conversion/moco_*": moco,
+    "08_weight_conversion/detectron2_*": detectron2_names,
+    "08_weight_conversion/helpers*": helpers,
 }

@@ -7,13 +7,13 @@ import math
 
 import numpy as np
 import pytest
-import torch
-import torchvision
 from golden_cases import run_topic, write_topic
 
 
 def nt_xent(rows, temperature):
     """Value and gradient by torch's own functions, in float64."""
+    import torch
+
     x = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
     z = torch.nn.functional.normalize(x, dim=1)
     logits = (z @ z.T / temperature).masked_fill(torch.eye(len(z), dtype=torch.bool), -math.inf)
@@ -122,8 +122,10 @@ def test_votes_that_overflow(tmp_path):
     run_topic(write_topic(tmp_path, "05_knn", {"vissl_overflow": (meta, given, wanted)}))
 
 
-@pytest.mark.parametrize("depth", [18, 101])
+@pytest.mark.parametrize("depth", [18, pytest.param(101, marks=pytest.mark.long)])
 def test_features_of_other_depths_sizes_and_pools(depth, tmp_path):
+    import torch
+    import torchvision
     from golden_models import recipe
 
     name, seed, size = f"resnet{depth}", 5, 64
@@ -150,6 +152,8 @@ def test_features_of_other_depths_sizes_and_pools(depth, tmp_path):
 
 
 def test_parameter_groups_of_another_network_and_heads(tmp_path):
+    import torchvision
+
     names = [n for n, _ in torchvision.models.resnet18().named_parameters() if not n.startswith("fc.")]
     backbone = [f"trunk._feature_blocks.{name}" for name in names]
     norms = [name for name in backbone if ".bn" in name or "downsample.1" in name]
