@@ -9,7 +9,7 @@ from sslbench.data.images import Arrays
 from sslbench.data.joined import join_labels
 from sslbench.data.labels import multi_labels, no_labels, single_labels
 from sslbench.data.source import Labels, Source
-from sslbench.data.splits import holdout, limit, match_classes, train_test
+from sslbench.data.splits import holdout, limit, match_classes, train_test, unite_classes
 from sslbench.errors import DataError, UsageError
 
 
@@ -209,6 +209,26 @@ def test_limit_takes_exactly_n_in_order_with_every_class_if_it_can(numbers, n, s
         assert set(limited.labels.values) == set(numbers)
 
 
+def test_classes_share_a_limit_by_largest_remainders():
+    counts = np.array([53, 31, 13, 4])  # 101 in all, a prime number: no two remainders are equal
+    labels = Labels("single", tuple("abcd"), np.repeat(np.arange(4), counts))
+    for n in range(26, 101, 5):
+        wanted, remainders = np.divmod(n * counts, 101)
+        wanted[np.argsort(remainders)[4 - (n - wanted.sum()) :]] += 1
+        assert np.bincount(limit(source(labels), n, 0).labels.values).tolist() == wanted.tolist()
+
+
+def test_classes_without_samples_take_no_place_of_a_limit():
+    labels = Labels("single", tuple("abcde"), np.array([0] * 97 + [1, 2]))
+    assert sorted(limit(source(labels), 3, 0).labels.values) == [0, 1, 2]
+
+
+def test_rare_classes_are_on_both_sides_at_the_cost_of_the_common_ones():
+    counts = np.array([50, 30] + [2] * 10)
+    _, held = holdout(Labels("single", tuple("abcdefghijkl"), np.repeat(np.arange(12), counts)), 0.1, 0)
+    assert np.bincount(np.repeat(np.arange(12), counts)[held]).tolist() == [1] * 12
+
+
 @pytest.mark.parametrize("labels", [multi(*[["a"], ["a", "b"], [], ["c"]] * 25), no_labels(100)])
 def test_limit_takes_exactly_n_of_other_kinds_too(labels):
     whole = source(labels)
@@ -281,3 +301,14 @@ def test_a_class_that_test_only_lists_is_no_problem():
     _, test = match_classes(source(single("a", "b")), source(single("b", classes=("d", "b"))))
     assert test.labels.values.tolist() == [1]
     assert test.labels.classes == ("a", "b")
+
+
+def test_classes_of_both_parts_are_united_and_unlabelled_train_images_are_a_class_of_their_own():
+    train, test = unite_classes(source(single("b", "a", "b")), source(single("c", "a"), "val/"))
+    assert train.labels.classes == test.labels.classes == ("a", "b", "c")
+    assert train.labels.values.tolist() == [1, 0, 1] and test.labels.values.tolist() == [2, 0]
+    train, test = unite_classes(source(no_labels(2)), source(single("c", "a"), "val/"))
+    assert train.labels.classes == test.labels.classes == ("unlabelled", "a", "c")
+    assert train.labels.values.tolist() == [0, 0] and test.labels.values.tolist() == [2, 1]
+    with pytest.raises(DataError, match="multi-label"):
+        unite_classes(source(single("a", "b")), source(multi(["a"]), "val/"))

@@ -62,9 +62,11 @@ def run(wanted, folder, settings=RUN):
     return results, holes, {file.parent.name: np.load(file) for file in folder.glob("store/*/*.npy")}
 
 
-def test_three_weights_decode_once_and_have_the_features_of_single_runs(photos, weights, decoded, tmp_path):
-    results, holes, found = run(cells(weights, photos), tmp_path / "together")
+def test_three_weights_decode_once_and_have_the_features_of_single_runs(photos, weights, decoded, tmp_path, caplog):
+    with caplog.at_level("INFO", "sslbench"):
+        results, holes, found = run(cells(weights, photos), tmp_path / "together")
     assert sorted(decoded) == list(range(24)) and not holes
+    assert "encoded together, 2 passes over the images saved" in caplog.text
     single = {}
     for number, each in enumerate(weights):
         own, _, features = run(cells([each], photos), tmp_path / str(number))

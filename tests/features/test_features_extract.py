@@ -18,9 +18,11 @@ from sslbench.backbones.layers import resolve_layers
 from sslbench.data.images import Files
 from sslbench.data.loading import loader
 from sslbench.data.source import Labels, Source
+from sslbench.data.splits import TrainTest
 from sslbench.errors import DataError
 from sslbench.features.extract import extract
 from sslbench.features.settings import ExtractSettings
+from sslbench.features.store import find_stored
 from sslbench.identity import FeatureKey
 from sslbench.preprocessing import Preprocessing
 
@@ -137,6 +139,18 @@ def test_another_layer_is_added_without_touching_the_first(backbone, pictures, t
     assert (first.entry.folder / "res5avg.npy").stat().st_mtime_ns == before
 
 
+def test_of_several_stored_features_the_newest_are_found(backbone, pictures, tmp_path):
+    source, store = source_of(pictures), tmp_path / "store"
+    others = dataclasses.replace(backbone, preprocessing=Preprocessing(32, (24, 24)))
+    entries = [run(each, source, store) for each in (backbone, others)]
+    for newest in (0, 1):
+        for number, found in enumerate(entries):
+            os.utime(found.entry.folder / "meta.json", (1e9 + (number == newest),) * 2)
+        stored = find_stored(store, TrainTest(source, source, "the same"))
+        for part in (stored.train, stored.test):
+            np.testing.assert_array_equal(part, entries[newest].features["res5avg"].x)
+
+
 @pytest.mark.parametrize("what", ["image", "added", "removed", "weight", "crop", "precision", "dtype"])
 def test_any_change_is_a_miss_that_names_what_changed(backbone, pictures, tmp_path, caplog, what):
     caplog.set_level("DEBUG", "sslbench")
@@ -243,5 +257,8 @@ def test_the_key_is_not_about_how_it_was_computed(backbone, pictures):
     source = source_of(pictures)
     fields = {f.name for f in dataclasses.fields(FeatureKey)}
     assert fields == {"weights", "backbone", "images", "preprocessing", "precision", "dtype", "encoding"}
-    other = dataclasses.replace(CPU, batch_size=99, workers=5, on_error="skip")
-    assert store_key(backbone, source, CPU) == store_key(backbone, source, other)
+    key, other = store_key(backbone, source, CPU), dataclasses.replace(CPU, batch_size=99, workers=5, on_error="skip")
+    assert key == store_key(backbone, source, other)
+    changed = {name: {"a": "b"} if isinstance(getattr(key, name), dict) else 99 for name in fields}
+    names = {dataclasses.replace(key, **{name: value}).digest() for name, value in changed.items()}
+    assert len({key.digest(), *names}) == 1 + len(fields), "every field decides the name of the entry"

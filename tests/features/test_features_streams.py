@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+from collections import Counter
 from typing import ClassVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from sslbench.backbones.build import build
 from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.images import Files
+from sslbench.data.loading.loader import PictureBatch
 from sslbench.data.source import Labels, Source
 from sslbench.errors import BackboneError, DataError
 from sslbench.features import streams
@@ -87,6 +89,26 @@ def test_passes_run_side_by_side_with_one_thread_each(threads, monkeypatch, sour
     run(backbone, source, tmp_path / "store", batch_size=32)
     assert len({name for name, _ in Noting.seen}) == 2
     assert {own for _, own in Noting.seen} == {1}
+
+
+class Waiting:
+    """Encoder of nothing, and a twin of it."""
+
+    device = torch.device("cpu")
+
+    def twin(self):
+        return self
+
+
+def test_few_batches_wait_in_memory(threads, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    threads(2)
+    batches = (PictureBatch(np.array([i]), torch.full((1, 3, 2, 2), float(i)), (), Counter()) for i in range(40))
+    done = streams.encoded(batches, [(Waiting(), lambda _, piece: piece[:, 0, 0].numpy())], lambda images: [images])
+    next(done)
+    left = sum(1 for _ in batches)
+    assert left >= 40 - (1 + 2 * 2), "the batch itself, and two for each thread"
+    done.close()
 
 
 class Failing(Noting):

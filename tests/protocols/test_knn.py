@@ -16,7 +16,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.protocols import knn
 from sslbench.protocols._parts.selection import holdout_rows
 from sslbench.solvers import neighbours
-from sslbench.solvers.neighbours import Engine, Scope, nearest
+from sslbench.solvers.neighbours import Blocks, Engine, Scope, nearest
 
 
 def oracle(train, test, metric):
@@ -179,6 +179,13 @@ def test_features_that_are_not_finite_name_the_samples(blobs, make):
         knn.run(train, make(x, test.labels.values, 4), knn.Settings(), seed=0)
 
 
+@pytest.mark.parametrize("left_out", [None, np.arange(9000) < 10])
+def test_the_copies_for_faiss_take_two_thirds_of_the_memory(left_out):
+    train, bytes_given = np.ones((9000, 8), np.float32), 1e5
+    blocks = Blocks(train, train[:5], "cosine", Scope(left_out=left_out), Engine("faiss"), bytes_given / 1e9)
+    assert bytes_given / 6 < 4 * 8 * blocks.faiss_rows <= bytes_given * 2 / 3
+
+
 @pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
 @pytest.mark.parametrize("whole_numbers", [True, False])
 @pytest.mark.parametrize("scope", ["all", "left out", "without self"])
@@ -317,7 +324,7 @@ MEMORY = """
 import resource, sys
 import numpy as np
 import faiss, torch
-from sslbench.solvers.neighbours import Engine, Scope, nearest
+from sslbench.solvers.neighbours import Blocks, Engine, Scope, nearest
 
 path, rows, width = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 train = np.memmap(path, dtype=np.float32, mode="r", shape=(rows, width))

@@ -5,8 +5,11 @@ import dataclasses
 import pytest
 from helpers.sample_record import PREPROCESSING, identified
 
-from sslbench.identity import comparability_key, row_key
-from sslbench.results import PresetUsed, RequestedParts
+from sslbench.identity import Measurement, comparability_key, row_key
+from sslbench.results import DataPart, PresetUsed, RequestedParts
+
+PRESET = PresetUsed(name="knn/dino", version=1, source="a paper", sha256="aa")
+FURTHER = DataPart(name="another set", fingerprint="aa" * 16, n=4, n_used=4, classes=())
 
 
 def change(result, **changes):
@@ -31,7 +34,11 @@ MEASURED = {
     "benchmark's file": {"benchmark__sha256": "00" * 32},
     "benchmark's metric": {"benchmark__metric": "top5"},
     "changed benchmark": {"benchmark__modified": False},
-    "preset": {"preset": PresetUsed(name="knn/dino", version=1, source="a paper", sha256="aa")},
+    "preset": {"preset": PRESET},
+    "preset's name": {"preset": dataclasses.replace(PRESET, name="knn/others")},
+    "preset's version": {"preset": dataclasses.replace(PRESET, version=2)},
+    "preset's file": {"preset": dataclasses.replace(PRESET, sha256="bb")},
+    "changed preset": {"preset": dataclasses.replace(PRESET, modified=True)},
     "layer": {"layer": "res4"},
     "crop": {"preprocessing": {**PREPROCESSING, "crop": [192, 192]}},
     "precision": {"precision": "bf16"},
@@ -40,7 +47,12 @@ MEASURED = {
     "setting": {"protocol__settings": {"k": [20], "temperature": 0.07}},
     "train": {"data__train__fingerprint": "00"},
     "test": {"data__test__fingerprint": "00"},
+    "further set": {"data__further": (FURTHER,)},
+    "further set's name": {"data__further": (dataclasses.replace(FURTHER, name="a third"),)},
+    "further set's images": {"data__further": (dataclasses.replace(FURTHER, fingerprint="bb" * 16),)},
     "seed": {"seed": 1},
+    "trainings": {"seeds": 3},
+    "calibration": {"calibration": "aa"},
 }
 CIRCUMSTANCES = {
     "name": {"weights__name": "copy.torch"},
@@ -52,16 +64,24 @@ CIRCUMSTANCES = {
     "hardware": {"hardware": None},
     "time": {"created": "2027-01-01T00:00:00+00:00", "timings": {}},
     "format": {"weights__format": "moco"},
+    "one training": {"seeds": 1},
     "asked": {"asked": RequestedParts(groups={"site": "aa"}, overlaps=False, floors=False)},
     "floors": {"floors": {}, "missing_floors": {"pixels": "none"}},
     "command": {"command": "sslbench eval --batch-size 7 --workers 3"},
 }
 
 
-def test_the_id_names_what_is_measured(result):
+def test_the_id_names_what_is_measured(result, monkeypatch):
+    parts = {name.split("__")[0] for what in MEASURED.values() for name in what}
+    assert parts == {field.name for field in dataclasses.fields(Measurement)}, "each has a case"
     ids = {name: identified(change(result, **what)).id for name, what in MEASURED.items()}
     assert len({result.id, *ids.values()}) == 1 + len(MEASURED)
     assert all(len(i) == 16 and set(i) <= set("0123456789abcdef") for i in ids.values())
+    monkeypatch.setattr("sslbench.identity.ENCODING", 99)
+    assert identified(result).id not in {result.id, *ids.values()}
+    monkeypatch.undo()
+    published = dataclasses.replace(PRESET, source="another paper")
+    assert identified(change(result, preset=published)).id == ids["preset"], "the publication is text"
 
 
 @pytest.mark.parametrize("what", CIRCUMSTANCES)
@@ -73,6 +93,7 @@ def test_circumstances_do_not_change_the_id(result, what):
     "what",
     [
         *(MEASURED[name] for name in ("protocol", "version", "setting", "train", "test", "code of the protocol")),
+        *(MEASURED[name] for name in ("further set", "further set's name", "further set's images")),
         {"data__train__n_used": 38},
         {"data__test__n_used": 3},
         {"data__unreadable": ()},

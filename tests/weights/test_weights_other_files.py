@@ -1,5 +1,6 @@
 """Pickles, numpy's files, the oldest torch's archives and VISSL's checkpoints in parts: read, or refused by name."""
 
+import dataclasses
 import io
 import os
 import pickle
@@ -27,6 +28,26 @@ def test_pickles_of_every_protocol_are_read(tmp_path, protocol):
     file = read(path)
     assert file.container == "pickle" and equal(file.content["blobs"], ARRAYS) and file.content["model_iter"] == 7
     assert file.stubbed == file.suspicious == ()
+
+
+@dataclasses.dataclass
+class Called:
+    """Value that pickle makes by a call of a builtin."""
+
+    builtin: type
+    items: list
+
+    def __reduce__(self):
+        return self.builtin, (self.items,)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])  # of Python 2's names of the builtins, and of today's
+def test_containers_that_a_pickle_makes_by_calls_are_read(tmp_path, protocol):
+    others = {kind.__name__: Called(kind, ["a"]) for kind in (tuple, list, set, frozenset)}
+    made = {"blobs": Called(dict, list(ARRAYS.items())), **others}
+    (tmp_path / "w.pkl").write_bytes(pickle.dumps(made, protocol=protocol))
+    file = read(tmp_path / "w.pkl")
+    assert equal(file.content["blobs"], ARRAYS) and file.stubbed == file.suspicious == ()
 
 
 def test_a_pickle_of_python_2_and_an_old_numpy_is_read(tmp_path):
@@ -225,8 +246,9 @@ def write_shards(folder, world=3):
     return {"conv1.weight": weight, "bn1.bias": bias, "bn1.running_mean": mean}, {"0.clf.0.weight": head}
 
 
-def test_a_sharded_vissl_checkpoint_is_put_together_without_fairscale(tmp_path):
-    trunk, heads = write_shards(tmp_path)
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_sharded_vissl_checkpoint_is_put_together_without_fairscale(tmp_path, world):
+    trunk, heads = write_shards(tmp_path, world)
     found = read(tmp_path / "model.torch").content["classy_state_dict"]["base_model"]["model"]
     assert found["trunk"].keys() == {f"_feature_blocks.{key}" for key in trunk}
     assert all(torch.equal(found["trunk"][f"_feature_blocks.{key}"], tensor) for key, tensor in trunk.items())
