@@ -4,10 +4,45 @@ Each case is computed here by itself: with numpy, or with torchvision's networks
 """
 
 import math
+import shutil
 
 import numpy as np
 import pytest
-from golden_cases import run_topic, write_topic
+from golden_cases import cases_of, roots, run_topic, write_topic
+
+DEFAULTS = {
+    "lightly_swav_low0_q0": ("temperature", "sinkhorn_iterations", "sinkhorn_epsilon"),
+    "lightly_vicreg_n8_d6": ("lambda_param", "mu_param", "nu_param", "eps"),
+    "lightly_negcos": ("dim", "eps"),
+    "lightly_ntxent_n4_T0.5": ("temperature",),
+    "vissl_ce_multi_ignore": ("temperature", "ignore_index"),
+    "vissl_larc_noclip_groups": ("eps", "nesterov"),
+    "dino_lars": ("momentum", "eta"),
+    "data_limit_0": ("skip",),
+}
+"""Options of shipped cases that equal the reference's own defaults."""
+
+
+@pytest.mark.parametrize(
+    ("topic", "left_out"),
+    [("01_losses", "f32/"), ("03_larc_lars", "f64/"), *((name, "-") for name in ("02_schedules", "07_fewshot_lsr",
+     "09_transforms", "10_low_shot"))],
+)  # fmt: skip
+def test_shipped_cases_with_other_descriptions(topic, left_out, tmp_path):
+    """Without what explains a case, defaults and one precision; options in another order, beside unknown ones."""
+    cases = {}
+    shipped = [case for case in cases_of(roots()[0] / topic) if topic != "01_losses" or case.name in DEFAULTS]
+    for case in shipped:
+        meta, expected = case.meta, case.expected()
+        options = reversed([*meta.get("args", {}).items(), ("recorded_with", "care")])
+        args = {key: value for key, value in options if key not in DEFAULTS.get(case.name, ())}
+        described = {key: meta[key] for key in ("repo", "callable") if key in meta} | {"args": args}
+        kept = {key: x for key, x in expected.items() if not key.startswith(left_out)}
+        cases[case.name] = described, case.inputs(), kept
+    folder = write_topic(tmp_path, topic, cases)
+    if (others := roots()[0] / topic / "expected.json").is_file():
+        shutil.copy(others, folder)
+    run_topic(folder)
 
 
 def nt_xent(rows, temperature):
@@ -82,7 +117,7 @@ def test_schedules_with_other_names_grids_and_arguments(tmp_path):
 
 def test_an_unknown_kind_of_schedule_fails(tmp_path):
     topic = write_topic(tmp_path, "02_schedules", {"sawtooth": ({"args": {"name": "sawtooth"}}, {}, {})})
-    with pytest.raises(AssertionError, match="sawtooth: AssertionError"):
+    with pytest.raises(AssertionError, match="sawtooth: "):
         run_topic(topic)
 
 
