@@ -1,6 +1,7 @@
 """`sslbench reproduce`: a record's command again, and published numbers."""
 
 import contextlib
+import dataclasses
 import json
 import shlex
 import shutil
@@ -8,11 +9,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from helpers.sample_record import sample
 
 from sslbench.leaderboard.published_runs import published_runs
 from sslbench.library.benchmarks import load_benchmark
 from sslbench.library.presets import family_of, load_preset
 from sslbench.results.records import read, read_tree, working_folder
+from sslbench.results.reruns import Change, compare_rerun
 
 EVAL = ("eval", "knn", "lsr", "--weights", "w.pth", "--backbone", "tiny_net_of_the_tests:net", "--data", "photos")
 
@@ -69,6 +72,13 @@ def test_other_data_and_weights_are_not_a_reproduction(record, sslbench):
     assert sslbench("reproduce", record, "--trust-code", "--weights", "moved.pth")[0] == 0
     code, _, err = sslbench("reproduce", record, "--trust-code")
     assert code == 1 and "w.pth" in err
+
+
+def test_settings_that_only_one_record_has_are_differences():
+    one = sample()
+    other = dataclasses.replace(one, preprocessing={**one.preprocessing, "squash": True})
+    assert compare_rerun(one, other).inputs == (Change("preprocessing.squash", None, True),)
+    assert compare_rerun(other, one).inputs == (Change("preprocessing.squash", True, None),)
 
 
 def test_code_and_pickles_that_a_record_names_run_only_on_request(record, sslbench):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import drawn_rectangles
 from helpers.detectron2_samples import REAL
 from helpers.drawn_figures import NAMES, SIDE, SKELETON, drawn, recipe, source
 
@@ -26,6 +27,9 @@ from sslbench.detection.recipe import DetectionRecipe, check
 from sslbench.detection.saved import DetectorDescription, read_detector, save_detector
 from sslbench.detection.train import TrainingRun, train
 from sslbench.errors import DataError, UsageError
+from sslbench.evaluation.detection.record import describe
+from sslbench.evaluation.detection.request import DetectionRequest, PreparedDetection
+from sslbench.evaluation.request import RunSettings
 from sslbench.metrics.detection import keypoint_ap
 from sslbench.preprocessing import Preprocessing
 
@@ -188,6 +192,13 @@ def test_a_detector_learns_writes_and_reads_its_keypoints(tmp_path):
     assert list(per_keypoint(truth, found)) == list(NAMES)
     draw(data, truth, found, tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("used", "names"), [(recipe(), NAMES), (drawn_rectangles.recipe(), ())])
+def test_the_file_of_a_detector_of_boxes_names_no_keypoints(used, names):
+    data = TrainTestObjects(source(2), source(2), "")
+    prepared = PreparedDetection(DetectionRequest("w", "d", used, {}), RunSettings(), build(NET), data, {})
+    assert describe(prepared, prepared.backbone, "w", "").keypoints == names
 
 
 @REAL

@@ -108,11 +108,18 @@ def test_wrong_arguments_are_usage_errors(photos, tmp_path):
         ({"seed": -1}, "seed should be from 0 to 4294967295, not -1"),
         ({"workers": -2}, "workers should not be negative"),
         ({"batch_size": 0}, "batch_size should be at least 1, not 0"),
+        ({"max_pixels": 0}, "max_pixels should be at least 1, not 0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
         RunSettings(**{"device": "cpu", "workers": 0, **settings}).extract_settings()
+
+
+def test_the_ends_of_the_ranges_are_allowed():
+    RunSettings(device="cpu", batch_size=1, workers=0, seed=0, seeds=1, only_seed=0, max_pixels=1).check()
+    RunSettings(device="cpu", seed=2**32 - 1, seeds=1, only_seed=2**32 - 1).check()
+    RunSettings(device="cpu", seed=2**32 - 3, seeds=3).check()
 
 
 def test_a_single_protocol_may_be_given_by_its_name(photos, tmp_path):

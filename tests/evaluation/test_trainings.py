@@ -6,15 +6,17 @@ import math
 
 import numpy as np
 import pytest
+from helpers.sample_record import sample
 from scipy import stats
 from test_evaluation_images import RUN, SETTINGS, evaluate, photos, weights_file  # noqa: F401  a fixture
 
 from sslbench import evaluation, protocols
 from sslbench.errors import UsageError
+from sslbench.evaluation.trainings import together
 from sslbench.leaderboard.board import table
 from sslbench.leaderboard.compare import compare
 from sslbench.metrics.differences import Predictions, difference
-from sslbench.results import records
+from sslbench.results import MetricValue, records
 from sslbench.results.records import read_scores, read_tree, scores_path
 
 HARD = {**SETTINGS, "epochs": 1, "lr": [0.01], "batch_size": 6}
@@ -43,6 +45,16 @@ def test_the_mean_of_three_seeds_has_their_values_range_and_interval(photos):  #
     assert all(any("One training" in note for note in one.notes) for one in singles)
     draws = read_scores(scores_path(result)).draws
     assert [draw.tolist() for draw in draws] == [read_scores(scores_path(one)).scores.tolist() for one in singles]
+
+
+def test_the_interval_of_a_metric_that_is_not_known_here_has_no_bounds():
+    ends = ((-4.0, -6.0, -1.0), (150.0, 140.0, 170.0))
+    metrics = [{"own": MetricValue(value=value, low=low, high=high, n=4)} for value, low, high in ends]
+    parts = [dataclasses.replace(sample(), seed=i, headline="own", metrics=values) for i, values in enumerate(metrics)]
+    found = together(parts, seeds=2).metrics["own"]
+    half = stats.t.ppf(0.975, 1) * 154 / 2  # the standard deviation is 154 / sqrt(2)
+    wanted = (73, 73 - math.hypot(6, half), 73 + math.hypot(11.5, half))
+    assert (found.value, found.low, found.high) == pytest.approx(wanted)
 
 
 def test_finished_seeds_are_not_trained_again(photos, monkeypatch):  # noqa: F811

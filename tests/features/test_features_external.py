@@ -9,6 +9,8 @@ import sslbench
 from sslbench.data.open import open_data
 from sslbench.data.splits import match_classes
 from sslbench.errors import DataError, ResultError
+from sslbench.evaluation.request import RunSettings, make_task
+from sslbench.evaluation.run import describe_embeddings
 from sslbench.features.external import read_in_memory, read_train_test
 
 
@@ -89,6 +91,16 @@ def test_parts_without_train_and_test_are_refused(tmp_path):
 def test_one_part_is_split(tmp_path):
     read = pair(tmp_path, [["cat", "all"], ["cat", "all"]], column="split")
     assert read.whole is not None and len(read.train) == len(read.test) == 1
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_record_of_one_part_names_the_data_of_that_part(tmp_path, part):
+    read = pair(tmp_path, [["cat"], ["dog"], ["cat"]], [["dog"], ["cat"]])
+    wanted = {"train": (read.fingerprints[0], 3), "test": (read.fingerprints[1], 2)}[part]
+    assert read.fingerprints[0] != read.fingerprints[1]
+    data = describe_embeddings(read, make_task("geometry", {"part": part}), RunSettings(device="cpu"), "")[0].data
+    assert [(used.fingerprint, used.n) for used in (data.train, data.test)] == [wanted, wanted]
+    assert data.how == f"{part} alone" and data.test.name == f"{read.data} ({part})"
 
 
 def test_parts_may_share_ids_and_columns_that_name_rows_are_no_features(tmp_path, caplog):

@@ -1,4 +1,4 @@
-"""Parts that several methods share: momentum copies, full precision."""
+"""Parts that several methods share: momentum copies, full precision, the position in a run."""
 
 import math
 
@@ -12,6 +12,7 @@ from torch import nn
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
 from sslbench.methods._parts.precision import in_float32
 from sslbench.methods._parts.vision_transformers import initialise
+from sslbench.train.method import Step
 
 
 def test_a_copy_gets_no_gradient_no_noise_and_is_independent():
@@ -75,3 +76,9 @@ def test_vision_transformers_begin_with_xaviers_distribution(separate):
     projection = vit.patch_embed.proj
     assert 0.98 < projection.weight.abs().max() / math.sqrt(6 / (3 * 64 + 96)) <= 1
     assert 0.3 < vit.cls_token.std() < 0.7
+
+
+def test_a_run_counts_started_epochs_and_completed_ones_before_an_update():
+    assert [Step(0, total, 10).epochs for total in (1, 10, 11, 20)] == [1, 1, 2, 2]
+    assert [Step(index, 20, 10).epoch for index in (0, 9, 10, 19)] == [0, 0, 1, 1]
+    assert [Step(index, 20, 10).where for index in (0, 10, 19)] == [0, 0.5, 0.95]

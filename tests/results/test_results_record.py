@@ -48,6 +48,12 @@ def test_writing_returns_the_record_that_reading_returns(result, tmp_path):
     assert without.scores_file is None and records.read(without.file) == without
 
 
+def test_draws_come_back_in_their_order(result, tmp_path):
+    draws = tuple(SCORES + np.float32(i) for i in range(12))  # of the names draw2 and draw10
+    path = records.write(result, draws[0], IDS, LABELS, tmp_path, draws=draws).file
+    np.testing.assert_array_equal(records.read_scores(path).draws, draws)
+
+
 def test_multi_label_scores_keep_their_ignored_labels(result, tmp_path):
     labels = np.array([[1, 0], [0, -1], [1, 1], [0, 0]], dtype=np.int8)
     back = records.read_scores(put(result, tmp_path, labels))

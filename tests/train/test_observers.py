@@ -190,6 +190,12 @@ def test_a_profile_has_a_table_and_a_trace_of_the_updates_after_the_warm_up(tmp_
     assert sum(event.get("name") == "aten::addmm" for event in events) == 3
 
 
+def test_one_update_is_the_least_to_profile(tmp_path):
+    assert Profile(1, tmp_path / "profile.json").updates == 1
+    with pytest.raises(UsageError, match="--profile 0: at least one update"):
+        Profile(0, tmp_path / "profile.json")
+
+
 def test_a_run_too_short_for_its_profile_says_so(tmp_path, caplog):
     profile = Profile(10, tmp_path / "profile.json")
     profile.started(info(tmp_path, steps=8))

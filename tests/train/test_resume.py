@@ -166,6 +166,12 @@ def test_a_requeued_job_waits_for_its_earlier_piece(tmp_path, monkeypatch):
         assert asked == [1, 1, 1]
 
 
+def test_a_machine_whose_name_is_no_text_has_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock.socket, "gethostname", lambda: "kn\udcf6ten")  # a byte of Latin-1, as Python reads it
+    with lock.exclusive(tmp_path):
+        assert " on kn?ten, since " in (tmp_path / lock.NAME).read_text()
+
+
 def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, caplog):
     import errno
     import fcntl

@@ -98,6 +98,11 @@ def test_unknown_classes_become_inert_and_are_named_and_tensors_in_dicts_are_kep
     assert "vissl_like" not in sys.modules
 
 
+def test_a_tensor_of_all_the_dimensions_that_torch_has_is_read(tmp_path):
+    torch.save({"w": torch.ones([1] * 64)}, tmp_path / "w.torch")
+    assert read(tmp_path / "w.torch").content["w"].shape == (1,) * 64
+
+
 def test_a_module_that_is_named_is_not_imported(tmp_path, monkeypatch):
     (tmp_path / "sslbench_bomb.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)

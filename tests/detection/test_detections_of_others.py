@@ -1,0 +1,68 @@
+"""Masks and keypoints of detections made elsewhere, as COCO's result files hold them."""
+
+import json
+
+import numpy as np
+import pytest
+from helpers import drawn_figures, drawn_rectangles
+
+from sslbench.errors import ResultError
+from sslbench.evaluation.detection.foreign import read_foreign
+from sslbench.metrics.detection import masks
+
+
+def rows(data, **further):
+    """One detection per object, of its box; further keys by a function of the object's box and keypoints."""
+    found = []
+    for number, objects in zip(data.numbers, data.objects, strict=True):
+        for i, (x1, y1, x2, y2) in enumerate(objects.boxes.tolist()):
+            row = {"image_id": number, "category_id": 1, "bbox": [x1, y1, x2 - x1, y2 - y1], "score": 0.5}
+            found.append(row | {key: make(objects, i) for key, make in further.items()})
+    return found
+
+
+def foreign(tmp_path, data, found):
+    path = tmp_path / "found.json"
+    path.write_text(json.dumps(found))
+    return read_foreign(path, data)
+
+
+def test_masks_count_where_every_detection_has_one(tmp_path):
+    data = drawn_rectangles.source(2)
+    found = rows(data, segmentation=lambda objects, i: objects.masks[i])
+    read = foreign(tmp_path, data, found).found
+    assert len(read.masks) == 4
+    for mask, image, (x1, y1, x2, y2) in zip(read.masks, read.images, read.boxes.astype(int), strict=True):
+        wanted = np.zeros(data.sizes[image], np.bool_)
+        wanted[y1:y2, x1:x2] = True
+        np.testing.assert_array_equal(masks.decode(mask), wanted)
+    del found[1]["segmentation"]
+    assert foreign(tmp_path, data, found).found.masks is None
+    assert foreign(tmp_path, data, rows(data)).found.masks is None
+    found[1]["segmentation"] = [[1, 2, 3]]
+    with pytest.raises(ResultError, match=r"found\.json: a segmentation cannot be used"):
+        foreign(tmp_path, data, found)
+
+
+def test_keypoints_are_read_and_boxes_are_around_them_where_there_are_none(tmp_path):
+    data = drawn_figures.source(3)
+    points = np.concatenate([objects.keypoints for objects in data.objects])
+    found = rows(data, keypoints=lambda objects, i: objects.keypoints[i].ravel().tolist())
+    read = foreign(tmp_path, data, found)
+    np.testing.assert_array_equal(read.found.keypoints, points)
+    np.testing.assert_allclose(read.found.boxes, np.concatenate([objects.boxes for objects in data.objects]), atol=1e-4)
+    assert read.notes == ()
+    alone = foreign(tmp_path, data, [{k: v for k, v in row.items() if k != "bbox"} for row in found])
+    around = np.concatenate([points[:, :, :2].min(axis=1), points[:, :, :2].max(axis=1)], axis=1)
+    np.testing.assert_allclose(alone.found.boxes, around)
+    assert alone.notes == ("found.json has no boxes: those of the record are the ones around the keypoints.",)
+    plain = drawn_rectangles.source(3, 96, 96)
+    left_out = foreign(tmp_path, plain, found)
+    assert left_out.found.keypoints is None
+    assert left_out.notes == ("The keypoints of found.json are left out: squares has none.",)
+    few = [*found[:2], {**found[2], "keypoints": [1.0, 2.0, 0.5]}]
+    with pytest.raises(ResultError, match=r"keypoints of detection 2 should be 15 numbers.*head.*they are 3 values"):
+        foreign(tmp_path, data, few)
+    shares = [{**row, "keypoints": [value / 96 for value in row["keypoints"]]} for row in found]
+    with pytest.raises(ResultError, match="they are shares of the image"):
+        foreign(tmp_path, data, shares)
