@@ -14,6 +14,7 @@ from helpers.sample_record import sample
 from sslbench.leaderboard.published_runs import published_runs
 from sslbench.library.benchmarks import load_benchmark
 from sslbench.library.presets import family_of, load_preset
+from sslbench.results import MetricValue
 from sslbench.results.records import read, read_tree, working_folder
 from sslbench.results.reruns import Change, compare_rerun
 
@@ -79,6 +80,24 @@ def test_settings_that_only_one_record_has_are_differences():
     other = dataclasses.replace(one, preprocessing={**one.preprocessing, "squash": True})
     assert compare_rerun(one, other).inputs == (Change("preprocessing.squash", None, True),)
     assert compare_rerun(other, one).inputs == (Change("preprocessing.squash", True, None),)
+
+
+def test_rates_agree_within_points_and_other_metrics_within_a_share_of_their_value():
+    def record(**values):
+        metrics = {name: MetricValue(value=value, n=4) for name, value in {"top1": 75.0, **values}.items()}
+        return dataclasses.replace(sample(), metrics=metrics)
+
+    before = record(abs_rel=3.0, rmse=-8.0, mae=4.0, top5=None, nll=None, rankme=2.0, own=1.0)
+    after = record(abs_rel=3.5, rmse=-7.96875, mae=4.0625, top5=None, nll=1.0, rankme=None)
+    found = {each.name: each for each in compare_rerun(before, after, tolerance=0.5).metrics}
+    agreeing = {name: each.agrees for name, each in found.items()}
+    assert agreeing == {
+        **{"top1": True, "abs_rel": True, "rmse": True, "mae": False},
+        **{"top5": True, "nll": False, "rankme": False, "own": False},
+    }
+    tolerances = [found[name].tolerance for name in ("abs_rel", "rmse", "nll", "own")]
+    assert tolerances == pytest.approx([0.5, 0.04, 0.5, 0.5])
+    assert (found["own"].before, found["own"].after) == (1, None)
 
 
 def test_code_and_pickles_that_a_record_names_run_only_on_request(record, sslbench):

@@ -1,4 +1,4 @@
-"""Masks and keypoints of detections made elsewhere, as COCO's result files hold them."""
+"""Boxes, masks and keypoints of detections made elsewhere, as COCO's result files hold them."""
 
 import json
 
@@ -25,6 +25,18 @@ def foreign(tmp_path, data, found):
     path = tmp_path / "found.json"
     path.write_text(json.dumps(found))
     return read_foreign(path, data)
+
+
+def test_boxes_beyond_the_edge_and_images_without_detections_are_told(tmp_path):
+    data = drawn_rectangles.source(7)
+    found = rows(data)[:-2]
+    found[0]["bbox"] = [4.0, 6.0, 46.0, 8.0]  # 2 pixels beyond: what rounding explains
+    assert foreign(tmp_path, data, found).notes == ("1 test image without a detection in found.json.",)
+    found[0]["bbox"] = [4.0, 6.0, 46.5, 0.0]  # an empty box is one
+    found[1]["bbox"] = [-2.5, 6.0, 9.0, 8.0]
+    read = foreign(tmp_path, data, found)
+    assert read.notes[0] == "2 boxes of found.json beyond the edge of the image, scored as written."
+    assert read.found.boxes[:2].tolist() == [[4, 6, 50.5, 6], [-2.5, 6, 6.5, 14]]
 
 
 def test_masks_count_where_every_detection_has_one(tmp_path):

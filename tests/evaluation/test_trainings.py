@@ -57,6 +57,11 @@ def test_the_interval_of_a_metric_that_is_not_known_here_has_no_bounds():
     assert (found.value, found.low, found.high) == pytest.approx(wanted)
 
 
+def test_as_many_records_as_seeds_are_put_together():
+    with pytest.raises(ValueError, match="1 records of 2 trainings"):
+        together([sample()], seeds=2)
+
+
 def test_finished_seeds_are_not_trained_again(photos, monkeypatch):  # noqa: F811
     kind = protocols.find("linear-online").kind
     seeds = []
