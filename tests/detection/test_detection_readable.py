@@ -16,7 +16,9 @@ from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import RunSettings
 from sslbench.evaluation.detection import DetectionRequest, evaluate_detection, prepare_detection
 from sslbench.evaluation.detection.record import blank_result
+from sslbench.library.benchmarks import load_benchmark
 
+NET = "resnet_basic_1-1-1-1w0.125"
 RUN = RunSettings(device="cpu", workers=0)
 DECODER = """
 import numpy as np
@@ -47,9 +49,17 @@ def manifest(tmp_path, monkeypatch):
     return tmp_path / "m.json"
 
 
-def prepared(manifest, backbone="resnet_basic_1-1-1-1w0.125", **run):
+def prepared(manifest, backbone=NET, **run):
     request = DetectionRequest("random", str(manifest), recipe(iterations=2, steps=()), {}, backbone=backbone)
     return prepare_detection(request, dataclasses.replace(RUN, **run))
+
+
+def test_another_number_of_images_than_the_benchmark_has_marks_the_result(manifest):
+    for samples, modified in (({"train": 8, "test": 2}, False), ({"train": 9}, True), ({"test": 3}, True)):
+        benchmark = dataclasses.replace(load_benchmark("detection/toy"), samples=samples, classes=1, modified=False)
+        settings = recipe(iterations=2, steps=())
+        request = DetectionRequest("random", str(manifest), settings, {}, benchmark, backbone=NET)
+        assert prepare_detection(request, RUN).request.benchmark.modified == modified
 
 
 @pytest.mark.parametrize("workers", [0, 1])

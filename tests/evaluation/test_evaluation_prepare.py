@@ -2,7 +2,15 @@ import pytest
 
 from sslbench.backbones.build import build
 from sslbench.errors import UsageError
+from sslbench.evaluation import Request, RunSettings, make_task, prepare
 from sslbench.evaluation.preparation import with_preprocessing
+
+
+def test_a_protocol_on_one_part_leaves_both_to_the_others():
+    tasks = make_task("geometry", {"part": "test"}), make_task("knn", {})
+    request = Request("pixels:8", "sklearn:digits", tasks=tasks, limit=100)
+    data = prepare(request, RunSettings(device="cpu", workers=0)).data
+    assert not set(data.train.ids) & set(data.test.ids)
 
 
 @pytest.mark.parametrize("resize", [32, [32, 500]])

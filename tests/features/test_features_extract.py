@@ -5,6 +5,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import re
 import signal
 
 import numpy as np
@@ -19,10 +20,10 @@ from sslbench.data.images import Files
 from sslbench.data.loading import loader
 from sslbench.data.source import Labels, Source
 from sslbench.data.splits import TrainTest
-from sslbench.errors import DataError
+from sslbench.errors import DataError, StoreError
 from sslbench.features.extract import extract
 from sslbench.features.settings import ExtractSettings
-from sslbench.features.store import find_stored
+from sslbench.features.store import StoreEntry, find_stored
 from sslbench.identity import FeatureKey
 from sslbench.preprocessing import Preprocessing
 
@@ -48,7 +49,8 @@ def pictures(tmp_path):
 
 def source_of(folder):
     files = sorted(folder.glob("*.png"))
-    labels = Labels("single", ("even", "odd"), np.array([int(f.stem) % 2 for f in files]))
+    # One name begins like a formula of a spreadsheet.
+    labels = Labels("single", ("even", "-odd"), np.array([int(f.stem) % 2 for f in files]))
     return Source("pictures", tuple(f.name for f in files), labels, Files(tuple(files)))
 
 
@@ -110,7 +112,7 @@ def test_the_store_has_named_rows_and_nothing_unfinished(backbone, pictures, tmp
         "row": "3",
         "id": "03.png",
         "path": str(pictures / "03.png"),
-        "label": "odd",
+        "label": "-odd",
         "split": "all",
         "digest": source.images.digests()[3].tobytes().hex(),
     }
@@ -241,9 +243,16 @@ def test_a_killed_extraction_is_never_taken_for_complete_and_is_continued(backbo
     assert np.allclose(found.features["res5avg"].x, oracle, atol=1e-5)
 
 
-def test_damaged_features_are_refused(backbone, pictures, tmp_path):
-    from sslbench.errors import StoreError
+def test_features_of_another_shape_than_described_are_refused(tmp_path):
+    entry = StoreEntry(tmp_path)
+    (tmp_path / "meta.json").write_text('{"rows": 3}')
+    for shape in ((3,), (2, 4), (3, 4, 1)):
+        np.save(entry.layer_file("res5avg"), np.zeros(shape, np.float32))
+        with pytest.raises(StoreError, match=re.escape(f"shape {shape}, its index.csv should have 3 rows")):
+            entry.read("res5avg")
 
+
+def test_damaged_features_are_refused(backbone, pictures, tmp_path):
     entry = run(backbone, source_of(pictures), tmp_path / "store").entry
     path = entry.layer_file("res5avg")
     path.write_bytes(path.read_bytes()[:200])

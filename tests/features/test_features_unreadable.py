@@ -21,7 +21,7 @@ from sslbench.errors import DataError
 from sslbench.features import store
 from sslbench.features.extract import extract
 from sslbench.features.settings import ExtractSettings
-from sslbench.features.skipped import note_skipped
+from sslbench.features.skipped import note_skipped, unreadable_error
 from sslbench.preprocessing import Preprocessing
 
 BROKEN = {"bee/07.png": b"no picture at all, but text", "cat/02.png": containers.png(2)[:60]}
@@ -115,6 +115,12 @@ def test_the_list_beside_results_holds_what_every_evaluation_there_left_out_last
     assert listed() == ["y", "b"], "a and c were mended"
     note_skipped(out, [photos("b", "y")], [])
     assert not (out / "skipped.csv").exists()
+
+
+@pytest.mark.parametrize(("number", "more"), [(50, []), (52, ["  ... and 2 more"])])
+def test_up_to_fifty_unreadable_images_are_listed(number, more):
+    lines = str(unreadable_error(photos("a"), [(str(i), "empty file") for i in range(number)])).splitlines()
+    assert [line for line in lines if line.startswith("  ")] == [f"  {i}: empty file" for i in range(50)] + more
 
 
 def encoded(image, kind, **options):

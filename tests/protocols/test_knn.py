@@ -67,6 +67,13 @@ def test_collapsed_features_take_the_lowest_rows(metric):
     assert (rows == np.arange(7)).all()
 
 
+def test_zeros_take_the_lowest_rows():
+    train = np.random.default_rng(0).normal(size=(12, 6)).astype(np.float32)
+    for pair in ((train, np.zeros_like(train)), (np.zeros_like(train), train)):
+        _, rows = nearest(*pair, 7, metric="dot", max_memory=1.0)
+        assert (rows == np.arange(7)).all()
+
+
 def test_distances_survive_a_large_offset():
     generator = np.random.default_rng(0)
     train, test = (

@@ -104,6 +104,16 @@ def fitted(x, targets, outputs, c, *, tolerance=1e-10, max_iter=1000):
     return model, np.vstack([axes.rotation @ model.weight, model.bias]), (x.astype(np.float64) - axes.mean) / axes.std
 
 
+def test_biases_take_a_newton_step_where_probabilities_are_nearly_certain():
+    one, two = np.ones((300, 1), np.int8), np.zeros(300, np.int64)  # targets
+    # The loss falls like exp(-b), b the difference of the biases, so that Newton's step changes b by 1.
+    for targets, bias, wanted in ((one, [18.0], [-1.0]), (two, [9.0, -9.0], [-0.5, 0.5])):
+        problem, weight = logistic.Problem(np.zeros((300, 1)), targets, len(bias)), np.zeros((1, len(bias)))
+        loss = problem.loss_and_gradient(np.float64, weight, np.array(bias))
+        step = gap._bias_step(problem, gap.Certificate(weight, np.array(bias), loss, 1.0))
+        assert step == pytest.approx(np.array(wanted), rel=1e-3)
+
+
 WAYS = ["double", "single, then double", "single, nothing stored", "not rotated"]
 
 

@@ -66,6 +66,12 @@ def test_the_file_has_half_the_size_and_all_draws(many, tmp_path, monkeypatch):
         np.testing.assert_array_equal(one.argmax(axis=1), other.argmax(axis=1))
 
 
+def test_scores_that_are_all_zero_are_kept(many, tmp_path):
+    scores = np.zeros((N, CLASSES), np.float32)
+    found = records.read_scores(records.write(many, scores, IDS, np.arange(N) % CLASSES, tmp_path).file)
+    assert found.half and (found.scores == 0).all()
+
+
 def test_reading_and_writing_again_changes_nothing(many, tmp_path):
     scores, labels = scores_like("shares")
     once = records.read_scores(records.write(many, scores, IDS, labels, tmp_path / "a").file)

@@ -54,6 +54,11 @@ def test_draws_come_back_in_their_order(result, tmp_path):
     np.testing.assert_array_equal(records.read_scores(path).draws, draws)
 
 
+def test_the_text_has_the_metrics_and_the_notes(result):
+    lines = str(result).splitlines()
+    assert lines[0] == result.title() and any("75.0" in line for line in lines) and lines[-1] == result.notes[0]
+
+
 def test_multi_label_scores_keep_their_ignored_labels(result, tmp_path):
     labels = np.array([[1, 0], [0, -1], [1, 1], [0, 0]], dtype=np.int8)
     back = records.read_scores(put(result, tmp_path, labels))
@@ -218,6 +223,11 @@ def test_cut_scores_are_named(result, tmp_path):
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(ResultError, match="damaged"):
         records.read_scores(path)
+
+
+def test_a_metric_without_an_interval_is_no_outcome():
+    with pytest.raises(ValueError, match="shorter"):
+        percent_metrics(Outcome({"top1": (0.9, 0.8)}, "top1", SCORES, {}), 4)
 
 
 def test_fractions_become_percent():

@@ -70,6 +70,18 @@ def test_labels_are_those_of_loops_in_any_memory(settings):
         np.testing.assert_allclose(torch.stack(list(ours)).numpy(), np.array(wanted), rtol=1e-9, atol=1e-12)
 
 
+def test_small_memory_is_kept_by_one_row_of_cells_after_the_other(monkeypatch):
+    weighted, cells = propagation._weighted, []
+
+    def noted(similarity, *rest):
+        cells.append(len(similarity))
+        return weighted(similarity, *rest)
+
+    monkeypatch.setattr(propagation, "_weighted", noted)
+    list(propagation.propagate_video(torch.rand(2, 3, 4, 5), torch.ones(1, 4, 5), DINO, max_memory=1e-9))
+    assert cells == [5] * 4
+
+
 def test_labels_stay_shares():
     video = torch.randn(6, 8, 6, 6, generator=torch.Generator().manual_seed(0))
     first = torch.from_numpy(propagation.sampled_labels(np.arange(36).reshape(6, 6) // 12, (6, 6), 2))
