@@ -12,8 +12,9 @@ BIN := .venv/bin
 demo: .venv/installed  ## pretrain a small ResNet on bundled digits and evaluate it, offline
 	$(BIN)/sslbench demo
 
-test: .venv/installed  ## all tests; two processes with one thread each are quicker than one with two
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
+# Two processes with one thread each are quicker than one with two; compiled modules are kept for those that tests start.
+test: .venv/installed  ## tests, in a quarter of an hour
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 test-all: .venv/installed  ## those of `make test`, all that takes long, and every case of hostile input; an hour or two
 	SSLBENCH_HOSTILE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not speed and not scale and not gpu'
