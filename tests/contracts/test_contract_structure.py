@@ -1,7 +1,6 @@
-"""With strategy=fsdp only the first process builds the networks: what all train is the same, bit for bit."""
+"""With strategy=fsdp only the first process builds the networks: all start from the same, bit for bit."""
 
 import dataclasses
-import importlib
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,9 @@ from torch import nn
 from sslbench.distributed import parallel
 from sslbench.pretraining import PretrainRequest
 from sslbench.pretraining.networks import make_state
+from sslbench.pretraining.preparation import prepare
 from sslbench.train.method import find_method
 
-PREPARE = importlib.import_module("sslbench.pretraining.preparation")  # a function has the same name
 EVA = "timm:eva02_tiny_patch14_224,img_size=32,patch_size=8,depth=1,embed_dim=24,num_heads=2"
 SWIN, OWN, LOCAL = (f"{Path(__file__).stem}:{name}" for name in ("swin", "own", "local"))
 BACKBONES = {
@@ -72,17 +71,12 @@ def local():
     return Local()
 
 
-def prepared(method, backbone, data, *, whole):
-    """A run of two processes that is ready to start; with `whole` every process builds all."""
+def prepared(method, backbone, data):
+    """A run of two processes that is ready to start."""
     settings = runs.settings(method, strategy="fsdp", ema=0.9, epochs=1, **({"backbone": backbone} if backbone else {}))
-    request = PretrainRequest(settings, data=data, out=Path("never"), limit=32)
-    with pytest.MonkeyPatch.context() as patch:
-        if whole:
-            patch.setattr(PREPARE, "structure_from_first", lambda build: build())
-            patch.setattr(parallel, "values_from_first", lambda *_: None)
-        found = PREPARE.prepare(request)
-        places = {tensor.device.type for tensor in found.method.state_dict().values()}
-        state = make_state(found.method, settings, torch.device("cpu"), "fp32")
+    found = prepare(PretrainRequest(settings, data=data, out=Path("never"), limit=32))
+    places = {tensor.device.type for tensor in found.method.state_dict().values()}
+    state = make_state(found.method, settings, torch.device("cpu"), "fp32")
     return found, state, places
 
 
@@ -100,36 +94,33 @@ def content(module):
             marks = {key: text for key, text in vars(value).items() if isinstance(text, str)}
             kept = name in part._non_persistent_buffers_set
             found[where] = (parallel.whole(value.detach()).numpy().copy(), value.requires_grad, kept, marks)
-        found[path] = (type(part).__name__, part.training, sorted(map(str, vars(part).keys() - {"forward"})))
+        names = {name for name in vars(part) if not name.startswith("__composable_api")}  # FSDP's, random
+        found[path] = (type(part).__name__, part.training, sorted(names - {"forward"}))
     same = {id(tensor): name for name, tensor in module.named_parameters(remove_duplicate=False)}
     found["shared"] = sorted(same.values())
     return found
 
 
-def both(rank, method, backbone, data):
-    """What a process has of a run whose networks the first one builds, and of one whose networks every one builds."""
-    found = {}
-    for whole in (False, True):
-        torch.manual_seed(rank)  # states that differ as those of programs do
-        run, state, places = prepared(method, backbone, data, whole=whole)
-        optimized = [tuple(p.shape) for group in state.optimizer.param_groups for p in group["params"]]
-        found[whole] = {
-            "places": places,
-            "method": content(state.method),
-            "average": content(state.average),
-            "setup": {**dataclasses.asdict(run.setup), "targets": None},
-            "sha": run.init_sha256,
-            "name": run.backbone.name,
-            "is the method's": any(part is run.backbone.module for part in run.method.modules()),
-            "preprocessing": run.backbone.preprocessing.record(),
-            "optimized": optimized,
-        }
-    return found
-
-
-def both_of_several(rank, cases):
+def starts(rank, cases):
+    """What a process starts each case with."""
     torch.set_num_threads(1)
-    return [both(rank, *case) for case in cases]
+    return [start(rank, *case) for case in cases]
+
+
+def start(rank, method, backbone, data):
+    torch.manual_seed(rank)  # states that differ as those of programs do
+    run, state, places = prepared(method, backbone, data)
+    return {
+        "places": places,
+        "method": content(state.method),
+        "average": content(state.average),
+        "setup": {**dataclasses.asdict(run.setup), "targets": None},
+        "sha": run.init_sha256,
+        "name": run.backbone.name,
+        "is the method's": any(part is run.backbone.module for part in run.method.modules()),
+        "preprocessing": run.backbone.preprocessing.record(),
+        "optimized": [tuple(p.shape) for group in state.optimizer.param_groups for p in group["params"]],
+    }
 
 
 def equal(found, expected, where):
@@ -149,12 +140,12 @@ def equal(found, expected, where):
 
 
 def check(cases, *, pickled=True):
-    for rank, outcomes in enumerate(two_processes.run(both_of_several, cases, seconds=900)):
-        for (method, *_), outcome in zip(cases, outcomes, strict=True):
-            assert outcome[False].pop("places") == {"meta" if rank and pickled else "cpu"}, method
-            assert outcome[True].pop("places") == {"cpu"}
-            assert outcome[False]["is the method's"]
-            equal(outcome[False], outcome[True], f"{method}, process {rank}")
+    first, second = two_processes.run(starts, cases, seconds=900)
+    for (method, *_), built, received in zip(cases, first, second, strict=True):
+        assert built.pop("places") == {"cpu"}, method
+        assert received.pop("places") == {"meta" if pickled else "cpu"}, method
+        assert built["is the method's"]
+        equal(received, built, method)
 
 
 @pytest.mark.parametrize("part", range(2))
