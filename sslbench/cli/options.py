@@ -24,6 +24,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
+class LocalPath(click.Path):
+    """Type of an option that names a file or folder of this machine; an address or URL is refused."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path.
+
+        Raises:
+            UsageError: the value is an address.
+        """
+        refuse_address(value)
+        return super().convert(value, param, ctx)
+
+
 @dataclasses.dataclass(frozen=True)
 class WeightsFlags:
     """Values of the flags that choose a backbone, its weights and layers; named as the fields of a `Request`."""

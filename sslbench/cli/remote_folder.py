@@ -7,9 +7,11 @@ address. Without a network the records stay here, and go there after the next co
 
 import contextlib
 import hashlib
+import io
 import json
 import logging
 import re
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from sslbench.data.wording import counted
 from sslbench.errors import ResultError, SslbenchError, UsageError
 from sslbench.locks import lock
 from sslbench.names import did_you_mean
-from sslbench.runtime.folders import is_address
+from sslbench.runtime.folders import file_url_path, is_address
 
 log = logging.getLogger("sslbench")
 
@@ -32,13 +34,18 @@ _KEYS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created
 
 
 def local_folder(place: str | Path) -> Path:
-    """Return the folder of a place: itself, or the local one of an address.
+    """Return the folder of a place: itself, that of a file:// URL, or the local one of an address.
+
+    Raises:
+        UsageError: a file:// URL names another machine.
 
     >>> local_folder("results")
     PosixPath('results')
+    >>> local_folder("file:///data/results")
+    PosixPath('/data/results')
     """
     if not is_address(place):
-        return Path(place)
+        return file_url_path(place) or Path(place)
     digest = hashlib.sha256(_address(place).encode()).hexdigest()[:12]
     slug = re.sub(r"[^A-Za-z0-9]+", "-", _address(place)).strip("-")[-60:]
     return paths.cache_dir() / "results" / f"{slug}-{digest}"
@@ -62,14 +69,20 @@ def synchronised(place: str | Path) -> Iterator[Path]:
     pull(place)
     try:
         yield folder
-    finally:
-        push(place)
+    except BaseException:
+        try:
+            push(place)
+        except SslbenchError as error:  # the error of the block matters more
+            log.warning(str(error))
+        raise
+    push(place)
 
 
 def pull(place: str | Path) -> Path:
     """Copy what is new at an address into its local folder, remove what was removed there, and return the folder.
 
-    A file that was written here since it was last equal to the remote one is kept.
+    A file that was written here since it was last equal to the remote one is kept, and `push` sends it. So is an intact
+    file whose remote one is cut off.
     """
     from sslbench.results.records import replace_file
 
@@ -84,9 +97,17 @@ def pull(place: str | Path) -> Path:
         states, there = _states(folder), _listed(system, root)
         for name, state in there.items():
             file = _inside(folder, name)
-            if states.get(name, [""])[0] != state or not file.is_file():
-                replace_file(file, system.cat_file(f"{root}/{name}"))
+            known, written = states.get(name, ["", 0])
+            if file.is_file() and (known == state or file.stat().st_mtime_ns != written):
+                continue
+            content = system.cat_file(f"{root}/{name}")
+            if _is_whole(name, content):
+                replace_file(file, content)
                 states[name] = [state, file.stat().st_mtime_ns]
+            else:
+                then = "the copy of this machine is kept" if file.is_file() else "it is left out"
+                log.warning(f"{_address(place)}/{name} is cut off: {then}")
+                states.pop(name, None)  # the next `push` replaces it
         for name in states.keys() - there.keys():
             file = _inside(folder, name)
             if file.is_file() and file.stat().st_mtime_ns == states[name][1]:
@@ -116,6 +137,18 @@ def push(place: str | Path) -> None:
             log.info(f"{counted(len(sent), 'file')} sent to {_address(place)}")
         there = _listed(system, root) if sent else {}
         _write_states(folder, states | {name: [there[name], written] for name, written in sent.items()})
+
+
+def _is_whole(name: str, content: bytes) -> bool:
+    """Return false for a record or archive that ends too early, as after an interrupted transfer."""
+    if name.endswith((".npz", ".torch")):
+        return zipfile.is_zipfile(io.BytesIO(content))
+    if name.endswith(".json"):
+        try:
+            json.loads(content)
+        except ValueError:
+            return False
+    return True
 
 
 def _is_own(file: Path, folder: Path) -> bool:
@@ -189,7 +222,9 @@ def _states(folder: Path) -> dict[str, Any]:
 
 
 def _write_states(folder: Path, states: dict[str, Any]) -> None:
-    (folder / _STATES).write_text(json.dumps(states), encoding="utf-8")
+    from sslbench.results.records import replace_file
+
+    replace_file(folder / _STATES, json.dumps(states).encode())
 
 
 @contextlib.contextmanager

@@ -2,22 +2,43 @@
 
 import os
 import re
+import urllib.parse
 from pathlib import Path
 
 from sslbench.errors import UsageError
 
 
 def is_address(place: str | Path) -> bool:
-    """Return whether a place is an address of fsspec; click may have made a path of it, s3:/bucket."""
-    return re.match(r"[a-z][a-z0-9+.-]+:/", str(place)) is not None
+    """Return whether a place is on another machine: an address of fsspec, of which click may have made s3:/bucket."""
+    return re.match(r"(?!file:|local:)[a-z][a-z0-9+.-]+:/", str(place)) is not None
+
+
+def file_url_path(place: str | Path) -> Path | None:
+    """Return the path of a URL of a local file or folder; None for anything else.
+
+    Raises:
+        UsageError: the URL names another machine, or no absolute path.
+
+    Example:
+        >>> file_url_path("file:///data/my%20results"), file_url_path("results")
+        (PosixPath('/data/my results'), None)
+    """
+    if (url := re.fullmatch(r"(?:file|local):(/.*)", str(place), re.DOTALL)) is None:
+        return None
+    path = re.sub(r"^//localhost/", "///", url[1])
+    if isinstance(place, str) and path.startswith("//") and not path.startswith("///"):
+        raise UsageError(f"{place} names the machine '{path[2:].partition('/')[0]}'", "Write file:///PATH, or PATH.")
+    return Path("/" + urllib.parse.unquote(path).lstrip("/"))
 
 
 def refuse_address(place: str | Path) -> None:
-    """Refuse an address where files of this machine are written, which would make a folder 's3:'.
+    """Refuse an address where a path is needed, which would make a folder 's3:' or 'file:'.
 
     Raises:
         UsageError: the place is one.
     """
+    if (path := file_url_path(place)) is not None:
+        raise UsageError(f"{place} is a URL, and a path is needed", f"Write {path}.")
     if is_address(place):
         raise UsageError(
             f"{re.sub(r':/+', '://', str(place), count=1)} is an address, and a place on this machine is needed",

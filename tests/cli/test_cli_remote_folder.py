@@ -1,6 +1,9 @@
 """Weights, data and results at addresses of fsspec, by its file system in memory."""
 
+import io
+
 import fsspec
+import numpy as np
 import pytest
 
 from sslbench.cli import remote_folder
@@ -48,12 +51,12 @@ def test_what_is_new_on_either_side_goes_to_the_other(bucket):
         raise RuntimeError("the command failed")
     assert bucket.cat_file("/b/r/knn/two.json") == b"2", "what was computed is kept"
     assert not bucket.exists("/b/r/slurm")
-    bucket.pipe_file("/b/r/knn/one.json", b"changed")
+    bucket.pipe_file("/b/r/knn/one.json", b'"changed"')
     with remote_folder.synchronised(place) as folder:
-        assert (folder / "knn" / "one.json").read_bytes() == b"changed"
+        assert (folder / "knn" / "one.json").read_bytes() == b'"changed"'
         (folder / "knn" / "two.json").write_bytes(b"again")
     assert bucket.cat_file("/b/r/knn/two.json") == b"again"
-    assert bucket.cat_file("/b/r/knn/one.json") == b"changed"
+    assert bucket.cat_file("/b/r/knn/one.json") == b'"changed"'
 
 
 def test_records_that_could_not_be_sent_go_with_the_next_command(bucket, monkeypatch):
@@ -150,6 +153,9 @@ ADDRESSES = [
     ("pretrain", "simclr", "--backbone", "resnet18w0.25", "--out", "memory://b/run", "batch_size=8"),
     ("demo", "--out", "memory://b/demo"),
     ("score", "p.csv", "--data", "sklearn:digits", "--out", "memory://b/r"),
+    ("leaderboard", ".", "--csv", "memory://b/board.csv"),
+    ("predict", "--weights", "random", "--csv", "memory://b/p.csv"),
+    ("convert", "p.csv", "memory://b/w.pth", "--to", "vissl"),
 ]
 
 
@@ -159,3 +165,56 @@ def test_addresses_where_folders_of_this_machine_are_needed(sslbench, bucket, tm
         code, _, err = sslbench(*words)
         assert code == 2 and "is an address, and a place on this machine is needed" in err, err
         assert not (tmp_path / "memory:").exists()
+
+
+def test_a_file_url_is_the_folder_that_it_names(sslbench, bucket, tmp_path):
+    words = ("eval", "knn", "--weights", "pixels", "--limit", "20", "--no-floors", "--no-estimate", "-q", "k=1")
+    code, _, err = sslbench(*words, "--out", f"file://{tmp_path}/my%20results")
+    assert code == 0, err
+    assert len(list((tmp_path / "my results" / "knn").glob("*.json"))) == 1
+    assert not (tmp_path / "file:").exists()
+    code, out, err = sslbench("leaderboard", f"file://{tmp_path}/my%20results")
+    assert code == 0 and "pixels" in out
+    code, _, err = sslbench(*words, "--out", "file://results/x")
+    assert code == 2 and "names the machine 'results'" in err and "file:///PATH" in err
+    code, _, err = sslbench("leaderboard", "my results", "--html", f"file://{tmp_path}/b.html")
+    assert code == 2 and f"Write {tmp_path}/b.html." in err
+
+
+def test_what_was_never_sent_is_kept_and_sent(bucket, monkeypatch):
+    place = "memory://b/r"
+    with monkeypatch.context() as broken:
+        broken.setattr(type(bucket), "pipe_file", lambda *given, **named: (_ for _ in ()).throw(OSError("no network")))
+        with pytest.raises(ResultError, match="no network"), remote_folder.synchronised(place) as folder:
+            (folder / "one.json").write_bytes(b"1")
+    bucket.pipe_file("/b/r/one.json", b"2")
+    with remote_folder.synchronised(place):
+        assert (folder / "one.json").read_bytes() == b"1"
+    assert bucket.cat_file("/b/r/one.json") == b"1"
+
+
+def test_a_remote_file_that_is_cut_off_replaces_no_intact_one(bucket, caplog):
+    place, content = "memory://b/r", io.BytesIO()
+    np.savez(content, scores=np.arange(1000))
+    whole = {"one.json": b'{"schema": 1}', "one.scores.npz": content.getvalue()}
+    with remote_folder.synchronised(place) as folder:
+        for name, text in whole.items():
+            (folder / name).write_bytes(text)
+    for name, text in whole.items():
+        bucket.pipe_file(f"/b/r/{name}", text[: len(text) // 2])
+    bucket.pipe_file("/b/r/other.json", b'{"schema"')
+    with caplog.at_level("WARNING"), remote_folder.synchronised(place):
+        assert {name: (folder / name).read_bytes() for name in whole} == whole
+        assert not (folder / "other.json").exists()
+    assert "memory://b/r/one.json is cut off: the copy of this machine is kept" in caplog.text
+    assert "memory://b/r/other.json is cut off: it is left out" in caplog.text
+    assert {name: bucket.cat_file(f"/b/r/{name}") for name in whole} == whole, "sent again"
+
+
+def test_the_error_of_a_command_is_not_hidden_by_that_of_sending(bucket, monkeypatch, caplog):
+    with pytest.raises(RuntimeError, match="the command failed"), remote_folder.synchronised("memory://b/r") as folder:
+        (folder / "one.json").write_bytes(b"1")
+        monkeypatch.setattr(type(bucket), "find", lambda *given, **named: (_ for _ in ()).throw(OSError("no network")))
+        monkeypatch.setattr(type(bucket), "pipe_file", bucket.find)
+        raise RuntimeError("the command failed")
+    assert "no network" in caplog.text and str(folder) in caplog.text

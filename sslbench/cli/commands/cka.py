@@ -11,6 +11,7 @@ from sslbench.backbones.named import random_backbone
 from sslbench.cli import options
 from sslbench.cli.echo import note
 from sslbench.cli.help import GroupedCommand
+from sslbench.cli.options import LocalPath
 from sslbench.errors import UsageError
 from sslbench.runtime.folders import refuse_output_file
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 @click.option("--layers", help="Layers of A and B, e.g. res2,res3:avg(4,4),res5. Default: all named layers.")
 @click.option("--layers-b", help="Layers of B. Default: --layers.")
 @click.option("--debiased", is_flag=True, help="Use the unbiased estimator, for fewer images than features.")
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="CSV file to write the matrix to.")
-@click.option("--png", "png_path", type=click.Path(path_type=Path), help="PNG file to draw the matrix in.")
+@click.option("--csv", "csv_path", type=LocalPath(), help="CSV file to write the matrix to.")
+@click.option("--png", "png_path", type=LocalPath(), help="PNG file to draw the matrix in.")
 @options.data_options
 @options.preprocessing_options
 @options.run_options

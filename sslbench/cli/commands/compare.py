@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sslbench.cli.echo import echo
+from sslbench.cli.options import LocalPath
 from sslbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @click.command("compare", context_settings={"allow_extra_args": True})
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
+@click.argument("a", type=LocalPath())
+@click.argument("b", type=LocalPath())
 @click.option("--metric", help="Metric to compare. Default: the leading metric.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.pass_context

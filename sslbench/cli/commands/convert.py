@@ -7,6 +7,7 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo
+from sslbench.cli.options import LocalPath
 from sslbench.weights.formats.format_name import check_format
 from sslbench.weights.target import check_conversion
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @click.command("convert")
-@click.argument("in_", metavar="IN", type=click.Path(path_type=Path))
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("in_", metavar="IN", type=LocalPath())
+@click.argument("out", metavar="OUT", type=LocalPath())
 @click.option("--to", required=True, help="Format of OUT (sslbench list formats).")
 @click.option("--format", help="Format of IN. Default: recognised.")
 @click.option("--backbone", help="Architecture: timm:NAME, module:callable. Default: read from IN.")

@@ -9,6 +9,7 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo
+from sslbench.cli.options import LocalPath
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
@@ -32,11 +33,11 @@ def command(ctx: click.Context) -> None:
 
 @command.command("to-kwcoco")
 @click.argument("source")
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=LocalPath())
 @click.option(
     "--boxes", is_flag=True, help="Write one annotation with its box and mask per object, in place of labels of images."
 )
-@click.option("--extract", type=click.Path(path_type=Path), help="Folder for images that are inside containers.")
+@click.option("--extract", type=LocalPath(), help="Folder for images that are inside containers.")
 @click.option("--absolute", is_flag=True, help="Write absolute paths. Default: relative to the manifest.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing manifest.")
 @options.image_column
@@ -109,10 +110,10 @@ def to_kwcoco(
     "--archive",
     "archives",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=LocalPath(),
     help="Archive, or folder of archives; repeat.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Data folder. Default: $SSLBENCH_DATA, else ./data.")
+@click.option("--out", type=LocalPath(), help="Data folder. Default: $SSLBENCH_DATA, else ./data.")
 @click.option("--no-verify", is_flag=True, help="Skip checksums and counts, for part of a data set.")
 def prepare(name: str | None, archives: tuple[Path, ...], out: Path | None, no_verify: bool) -> None:
     """Lay out the data set NAME from its official archives, where benchmarks look for it.
@@ -140,7 +141,7 @@ def prepare(name: str | None, archives: tuple[Path, ...], out: Path | None, no_v
 
 @command.command("download")
 @click.argument("name")
-@click.option("--out", type=click.Path(path_type=Path), help="Data folder. Default: $SSLBENCH_DATA, else ./data.")
+@click.option("--out", type=LocalPath(), help="Data folder. Default: $SSLBENCH_DATA, else ./data.")
 @click.option("--yes", is_flag=True, help="Do not ask about size and licence.")
 def download(name: str, out: Path | None, yes: bool) -> None:
     """Download the data set NAME, verify it and lay it out where benchmarks look for it.

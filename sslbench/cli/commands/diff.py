@@ -9,6 +9,7 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.echo import echo
+from sslbench.cli.options import LocalPath
 
 if TYPE_CHECKING:
     from sslbench.weights.diff import Diff, Side
@@ -17,8 +18,8 @@ _SHOWN = 10
 
 
 @click.command("diff")
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
+@click.argument("a", type=LocalPath())
+@click.argument("b", type=LocalPath())
 @click.option("--format-a", help="Format of A (sslbench list formats). Default: recognised.")
 @click.option("--format-b", help="Format of B. Default: recognised.")
 @click.option("--raw", is_flag=True, help="Compare the key names in the files, without recognising formats.")

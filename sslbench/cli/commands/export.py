@@ -7,15 +7,14 @@ import click
 from sslbench.cli import options
 from sslbench.cli.echo import echo
 from sslbench.cli.help import GroupedCommand
+from sslbench.cli.options import LocalPath
 from sslbench.errors import UsageError
 from sslbench.weights.target import check_export
 
 
 @click.command("export", cls=GroupedCommand)
 @options.weights_options
-@click.option(
-    "--out", type=click.Path(path_type=Path), required=True, help="File to write: net.onnx, or net.pt2 of torch.export."
-)
+@click.option("--out", type=LocalPath(), required=True, help="File to write: net.onnx, or net.pt2 of torch.export.")
 @click.option("--force", is_flag=True, help="Replace --out if it exists.")
 @options.preprocessing_options
 @click.pass_context

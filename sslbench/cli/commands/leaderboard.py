@@ -10,6 +10,7 @@ import click
 from sslbench.cli import options, remote_folder
 from sslbench.cli.echo import echo
 from sslbench.cli.help import GroupedCommand
+from sslbench.cli.options import LocalPath
 from sslbench.errors import ResultError, UsageError
 from sslbench.names import did_you_mean
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command("leaderboard", cls=GroupedCommand)
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="CSV file to write; numbers only.")
+@click.option("--csv", "csv_path", type=LocalPath(), help="CSV file to write; numbers only.")
 @click.option(
     "--form",
     type=click.Choice(["wide", "long"]),
@@ -27,19 +28,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Layout of the CSV: a column per benchmark, or a row per number.",
 )
-@click.option(
-    "--html", "html_path", type=click.Path(path_type=Path), help="HTML page to write: sortable, with plots and records."
-)
-@click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Markdown file to write.")
-@click.option("--latex", "latex_path", type=click.Path(path_type=Path), help="LaTeX file (booktabs) to write.")
+@click.option("--html", "html_path", type=LocalPath(), help="HTML page to write: sortable, with plots and records.")
+@click.option("--markdown", "markdown_path", type=LocalPath(), help="Markdown file to write.")
+@click.option("--latex", "latex_path", type=LocalPath(), help="LaTeX file (booktabs) to write.")
 @click.option("--published", is_flag=True, help="Add rows of published numbers on the same benchmarks.")
 @click.option("--average", is_flag=True, help="Add the mean over the columns in which every row has a value.")
-@click.option(
-    "--curves", type=click.Path(path_type=Path), help="PNG file with accuracy against images per class (low-shot, lsr)."
-)
-@click.option(
-    "--layers", "layers_path", type=click.Path(path_type=Path), help="PNG file with the score against the layer."
-)
+@click.option("--curves", type=LocalPath(), help="PNG file with accuracy against images per class (low-shot, lsr).")
+@click.option("--layers", "layers_path", type=LocalPath(), help="PNG file with the score against the layer.")
 @click.option(
     "--columns",
     help="Extra columns, comma-separated: train (score on train), costs (parameters, GFLOPs, images/s, s, memory).",

@@ -7,6 +7,7 @@ import click
 from sslbench.cli import options
 from sslbench.cli.echo import echo, note
 from sslbench.cli.help import GroupedCommand, hide
+from sslbench.cli.options import LocalPath
 from sslbench.errors import UsageError
 from sslbench.evaluation.class_names import read_class_names
 from sslbench.runtime.folders import refuse_missing_folder
@@ -25,11 +26,11 @@ _UNUSED = {
 @click.command("predict", cls=GroupedCommand)
 @options.weights_options
 @options.data_options
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path), required=True, help="CSV file to write.")
+@click.option("--csv", "csv_path", type=LocalPath(), required=True, help="CSV file to write.")
 @click.option(
     "--classes",
     "classes_path",
-    type=click.Path(path_type=Path),
+    type=LocalPath(),
     help="Text file with one class name per line, for weights that do not name them. Default: numbers.",
 )
 @click.option("--top-k", type=click.IntRange(1), default=1, show_default=True, help="Most probable classes per image.")

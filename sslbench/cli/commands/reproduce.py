@@ -15,6 +15,7 @@ from sslbench import paths
 from sslbench.cli import options
 from sslbench.cli.echo import echo
 from sslbench.cli.help import usual_forms
+from sslbench.cli.options import LocalPath
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, ResultError, UsageError
 
@@ -30,7 +31,7 @@ _LOGGING = {"tensorboard": False, "histograms": False, "wandb": ""}
 
 
 @click.command("reproduce")
-@click.argument("record", required=False, type=click.Path(path_type=Path))
+@click.argument("record", required=False, type=LocalPath())
 @click.option("--published", metavar="NAME", help="Published number to measure (sslbench list published).")
 @click.option("--weights", help="Weights file. Default: that of the record.")
 @click.option("--backbone", help="Architecture of --weights, with --published. Default: read from the weights.")
@@ -43,7 +44,7 @@ _LOGGING = {"tensorboard": False, "histograms": False, "wandb": ""}
     help="Largest difference: percentage points of rates, percent of other metrics. Default: 0.1.",
 )
 @click.option("--trust-code", is_flag=True, help="Run Python code that the record's command names: modules, pickles.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder to keep the new record in. Default: not kept.")
+@click.option("--out", type=LocalPath(), help="Folder to keep the new record in. Default: not kept.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(
     record: Path | None,

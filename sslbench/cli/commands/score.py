@@ -6,13 +6,14 @@ from typing import Literal
 import click
 
 from sslbench.cli import options
+from sslbench.cli.options import LocalPath
 from sslbench.data.missing import refuse_missing_file
 from sslbench.errors import UsageError
 from sslbench.runtime.folders import refuse_unwritable
 
 
 @click.command("score")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=LocalPath())
 @click.option("-d", "--data", help="COCO or kwcoco manifest, or Pascal VOC tree: its test split, else val, else all.")
 @click.option("--test-data", help="Test images elsewhere; --data then gives the training boxes of the floor.")
 @click.option(

@@ -10,6 +10,7 @@ from sslbench.cli import options
 from sslbench.cli.commands.check_data import report
 from sslbench.cli.echo import echo
 from sslbench.cli.help import GroupedCommand
+from sslbench.cli.options import LocalPath
 from sslbench.data.decode.reading import check_decoder
 from sslbench.errors import DataError, UsageError
 
@@ -130,12 +131,12 @@ def _number_to_decode(ctx: click.Context, param: click.Parameter, value: str) ->
 )
 @click.option(
     "--pairs",
-    type=click.Path(path_type=Path),
+    type=LocalPath(),
     help="CSV file to write suspected leaks to: images of test and their matches in train.",
 )
-@click.option("--csv", type=click.Path(path_type=Path), help="CSV file to write the images per class to.")
-@click.option("--sheet", type=click.Path(path_type=Path), help="PNG file with example images of every class.")
-@click.option("--html", type=click.Path(path_type=Path), help="HTML page with findings, counts and example images.")
+@click.option("--csv", type=LocalPath(), help="CSV file to write the images per class to.")
+@click.option("--sheet", type=LocalPath(), help="PNG file with example images of every class.")
+@click.option("--html", type=LocalPath(), help="HTML page with findings, counts and example images.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--workers", type=click.IntRange(0), help="Processes that decode images.")
 @click.option("--max-pixels", type=click.IntRange(1), help="Largest allowed picture, in pixels. Default: 178956970.")

@@ -11,6 +11,7 @@ import click
 from sslbench import protocols
 from sslbench.backbones.named import is_pixels
 from sslbench.cli import options
+from sslbench.cli.remote_folder import local_folder
 from sslbench.errors import UsageError
 from sslbench.names import list_names
 from sslbench.protocols import OnFeatures, OnImages, OnSets
@@ -246,4 +247,4 @@ def refuse_mistyped(chosen: EvalOptions) -> None:
         device=chosen.run.device,
     )
     if not is_address(chosen.out):
-        refuse_unwritable(Path(chosen.out))
+        refuse_unwritable(local_folder(chosen.out))

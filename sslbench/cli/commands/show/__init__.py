@@ -8,6 +8,7 @@ import click
 from sslbench.cli import options
 from sslbench.cli.echo import echo
 from sslbench.cli.help import GroupedCommand
+from sslbench.cli.options import LocalPath
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 
@@ -20,9 +21,7 @@ _SCATTER = {"features_path", "labels_path", "projection"}
 
 @click.command("show", cls=GroupedCommand)
 @click.argument("words", nargs=-1, metavar="[NAME | features | [PROTOCOL] RECORD.json]")
-@click.option(
-    "--out", "-o", default="show", show_default=True, type=click.Path(path_type=Path), help="Folder of the page."
-)
+@click.option("--out", "-o", default="show", show_default=True, type=LocalPath(), help="Folder of the page.")
 @click.option(
     "--point", "points", multiple=True, metavar="IMAGE:X,Y", help="Point whose nearest patches are drawn; repeat."
 )
@@ -32,12 +31,10 @@ _SCATTER = {"features_path", "labels_path", "projection"}
 @click.option(
     "--features",
     "features_path",
-    type=click.Path(path_type=Path),
+    type=LocalPath(),
     help="Features made elsewhere, .npy of one row each.",
 )
-@click.option(
-    "--labels", "labels_path", type=click.Path(path_type=Path), help="CSV of their labels, in the same order."
-)
+@click.option("--labels", "labels_path", type=LocalPath(), help="CSV of their labels, in the same order.")
 @options.weights_options
 @options.data_options
 @options.preprocessing_options
