@@ -4,17 +4,16 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
 from sslbench.arrays import IntArray
+from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.images import Files
+from sslbench.data.maps.files import load
 from sslbench.data.objects.boxes import size_in_file
-from sslbench.data.regular import open_regular
 from sslbench.data.source import Source
 from sslbench.data.tracks import UNLABELLED, Ids, videos_source
 from sslbench.data.wording import some
 from sslbench.errors import DataError
+from sslbench.preprocessing import MAX_PIXELS
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,12 +36,9 @@ class PaletteMasks:
         """
         path = self.files.path(row)
         try:
-            with open_regular(path) as file, Image.open(file) as image:
-                if image.mode not in ("P", "L"):
-                    raise DataError(f"{path} has colours (mode {image.mode}) where numbers should be")
-                ids = np.array(image, dtype=np.int32)
-        except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(f"{path} cannot be read: {error}") from error
+            ids = load(self.files, row, MAX_PIXELS).indices()
+        except UnreadableImage as error:
+            raise DataError(f"{path} cannot be used: {error.reason}") from error
         if not self.classes:
             ids[ids == UNLABELLED] = 0
         elif (beyond := ids[(ids >= self.classes) & (ids != UNLABELLED)]).size:

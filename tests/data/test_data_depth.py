@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from helpers.few_bits import FEW_BITS
 from PIL import Image
 
 from sslbench.data.decode.picture import UnreadableImage
@@ -132,8 +133,15 @@ def test_normals_of_pictures_and_of_vectors_are_unit_vectors(tmp_path):
 def test_a_picture_of_16_bits_per_colour_keeps_them():
     cv2 = pytest.importorskip("cv2")
     colours = np.random.default_rng(0).integers(0, 65536, (4, 5, 3)).astype(np.uint16)
-    data = cv2.imencode(".png", colours[..., ::-1])[1].tobytes()
-    np.testing.assert_array_equal(decode_values(data, "a.png"), colours)
+    for suffix in (".png", ".tif"):
+        data = cv2.imencode(suffix, colours[..., ::-1])[1].tobytes()
+        np.testing.assert_array_equal(decode_values(data, f"a{suffix}"), colours)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FEW_BITS if not kind.startswith("pgm")])
+def test_numbers_of_few_bits_are_those_of_the_file(kind):
+    values = [[0, 1, 1, 0]] if kind == "1 bit" else [[0, 1, 2, 3]]
+    assert decode_values(FEW_BITS[kind](values), "few").tolist() == values
 
 
 def test_normals_of_a_plane_are_those_of_the_plane():

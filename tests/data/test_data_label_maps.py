@@ -2,11 +2,11 @@
 
 import io
 import json
-import struct
 import zlib
 
 import numpy as np
 import pytest
+from helpers.few_bits import FEW_BITS, grey_png
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -239,20 +239,28 @@ def test_distinct_values_are_those_of_numpy(height, width, many, seed):
 # Files
 
 
-def test_grey_values_of_few_bits_are_not_stretched():
-    """Written by hand: Pillow cannot write such files."""
+@pytest.mark.parametrize("kind", FEW_BITS)
+def test_grey_values_of_any_number_of_bits_are_those_of_the_file(kind):
+    """Pillow stretches few bits to 255, and the largest value of a PGM to 255 or 65535."""
+    largest = 1 if kind == "1 bit" else 3
+    values = [[0, 1, largest, 0], [1, largest, largest, 0]]
+    pixels = decode_pixels(FEW_BITS[kind](values), "few", 10**6)
+    assert pixels.indices().tolist() == values
 
-    def chunk(kind, body):
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
-    for bits in (1, 2, 4):
-        per_byte = 8 // bits
-        values = [i % 2**bits for i in range(per_byte)]
-        byte = sum(value << (8 - bits * (i + 1)) for i, value in enumerate(values))
-        head = struct.pack(">IIBBBBB", per_byte, 1, bits, 0, 0, 0, 0)
-        body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes([0, byte]))) + chunk(b"IEND", b"")
-        pixels = decode_pixels(b"\x89PNG\r\n\x1a\n" + body, "few.png", 10**6)
-        assert pixels.indices().tolist() == [values]
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+def test_masks_of_the_foreground_are_cut_at_half_of_white(bits, tmp_path):
+    """One whose file holds 255 in 16 bits is black and white, too."""
+    white = 2**bits - 1
+    for name, largest in (("numbers", 1), ("white", white), ("byte", min(255, white))):
+        values = np.zeros((HEIGHT, WIDTH), int)
+        values[:, :3], values[:, 3:5] = largest, largest // 4  # a soft edge
+        root = tmp_path / name
+        draw(root / "images" / "a.jpg")
+        (root / "masks").mkdir()
+        (root / "masks" / "a.png").write_bytes(grey_png(values, bits))
+        mask = open_masks_as_data(str(root))["all"].maps.read_map(0).semantic
+        assert columns(mask) == [1, 1, 1, 0, 0, 0, 0, 0], name
 
 
 def encoded(image, kind, **options):

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from helpers.few_bits import grey_png
 from PIL import Image
 from sample_data import davis, hpatches, jhmdb, pf_pascal, spair, tss, vip
 from scipy.io import savemat
@@ -107,6 +108,25 @@ def test_davis_reads_frames_in_order_and_void_as_background(tmp_path):
     assert source.ids == ("cow", "dog") and source.tuples.rows(1) == (4, 5, 6, 7)
     ids = source.tuples.masks.read_ids(1)
     assert ids[0, 0] == 0 and ids[3, 1:6].tolist() == [1] * 5
+
+
+@pytest.mark.parametrize("make", [davis.make, vip.make])
+@pytest.mark.parametrize("bits", [1, 2, 4, 16])
+def test_masks_of_any_number_of_bits_hold_the_numbers_of_their_file(make, bits, tmp_path):
+    """Grey of 4 bits was stretched by 17: object 1 became 17, and class 4 a class that VIP does not have."""
+    root, number = make(tmp_path), min(3, 2**bits - 1)
+    for file in tmp_path.glob("Annotations/**/*.png"):
+        ids = np.array(Image.open(file))
+        file.write_bytes(grey_png(np.where((ids > 0) & (ids < 255), number, 0), bits))
+    (source,) = open_videos(root).values()
+    assert np.unique(source.tuples.masks.read_ids(0)).tolist() == [0, number]
+
+
+def test_masks_in_colours_are_refused(tmp_path):
+    root = davis.make(tmp_path)
+    Image.new("RGB", (20, 12), "red").save(tmp_path / "Annotations/480p/cow/00000.png")
+    with pytest.raises(DataError, match="a colour image, but every pixel should hold one number"):
+        open_videos(root)
 
 
 def test_videos_that_cannot_be_scored_are_listed(tmp_path):

@@ -118,4 +118,17 @@ def test_fewer_proposals_than_objects():
     scores, _ = video.unsupervised(truth, np.where(truth == 2, 1, 0))
     assert scores.j.mean(axis=1).tolist() == [0.0, 1.0]
     with pytest.raises(ValueError, match="21 proposals"):
-        video.unsupervised(truth, np.full((3, 8, 8), 21))
+        video.unsupervised(truth, np.arange(192).reshape(3, 8, 8) % 22)
+
+
+def test_numbers_of_objects_and_proposals_may_have_gaps():
+    """Ids that no frame has are neither objects, whose empty masks would be right, nor proposals."""
+    rng = np.random.default_rng(0)
+    truth, found = rng.integers(0, 3, (2, 5, 8, 8))
+    gaps = np.array([0, 3, 200])
+    usual, renamed = video.semi_supervised(truth, found), video.semi_supervised(gaps[truth], gaps[found])
+    assert np.array_equal(usual.j, renamed.j) and np.array_equal(usual.f, renamed.f) and len(usual.j) == 2
+    (usual, proposals), (renamed, others) = (
+        video.unsupervised(*ids) for ids in ((truth, found), (gaps[truth], gaps[found]))
+    )
+    assert np.array_equal(usual.j, renamed.j) and gaps[proposals].tolist() == others.tolist()

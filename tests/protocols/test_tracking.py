@@ -73,6 +73,23 @@ def test_objects_that_come_later_are_background():
     assert np.array_equal(track(later).scores, track(test).scores)
 
 
+@pytest.mark.parametrize("first", ["shares", "centres"])
+def test_objects_are_the_ids_that_occur_whatever_their_numbers(first):
+    """Ids 2 to 199 that no frame has were scored as objects that are right: 99.00 for 0.00."""
+    test = moving_squares(2)
+    halves = test.tuples.masks.ids.copy()
+    halves[:, 14:] *= 2
+    outcomes = [
+        track(
+            dataclasses.replace(test, tuples=dataclasses.replace(test.tuples, masks=ArrayIds(ids))),
+            dataclasses.replace(SMALL, first=first),
+        )
+        for ids in (halves, np.array([0, 1, 200], np.int32)[halves])
+    ]
+    assert np.array_equal(outcomes[0].scores, outcomes[1].scores) and outcomes[0].scores[:, 0].tolist() == [2, 2]
+    assert outcomes[0].chance == outcomes[1].chance and outcomes[0].metrics["jf_mean"][0] < 1
+
+
 def test_masks_of_another_size_are_refused():
     test = moving_squares(1)
     small = ArrayIds(test.tuples.masks.ids[:, ::2, ::2])

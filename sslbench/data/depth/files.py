@@ -14,6 +14,7 @@ from PIL import Image, UnidentifiedImageError
 
 from sslbench.data.decode.picture import UnreadableImage, check_size
 from sslbench.data.decode.pillow import strict_and_silent
+from sslbench.data.maps.files import stored, white_of
 from sslbench.preprocessing import MAX_PIXELS
 
 SUFFIXES = (".npy", ".npz", ".pfm", ".png", ".tif", ".tiff")
@@ -94,19 +95,22 @@ def _picture(data: bytes, path: str, max_pixels: int) -> npt.NDArray[Any]:
                 check_size(*image.size, path, max_pixels)
                 if image.format not in ("PNG", "TIFF"):
                     raise UnreadableImage(path, f"a {image.format}, which is not supported: PNG, TIFF, .npy, .pfm")
-                if image.format == "PNG" and data[24] == 16 and data[25] == 2:
-                    return _png_of_16_bits(data, path)
-                if image.mode == "P":
+                if image.mode == "RGB" and (";16" in str(image.tile) or (image.format == "PNG" and data[24] == 16)):
+                    return _colours_of_16_bits(data, path)
+                if image.mode in ("P", "PA"):
                     raise UnreadableImage(path, "a picture with a palette (colours to look at), not numbers")
-                return np.asarray(image)
+                if getattr(image, "n_frames", 1) > 1:
+                    raise UnreadableImage(path, f"a {image.format} of several frames")
+                white = white_of(image, data)
+                return stored(image, white)
         except UnidentifiedImageError as error:
             kinds = ", ".join(SUFFIXES)
             name = PurePosixPath(path).name
             raise UnreadableImage(path, f"{name} is none of {kinds}, or is damaged") from error
 
 
-def _png_of_16_bits(data: bytes, path: str) -> npt.NDArray[Any]:
-    """Return the colours of 16 bits of a PNG, which Pillow cuts to 8."""
+def _colours_of_16_bits(data: bytes, path: str) -> npt.NDArray[Any]:
+    """Return colours of 16 bits, which Pillow cuts to 8."""
     import cv2
 
     colours = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), cv2.IMREAD_UNCHANGED)

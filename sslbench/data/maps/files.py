@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, PngImagePlugin, TiffImagePlugin, UnidentifiedImageError
 
 from sslbench.data.decode.picture import UnreadableImage, check_size, declared_too_large
 from sslbench.data.decode.pillow import strict_and_silent
@@ -21,9 +21,8 @@ from sslbench.data.maps.types import RawMap
 from sslbench.preprocessing import MAX_PIXELS
 
 _FORMATS = ("PNG", "TIFF", "GIF", "BMP", "PPM", "WEBP")
-_BITS, _COLOUR_TYPE = 24, 25  # byte offsets in the header of a PNG
-_STRETCHED = {2: 85, 4: 17}
-"""Bits of a grey PNG -> the factor by which Pillow multiplies its values."""
+_BITS = 24  # byte offset in the header of a PNG
+_BITS_PER_SAMPLE = 258  # tag of a TIFF
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,11 +33,13 @@ class MapPixels:
         path: its name in messages.
         array: (H, W) of indices or grey values, or (H, W, 3) of colours, uint8.
         palette: (n, 3) colours, if the array holds indices of them.
+        white: largest value that the file can hold.
     """
 
     path: str
     array: npt.NDArray[Any]
     palette: npt.NDArray[np.uint8] | None = None
+    white: int = 255
 
     @property
     def coloured(self) -> bool:
@@ -98,9 +99,9 @@ def decode_pixels(data: bytes, path: str, max_pixels: int) -> MapPixels:
             with Image.open(io.BytesIO(data)) as image:
                 _check_kind(image, data, path)
                 check_size(*image.size, path, max_pixels)
-                codec = str(image.tile)  # emptied by load
+                codec, white = str(image.tile), white_of(image, data)  # emptied by load
                 image.load()
-                return _pixels(image, data, path, codec)
+                return _pixels(image, path, codec, white)
         except UnreadableImage:
             raise
         except UnidentifiedImageError as error:
@@ -123,7 +124,40 @@ def _check_kind(image: Image.Image, data: bytes, path: str) -> None:
         raise UnreadableImage(path, f"a {kind} of several frames")
 
 
-def _pixels(image: Image.Image, data: bytes, path: str, codec: str) -> MapPixels:
+def white_of(image: Image.Image, data: bytes) -> int:
+    """Return the largest value that a picture of Pillow, not yet loaded, can hold: 15 for grey of 4 bits.
+
+    Pillow stretches values of fewer than 8 or 16 bits to these; `stored` undoes it.
+    """
+    if image.format == "PPM":
+        return int(image.tile[0].args[1]) if image.tile[0].codec_name.startswith("ppm") else 255
+    if image.mode == "1":
+        return 1
+    if image.mode.startswith("I"):
+        return 65535
+    if image.mode != "L" or not isinstance(image, PngImagePlugin.PngImageFile | TiffImagePlugin.TiffImageFile):
+        return 255
+    bits = image.tag_v2.get(_BITS_PER_SAMPLE, 8) if isinstance(image, TiffImagePlugin.TiffImageFile) else data[_BITS]
+    return int(2 ** (bits[0] if isinstance(bits, tuple) else bits) - 1)
+
+
+def stored(image: Image.Image, white: int) -> npt.NDArray[Any]:
+    """Return the values of a loaded picture of Pillow as its file holds them, (H, W) or (H, W, channels).
+
+    Args:
+        image: of any mode.
+        white: from `white_of`.
+    """
+    if image.mode == "1":
+        return np.asarray(image).astype(np.uint8)
+    array = np.asarray(image)
+    stretched = 255 if array.dtype == np.uint8 else 65535
+    if image.mode not in ("L", "I", "RGB") or white >= stretched:
+        return array
+    return np.asarray((array.astype(np.int64) * white + stretched // 2) // stretched).astype(array.dtype)
+
+
+def _pixels(image: Image.Image, path: str, codec: str, white: int) -> MapPixels:
     mode = image.mode
     if ";16" in codec and mode in ("RGB", "RGBA", "LA"):
         raise UnreadableImage(path, "colours of 16 bits")
@@ -132,23 +166,17 @@ def _pixels(image: Image.Image, data: bytes, path: str, codec: str) -> MapPixels
             raise UnreadableImage(path, "transparent pixels, whose class is not known")
         array = np.asarray(image)[..., :3] if mode == "RGBA" else np.asarray(image)[..., 0]
         return MapPixels(path, array, _palette(image) if mode == "PA" else None)
-    if mode == "1":
-        return MapPixels(path, np.asarray(image).astype(np.uint8))
     if mode == "P":
         return MapPixels(path, np.asarray(image), _palette(image))
-    if mode == "L":
-        array = np.asarray(image)
-        factor = _STRETCHED.get(data[_BITS], 1) if image.format == "PNG" and data[_COLOUR_TYPE] == 0 else 1
-        return MapPixels(path, array // factor)
-    if mode == "RGB":
-        return MapPixels(path, np.asarray(image))
+    if mode in ("1", "L", "RGB"):
+        return MapPixels(path, stored(image, white), white=white)
     if mode.startswith("I"):
-        array = np.asarray(image).astype(np.int64)
+        array = stored(image, white).astype(np.int64)
         if array.size and not 0 <= array.min() <= array.max() < 2**31 - 1:
             raise UnreadableImage(
                 path, f"values from {array.min()} to {array.max()}; classes are numbers of at least 0"
             )
-        return MapPixels(path, array)
+        return MapPixels(path, array, white=white)
     raise UnreadableImage(path, f"pixels of mode {mode}, not one whole number each")
 
 
@@ -187,7 +215,7 @@ class ValueMaps:
         pixels = load(self.files, index, max_pixels)
         values = pixels.colours() if self.colours else pixels.indices()
         if self.objects is None:
-            return RawMap(values)
+            return RawMap(values, white=pixels.white)
         instances = load(self.objects, index, max_pixels)
         numbers = self.numbers(instances)
         if numbers.shape != values.shape:

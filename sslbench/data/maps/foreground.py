@@ -19,14 +19,12 @@ from sslbench.data.wording import some
 from sslbench.errors import DataError
 from sslbench.preprocessing import MAX_PIXELS
 
-_HALF = 127
-"""Grey value above which a pixel is foreground: published masks have soft edges, and are cut at one half."""
 CLASSES = ("background", "foreground")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BinaryMasks:
-    """Masks with one grey value per pixel: 0 and 1, or 0 to 255, which are cut at one half.
+    """Masks with one grey value per pixel: 0 and 1, or black to white with soft edges, which are cut at one half.
 
     Attributes:
         name: of the source, for messages.
@@ -40,16 +38,18 @@ class BinaryMasks:
 
     def read_map(self, index: int, *, size: tuple[int, int] | None = None) -> LabelMap:
         """Return the mask of an image, 1 for foreground; see `PixelLabels`."""
-        values, path = self.maps.read(index, MAX_PIXELS).values, self.maps.path(index)
+        raw, path = self.maps.read(index, MAX_PIXELS), self.maps.path(index)
+        values = raw.values
         if found := check_same_size(values, size or size_and_turn(self.images, index)[0]):
             raise DataError(f"{self.name}: {path}: {found}")
         largest = int(values.max(initial=0))
-        if not (largest <= 1 or _HALF < largest <= 255):
+        white = 255 if largest <= 255 < raw.white else raw.white  # 8 bits in a file of 16
+        if 1 < largest <= white / 2 or largest > white:
             raise DataError(
                 f"{self.name}: {path} has values up to {largest}, so it is no mask of a foreground",
                 "Masks have the values 0 and 1, or 0 and 255. Name the classes of label maps in classes.txt.",
             )
-        return LabelMap((values > (0 if largest <= 1 else _HALF)).astype(np.int32), None)
+        return LabelMap((values > (0 if largest <= 1 else white / 2)).astype(np.int32), None)
 
     def select(self, indices: npt.NDArray[np.int64]) -> "BinaryMasks":
         """Return the masks at `indices`, in that order."""

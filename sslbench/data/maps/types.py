@@ -41,6 +41,7 @@ class RawMap:
         broken: why it contradicts itself or its manifest, so that it cannot be used; one clause each.
         contradictions: differences from the manifest that change no pixel.
         crowds: regions with many objects, which are no instances.
+        white: largest value that the file can hold.
     """
 
     values: Grid
@@ -48,6 +49,7 @@ class RawMap:
     broken: tuple[str, ...] = ()
     contradictions: tuple[str, ...] = ()
     crowds: int = 0
+    white: int = 255
 
 
 class Maps(Protocol):

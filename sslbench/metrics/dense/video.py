@@ -99,8 +99,8 @@ def semi_supervised(
 ) -> VideoScores:
     """Return J and F of the objects whose masks the tracker was given in the first frame.
 
-    The objects are those of the ids 1 to the largest of the first true frame. An object without a pixel in a frame has
-    an empty mask there.
+    The objects are those of the ids in the first true frame, which may have gaps. An object without a pixel in another
+    frame has an empty mask there.
 
     Args:
         truth: (T, H, W) object ids per frame, 0 for background.
@@ -112,14 +112,15 @@ def semi_supervised(
     Raises:
         ValueError: shapes that differ, or predicted ids beyond those of the objects.
     """
-    number = _number_of_objects(truth, found, void)
-    if (largest := int(found.max(initial=0))) > number:
-        raise ValueError(f"the prediction has object {largest}, and the first frame has {number} objects")
+    objects = _objects(truth, found, void)
+    number = len(objects)
+    if (other := np.setdiff1d(found, [0, *objects])).size:
+        raise ValueError(f"the prediction has object {other.max()}, and the first frame has {number} objects")
     frames = range(len(truth)) if ends else range(1, len(truth) - 1)
     pairs = [(k, k) for k in range(number)]
     scores = np.zeros((2, number, len(frames)))
     for column, t in enumerate(frames):
-        masks = _masks(truth[t], number), _masks(found[t], number)
+        masks = _masks(truth[t], objects), _masks(found[t], objects)
         scores[:, :, column] = _of_frame(*masks, pairs, _radius(truth.shape[1:], boundary))
     return VideoScores(*scores)
 
@@ -147,36 +148,45 @@ def unsupervised(
     """
     from scipy.optimize import linear_sum_assignment
 
-    number = _number_of_objects(truth, found, void)
-    proposals = int(found.max(initial=0))
-    if proposals > most:
-        raise ValueError(f"{proposals} proposals; at most {most} are allowed")
-    proposals = max(proposals, number)
-    pairs = [(k, p) for k in range(number) for p in range(proposals)]
-    scores = np.zeros((2, number * proposals, len(truth)))
+    objects, proposals = _objects(truth, found, void), objects_in(found)
+    if len(proposals) > most:
+        raise ValueError(f"{len(proposals)} proposals; at most {most} are allowed")
+    largest, absent = int(found.max(initial=0)), max(0, len(objects) - len(proposals))
+    proposals = np.append(proposals, largest + 1 + np.arange(absent))  # empty masks
+    pairs = [(k, p) for k in range(len(objects)) for p in range(len(proposals))]
+    scores = np.zeros((2, len(pairs), len(truth)))
     for t, (true, own) in enumerate(zip(truth, found, strict=True)):
-        masks = _masks(true, number), _masks(np.where(true == void, 0, own), proposals)
+        masks = _masks(true, objects), _masks(np.where(true == void, 0, own), proposals)
         scores[:, :, t] = _of_frame(*masks, pairs, _radius(true.shape, boundary))
-    of_pairs = scores.reshape(2, number, proposals, len(truth))
-    objects, chosen = linear_sum_assignment(-of_pairs.mean(axis=(0, 3)))
-    return VideoScores(*of_pairs[:, objects, chosen]), chosen.astype(np.int64) + 1
+    of_pairs = scores.reshape(2, len(objects), len(proposals), len(truth))
+    rows, chosen = linear_sum_assignment(-of_pairs.mean(axis=(0, 3)))
+    return VideoScores(*of_pairs[:, rows, chosen]), proposals[chosen]
 
 
-def frame_scores(truth: Ids, found: Ids, number: int, *, boundary: float = BOUNDARY) -> FloatArray:
+def objects_in(ids: Ids) -> npt.NDArray[np.int64]:
+    """Return the ids of the objects (K,) that have a pixel in a map or several, ascending; 0 is background.
+
+    >>> objects_in(np.array([[0, 200], [1, 200]])).tolist()
+    [1, 200]
+    """
+    return np.unique(ids[ids > 0]).astype(np.int64)
+
+
+def frame_scores(truth: Ids, found: Ids, objects: npt.NDArray[np.int64], *, boundary: float = BOUNDARY) -> FloatArray:
     """Return J and F (2, K) of the objects in one frame; concatenated over frames they are those of `semi_supervised`.
 
     Args:
-        truth: (H, W) object ids, 0 for background; ids above K count as background.
+        truth: (H, W) object ids; others than those of the objects count as background.
         found: (H, W) predicted object ids.
-        number: K, objects of the first frame.
+        objects: (K,) ids in the first frame, see `objects_in`.
         boundary: see `boundary_measure`.
 
-    >>> mask = np.array([[0, 1, 1], [0, 2, 2]])
-    >>> frame_scores(mask, mask, 2).tolist()
+    >>> mask = np.array([[0, 1, 1], [0, 7, 7]])
+    >>> frame_scores(mask, mask, objects_in(mask)).tolist()
     [[1.0, 1.0], [1.0, 1.0]]
     """
-    pairs = [(k, k) for k in range(number)]
-    return _of_frame(_masks(truth, number), _masks(found, number), pairs, _radius(truth.shape, boundary))
+    pairs = [(k, k) for k in range(len(objects))]
+    return _of_frame(_masks(truth, objects), _masks(found, objects), pairs, _radius(truth.shape, boundary))
 
 
 def object_values(scores: VideoScores) -> FloatArray:
@@ -227,14 +237,15 @@ def _statistics(values: FloatArray) -> FloatArray:
     return np.column_stack([values.mean(axis=1), (values > 0.5).mean(axis=1), first.mean(axis=1) - last.mean(axis=1)])
 
 
-def _number_of_objects(truth: Ids, found: Ids, void: int) -> int:
+def _objects(truth: Ids, found: Ids, void: int) -> npt.NDArray[np.int64]:
     if truth.shape != found.shape or truth.ndim != 3:
         raise ValueError(f"true ids of shape {truth.shape} and predicted ones of {found.shape}: both are (T, H, W)")
-    return int(np.where(truth[0] == void, 0, truth[0]).max(initial=0)) if len(truth) else 0
+    objects = objects_in(truth[:1])
+    return objects[objects != void]
 
 
-def _masks(ids: Ids, number: int) -> list[Mask]:
-    return [ids == k for k in range(1, number + 1)]
+def _masks(ids: Ids, objects: npt.NDArray[np.int64]) -> list[Mask]:
+    return [ids == k for k in objects]
 
 
 def _of_frame(truth: list[Mask], found: list[Mask], pairs: list[tuple[int, int]], radius: int) -> FloatArray:

@@ -4,8 +4,8 @@ Each cell of a frame takes the mean of the labels of the most similar cells of t
 before (`solvers.propagation`; Jabri et al. 2020, Caron et al. 2021). The kind of the data decides the score:
 
 - Masks of objects (DAVIS 2017, Pont-Tuset et al.): region similarity J and boundary measure F of every object, averaged
-  over its frames without the first and the last one, and over all objects. Objects are those of the first frame; later
-  ones count as background.
+  over its frames without the first and the last one, and over all objects. Objects are the ids that occur in the first
+  frame; later ones count as background.
 - Masks of classes of parts (VIP): IoU of each class over the pixels of all frames of all videos together, mean over the
   classes that occur, background among them.
 - Joints (JHMDB): share of all frames but the first of each clip in which a joint is within 0.1 and 0.2 of the person's
@@ -86,7 +86,7 @@ def score(run: MapRun[Settings]) -> dict[str, Outcome]:
 WORK = NotEstimated("the number of frames is known when the videos are read")
 
 PROTOCOL = Protocol(
-    version=1,
+    version=2,
     summary="Tracking of objects, parts and joints by propagation of the first labels, without training.",
     settings=Settings,
     kind=without_training(check, maps_of_layers, score, work=WORK, label_kinds=VIDEOS),

@@ -8,7 +8,7 @@ from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.tracks import UNLABELLED, Ids, Videos
 from sslbench.errors import DataError
 from sslbench.metrics.dense.segmentation import class_areas
-from sslbench.metrics.dense.video import VideoScores, frame_scores, object_values
+from sslbench.metrics.dense.video import VideoScores, frame_scores, object_values, objects_in
 from sslbench.protocols._parts.dense_images import Fitted
 from sslbench.protocols._parts.untrained import MapRun
 from sslbench.protocols.tracking.propagation import FirstLabels, propagated, size_text
@@ -22,21 +22,25 @@ from sslbench.solvers.upsampling import upsampled_classes
 def track_objects(run: MapRun[Settings], videos: Videos, number: int, done: FrameDone) -> Tracked:
     """Score the objects of a video; a row is their number and the sums of their values, see `video.TRACK_COLUMNS`.
 
-    The first and the last frame are not scored, as in DAVIS. Later objects than those of the first frame are
-    background.
+    Objects are the ids that occur in the first frame; later ones are background. The first and the last frame are not
+    scored, as in DAVIS.
     """
     rows = videos.rows(number)
     first = videos.masks.read_ids(rows[0])
-    objects = int(first.max())
+    objects = objects_in(first)
+    channels = np.searchsorted(objects, first, side="right").astype(np.int32)  # ids may have gaps, channels have none
+    numbers = np.append(0, objects)
     scores: dict[str, list[FloatArray]] = {}
     grids: dict[str, tuple[int, int]] = {}
-    for position, (_, labels) in enumerate(propagated(run, rows, _first_labels(first, objects + 1, run.settings))):
+    start = _first_labels(channels, len(numbers), run.settings)
+    for position, (_, labels) in enumerate(propagated(run, rows, start)):
         grids = {name: (label.shape[1], label.shape[2]) for name, label in labels.items()}
         if 0 < position < len(rows) - 1:
             truth = _truth(run, videos, rows[position], first)
             scores.setdefault(KEPT, []).append(frame_scores(truth, first, objects))
             for name, label in labels.items():
-                scores.setdefault(name, []).append(frame_scores(truth, _classes(label, truth, run.settings), objects))
+                predicted = numbers[_classes(label, truth, run.settings)]
+                scores.setdefault(name, []).append(frame_scores(truth, predicted, objects))
         done()
     found = {}
     for name, frames in scores.items():
