@@ -1,7 +1,8 @@
 """Methods under ddp, fsdp and zero: plain, averaged, accumulated, compiled, in bfloat16; two processes, no GPU.
 
 The three strategies compute the same, so they have to end with the same weights. One process has to end there too, if
-BatchNorm does not take the statistics of each process's images (`OF_EACH_PROCESS` has the exceptions).
+BatchNorm does not take the statistics of each process's images: it does in the runs with every option, not in those of
+every method (`OF_EACH_PROCESS` has the exceptions).
 
 Numbers are float64: small networks with BatchNorm turn differences of rounding into ones a thousand times as large.
 Not the full product, which takes an hour: options act in the training loop and on what methods are made of, so four
@@ -71,6 +72,8 @@ WITH_ALL_OPTIONS = {
 """BatchNorm and a momentum network; a vision transformer with a centre; masks and a decoder; queue and prototypes."""
 ALONE = {"ema": {"ema": 0.5}, "accumulate": {"accumulate": 2}, "clip": {"clip_norm": 0.1}}
 """Options of `together`, one by one, of ddp: each does what it should, and nothing more."""
+AS_ONE = {"accumulate": ALONE["accumulate"]}
+"""An option of methods whose loss is a mean over images: two passes are one."""
 SECONDS = 1800
 """Two processes that take longer hang; idle, a method takes less than 20 s."""
 
@@ -185,15 +188,17 @@ def under_every_strategy(number, method, cells):
     return of_cells(method, cells, ALONE)
 
 
-def under_few_strategies(number, methods):
-    """The same of several methods in fewer cells."""
+def under_few_strategies(number, methods, accumulated):
+    """The same of several methods in fewer cells, without statistics of a batch."""
     torch.set_num_threads(1)
     found = {}
-    for method in methods:
-        try:
-            found[method] = of_cells(method, FEW_CELLS, {})
-        except Exception as error:
-            raise RuntimeError(f"{method} fails under a strategy") from error
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "make_method", fixed_norms)
+        for method in methods:
+            try:
+                found[method] = of_cells(method, FEW_CELLS, AS_ONE if method in accumulated else {})
+            except Exception as error:
+                raise RuntimeError(f"{method} fails under a strategy") from error
     return found
 
 
@@ -269,11 +274,20 @@ def test_methods_that_say_what_is_compiled_compile_all_of_it():
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_every_method_trains_the_same_network_under_every_strategy(part):
+def test_every_method_trains_the_same_network_alone_and_under_every_strategy(part):
     methods = list(runs.METHODS)[part::2]
-    first, second = two_processes.run(under_few_strategies, methods, seconds=SECONDS)
+    compared = sorted(set(methods) - set(OF_EACH_PROCESS))
+    accumulated = [method for method in compared if is_mean_of_images(method)]
+    assert len(accumulated) >= 8, "one of them is a mean no more"
+    alone = trained_alone(compared)
+    first, second = two_processes.run(under_few_strategies, methods, accumulated, seconds=SECONDS)
     for method in methods:
         check_equal(method, first[method], second[method])
+    for method in compared:
+        assert (("ddp", "accumulate") in first[method]) == (method in accumulated)
+        for cell, found in first[method].items():
+            np.testing.assert_allclose(found["losses"], alone[method]["losses"], rtol=1e-6, err_msg=f"{method}, {cell}")
+            close(found["weights"], alone[method]["weights"], f"{method}, {cell}", 1e-6)
 
 
 def check_equal(method, first, second):
@@ -316,7 +330,6 @@ OF_EACH_PROCESS = {
     "wmse": "a process whitens slices of its own images",
 }
 """Methods that are not the same with other numbers of processes, and the reason."""
-COMPARED = sorted(set(runs.METHODS) - set(OF_EACH_PROCESS))
 
 
 def with_fixed_norms(method):
@@ -348,21 +361,8 @@ def is_mean_of_images(method):
     return abs(whole - sum(halves) / 2) < 1e-9 * abs(whole)
 
 
-def plain_and_accumulated(number, methods, accumulated=()):
-    """What methods without statistics of a batch end with, in one pass and, where that is the same, in two."""
-    torch.set_num_threads(1)
+def trained_alone(methods):
+    """What methods without statistics of a batch end with in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(globals(), "make_method", fixed_norms)
-        cells = [(method, {}) for method in methods] + [(method, ALONE["accumulate"]) for method in accumulated]
-        return [(method, trained(method, backbone_of(method), changes)[0]) for method, changes in cells]
-
-
-def test_several_processes_and_passes_are_one():
-    alone = dict(plain_and_accumulated(0, COMPARED))
-    accumulated = [method for method in COMPARED if is_mean_of_images(method)]
-    assert len(accumulated) >= 18, "one of them is a mean no more"
-    outcomes, _ = two_processes.run(plain_and_accumulated, COMPARED, accumulated, seconds=SECONDS)
-    assert len(outcomes) == len(COMPARED) + len(accumulated)
-    for method, found in outcomes:
-        np.testing.assert_allclose(found["losses"], alone[method]["losses"], rtol=1e-6, err_msg=method)
-        close(found["weights"], alone[method]["weights"], method, 1e-6)
+        return {method: trained(method, backbone_of(method), {})[0] for method in methods}
