@@ -18,7 +18,7 @@ COMMANDS = [
     "data to-kwcoco kwcoco:shapes8 shapes.kwcoco.json",
     "convert p/weights.torch y.pth --to torchvision",
     "inspect y.pth",
-    "check-data kwcoco:shapes8 --workers 1",
+    "check-data kwcoco:shapes8 --workers 0",
 ]
 
 

@@ -376,8 +376,11 @@ def _fork(
 
 
 if __name__ == "__main__":
-    verb, *words = sys.argv[1:]
+    verbs = {"draw": draw, "trace": trace, "run": run, "report": report}
+    verb, *words = sys.argv[1:] or [""]
+    if verb not in verbs:
+        sys.exit(f"{verb!r} is none of {', '.join(verbs)}; CONTRIBUTING.md has the commands")
     if verb == "run" and len(words) > 2:
         run(Path(words[0]), Path(words[1]), [int(word) for word in words[2:]])
     else:
-        {"draw": draw, "trace": trace, "run": run, "report": report}[verb](*map(Path, words))
+        verbs[verb](*map(Path, words))

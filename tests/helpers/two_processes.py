@@ -12,6 +12,7 @@ import functools
 import logging
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -61,9 +62,20 @@ def run(function: Callable[..., Any], *arguments: Any, join: bool = True, second
 def _process(rank: int) -> concurrent.futures.ProcessPoolExecutor:
     """Return the process of a rank, always the same: what PyTorch caches about a mesh belongs to one rank."""
     context = multiprocessing.get_context("spawn")
-    return concurrent.futures.ProcessPoolExecutor(
-        1, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
-    )
+    return concurrent.futures.ProcessPoolExecutor(1, mp_context=context, initializer=_start)
+
+
+def _start() -> None:
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of the process that runs the tests, which may be killed, and end."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _end() -> None:
