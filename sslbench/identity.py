@@ -25,6 +25,7 @@ benchmark or preset: name, version, file                    new     name
 the metric that a benchmark puts first                      new     new
 the metric that a board or comparison is asked for                  new
 the members of a group (`--groups`)                         asked   group
+part of train, of a network finetuned on it           new     new
 images that could not be read                                       new
 seed of splits, hold-outs and resamples                     new
 number of trainings (`seeds=`)                              new
@@ -161,6 +162,11 @@ class Comparability:
     Weights, backbone, layer, preprocessing, precision and dtype may differ: they are compared, and make the row
     (`row_key`). The seed may differ: several seeds of one row are averaged, and their number is shown. The benchmark's
     name does not matter: the same measurement may be made with and without it.
+
+    Attributes:
+        train_part: part of train that a network was finetuned on; '' for all of it.
+        unreadable: ids of the images that were left out.
+        further: name, fingerprint and number of used images of each further set.
     """
 
     protocol: str
@@ -170,11 +176,12 @@ class Comparability:
     test: str
     n_train: int
     n_test: int
-    unreadable: int
     metric: str
+    train_part: str = ""
+    unreadable: tuple[str, ...] = ()
     groups: str = ""
     code: str = ""
-    further: tuple[str, ...] = ()
+    further: tuple[tuple[str, str, int], ...] = ()
 
 
 def comparability_key(result: Result, metric: str | None = None) -> Comparability:
@@ -188,11 +195,12 @@ def comparability_key(result: Result, metric: str | None = None) -> Comparabilit
         test=data.test.fingerprint,
         n_train=data.train.n_used,
         n_test=data.test.n_used,
-        unreadable=len(data.unreadable),
         metric=metric or result.headline,
+        train_part=data.train_part,
+        unreadable=tuple(sorted(image.id for image in data.unreadable)),
         groups=_groups(result, metric or result.headline),
         code=result.protocol.code,
-        further=tuple(_further(data)),
+        further=tuple((part.name, part.fingerprint, part.n_used) for part in data.further),
     )
 
 
@@ -203,7 +211,7 @@ def row_key(result: Result) -> str:
     tensors = "untrained" if weights.untrained else weights.sha256
     code = {name: value for name, value in weights.code.items() if not (weights.untrained and name == "probe")}
     values = _pixels(result.preprocessing)
-    return canonical([tensors, weights.backbone, code, result.layer, values, result.precision, result.feature_dtype])
+    return canonical([tensors, weights.backbone, code, result.feature, values, result.precision, result.feature_dtype])
 
 
 def _further(data: DataUsed) -> list[str]:

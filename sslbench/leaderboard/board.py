@@ -111,7 +111,7 @@ def _row(label: str, members: Sequence[Result], columns: Sequence[Column], group
         weights=first.weights.name,
         sha256=first.weights.sha256,
         backbone=first.weights.backbone,
-        layer=first.layer,
+        layer=first.feature,
         preprocessing=preprocessing_text(first.preprocessing),
         precision=precision_text(first),
         flags=row_flags(members, columns, cells),

@@ -1,7 +1,6 @@
 """Paired comparison of results on the same test samples."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +11,8 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
 from sslbench.errors import ResultError
-from sslbench.identity import comparability_key
 from sslbench.leaderboard.flags import is_floor
-from sslbench.leaderboard.grouping import UNSET, groups_of, newest_of_each, without_parts
+from sslbench.leaderboard.grouping import column_keys, differences, groups_of, newest_of_each, without_parts
 from sslbench.metrics.catalog import find, known
 from sslbench.metrics.detection import Detections
 from sslbench.metrics.detection.difference import DEFINITIONS, detector_difference
@@ -33,43 +31,17 @@ def differing(a: Result, b: Result, metric: str | None = None) -> list[tuple[str
         b: the other one.
         metric: metric of the comparison; default the headline of each, which must then be the same.
     """
-    one, other = comparability_key(a, metric), comparability_key(b, metric)
-    found: list[tuple[str, Any, Any]] = [
-        ("protocol", one.protocol, other.protocol),
-        ("metric", one.metric, other.metric),
-    ]
-    if one.protocol == other.protocol:
-        found += [("protocol version", one.version, other.version), ("code of the protocol", one.code, other.code)]
-        found += _settings(json.loads(one.settings), json.loads(other.settings))
-    found += [
-        ("train data", _data(a.data.train.name, one.train), _data(b.data.train.name, other.train)),
-        ("test data", _data(a.data.test.name, one.test), _data(b.data.test.name, other.test)),
-        ("train samples used", one.n_train, other.n_train),
-        ("test samples used", one.n_test, other.n_test),
-        ("unreadable images", one.unreadable, other.unreadable),
-        ("groups", one.groups, other.groups),
-    ]
-    if a.benchmark is not None and b.benchmark is not None:
-        first, second = a.benchmark, b.benchmark
-        found.append(("benchmark", f"{first.name} v{first.version}", f"{second.name} v{second.version}"))
-    # Names of data are unreliable in both directions: the fingerprints decide.
-    same = {"train data": one.train == other.train, "test data": one.test == other.test}
-    return [(key, str(x), str(y)) for key, x, y in found if not same.get(key, x == y)]
-
-
-def _data(name: str, fingerprint: str) -> str:
-    return f"{name} {fingerprint[:8]}"
-
-
-def _settings(one: dict[str, Any], other: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    found = differences(column_keys([a, b], metric))
+    # Settings of two protocols always differ, and one measurement may be made with and without a benchmark's name.
+    own = ("setting ", "protocol version", "code of") if "protocol" in found else ()
+    own += ("benchmark",) if None in (a.benchmark, b.benchmark) else ()
+    names = {"train data": (a.data.train.name, b.data.train.name), "test data": (a.data.test.name, b.data.test.name)}
     return [
-        (f"setting {name}", _text(one.get(name, UNSET)), _text(other.get(name, UNSET)))
-        for name in sorted({*one, *other})
+        (title, f"{first} {one.text}".strip(), f"{second} {other.text}".strip())
+        for title, (one, other) in found.items()
+        if not title.startswith(own)
+        for first, second in [names.get(title, ("", ""))]
     ]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
 RESAMPLES = 1000

@@ -2,14 +2,13 @@
 
 import dataclasses
 import hashlib
-import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sslbench.identity import digest
-from sslbench.leaderboard.grouping import UNSET, ColumnKey
+from sslbench.leaderboard.grouping import ColumnKey, differences, short_text
 from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from sslbench.results import Result
 
@@ -21,9 +20,11 @@ def column_names(groups: Mapping[ColumnKey, Sequence[Result]]) -> dict[ColumnKey
         namesakes[_plain_name(group, members[0])].append(group)
     names = {}
     for name, alike in namesakes.items():
-        parts = _differences(alike)
-        for group in alike:
-            names[group] = f"{name} [{', '.join(parts[group])}]" if parts[group] else name
+        headings = [[each.heading for each in values] for values in differences(alike).values()]
+        headings = [texts for texts in headings if len(set(texts)) > 1]
+        for i, group in enumerate(alike):
+            own = ", ".join(texts[i] for texts in headings)
+            names[group] = f"{name} [{own}]" if own else name
     return _unique(names)
 
 
@@ -43,43 +44,6 @@ def data_name(name: str) -> str:
     base = name.rsplit(" (", 1)[0] if name.endswith(")") else name
     base = base.rstrip("/\\")
     return base if ":" in base else base.replace("\\", "/").rsplit("/", 1)[-1] or name
-
-
-_PARTS: tuple[Callable[[ColumnKey], str], ...] = (
-    lambda group: group.key.metric,
-    lambda group: "v" + group.benchmark.rsplit(" v", 1)[1] if group.benchmark else "no benchmark",
-    lambda group: group.key.protocol,
-    lambda group: f"protocol v{group.key.version}" if group.benchmark else f"v{group.key.version}",
-    lambda group: f"train {group.key.train[:4]}",
-    lambda group: f"data {group.key.test[:4]}",
-    lambda group: f"n_train={group.key.n_train}",
-    lambda group: f"n={group.key.n_test}",
-    lambda group: f"{group.key.unreadable} skipped",
-    lambda group: f"code {group.key.code[:4]}",
-    lambda group: f"groups {group.key.groups[:4]}",
-)
-
-
-def _differences(groups: Sequence[ColumnKey]) -> dict[ColumnKey, list[str]]:
-    """Return for each group the parts in which it differs from at least one of the others, in words."""
-    parts: dict[ColumnKey, list[str]] = {group: [] for group in groups}
-    settings = {group: json.loads(group.key.settings) for group in groups}
-    texts: list[dict[ColumnKey, str]] = [
-        {group: f"{name}={_short(settings[group].get(name, UNSET))}" for group in groups}
-        for name in sorted({name for values in settings.values() for name in values})
-    ]
-    texts += [{group: text(group) for group in groups} for text in _PARTS]
-    for written in texts:
-        if len(set(written.values())) > 1:
-            for group in groups:
-                parts[group].append(written[group])
-    return parts
-
-
-def _short(value: Any) -> str:
-    items = value if isinstance(value, list) else [value]
-    text = ",".join(item if isinstance(item, str) else json.dumps(item, separators=(",", ":")) for item in items)
-    return text if len(text) <= 24 else text[:23] + "…"
 
 
 def natural(name: str) -> list[tuple[int, str]]:
@@ -105,7 +69,7 @@ def row_names(rows: Mapping[str, Result]) -> dict[str, str]:
     """Return a label for each row: the weights' name; in brackets its difference from namesakes with the same layer."""
     namesakes: dict[tuple[str, str], list[str]] = defaultdict(list)
     for key, record in rows.items():
-        namesakes[record.weights.name, record.layer].append(key)
+        namesakes[record.weights.name, record.feature].append(key)
     labels = {}
     for (name, _), keys in namesakes.items():
         described = {key: _row_parts(rows[key]) for key in keys}
@@ -165,14 +129,14 @@ def _preprocessing_words(values: Mapping[str, Any]) -> dict[str, str]:
             words[key] = f"{key} {'/'.join(numbers[:1] if len(set(numbers)) == 1 else numbers)}"
     parameters = ("resize", "squash", "crop", "interpolation", "mean", "std", "origin")
     others = {key: item for key, item in values.items() if key not in parameters and (key, item) != ("space", "RGB")}
-    return words | {key: f"{key} {_short(item)}" for key, item in others.items()}
+    return words | {key: f"{key} {short_text(item)}" for key, item in others.items()}
 
 
 def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else _short(value)
+    return f"{value:g}" if isinstance(value, float) else short_text(value)
 
 
 def _size(size: Any) -> str:
     pair = list(size) if isinstance(size, list | tuple) else [size]
-    sides = [_short(side) for side in pair]
+    sides = [short_text(side) for side in pair]
     return "x".join(sides[:1] if len(set(sides)) == 1 else sides)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslbench.errors import ResultError
+from sslbench.identity import comparability_key
 from sslbench.leaderboard.compare import Comparison, compare
 from sslbench.leaderboard.writers.panels import COLOURS, MARKERS, finish_panel, panels, write_png
 from sslbench.leaderboard.writers.tables import number, write_text
@@ -68,8 +69,7 @@ def training_curves(results: Sequence[tuple[Position, Sequence[Result]]]) -> lis
     for at, own in sorted(results, key=lambda entry: entry[0].step):
         for result in own:
             preset = None if result.preset is None else result.preset.name
-            data = (result.data.test.name, result.data.label_noise, result.headline)
-            key = (result.protocol.name, preset, str(result.protocol.settings), result.layer, *data)
+            key = (comparability_key(result), preset, result.layer)
             found.setdefault(key, []).append(TrainingPoint(at, result))
     return [TrainingCurve(tuple(points), _gain(points)) for points in found.values()]
 

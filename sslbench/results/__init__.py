@@ -163,6 +163,11 @@ class Result:
         """Let metrics name themselves where one is asked for that is not there."""
         object.__setattr__(self, "metrics", Metrics(self.metrics))
 
+    @property
+    def feature(self) -> str:
+        """Layer without the part of train that the network was finetuned on."""
+        return self.layer.partition(", ")[0] if self.data.train_part else self.layer
+
     def row(self) -> dict[str, Any]:
         """Return one row of a table: weights, protocol and data, the leading metric with its interval, all metrics."""
         leading = self.metrics[self.headline]

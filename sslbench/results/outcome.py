@@ -71,6 +71,7 @@ class Outcome:
         picture: PNG of some test images with prediction and truth, written beside the record; empty: none.
         means: metrics that are means over the test samples, with the outcomes of each sample; None where there are
             none beside those computed from `scores`.
+        train_part: part of train that the network was finetuned on, see `DataUsed`; empty: all of it.
         scored: number of test samples that the metrics are over; None: all.
     """
 
@@ -92,4 +93,5 @@ class Outcome:
     picture: bytes = b""
     neighbours: tuple[Neighbours, ...] = ()
     means: SampleMeans | None = None
+    train_part: str = ""
     scored: int | None = None

@@ -113,6 +113,8 @@ class DataUsed:
 
     Attributes:
         further: other sets of images that decide the metrics: changed versions of test, further test sets.
+        train_part: part of train that a network was finetuned on, '10 % of train'; empty: all of it. The result's layer
+            names it too.
         label_noise: share of the train labels that were replaced by wrong ones (--noise).
         split_seed: seed of the split, where it is another than that of the training (`Training`).
         known_by: identity of the samples; None: content and labels of the images. Of features made elsewhere: 'ids' and
@@ -126,6 +128,7 @@ class DataUsed:
     labels: LabelKind
     unreadable: tuple[ExcludedImage, ...] = ()
     further: tuple[DataPart, ...] = ()
+    train_part: str = ""
     label_noise: float = 0.0
     split_seed: int | None = None
     known_by: KnownBy | None = None

@@ -23,9 +23,12 @@ from sslbench.evaluation.record import Encoded, asked, describe, measurement
 from sslbench.evaluation.sets import is_on_sets, row_subjects
 from sslbench.features.extract import store_key
 from sslbench.features.store import StoreEntry
+from sslbench.leaderboard.compare import differing
 from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
 from sslbench.preprocessing import Preprocessing
+from sslbench.protocols.finetune.plan import portions
+from sslbench.protocols.finetune.run import row_name
 from sslbench.results import MetricValue, Result
 
 SMALL = Preprocessing(resize=(16, 16), crop=None)
@@ -98,6 +101,10 @@ class World:
         subject = describe(prepared, prepared.backbone, layer, Encoded(train, test, (), 0.0, 0), "a command")
         if is_on_sets(task):
             subject, _ = row_subjects(subject, task, prepared.sets[0])[""]
+        if self.protocol == "finetune":
+            (part,) = portions(task.settings, prepared.data.train)
+            used = dataclasses.replace(subject.data, train_part=part.listed or part.text)
+            subject = dataclasses.replace(subject, layer=row_name(prepared.layers[0], part), data=used)
         measured = measurement(subject, task)
         result = Result(
             **{f.name: getattr(measured, f.name) for f in dataclasses.fields(measured)},
@@ -117,6 +124,8 @@ class World:
             "file": StoreEntry(Path("store")).layer_file(layer),
             "asked": result.asked,
             "group": identity.comparability_key(result, "worst_group(site).top1"),
+            "result": result,
+            "metric": self.metric,
         }
 
 
@@ -188,6 +197,44 @@ def another_set_at_the_same_place(folder, _):
         shutil.copy(folder / name, path / "0.png")
     one = on_sets(folder, ("sets", {"set": str(folder / "set")}))
     return one, on_sets(folder, ("sets", {"set": str(folder / "other")}))
+
+
+def photos(folder):
+    """Folder with a folder per split and class; below `others` lie others of the same names."""
+    rng = np.random.default_rng(0)
+    for place, n in (("photos/train", 6), ("photos/test", 2), ("others/a/fog/1", 2), ("others/b/fog/1", 2)):
+        for name in "xy":
+            (folder / place / name).mkdir(parents=True)
+            for i in range(n):
+                pixels = rng.integers(0, 255, (20, 20, 3)).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / place / name / f"{i}.png")
+    return str(folder / "photos")
+
+
+@change("content of further sets, versions of changes")
+def other_corrupted_images_of_the_same_name(folder, _):
+    plain = (("corrupt", ("fog",)), *CHANGED[1:])
+    one, other = (on_sets(folder, *plain[1:], ("corrupted", str(folder / "others" / name))) for name in "ab")
+    data = photos(folder)
+    return tuple(dataclasses.replace(w, data=data, settings=(*plain, w.settings[-1])) for w in (one, other))
+
+
+@change("content of further sets, versions of changes")
+def other_unknown_images(folder, _):
+    for name, image in (("one", "00.png"), ("other", "01.png")):
+        (folder / name / "z").mkdir(parents=True)
+        shutil.copy(folder / image, folder / name / "z" / "0.png")
+    return tuple(on_sets(folder, ("unknown", str(folder / name))) for name in ("one", "other"))
+
+
+@change("part of train, of a network finetuned on it")
+def listed_images(folder, _):
+    small = (("batch_size", 4), ("epochs", 1), ("train_list", str(folder / "list.txt")))
+    world = base(folder, protocol="finetune", settings=small)
+    (folder / "list.txt").write_text("00.png\n01.png\n02.png\n03.png\n")
+    first = world.keys()
+    (folder / "list.txt").write_text("00.png\n01.png\n02.png\n05.png\n")
+    return Known(first), world
 
 
 class NewCorruptions(World):
@@ -570,3 +617,6 @@ def test_a_change_changes_the_keys_of_its_row_and_no_other(name, folder, monkeyp
             assert before[cell] != after[cell], f"{name}: the {cell} of {key} should differ"
     if "asked" not in cells.values():
         assert before["asked"] == after["asked"]
+    if before["metric"] == after["metric"]:
+        named = differing(before["result"], after["result"], before["metric"])
+        assert bool(named) == (before["column"] != after["column"]), f"{name}: compare and the board disagree: {named}"

@@ -17,7 +17,7 @@ from sslbench.leaderboard.writers.provenance import how_made
 from sslbench.metrics.catalog import find
 from sslbench.results import Result
 from sslbench.results.records import CONFUSION_PNG, neighbours_path, picture_path
-from sslbench.text import csv_text
+from sslbench.text import csv_text, without_secrets
 
 _MOST_BYTES = 4_000_000  # of a picture
 _MOST_CLASSES = 50  # at each end of a table of classes
@@ -35,7 +35,9 @@ def to_html(board: Board, path: Path, title: str = "Leaderboard") -> None:
         ResultError: the file cannot be written.
     """
     source = Path(__file__).with_name("board.html.jinja").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, finalize=without_secrets
+    )
     environment.filters["breakable"] = _breakable
     page = environment.from_string(source).render(
         board=board,

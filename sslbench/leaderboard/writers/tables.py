@@ -23,7 +23,7 @@ LEGEND = (
 )
 _LONG = (
     "kind weights backbone layer preprocessing precision column metric shown value low high n tied_with_best seeds "
-    "protocol protocol_version settings benchmark benchmark_version preset modified converged n_train"
+    "protocol protocol_version settings benchmark benchmark_version preset modified converged n_train train_part"
 ).split()
 _LONG += [column.name for column in COLUMNS]
 _LONG += ["weights_sha256", "train_fingerprint", "test_fingerprint", "ids", "source", "flags"]
@@ -91,13 +91,14 @@ def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[di
         "protocol_version": key.version,
         "settings": key.settings,
         "n_train": key.n_train,
+        "train_part": key.train_part,
         "weights_sha256": row.sha256,
         "train_fingerprint": key.train,
         "test_fingerprint": key.test,
         "flags": "; ".join(row.flags),
     }
     if cell.published is not None:  # a published number has its own data and settings, not the column's
-        own_columns = ("protocol_version", "settings", "n_train", "train_fingerprint", "test_fingerprint")
+        own_columns = ("protocol_version", "settings", "n_train", "train_part", "train_fingerprint", "test_fingerprint")
         common |= dict.fromkeys(own_columns, "") | {
             "protocol": cell.published.protocol,
             "source": _source(cell.published),
