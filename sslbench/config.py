@@ -23,6 +23,8 @@ def setting(
     within: str = "",
     required: bool = False,
     changes_result: bool = True,
+    by_content: bool = False,
+    part_of: str = "",
 ) -> Any:
     """Return a dataclass field with its meaning.
 
@@ -37,13 +39,18 @@ def setting(
         required: refuse the default, "" for instance.
         changes_result: False for a setting that only says how the same numbers are computed (memory, library): it is
             not part of what was measured, and records leave it out.
+        by_content: True for the place of a file or folder, of which records hold the content in place of the name.
+        part_of: setting with the length of the whole training, of which this is a part or a point in time: see
+            `shortened`.
     """
     metadata = {
         "meaning": meaning,
         "unit": unit,
         "within": within,
         "required": required,
-        "changes_result": changes_result,
+        "changes_result": changes_result and not by_content,
+        "by_content": by_content,
+        "part_of": part_of,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -225,6 +232,62 @@ def resolve(cls: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tu
         merged.update(values)
         origins.update(dict.fromkeys(values, origin))
     return build(cls, merged, layers[-1][0] if layers else "defaults"), origins
+
+
+def shortened(cls: type[Any], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return the parts of a training (`part_of`) that no longer fit because the last layer shortens it, in proportion.
+
+    Parts that the last layer sets itself stay as they are.
+
+    Args:
+        cls: the dataclass.
+        layers: as for `resolve`; the last one is the user's.
+    """
+    *published, (origin, chosen) = layers
+    chosen = build_partial(cls, chosen, origin)
+    hints = typing.get_type_hints(cls)
+    before = {f.name: f.default for f in dataclasses.fields(cls)}
+    for where, values in published:
+        before |= build_partial(cls, values, where)
+    found = {}
+    for field in dataclasses.fields(cls):
+        part, whole = before[field.name], field.metadata.get("part_of")
+        if whole not in chosen or field.name in chosen:
+            continue
+        fitted = in_proportion(part, before[whole], chosen[whole])
+        if fitted != part:
+            found[field.name] = _rounded(fitted) if hints[whole] is int else fitted
+    return found
+
+
+def in_proportion(part: Any, before: float, whole: float) -> Any:
+    """Return a part of a training that became shorter: unchanged if it still ends before the training.
+
+    >>> in_proportion(20, 100, 50), in_proportion(20, 100, 8), in_proportion((60, 90), 100, 80)
+    (20, 1.6, (48.0, 72.0))
+
+    Args:
+        part: length of a part, points in time, or a schedule whose `milestones` are such.
+        before: length of the whole training at first.
+        whole: its length now.
+    """
+    if isinstance(part, Mapping):
+        points = part.get("milestones") if part.get("name") == "multistep" else None
+        return {**part, "milestones": in_proportion(points, before, whole)} if isinstance(points, list) else part
+    points = part if isinstance(part, tuple | list) else [part]
+    if not points or not all(map(is_number, points)) or not 0 < whole < before or max(points) < whole:
+        return part
+    fitted = [float(f"{point * whole / before:.6g}") for point in points]
+    return type(part)(fitted) if points is part else fitted[0]
+
+
+def _rounded(part: float | tuple[float, ...]) -> int | tuple[int, ...]:
+    return tuple(sorted(set(map(round, part)))) if isinstance(part, tuple) else round(part)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a plain value is a number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def build_partial(cls: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from sslbench.config import result_settings
 from sslbench.errors import UsageError
 from sslbench.evaluation import floors, subset
 from sslbench.evaluation.costs import measured
+from sslbench.evaluation.dense import as_read
 from sslbench.evaluation.file_classifier import with_classifier
 from sslbench.evaluation.groups import UNNAMED, groups_of, with_details
 from sslbench.evaluation.predicted import write_predicted
@@ -103,7 +104,7 @@ def measurement(subject: Subject, task: Task) -> Measurement:
     return Measurement(
         weights=subject.weights,
         layer=subject.layer,
-        preprocessing=subject.preprocessing,
+        preprocessing=_as_read(subject.preprocessing, task),
         precision=subject.precision,
         # Protocols on images store no features.
         feature_dtype="float32" if is_on_images(task) else subject.feature_dtype,
@@ -123,6 +124,14 @@ def measurement(subject: Subject, task: Task) -> Measurement:
         seeds=subject.run.seeds if trains(task) else None,
         calibration=subject.calibration,
     )
+
+
+def _as_read(preprocessing: dict[str, Any], task: Task) -> dict[str, Any]:
+    """Return the values of a preprocessing that one of several protocols reads."""
+    kind = sample_kind(task.protocol)
+    if isinstance(kind, OnImages) and not kind.reads_trained_side(task.settings):
+        return {name: value for name, value in preprocessing.items() if name != "trained_side"}
+    return preprocessing
 
 
 def benchmark_used(benchmark: Benchmark) -> BenchmarkUsed:
@@ -214,6 +223,7 @@ def recorded(
         result.data,
         train=dataclasses.replace(result.data.train, groups=numbers[0]),
         test=dataclasses.replace(result.data.test, groups=numbers[1]),
+        train_part=outcome.train_part,
     )
     result = dataclasses.replace(result, data=data)
     result = dataclasses.replace(result, references=compare_references(task.benchmark, subject.weights, result.metrics))
@@ -259,6 +269,7 @@ def _run(task: Task, train: Features, test: Features, run: RunSettings) -> Outco
     kind, device = sample_kind(task.protocol), str(run.torch_device())
     if not isinstance(kind, OnFeatures):
         raise UsageError(f"{task.protocol} takes images and cannot run on features")
+    train, test = (dataclasses.replace(part, attributes={}) for part in (train, test))  # no key holds them
     if not subset.is_subset(train.labels, test.labels):
         return kind.run(train, test, task.settings, seed=run.seed, device=device)
     widened = subset.widened(train.labels, test)
@@ -342,8 +353,8 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
     used = DataUsed(
         train=parts[0], test=parts[1], how=data.how, labels=data.train.labels.kind, unreadable=encoded.unreadable
     )
-    effective = {"origin", *prepared.preprocessing_origins}
-    preprocessing = {name: value for name, value in backbone.preprocessing.record().items() if name in effective}
+    effective, read = {"origin", *prepared.preprocessing_origins}, as_read(backbone.preprocessing, request.tasks)
+    preprocessing = {name: value for name, value in read.record().items() if name in effective}
     precision = "fp32" if prepared.run.precision == "int8" and backbone.kind.pixels else prepared.run.precision
     timings = {"extract": round(encoded.seconds, 3), "images decoded": float(encoded.decoded)}
     columns = {name: [text or UNNAMED for text in data.test.attributes[name]] for name in request.groups}

@@ -209,6 +209,12 @@ def only_part(task: Task) -> str | None:
     return kind.part(task.settings) if isinstance(kind, OnFeatures | OnSets) else None
 
 
+def _new_places(published: Any, settings: Any) -> list[str]:
+    """Return the files and folders that settings name and the published ones do not: other images are measured."""
+    places = [field for field in dataclasses.fields(settings) if field.metadata.get("by_content")]
+    return [f.name for f in places if getattr(published, f.name) == f.default != getattr(settings, f.name)]
+
+
 def make_task(
     protocol: str,
     overrides: Mapping[str, Any],
@@ -228,7 +234,7 @@ def make_task(
     alone, _ = resolve(definition.settings, layers[:1])
     published, _ = resolve(definition.settings, layers[:2])
     settings, origins = resolve(definition.settings, layers)
-    changed = set(overrides) & set(result_settings(settings))
+    changed = set(overrides) & {*result_settings(settings), *_new_places(published, settings)}
     if benchmark is not None and (changed or alone != published or benchmark.protocol != protocol):
         benchmark = dataclasses.replace(benchmark, modified=True)
     if preset is not None and result_settings(settings) != result_settings(published):

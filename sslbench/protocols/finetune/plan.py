@@ -41,12 +41,14 @@ class Portion:
         fraction: share of train; 0 if it is not drawn by share.
         k: images per class; 0 if they are not drawn per class.
         rows: rows of the listed images, ascending; None without a list.
+        listed: the same as text without the name of the list's file, which decides nothing; empty without a list.
     """
 
     text: str = ""
     fraction: float = 0.0
     k: int = 0
     rows: IntArray | None = None
+    listed: str = ""
 
     def draw(self, labels: Labels, groups: IntArray | None, seed: int) -> IntArray | None:
         """Return the rows of a draw, ascending; None for all."""
@@ -128,7 +130,8 @@ def _listed(path: Path, train: Source) -> Portion:
         )
     chosen = torch.tensor(sorted(set(rows))).numpy()
     digest = hashlib.sha256("\n".join(train.ids[row] for row in chosen).encode()).hexdigest()[:8]
-    return Portion(f"{len(chosen):,} images of {path.name} ({digest})", rows=chosen)
+    listed = f"{len(chosen):,} listed images ({digest})"
+    return Portion(f"{len(chosen):,} images of {path.name} ({digest})", rows=chosen, listed=listed)
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -93,7 +93,10 @@ class FinetuneRun:
                 seeds = few_shot.seeds(self.seed, draws)
                 trials = [self._trial(portion, each, self.folder / f"{number}.{i}") for i, each in enumerate(seeds)]
                 if rank() == 0:
-                    outcomes[row_name(self.layer, portion)] = self._outcome(portion, seeds, trials)
+                    outcome = dataclasses.replace(
+                        self._outcome(portion, seeds, trials), train_part=portion.listed or portion.text
+                    )
+                    outcomes[row_name(self.layer, portion)] = outcome
         return outcomes
 
     def _trial(self, portion: Portion, seed: int, folder: Path) -> _Trial:

@@ -42,11 +42,15 @@ class Settings:
     decay_bias: bool = setting(False, "decay biases")
     no_decay: tuple[str, ...] = setting((), "names, or parts of them between dots, of parameters without decay")
     schedule: dict[str, Any] | str = setting(
-        "cosine", "schedule of lr: cosine or linear (to 0), constant, or a mapping of factors as in configs/schedule"
+        "cosine",
+        "schedule of lr: cosine or linear (to 0), constant, or a mapping of factors as in configs/schedule",
+        part_of="epochs",
     )
     schedule_per: Literal["update", "epoch"] = setting("update", "interval at which the schedule changes lr")
-    warmup_epochs: float = setting(0.0, "epochs of linear warm-up from 0", unit="epochs")
-    probe_epochs: float = setting(0.0, "first epochs, in which only the head is trained", unit="epochs")
+    warmup_epochs: float = setting(0.0, "epochs of linear warm-up from 0", unit="epochs", part_of="epochs")
+    probe_epochs: float = setting(
+        0.0, "first epochs, in which only the head is trained", unit="epochs", part_of="epochs"
+    )
     train_blocks: int | None = setting(
         None, "train only the last n blocks of the backbone (ResNet: stages) and what follows them; null: all"
     )
@@ -81,9 +85,8 @@ class Settings:
     fractions: tuple[float, ...] = setting((), "train on these shares of train, a result each, such as [0.01,0.1]")
     images: tuple[int, ...] = setting((), "train on so many images of train, a result each, such as [1000]")
     per_class: tuple[int, ...] = setting((), "train on so many images of every class, a result each, such as [1,5,10]")
-    # The digest of the listed images stands in the name of the result.
     train_list: str | None = setting(
-        None, "train on the images listed in this file, one name per line, as in train", changes_result=False
+        None, "train on the images listed in this file, one name per line, as in train", by_content=True
     )
     draws: int = setting(1, "independent draws of fractions, images and per_class; the result is their mean")
     holdout: float = setting(0.1, "share of train held out to select lr and weight_decay, if there are several")

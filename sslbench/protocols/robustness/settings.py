@@ -21,7 +21,7 @@ class Settings:
         "",
         "names of the file's classes, one per line in the order of its outputs, where the file has none; "
         "empty: train's classes in the order of their names, or ImageNet's synsets",
-        changes_result=False,
+        by_content=True,
     )
     corrupt: tuple[str, ...] = setting(
         ONE_OF_EACH_FAMILY,
@@ -30,7 +30,7 @@ class Settings:
     corrupted: str = setting(
         "",
         "folder of corrupted test images, CORRUPTION/SEVERITY/..., as of ImageNet-C; empty: corrupt the test images",
-        changes_result=False,
+        by_content=True,
     )
     severities: tuple[int, ...] = setting(SEVERITIES, "severities of each corruption, 1 (weak) to 5 (strong)")
     change_seed: int = setting(0, "seed of corruptions and crops: other draws of the same strength")
@@ -49,20 +49,20 @@ class Settings:
     perturbations: str = setting(
         "",
         "folder of videos of perturbed images, PERTURBATION/CLASS/VIDEO.mp4, as the files of ImageNet-P",
-        changes_result=False,
+        by_content=True,
     )
     frame_step: int = setting(1, "distance of the frames compared, for perturbations other than noise", unit="frames")
     reference_flips: dict[str, float] | None = setting(
         None, "flip probabilities (0 to 1) of a reference classifier, for the flip rate: perturbation -> probability"
     )
     sets: dict[str, str] | None = setting(
-        None, "further test sets with train's classes or some of them: name -> location", changes_result=False
+        None, "further test sets with train's classes or some of them: name -> location", by_content=True
     )
     lines: dict[str, tuple[float, float]] | None = setting(
         None, "for effective robustness: set -> slope and intercept of logit(accuracy there) on logit(accuracy on test)"
     )
     unknown: str = setting(
-        "", "images of other classes than train's, to be detected among test images", changes_result=False
+        "", "images of other classes than train's, to be detected among test images", by_content=True
     )
     known: str = setting(
         "", "published list of the classes that are known (imagenet-o); others and their test images are left out"
