@@ -19,6 +19,7 @@ import yaml
 from sslbench import config
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.config import setting
+from sslbench.data.containers.listed import find_listed, folders_beside
 from sslbench.data.containers.names import split_name
 from sslbench.data.formats.table import read_cells
 from sslbench.data.formats.table.lists import TableColumns
@@ -28,7 +29,7 @@ from sslbench.data.maps.layout import in_order
 from sslbench.data.open import open_data
 from sslbench.data.source import Images, Labels, Source
 from sslbench.data.warped import WarpedImages
-from sslbench.data.wording import printable, some
+from sslbench.data.wording import printable
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 
@@ -207,7 +208,7 @@ def _navi(text: str, root: Path, scenes: Sequence[Path], options: PoseOptions) -
     for split, listed in pairs.items():
         if not listed:
             raise DataError(f"{text} ({split}) has no two images of a scene within {options.max_angle:g} degrees")
-        places, files = _placed([(first, second) for _, first, second, _ in listed], root, text)
+        places, files = _placed([(first, second) for _, first, second, _ in listed], [root], text)
         ids = [f"{first} {second}" for _, first, second, _ in listed]
         poses, names = np.array([pose for *_, pose in listed]), [name for name, *_ in listed]
         found[split] = pairs_source(f"{text} ({split})", ids, files, places, poses, names)
@@ -248,13 +249,12 @@ def _drawn(views: Sequence[tuple[str, FloatArray]], number: int, max_angle: floa
     return found
 
 
-def _placed(pairs: Sequence[tuple[str, str]], root: Path, where: str) -> tuple[IntArray, Files]:
+def _placed(pairs: Sequence[tuple[str, str]], folders: Sequence[Path], where: str) -> tuple[IntArray, Files]:
     """Return the places (N, 2) of pairs of files among all files, and these."""
-    paths = tuple(sorted({path for pair in pairs for path in pair}))
-    if absent := [printable(path) or "''" for path in paths if not path or not (root / path).is_file()]:
-        raise DataError(f"{where}: {len(absent):,} of {len(paths):,} images do not exist: {some(absent, 3)}")
-    position = {path: i for i, path in enumerate(paths)}
-    return np.array([[position[path] for path in pair] for pair in pairs], dtype=np.int64), Files(paths, str(root))
+    names = sorted({path for pair in pairs for path in pair})
+    position = {path: i for i, path in enumerate(names)}
+    found = find_listed(where, names, folders)
+    return np.array([[position[path] for path in pair] for pair in pairs], dtype=np.int64), found.files
 
 
 def _table(text: str, path: Path) -> dict[str, Source]:
@@ -275,7 +275,7 @@ def _table(text: str, path: Path) -> dict[str, Source]:
     found = {}
     for split, rows in parts.items():
         pairs = [(columns["first"][row], columns["second"][row]) for row in rows]
-        places, files = _placed(pairs, path.parent, str(path))
+        places, files = _placed(pairs, folders_beside(path), str(path))
         ids = [f"{printable(a)} {printable(b)} {i:06d}" for i, (a, b) in enumerate(pairs)]
         scenes = [columns["scene"][row] if "scene" in columns else "" for row in rows]
         scenes = [scene or first for scene, (first, _) in zip(scenes, pairs, strict=True)]

@@ -415,7 +415,7 @@ def _of_frame(frame: Any, name: str, columns: Columns) -> dict[str, Source]:
     if not len(frame):
         raise DataError(f"{name} has no rows")
     table = TableColumns(name, cells, lambda row: f"row {frame.index[row]}")
-    return read_columns(table, Path(), columns.image, columns.label, columns.attributes, columns.values)
+    return read_columns(table, [Path()], columns.image, columns.label, columns.attributes, columns.values)
 
 
 def _of_hugging_face(data: Any, name: str, columns: Columns) -> Source:

@@ -17,6 +17,7 @@ import yaml
 
 from sslbench import config
 from sslbench.data import remote, strings, tiles
+from sslbench.data.containers.listed import images_folder
 from sslbench.data.containers.suffixes import is_clutter
 from sslbench.data.depth.location import holds_values
 from sslbench.data.format import (
@@ -36,7 +37,6 @@ from sslbench.data.maps.classes import LabelMapOptions, coding_beside
 from sslbench.data.maps.foreground import binary_masks, foreground_of
 from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.missing import refuse_missing
-from sslbench.data.objects.crops import images_folder
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import in_python, some
@@ -155,7 +155,7 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
                     "(.json) or a table (.csv)"
                 )
             images, group = location.options.get("images", ""), location.options.get("group", "")
-            folder = images_folder(location.text, images) if images else None
+            folder = images_folder(location.text, images)
             return dict(found.objects.open_with(location.text, folder, group))
     open_data(location.text)  # raises if the location does not exist or is damaged
     raise UsageError(

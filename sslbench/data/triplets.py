@@ -17,15 +17,14 @@ import yaml
 from sslbench import config
 from sslbench.arrays import IntArray
 from sslbench.config import setting
+from sslbench.data.containers.listed import find_listed, folders_beside
 from sslbench.data.containers.names import split_name
 from sslbench.data.formats.table import read_cells
 from sslbench.data.formats.table.lists import TableColumns
-from sslbench.data.images import Files
 from sslbench.data.location import locate
 from sslbench.data.maps.layout import in_order
 from sslbench.data.open import open_data
 from sslbench.data.source import Images, Labels, Source
-from sslbench.data.wording import printable, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 
@@ -211,15 +210,13 @@ def _source(
     if not chosen:
         raise DataError(f"{name} has no triplet on which enough persons agree", "Give a smaller ?min_votes=.")
     listed = [tuple(_text(table, names[part], row) for part in _COLUMNS) for row, _ in chosen]
-    folder = Path(table.name).parent
-    paths = tuple(sorted({path for row in listed for path in row}))
-    if absent := [printable(path) or "''" for path in paths if not path or not (folder / path).is_file()]:
-        raise DataError(f"{table.name}: {len(absent):,} of {len(paths):,} images do not exist: {some(absent, 3)}")
-    position = {path: i for i, path in enumerate(paths)}
+    names = sorted({path for row in listed for path in row})
+    images = find_listed(table.name, names, folders_beside(Path(table.name)))
+    position = {path: i for i, path in enumerate(names)}
     places = np.array([[position[path] for path in row] for row in listed], dtype=np.int64)
-    ids = [f"{printable(row[0])} {number:06d}" for number, row in enumerate(listed)]
+    ids = [f"{images.ids[row[0]]} {number:06d}" for number, row in enumerate(places)]
     choices = np.array([choice for _, choice in chosen])
-    return triplets_source(name, ids, Files(paths, str(folder)), places, choices, tuple(notes))
+    return triplets_source(name, ids, images.files, places, choices, (*notes, *images.notes))
 
 
 def _text(table: TableColumns, column: str, row: int) -> str:

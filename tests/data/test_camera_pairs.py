@@ -103,7 +103,7 @@ POSE = ["first", "second", "qw", "qx", "qy", "qz"]
 def test_tables_that_cannot_be_used_are_one_message(tmp_path):
     for columns, row, message in (
         (["first", "second", "qw", "qx", "qy"], ("a", "b", 1, 0, 0), "no column 'qz'"),
-        (POSE, ("a", "b", 1, 0, 0, 0), "2 of 2 images do not exist: a, b"),
+        (POSE, ("a", "b", 1, 0, 0, 0), "2 of 2 image files missing: a, b"),
         (POSE, ("a", "b", 0, 0, 0, 0), "line 2: .* its quaternion is 0"),
         (POSE, ("a", "b", "1e-320", 0, 0, 0), "line 2: .* its quaternion is 0"),
         (POSE, ("a", "b", "1e200", "1e200", 0, 0), "line 2: a pose is not finite"),
@@ -113,7 +113,7 @@ def test_tables_that_cannot_be_used_are_one_message(tmp_path):
         (POSE, ("a", "b", 1, 0, 0, 0, 9), "line 2: 7 cells, but the header has 6"),
         ([*POSE, "qz"], ("a", "b", 1, 0, 0, 0, 0), "the column 'qz' twice"),
         ([*POSE, "tx", "ty"], ("a", "b", 1, 0, 0, 0, 1, 2), "no column 'tz'"),
-        (POSE, ("", "b", 1, 0, 0, 0), "2 of 2 images do not exist: '', b"),
+        (POSE, ("", "b", 1, 0, 0, 0), "2 of 2 image files missing: '', b"),
         (POSE, ("a" * 200_000, "b", 1, 0, 0, 0), "field larger than field limit"),
     ):
         write_table(tmp_path / "t.csv", columns, [row])

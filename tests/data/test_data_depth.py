@@ -193,10 +193,10 @@ def test_damaged_files_and_lists_are_named(write, tmp_path):
         open_depth(str(folder))["all"].pixel_values.read_values(1)
     for name, text, message in (
         ("a.txt", "images/0.png\n", "line 1 is no pair"),
-        ("b.txt", "images/9.png depth/9.npy\n", "none of the folders beside it"),
-        ("c.txt", "images/0.png depth/9.npy\n", "none of the folders beside it"),
+        ("b.txt", "images/9.png depth/9.npy\n", "1 of 1 image file missing: images/9.png"),
+        ("c.txt", "images/0.png depth/9.npy\n", "1 of 1 image file missing: images/9.png"),
         ("d.txt", "images/0.png depth/0.npy\nimages/0.png depth/0.npy\n", "twice"),
-        ("e.txt", "images/0.png depth/0.npy\nimages/1.png depth/9.npy\n", "1 of 2 files do not exist"),
+        ("e.txt", "images/0.png depth/0.npy\nimages/1.png depth/9.npy\n", "1 of 2 image files missing: depth/9.npy"),
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(DataError, match=message):

@@ -165,7 +165,7 @@ def test_what_cannot_be_put_together_is_refused_by_name(scene):
             DataError,
             r"1 of 4 image files missing: no\.png",
         ),
-        (lambda m: m["images"][1].update(name="scene-0"), DataError, "lists 1 image more than once: scene-0"),
+        (lambda m: m["images"][1].update(name="scene-0"), DataError, "1 image more than once: scene-0"),
         (
             lambda m: m["images"][0]["assets"][1].update(warp_aux_to_img={"type": "affine", "scale": 0}),
             DataError,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sslbench import paths
 from sslbench.data.containers import json_rows as rows_module
-from sslbench.data.containers import names as names_module
+from sslbench.data.containers import listed
 from sslbench.data.containers import view as view_module
 from sslbench.data.containers.json_rows import json_rows
 from sslbench.data.objects.rows import ObjectRows
@@ -204,7 +204,7 @@ def test_processes_that_open_it_at_once_agree(tmp_path, manifest):
 @pytest.mark.parametrize("kind", ["json", "csv"])
 def test_twenty_thousand_images_are_sent_to_workers_as_a_file_name(tmp_path, picture, monkeypatch, all_are_large, kind):
     n = 20_000
-    monkeypatch.setattr(names_module, "MOST_CHECKED", 3)
+    monkeypatch.setattr(listed, "MOST_CHECKED", 3)
     for i in (0, (n - 1) // 2, n // 2, n - 1):
         picture(tmp_path / f"images/{i:05d}.png")
     names = [f"images/{i:05d}.png" for i in reversed(range(n))]

@@ -292,7 +292,7 @@ def test_a_table_that_cannot_be_used_says_why(table):
 
 def test_a_table_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "x.csv").write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe")
-    with pytest.raises(DataError, match="not a table in UTF-8"):
+    with pytest.raises(DataError, match="not text in UTF-8"):
         open_data(str(tmp_path / "x.csv"))
 
 

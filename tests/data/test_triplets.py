@@ -123,7 +123,7 @@ def test_tables_that_cannot_be_used_are_one_message(tmp_path):
         (["ref", "left", "choice"], ("a", "b", "left"), "no column 'right'"),
         (["ref", "left", "right"], ("a", "b", "c"), "no column 'choice', and no left_vote and right_vote"),
         (["ref", "left", "right", "choice"], ("a", "b", "c", "middle"), "'middle', which is neither left nor right"),
-        (["ref", "left", "right", "choice"], ("a.png", "b", "c", "left"), "3 of 3 images do not exist: a.png, b"),
+        (["ref", "left", "right", "choice"], ("a.png", "b", "c", "left"), "3 of 3 image files missing: a.png, b"),
         (["ref", "left", "right", "left_vote", "right_vote"], ("a", "b", "c", "x", 1), "left_vote is 'x', which is no"),
         (["ref", "left", "right", "left_vote", "right_vote"], ("a", "b", "c", "nan", 1), "left_vote is 'nan', which"),
         (["ref", "left", "right", "choice"], ("a", "b", "c", ""), "line 2: the choice is missing"),

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from sslbench.data.containers.names import MOST_CHECKED
+from sslbench.data.containers.listed import MOST_CHECKED
 
 N = 1_000_000
 CLASSES = 1000

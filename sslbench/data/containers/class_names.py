@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from sslbench.data.containers.text import read_text
 from sslbench.errors import DataError
 
 
@@ -10,18 +11,13 @@ def class_names(file: Path, highest: int) -> tuple[str, ...]:
     """Return the names in a text file, one line per class, from class 0 on.
 
     Args:
-        file: text file in UTF-8.
+        file: text file.
         highest: largest class number in the data.
 
     Raises:
         DataError: the file cannot be read, has too few lines, or a name is empty or repeated.
     """
-    try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
-    except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not text in UTF-8: {error}") from error
+    lines = [line.strip() for line in read_text(file)[0].splitlines()]
     while lines and not lines[-1]:
         lines.pop()
     if len(lines) <= highest:

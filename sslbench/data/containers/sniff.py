@@ -5,6 +5,7 @@ import re
 from pathlib import PurePosixPath
 
 from sslbench.data.containers.suffixes import SUFFIXES
+from sslbench.data.containers.text import encoding_of
 from sslbench.data.regular import open_regular
 
 _HEAD = 4096
@@ -13,6 +14,10 @@ _FIRST_KEY = re.compile(r'\s*\{\s*"((?:[^"\\]|\\.)*)"\s*:')
 _BASE64 = re.compile(rb"[A-Za-z0-9+/_-]+={0,2}")
 _SHORTEST_IMAGE = 40
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF", b"P5", b"P6")
+
+
+BOX_COLUMNS = ("xmin", "ymin", "xmax", "ymax")
+"""Columns of a table of boxes."""
 
 
 def head(spec: str) -> bytes:
@@ -24,13 +29,28 @@ def head(spec: str) -> bytes:
         return b""
 
 
+def head_text(spec: str) -> str:
+    """Return the first characters of a text file; '' if it cannot be read."""
+    content = head(spec)
+    return content.decode(encoding_of(content), "replace")
+
+
 def is_json_table(spec: str) -> bool:
     """Return whether a .json holds a list of records or a mapping from image file to label, rather than a manifest."""
-    text = head(spec).decode("utf-8-sig", "replace")
+    text = head_text(spec)
     if _RECORDS.match(text):
         return True
     match = _FIRST_KEY.match(text)
     return match is not None and PurePosixPath(match[1]).suffix.lower() in SUFFIXES
+
+
+def has_box_columns(spec: str) -> bool:
+    """Return whether a .csv or .tsv has the columns xmin, ymin, xmax and ymax."""
+    if not spec.lower().endswith((".csv", ".tsv")):
+        return False
+    lines = head_text(spec).splitlines()
+    names = re.split(r"[,;\t|]", lines[0] if lines else "")
+    return set(BOX_COLUMNS) <= {name.strip().strip('"').lower() for name in names}
 
 
 def base64_cell(cells: list[bytes]) -> int | None:

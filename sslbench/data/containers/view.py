@@ -22,7 +22,7 @@ import numpy as np
 
 from sslbench import paths
 from sslbench.data.cache.index import SETTLED_NS, container_stamp
-from sslbench.data.containers.names import check_some
+from sslbench.data.containers.listed import check_some
 from sslbench.data.images import Files
 from sslbench.data.objects.rows import ObjectRows, write_objects
 from sslbench.data.objects.types import ObjectSource
@@ -99,7 +99,7 @@ def _can_be_kept(source: Source | ObjectSource) -> bool:
 
 def _check(spec: str, source: Source | ObjectSource) -> None:
     if isinstance(source.images, Files):
-        check_some(spec, source.images.paths, Path(source.images.root))
+        check_some(spec, source.images.paths, Path(source.images.root), f"They were there when {spec} was read before.")
 
 
 def _save(folder: Path, sources: Mapping[str, Source | ObjectSource]) -> None:

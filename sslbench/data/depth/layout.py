@@ -4,12 +4,16 @@ import csv
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
+
+from sslbench.data.containers.listed import find_listed, folders_beside
 from sslbench.data.containers.members import in_clutter, is_image
 from sslbench.data.containers.names import split_name
+from sslbench.data.containers.text import read_text
 from sslbench.data.depth.files import SUFFIXES
 from sslbench.data.depth.values import Quantity
 from sslbench.data.images import Files
@@ -152,10 +156,12 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in _TABLES and path.is_file()
 
 
-def table_pairs(path: Path, quantity: Quantity) -> dict[str, ValuePairs]:
+def table_pairs(
+    path: Path, quantity: Quantity, image_folder: str | None = None, value_folder: str | None = None
+) -> dict[str, ValuePairs]:
     """Return the pairs that a table (.csv, .tsv, .jsonl) or a manifest (.json with images) lists, by split.
 
-    Columns: image, depth or normals, and perhaps split. Paths are relative to the table's folder.
+    Columns: image, depth or normals, and perhaps split. Paths are relative to the table's folder, or to those given.
 
     Raises:
         DataError: it is damaged, or an image is listed twice.
@@ -175,14 +181,20 @@ def table_pairs(path: Path, quantity: Quantity) -> dict[str, ValuePairs]:
         split = str(row.get("split") or "all")
         listed = (str(row.get(image) or ""), str(row.get(values) or ""))
         splits.setdefault(split_name(split) or split, []).append(listed)
+    image_folders, value_folders = (
+        folders_beside(path) if given is None else [path.parent / given] for given in (image_folder, value_folder)
+    )
     return in_order(
-        {split: listed_pairs(str(path), found, path.parent, path.parent, quantity) for split, found in splits.items()}
+        {
+            split: listed_pairs(str(path), found, image_folders, value_folders, quantity)
+            for split, found in splits.items()
+        }
     )
 
 
 def _rows(path: Path) -> list[Mapping[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text, _ = read_text(path)
         if path.suffix.lower() in (".csv", ".tsv"):
             return list(csv.DictReader(text.splitlines(), delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
         if path.suffix.lower() == ".jsonl":
@@ -190,7 +202,7 @@ def _rows(path: Path) -> list[Mapping[str, Any]]:
         else:
             content = json.loads(text)
             rows = content.get("images") if isinstance(content, dict) else content
-    except (OSError, ValueError, csv.Error) as error:
+    except (ValueError, csv.Error) as error:
         raise DataError(f"cannot read {path}: {error}") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path} should be a list of records, or a manifest with a list of images")
@@ -209,37 +221,23 @@ def list_pairs(path: Path, quantity: Quantity, images: str | None, values: str |
     Raises:
         DataError: a line is no pair, a file does not exist, or an image is listed twice.
     """
-    try:
-        lines = [line.split() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+    lines = [line.split() for line in read_text(path)[0].splitlines() if line.strip()]
     if wrong := [number for number, line in enumerate(lines, 1) if len(line) not in (2, 3)]:
         raise DataError(
             f"{path}, line {wrong[0]} is no pair: expected an image, its {quantity} file and perhaps the focal length"
         )
     pairs = [(line[0].lstrip("/"), line[1].lstrip("/")) for line in lines]
-    image_root, value_root = (
-        _root(path, [one[side] for one in pairs if one[side] != _NONE], given)
-        for side, given in enumerate((images, values))
-    )
-    return listed_pairs(str(path), pairs, image_root, value_root, quantity)
-
-
-def _root(path: Path, files: list[str], given: str | None) -> Path:
-    if given is not None:
-        return path.parent / given
-    first = files[0] if files else ""
-    found = next((folder for folder in _BESIDE if (path.parent / folder / first).is_file()), None)
-    if found is None:
-        raise DataError(
-            f"{path} lists {first}, which is in none of the folders beside it",
-            f"Name the folders: {path}?images=FOLDER&depth=FOLDER, relative to the list.",
-        )
-    return path.parent / found
+    beside = [path.parent / folder for folder in _BESIDE]
+    image_folders, value_folders = (beside if given is None else [path.parent / given] for given in (images, values))
+    return listed_pairs(str(path), pairs, image_folders, value_folders, quantity)
 
 
 def listed_pairs(
-    where: str, pairs: list[tuple[str, str]], image_root: Path, value_root: Path, quantity: Quantity
+    where: str,
+    pairs: list[tuple[str, str]],
+    image_folders: Sequence[Path],
+    value_folders: Sequence[Path],
+    quantity: Quantity,
 ) -> ValuePairs:
     """Return pairs of paths as they are listed, in order of the images; images without a file are left out.
 
@@ -253,17 +251,18 @@ def listed_pairs(
         raise DataError(f"{where} lists {printable(twice)} twice")
     if not known:
         raise DataError(f"{where} lists no image with {quantity}")
-    for root, files in ((image_root, list(known)), (value_root, list(known.values()))):
-        if absent := [file for file in files if not (root / file).is_file()]:
-            some_files = f"{some(absent, 3)} in {root}"
-            raise DataError(f"{where}: {len(absent):,} of {len(files):,} files do not exist: {some_files}")
-    notes: tuple[str, ...] = ()
+    found = find_listed(where, list(known), image_folders, "?images=FOLDER")
+    drawn = list(dict.fromkeys(known.values()))
+    listed = find_listed(where, drawn, value_folders, f"?{quantity}=FOLDER")
+    place = dict(zip(drawn, listed.paths, strict=True))
+    notes = (*found.notes, *listed.notes)
     if without := [printable(image) for image in images if image not in known]:
-        notes = (f"{len(without):,} images of {where} without {quantity} are left out: {some(without, 3)}",)
-    chosen = sorted(known, key=printable)
+        notes += (f"{len(without):,} images of {where} without {quantity} are left out: {some(without, 3)}",)
+    order = np.array(sorted(range(len(known)), key=found.ids.__getitem__), dtype=np.int64)
+    values = tuple(place[name] for name in known.values())
     return ValuePairs(
-        tuple(map(printable, chosen)),
-        Files(tuple(chosen), str(image_root)),
-        Files(tuple(known[image] for image in chosen), str(value_root)),
+        tuple(found.ids[i] for i in order),
+        found.files.select(order),
+        Files(values, str(listed.folder)).select(order),
         notes,
     )

@@ -99,7 +99,7 @@ def _open(spec: str, quantity: Quantity) -> dict[str, Source]:
     if not path.exists():
         raise UsageError(f"'{spec}' does not exist", _LAYOUTS.format(quantity))
     if layout.is_table(path):
-        _refuse(text, given, understood=("depth_scale", "min_depth", "max_depth"))
+        _refuse(text, given, understood=("images", quantity, "depth_scale", "min_depth", "max_depth"))
     if quantity == "depth" and nyu.recognises(path):
         _refuse(text, given, understood=("min_depth", "max_depth"))
         return nyu.open_labelled(path, options)
@@ -126,7 +126,7 @@ def _of_files(
         pairs = {"all": layout.list_pairs(path, quantity, *folders)}
         options = _with_known(path.name, options)
     elif layout.is_table(path):
-        pairs = layout.table_pairs(path, quantity)
+        pairs = layout.table_pairs(path, quantity, *folders)
     elif path.is_dir():
         lists = {split: next(iter(sorted(path.glob(pattern))), None) for split, pattern in _LISTS.items()}
         pairs = {split: layout.list_pairs(file, quantity, *folders) for split, file in lists.items() if file}

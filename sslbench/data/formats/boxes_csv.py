@@ -7,7 +7,6 @@ Coordinates are read as TensorFlow does, which divides them by width and height:
 with the XML, so they are a pixel smaller there.)
 """
 
-import csv
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -15,25 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from sslbench.config import setting
+from sslbench.data.containers.listed import find_listed, folders_beside, images_folder
 from sslbench.data.containers.names import split_name
+from sslbench.data.containers.sniff import BOX_COLUMNS, has_box_columns
 from sslbench.data.format import ObjectReader, SampleReader, SampleRequest, SourceFormat
-from sslbench.data.formats._parts.layout import split_of
+from sslbench.data.formats.table import read_cells
 from sslbench.data.objects.annotated import AnnotatedImage, as_samples, object_sources
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.objects.crops import ElsewhereOptions
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 
-_CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _FILE = ("filename", "file_name", "image", "image_path", "path", "file", "img", "image_name")
 _CLASS = ("class", "label", "cell_type", "category", "class_name", "category_name", "name", "label_name")
 """Names of the columns of files and classes, in order of precedence."""
 _ROBOFLOW = "_annotations.csv"
 _TENSORFLOW = "_labels.csv"
-_HEAD = 1 << 16
 _SIDES = ("height", "width")
 
 
@@ -47,29 +45,17 @@ class BoxTableOptions(ElsewhereOptions):
 def recognises(spec: str) -> bool:
     """Return whether the string is a .csv with columns of corners, or a folder with such tables of its splits."""
     path = Path(spec)
-    return has_boxes(spec) or (path.is_dir() and bool(_tables(path)))
-
-
-def has_boxes(spec: str) -> bool:
-    """Return whether a .csv has the columns xmin, ymin, xmax and ymax."""
-    if not spec.lower().endswith(".csv") or not Path(spec).is_file():
-        return False
-    try:
-        with Path(spec).open("rb") as file:
-            first = file.readline(_HEAD).decode("utf-8-sig", "replace")
-    except OSError:
-        return False
-    return set(_CORNERS) <= {cell.strip().strip('"').lower() for cell in first.split(",")}
+    return has_box_columns(spec) or (path.is_dir() and bool(_tables(path)))
 
 
 def _tables(root: Path) -> dict[str, Path]:
     """Return split -> table of a folder of Roboflow or of TensorFlow's tutorials; empty for any other folder."""
-    if has_boxes(str(root / _ROBOFLOW)):
+    if has_box_columns(str(root / _ROBOFLOW)):
         return {"all": root / _ROBOFLOW}
     files = {name: root / name / _ROBOFLOW for name in ("train", "valid", "test")}
     if not any(file.is_file() for file in files.values()):
         files = {name: root / f"{name}{_TENSORFLOW}" for name in ("train", "valid", "val", "test")}
-    return {str(split_name(name)): file for name, file in files.items() if has_boxes(str(file))}
+    return {str(split_name(name)): file for name, file in files.items() if has_box_columns(str(file))}
 
 
 def open_objects(
@@ -79,12 +65,12 @@ def open_objects(
 
     Args:
         spec: the table, or a folder of splits.
-        below: folder of the images. By default that of the table, or in it images/, JPEGImages/, or a folder with the
-            name of the table.
+        below: folder of the images; by default found beside the table.
         columns: names of the columns 'file', 'class' and 'group'; by default the first that is known, and no groups.
 
     Returns:
-        Split name -> source, or {"all": source}; a column called `split` is honoured. Ids are the file names.
+        Split name -> source, or {"all": source}; a column called `split` is honoured. Ids are the paths below the
+        folder of the images.
 
     Raises:
         DataError: a column is missing, a cell is no number, or an image is missing or has rows of different sizes.
@@ -109,41 +95,36 @@ def _open_with(spec: str, below: Path | None, group: str) -> dict[str, ObjectSou
 def _read(table: Path, below: Path | None, named: Mapping[str, str]) -> dict[str, list[AnnotatedImage]]:
     """Return the images of a table by the split in its rows, 'all' without such a column."""
     rows, columns = _cells(table, named)
-    by_file: dict[str, list[tuple[int, dict[str, str]]]] = {}
+    by_file: dict[str, list[tuple[str, dict[str, str]]]] = {}
     for number, row in rows:
         name = row[columns["file"]]
         if not name:
-            raise DataError(f"{table}, line {number}: the cell of {columns['file']} is empty")
+            raise DataError(f"{table}, {number}: the cell of {columns['file']} is empty")
         by_file.setdefault(name, []).append((number, row))
-    folder = _folder(table, list(by_file), below)
+    listed = find_listed(str(table), list(by_file), [below] if below else folders_beside(table), "?images=FOLDER")
     splits: dict[str, list[AnnotatedImage]] = {}
-    for name, of_image in by_file.items():
-        where = f"{table}, line {of_image[0][0]}"
-        size = _once(where, name, [_size(f"{table}, line {n}", row) for n, row in of_image])
-        split = _once(where, name, [_split(f"{table}, line {n}", row) for n, row in of_image])
+    for name, path, own_id in zip(by_file, listed.paths, listed.ids, strict=True):
+        of_image = by_file[name]
+        where = f"{table}, {of_image[0][0]}"
+        size = _once(where, name, [_size(f"{table}, {n}", row) for n, row in of_image])
+        split = _once(where, name, [_split(f"{table}, {n}", row) for n, row in of_image])
         group = _once(where, name, [row[columns["group"]] for _, row in of_image]) if "group" in columns else ""
-        file = folder / name
-        boxes = [_row(f"{table.name}, line {n}", row, columns["class"]) for n, row in of_image]
+        file = listed.folder / path
+        boxes = [_row(f"{table.name}, {n}", row, columns["class"]) for n, row in of_image]
         splits.setdefault(split, []).append(
-            AnnotatedImage(name, file, size if all(size) else size_in_file(file), boxes, group)
+            AnnotatedImage(own_id, file, size if all(size) else size_in_file(file), boxes, group)
         )
     return splits
 
 
-def _cells(table: Path, named: Mapping[str, str]) -> tuple[list[tuple[int, dict[str, str]]], dict[str, str]]:
-    """Return the rows with their line numbers, and the columns of the file, the class and any group."""
-    try:
-        with table.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            fields = {name.strip().lower(): name for name in reader.fieldnames or []}
-            rows = [
-                (reader.line_num, {key: (row.get(name) or "").strip() for key, name in fields.items()})
-                for row in reader
-            ]
-    except OSError as error:
-        raise DataError(f"cannot read {table}: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{table} is no table in UTF-8: {error}") from error
+def _cells(table: Path, named: Mapping[str, str]) -> tuple[list[tuple[str, dict[str, str]]], dict[str, str]]:
+    """Return the rows with their lines, and the columns of the file, the class and any group."""
+    cells = read_cells(table)
+    fields = {name.lower(): name for name in cells.columns}
+    rows = [
+        (cells.row_name(i), {key: str(cells.columns[name][i]) for key, name in fields.items()})
+        for i in range(len(next(iter(cells.columns.values()))))
+    ]
     columns = {}
     known_names: dict[str, tuple[str, ...]] = {"file": _FILE, "class": _CLASS} | (
         {"group": ()} if "group" in named else {}
@@ -159,36 +140,7 @@ def _cells(table: Path, named: Mapping[str, str]) -> tuple[list[tuple[int, dict[
                 f"Call it {known[0]}; also known are {', '.join(known[1:])}.",
             )
         columns[what] = found
-    if not rows:
-        raise DataError(f"{table} has no rows")
     return rows, columns
-
-
-def _folder(table: Path, names: Sequence[str], below: Path | None) -> Path:
-    """Return the folder of the images: the first that holds any of them.
-
-    Raises:
-        DataError: there is none, or images are missing in it.
-    """
-    root = table.parent
-    name = table.stem.removesuffix(_TENSORFLOW.removesuffix(".csv"))
-    tried = [below] if below is not None else [root, root / "images", root / "JPEGImages", root / table.stem]
-    if below is None:
-        tried += [base / stem for stem in (name, split_of(name) or name) for base in (root, root / "images")]
-    folder = next((folder for folder in tried if any((folder / name).is_file() for name in names)), None)
-    if folder is None:
-        raise DataError(
-            f"{table}: none of its {counted(len(names), 'image file')} was found: {some(names)}",
-            f"Looked in {', '.join(str(folder) for folder in dict.fromkeys(tried))}. "
-            f"Name their folder, relative to the table: {table}?images=FOLDER",
-        )
-    missing = [name for name in names if not (folder / name).exists()]
-    if missing:
-        raise DataError(
-            f"{table}: {len(missing):,} of {counted(len(names), 'image file')} missing: {some(missing)}",
-            f"Looked in {folder}",
-        )
-    return folder
 
 
 def _once(where: str, name: str, values: Sequence[Any]) -> Any:
@@ -219,7 +171,7 @@ def _split(where: str, row: Mapping[str, str]) -> str:
 def _row(where: str, row: Mapping[str, str], column: str) -> dict[str, Any]:
     if not row[column]:
         raise DataError(f"{where}: the cell of {column} is empty")
-    corners = tuple(_number(where, row, key) for key in _CORNERS)
+    corners = tuple(_number(where, row, key) for key in BOX_COLUMNS)
     return {
         "name": where,
         "class": row[column],
@@ -245,7 +197,7 @@ def open(request: SampleRequest[BoxTableOptions]) -> dict[str, Source]:
     """Return the images labelled with the classes of their boxes, or crops of these; see `open_objects`."""
     given = {"file": request.image_column, "class": request.label_column, "group": request.options.group}
     columns = {what: name for what, name in given.items() if name}
-    found = open_objects(request.spec, request.options.folder(request.spec), columns)
+    found = open_objects(request.spec, images_folder(request.spec, request.options.images), columns)
     return as_samples(request.spec, found, request.options)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sslbench.data.containers.names import split_rank
-from sslbench.data.containers.sniff import head, is_json_table
+from sslbench.data.containers.sniff import head_text, is_json_table
 from sslbench.data.containers.suffixes import is_clutter
 from sslbench.data.format import ObjectReader, SampleReader, SourceFormat
 from sslbench.data.formats import coco
@@ -91,7 +91,7 @@ def _is_manifest(file: Path) -> bool:
     """Return whether a file begins like a COCO manifest."""
     if not file.is_file() or is_json_table(str(file)):
         return False
-    return _MANIFEST.search(head(str(file)).decode("utf-8-sig", "replace")) is not None
+    return _MANIFEST.search(head_text(str(file))) is not None
 
 
 def _of_one_kind(folder: Path, files: list[Path]) -> dict[str, Path]:

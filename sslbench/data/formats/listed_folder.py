@@ -78,6 +78,7 @@ def _open(folder: Path, request: SampleRequest[table.TableOptions]) -> dict[str,
         attribute_columns=request.attribute_columns,
         value_columns=request.value_columns,
         group=request.options.group,
+        images=request.options.images,
     )
     listed = {image for source in sources.values() for image in source.ids}
     with os.scandir(folder) as entries:

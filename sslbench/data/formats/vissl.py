@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.containers.class_names import class_names, list_beside
-from sslbench.data.containers.names import by_split, check_files, image_id
+from sslbench.data.containers.listed import ListedFiles, find_listed, folders_beside, image_id
+from sslbench.data.containers.names import by_split
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
-from sslbench.data.images import Files
 from sslbench.data.labels import multi_labels, no_labels, single_labels
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import counted, printable
@@ -113,9 +113,9 @@ def _source(name: str, images: Path, labels: Path | None, request: _Request) -> 
     values = None if labels is None else _checked_length(labels, _read(labels), images, len(paths))
     kept, found, notes = _labels(labels, values, len(paths), request.classes or list_beside(images.parent))
     paths = [paths[i] for i in kept]
-    ids, about = _ids(name, paths, images.parent)
-    check_files(name, paths, ids, images.parent, "If the images lie elsewhere, add to the string: ,prefix=OLD->NEW")
-    (source,) = by_split(name, ids, found, Files(paths, str(images.parent)), None, (*notes, *about)).values()
+    listed = find_listed(name, paths, folders_beside(images), ",prefix=OLD->NEW")
+    ids, about = _ids(name, listed)
+    (source,) = by_split(name, ids, found, listed.files, None, (*notes, *listed.notes, *about)).values()
     return source
 
 
@@ -123,11 +123,10 @@ def _rewritten(path: str, prefixes: Sequence[tuple[str, str]]) -> str:
     return next((new + path.removeprefix(old) for old, new in prefixes if path.startswith(old)), path)
 
 
-def _ids(name: str, paths: Sequence[str], folder: Path) -> tuple[list[str], tuple[str, ...]]:
-    ids = [image_id(path, folder) for path in paths]
-    if not any(os.path.isabs(i) for i in ids):  # noqa: PTH117
-        return ids, ()
-    absolute = [os.path.join(folder.absolute(), path) for path in paths]  # noqa: PTH118
+def _ids(name: str, listed: ListedFiles) -> tuple[list[str], tuple[str, ...]]:
+    if not any(os.path.isabs(i) for i in listed.ids):  # noqa: PTH117
+        return listed.ids, ()
+    absolute = [os.path.join(listed.folder.absolute(), path) for path in listed.paths]  # noqa: PTH118
     root = Path(os.path.commonpath([os.path.dirname(path) for path in absolute]))  # noqa: PTH120
     return [image_id(path, root) for path in absolute], (f"{name}: ids are relative to {printable(str(root))}",)
 

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -44,27 +43,6 @@ class ElsewhereOptions(CropOptions):
     """Options of a list whose images may lie elsewhere: boxes.csv?images=photos."""
 
     images: str = setting("", "folder of the images, relative to the folder of the list")
-
-    def folder(self, spec: str) -> Path | None:
-        """Return the folder that the option names; see `images_folder`."""
-        return images_folder(spec, self.images) if self.images else None
-
-
-def images_folder(spec: str, images: str) -> Path:
-    """Return the folder that `?images=` names behind a list of images.
-
-    Raises:
-        UsageError: there is no such folder.
-    """
-    path = Path(spec)
-    folder = (path if path.is_dir() else path.parent) / images
-    if not folder.is_dir():
-        here = f" You may mean images={Path(images).resolve()}." if Path(images).is_dir() else ""
-        raise UsageError(
-            f"{spec}?images={images}: there is no folder {folder}",
-            f"The path is relative to the folder of {path.name}, or absolute.{here}",
-        )
-    return folder
 
 
 WHOLE_IMAGES = CropOptions()

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from sslbench.config import setting
-from sslbench.data.containers.names import by_split, check_files, image_id, split_name
+from sslbench.data.containers.listed import find_listed, folders_beside, image_id, images_folder
+from sslbench.data.containers.members import refuse_twice
+from sslbench.data.containers.names import by_split, split_name
 from sslbench.data.containers.sniff import is_json_table
 from sslbench.data.containers.view import viewed
 from sslbench.data.format import LabelMapReader, ObjectReader, SampleReader, SourceFormat, TupleReader
@@ -95,7 +97,7 @@ def _open(spec: str, attribute_columns: Sequence[str], options: CocoOptions) -> 
         columns = dataclasses.replace(columns, grouped_by=options.group)
     if options.classes == "supercategory":
         columns = by_supercategory(columns)
-    images, ids, splits, notes = _images(spec, columns, options.channels, options.folder(spec))
+    images, ids, splits, notes = _images(spec, columns, options.channels, images_folder(spec, options.images))
     exported = _as_exported(spec, columns, images, splits)
     if exported is not None:
         return exported
@@ -112,20 +114,20 @@ def _images(
     Raises:
         DataError: a file is missing, an image is listed twice, or some images have a split and others have none.
     """
-    assets = columns.assets
-    folder = below or _image_folder(spec, assets.own[0] or assets.files[0])
-    images, names, notes = images_of(spec, assets, folder, channels or provenance(columns.info, CHANNELS_KEY))
-    ids = [image_id(name, folder) for name in names]
-    files = images if isinstance(images, Files) else images.files
-    first = str(files.paths[0])
-    looked = [below] if below else _image_folders(spec)
-    remedy = (
-        f"Looked for {first} in {', '.join(map(str, looked))}. If they lie elsewhere, name the folder, relative to the "
-        f"manifest: {spec}?images=FOLDER"
-    )
-    check_files(spec, files.paths, ids, folder, remedy)  # type: ignore[arg-type]  # manifests list file names as text
+    listed, names, notes = images_of(spec, columns.assets, channels or provenance(columns.info, CHANNELS_KEY))
+    files = listed if isinstance(listed, list) else list(dict.fromkeys(map(str, listed.files.paths)))
+    found = find_listed(spec, files, [below] if below else folders_beside(Path(spec)), "?images=FOLDER")
+    images: Files | AssetImages
+    if isinstance(listed, list):
+        images, ids = found.files, found.ids
+    else:
+        place = dict(zip(files, found.paths, strict=True))
+        paths = [place[str(path)] for path in listed.files.paths]
+        images = dataclasses.replace(listed, files=Files(paths, str(found.folder)))
+        ids = [image_id(place.get(name, name), found.folder) for name in names]
+        refuse_twice(spec, ids)
     splits = _splits(spec, ids, columns.splits)
-    return images, _own_ids(columns.own_ids, splits) or ids, splits, notes
+    return images, _own_ids(columns.own_ids, splits) or ids, splits, (*notes, *found.notes)
 
 
 def _as_exported(spec: str, columns: Columns, images: Images, splits: list[str] | None) -> dict[str, Source] | None:
@@ -153,7 +155,7 @@ def _as_exported(spec: str, columns: Columns, images: Images, splits: list[str] 
 
 def _crops_of(spec: str, attribute_columns: Sequence[str], options: CocoOptions) -> dict[str, Source]:
     if not (attribute_columns or options.channels or options.classes == "supercategory"):
-        return crops_of(spec, open_objects(spec, options.folder(spec)), options)  # keeps a view
+        return crops_of(spec, open_objects(spec, images_folder(spec, options.images)), options)  # keeps a view
     columns, rows = read_rows(spec, attribute_columns)
     of_objects = [key for key in attribute_columns if key not in columns.attributes]
     if of_objects:
@@ -164,7 +166,7 @@ def _crops_of(spec: str, attribute_columns: Sequence[str], options: CocoOptions)
                 raise UsageError(f"no image and no annotation of {spec} has a key '{key}'", did_you_mean(key, known))
     group = dict(zip(columns.names, columns.supers, strict=True)) if options.classes == "supercategory" else None
     texts = {key: {row["id"]: text_of(row.get(key)) for row in rows["annotations"]} for key in of_objects}
-    sources = _objects(spec, columns, rows, options.channels, options.folder(spec))
+    sources = _objects(spec, columns, rows, options.channels, images_folder(spec, options.images))
     return crops_of(spec, sources, options, group, columns=texts, grouped_by=options.group)
 
 
@@ -222,26 +224,6 @@ def _own_ids(ids: list[str], splits: list[str] | None) -> list[str] | None:
     """Return the ids that `sslbench data to-kwcoco` wrote, if every image has one and no split has one twice."""
     once = len(set(zip(splits, ids, strict=True) if splits else ids)) == len(ids)
     return ids if all(ids) and once else None
-
-
-def _image_folder(spec: str, first: str) -> Path:
-    """Return the folder of relative paths: the first that holds the first image, else the manifest's."""
-    folders = _image_folders(spec)
-    return next((folder for folder in folders if (folder / first).is_file()), folders[0])
-
-
-def _image_folders(spec: str) -> list[Path]:
-    """Return the folders in which images are looked for.
-
-    For `coco/annotations/instances_val2017.json` these are its own folder, `coco/val2017`, `coco/images/val2017`,
-    `coco/images`, `coco` (of LVIS, whose `coco_url` ends in `val2017/NAME.jpg`), images/ and data/ beside it, and
-    `coco/coco` (of LVIS beside COCO).
-    """
-    folder = Path(spec).parent
-    part = Path(spec).stem.rpartition("_")[2]
-    root = folder / ".." if folder.name in ("", "..") else folder.parent
-    outside = [root / part, root / "images" / part, root / "images", root]
-    return [folder, *outside, folder / "images", folder / "data", root / "coco"]
 
 
 def _splits(spec: str, files: Sequence[str], splits: Sequence[str]) -> list[str] | None:

@@ -5,7 +5,6 @@ import functools
 import json
 from array import array
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,15 +125,12 @@ class AssetCollector:
         return found
 
 
-def images_of(
-    spec: str, assets: Assets, folder: Path, channels: str
-) -> tuple[Files | AssetImages, list[str], tuple[str, ...]]:
-    """Return the images of a manifest, their names, and notes.
+def images_of(spec: str, assets: Assets, channels: str) -> tuple[list[str] | AssetImages, list[str], tuple[str, ...]]:
+    """Return the images of a manifest (files, or channels in several files), their names, and notes.
 
     Args:
         spec: the manifest.
         assets: of its images.
-        folder: start of relative paths.
         channels: names joined by '|' or ',', in the order in which they are wanted; empty: the images' own files if all
             of them have one, else all channels of the assets, as long as they are the same for all images.
 
@@ -147,7 +143,7 @@ def images_of(
         many = len(np.unique(assets.images))
         hint = "the images' own files are used; select with ?channels=A|B"
         notes = (f"{spec}: {counted(many, 'image')} with further channels in assets; {hint}",) if many else ()
-        return Files(assets.own, str(folder)), assets.own, notes
+        return assets.own, assets.own, notes
     parts = _parts(assets)
     names = _names(assets, parts)
     wanted = _wanted(spec, assets, parts, channels)
@@ -167,7 +163,7 @@ def images_of(
             raise DataError(f"{spec}, image {assets.numbers[i]} has no channel {some(sorted(missing))}; it has {has}")
         starts.append(len(files))
     at, of_kind = (np.array(column, dtype=np.int64) for column in (starts, codes))
-    return AssetImages(Files(files, str(folder)), at, of_kind, tuple(kinds), assets.sizes, wanted), names, ()
+    return AssetImages(Files(files), at, of_kind, tuple(kinds), assets.sizes, wanted), names, ()
 
 
 _Part = tuple[str, str, str]

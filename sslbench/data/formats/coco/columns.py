@@ -15,6 +15,8 @@ import numpy.typing as npt
 from sslbench.arrays import IntArray
 from sslbench.data.booleans import marks
 from sslbench.data.containers.json_rows import NotAMappingError, json_rows
+from sslbench.data.containers.sniff import head
+from sslbench.data.containers.text import encoding_of
 from sslbench.data.formats.coco.assets import AssetCollector, Assets
 from sslbench.data.formats.coco.videos import VIDEO, Videos
 from sslbench.data.wording import some
@@ -163,7 +165,7 @@ def one_line(error: object) -> str:
 @contextlib.contextmanager
 def _text(spec: str) -> Iterator[TextIO]:
     if not spec.lower().endswith(".zip"):
-        with Path(spec).open(encoding="utf-8-sig") as file:
+        with Path(spec).open(encoding=encoding_of(head(spec))) as file:
             yield file
         return
     with zipfile.ZipFile(spec) as archive:

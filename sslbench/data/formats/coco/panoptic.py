@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.booleans import boolean
+from sslbench.data.containers.listed import find_listed, folders_beside, plain_path
 from sslbench.data.containers.members import safe_name
-from sslbench.data.containers.names import check_files, check_some, image_id, split_name
+from sslbench.data.containers.names import split_name
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.images import DIGEST_BYTES, Files, digest
 from sslbench.data.maps.classes import LabelMapOptions, make_coding, refuse_twice, with_ignored
@@ -106,23 +107,24 @@ def _open(file: Path, options: LabelMapOptions) -> tuple[Pairs, "PanopticMaps", 
     images = {row["id"]: str(row["file_name"]) for row in content["images"]}
     names, numbers, segments = [], [], []
     for i, row in enumerate(content["annotations"]):
-        name = safe_name(str(row["file_name"]))
+        name = safe_name(plain_path(row["file_name"]))
         if name is None:
             raise DataError(f"{file}: the file_name {str(row['file_name'])!r} of a map lies outside its folder")
         names.append(name)
         numbers.append(row["image_id"])
         segments.append(tuple(_segment(file, i, entry) for entry in row["segments_info"]))
     _check_unique(file, names, numbers, images)
-    image_root, map_root = _image_folder(file, options, list(images.values())), _map_folder(file, options, names)
-    ids = [image_id(images[number], image_root) for number in numbers]
-    order = sorted(range(len(ids)), key=ids.__getitem__)
-    photos = Files(tuple(images[numbers[i]] for i in order), str(image_root))
-    maps = Files(tuple(names[i] for i in order), str(map_root))
-    check_files(str(file), [str(path) for path in photos.paths], [ids[i] for i in order], image_root)
-    check_some(str(file), maps.paths, map_root, f"Looked for the maps in {map_root}; ?maps=FOLDER names another.")
+    folders = [file.parent / options.images] if options.images else folders_beside(file)
+    photos = find_listed(str(file), [images[number] for number in numbers], folders, "?images=FOLDER")
+    folders = [file.parent / options.maps] if options.maps else [file.with_suffix(""), file.parent]
+    drawn = find_listed(f"{file} (maps)", names, folders, "?maps=FOLDER")
+    ids = photos.ids
+    order = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
+    maps = drawn.files.select(order)
+    notes = (*notes, *photos.notes, *drawn.notes)
     mapped = set(numbers)
     without = tuple(printable(name) for number, name in images.items() if number not in mapped)
-    pairs = Pairs(photos, maps, tuple(ids[i] for i in order), without)
+    pairs = Pairs(photos.files.select(order), maps, tuple(ids[i] for i in order), without)
     return pairs, PanopticMaps(maps, tuple(segments[i] for i in order), frozenset(things)), coding, notes
 
 
@@ -184,24 +186,6 @@ def _check_unique(file: Path, names: list[str], numbers: list[int], images: dict
     unknown = [str(number) for number in numbers if number not in images]
     if unknown:
         raise DataError(f"{file}: annotations of images that are not listed: image_id {some(unknown)}")
-
-
-def _image_folder(file: Path, options: LabelMapOptions, names: list[str]) -> Path:
-    """Find the images: as in COCO (../val2017), as in ADE20K (../images/validation), or beside the file."""
-    if options.images:
-        return file.parent / options.images
-    split = file.stem.rpartition("_")[2]
-    long = {"train": "training", "val": "validation"}.get(split, split)
-    tops = [file.parent, file.parent.parent]
-    folders = [top / part for top in tops for part in ("", split, f"images/{split}", f"images/{long}", "images")]
-    return next((folder for folder in folders if (folder / names[0]).is_file()), file.parent)
-
-
-def _map_folder(file: Path, options: LabelMapOptions, names: list[str]) -> Path:
-    if options.maps:
-        return file.parent / options.maps
-    folders = [file.with_suffix(""), file.parent]
-    return next((folder for folder in folders if (folder / names[0]).is_file()), file.with_suffix(""))
 
 
 @dataclasses.dataclass(frozen=True)

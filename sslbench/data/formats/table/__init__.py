@@ -3,6 +3,8 @@
 import collections
 import csv
 import dataclasses
+import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,13 @@ import numpy as np
 
 from sslbench.config import setting
 from sslbench.data import booleans
-from sslbench.data.containers.names import by_split, check_files, image_id, split_name
-from sslbench.data.containers.sniff import has_base64_rows, is_json_table
+from sslbench.data.containers.listed import find_listed, folders_beside, images_folder
+from sslbench.data.containers.names import by_split, split_name
+from sslbench.data.containers.sniff import has_base64_rows, has_box_columns, is_json_table
+from sslbench.data.containers.text import read_text
 from sslbench.data.containers.view import viewed
 from sslbench.data.format import Column, SampleReader, SampleRequest, SourceFormat
-from sslbench.data.formats.boxes_csv import has_boxes
 from sslbench.data.formats.table.lists import TableColumns, read_json, read_json_lines, read_lines
-from sslbench.data.images import Files
 from sslbench.data.labels import (
     NO_LABEL_COLUMN,
     NONE_OF_THE_CLASSES,
@@ -47,15 +49,16 @@ LABEL_COLUMNS = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class TableOptions:
-    """Options behind a '?': photos.csv?group=patient."""
+    """Options behind a '?': photos.csv?group=patient&images=photos."""
 
     group: str = setting("", "column of groups that a seeded split keeps on one side: patient, video, scene")
+    images: str = setting("", "folder of the images, relative to the folder of the table")
 
 
 def recognises(spec: str) -> bool:
     """Return whether the string ends like a table, and is no folder, no manifest, and no file with images or boxes."""
     lower = spec.lower()
-    if not lower.endswith(SUFFIXES) or Path(spec).is_dir() or has_boxes(spec):
+    if not lower.endswith(SUFFIXES) or Path(spec).is_dir() or has_box_columns(spec):
         return False
     if lower.endswith(".json"):
         return is_json_table(spec)
@@ -70,22 +73,26 @@ def open(
     attribute_columns: Sequence[str] = (),
     value_columns: Sequence[str] = (),
     group: str = "",
+    images: str = "",
 ) -> dict[str, Source]:
     """Return the images that a table lists.
 
     Args:
         spec: the file. A .csv, .tsv or .parquet needs a header; a .json is a list of records, or maps each image to its
             label; a .jsonl has a record per line; a .txt a path per line, or a path, white space and a label.
-            Paths in it are relative to its folder. A column called `split` is honoured.
+            Paths in it are relative to its folder, and read as `find_listed` reads them: names of images without
+            suffix, or in one of the folders beside the table, are found. A column called `split` is honoured.
         image_column: the column with the paths; by default recognised by its name (`IMAGE_COLUMNS`).
         label_column: the column with the labels, read as text; by default recognised (`LABEL_COLUMNS`). Without one,
             columns that hold only 0, 1 and -1 (ignore) are taken as one class each.
         attribute_columns: kept as attributes of the source, read as text; any column may be one.
         value_columns: columns of numbers to predict; then there is no label column.
         group: column whose equal values a seeded split keeps on one side.
+        images: folder of the images, relative to the table's; '': found beside it.
 
     Returns:
-        Split name -> source, or {"all": source}. Ids are the paths relative to the table's folder.
+        Split name -> source, or {"all": source}. Ids are the paths relative to the folder in which the images are
+        found.
 
     Raises:
         DataError: no header, no rows, an empty label, an image that is listed twice or missing.
@@ -96,26 +103,20 @@ def open(
     if group and group not in attribute_columns:
         attribute_columns = (*attribute_columns, group)
     columns = [image_column, label_column, [*attribute_columns], [*value_columns]]
-    sources = viewed(
-        spec, "table", columns, lambda: _open(spec, image_column, label_column, attribute_columns, value_columns)
-    )
+
+    def read() -> dict[str, Source]:
+        below = images_folder(spec, images)
+        folders = [below] if below else folders_beside(Path(spec))
+        table = read_cells(Path(spec))
+        return read_columns(table, folders, image_column, label_column, attribute_columns, value_columns)
+
+    sources = viewed(spec, "table", [*columns, images] if images else columns, read)
     return {split: dataclasses.replace(source, grouped_by=group) for split, source in sources.items()}
-
-
-def _open(
-    spec: str,
-    image_column: str | None,
-    label_column: str | None,
-    attribute_columns: Sequence[str],
-    value_columns: Sequence[str],
-) -> dict[str, Source]:
-    folder = Path(spec).parent
-    return read_columns(read_cells(Path(spec)), folder, image_column, label_column, attribute_columns, value_columns)
 
 
 def read_columns(
     table: TableColumns,
-    folder: Path,
+    folders: Sequence[Path],
     image_column: str | None,
     label_column: str | None,
     attribute_columns: Sequence[str],
@@ -125,7 +126,7 @@ def read_columns(
 
     Args:
         table: its columns.
-        folder: base of relative paths.
+        folders: bases of relative paths, see `find_listed`.
         image_column: as for `open`.
         label_column: as for `open`.
         attribute_columns: as for `open`.
@@ -142,20 +143,19 @@ def read_columns(
             f"{spec}: no column for the images was recognised among: {', '.join(table.columns)}",
             "Name it with --image-column, or call it 'path'. The first line must be a header.",
         )
-    files = [str(value).strip() if value is not None else "" for value in table.columns[image]]
-    _refuse_empty(table, image, files)
-    ids = [image_id(file, folder) for file in files]
-    check_files(spec, files, ids, folder)
+    names = [_text(value) for value in table.columns[image]]
+    _refuse_empty(table, image, names)
+    found = find_listed(spec, names, folders, "?images=FOLDER")
     label = None if value_columns else _find(table, label_column, LABEL_COLUMNS, "label", taken=image)
     split = _find(table, None, ("split",), "split")
     if value_columns:
-        found: tuple[Labels, tuple[str, ...]] = (_numbers(table, value_columns), ())
+        labels, about = _numbers(table, value_columns), ()
     else:
-        found = _labels(table, label, leave_out={image, split, "", *attribute_columns})
-    labels, notes = found
+        labels, about = _labels(table, label, leave_out={image, split, "", *attribute_columns})
     attributes = {name: _attribute(table, name) for name in attribute_columns}
-    notes = (*table.notes, *_ambiguous(table, image, IMAGE_COLUMNS), *_ambiguous(table, label, LABEL_COLUMNS), *notes)
-    return by_split(spec, ids, labels, Files(files, str(folder)), _splits(table, split), notes, attributes)
+    ambiguous = (*_ambiguous(table, image, IMAGE_COLUMNS), *_ambiguous(table, label, LABEL_COLUMNS))
+    notes = (*table.notes, *ambiguous, *found.notes, *about)
+    return by_split(spec, found.ids, labels, found.files, _splits(table, split), notes, attributes)
 
 
 def _numbers(table: TableColumns, names: Sequence[str]) -> Labels:
@@ -204,20 +204,19 @@ def read_cells(path: Path) -> TableColumns:
 
 
 def _read_text(path: Path) -> TableColumns:
-    notes: tuple[str, ...] = ()
+    text, notes = read_text(path)
+    separator = "\t" if path.suffix.lower() == ".tsv" else ","
+    given = re.match(r"sep=(.)\r?\n", text)  # Excel's first line
+    header = text.partition("\n")[0]
+    if given:
+        separator, text = given[1], text[given.end() :]
+    elif separator not in header and (other := next((s for s in ";\t,|" if s in header), None)):
+        separator, notes = other, (*notes, f"{path}: columns are separated by {other!r}")
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            header = file.readline()
-            separator = "\t" if path.suffix.lower() == ".tsv" else ","
-            if separator not in header and (other := next((s for s in ";\t" if s in header), None)):
-                separator, notes = other, (f"{path}: columns are separated by {other!r}",)
-            file.seek(0)
-            reader = csv.reader(file, delimiter=separator, strict=True)
-            rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is not a table in UTF-8: {error}") from error
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+        rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        raise DataError(f"{path} is not a table: {error}") from error
     if not rows:
         raise DataError(f"{path} is empty", "Its first line should be a header such as: path,label")
     names = [name.strip() for name in rows[0][1]]
@@ -342,6 +341,7 @@ def _read_request(request: SampleRequest[TableOptions]) -> dict[str, Source]:
         attribute_columns=request.attribute_columns,
         value_columns=request.value_columns,
         group=request.options.group,
+        images=request.options.images,
     )
 
 

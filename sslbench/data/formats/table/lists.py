@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sslbench.data.containers.suffixes import SUFFIXES
+from sslbench.data.containers.text import read_text
 from sslbench.data.wording import some
 from sslbench.errors import DataError
 
@@ -27,7 +28,8 @@ def read_lines(path: Path) -> TableColumns:
     Raises:
         DataError: it cannot be read, or only some lines have a label.
     """
-    lines = [(i, line.strip()) for i, line in enumerate(_text(path).splitlines(), 1)]
+    text, notes = read_text(path)
+    lines = [(i, line.strip()) for i, line in enumerate(text.splitlines(), 1)]
     rows = [(i, *_path_and_label(line)) for i, line in lines if line]
     numbers = [i for i, _, _ in rows]
     with_label = [i for i, _, label in rows if label is not None]
@@ -37,7 +39,7 @@ def read_lines(path: Path) -> TableColumns:
     columns: dict[str, Sequence[Any]] = {"path": [file for _, file, _ in rows]}
     if with_label:
         columns["label"] = [label for _, _, label in rows]
-    return TableColumns(str(path), columns, lambda row: f"line {numbers[row]}")
+    return TableColumns(str(path), columns, lambda row: f"line {numbers[row]}", notes)
 
 
 def _path_and_label(line: str) -> tuple[str, str | None]:
@@ -55,7 +57,7 @@ def read_json(path: Path) -> TableColumns:
         DataError: it cannot be read, or is neither.
     """
     try:
-        content = json.loads(_text(path), object_pairs_hook=_without_twins)
+        content = json.loads(read_text(path)[0], object_pairs_hook=_without_twins)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}") from error
     if isinstance(content, dict):
@@ -70,22 +72,14 @@ def read_json_lines(path: Path) -> TableColumns:
         DataError: it cannot be read, or a line is no record.
     """
     records = []
-    for i, line in enumerate(_text(path).splitlines(), 1):
+    text, _ = read_text(path)
+    for i, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
                 records.append(json.loads(line, object_pairs_hook=_without_twins))
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}, line {i} is not JSON: {error}") from error
     return _records(path, records, "record")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text in UTF-8: {error}") from error
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

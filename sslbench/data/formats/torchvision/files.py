@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from sslbench.data.containers.listed import check_some
 from sslbench.data.containers.members import is_image
-from sslbench.data.containers.names import check_files
 from sslbench.data.images import Files
 from sslbench.data.labels import single_labels
 from sslbench.data.source import Source
@@ -76,7 +76,7 @@ def open_files(spec: str, name: str, root: Path) -> dict[str, Source]:
         files, labels = zip(*sorted(rows), strict=True) if rows else ((), ())
         if not rows:
             raise DataError(f"{base.absolute()} has no image of {name} ({split})", _how_to_get(name, root, kind))
-        check_files(spec, files, files, base, _how_to_get(name, root, kind))
+        check_some(spec, files, base, _how_to_get(name, root, kind))
         sources[split] = Source(
             f"{spec} ({split})", files, single_labels(labels, classes), Files(files, str(base)), notes
         )

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sslbench.data.containers.names import check_some
+from sslbench.data.containers.listed import check_some
+from sslbench.data.containers.text import read_text
 from sslbench.data.images import Files
 from sslbench.data.maps.layout import Pairs, by_key, walk
 from sslbench.data.wording import printable, some
@@ -69,21 +70,16 @@ def read_lines(path: Path) -> list[str]:
     """Return the lines of a list, with empty ones.
 
     Raises:
-        DataError: it is not UTF-8.
-        OSError: it cannot be read.
+        DataError: it cannot be read, or is no text.
     """
-    try:
-        return path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text in UTF-8: {error}") from error
+    return read_text(path)[0].splitlines()
 
 
 def read_stems(path: Path) -> list[str]:
     """Return the sorted stems of a list with one image per line.
 
     Raises:
-        DataError: it is not UTF-8, or lists an image twice or outside of the tree.
-        OSError: it cannot be read.
+        DataError: it is no text, cannot be read, or lists an image twice or outside of the tree.
     """
     stems = [line.strip() for line in read_lines(path) if line.strip()]
     if twice := sorted(stem for stem, n in Counter(stems).items() if n > 1):

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from sslbench.config import read_yaml
+from sslbench.data.containers.listed import find_listed, tails
+from sslbench.data.containers.text import read_text
 from sslbench.data.format import ObjectReader, SampleReader, SourceFormat
 from sslbench.data.formats._parts.layout import Place, file_names, files_below, find_places
 from sslbench.data.formats.yolo.keypoints import Keypoints, read_keypoints
@@ -39,6 +41,7 @@ _SPLITS = {"train": "train", "val": "val", "valid": "val", "test": "test"}
 _SLACK = 0.01  # as Ultralytics allows
 _BOX, _POLYGON = 5, 7
 _MOST_CLASSES = 100_000
+_TWO = 2  # folders: train/images
 
 
 def recognises(spec: str) -> bool:
@@ -201,13 +204,15 @@ def _described(file: Path) -> _Description:
 def _image_folders(file: Path, root: Any, key: str, entry: Any) -> tuple[_Folder, ...]:
     """Return the folder of images, or those of a list, that data.yaml names; () for a test split that is not there.
 
-    Roboflow writes `../train/images` for `train/images`, and `path` is often the place on another machine.
+    Roboflow writes `../train/images` for `train/images`, and `path` is often the place on another machine. Without its
+    first folders a path keeps two, since `images` alone would be that of every split.
     """
     if not isinstance(entry, str):
         raise DataError(f"{file}: '{key}' should be the path of a folder, not {str(entry)[:80]}")
-    inner = entry.removeprefix("../").removeprefix("./")
     bases = [file.parent / str(root), Path(str(root))] if root else []
-    tried = [base / entry for base in (*bases, file.parent)] + [file.parent / inner]
+    ends = tails(entry)
+    tried = [base / entry for base in (*bases, file.parent)]
+    tried += [file.parent / end for end in (ends if len(ends) < _TWO else ends[:-1]) if not end.startswith("/")]
     for folder in dict.fromkeys(tried):
         if folder.is_dir():
             return (_Folder(folder),)
@@ -227,24 +232,14 @@ def _of_list(file: Path, bases: Sequence[Path]) -> tuple[_Folder, ...]:
     Raises:
         DataError: the list cannot be read, is empty or names images that do not exist.
     """
-    try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the list of images {file}: {error}") from error
+    lines = [line.strip() for line in read_text(file)[0].splitlines() if line.strip()]
+    if not lines:
+        raise DataError(f"{file}: the list of images is empty")
+    listed = find_listed(str(file), lines, bases)
     names: dict[Path, set[str]] = {}
-    missing = []
-    for line in filter(None, lines):
-        image = next((base / line for base in bases if (base / line).is_file()), None)
-        if image is None:
-            missing.append(printable(line))
-        else:
-            names.setdefault(image.parent, set()).add(image.name)
-    if missing or not names:
-        what = f"{len(missing):,} of its {counted(sum(map(bool, lines)), 'image')} do not exist: {some(missing)}"
-        raise DataError(
-            f"{file}: {what if missing else 'the list of images is empty'}",
-            f"Paths are relative to {' or '.join(str(base) for base in dict.fromkeys(bases))}.",
-        )
+    for path in listed.paths:
+        image = listed.folder / path
+        names.setdefault(image.parent, set()).add(image.name)
     return tuple(_Folder(folder, frozenset(found)) for folder, found in sorted(names.items()))
 
 
@@ -268,10 +263,7 @@ def _listed(root: Path, places: Sequence[Place]) -> tuple[str, ...]:
             f"Write {root / 'classes.txt'}, a name per line from class 0, or data.yaml with 'names'. "
             f"Looked for {', '.join(_LISTS)} in {', '.join(map(str, folders))}",
         )
-    try:
-        names = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {file}: {error}") from error
+    names = [line.strip() for line in read_text(file)[0].splitlines()]
     while names and not names[-1]:
         names.pop()
     if not all(names):
@@ -333,10 +325,7 @@ def _rows(path: Path, size: tuple[int, int], described: _Description) -> list[di
     Raises:
         DataError: a line is no box and no polygon.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+    lines = read_text(path)[0].splitlines()
     parts = [(f"{path}, line {i}", line.split()) for i, line in enumerate(lines, 1) if line.strip()]
     return [_row(where, words, size, described) for where, words in parts]
 
