@@ -25,7 +25,7 @@ benchmark or preset: name, version, file                    new     name
 the metric that a benchmark puts first                      new     new
 the metric that a board or comparison is asked for                  new
 the members of a group (`--groups`)                         asked   group
-part of train, of a network finetuned on it           new     new
+part of train, of a network finetuned on it                 new     new
 images that could not be read                                       new
 seed of splits, hold-outs and resamples                     new
 number of trainings (`seeds=`)                              new

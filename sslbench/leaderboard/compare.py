@@ -57,7 +57,7 @@ class Comparison:
         a: one result.
         b: the other one.
         metric: metric of the comparison.
-        n: number of test samples.
+        n: number of test samples that the metric is over.
         groups: number of their groups, which are kept together; None if each sample stands for itself.
         value_a: metric on the per-sample scores of a, the mean over all its draws.
         value_b: the same of b.
@@ -269,7 +269,7 @@ def compare_all(
         a=first,
         b=b[0][0],
         metric=metric,
-        n=len(scores.ids),
+        n=first.metrics[metric].n or len(scores.ids) if metric in first.metrics else len(scores.ids),
         groups=None if scores.groups is None else len(np.unique(scores.groups)),
         value_a=factor * found.value_a,
         value_b=factor * found.value_b,

@@ -107,6 +107,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         scores=np.zeros((len(test), 0), dtype=np.float32),
         per_class={},
         notes=tuple(notes),
+        scored=len(part),
     )
 
 

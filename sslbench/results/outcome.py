@@ -73,6 +73,8 @@ class Outcome:
             none beside those computed from `scores`.
         train_part: part of train that the network was finetuned on, see `DataUsed`; empty: all of it.
         scored: number of test samples that the metrics are over; None: all.
+        counts: numbers of samples of the metrics that are over others than those: queries, videos, images of a further
+            set.
     """
 
     metrics: dict[str, Interval]
@@ -95,3 +97,4 @@ class Outcome:
     means: SampleMeans | None = None
     train_part: str = ""
     scored: int | None = None
+    counts: Mapping[str, int] = dataclasses.field(default_factory=dict)

@@ -209,7 +209,7 @@ def _objectnet_by_labels(table: dict[int, int], logits: np.ndarray, label: np.nd
     classes = tuple(f"{i:04d}" for i in range(1000))
     part = Features(logits, Labels("multi", classes, of_class[label]), tuple(f"{i:04d}" for i in range(len(label))))
     given = SimpleNamespace(logits=lambda x: x.astype(np.float64))
-    found = {name: 100 * value for name, (value, _, _) in _several_right_metrics("objectnet", given, part).items()}
+    found = {name: 100 * value for name, (value, _, _) in _several_right_metrics("objectnet", given, part)[0].items()}
     names = {"top1(objectnet,challenge)": "accuracy", "top5(objectnet,challenge)": "top5_accuracy"}
     names |= {"top1(objectnet)": "overlap_top1", "top5(objectnet)": "overlap_top5"}
     return {names[name]: value for name, value in found.items()}

@@ -1,5 +1,6 @@
 """`compare`: is the difference between two results real, and may they be compared at all?"""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -49,6 +50,9 @@ def test_the_command_names_differences_of_the_preprocessing(tmp_path):
     )
     line = "preprocessed differently (A / B): crop [224, 224] / [192, 192]."
     assert line in CliRunner().invoke(cli, ["compare", str(one.file), str(small.file)]).output
+    rounded = write(make("int8", preprocessing=PREPROCESSING, precision="int8"), RIGHT, tmp_path / "c")
+    line = "The features were computed differently (A / B): fp32 / int8."
+    assert line in CliRunner().invoke(cli, ["compare", str(one.file), str(rounded.file)]).output
     assert "preprocessed" not in CliRunner().invoke(cli, ["compare", str(one.file), str(one.file)]).output
 
 
@@ -98,6 +102,11 @@ def test_two_versions_of_a_benchmark_are_refused_and_other_groups_too():
     one, other = (make("ab"[i], groups=groups[i]) for i in (0, 1))
     assert differing(one, other) == []
     assert differing(one, other, "worst_group(site).top1") == [("groups", "x 9", "y 9")]
+
+
+def test_the_number_of_samples_is_that_of_the_metric(three):
+    best, far = (change(one, metrics={"top1": dataclasses.replace(one.metrics["top1"], n=190)}) for one in three[::2])
+    assert compare(best, far).n == 190, "of 200, 10 without a counted pixel, say"
 
 
 def test_scores_must_be_there_and_of_the_same_samples(three, tmp_path):

@@ -29,6 +29,7 @@ from sslbench.metrics.retrieval import (
 from sslbench.protocols import retrieval
 from sslbench.protocols.retrieval import Settings
 from sslbench.protocols.retrieval.search import positive_ranks
+from sslbench.results import percent_metrics
 
 NAMES = [metric.name for metric in RANKING]
 
@@ -98,6 +99,7 @@ def test_images_without_a_positive_are_searched_but_no_queries():
     found = retrieval.run(test, test, Settings(), seed=0)
     assert values(found)["recall@1"] == 0 and values(found)["retrieval_mAP"] == 0.5
     assert found.notes == ("1 of 3 test images have no positive in the database and are not queries.",)
+    assert {metric.n for metric in percent_metrics(found, len(test)).values()} == {2}
     with pytest.raises(DataError, match="none of the 3 test images has another image of its label"):
         alone = dataclasses.replace(test, labels=single_labels(["a", "b", "c"]))
         retrieval.run(alone, alone, Settings(), seed=0)

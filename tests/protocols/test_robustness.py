@@ -202,7 +202,8 @@ def test_a_set_has_a_record_of_its_own_whatever_else_is_scored(network, data, tm
     assert alone.id == beside.id and alone.metrics == beside.metrics
     assert alone.data.test.n == 8 and alone.data.test.classes == ("blue", "green")
     assert "2 of the 3 classes of train compete." in alone.notes
-    assert summary.metrics["top1(some)"] == alone.metrics["top1"] or summary.metrics["top1(some)"].n == 18
+    assert summary.metrics["top1(some)"] == alone.metrics["top1"] and alone.metrics["top1"].n == 8
+    assert summary.metrics["top1"].n == 18 and summary.metrics["effective_robustness(some)"].n == 8
     difference = alone.metrics["top1"].value - summary.metrics["top1"].value
     effective = summary.metrics["effective_robustness(some)"]
     assert effective.value is None or effective.value == pytest.approx(difference)
@@ -220,7 +221,7 @@ def test_images_of_a_set_that_cannot_be_read_are_left_out_and_counted(network, d
     summary, own = evaluate(prepared, store=tmp_path / "store", out=tmp_path / "out", command="")
     assert (own.data.test.n, own.data.test.n_used) == (12, 11) and own.metrics["top1"].n == 11
     assert [image.id for image in own.data.unreadable] == ["red/1.png"] and not summary.data.unreadable
-    assert [part.n_used for part in summary.data.further] == [11]
+    assert [part.n_used for part in summary.data.further] == [11] and summary.metrics["top1(a set)"].n == 11
     with pytest.raises(DataError, match=r"1 of 12 images of .*set.* cannot be read"):
         run(network, data, tmp_path, {**NOTHING, "sets": {"a set": str(tmp_path / "set")}})
 
@@ -312,7 +313,7 @@ def test_unknown_images_are_told_apart_and_known_classes_are_refused(network, da
     (result,) = run(network, data, tmp_path, settings)
     assert result.headline == "unknown_auroc(msp)"
     values = {name: each for name, each in result.metrics.items() if name.startswith("unknown_")}
-    assert len(values) == 12 and all(v.low <= v.value <= v.high for v in values.values())
+    assert len(values) == 12 and all(v.low <= v.value <= v.high and v.n == 18 + 10 for v in values.values())
     assert values["unknown_auroc(mahalanobis)"].value > 60, "plain grey is unlike coloured noise"
     with pytest.raises(DataError, match="are not unknown: blue"):
         run(network, data, tmp_path, {**settings, "unknown": str(data / "test")})

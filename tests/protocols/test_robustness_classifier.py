@@ -213,7 +213,9 @@ def test_images_with_several_right_classes_are_scored_as_by_a_loop(tmp_path):
     for name, images in sets.items():
         for k in (1, 5):
             wanted = np.mean([bool({*order[:k]} & {*own}) for order, own in images])
-            assert result.metrics[f"top{k}({name})"].value == pytest.approx(100 * wanted) and 0 < wanted < 1
+            metric = result.metrics[f"top{k}({name})"]
+            assert metric.value == pytest.approx(100 * wanted) and 0 < wanted < 1
+            assert metric.n == len(images), "the images that are scored, not those of test"
 
 
 def test_what_has_no_effect_or_no_classifier_is_refused(tmp_path, photos):

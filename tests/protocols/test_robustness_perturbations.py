@@ -77,6 +77,7 @@ def test_flip_probabilities_are_those_of_a_loop_over_frames(world):
         wanted[name] = 100 * np.mean([flips(whole, video, "noise" in name, 2) for video in videos])
         assert value[f"flip_probability({name})"] == pytest.approx(wanted[name])
         assert value[f"flip_rate({name})"] == pytest.approx(wanted[name] / reference[name])
+        assert result.metrics[f"flip_rate({name})"].n == len(videos)
     assert value["flip_probability"] == pytest.approx(np.mean(list(wanted.values())))
     assert value["flip_rate"] == pytest.approx(np.mean([wanted[name] / reference[name] for name in wanted]))
     assert sum(wanted.values()) > 0 and result.headline == "flip_probability"

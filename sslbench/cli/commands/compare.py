@@ -103,6 +103,8 @@ def _p(value: float | None) -> str:
 
 
 def _notes(found: "list[Comparison]") -> list[str]:
+    from sslbench.leaderboard.headings import precision_text
+
     lines = []
     if len(found) > 1:
         lines.append(
@@ -144,6 +146,9 @@ def _notes(found: "list[Comparison]") -> list[str]:
         ]
         if different:
             lines.append(f"The images were preprocessed differently (A / B): {', '.join(different)}.")
+        precisions = precision_text(one.a), precision_text(one.b)
+        if len(set(precisions)) > 1:
+            lines.append(f"The features were computed differently (A / B): {' / '.join(precisions)}.")
     return list(dict.fromkeys(lines))
 
 

@@ -183,8 +183,10 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     for found in evaluated:
         metrics |= found.metrics
         chance |= found.chance
+    counts = {name: len(found.leading) for found in evaluated for name in found.metrics}
     if settings.predictions:
-        metrics |= _micro_metrics(first, index, train, settings, seed)
+        metrics |= (micro := _micro_metrics(first, index, train, settings, seed))
+        counts |= dict.fromkeys(micro, len(first.rows))
     return Outcome(
         metrics=metrics,
         headline=_metric_name(first, first.metric_set.headline.name),
@@ -193,6 +195,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         notes=search.notes,
         chance=chance,
         neighbours=_example_rankings(first, evaluated[0].leading, index),
+        counts=counts,
     )
 
 

@@ -18,6 +18,7 @@ from sslbench.data.videos import frames_of
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.metrics import robustness as measures
+from sslbench.metrics.classification import predicted_classes
 from sslbench.metrics.intervals import Interval, Units
 from sslbench.metrics.metric import Metric
 from sslbench.metrics.sample_means import means
@@ -85,8 +86,10 @@ def _step(name: str, settings: Settings) -> int:
 
 def perturbation_metrics(
     sets: Mapping[str, Features], classifier: ScoredClassifier, settings: Settings
-) -> dict[str, Interval]:
+) -> tuple[dict[str, Interval], dict[str, int]]:
     """Return flip probability, distance of the five first classes and flip rate, of each perturbation and their means.
+
+    Beside them stands the number of videos of each metric.
 
     The intervals are over videos: those of one name are versions of one image and are kept together in the means.
 
@@ -97,11 +100,12 @@ def perturbation_metrics(
     """
     scored = {name.removeprefix(PERTURBED): each for name, each in sets.items() if is_perturbed(name)}
     if not scored:
-        return {}
+        return {}, {}
     values = {name: _values_of_videos(each, classifier, name, settings) for name, each in scored.items()}
     videos = sorted({video for each in values.values() for video in each})
     place = {video: i for i, video in enumerate(videos)}
     metrics: dict[str, Interval] = {}
+    counts: dict[str, int] = {}
     overall: dict[Metric, FloatArray] = {}
     for name, each in values.items():
         rows = np.array([place[video] for video in each])
@@ -111,12 +115,14 @@ def perturbation_metrics(
         if settings.reference_flips:
             own[measures.FLIP_RATE] = own[measures.FLIP_PROBABILITY] / settings.reference_flips[name]
         parts = {measures.part(metric, name): column for metric, column in own.items()}
-        metrics |= means(parts, Units.of(len(each), None))
+        metrics |= (found := means(parts, Units.of(len(each), None)))
+        counts |= dict.fromkeys(found, len(each))
         for metric, column in own.items():
             # The mean over perturbations of means over videos, as one mean over the videos of all.
             total = overall.setdefault(metric, np.zeros(len(videos)))
             total[rows] += column * len(videos) / (len(each) * len(values))
-    return means(overall, Units.of(len(videos), None)) | metrics
+    means_of_all = means(overall, Units.of(len(videos), None))
+    return means_of_all | metrics, counts | dict.fromkeys(means_of_all, len(videos))
 
 
 def _values_of_videos(
@@ -131,7 +137,8 @@ def _values_of_videos(
     found = {}
     for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(video_of)], strict=True):
         logits = classifier.logits(frames.x[order[start:stop]])[None]
-        own = {measures.FLIP_PROBABILITY: measures.flip_probability(logits.argmax(axis=2), noise=noise, step=step)}
+        predicted = predicted_classes(logits[0])[None]
+        own = {measures.FLIP_PROBABILITY: measures.flip_probability(predicted, noise=noise, step=step)}
         if classifier.classes >= 5:
             own[measures.TOP5_DISTANCE] = measures.ranking_distances(logits, noise=noise, step=step)[0]
         found[str(video_of[start])] = own

@@ -13,7 +13,7 @@ from sslbench.features.array import Features
 from sslbench.identity import digest
 from sslbench.metrics import robustness as measures
 from sslbench.metrics.catalog import find as find_metric
-from sslbench.metrics.classification import TOP1, TOP5
+from sslbench.metrics.classification import TOP1, TOP5, top_k_correct
 from sslbench.metrics.intervals import Interval, Units
 from sslbench.metrics.metric import Metric
 from sslbench.metrics.sample_means import SampleMeans, means
@@ -171,28 +171,31 @@ def score(
         headline = measures.CORRUPTION_ERROR.name
         chance |= {headline: 1 - chance["top1"], measures.ERROR_INCREASE.name: 0.0}
         notes += _corruption_notes(settings)
-    flips = perturbation_metrics(sets, scored, settings)
+    flips, counts = perturbation_metrics(sets, scored, settings)
     if flips:
         metrics |= flips
         headline = headline if settings.corrupt else measures.FLIP_PROBABILITY.name
         notes += perturbation_notes(sets)
     if UNKNOWN in sets:
-        found, by_guessing = _unknown_metrics(scored, train, test, sets[UNKNOWN], settings, seed)
-        metrics, chance = metrics | found, chance | by_guessing
+        found, by_guessing, n = _unknown_metrics(scored, train, test, sets[UNKNOWN], settings, seed)
+        metrics, chance, counts = metrics | found, chance | by_guessing, counts | dict.fromkeys(found, n)
         headline = headline if settings.corrupt or flips else "unknown_auroc(msp)"
     outcomes = {}
-    right = scores.argmax(axis=1) == labels.values
+    right = top_k_correct(labels.values, scores, 1)
     for name in settings.sets or {}:
         if name in SEVERAL_RIGHT:
-            metrics |= _several_right_metrics(name, scored, sets[name])
+            found, own_counts = _several_right_metrics(name, scored, sets[name])
+            metrics, counts = metrics | found, counts | own_counts
             continue
         outcomes[name] = _outcome_on_set(name, scored, train, sets[name], seed)
-        metrics |= {f"{metric}({name})": outcomes[name].metrics[metric] for metric in ("top1", "top5")}
+        found = {f"{metric}({name})": outcomes[name].metrics[metric] for metric in ("top1", "top5")}
+        metrics, counts = metrics | found, counts | dict.fromkeys(found, len(sets[name]))
         if line := (settings.lines or {}).get(name):
-            own = outcomes[name].scores.argmax(axis=1) == sets[name].labels.values
+            own = top_k_correct(sets[name].labels.values, outcomes[name].scores, 1)
             effective = measures.part(measures.EFFECTIVE_ROBUSTNESS, name).name
             own_units = Units.of(len(own), sets[name].groups)
             metrics[effective] = measures.effective_robustness_with_interval(own, own_units, right, units, line)
+            counts[effective] = len(own)
         notes += [note for note in [missing_classes(name, sets[name].labels)] if note]
     outcome = Outcome(
         metrics=metrics,
@@ -206,6 +209,7 @@ def score(
         probabilities="softmax" if scored.gives_probabilities else None,
         chance=chance,
         means=errors,
+        counts=counts,
     )
     return {"": outcome, **outcomes}
 
@@ -227,7 +231,7 @@ def _outcome_on_set(name: str, classifier: ScoredClassifier, train: Features, pa
         groups=part.groups,
     )
     if logits:
-        sure, correct = -softmax_novelty(scores), scores.argmax(axis=1) == labels.values
+        sure, correct = -softmax_novelty(scores), top_k_correct(labels.values, scores, 1)
         units = Units.of(len(labels), part.groups)
         aurra = measures.response_rate_accuracy_with_interval(sure, correct, units, seed=seed)
         metrics |= {measures.AURRA.name: aurra}
@@ -245,8 +249,10 @@ def _outcome_on_set(name: str, classifier: ScoredClassifier, train: Features, pa
     )
 
 
-def _several_right_metrics(name: str, classifier: ScoredClassifier, part: Features) -> dict[str, Interval]:
-    """Return top-1 and top-5 on images with several right classes.
+def _several_right_metrics(
+    name: str, classifier: ScoredClassifier, part: Features
+) -> tuple[dict[str, Interval], dict[str, int]]:
+    """Return top-1 and top-5 on images with several right classes, and the number of images of each metric.
 
     Images without one are left out, and classes with the label -1 do not compete. ObjectNet's challenge scores all
     images by all classes.
@@ -255,31 +261,35 @@ def _several_right_metrics(name: str, classifier: ScoredClassifier, part: Featur
     competing = np.where(labels[:1] < 0, -np.inf, scores)
     scored: BoolArray = np.asarray((labels > 0).any(axis=1))
     found = _top_metrics((name,), competing[scored], labels[scored], part.groups, scored)
+    counts = dict.fromkeys(found, int(scored.sum()))
     if name == OBJECTNET:
-        found |= _top_metrics((name, "challenge"), scores, labels, part.groups, np.ones_like(scored))
-    return found
+        of_all = _top_metrics((name, "challenge"), scores, labels, part.groups, np.ones_like(scored))
+        found, counts = found | of_all, counts | dict.fromkeys(of_all, len(scored))
+    return found, counts
 
 
 def _top_metrics(
     of: tuple[str, ...], scores: FloatArray, labels: Int8Array, groups: IntArray | None, scored: BoolArray
 ) -> dict[str, Interval]:
-    """Return the share of images with a right class (label 1) among the first one and five by score."""
+    """Return the share of images with a right class (label 1) among the first one and five by score.
+
+    Wrong classes are ranked before right ones with their score.
+    """
     if not len(scores):
         return {}
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :5]
-    right = np.take_along_axis(labels > 0, order, axis=1)
+    best = np.max(scores, axis=1, where=labels > 0, initial=-np.inf, keepdims=True)
+    ahead = ((scores >= best) & (labels <= 0)).sum(axis=1)
     units = Units.of(len(scores), None if groups is None else groups[scored])
     values: dict[Metric, FloatArray] = {
-        measures.part(metric, *of): np.asarray(right[:, :k].any(axis=1), dtype=np.float64)
-        for metric, k in ((TOP1, 1), (TOP5, 5))
+        measures.part(metric, *of): (ahead < k).astype(np.float64) for metric, k in ((TOP1, 1), (TOP5, 5))
     }
     return means(values, units)
 
 
 def _unknown_metrics(
     classifier: ScoredClassifier, train: Features, test: Features, unknown: Features, settings: Settings, seed: int
-) -> tuple[dict[str, Interval], dict[str, float]]:
-    """Return the detection of unknown images by four kinds of novelty, and the same by guessing."""
+) -> tuple[dict[str, Interval], dict[str, float], int]:
+    """Return the detection of unknown images by four kinds of novelty, the same by guessing, and their number."""
     competing = unknown.labels.values[0] >= 0
     if not competing.all():
         rows = np.flatnonzero(competing[test.labels.values])
@@ -301,7 +311,7 @@ def _unknown_metrics(
         guessed = (0.5, len(unknown) / units.samples, 0.95)
         for (metric, interval), guess in zip(detected.items(), guessed, strict=True):
             metrics[f"{metric}({name})"], chance[f"{metric}({name})"] = interval, guess
-    return metrics, chance
+    return metrics, chance, units.samples
 
 
 def _groups_of_both(test: Features, unknown: Features) -> IntArray | None:
@@ -348,9 +358,9 @@ def _corruption_means(
     for i, name in enumerate(named):
         for j, severity in enumerate(settings.severities):
             scores = classifier.logits(rows.of(corruption_name(name, severity)))
-            wrong[:, i, j] = scores.argmax(axis=1) != labels.values
+            wrong[:, i, j] = ~top_k_correct(labels.values, scores, 1)
     reference, reference_clean = reference_errors(settings, named)
-    wrong_clean = clean.argmax(axis=1) != labels.values
+    wrong_clean = ~top_k_correct(labels.values, clean, 1)
     return measures.corruption_means(wrong, wrong_clean, named, settings.severities, reference, reference_clean)
 
 
