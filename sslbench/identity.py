@@ -50,6 +50,10 @@ Versions of torch and Pillow change roundings, as another device does, and stand
 and its way from a file to features change with `ENCODING`, which every key holds; a protocol has its own `version`. The
 code of a user's module counts as it is in memory, too, so another version of Python computes its features again.
 
+Protocols on images get of a backbone and of samples what their key holds, and nothing else
+(`evaluation.images.as_hashed`, `Source.as_hashed`). Where their settings say the sizes of images, these are no part of
+the preprocessing; its `trained_side` is, if the settings are `enlarge=trained`.
+
 This module knows values only and lies at the level of records: the feature store above it and the leaderboard, which
 must not load torch, use the same keys. The values come from their owners: `Backbone.identity`, `Source.fingerprint`,
 `Preprocessing.values`, `user_code.sha256`.

@@ -40,6 +40,8 @@ class Preprocessing:
         resized_side: side that an int in `resize` sets.
         scales: factors by which the normalised image is resized (bilinear) before the network sees it; the features are
             the mean over them.
+        trained_side: shorter side of the images that the network was trained on, in place of all sizes, for protocols
+            that set these by it; None for others.
         origin: source of the values ('timm resnet18.a1_in1k', 'torchvision default', 'flag --crop', ...).
     """
 
@@ -54,6 +56,7 @@ class Preprocessing:
     space: Literal["RGB", "lightness"] = "RGB"
     resized_side: Literal["shorter", "longer"] = "shorter"
     scales: tuple[float, ...] = (1.0,)
+    trained_side: int | None = None
     origin: str = "ImageNet default"
 
     @property
@@ -73,6 +76,8 @@ class Preprocessing:
             words += [] if self.resize is None else [f"resize {side}{_side(self.resize)} {self.interpolation}"]
             words += [] if self.squash is None else [f"squash {_side(self.squash)}"]
             words += ["no crop" if self.crop is None else f"crop {_side(self.crop)}"]
+        elif self.trained_side is not None:
+            words += [f"sizes by the {self.trained_side} pixels that the network was trained on"]
         for name, values in (("mean", self.mean), ("std", self.std)):
             numbers = values[:1] if len(set(values)) == 1 else values
             words.append(f"{name} {'/'.join(f'{x:g}' for x in numbers)}")
@@ -151,7 +156,7 @@ class Preprocessing:
         set stay what they are.
         """
         found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "origin"}
-        later = ("decoder", "max_pixels", "space", "resized_side", "scales")
+        later = ("decoder", "max_pixels", "space", "resized_side", "scales", "trained_side")
         usual = {f.name: f.default for f in dataclasses.fields(self) if f.name in later}
         return {name: value for name, value in found.items() if name not in usual or value != usual[name]}
 

@@ -75,7 +75,9 @@ class Pool:
         return most_regions(int(self.arguments[0])) if self.name == "regions" else 1
 
     def __str__(self) -> str:
-        numbers = FILE_POWER if self.needs_file_power else ",".join(f"{a:g}" for a in self.arguments)
+        # Powers of GeM that were learnt have more digits than six.
+        texts = (f"{a:g}" if float(f"{a:g}") == a else repr(float(a)) for a in self.arguments)
+        numbers = FILE_POWER if self.needs_file_power else ",".join(texts)
         return f"{self.name}({numbers})" if numbers else self.name
 
 

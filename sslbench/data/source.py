@@ -274,6 +274,11 @@ class Source:
         ids = tuple(f"{i:08d}" for i in range(len(images)))
         return Source(self.name, ids, Labels("none", (), np.zeros((len(ids), 0), dtype=np.int8)), images)
 
+    def as_hashed(self) -> "Source":
+        """Return the parts that `fingerprint` holds, for protocols: without notes, weights and further attributes."""
+        grouping = {name: column for name, column in self.attributes.items() if name == self.grouped_by}
+        return dataclasses.replace(self, attributes=grouping, notes=(), weights={})
+
     def images_fingerprint(self) -> str:
         """Return a hash of all that features depend on: ids and image contents; 32 hex digits."""
         return self.fingerprint_of(self.images.digests())

@@ -99,8 +99,8 @@ def dense_layers(backbone: Backbone, tasks: Sequence[Task], specs: Sequence[str]
     return resolve_grids(backbone, specs, output_size(backbone.preprocessing))
 
 
-SIZES = ("resize", "squash", "crop", "resized_side", "scales")
-"""Values of a preprocessing that have no effect where the settings of a protocol say the sizes of images."""
+SIZES = {"resize": None, "squash": None, "crop": None, "resized_side": "shorter", "scales": (1.0,)}
+"""Values of a preprocessing that have no effect where the settings of a protocol say the sizes of images, unset."""
 
 
 def takes_own_sizes(tasks: Sequence[Task]) -> bool:
@@ -119,6 +119,22 @@ def takes_own_sizes(tasks: Sequence[Task]) -> bool:
     return own.pop()
 
 
+def as_read(own: Preprocessing, tasks: Sequence[Task]) -> Preprocessing:
+    """Return a preprocessing as protocols read it, which is what their keys hold.
+
+    Where their settings say the sizes of images, it has none. The side of the images that the backbone was trained on
+    stands in their place if one of them reads it.
+    """
+    if not takes_own_sizes(tasks):
+        return own
+    kinds = ((sample_kind(task.protocol), task.settings) for task in tasks)
+    read = any(isinstance(kind, OnImages) and kind.reads_trained_side(settings) for kind, settings in kinds)
+    side = own.crop or own.squash or own.resize
+    side = min(side) if isinstance(side, tuple) else side
+    unset: dict[str, Any] = dict(SIZES)
+    return dataclasses.replace(own, **unset, trained_side=side if read else None)
+
+
 def whole_image(own: Preprocessing, tasks: Sequence[Task], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values of a preprocessing that keep the whole image, whose every pixel has a label.
 
@@ -128,7 +144,7 @@ def whole_image(own: Preprocessing, tasks: Sequence[Task], values: Mapping[str, 
         UsageError: a crop was asked for, or a size of a protocol that has settings for it.
     """
     if takes_own_sizes(tasks):
-        if named := [name for name in ("resize", "crop", "scales") if values.get(name) is not None]:
+        if named := [name for name in SIZES if values.get(name) is not None]:
             raise UsageError(
                 f"--{named[0]} has no effect on {tasks[0].protocol}, whose settings say the sizes of images",
                 f"`sslbench list protocol {tasks[0].protocol}` shows them.",

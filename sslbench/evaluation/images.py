@@ -21,6 +21,7 @@ from sslbench.distributed.collectives import gather_objects, process_group, rank
 from sslbench.errors import DataError
 from sslbench.evaluation import floors
 from sslbench.evaluation.costs import encoding_costs, measured
+from sslbench.evaluation.dense import as_read
 from sslbench.evaluation.groups import with_details
 from sslbench.evaluation.preparation import Prepared, one_part, task_with_noise, with_noise
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, recorded, weights_at
@@ -77,6 +78,12 @@ def row_names(prepared: Prepared, task: Task, backbone: Backbone) -> tuple[str, 
     """Return what the results of a protocol on images are called."""
     data = prepared.data.train
     return _kind(task).rows(backbone, prepared.layers, data, task.settings, seed=prepared.run.seed)
+
+
+def as_hashed(backbone: Backbone, task: Task) -> Backbone:
+    """Return a backbone with what the key of a record holds, for a protocol, which can read nothing else."""
+    read = as_read(backbone.preprocessing, (task,))
+    return dataclasses.replace(backbone, preprocessing=read, report=None, format=None, gem_power=None, usual_input=None)
 
 
 def _kind(task: Task) -> OnImages[Any]:
@@ -184,10 +191,10 @@ class _ImageEvaluation:
         train, test = _without_columns(self.train), _without_columns(self.test)
         with measured(run.torch_device()) as meter:
             outcomes = _kind(task).run(
-                backbone,
+                as_hashed(backbone, task),
                 self.prepared.layers,
-                self.train,
-                self.test,
+                self.train.as_hashed(),
+                self.test.as_hashed(),
                 task.settings,
                 seed=run.seed,
                 engine=self.engine,

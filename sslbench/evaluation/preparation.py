@@ -34,7 +34,7 @@ from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
 from sslbench.evaluation.calibration import calibrated
-from sslbench.evaluation.dense import SIZES, dense_layers, on_places, takes_own_sizes, whole_image
+from sslbench.evaluation.dense import SIZES, as_read, dense_layers, on_places, takes_own_sizes, whole_image
 from sslbench.evaluation.file_classifier import labelled_by, load_file_classifier
 from sslbench.evaluation.groups import check_groups
 from sslbench.evaluation.opening import InMemoryData, open_train_test
@@ -189,7 +189,7 @@ def prepare(
             f"{len(data.train)} train and {len(data.test)} test samples, {data.how}{class_counts(data.train.labels)}"
         )
     own_sizes = takes_own_sizes(request.tasks)
-    log.info(f"images: {backbone.preprocessing.text(sizes=not own_sizes)}")
+    log.info(f"images: {as_read(backbone.preprocessing, request.tasks).text(sizes=not own_sizes)}")
     if not own_sizes and (warning := enlargement(data.test.images, backbone.preprocessing)):
         log.warning(warning)
     for finding in findings:
@@ -437,6 +437,8 @@ def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple
         values = whole_image(backbone.preprocessing, request.tasks, values)
     backbone, origins = with_preprocessing(backbone, values)
     if takes_own_sizes(request.tasks):
+        if as_read(backbone.preprocessing, request.tasks).trained_side is not None:
+            origins["trained_side"] = origins["crop"]
         return backbone, {name: origin for name, origin in origins.items() if name not in SIZES}
     return built_for(backbone, output_size(backbone.preprocessing)), origins
 
@@ -447,7 +449,7 @@ def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[B
     Raises:
         UsageError: there is no such value or decoder, or it is for another number of channels than the backbone takes.
     """
-    fields = {f.name: f for f in dataclasses.fields(Preprocessing) if f.name != "origin"}
+    fields = {f.name: f for f in dataclasses.fields(Preprocessing) if f.name not in ("origin", "trained_side")}
     origins = dict.fromkeys(fields, backbone.preprocessing.origin)
     if not values:
         return backbone, origins

@@ -263,6 +263,11 @@ def any_targets(
     """Accept all targets, without reading them."""
 
 
+def reads_no_size(settings: object) -> bool:
+    """Return False: the sizes of the images that the backbone was trained on are not read, whatever the settings."""
+    return False
+
+
 def any_test(settings: object, test: "Source") -> None:
     """Accept every test part."""
 
@@ -309,6 +314,8 @@ class OnImages(Generic[S]):
         trains: it trains. Otherwise it takes one part alone, and the untrained backbone beside it by default.
         part: of a protocol that does not train, the part that it takes.
         work: passes of images through the network of one run; the shapes have no width.
+        reads_trained_side: a protocol on places in images sets sizes by `Preprocessing.trained_side` with these settings;
+            it gets no other size of the backbone's preprocessing.
     """
 
     check: "Callable[[S, Labels], None]"
@@ -318,6 +325,7 @@ class OnImages(Generic[S]):
     label_kinds: frozenset[LabelKind] = CLASSES
     trains: bool = True
     part: Callable[[S], Part] = test_part
+    reads_trained_side: Callable[[S], bool] = reads_no_size
 
 
 @dataclasses.dataclass(frozen=True)

@@ -119,6 +119,7 @@ def test_a_text_that_is_no_pool_is_refused(text):
         ("avg(4)", "avg(4,4)"),
         ("gem", "gem(3)"),
         ("gem(2.5)", "gem(2.5)"),
+        ("gem(2.918033838272095)", "gem(2.918033838272095)"),  # a learnt power: six digits are another one
         ("cls+gem( file )", "cls+gem(file)"),
     ],
 )

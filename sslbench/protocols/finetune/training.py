@@ -175,7 +175,6 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
         steps_per_epoch=data.steps_per_epoch,
         backbone=backbone.name,
         channels=backbone.preprocessing.channels,
-        loaded=backbone.report is not None,
     )
     make = functools.partial(
         make_network, backbone, layer, targets, settings, setup, probe=prepared.probe, side=prepared.side, seed=seed

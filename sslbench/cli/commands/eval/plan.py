@@ -27,6 +27,7 @@ _UNCHANGED = ("default", "configs/eval.yaml")
 
 def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path, out: Path) -> None:
     """Print the plan of one evaluation; nothing has been decoded."""
+    from sslbench.evaluation.dense import as_read
     from sslbench.evaluation.preparation import is_on_images, one_part
     from sslbench.evaluation.request import only_part
     from sslbench.evaluation.trainings import trains
@@ -36,10 +37,11 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path, out
     request, backbone, data = prepared.request, prepared.backbone, prepared.data
     loaded = backbone.report.line() if backbone.report else "nothing loaded"
     section("weights", [(request.weights, f"{backbone.name}: {loaded}", "")])
+    read = as_read(backbone.preprocessing, request.tasks)
     rows = [
-        (name, str(getattr(backbone.preprocessing, name)), _origin_of(request, name, origin))
+        (name, str(getattr(read, name)), _origin_of(request, name, origin))
         for name, origin in prepared.preprocessing_origins.items()
-        if name not in _SELDOM or getattr(backbone.preprocessing, name) != getattr(_USUAL, name)
+        if name not in _SELDOM or getattr(read, name) != getattr(_USUAL, name)
     ]
     section("preprocessing", rows)
     fixed = [p for p in _published(request) if p.layers and p.layers == request.layers]

@@ -90,4 +90,11 @@ def trained_heads(
         )
         return {name: own.outcome(row) for name, row in found.items()}
 
-    return OnImages(check, rows, run, heads_work, label_kinds=label_kinds)
+    return OnImages(
+        check,
+        rows,
+        run,
+        heads_work,
+        label_kinds=label_kinds,
+        reads_trained_side=lambda settings: settings.enlarge == "trained",
+    )

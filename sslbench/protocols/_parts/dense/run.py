@@ -154,7 +154,7 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
     inputs, maps = head_inputs(backbone, layers, settings, protocol=task.name)
     encoder = DenseEncoder(backbone, maps, device=engine.device, precision=engine.float_precision())
     encode = MapEncoder(encoder, backbone.preprocessing.channels, pixels=True)
-    sizes = fitted_sizes(settings, encode.multiple, surveyed.short_side, _trained_side(backbone.preprocessing))
+    sizes = fitted_sizes(settings, encode.multiple, surveyed.short_side, backbone.preprocessing.trained_side or 1)
     inference = Inference(sizes, settings.scales, settings.flip_test, settings.batch_size)
     run = _Run(backbone, encode, task, settings, inference, seed, engine, progress)
     heads = _make_heads(inputs, encode, task, settings, seed)
@@ -370,12 +370,6 @@ def _make_heads(
     pixels = dict.fromkeys(encode.pixel_input(each) for each in inputs)
     heads = make_heads((*inputs, *pixels), encode, task.outputs, settings, seed=seed)
     return [head.to(encode.device) for head in heads]
-
-
-def _trained_side(own: Preprocessing) -> int:
-    """Return the short side of the images that a backbone was trained on; 1 if it takes any size."""
-    side = own.crop or own.resize or 1
-    return side if isinstance(side, int) else min(side)
 
 
 def _view(view: JointView, settings: HeadSettings, sizes: Sizes, own: Preprocessing) -> JointView:
