@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sslbench.arithmetic import arithmetic
 from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.facets import Facet
 from sslbench.backbones.grids import grid_of_tokens
@@ -22,7 +23,7 @@ from sslbench.backbones.speed import CPU_CHUNK, folded
 from sslbench.backbones.vit.of_timm import has_patch_embed, is_timm_vit
 from sslbench.backbones.vit.positions import resampled_positions
 from sslbench.errors import BackboneError, UsageError
-from sslbench.runtime.device import DTYPES, arithmetic
+from sslbench.runtime.device import DTYPES
 from sslbench.runtime.device_names import Precision
 from sslbench.weights.fill import tensors_sha256
 
@@ -171,7 +172,7 @@ class DenseEncoder:
             raise BackboneError(f"{self._name}: {size[0]}x{size[1]} is no multiple of its patches of {self.multiple}")
         images = images.to(device=self.device, dtype=self._dtype, memory_format=torch.channels_last)
         pieces = torch.split(images, CPU_CHUNK) if self.device.type == "cpu" else (images,)
-        with torch.inference_mode(), arithmetic(self.device, tf32=False):
+        with torch.inference_mode(), arithmetic(self.device):
             module = self._for_size(size)
             found = [self._maps(module, piece) for piece in pieces]
             joined = {name: torch.cat([maps[name] for maps in found]) for name in found[0]}

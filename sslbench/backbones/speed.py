@@ -12,12 +12,13 @@ import torch.nn.functional as F  # noqa: N812  torch's customary name
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from sslbench.arithmetic import arithmetic
 from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.int8 import Int8Network, int8_network
 from sslbench.backbones.layers import Layer, forward_layers, hooked, single_layers
 from sslbench.backbones.module_identity import probe_images
 from sslbench.errors import BackboneError, UsageError
-from sslbench.runtime.device import DTYPES, arithmetic
+from sslbench.runtime.device import DTYPES
 from sslbench.runtime.device_names import EncodingPrecision
 from sslbench.weights.fill import tensors_sha256
 
@@ -182,7 +183,7 @@ class Encoder:
     def _at_one_scale(self, images: Tensor) -> dict[str, Tensor]:
         images = images.to(device=self.device, dtype=self.dtype, memory_format=torch.channels_last)
         pieces = torch.split(images, CPU_CHUNK) if self.device.type == "cpu" else (images,)
-        with torch.inference_mode(), arithmetic(self.device, tf32=False):
+        with torch.inference_mode(), arithmetic(self.device):
             outputs = [self._of_piece(piece) for piece in pieces]
         if len(outputs) == 1:
             return outputs[0]

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sslbench.arithmetic import arithmetic
 from sslbench.backbones import named
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.classifier import Classifier, find_classifier
@@ -139,7 +140,7 @@ def predictions(
         values = np.zeros((0, len(classifier.info.classes)), dtype=np.float32)
         if len(batch.indices):
             images = normalise(batch.images.to(encode.device), backbone.preprocessing, encode.dtype)
-            with torch.inference_mode():
+            with torch.inference_mode(), arithmetic(encode.device):
                 scores = head(encode(images)[classifier.layer.text]).float()
                 values = _outputs(scores, classifier.info.labels).cpu().numpy()
         yield PredictedBatch(

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from sslbench import names, protocols, user_code
+from sslbench.arithmetic import float32_rounding
 from sslbench.backbones import named
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import head_layers
@@ -412,7 +413,8 @@ def weights_used(backbone: Backbone, given: str, name: str | None = None) -> Wei
 
 
 def hardware(run: RunSettings) -> Hardware:
-    """Return device, processor and number of threads."""
+    """Return device, processor, number of threads and the rounding of float32 arithmetic."""
     device = run.torch_device()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return Hardware(device=name, cpu=platform.processor() or platform.machine(), threads=torch.get_num_threads())
+    cpu, threads = platform.processor() or platform.machine(), torch.get_num_threads()
+    return Hardware(device=name, cpu=cpu, threads=threads, float32=float32_rounding())

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from sslbench.arithmetic import arithmetic
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import resolve_layers
 from sslbench.distributed import this_process
@@ -130,10 +131,13 @@ def evaluate(
     if this_process().rank == 0:
         announce(prepared, store, out)
     on_images = [task for task in prepared.request.tasks if is_on_images(task)]
-    results = evaluate_on_images(prepared, on_images, out=out, command=command, progress=progress) if on_images else []
     on_features = [task for task in prepared.request.tasks if not is_on_images(task)]
-    if on_features:
-        results += _evaluate_on_features(prepared, on_features, store, out, command, progress)
+    results: list[Result] = []
+    with arithmetic(prepared.run.torch_device()):
+        if on_images:
+            results += evaluate_on_images(prepared, on_images, out=out, command=command, progress=progress)
+        if on_features:
+            results += _evaluate_on_features(prepared, on_features, store, out, command, progress)
     return results
 
 
@@ -268,10 +272,11 @@ def evaluate_features(
     announce_features(pair, tasks, run, out)
     suspected = overlaps.find_among_features(pair.train, pair.test, run)
     results = []
-    for task in tasks:
-        subject, train, test = describe_embeddings(pair, task, run, command, name)
-        missing = MISSING_FLOORS if run.floors else {}
-        results.append(_measure(subject, task, (train, test), out, {}, missing, suspected)[0])
+    with arithmetic(run.torch_device()):
+        for task in tasks:
+            subject, train, test = describe_embeddings(pair, task, run, command, name)
+            missing = MISSING_FLOORS if run.floors else {}
+            results.append(_measure(subject, task, (train, test), out, {}, missing, suspected)[0])
     return results
 
 

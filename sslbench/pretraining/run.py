@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from sslbench.arithmetic import arithmetic
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.classifier import ClassifierInfo, classifier_metadata
 from sslbench.distributed.collectives import barrier, on_all, process_group, rank, world_size
@@ -21,10 +22,11 @@ from sslbench.pretraining import folder
 from sslbench.pretraining.networks import make_state
 from sslbench.pretraining.preparation import PreparedPretraining, prepare
 from sslbench.pretraining.settings import PretrainRequest, plain
-from sslbench.runtime.device import arithmetic, choose_device
+from sslbench.runtime.device import choose_device
 from sslbench.runtime.folders import check_writable
 from sslbench.runtime.seeds import preserved_random_states
 from sslbench.runtime.signals import StoppedError, stop_signals
+from sslbench.text import without_secrets
 from sslbench.train import checkpoints
 from sslbench.train.failed_batch import keep_failed
 from sslbench.train.lock import exclusive
@@ -325,12 +327,12 @@ class _PretrainingRun:
             "network": network,
             "updates": self.state.step,
             "epochs": self.state.step / self.prepared.plan.per_epoch,
-            "data": self.request.data,
+            "data": without_secrets(self.request.data),
             "images": len(self.prepared.source),
-            "init": self.request.init,
+            "init": without_secrets(self.request.init),
             "preprocessing": json.dumps(self.prepared.backbone.preprocessing.record()),
             "settings": plain(self.settings),
-            "command": self.command,
+            "command": without_secrets(self.command),
         }
         if heads:
             metadata[HEADS] = dict(heads)

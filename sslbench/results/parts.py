@@ -322,11 +322,17 @@ class Costs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """Hardware of the run; not part of the measurement's identity."""
+    """Hardware of the run; not part of the measurement's identity.
+
+    Attributes:
+        float32: rounding of float32 arithmetic: 'ieee' (exact to float32), 'tf32' or 'bf16'; '' in older records, whose
+            trainings on a GPU took cuDNN's default, tf32.
+    """
 
     device: str
     cpu: str
     threads: int
+    float32: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,6 @@
 """Device of this process, and precision of the computation on it."""
 
-import contextlib
 import os
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -69,29 +67,6 @@ def choose_precision(asked: AskedPrecision, device: torch.device) -> Precision:
     # From compute capability 8.0 on; older GPUs imitate bf16 slowly.
     native = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     return "bf16" if native else "fp32"
-
-
-@contextlib.contextmanager
-def arithmetic(device: torch.device, *, tf32: bool, benchmark: bool | None = None) -> Iterator[None]:
-    """Choose how a GPU computes during a block; has no effect on other devices.
-
-    Args:
-        device: of the computation.
-        tf32: let float32 products and convolutions round their inputs to TensorFloat-32 (10 bits of mantissa); without
-            it they are exact to float32, while cuDNN's own default changes features in the third digit.
-        benchmark: let cuDNN try its algorithms for each new shape and keep the fastest; None: as it is.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, products.allow_tf32, cudnn.benchmark
-    cudnn.allow_tf32 = products.allow_tf32 = tf32
-    cudnn.benchmark = cudnn.benchmark if benchmark is None else benchmark
-    try:
-        yield
-    finally:
-        cudnn.allow_tf32, products.allow_tf32, cudnn.benchmark = before
 
 
 def local_gpu(visible: int) -> int:

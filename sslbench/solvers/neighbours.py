@@ -12,7 +12,6 @@ The result therefore does not depend on block size, number of threads, BLAS libr
 Ties: similarities that agree to 40 bits (about 12 digits) count as equal; among equals the lower train row comes first.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arithmetic import arithmetic
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.steps import counted
 
@@ -331,21 +331,6 @@ def _top(similarity: "torch.Tensor", kept: int, worst: "torch.Tensor | None") ->
     return values, columns.gather(1, places)
 
 
-@contextlib.contextmanager
-def full_precision(device: str) -> Iterator[None]:
-    """Disable TF32 in float32 products on a GPU, and restore the caller's setting afterwards."""
-    import torch
-
-    before = torch.get_float32_matmul_precision()
-    if device != "cpu":
-        torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        if device != "cpu":
-            torch.set_float32_matmul_precision(before)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Candidates:
     """Candidates found by one pass for m test rows.
@@ -397,7 +382,7 @@ def nearest(
     blocks = Blocks(train, test, metric, scope, engine, max_memory)
     similarity, neighbours = np.empty((len(queries), k)), np.empty((len(queries), k), dtype=np.int64)
     unsettled = np.arange(len(queries))
-    with full_precision(engine.device), counted("nearest neighbours", "rows", len(queries)) as advance:
+    with arithmetic(engine.device), counted("nearest neighbours", "rows", len(queries)) as advance:
         for precise in (False, True):
             kept = min(len(train), (k + max(16, k // 4)) * (4 if precise else 1))
             places, unsettled = unsettled, np.empty(0, dtype=np.int64)

@@ -120,6 +120,7 @@ def test_a_detector_is_trained_and_scored_on_lvis(lvis, tmp_path):
     prepared = prepare_detection(request, RUN)
     assert prepared.data.test.federated is not None
     (result,) = evaluate_detection(prepared, out=tmp_path / "out", command="")
+    assert result.hardware.float32 == "ieee"
     assert {"AP", "APr", "APf", "AR300"} <= set(result.metrics) and "AP" in result.floors["constant box"]
     content = json.loads(lvis.read_text())
     for row in content["images"]:

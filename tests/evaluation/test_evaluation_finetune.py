@@ -60,6 +60,7 @@ def test_the_record_has_intervals_and_floors_and_the_file_gives_its_scores(photo
     (result,) = run(photos, weights, baseline=True)
     assert set(result.floors) >= {"chance", "majority", "untrained"}
     assert result.metrics["top1"].low <= result.metrics["top1"].value <= result.metrics["top1"].high
+    assert result.hardware.float32 == "ieee", "not cuDNN's default"
     assert result.weights_file == f"{result.file.stem}.weights.torch"
     assert not list(result.file.parent.glob("*untrained*.torch")), "of the evaluated network only"
     assert not list(result.file.parent.rglob("*.checkpoints"))

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sslbench.arithmetic import arithmetic
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.load import load_backbone
 from sslbench.data.checks.readable import narrow
@@ -38,6 +39,7 @@ from sslbench.evaluation.references import compare_references
 from sslbench.evaluation.request import RunSettings
 from sslbench.evaluation.trainings import together
 from sslbench.metrics.detection.files import read_results, write_results
+from sslbench.protocols import state_shortened
 from sslbench.results import RequestedParts, Result, records
 from sslbench.runtime.progress import Progress
 from sslbench.runtime.workers import default_workers
@@ -87,6 +89,7 @@ def prepare_detection(
     baselines = tuple(_baselines(request, backbone))
     data = split_objects(request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction)
     log.info(f"{len(data.train)} train and {len(data.test)} test images, {data.how}")
+    state_shortened("detection", request.recipe, request.origins)
     for note in dict.fromkeys((*data.train.notes, *data.test.notes, *data.notes)):
         log.info(note)
     _check_data(request, data)
@@ -245,7 +248,7 @@ def evaluate_detection(
     if prepared.run.only_seed is not None:
         (prepared,) = prepared.each_training()
     request, says = prepared.request, watch or _log_line
-    with process_group(prepared.run.torch_device()):
+    with process_group(device := prepared.run.torch_device()), arithmetic(device):
         requested = _requested(prepared, command)
         if (results := from_first(lambda: _finished_run(prepared, requested, out, command))) is not None:
             return results if rank() == 0 else []

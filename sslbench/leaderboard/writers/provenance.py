@@ -6,7 +6,7 @@ from sslbench.leaderboard.grouping import seeds_of
 from sslbench.leaderboard.headings import code_text, precision_text, preprocessing_text
 from sslbench.leaderboard.model import Cell, Row
 from sslbench.leaderboard.writers.tables import number
-from sslbench.results import Costs, DataPart, MetricValue, Overlaps, Result
+from sslbench.results import Costs, DataPart, Hardware, MetricValue, Overlaps, Result
 
 Lines = list[tuple[str, str]]
 
@@ -60,12 +60,17 @@ def _record(record: Result) -> Lines:
         ("command", record.command),
         ("created", record.created),
         ("versions", ", ".join(f"{name} {version}" for name, version in record.versions.items())),
-        ("hardware", "" if record.hardware is None else f"{record.hardware.device}, {record.hardware.threads} threads"),
+        ("hardware", "" if record.hardware is None else _hardware(record.hardware)),
         ("costs", "" if record.costs is None else _costs(record.costs)),
         ("timings", ", ".join(f"{name} {value:g}" for name, value in record.timings.items())),
         ("record", f"{record.file.name if record.file else ''} (id {record.id})"),
     ]
     return [(name, text) for name, text in lines if text]
+
+
+def _hardware(hardware: Hardware) -> str:
+    rounding = f", float32 by {hardware.float32}" if hardware.float32 else ""
+    return f"{hardware.device}, {hardware.threads} threads{rounding}"
 
 
 def _part(part: DataPart) -> str:

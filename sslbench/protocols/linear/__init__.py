@@ -11,13 +11,13 @@ groups of samples are kept together where c or alpha is chosen, and intervals ar
 features of more than 2^27 values are read where they lie, and not rounded to coordinates in single precision.
 """
 
-import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arithmetic import arithmetic
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
@@ -142,7 +142,7 @@ def train_probe(
     Raises:
         DataError: fewer than two classes in train.
     """
-    with _exact_products(device):
+    with arithmetic(device):
         return _train_probe(train, settings, seed, on, device)
 
 
@@ -173,17 +173,6 @@ def _train_probe(train: Features, settings: Settings, seed: int, on: Features | 
     on_train = _headline(model, problem, usable, train.labels, len(train))
     selected = choice.selected | {"c": choice.c, "gap": model.gap, "iterations": model.iterations}
     return LinearProbe(axes, model, usable, on_train, selected, tuple(notes))
-
-
-def _exact_products(device: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which a GPU computes float32 products without rounding their inputs."""
-    if not device.startswith("cuda"):
-        return contextlib.nullcontext()
-    import torch
-
-    from sslbench.runtime.device import arithmetic
-
-    return arithmetic(torch.device(device), tf32=False)
 
 
 def check_settings(settings: Settings) -> None:
