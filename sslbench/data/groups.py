@@ -1,15 +1,21 @@
 """Splits and folds that keep groups of samples together (frames of a video, crops of an image), stratified by class."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from sslbench.arrays import BoolArray, IntArray
-from sslbench.data.labels import class_counts, present_classes
+from sslbench.data.labels import class_counts, numbered_by_samples, present_classes
+from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import some
 from sslbench.labels import LABELS
 
+FOLDER = "folder"
+"""Grouping of images by their folder, `?group=folder`, and the name of its attribute."""
+S = TypeVar("S", Source, LabelMapSource)
 _ATTEMPTS = 10
 _CLOSE = 0.02
 """Mean deviation of the classes' shares from the target at which the search ends."""
@@ -18,6 +24,35 @@ _CLOSE = 0.02
 def source_groups(source: Source) -> IntArray | None:
     """Return the group of each sample of a source, int64 (N,) (`Source.grouped_by`); None if no two share one."""
     return group_numbers(source.attributes.get(source.grouped_by, ()))
+
+
+def inseparable(source: Source) -> IntArray | None:
+    """Return the groups that a split may not part, (N,): samples of one group, or that share an image; None: none do.
+
+    Pairs A-B and B-C share B, so that A, B and C are of one group.
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    groups, tuples = source_groups(source), source.tuples
+    if tuples is None:
+        return groups
+    rows = [tuples.rows(index) for index in range(len(source))]
+    samples = np.repeat(np.arange(len(source)), [len(row) for row in rows])
+    images = len(source) + np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
+    nodes = len(source) + len(tuples.images)
+    if groups is not None:  # each group is a node that its samples are tied to
+        samples, images = np.append(samples, np.arange(len(source))), np.append(images, nodes + groups)
+        nodes += int(groups.max()) + 1
+    ties = coo_array((np.ones(len(samples), dtype=np.int8), (samples, images)), shape=(nodes, nodes))
+    _, found = connected_components(ties, directed=False)
+    return group_numbers([str(number) for number in found[: len(source)]])
+
+
+def by_folder(source: S) -> S:
+    """Return a source whose images of one folder are a group: frames of a video, views of a scene."""
+    folders = tuple(name.rpartition("/")[0] for name in source.ids)
+    return dataclasses.replace(source, attributes={**source.attributes, FOLDER: folders}, grouped_by=FOLDER)
 
 
 def group_numbers(names: Sequence[str]) -> IntArray | None:
@@ -46,7 +81,7 @@ def choose_groups(labels: Labels, groups: IntArray, n: int, rng: np.random.Gener
         rng: the only source of chance.
     """
     _, groups = np.unique(groups, return_inverse=True)
-    table = _GroupCounts(labels, groups)
+    table = _GroupCounts(numbered_by_samples(labels), groups)
     share = n / max(len(groups), 1)
     best, best_score = np.zeros(table.n, dtype=bool), (np.inf, np.inf)
     for _ in range(_ATTEMPTS):
@@ -119,7 +154,7 @@ def group_folds(labels: Labels, groups: IntArray, number: int) -> IntArray:
         number: folds.
     """
     _, groups = np.unique(groups, return_inverse=True)
-    table = _GroupCounts(labels, groups)
+    table = _GroupCounts(numbered_by_samples(labels), groups)
     folds = np.full(table.n, -1)
     filled = np.zeros(number, dtype=np.int64)
     for c in np.argsort(table.spread, kind="stable"):

@@ -47,6 +47,28 @@ def single_labels(names: Sequence[str], classes: Sequence[str] | None = None) ->
     )
 
 
+def numbered_by_samples(labels: Labels) -> Labels:
+    """Return labels whose classes are numbered by the samples that have them, first come, first numbered.
+
+    What is drawn class after class then depends neither on the names of the classes nor on their order.
+
+    >>> numbered_by_samples(single_labels(["dog", "cat", "dog"])).classes
+    ('dog', 'cat')
+    """
+    if labels.kind not in ("single", "multi"):
+        return labels
+    if labels.kind == "single":
+        found, first = np.unique(labels.values, return_index=True)
+        known = found[np.argsort(first)]
+        order = np.r_[known, np.setdiff1d(np.arange(len(labels.classes)), known)].astype(np.int64)
+        values: npt.NDArray[Any] = np.argsort(order)[labels.values]
+    else:
+        keys = [(column != 1).tobytes() + column.tobytes() for column in labels.values.T]
+        order = np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
+        values = labels.values[:, order]
+    return Labels(labels.kind, tuple(labels.classes[c] for c in order), values)
+
+
 def multi_labels(
     present: Sequence[Collection[str]],
     ignored: Sequence[Collection[str]] | None = None,

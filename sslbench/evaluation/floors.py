@@ -60,15 +60,18 @@ def _chance(kind: LabelKind, frequencies: ClassFrequencies) -> dict[str, float |
 
 
 def _majority(train: Labels, test: Labels) -> dict[str, float | None]:
-    """Return top-1, top-5 (of at least five classes) and balanced accuracy of the most frequent classes of train."""
+    """Return top-1, top-5 (of at least five classes) and balanced accuracy of the most frequent classes of train.
+
+    The expectation, where equally frequent classes are drawn.
+    """
     number = {name: i for i, name in enumerate(train.classes)}
     counts = np.bincount(train.values, minlength=len(number))[[number[name] for name in test.classes]]
-    order = np.argsort(-counts, kind="stable")
-    found: dict[str, float | None] = {
-        f"top{k}": 100.0 * float(np.isin(test.values, order[:k]).mean()) for k in (1, 5) if len(test.classes) >= k
-    }
-    present = np.unique(test.values)
-    return found | {"balanced_accuracy": 100.0 * float(order[0] in present) / len(present)}
+    ordered = np.sort(counts)
+    first, last = (np.searchsorted(ordered, counts, side=side) for side in ("left", "right"))
+    ahead, equal = len(counts) - last, last - first
+    drawn = {k: np.clip((k - ahead) / equal, 0.0, 1.0) for k in (1, 5) if len(counts) >= k}
+    found: dict[str, float | None] = {f"top{k}": 100.0 * float(drawn[k][test.values].mean()) for k in drawn}
+    return found | {"balanced_accuracy": 100.0 * float(drawn[1][np.unique(test.values)].mean())}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from sslbench.arrays import IntArray
 from sslbench.errors import ResultError
+from sslbench.metrics.classification import predicted_classes
 from sslbench.results import Result, records
 from sslbench.text import csv_text
 
@@ -63,11 +64,12 @@ def _of_single_labels(
     table = [["id", "label", "predicted", "correct", "score", *(["draw"] if several_draws else [])]]
     counts = np.zeros((len(classes), len(classes)), np.int64) if len(classes) <= MOST_CLASSES else None
     for number, own in enumerate(draws, start=1):
-        predicted = np.argmax(own, axis=1)
+        predicted = predicted_classes(own)
         last = [str(number)] if several_draws else []
         for row, (sample, label, found) in enumerate(zip(scores.ids, scores.labels, predicted, strict=True)):
             right = str(int(label == found))
-            table.append([sample, classes[int(label)], classes[found], right, f"{own[row, found]:.6g}", *last])
+            name = classes[found] if found >= 0 else ""
+            table.append([sample, classes[int(label)], name, right, f"{own[row].max():.6g}", *last])
         if counts is not None:
             counts += confusion(scores.labels.astype(np.int64), predicted, len(classes))
     files = {records.PREDICTIONS_CSV: csv_text(table).encode()}
@@ -92,12 +94,12 @@ def _table_of_several(scores: records.Scores, own: npt.NDArray[np.float32]) -> l
 
 
 def confusion(labels: IntArray, predicted: IntArray, classes: int) -> IntArray:
-    """Return the number of samples of each class (row) for each predicted class (column), (C, C).
+    """Return the number of samples of each class (row) for each predicted class (column), (C, C); -1 is none.
 
     >>> confusion(np.array([0, 0, 1]), np.array([0, 1, 1]), 2).tolist()
     [[1, 1], [0, 1]]
     """
-    counts = np.bincount(labels * classes + predicted, minlength=classes * classes)
+    counts = np.bincount((labels * classes + predicted)[predicted >= 0], minlength=classes * classes)
     return counts.reshape(classes, classes).astype(np.int64)
 
 

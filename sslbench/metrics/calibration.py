@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
+from sslbench.metrics.classification import predicted_classes
 from sslbench.metrics.metric import LOSS, RATE, Metric
 
 BINS = 15
@@ -100,12 +101,12 @@ class CalibrationError:
 
         Args:
             classes: (N,), the true class of each sample.
-            probabilities: (N, C), each row summing to 1; of equal ones the lowest class is the predicted one.
+            probabilities: (N, C), each row summing to 1; a sample with several highest ones is wrong.
             bins: number of bins.
             adaptive: bins of equal numbers of samples (equal probabilities share a bin), not of equal width.
         """
         confidence = probabilities.max(axis=1)
-        right = probabilities.argmax(axis=1) == classes
+        right = predicted_classes(probabilities) == classes
         self._gap = confidence - right
         if adaptive:
             ordered = np.sort(confidence)

@@ -1,7 +1,7 @@
 """Top-k accuracy, recall per class, balanced accuracy and F1, for one or several labels per sample; fractions, 0 to 1.
 
-Ties: of classes with equal scores the one with the lowest number counts as ranked first, so a result never depends on
-the order in which a sort visits them.
+Ties: a class is ranked behind all others with its score, and of several classes with the highest score none is
+predicted. So no value depends on the names or numbers of the classes, and a tie never counts as right.
 """
 
 import dataclasses
@@ -69,15 +69,26 @@ def places(classes: IntArray, scores: npt.NDArray[np.floating]) -> IntArray:
 
     Args:
         classes: (N,), the true class of each sample.
-        scores: (N, C), higher means more likely.
+        scores: (N, C), higher means more likely; classes with equal scores are ranked before the own one.
 
-    >>> places(np.array([2, 1]), np.array([[0.1, 0.7, 0.2], [0.5, 0.5, 0.0]])).tolist()
+    >>> places(np.array([2, 0]), np.array([[0.1, 0.7, 0.2], [0.5, 0.5, 0.0]])).tolist()
     [1, 1]
     """
     own = np.take_along_axis(scores, classes[:, None], axis=1)
-    lower_number = np.arange(scores.shape[1]) < classes[:, None]
-    ahead = (scores > own) | ((scores == own) & lower_number)
-    return np.asarray(ahead.sum(axis=1, dtype=np.int64))
+    return np.asarray((~(scores < own)).sum(axis=1, dtype=np.int64) - 1)
+
+
+def predicted_classes(scores: npt.NDArray[np.floating]) -> IntArray:
+    """Return the class with the highest score of each sample (N,); -1 where several have it.
+
+    Args:
+        scores: (N, C), higher means more likely.
+
+    >>> predicted_classes(np.array([[0.1, 0.7, 0.2], [0.5, 0.5, 0.0]])).tolist()
+    [1, -1]
+    """
+    best = np.argmax(scores, axis=1)
+    return np.asarray(np.where(places(best, scores) == 0, best, -1), dtype=np.int64)
 
 
 def top_k_accuracy(classes: IntArray, scores: npt.NDArray[np.floating], k: int = 1) -> float:
@@ -99,12 +110,13 @@ def top_k_accuracy(classes: IntArray, scores: npt.NDArray[np.floating], k: int =
 class ClassCounts:
     """Numbers per class of samples, of predictions and of right predictions, for weighted samples.
 
-    Balanced accuracy and macro F1 are functions of these three alone.
+    Balanced accuracy and macro F1 are functions of these three alone. A sample without a prediction has -1.
     """
 
     def __init__(self, classes: IntArray, predicted: IntArray, n_classes: int) -> None:
         self._truth = _Grouped(classes, n_classes)
-        self._predicted = _Grouped(predicted, n_classes)
+        self._predicted_rows = np.flatnonzero(predicted >= 0)
+        self._predicted = _Grouped(predicted[self._predicted_rows], n_classes)
         right = np.flatnonzero(classes == predicted)
         self._right = _Grouped(classes[right], n_classes)
         self._right_rows = right
@@ -123,7 +135,7 @@ class ClassCounts:
     def macro_f1(self, weights: FloatArray) -> FloatArray:
         """Return the mean F1 (R,) of the classes that have samples or were predicted (scikit-learn's macro F1)."""
         right = self._right.sum(weights[:, self._right_rows])
-        total = self._truth.sum(weights) + self._predicted.sum(weights)
+        total = self._truth.sum(weights) + self._predicted.sum(weights[:, self._predicted_rows])
         f1 = np.divide(2 * right, total, out=np.zeros_like(total), where=total > 0)
         return np.asarray(f1.sum(axis=1) / (total > 0).sum(axis=1))
 
@@ -190,7 +202,7 @@ def per_class_recall(classes: IntArray, predicted: IntArray, n_classes: int) -> 
 
     Args:
         classes: (N,), the true class of each sample.
-        predicted: (N,), the predicted class of each sample.
+        predicted: (N,), the predicted class of each sample, see `predicted_classes`.
         n_classes: C.
 
     >>> per_class_recall(np.array([0, 0, 1]), np.array([0, 1, 1]), n_classes=2).tolist()

@@ -64,6 +64,8 @@ class ContingencyTable:
         keys, cells = np.unique(np.column_stack([classes, clusters]), axis=0, return_inverse=True)
         self.cells = cells.ravel()
         self.class_of_cell, self.cluster_of_cell = keys[:, 0], keys[:, 1]
+        found, first = np.unique(classes, return_index=True)
+        self._classes = found[np.argsort(first)]  # by their first samples, so that their numbers decide nothing
 
     def counts(self, weights: FloatArray | None = None) -> FloatArray:
         """Return the sum of the weights (N,) in each cell (cells,); without weights the number of samples."""
@@ -93,10 +95,12 @@ class ContingencyTable:
         """Return the one-to-one matching cluster -> class that fits most samples (Kuhn 1955)."""
         from scipy.optimize import linear_sum_assignment
 
-        table = np.zeros((int(self.class_of_cell.max()) + 1, int(self.cluster_of_cell.max()) + 1))
-        table[self.class_of_cell, self.cluster_of_cell] = counts
+        place = np.empty(int(self._classes.max()) + 1, np.int64)
+        place[self._classes] = np.arange(len(self._classes))
+        table = np.zeros((len(self._classes), int(self.cluster_of_cell.max()) + 1))
+        table[place[self.class_of_cell], self.cluster_of_cell] = counts
         rows, columns = linear_sum_assignment(table, maximize=True)
-        return dict(zip(columns.tolist(), rows.tolist(), strict=True))
+        return dict(zip(columns.tolist(), self._classes[rows].tolist(), strict=True))
 
     def accuracy(self, counts: FloatArray, matching: dict[int, int]) -> float:
         """Return the share of samples whose class is that of their cluster; a cluster without a class is wrong."""

@@ -50,9 +50,9 @@ def per_class(
 
 def _single(values: npt.NDArray[np.int64], scores: npt.NDArray[np.floating]) -> dict[str, FloatArray]:
     n_classes = scores.shape[1]
-    predicted = np.argmax(scores, axis=1)
+    predicted = classification.predicted_classes(scores)
     present = np.bincount(values, minlength=n_classes).astype(np.float64)
-    chosen = np.bincount(predicted, minlength=n_classes).astype(np.float64)
+    chosen = np.bincount(predicted[predicted >= 0], minlength=n_classes).astype(np.float64)
     right = np.bincount(values[values == predicted], minlength=n_classes).astype(np.float64)
     ranked = OneVsRest(values, scores).per_class(list(_RANKED.values()))
     return _rates(present, chosen, right) | {name: ranked[:, i] for i, name in enumerate(_RANKED)}

@@ -5,6 +5,7 @@ Shapes: N samples, C classes, V videos of T frames. Errors and accuracies are sh
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from sslbench.metrics.sample_means import SampleMeans
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+Number = TypeVar("Number", np.int64, np.float64)
 
 
 CORRUPTION_ERROR = Metric(
@@ -235,7 +237,7 @@ def flip_probability(predictions: IntArray, *, noise: bool, step: int = 1) -> fl
     """Return the probability that the predicted class changes from frame to frame (ImageNet-P), mean over videos.
 
     Args:
-        predictions: (V, T) predicted class of every frame.
+        predictions: (V, T) predicted class of every frame, -1 for none.
         noise: every frame is compared with the first one: frames of noise sequences do not follow one another.
         step: distance of the frames compared, where they do.
 
@@ -257,18 +259,18 @@ def ranking_distances(logits: npt.NDArray[np.floating], *, noise: bool, step: in
         noise: every frame is compared with the first one.
         step: distance of the frames compared, where they follow one another.
     """
-    order = np.argsort(-logits, axis=2, kind="stable")
-    ranks = np.argsort(order, axis=2, kind="stable")  # (V, T, C), 0 is first
-    before, _ = _compared(order, noise=noise, step=step)
-    _, ranks_after = _compared(ranks, noise=noise, step=step)
-    moved = np.take_along_axis(ranks_after, before, axis=-1)  # rank now of the class that was i-th
-    places = np.arange(moved.shape[-1])
-    top5 = np.abs(np.minimum(moved[..., :5], 5) - places[:5]).sum(axis=-1)
-    zipf = (np.abs(1 / (places + 1) - 1 / (moved + 1)) / (places + 1)).sum(axis=-1)
+    from scipy.stats import rankdata
+
+    ranks = rankdata(-logits, axis=2) - 1  # (V, T, C), 0 is first; equal logits share their mean rank
+    before, after = _compared(ranks, noise=noise, step=step)
+    top5 = np.where(before < 5, np.abs(np.minimum(after, 5) - before), 0).sum(axis=-1)
+    zipf = (np.abs(1 / (before + 1) - 1 / (after + 1)) / (before + 1)).sum(axis=-1)
     return float(top5.mean()), float(zipf.mean())
 
 
-def _compared(values: IntArray, *, noise: bool, step: int) -> tuple[IntArray, IntArray]:
+def _compared(
+    values: npt.NDArray[Number], *, noise: bool, step: int
+) -> tuple[npt.NDArray[Number], npt.NDArray[Number]]:
     """Return the frames compared, earlier and later, (V, pairs, ...)."""
     if noise:
         return np.broadcast_to(values[:, :1], values[:, 1:].shape), values[:, 1:]
@@ -394,18 +396,22 @@ class ConfidenceBins:
 def confidence_bins(confidence: FloatArray, correct: BoolArray, size: int = 100) -> ConfidenceBins:
     """Return bins of `size` samples by rising confidence; the remainder joins the last bin.
 
-    The code published with ImageNet-A and -R leaves the last bin, the most confident one, out of the sums; here all
-    count.
+    Equally confident samples count with their mean, so that their order does not matter. The code published with
+    ImageNet-A and -R leaves the last bin, the most confident one, out of the sums; here all count.
     """
     order = np.argsort(confidence, kind="stable")
     starts = np.arange(0, max(len(order) // size, 1)) * size
     counts = np.diff(np.r_[starts, len(order)])
-    means = [np.add.reduceat(v[order].astype(np.float64), starts) / counts for v in (confidence, correct)]
+    ordered = confidence[order]
+    right = _means_of_equals(ordered, correct[order].astype(np.float64)[None], np.ones((1, len(order))))[0]
+    means = [np.add.reduceat(each, starts) / counts for each in (ordered, right)]
     return ConfidenceBins(counts / len(order), np.abs(means[0] - means[1]))
 
 
 def response_rate_accuracy(confidence: FloatArray, correct: BoolArray) -> float:
     """Return AURRA: the mean over n of the accuracy of the n most confident samples (ImageNet-A, Hendrycks 2021).
+
+    The expectation over the orders of equally confident samples.
 
     >>> response_rate_accuracy(np.array([0.9, 0.1]), np.array([True, False]))
     0.75
@@ -434,15 +440,30 @@ def response_rate_accuracy_with_interval(
 def _response_rates(confidence: FloatArray, correct: BoolArray) -> Statistic:
     """Return the function from weights (R, N) of the samples to AURRA (R, 1)."""
     order = np.argsort(confidence, kind="stable")[::-1]
-    right = correct[order].astype(np.float64)
+    right, ordered = correct[order].astype(np.float64), confidence[order]
 
     def statistic(weights: FloatArray) -> FloatArray:
         ranked = weights[:, order]
         seen = np.cumsum(ranked, axis=1)
-        accuracy = np.cumsum(ranked * right, axis=1) / np.maximum(seen, 1e-300)
+        share = _means_of_equals(ordered, right[None], ranked)
+        accuracy = np.cumsum(ranked * share, axis=1) / np.maximum(seen, 1e-300)
         return np.asarray((ranked * accuracy).sum(axis=1) / seen[:, -1])[:, None]
 
     return statistic
+
+
+def _means_of_equals(ordered: FloatArray, values: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return the mean (R, N) of the values over the samples with an equal score, for R weightings.
+
+    Args:
+        ordered: (N,), scores in order.
+        values: (1, N), in that order.
+        weights: (R, N), in that order.
+    """
+    first = np.flatnonzero(np.r_[True, np.diff(ordered) != 0])
+    sums, number = (np.add.reduceat(part, first, axis=1) for part in (weights * values, weights))
+    means = np.divide(sums, number, out=np.zeros_like(sums), where=number > 0)
+    return np.asarray(np.repeat(means, np.diff(np.r_[first, len(ordered)]), axis=1))
 
 
 def effective_robustness(accuracy: float, standard: float, line: tuple[float, float]) -> float:

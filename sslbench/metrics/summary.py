@@ -111,7 +111,8 @@ def summarise(
     if kind in ROW_COLUMNS:
         return found, LABELS[kind].metric, {}
     if kind == "single":
-        own = classification.per_class_recall(values.astype(np.int64), np.argmax(scores, axis=1), len(classes))
+        predicted = classification.predicted_classes(scores)
+        own = classification.per_class_recall(values.astype(np.int64), predicted, len(classes))
         return found, LABELS[kind].metric, dict(zip(classes, map(float, own), strict=True))
     own = ranking.per_class(ranking.voc_all_points, values, scores)
     return found, LABELS[kind].metric, dict(zip(classes, map(float, own), strict=True))
@@ -254,7 +255,7 @@ def _single(
     probabilities: Probabilities | None,
 ) -> list[Measure]:
     n_classes = scores.shape[1]
-    table = classification.ClassCounts(values, np.argmax(scores, axis=1), n_classes)
+    table = classification.ClassCounts(values, classification.predicted_classes(scores), n_classes)
     # With fewer than five classes there is no top-5: NaN for every sample makes it NaN throughout.
     found = classification.places(values, scores)
     right = [(found < k).astype(np.float64) if k <= n_classes else np.full(len(values), np.nan) for k in (1, 5)]

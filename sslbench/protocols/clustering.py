@@ -9,7 +9,8 @@ as publications do, and the row is marked. With more clusters than classes some 
 
 Version 2: the intervals are those of half-samples, and groups of samples are kept together. Version 3: of more than
 100,000 training samples (`samples`) centres are fitted to a random subset, which fits into memory and takes hours less;
-all of them are assigned to the centres.
+all of them are assigned to the centres. Version 4: of several best matchings one is taken that does not depend on the
+numbers of the classes.
 
 Scores per sample: the share of each class among the training samples of the sample's cluster.
 """
@@ -310,7 +311,7 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
 
 
 PROTOCOL = Protocol(
-    version=3,
+    version=4,
     summary="k-means on frozen features: agreement of the clusters with the classes.",
     settings=Settings,
     check_settings=check_settings,

@@ -6,11 +6,15 @@ similarity, weight exp(similarity / 0.07)) this is what VISSL, DINO, DINOv2, sol
 With `leave_one_out` every training sample is scored by all others, and there is no test part. Of samples that belong
 to groups (the frames of a video) it is scored by those of all other groups.
 
-Ties: of equally near training samples the one with the lower row is the nearer; of classes with equal votes the one
-with the lower number wins. The result does not depend on block sizes, threads, backend or device.
+Ties: training samples that are equally near share the places that are left for them, so that the votes are the
+expectation over their orders. Of classes with equal votes that with the nearest sample comes first; if that is equal
+too, none is predicted. The result does not depend on names or numbers of classes, on the order of the training samples,
+block sizes, threads, backend or device.
 
 Version 3: of more than 75,000 training samples 7,500 are held out to choose k on, not a tenth, so that the choice costs
-at most 15 % of scoring 50,000 test samples, and not 2.6 times as much as in version 2 with ImageNet.
+at most 15 % of scoring 50,000 test samples, and not 2.6 times as much as in version 2 with ImageNet. Version 5: ties as
+above (before, lower rows and class numbers came first, and classes without a vote were counted in top-5), and the
+samples to choose k on do not depend on the numbers of the classes.
 """
 
 import dataclasses
@@ -19,6 +23,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.config import setting
@@ -161,18 +166,28 @@ def scores(train: Features, test: Features, k: int, settings: Settings, device: 
 
 @dataclasses.dataclass(frozen=True)
 class _Neighbours:
-    """Neighbours of m samples, the nearest first: similarities (m, k) and train rows (m, k)."""
+    """Neighbours of m samples, the nearest first.
+
+    Attributes:
+        similarity: (m, k).
+        neighbours: (m, k), train rows.
+        place: (m,) row of `ties` where further training samples are as near as the last neighbour; else -1.
+        ties: (t, 2, C) of all samples that are as near as the last neighbour, the share that has each class, and the
+            share of which that is known.
+    """
 
     similarity: FloatArray
     neighbours: IntArray
+    place: IntArray
+    ties: FloatArray
 
     def vote(self, k: int, labels: Labels, settings: Settings) -> FloatArray:
         """Return scores by the first k neighbours."""
-        return vote(self.similarity[:, :k], self.neighbours[:, :k], labels, settings)
+        return vote(self.similarity, self.neighbours, labels, settings, k=k, place=self.place, ties=self.ties)
 
     def of(self, rows: IntArray | slice) -> "_Neighbours":
         """Return the neighbours of some of the samples."""
-        return _Neighbours(self.similarity[rows], self.neighbours[rows])
+        return _Neighbours(self.similarity[rows], self.neighbours[rows], self.place[rows], self.ties)
 
 
 def _candidates(train: Features, settings: Settings) -> int:
@@ -202,10 +217,52 @@ def _search(train: Features, test: Features, k: int, settings: Settings, device:
         engine = fastest_engine(device, 2.0 * len(train) * queries * train.x.shape[1])
     else:
         engine = Engine("faiss") if settings.backend == "faiss" else Engine("torch", device)
-    memory = settings.max_memory
-    return _Neighbours(
-        *nearest(train.x, test.x, k, metric=settings.metric, max_memory=memory, scope=scope, engine=engine)
+    search = functools.partial(
+        nearest, train.x, test.x, metric=settings.metric, max_memory=settings.max_memory, engine=engine
     )
+    similarity, neighbours = search(min(k + 1, _searched(train.labels, scope)), scope=scope)
+    place, ties = np.full(queries, -1), np.zeros((0, 2, len(train.labels.classes)))
+    open_rows = np.flatnonzero(similarity[:, k - 1] == similarity[:, k]) if similarity.shape[1] > k else place[:0]
+    if len(open_rows):
+        place[open_rows] = np.arange(len(open_rows))
+        rows = open_rows if scope.test_rows is None else scope.test_rows[open_rows]
+        ties = _labels_of_ties(search, scope, rows, similarity[open_rows, k], train.labels, settings)
+    return _Neighbours(similarity[:, :k], neighbours[:, :k], place, ties)
+
+
+def _searched(labels: Labels, scope: Scope) -> int:
+    """Return the number of training samples in a search; a sample itself and its group have a similarity of -inf."""
+    return len(labels) - (0 if scope.left_out is None else int(scope.left_out.sum()))
+
+
+def _labels_of_ties(
+    search: Callable[..., tuple[FloatArray, IntArray]],
+    scope: Scope,
+    rows: IntArray,
+    level: FloatArray,
+    labels: Labels,
+    settings: Settings,
+) -> FloatArray:
+    """Return the labels (n, 2, C) of all training samples of a similarity to test rows (n,), see `_Neighbours.ties`."""
+    found = np.zeros((len(rows), 2, len(labels.classes)))
+    number, most, left = 64, _searched(labels, scope), np.arange(len(rows))
+    while len(left):
+        number, unsettled = min(8 * number, most), []
+        step = max(1, int(settings.max_memory * 1e9 / (16 * number)))
+        for start in range(0, len(left), step):
+            part = left[start : start + step]
+            similarity, neighbours = search(number, scope=dataclasses.replace(scope, test_rows=rows[part]))
+            whole = (similarity[:, -1] < level[part]) | (number == most)
+            unsettled.append(part[~whole])
+            for i in np.flatnonzero(whole):
+                own = labels.values[neighbours[i, similarity[i] == level[part[i]]]]
+                if labels.kind == "single":
+                    found[part[i], 0] = np.bincount(own, minlength=len(labels.classes)) / len(own)
+                    found[part[i], 1] = 1
+                else:
+                    found[part[i]] = (own > 0).mean(axis=0), (own >= 0).mean(axis=0)
+        left = np.concatenate(unsettled)
+    return found
 
 
 def _headline(found: _Neighbours, k: int, train: Labels, test: Labels, settings: Settings) -> float:
@@ -298,54 +355,112 @@ def _choose_by_the_other_half(
     return scores, {"k": best_ks[0], "k of the other half": best_ks[1], "on": "the other half of train", "seed": seed}
 
 
-def weights(similarity: FloatArray, settings: Settings) -> FloatArray:
-    """Return (M, k) weights of the neighbours from their similarities; they sum to 1 for each test sample.
+def weights(similarity: FloatArray, settings: Settings, k: int) -> FloatArray:
+    """Return (M, K) weights of K >= k neighbours from their similarities; they sum to 1 for each test sample.
 
-    The largest similarity is subtracted before the exponential, so nothing overflows whatever the features' size.
+    Those nearer than the k-th have their weight, those as near as it share what the places left for them have, and the
+    others have 0. The largest similarity is subtracted before the exponential, so nothing overflows whatever the
+    features' size.
     """
-    if settings.vote == "uniform":
-        return np.full(similarity.shape, 1 / similarity.shape[1])
     distance = np.sqrt(np.maximum(0, -similarity if settings.metric == "l2" else 2 - 2 * similarity))
-    if settings.vote == "inverse":
+    if settings.vote == "uniform":
+        weight = np.ones(similarity.shape)
+    elif settings.vote == "inverse":
         weight = 1 / (distance + 1e-5)
     else:
         exponent = (-distance if settings.metric == "l2" else similarity) / settings.temperature
         weight = np.exp(exponent - exponent.max(axis=1, keepdims=True))
+    if similarity.shape[1] > k:
+        last = similarity[:, k - 1 : k]
+        nearer, equal = similarity > last, similarity == last
+        places = k - nearer.sum(axis=1, keepdims=True)
+        weight *= np.where(nearer, 1.0, equal * (places / equal.sum(axis=1, keepdims=True)))
     return np.asarray(weight / weight.sum(axis=1, keepdims=True))
 
 
-def vote(similarity: FloatArray, neighbours: IntArray, labels: Labels, settings: Settings) -> FloatArray:
+def vote(
+    similarity: FloatArray,
+    neighbours: IntArray,
+    labels: Labels,
+    settings: Settings,
+    *,
+    k: int | None = None,
+    place: IntArray | None = None,
+    ties: FloatArray | None = None,
+) -> FloatArray:
     """Return (M, C) scores: the share of each class in the neighbours' weight, in 0..1, rounded to single precision.
 
     Sums of weights differ from 1 by rounding. Rounded, unanimous neighbours give 1 whatever their order, so these
-    samples are tied in rankings, as they are among the scores on disk.
+    samples are tied in rankings, as they are among the scores on disk. Of classes with equal votes that with
+    the nearer nearest sample gets the next larger number.
 
     Multi-label: for each class the weighted share of the neighbours that have it, among those not marked -1.
 
     Args:
-        similarity: (M, k).
-        neighbours: (M, k), train rows.
+        similarity: (M, K), falling.
+        neighbours: (M, K), train rows.
         labels: of train.
         settings: which weights.
+        k: number of neighbours that vote; all when None.
+        place: as in `_Neighbours`; None: no further training samples are as near as the last neighbour.
+        ties: as in `_Neighbours`.
     """
-    weight = weights(similarity, settings)
+    k = similarity.shape[1] if k is None else k
+    level = similarity[:, k - 1 : k]
+    width = int((similarity >= level).sum(axis=1).max(initial=k))
+    # Neighbours as near as the last one stand for all training samples that are, where there are more.
+    standing = np.zeros((len(similarity), width), dtype=np.bool_)
+    if place is not None and (place >= 0).any():
+        further = (place >= 0)[:, None] & (similarity[:, -1:] == level)
+        standing = further & (similarity[:, :width] == level)
+    similarity, neighbours = similarity[:, :width], neighbours[:, :width]
+    weight = weights(similarity, settings, k)
     rows, n_classes = len(weight), len(labels.classes)
     scores = np.zeros((rows, n_classes))
     single = labels.kind == "single"
-    step = max(1, _CELLS // (neighbours.shape[1] + n_classes if single else neighbours.shape[1] * max(1, n_classes)))
+    step = max(1, _CELLS // (width + n_classes if single else width * max(1, n_classes)))
     for start in range(0, rows, step):
         part = slice(start, start + step)
+        own, own_weight = labels.values[neighbours[part]], np.where(standing[part], 0.0, weight[part])
+        open_rows = np.flatnonzero(standing[part].any(axis=1))
+        of_ties = np.zeros((0, 2, n_classes)) if place is None or ties is None else ties[place[part][open_rows]]
+        rest = (weight[part] - own_weight)[open_rows].sum(axis=1)[:, None]
         if single:
-            out = scores[part]
-            cell = np.arange(len(out))[:, None] * n_classes + labels.values[neighbours[part]]
-            out[:] = np.bincount(cell.ravel(), weight[part].ravel(), out.size).reshape(out.shape).astype(np.float32)
+            cell = np.arange(len(own))[:, None] * n_classes + own
+            present = np.bincount(cell.ravel(), own_weight.ravel(), len(own) * n_classes).reshape(len(own), n_classes)
+            present[open_rows] += rest * of_ties[:, 0]
+            votes = present.astype(np.float32)
+            equal = np.flatnonzero((weight[part, 1:] == weight[part, :-1]).any(axis=1))
+            _set_apart(votes, equal, own[equal], similarity[part][equal])
+            scores[part] = votes
             continue
-        neighbour_labels = labels.values[neighbours[part]]
-        present = np.einsum("mk,mkc->mc", weight[part], (neighbour_labels > 0).astype(np.float64))
-        labelled_weight = np.einsum("mk,mkc->mc", weight[part], (neighbour_labels >= 0).astype(np.float64))
-        np.divide(present, labelled_weight, out=scores[part], where=labelled_weight > 0)
+        present, known = (np.einsum("mk,mkc->mc", own_weight, has.astype(np.float64)) for has in (own > 0, own >= 0))
+        present[open_rows] += rest * of_ties[:, 0]
+        known[open_rows] += rest * of_ties[:, 1]
+        np.divide(present, known, out=scores[part], where=known > 0)
         scores[part] = scores[part].astype(np.float32)
     return scores
+
+
+def _set_apart(votes: npt.NDArray[np.float32], rows: IntArray, own: IntArray, similarity: FloatArray) -> None:
+    """Raise equal votes of some rows by the last digits, in the order of the nearest sample of each class.
+
+    Args:
+        votes: (M, C), changed in place.
+        rows: (m,) of them.
+        own: (m, K), classes of the neighbours.
+        similarity: (m, K).
+    """
+    nearest_of = np.full((len(rows), votes.shape[1]), -np.inf)
+    np.maximum.at(nearest_of, (np.arange(len(rows))[:, None], own), similarity)
+    each, near = votes[rows[:, None], own], np.take_along_axis(nearest_of, own, axis=1)
+    order = np.lexsort((near, each), axis=1)
+    each, near, own = (np.take_along_axis(part, order, axis=1) for part in (each, near, own))
+    other, nearer = np.ones(each.shape, dtype=np.bool_), np.zeros(each.shape, dtype=np.bool_)
+    other[:, 1:], nearer[:, 1:] = each[:, 1:] > each[:, :-1], near[:, 1:] > near[:, :-1]
+    steps = np.cumsum(nearer & ~other & (each > 0), axis=1, dtype=np.int32)
+    ahead = steps - np.maximum.accumulate(np.where(other, steps, 0), axis=1)
+    votes[rows[:, None], own] = (each.view(np.int32) + ahead).view(np.float32)
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:
@@ -365,7 +480,7 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
 
 
 PROTOCOL = Protocol(
-    version=4,
+    version=5,
     summary="Weighted k-nearest-neighbour classification of frozen features.",
     settings=Settings,
     check_settings=check_settings,

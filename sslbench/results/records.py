@@ -23,6 +23,7 @@ import numpy.typing as npt
 from sslbench import config
 from sslbench.errors import ResultError, UsageError
 from sslbench.metrics.classification import places as ranked_before
+from sslbench.metrics.classification import predicted_classes
 from sslbench.metrics.sample_means import SampleMeans
 from sslbench.metrics.summary import CLASS_COLUMNS, ROW_COLUMNS
 from sslbench.paths import files_below, temporary_beside
@@ -180,8 +181,8 @@ def _halved(scores: npt.NDArray[np.floating], exponent: int, *, one_class: bool)
     """
     half: npt.NDArray[np.float16] = np.ldexp(scores, exponent).astype(np.float16)
     if one_class:
-        best = np.argmax(scores, axis=1)
-        rows = np.flatnonzero(np.argmax(half, axis=1) != best)
+        best = predicted_classes(scores)
+        rows = np.flatnonzero(predicted_classes(half) != best)
         half[rows, best[rows]] = np.nextafter(half[rows, best[rows]], np.float16(np.inf))
     return half
 
@@ -329,7 +330,16 @@ def read(path: Path) -> Result:
         raise ResultError(error.message, error.remedy) from error
     if result.headline not in result.metrics:
         raise ResultError(f"{path}: the headline '{result.headline}' is not among the metrics")
-    return dataclasses.replace(result, file=path)
+    return dataclasses.replace(_with_train_part(result), file=path)
+
+
+def _with_train_part(result: Result) -> Result:
+    """Return a record with the part of train that a network was finetuned on, which older ones have in `layer` only."""
+    _, _, part = result.layer.partition(", ")
+    if result.protocol.name != "finetune" or result.data.train_part or not part:
+        return result
+    part = re.sub(r" images of .* (?=\([0-9a-f]{8}\)$)", " listed images ", part)
+    return dataclasses.replace(result, data=dataclasses.replace(result.data, train_part=part))
 
 
 @contextlib.contextmanager

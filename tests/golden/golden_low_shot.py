@@ -4,6 +4,7 @@ import random
 import re
 from collections.abc import Mapping
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def least_squares(case: Case) -> None:
     runs = [(int(key[1]), int(key[2]), key[3]) for key in keys if key]
     assert runs, "nothing was compared"
     for seed, shot in sorted({run[:2] for run in runs}):
-        draw = few_shot.k_per_class(train.labels, shot, seed, np.random.default_rng(seed))
+        draw = few_shot.k_per_class(train.labels, shot, np.random.default_rng(seed))
         if f"seed{seed}_shot{shot}/idx" in wanted:
             np.testing.assert_array_equal(draw.rows, np.sort(wanted[f"seed{seed}_shot{shot}/idx"]))
         model = fit_classifier(train.x[draw.rows], draw.labels.values, len(train.labels.classes))
@@ -61,7 +62,7 @@ def _decided(wanted: Mapping[str, np.ndarray], key: str) -> bool:
 def _protocol(
     train: Features, test: Features, args: Mapping[str, Any], wanted: dict[str, np.ndarray], runs: list[tuple]
 ) -> None:
-    """The protocol as a user runs it: its draws at seed 0 are the reference's seeds, here those from 0."""
+    """The protocol as a user runs it, but for the draws, which are the reference's; its seeds are those from 0."""
     l2 = f"{float(option(args, 'default_l2_in_configs', default=1024)):g}"
     seeds = range(len({run[0] for run in runs}))
     most = few_shot.largest_k(train.labels)[0]
@@ -69,7 +70,8 @@ def _protocol(
     if not shots:
         return
     settings = lsr.Settings(k=tuple(shots), draws=len(seeds), l2=(_value(l2, args),))
-    outcome = lsr.run(train, test, settings, seed=0)
+    with mock.patch.object(few_shot, "ByName", lambda ids, seed: np.random.default_rng(seed)):
+        outcome = lsr.run(train, test, settings, seed=0)
     for shot in shots:
         names = [f"seed{seed}_shot{shot}_l2_{l2}/f64" for seed in seeds]
         if all(_decided(wanted, name) for name in names):
@@ -105,9 +107,10 @@ def with_and_without(case: Case) -> None:
             recorded = wanted[names[sample, k]]
             if seed is not None:
                 sizes = [k] * n_classes + [(n_classes - 1) * k] * n_classes
-                ours = few_shot.k_with_and_without(labels, k, 0, PythonsChance(state, sizes))
+                ours = few_shot.k_with_and_without(labels, k, PythonsChance(state, sizes))
                 np.testing.assert_array_equal(_matrix(ours, targets), recorded)
-            ours = _matrix(few_shot.k_with_and_without(labels, k, sample), targets)
+            order = few_shot.ByName(list(map(str, range(len(labels)))), sample)
+            ours = _matrix(few_shot.k_with_and_without(labels, k, order), targets)
             for value in (1, 0) if n_classes > 1 else (1,):  # of one class the reference draws no negatives
                 np.testing.assert_array_equal((ours == value).sum(axis=0), (recorded == value).sum(axis=0))
 
@@ -140,9 +143,9 @@ def images_per_class(case: Case) -> None:
         for k in ks:
             recorded = wanted[f"train_labels_sample{sample}_k{k}"]
             if seed is None:
-                draw = few_shot.k_per_class(labels, k, sample)
+                draw = few_shot.k_per_class(labels, k, few_shot.ByName(list(map(str, range(len(labels)))), sample))
             else:
-                draw = few_shot.k_per_class(labels, k, 0, PythonsChance(state, [k] * len(labels.classes)))
+                draw = few_shot.k_per_class(labels, k, PythonsChance(state, [k] * len(labels.classes)))
                 assert sorted(given["images"][draw.rows]) == sorted(wanted[f"train_images_sample{sample}_k{k}"])
             np.testing.assert_array_equal(np.sort(draw.labels.values), recorded)
 
@@ -162,11 +165,12 @@ def data_limit(case: Case) -> None:
         ours = np.concatenate([rows[b : b + size] for rows, b, size in zip(order, begin, length, strict=True)])
         np.testing.assert_array_equal(ours, wanted["balanced"])
         if n % len(order) == 0 and skip == 0:
-            draw = few_shot.k_per_class(labels, n // len(order), seed)
+            draw = few_shot.k_per_class(labels, n // len(order), np.random.RandomState(seed))
             np.testing.assert_array_equal(draw.rows, np.sort(wanted["balanced"]))
     if "unbalanced" in wanted:
         shares = [
-            few_shot.share(labels, m / len(labels), seed, stratified=False).rows for m in (n + skip, max(skip, 1))
+            few_shot.share(labels, m / len(labels), seed, np.random.RandomState(seed), stratified=False).rows
+            for m in (n + skip, max(skip, 1))
         ]
         drawn = np.setdiff1d(shares[0], shares[1]) if skip else shares[0]
         np.testing.assert_array_equal(drawn, np.sort(wanted["unbalanced"]))

@@ -20,6 +20,7 @@ def sample(n, n_classes, seed, *, shares=False):
 def slow_error(classes, probabilities, bins):
     """Bin by bin, as Guo et al. 2017 write it."""
     confidence, predicted = probabilities.max(1), probabilities.argmax(1)
+    predicted[(probabilities == confidence[:, None]).sum(1) > 1] = -1  # of several, none
     error = 0.0
     for b in range(bins):
         inside = (confidence > b / bins) & (confidence <= (b + 1) / bins)

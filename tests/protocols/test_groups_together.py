@@ -164,26 +164,28 @@ def test_k_samples_are_of_as_many_groups_as_possible_and_smaller_draws_lie_in_la
     rng = np.random.default_rng(seed)
     labels = features(np.zeros((90, 1)), np.arange(90) % 3, 3).labels
     groups = rng.integers(0, 12, 90)
-    small, large = (few_shot.k_per_class(labels, number, seed, groups=groups) for number in (k, k + 1))
+    order = few_shot.ByName(list(map(str, range(90))), seed)
+    small, large = (few_shot.k_per_class(labels, number, order, groups=groups) for number in (k, k + 1))
     assert set(small.rows) < set(large.rows)
     for c in range(3):
         own = small.rows[labels.values[small.rows] == c]
         assert len(own) == k
         possible = len(set(groups[labels.values == c]))
         assert len(set(groups[own])) == min(k, possible)
-    alone = few_shot.k_per_class(labels, k, seed, groups=np.arange(90))
-    np.testing.assert_array_equal(alone.rows, few_shot.k_per_class(labels, k, seed).rows)
+    alone = few_shot.k_per_class(labels, k, order, groups=np.arange(90))
+    np.testing.assert_array_equal(alone.rows, few_shot.k_per_class(labels, k, order).rows)
 
 
 @pytest.mark.parametrize("stratified", [True, False])
 def test_a_share_of_train_is_one_of_whole_groups(stratified):
     train = grouped(40, 5)
     for seed in range(5):
-        draw = few_shot.share(train.labels, 0.2, seed, stratified=stratified, groups=train.groups)
+        order = few_shot.ByName(train.ids, seed)
+        draw = few_shot.share(train.labels, 0.2, seed, order, stratified=stratified, groups=train.groups)
         drawn = set(train.groups[draw.rows])
         assert set(np.flatnonzero(np.isin(train.groups, list(drawn)))) == set(draw.rows.tolist())
         assert 0.1 <= len(draw.rows) / 200 <= 0.3
-        whole = few_shot.share(train.labels, 1.0, seed, stratified=stratified, groups=train.groups)
+        whole = few_shot.share(train.labels, 1.0, seed, order, stratified=stratified, groups=train.groups)
         assert len(whole.rows) == 200
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import subprocess
 import sys
@@ -164,9 +165,49 @@ def test_default_k_shrinks_to_small_data_and_a_given_one_is_refused(blobs, make)
     assert "k=3 was used" in knn.run(three, three, knn.Settings(), seed=0).notes[0]
 
 
-def test_uniform_ties_go_to_the_lower_class(make):
-    train, test = make([[1, 0], [2, 0]], [1, 0], 2), make([[1, 0]], [0], 2)
-    assert knn.run(train, test, knn.Settings(k=(2,), vote="uniform"), seed=0).scores.argmax() == 0
+@pytest.mark.parametrize("own", [0, 1])
+def test_of_equal_votes_that_of_the_nearest_image_comes_first(make, own):
+    train, test = make([[1, 0], [2, 1]], [own, 1 - own], 2), make([[1, 0]], [own], 2)
+    outcome = knn.run(train, test, knn.Settings(k=(2,), vote="uniform"), seed=0)
+    assert outcome.scores.argmax() == own and outcome.metrics["top1"][0] == 1
+    np.testing.assert_allclose(outcome.scores, 0.5, atol=1e-6)
+    level = make([[1, 0], [2, 0]], [own, 1 - own], 2)
+    assert knn.run(level, test, knn.Settings(k=(2,), vote="uniform"), seed=0).metrics["top1"][0] == 0
+
+
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_a_class_without_a_vote_is_not_among_the_first_five(make, number):
+    """Six classes, one neighbour of another class."""
+    train = make(np.eye(6), np.arange(6), 6)
+    test = make(np.roll(np.eye(6)[:1], number, axis=1), [(number + 1) % 6], 6)
+    outcome = knn.run(train, test, knn.Settings(k=(1,)), seed=0)
+    assert outcome.metrics["top1"][0] == outcome.metrics["top5"][0] == 0
+
+
+@pytest.mark.parametrize("multi", [False, True])
+@pytest.mark.parametrize("leave_one_out", [False, True])
+def test_equally_near_images_share_the_last_places(make, multi, leave_one_out):
+    """The votes are the mean over all orders of the training images, also of more ties than the search holds."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 2, (600, 2)) if not leave_one_out else np.repeat([[0, 1], [1, 0], [1, 1]], 200, axis=0)
+    values = rng.integers(-1, 2, (600, 3)) if multi else rng.integers(0, 3, 600)
+    train = make(x + 0.5, values, 3)
+    test = train if leave_one_out else make(x[:7] + 0.5, values[:7], 3)
+    settings = knn.Settings(k=(5, 150), temperature=1.0, leave_one_out=leave_one_out)
+    for k in settings.k:
+        found = knn.run(train, test, dataclasses.replace(settings, k=(k,)), seed=0).scores
+        unit = train.x / np.linalg.norm(train.x, axis=1, keepdims=True)
+        for row in range(7):
+            similarity = (unit @ (test.x[row] / np.linalg.norm(test.x[row]))).astype(np.float64).round(6)
+            if leave_one_out:
+                similarity[row] = -np.inf
+            last = np.sort(similarity)[-k]
+            share = (similarity > last) + (similarity == last) * (k - (similarity > last).sum()) / (
+                similarity == last
+            ).sum()
+            weight = share * np.exp(similarity)
+            has, known = (values > 0, values >= 0) if multi else (np.eye(3)[values], np.ones((600, 3)))
+            np.testing.assert_allclose(found[row], weight @ has / (weight @ known), atol=1e-5)
 
 
 @pytest.mark.parametrize("bad", [{"k": ()}, {"k": (0,)}, {"k": (3, 3)}, {"temperature": 0.0}, {"max_memory": 0.0}])

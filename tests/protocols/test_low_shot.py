@@ -27,7 +27,7 @@ def unit(x):
 
 def drawn(train, k, seed):
     draw = few_shot.k_with_and_without if train.labels.kind == "multi" else few_shot.k_per_class
-    return draw(train.labels, k, seed)
+    return draw(train.labels, k, few_shot.ByName(train.ids, seed))
 
 
 def run(train, test, seed=0, **changes):
@@ -249,12 +249,13 @@ def test_shares_of_train_keep_every_class_and_stand_beside_k(blobs):
     train, test = blobs()
     outcome = run(train, test, fractions=(0.1, 0.5))
     assert list(outcome.variants) == ["10 %", "50 %", "k=2", "k=6"]
-    draw = few_shot.share(train.labels, 0.1, 0, stratified=True)
+    order = few_shot.ByName(train.ids, 0)
+    draw = few_shot.share(train.labels, 0.1, 0, order, stratified=True)
     np.testing.assert_array_equal(np.bincount(draw.labels.values), [3, 3, 3, 3])
     only = run(train, test, k=(), fractions=(0.1, 0.5))
     assert only.metrics["top1"][0] == pytest.approx(outcome.variants["50 %"]["top1"])
     assert "50 % of train" in only.notes[0] and "6 images per class" in outcome.notes[0]
-    alike = few_shot.share(train.labels, 0.1, 0, stratified=False)
+    alike = few_shot.share(train.labels, 0.1, 0, order, stratified=False)
     assert len(alike.rows) == 12 and len(np.unique(alike.rows)) == 12
     multi, test = blobs(multi=True)
     assert run(multi, test, k=(), fractions=(0.2,)).metrics["mAP"][0] > 0.3

@@ -8,7 +8,7 @@ from sslbench.protocols._parts import few_shot
 
 
 def draw_of(train, k, seed):
-    return few_shot.k_per_class(train.labels, k, seed, np.random.default_rng(seed))
+    return few_shot.k_per_class(train.labels, k, few_shot.ByName(train.ids, seed))
 
 
 def slow(train, test, rows, l2, n_classes):

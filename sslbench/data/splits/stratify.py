@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import BoolArray
+from sslbench.data.labels import numbered_by_samples
 from sslbench.data.source import Labels
 
 _ATTEMPTS = 10
@@ -19,6 +20,7 @@ def choose(labels: Labels, n: int, rng: np.random.Generator, *, both_sides: bool
         both_sides: a class with at least two samples has one chosen and one not, and the only sample of a class is not
             chosen; otherwise exactly `n` are chosen, at least one per class if `n` allows.
     """
+    labels = numbered_by_samples(labels)
     if labels.kind == "single":
         return _choose_single(labels, n, rng, both_sides=both_sides)
     if labels.kind == "multi" and labels.values.shape[1]:

@@ -6,6 +6,7 @@ the same train would move the mean. The interval of the headline also holds what
 """
 
 import dataclasses
+import functools
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
@@ -29,11 +30,35 @@ from sslbench.results import Outcome
 
 
 class Shuffler(Protocol):
-    """numpy's generators, the present and the legacy one, whose numbers never change between versions."""
+    """Source of random orders: one of numpy's generators, or `ByName`."""
 
     def permutation(self, x: IntArray, /) -> IntArray:
         """Return the same rows in another order."""
         ...
+
+
+class ByName:
+    """Random orders of images by their file names, without folders, and a seed.
+
+    Neither names nor numbers of classes nor the order of the images change what is drawn of a class; images of one
+    class with one file name are taken in their order. Each set of images has an order of its own.
+    """
+
+    def __init__(self, ids: Sequence[str], seed: int) -> None:
+        """Hash the names of all of train."""
+        self._keys, self._seed = _hashes(tuple(ids)), seed
+
+    def permutation(self, rows: IntArray, /) -> IntArray:
+        """Return the same rows in another order."""
+        keys = self._keys[rows]
+        generator = np.random.default_rng([self._seed, int(keys.sum(dtype=np.uint64))])
+        return generator.permutation(rows[np.argsort(keys, kind="stable")])
+
+
+@functools.lru_cache(maxsize=1)
+def _hashes(ids: tuple[str, ...]) -> npt.NDArray[np.uint64]:
+    digests = b"".join(hashlib.blake2b(name.rpartition("/")[2].encode(), digest_size=8).digest() for name in ids)
+    return np.frombuffer(digests, np.uint64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +66,11 @@ class Draw:
     """One draw.
 
     Attributes:
-        seed: that it was made with.
         rows: of train, ascending.
         labels: of these rows. Multi-label: -1 for a class that the row was not drawn for.
         groups: of these rows; None if no two of them share one.
     """
 
-    seed: int
     rows: IntArray
     labels: Labels
     groups: IntArray | None = None
@@ -88,21 +111,17 @@ def largest_k(labels: Labels) -> tuple[int, str]:
     return int(possible[least]), text
 
 
-def k_per_class(
-    labels: Labels, k: int, seed: int, shuffler: Shuffler | None = None, *, groups: IntArray | None = None
-) -> Draw:
+def k_per_class(labels: Labels, k: int, shuffler: Shuffler, *, groups: IntArray | None = None) -> Draw:
     """Draw the same number of images of every class in train (single label).
 
     Args:
         labels: of train; every class it has at all has at least k samples.
         k: images per class.
-        seed: of numpy's legacy generator, as in VISSL's balanced data limit.
-        shuffler: another generator made from that seed.
+        shuffler: source of the order in which the images of a class are taken.
         groups: (N,) the group of each sample of train, or None.
     """
-    shuffled = orders(labels, shuffler or np.random.RandomState(seed))
-    rows = np.concatenate([_spread(order, groups)[:k] for order in shuffled])
-    return _draw(labels, rows, seed, groups)
+    rows = np.concatenate([_spread(order, groups)[:k] for order in orders(labels, shuffler)])
+    return _draw(labels, rows, groups)
 
 
 def orders(labels: Labels, shuffler: Shuffler) -> list[IntArray]:
@@ -125,38 +144,43 @@ def _spread(order: IntArray, groups: IntArray | None) -> IntArray:
     return order[np.argsort(turn, kind="stable")]
 
 
-def k_with_and_without(
-    labels: Labels, k: int, seed: int, shuffler: Shuffler | None = None, *, groups: IntArray | None = None
-) -> Draw:
+def k_with_and_without(labels: Labels, k: int, shuffler: Shuffler, *, groups: IntArray | None = None) -> Draw:
     """Draw for every class k samples that have it and (C - 1) k that do not (multi-label); never one marked -1.
 
     Args:
         labels: of train, with enough samples; C counts the classes that have positives.
         k: positives per class.
-        seed: of numpy's legacy generator.
-        shuffler: another generator made from that seed.
+        shuffler: source of the orders in which the images with and without a class are taken.
         groups: (N,) the group of each sample of train, or None.
     """
-    generator = shuffler or np.random.RandomState(seed)
     classes = present(labels)
     values = np.full(labels.values.shape, -1, np.int8)
     for c in classes:
-        order = generator.permutation(np.flatnonzero(labels.values[:, c] > 0))
+        order = shuffler.permutation(np.flatnonzero(labels.values[:, c] > 0))
         values[_spread(order, groups)[:k], c] = 1
     for c in classes:
-        order = generator.permutation(np.flatnonzero(labels.values[:, c] == 0))
+        order = shuffler.permutation(np.flatnonzero(labels.values[:, c] == 0))
         values[_spread(order, groups)[: max(1, len(classes) - 1) * k], c] = 0
     rows = np.flatnonzero((values >= 0).any(axis=1))
-    return Draw(seed, rows, dataclasses.replace(labels, values=values[rows]), _shared(groups, rows))
+    return Draw(rows, dataclasses.replace(labels, values=values[rows]), _shared(groups, rows))
 
 
-def share(labels: Labels, fraction: float, seed: int, *, stratified: bool, groups: IntArray | None = None) -> Draw:
+def share(
+    labels: Labels,
+    fraction: float,
+    seed: int,
+    shuffler: Shuffler,
+    *,
+    stratified: bool,
+    groups: IntArray | None = None,
+) -> Draw:
     """Draw a share of train with all its labels.
 
     Args:
         labels: of train.
         fraction: in (0, 1].
         seed: of the draw.
+        shuffler: source of the order of the images, of the same seed.
         stratified: every class keeps its share, and has a sample where there are enough; else all samples are drawn
             alike, as in VISSL's unbalanced data limit.
         groups: (N,) the group of each sample of train, or None; whole groups are drawn, about as many samples.
@@ -165,10 +189,11 @@ def share(labels: Labels, fraction: float, seed: int, *, stratified: bool, group
 
     n = max(1, round(fraction * len(labels)))
     if groups is not None and n < len(labels):
-        return _draw(labels, _whole_groups(labels, groups, n, seed, stratified=stratified), seed, groups)
+        return _draw(labels, _whole_groups(labels, groups, n, seed, stratified=stratified), groups)
+    order = shuffler.permutation(np.arange(len(labels)))
     if stratified:
-        return _draw(labels, np.flatnonzero(choose(labels, n, np.random.default_rng(seed), both_sides=False)), seed)
-    return _draw(labels, np.random.RandomState(seed).permutation(len(labels))[:n], seed)
+        order = order[choose(labels.select(order), n, np.random.default_rng(seed), both_sides=False)]
+    return _draw(labels, order[:n])
 
 
 def _whole_groups(labels: Labels, groups: IntArray, n: int, seed: int, *, stratified: bool) -> IntArray:
@@ -181,9 +206,9 @@ def _whole_groups(labels: Labels, groups: IntArray, n: int, seed: int, *, strati
     return np.flatnonzero(np.isin(place, selected))
 
 
-def _draw(labels: Labels, rows: IntArray, seed: int, groups: IntArray | None = None) -> Draw:
+def _draw(labels: Labels, rows: IntArray, groups: IntArray | None = None) -> Draw:
     rows = np.sort(rows).astype(np.int64)
-    return Draw(seed, rows, labels.select(rows), _shared(groups, rows))
+    return Draw(rows, labels.select(rows), _shared(groups, rows))
 
 
 def _shared(groups: IntArray | None, rows: IntArray) -> IntArray | None:

@@ -15,7 +15,7 @@ from sslbench.arrays import IntArray
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.groups import source_groups
 from sslbench.data.loading.probing import EpochBatches, evaluation_view
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.views.ops import make_view
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
@@ -50,18 +50,15 @@ class Portion:
     rows: IntArray | None = None
     listed: str = ""
 
-    def draw(self, labels: Labels, groups: IntArray | None, seed: int) -> IntArray | None:
-        """Return the rows of a draw, ascending; None for all."""
-        if self.fraction:
-            return few_shot.share(labels, self.fraction, seed, stratified=True, groups=groups).rows
-        if self.k:
-            return few_shot.k_per_class(labels, self.k, seed, groups=groups).rows
-        return self.rows
-
     def of(self, train: Source, seed: int) -> Source:
         """Return the samples of a draw."""
-        rows = self.draw(train.labels, source_groups(train), seed)
-        return train if rows is None else train.select(rows)
+        labels, groups, shuffler = train.labels, source_groups(train), few_shot.ByName(train.ids, seed)
+        if self.fraction:
+            drawn = few_shot.share(labels, self.fraction, seed, shuffler, stratified=True, groups=groups)
+            return train.select(drawn.rows)
+        if self.k:
+            return train.select(few_shot.k_per_class(labels, self.k, shuffler, groups=groups).rows)
+        return train if self.rows is None else train.select(self.rows)
 
     @property
     def is_drawn(self) -> bool:

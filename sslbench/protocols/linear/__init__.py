@@ -349,7 +349,7 @@ def _select(x: "Matrix | Unrotated", rows: IntArray) -> "Matrix | Unrotated":
 
 
 PROTOCOL = Protocol(
-    version=4,
+    version=5,
     summary="Linear probe: logistic regression on frozen features, to convergence.",
     settings=Settings,
     check_settings=check_settings,

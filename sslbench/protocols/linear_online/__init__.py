@@ -116,7 +116,7 @@ def work(settings: Settings, shapes: Shapes) -> ImageWork:
 
 
 PROTOCOL = Protocol(
-    version=2,
+    version=3,
     summary="Linear probe on images: heads trained by SGD on augmented views.",
     settings=Settings,
     kind=OnImages(check, check_images, run_on_images, work),

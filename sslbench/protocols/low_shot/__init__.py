@@ -17,6 +17,7 @@ one of whole groups.
 Version 2: logistic regression is converged when the distance of its objective to the lowest value is proven small; the
 scores of all draws are kept, groups of samples are kept together, and intervals are those of half-samples.
 Version 3: metrics per group and per class, and the score without suspected overlaps, are means over all draws.
+Version 4: images are drawn by their file names, so that names and numbers of classes change no draw.
 """
 
 import dataclasses
@@ -57,12 +58,12 @@ class _Point:
 
     def draw(self, train: Features, seed: int, settings: Settings) -> Draw:
         """Return the samples drawn with a seed."""
-        labels, groups = train.labels, train.groups
+        labels, groups, shuffler = train.labels, train.groups, few_shot.ByName(train.ids, seed)
         if self.fraction:
-            return few_shot.share(labels, self.fraction, seed, stratified=settings.stratified, groups=groups)
+            return few_shot.share(labels, self.fraction, seed, shuffler, stratified=settings.stratified, groups=groups)
         if labels.kind == "multi":
-            return few_shot.k_with_and_without(labels, self.k, seed, groups=groups)
-        return few_shot.k_per_class(labels, self.k, seed, groups=groups)
+            return few_shot.k_with_and_without(labels, self.k, shuffler, groups=groups)
+        return few_shot.k_per_class(labels, self.k, shuffler, groups=groups)
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -194,7 +195,7 @@ def check_settings(settings: Settings) -> None:
 
 
 PROTOCOL = Protocol(
-    version=3,
+    version=4,
     summary="Linear SVMs or logistic regression on k images per class, over several draws.",
     settings=Settings,
     check_settings=check_settings,

@@ -126,7 +126,7 @@ def _targets(labels: Labels, settings: Settings) -> tuple[npt.NDArray[np.int8], 
 
 
 PROTOCOL = Protocol(
-    version=3,
+    version=4,
     summary="One linear SVM per class on frozen features, as VISSL evaluates on VOC07.",
     settings=Settings,
     check_settings=check_settings,
