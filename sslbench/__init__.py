@@ -4,7 +4,10 @@ Public names are imported on first use, so `import sslbench` is fast.
 """
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
+
+from sslbench.text import hide_secrets
 
 if TYPE_CHECKING:
     from sslbench.api import (
@@ -46,6 +49,9 @@ __all__ = [
 ]
 
 _HOME = dict.fromkeys(__all__, "sslbench.api") | {"list_names": "sslbench.names", "SslbenchError": "sslbench.errors"}
+
+
+logging.getLogger("sslbench").addFilter(hide_secrets)
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from sslbench.text import without_secrets
+
 
 class SslbenchError(Exception):
     """Base of all errors that a user can correct; the command line prints them without a traceback.
@@ -17,9 +19,9 @@ class SslbenchError(Exception):
     """True if another process prints the error, or the one that caused it: the first one if all raise it."""
 
     def __init__(self, message: str, remedy: str | None = None) -> None:
-        super().__init__(message if remedy is None else f"{message}\n{remedy}")
-        self.message = message
-        self.remedy = remedy
+        self.message = without_secrets(message)
+        self.remedy = None if remedy is None else without_secrets(remedy)
+        super().__init__(self.message if remedy is None else f"{self.message}\n{self.remedy}")
 
     def rephrase(self, change: Callable[[str], str]) -> None:
         """Change the words of message and remedy, such as flags into arguments of Python."""

@@ -1,28 +1,79 @@
-"""Escaping of text from files (tensor names, folders, catalogs) for terminals and spreadsheets."""
+"""Escaping of text from files (tensor names, folders, catalogs) for terminals and spreadsheets; secrets of URLs."""
 
 import csv
 import io
+import logging
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+T = TypeVar("T")
 _SHOWN = "\n\t"
 _UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Unicode categories: control and format characters, surrogates, line and paragraph separators."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
+HIDDEN = "***"
+"""Text in place of a secret."""
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+\S+")
+# A password may hold '/', as keys of S3 do; 'host:8080/' is a port.
+_LOGIN = re.compile(r"(?<=:/)(/*)(?:[^\s/@:?#]*:(?!\d+(?:/|$))[^\s@]*|[^\s/@?#]+)@")
+_PAIR = re.compile(r"(?P<before>[?&#])(?P<name>[^=&#\s]*)=(?P<value>[^&\s]*?)(?P<after>['\"),;:.\]}>]*(?=[&\s]|$))")
+_TOKEN = re.compile(r"(?<=[?&])[^=&#\s]+(?=&|$)")
+_SECRET_NAME = re.compile(
+    r"sig|token|key|secret|pass|pw|pin\b|auth|cred|code|jwt|session|policy|hash|md5|mac|user|login|access|^x-|^s[a-z]$",
+    re.IGNORECASE,
+)
+_PLAIN_VALUE = re.compile(r"[a-z_./,-]{0,40}|[\d.,]{1,8}")
+
+
+def without_secrets(text: T) -> T:
+    """Replace logins and secrets of queries in the URLs of a text.
+
+    A value of a query stays only if its name is none of a secret and it is a small number or a word in lower case, as
+    the options of data are; `#sha256=` stays. Whatever is written to disk, logged or printed passes through here; a
+    value that is no plain text is returned as it is.
+
+    Example:
+        >>> without_secrets("https://me:pw@host/a.tar?X-Amz-Signature=5f0c&unit=annotation: not found")
+        'https://***@host/a.tar?X-Amz-Signature=***&unit=annotation: not found'
+    """
+    return _URL.sub(_hidden, text) if type(text) is str and ":/" in text else text
+
+
+def _hidden(url: re.Match[str]) -> str:
+    text = _PAIR.sub(_hidden_pair, _LOGIN.sub(rf"\1{HIDDEN}@", url[0]))
+    return _TOKEN.sub(HIDDEN, text) if url[1].lower() in ("http", "https") else text
+
+
+def _hidden_pair(pair: re.Match[str]) -> str:
+    name, value = pair["name"], pair["value"]
+    plain = not _SECRET_NAME.search(name) and _PLAIN_VALUE.fullmatch(value)
+    if plain or (pair["before"] == "#" and name == "sha256"):
+        return pair[0]
+    return f"{pair['before']}{name}={HIDDEN}{pair['after']}"
+
+
+def hide_secrets(record: logging.LogRecord) -> bool:
+    """Replace the secrets of URLs in a log message; a filter of loggers that drops none."""
+    record.msg, record.args = without_secrets(record.getMessage()), None
+    return True
+
 
 def visible(text: str) -> str:
-    r"""Escape control characters, surrogates and changes of writing direction.
+    r"""Escape control characters, surrogates and changes of writing direction; hide secrets of URLs.
 
     Example:
         >>> visible("cat\x1b[2J")
         'cat\\x1b[2J'
     """
+    text = without_secrets(text)
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -65,6 +116,7 @@ def spreadsheet_cell(value: object) -> object:
         >>> spreadsheet_cell("=1+1"), spreadsheet_cell(-1.5), spreadsheet_cell("-1.5")
         ("'=1+1", -1.5, '-1.5')
     """
+    value = without_secrets(value)
     if not isinstance(value, str) or not value.startswith(_FORMULA):
         return value
     try:

@@ -28,6 +28,7 @@ LEVEL = {part: level for level, parts in enumerate(ROWS) for part in parts}
 
 # Within a row, the few steps that are wanted; without a cycle, which is checked too.
 WITHIN_ROW = {
+    "errors": {"text"},
     "locks": {"errors"},
     "paths": {"errors", "locks"},
     "names": {"errors", "paths"},

@@ -17,6 +17,7 @@ from sslbench.cli.echo import echo
 from sslbench.distributed.messages import show_once, shown_elsewhere
 from sslbench.errors import SslbenchError
 from sslbench.names import did_you_mean
+from sslbench.text import without_secrets
 
 COMMANDS = {
     "pretrain": "Train a backbone without labels: simclr, moco_v2, dino, ...",
@@ -151,7 +152,10 @@ def _run(words: list[str]) -> int:
     stdout = sys.stdout
     try:
         outcome = cli.main(
-            args=words, prog_name="sslbench", standalone_mode=False, obj=shlex.join(["sslbench", *words])
+            args=words,
+            prog_name="sslbench",
+            standalone_mode=False,
+            obj=shlex.join(["sslbench", *map(without_secrets, words)]),
         )
         return outcome if isinstance(outcome, int) else 0
     except click.exceptions.Exit as error:

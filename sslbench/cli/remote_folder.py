@@ -22,6 +22,7 @@ from sslbench.errors import ResultError, SslbenchError, UsageError
 from sslbench.locks import lock
 from sslbench.names import did_you_mean
 from sslbench.runtime.folders import file_url_path, is_address
+from sslbench.text import without_secrets
 
 log = logging.getLogger("sslbench")
 
@@ -47,7 +48,7 @@ def local_folder(place: str | Path) -> Path:
     if not is_address(place):
         return file_url_path(place) or Path(place)
     digest = hashlib.sha256(_address(place).encode()).hexdigest()[:12]
-    slug = re.sub(r"[^A-Za-z0-9]+", "-", _address(place)).strip("-")[-60:]
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", without_secrets(_address(place))).strip("-")[-60:]
     return paths.cache_dir() / "results" / f"{slug}-{digest}"
 
 

@@ -20,6 +20,7 @@ from sslbench.cli.echo import echo
 from sslbench.config import build, read_yaml, setting
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.names import find_file
+from sslbench.text import HIDDEN, without_secrets
 
 SAVED = 128 + signal.SIGUSR1 if hasattr(signal, "SIGUSR1") else -1
 """Exit code of a run that saved a checkpoint and stopped on SIGUSR1."""
@@ -285,6 +286,11 @@ def submit(commands: Sequence[Sequence[str]], settings: Slurm, out: Path) -> lis
     """
     if importlib.util.find_spec("submitit") is None:
         raise UsageError("launcher=slurm needs submitit, which is not installed", "pip install submitit")
+    if word := next((word for words in commands for word in words if HIDDEN in without_secrets(word)), None):
+        raise UsageError(
+            f"the address {word} has a login or key, which a job would have in its files",
+            "Download it first, or use one whose package finds its login itself: s3://, gs://, hf:.",
+        )
     missing = [program for program in ("sbatch", "srun") if shutil.which(program) is None]
     if missing and settings.cluster == "slurm":
         raise UsageError(

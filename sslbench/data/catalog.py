@@ -16,6 +16,7 @@ from sslbench.data import strings
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, refuse_location
 from sslbench.paths import temporary_beside
+from sslbench.text import HIDDEN, without_secrets
 
 PROJECT_FILE = "sslbench-data.yaml"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -119,7 +120,8 @@ def add(name: str, entry: CatalogEntry, file: Path, *, overwrite: bool = False) 
     """Add an entry to a catalog, creating the file if needed.
 
     Raises:
-        UsageError: the name is none or is taken, or the file cannot be read or written.
+        UsageError: the name is none or is taken, the location is a URL with secrets, or the file cannot be read or
+            written.
     """
     check_name(name)
     known = _read(file) if file.exists() else {}
@@ -127,6 +129,11 @@ def add(name: str, entry: CatalogEntry, file: Path, *, overwrite: bool = False) 
         raise UsageError(f"'{name}' is already in {file}, for {known[name].data}", "Give --overwrite to replace it.")
     if entry.data == name:
         raise UsageError(f"'{name}' would refer to itself", f"If it is a path, write ./{name}")
+    if HIDDEN in (shown := without_secrets(entry.data)):
+        raise UsageError(
+            f"{file} would hold the login or key of {shown}",
+            "Type such a URL with --data, or add one whose package finds its login itself: s3://, gs://, hf:.",
+        )
     _write(file, known | {name: entry})
 
 

@@ -14,6 +14,7 @@ from sslbench.distributed.collectives import from_first, gather_objects
 from sslbench.errors import UsageError
 from sslbench.library.recipes import RUN_INPUTS
 from sslbench.pretraining.settings import FREE, ROUNDING, PretrainRequest, differences, plain
+from sslbench.text import without_secrets
 from sslbench.train import checkpoints
 from sslbench.train.checkpoint_files import no_checkpoint
 from sslbench.train.resume import newest_whole
@@ -37,7 +38,7 @@ def identity(request: PretrainRequest, source: Source, init_sha256: str | None, 
     labels.update(np.ascontiguousarray(source.labels.values).tobytes())
     return {
         **plain(request.settings),
-        "data": request.data,
+        "data": without_secrets(request.data),
         "limit": request.limit,
         "images": len(source),
         "image_names": hashlib.sha256("\n".join(source.ids).encode()).hexdigest()[:16],
@@ -143,8 +144,8 @@ def _listed(changed: Sequence[str]) -> str:
 def write_config(request: PretrainRequest, command: str, changes: Mapping[str, str]) -> None:
     """Write config.yaml: the data and first weights, then the effective settings; changes to the recipe as comments."""
     head = f"# {command}\n" + "".join(f"# {key}: {text}\n" for key, text in changes.items())
-    inputs = {name: value for name in RUN_INPUTS if (value := getattr(request, name)) is not None}
+    inputs = {name: value for name in RUN_INPUTS if (value := without_secrets(getattr(request, name))) is not None}
     content = {"run": inputs, **plain(request.settings)}
-    text = head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    text = without_secrets(head) + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     with new_file(request.out / "config.yaml") as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -16,6 +16,7 @@ from sslbench.names import refuse_missing_module
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.runtime.device_names import AskedPrecision, refuse_unknown_device
 from sslbench.runtime.workers import StartMethod
+from sslbench.text import without_secrets
 from sslbench.train import schedules
 from sslbench.train.method_settings import declared_config
 from sslbench.train.optimizer_settings import OptimizerSettings, PartSettings
@@ -145,7 +146,7 @@ class PretrainSettings:
             schedule = build(ScheduleSettings, {**dataclasses.asdict(self.schedule), **(values or {})}, where)
             phases = schedule.freeze_epochs, schedule.warmup_epochs
             if not (min(phases) >= 0 and sum(phases) <= self.epochs + 1):  # training is a whole number of updates
-                schedules.check_phases(*phases, self.epochs)
+                schedules.check_phases(*phases, self.epochs, where=f"{where}.lr")
             for name in ("lr", "weight_decay", "momentum"):
                 spec = getattr(schedule, name)
                 if spec is not None and not schedules.own_names(spec):
@@ -311,7 +312,8 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
-    return str.__str__(value) if isinstance(value, str) else value  # a name of code from a file is a kind of text
+    # A name of code from a file is a kind of text.
+    return without_secrets(str.__str__(value)) if isinstance(value, str) else value
 
 
 def differences(

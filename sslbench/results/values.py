@@ -12,6 +12,7 @@ import numpy as np
 from sslbench.metrics import catalog
 from sslbench.results.outcome import Outcome
 from sslbench.results.parts import MetricValue
+from sslbench.text import without_secrets
 
 
 def mean_line(metric: str, values: Sequence[float | None], first_seed: int) -> str:
@@ -40,7 +41,8 @@ def percent_metrics(outcome: Outcome, n: int) -> dict[str, MetricValue]:
     n = n if outcome.scored is None else outcome.scored
     return {
         name: MetricValue(
-            **{part: as_recorded(name, v, outcome.absolute) for part, v in zip(_PARTS, values, strict=True)}, n=n
+            **{part: as_recorded(name, v, outcome.absolute) for part, v in zip(_PARTS, values, strict=True)},
+            n=outcome.counts.get(name, n),
         )
         for name, values in outcome.metrics.items()
     }
@@ -65,6 +67,8 @@ def as_recorded(name: str, value: float, absolute: Collection[str]) -> float | N
 def plain(value: Any) -> Any:
     """Return a value in JSON's types: dataclasses are mappings, tuples lists, NumPy numbers plain, NaN and inf null.
 
+    Secrets of URLs in texts are hidden.
+
     >>> plain({"a": (1, np.float32(0.5)), "b": float("nan")})
     {'a': [1, 0.5], 'b': None}
     """
@@ -78,7 +82,7 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return str(value) if isinstance(value, Path) else value
+    return without_secrets(str(value) if isinstance(value, Path) else value)
 
 
 def canonical(value: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 
 from sslbench.show.pictures import Panel, fitted, jpeg_url, png_url
+from sslbench.text import without_secrets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,9 @@ def page(
         scatter: points with thumbnails, see `show.scatter`.
     """
     source = Path(__file__).with_name("page.html.jinja").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, finalize=without_secrets
+    )
     return environment.from_string(source).render(
         title=title,
         facts=facts,

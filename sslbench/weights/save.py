@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sslbench.errors import SslbenchError, UsageError, WeightsError
 from sslbench.paths import temporary_beside
+from sslbench.text import without_secrets
 from sslbench.weights.target import check_target
 
 FORMAT = "sslbench"
@@ -147,9 +148,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Return the value in plain Python types, which torch.load(weights_only=True) accepts."""
-    if value is None or type(value) in (str, int, float, bool):
+    """Return the value in plain Python types, which torch.load(weights_only=True) accepts, without secrets of URLs."""
+    if value is None or type(value) in (int, float, bool):
         return value
+    if type(value) is str:
+        return without_secrets(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(entry, f"{where}.{key}") for key, entry in value.items()}
     if isinstance(value, list | tuple):

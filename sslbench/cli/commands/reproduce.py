@@ -15,9 +15,11 @@ from sslbench import paths
 from sslbench.cli import options
 from sslbench.cli.echo import echo
 from sslbench.cli.help import usual_forms
+from sslbench.cli.launch import without_option
 from sslbench.cli.options import LocalPath
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, ResultError, UsageError
+from sslbench.text import HIDDEN
 
 if TYPE_CHECKING:
     from sslbench.cli.commands.eval.samples import SamplesPlan
@@ -123,6 +125,7 @@ def _run_again(
     record: Path, weights: str | None, typed: list[str], trust_code: bool, store: Path, out: Path
 ) -> "tuple[Result, list[Result]]":
     """Return a record, and the results of its command, run in the same folder."""
+    from sslbench.cli.commands import eval as eval_command
     from sslbench.names import command_from_file
     from sslbench.results.records import read
 
@@ -132,10 +135,17 @@ def _run_again(
         raise UsageError(f"{record} is of embeddings (--features): --weights, --data and --device have no effect")
     if weights is not None:
         words = [*_without(words, "--weights"), "--weights", _existing(weights)]
+    replaced = [flag for param in eval_command.command.params if {*param.opts} & {*typed[::2]} for flag in param.opts]
+    words = [*without_option(words, *replaced), *typed]
+    if lost := next((word for word in words if HIDDEN in word), None):
+        raise ResultError(
+            f"{record}: records do not hold the secrets of addresses: {lost}",
+            "Give the address again with --weights, --data or --test-data.",
+        )
     folder = before.working_folder.path if before.working_folder is not None else None
     here = contextlib.chdir(folder) if folder is not None and Path(folder).is_dir() else contextlib.nullcontext()
     with here, contextlib.nullcontext() if trust_code else command_from_file(str(record)):
-        return before, _evaluate([*words, *typed], before, store, out, trust_code=trust_code)
+        return before, _evaluate(words, before, store, out, trust_code=trust_code)
 
 
 def _existing(weights: str) -> str:

@@ -75,7 +75,7 @@ def indexed(
         DataError: the container cannot be read or changes meanwhile; or `build` raises it.
     """
     stamp = container_stamp(path) if origin is None else origin.stamp
-    name = f"{kind}\0{os.path.abspath(path) if origin is None else origin.url}"  # noqa: PTH100 - links stay as they are
+    name = f"{kind}\0{os.path.abspath(path) if origin is None else origin.name}"  # noqa: PTH100 - links stay as they are
     file = paths.cache_dir() / "indexes" / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}.idx"
     known = _load(file, [name, *map(str, stamp)])
     if known is not None:

@@ -211,7 +211,7 @@ def open(spec: str) -> dict[str, Source]:
     """
     shards = _shards(spec)
     if (origin := shards[0].origin) is not None and remote.is_url(origin.url):
-        spec = f"{origin.url.rpartition('/')[0]}/{Path(spec).name}"
+        spec = f"{origin.url.partition('?')[0].rpartition('/')[0]}/{Path(spec).name}"
     indexes = [_indexed(shard) for shard in shards]
     images = _images(shards, indexes)
     found = [index for index, _ in indexes]

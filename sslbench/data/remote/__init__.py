@@ -26,6 +26,7 @@ from sslbench.data.remote.origin import Origin, is_url, known_of, place_of, writ
 from sslbench.data.remote.urls import RemoteFile, described, refuse_unreachable
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError
+from sslbench.text import without_secrets
 
 __all__ = [
     "SHARDS",
@@ -47,6 +48,8 @@ SHARDS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _AT_ONCE = 16
 _OFTEN = 5  # downloads of one shard within _SOON_S that cause a warning
 _SOON_S = 600.0
+_ADDRESSES: dict[str, str] = {}
+"""URLs of the copies that this process has asked for, by the place of the copy: files lack their secrets."""
 _log = logging.getLogger("sslbench")
 
 
@@ -121,7 +124,8 @@ def origin_of(path: Path) -> Origin | None:
     _clean_up_at_exit()  # in this process, since forked ones may end without running exit handlers
     if is_copy(path):
         known = known_of(path)
-        return Origin(known["url"], known["state"], known["size"], str(path)) if known else None
+        address = _ADDRESSES.get(str(path), "")
+        return Origin(known["url"], known["state"], known["size"], str(path), address) if known else None
     try:
         with path.open("rb") as file:
             head = file.read(transfer.HEAD_BYTES)
@@ -205,17 +209,23 @@ def _fetch(origin: Origin, *, again: bool) -> None:
         return
     size = f" ({origin.size:,} bytes)" if origin.size is not None else ""
     _log.log(level, "copying %s%s", origin.url, size)
-    open_stream = functools.partial(_open_remote, origin)
-    unpack = origin.url.partition("?")[0].lower().endswith(SHARDS)
-    transfer.copy(origin.url, open_stream, path, size=origin.size, mtime_ns=origin.stamp[1], unpack=unpack)
+    transfer.copy(
+        origin.url,
+        lambda: _unchanged(origin).open(),
+        path,
+        size=origin.size,
+        mtime_ns=origin.stamp[1],
+        unpack=origin.url.partition("?")[0].lower().endswith(SHARDS),
+        check=lambda: _unchanged(origin) and None,  # an object may be replaced by one of equal size meanwhile
+    )
     write_info(origin)
 
 
-def _open_remote(origin: Origin) -> Any:
-    file = _ask(origin.url)
+def _unchanged(origin: Origin) -> RemoteFile:
+    file = _ask(origin.address or origin.url)
     if file.state != origin.state:
         raise DataError(f"{origin.url} has changed since it was opened", "Run the command again.")
-    return file.open()
+    return file
 
 
 def _count(origin: Origin, lock: int) -> None:
@@ -242,7 +252,10 @@ def _count(origin: Origin, lock: int) -> None:
 def _described(urls: Sequence[str]) -> list[Origin]:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         files = list(pool.map(_ask, urls))
-    return [Origin(file.url, file.state, file.size, str(place_of(file.url))) for file in files]
+    _ADDRESSES.update({str(place_of(file.url)): file.url for file in files})
+    return [
+        Origin(without_secrets(file.url), file.state, file.size, str(place_of(file.url)), file.url) for file in files
+    ]
 
 
 def _ask(url: str) -> RemoteFile:

@@ -26,21 +26,28 @@ class Origin:
     """Remote or compressed file in one state, and the place of its local copy.
 
     Attributes:
-        url: of the file; for a compressed local file its path.
+        url: of the file, without secrets; for a compressed local file its path.
         state: text that changes with the file's content (ETag, time and size).
         size: bytes of the (packed) file; None if the server does not say.
         place: path of the copy.
+        address: URL to fetch it from, with its secrets, which never go to disk.
     """
 
     url: str
     state: str
     size: int | None
     place: str
+    address: str = dataclasses.field(default="", repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Name that no other file has, the same on every machine: URLs may differ in their hidden parts only."""
+        return f"{Path(self.place).parent.name}/{self.url}"
 
     @property
     def stamp(self) -> Stamp:
         """Stamp of the file, the same on every machine."""
-        number = int.from_bytes(hashlib.sha256(f"{self.url}\0{self.state}".encode()).digest()[:12])
+        number = int.from_bytes(hashlib.sha256(f"{self.name}\0{self.state}".encode()).digest()[:12])
         # The copy's modification time: even whole seconds, which every file system can store.
         return self.size or 0, 2 * (number % 2**29) * 10**9, 0, number >> 33
 
@@ -48,7 +55,7 @@ class Origin:
 def place_of(url: str) -> Path:
     """Return the path of the local copy of a URL; files of one remote folder share a folder and keep their names."""
     parts = urllib.parse.urlsplit(url)
-    folder, _, name = parts.path.rpartition("/") if parts.path.strip("/") else ("", "", parts.netloc)
+    folder, _, name = parts.path.rpartition("/") if parts.path.strip("/") else ("", "", parts.hostname or "")
     key = f"{parts.scheme}://{parts.netloc}{folder}?{parts.query}"
     name = urllib.parse.unquote(name).replace("/", "_")
     if not name or name in (".", ".."):

@@ -45,6 +45,7 @@ def copy(
     size: int | None,
     mtime_ns: int,
     unpack: bool,
+    check: Callable[[], None] = lambda: None,
     pauses: tuple[float, ...] | None = None,
 ) -> int:
     """Copy a stream to `path`, atomically, and return the number of bytes written.
@@ -56,6 +57,7 @@ def copy(
         size: of the stream in bytes, if known.
         mtime_ns: modification time to set.
         unpack: unpack gzip, bzip2, xz and zstd, recognised by their first bytes.
+        check: called before the copy appears; an error discards it.
         pauses: seconds between attempts; `PAUSES_S` by default.
 
     Raises:
@@ -64,7 +66,7 @@ def copy(
     waits = PAUSES_S if pauses is None else pauses
     for pause in (*waits, None):
         try:
-            return _attempt(name, open_stream, path, size, mtime_ns, unpack)
+            return _attempt(name, open_stream, path, size, mtime_ns, unpack, check)
         except _TransferError as error:
             if pause is None:
                 tried = f" (tried {counted(len(waits) + 1, 'time')})" if waits else ""
@@ -84,7 +86,13 @@ _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2
 
 
 def _attempt(
-    name: str, open_stream: Callable[[], Any], path: Path, size: int | None, mtime_ns: int, unpack: bool
+    name: str,
+    open_stream: Callable[[], Any],
+    path: Path,
+    size: int | None,
+    mtime_ns: int,
+    unpack: bool,
+    check: Callable[[], None],
 ) -> int:
     with contextlib.ExitStack() as stack:
         try:
@@ -106,6 +114,7 @@ def _attempt(
                     _log.info("%s: %s of %s MB", name, f"{raw.count / 1e6:,.0f}", f"{size / 1e6:,.0f}" if size else "?")
             if size is not None and raw.count < size:
                 raise _TransferError(f"the transfer ended after {raw.count:,} of {size:,} bytes")
+            check()
         return written
 
 

@@ -1,5 +1,6 @@
 """Remote files by URL: http and https through the standard library, other schemes through fsspec."""
 
+import base64
 import contextlib
 import dataclasses
 import functools
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
+from sslbench.text import without_secrets
 
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 _TIMEOUT_S = 60
@@ -85,19 +87,30 @@ def refuse_unreachable(address: str, seconds: float = 10) -> None:
 def _over_http(url: str) -> RemoteFile:
     """Ask with HEAD; where that is refused, as for URLs signed for GET, with GET of the first byte."""
     try:
-        head = _within(_ANSWER_S, lambda: _headers(urllib.request.Request(url, method="HEAD")))
+        head = _within(_ANSWER_S, lambda: _headers(_request(url, method="HEAD")))
     except urllib.error.HTTPError as error:
         if error.code not in _HEAD_REFUSED:
             raise
-        head = _within(_ANSWER_S, lambda: _headers(urllib.request.Request(url, headers={"Range": "bytes=0-0"})))
+        head = _within(_ANSWER_S, lambda: _headers(_request(url, headers={"Range": "bytes=0-0"})))
     length = head.get("Content-Length")
     if (whole := re.fullmatch(r"bytes \d+-\d+/(\d+)", head.get("Content-Range") or "")) is not None:
         length = whole[1]
     if length is not None and not re.fullmatch(r"\d{1,18}", length):
         raise OSError(f"the server reports a length of '{length[:40]}' bytes")
     state = [head.get("ETag"), head.get("Last-Modified"), length]
-    opened = functools.partial(urllib.request.urlopen, url, timeout=_TIMEOUT_S)
+    opened = functools.partial(urllib.request.urlopen, _request(url), timeout=_TIMEOUT_S)
     return RemoteFile(url, None if length is None else int(length), json.dumps(state), opened)
+
+
+def _request(url: str, **given: Any) -> urllib.request.Request:
+    """Return a request; a login in the URL goes to its server alone, not along with a redirection."""
+    parts = urllib.parse.urlsplit(url)
+    login, at, host = parts.netloc.rpartition("@")
+    request = urllib.request.Request(parts._replace(netloc=host).geturl(), **given)
+    if at:
+        coded = base64.b64encode(urllib.parse.unquote(login).encode()).decode()
+        request.add_unredirected_header("Authorization", f"Basic {coded}")
+    return request
 
 
 def _headers(request: urllib.request.Request) -> Message:
@@ -107,7 +120,7 @@ def _headers(request: urllib.request.Request) -> Message:
             return headers
     except urllib.error.HTTPError as error:
         if error.code in (404, 410):
-            raise FileNotFoundError(request.full_url) from error
+            raise FileNotFoundError(without_secrets(request.full_url)) from error
         raise
     except (http.client.HTTPException, ValueError) as error:
         raise OSError(f"{type(error).__name__}: {error}") from error
