@@ -95,3 +95,35 @@ def test_a_line_of_one_of_two_annotators_is_precise_and_half_complete():
 
 def test_nothing_found_scores_0():
     assert scores(contour_counts(np.zeros((30, 40)), line(10)[None] > 0)).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("background", [0.0, 0.05, 0.2, 0.6, 0.97])
+def test_a_perfect_detector_is_perfect_with_any_background(background):
+    truth = line(10) + line(30)
+    counts = contour_counts(np.where(truth > 0, 1.0, background), truth[None] > 0)
+    assert scores(counts) == pytest.approx([1, 1, 1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_average_precision_is_the_mean_of_the_best_precision_at_each_recall(seed):
+    rng = np.random.default_rng(seed)
+    truth, predicted = 50, rng.integers(1, 80, 99)
+    right = rng.integers(0, np.minimum(predicted, truth) + 1)
+    counts = np.stack([right, np.full(99, truth), right, predicted], axis=1).astype(float)
+    best = [
+        max([hit / found for hit, found in zip(right, predicted, strict=True) if 100 * hit >= level * truth] or [0])
+        for level in range(101)
+    ]
+    assert scores(counts)[2] == pytest.approx(np.mean(best))
+    worse = counts.copy()
+    worse[rng.integers(0, 99), 3] += 1000  # a threshold that finds much that is wrong
+    assert scores(worse)[2] <= scores(counts)[2]
+    worse[:50] = counts[50]  # in place of some thresholds others again: no new point
+    assert scores(worse)[2] <= scores(counts)[2]
+
+
+def test_an_image_of_which_nothing_is_found_adds_no_wrong_pixels_to_ois():
+    found = contour_counts(line(10), line(10)[None] > 0)
+    missed = contour_counts(0.5 * line(30), line(10)[None] > 0)
+    ods, ois, _ = scores(found, missed)
+    assert ods == ois == pytest.approx(2 / 3)

@@ -155,10 +155,12 @@ def contour_counts(
 def contour_measure(rows: FloatArray) -> Measure:
     """Return the metrics `CONTOURS` of N images as functions of their weights.
 
-    ODS is the largest F at the thresholds themselves; the Berkeley code also interpolates between them. Average
-    precision is the mean of the precision at recalls 0, 0.01 to 1, linear between thresholds. Below the lowest recall
-    the precision stays as it is there, so that a perfect map of zeros and ones scores 1; beyond the highest it is 0.
-    Thresholds at which nothing is found do not count. The Berkeley code has 0 on both sides.
+    ODS is the largest F at the thresholds themselves; the Berkeley code also interpolates between them. OIS takes the
+    highest of an image's best thresholds, so that an image of which nothing is found adds no wrong pixels. Average
+    precision is the mean over recalls 0, 0.01 to 1 of the largest precision at any threshold with at least that recall,
+    0 beyond the largest: a threshold that is worse than another one in both changes nothing. The Berkeley code takes
+    every threshold as a point of the curve, linear in between, and 0 below the lowest recall, where a perfect detector
+    with a background above 0 has half the value or less.
 
     >>> perfect = np.tile([5.0, 5.0, 5.0, 5.0], 99)[None]
     >>> contour_measure(perfect).statistic(np.ones((1, 1))).tolist()
@@ -168,7 +170,8 @@ def contour_measure(rows: FloatArray) -> Measure:
         rows: (N, 396), the flattened counts of each image, see `contour_counts`.
     """
     counts = rows.reshape(len(rows), len(THRESHOLDS), 4)
-    chosen = counts[np.arange(len(counts)), _f(counts).argmax(axis=1)]
+    best = len(THRESHOLDS) - 1 - _f(counts)[:, ::-1].argmax(axis=1)
+    chosen = counts[np.arange(len(counts)), best]
 
     def statistic(weights: FloatArray) -> FloatArray:
         pooled = (weights @ rows).reshape(len(weights), len(THRESHOLDS), 4)
@@ -180,12 +183,11 @@ def contour_measure(rows: FloatArray) -> Measure:
 
 def _average_precision(counts: FloatArray) -> float:
     """Return the average precision of summed counts (99, 4)."""
-    recall, precision = _recall_precision(counts[counts[:, 3] > 0])
-    if not len(recall):
-        return 0.0
-    order = np.lexsort((-precision, recall))
-    recalls, first = np.unique(recall[order], return_index=True)
-    return float(np.interp(np.arange(101) / 100, recalls, precision[order][first], right=0.0).mean())
+    recall, precision = _recall_precision(counts)
+    order = np.argsort(recall)
+    envelope = np.maximum.accumulate(precision[order][::-1])[::-1]
+    at_levels = np.searchsorted(recall[order], np.arange(101) / 100)
+    return float(np.append(envelope, 0.0)[at_levels].mean())
 
 
 def _recall_precision(counts: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -62,7 +62,7 @@ def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Prep
 
 
 PROTOCOL = Protocol(
-    version=1,
+    version=2,
     summary="boundaries drawn by persons: heads on frozen features, ODS, OIS and AP.",
     settings=Settings,
     kind=trained_heads(NAME, check, plan, label_kinds=BOUNDARIES),
