@@ -17,6 +17,7 @@ import numpy as np
 from sslbench import protocols
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, resolve_layers
+from sslbench.data.checks import near
 from sslbench.data.decode import transforms
 from sslbench.data.sharded import rows_of
 from sslbench.data.source import Labels, Source
@@ -540,7 +541,7 @@ def _overlaps(train: int, test: int, width: int) -> Cost:
     return Cost(
         single=2 * pairs * components + 2 * numbers * components,
         traffic=(pairs + numbers) * touched,
-        memory=float(train + test) * components * 8,
+        memory=float(near.memory_of(train + test, width)),
     )
 
 

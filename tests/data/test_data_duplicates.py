@@ -2,6 +2,7 @@
 
 import csv
 import io
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -110,6 +111,22 @@ def test_many_long_vectors_are_not_held_in_double_precision():
     other = np.random.default_rng(7).normal(size=(200, 5000)).astype(np.float16)
     other[5] = wide[17]
     assert rows_of(near_pairs(other, wide).pairs) == [(5, 17)]
+
+
+def test_memory_does_not_grow_with_the_length_of_the_vectors(monkeypatch):
+    monkeypatch.setattr(near, "WIDEST", 500)
+    monkeypatch.setattr(near, "_CHUNK_BYTES", 1 << 20)
+    rng = np.random.default_rng(8)
+    wide, other = (rng.standard_normal((rows, 100_000), dtype=np.float32).astype(np.float16) for rows in (48, 16))
+    other[5], other[6] = wide[17], wide[30] + 0.1 * other[6]
+    other[7, 3] = np.nan
+    tracemalloc.start()
+    try:
+        found = near_pairs(other, wide)
+        assert tracemalloc.get_traced_memory()[1] < 8_000_000  # the vectors have 51 MB in double precision
+    finally:
+        tracemalloc.stop()
+    assert rows_of(found.pairs) == [(5, 17), (6, 30)]
 
 
 def source(array, prefix):
