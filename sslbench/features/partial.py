@@ -29,6 +29,7 @@ RECORD = np.dtype([("state", "u1"), ("checksum", "<u4")])
 
 _BLOCK_BYTES = 1 << 24
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class PartialLayer:
@@ -234,7 +235,8 @@ def naming(file: Path, needed: int = 0) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno not in _DISK_FULL:
-            raise StoreError(f"cannot write {file}: {error.strerror or error}") from error
+            remedy = "Give a folder of your own with --store." if error.errno in _NOT_ALLOWED else None
+            raise StoreError(f"cannot write {file}: {error.strerror or error}", remedy) from error
         bytes_needed = f"{needed:,} bytes are needed" if needed else "more bytes are needed"
         free = shutil.disk_usage(file.parent).free
         raise StoreError(

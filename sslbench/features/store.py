@@ -173,9 +173,12 @@ def write_description(
 
 
 def update_index(entry: StoreEntry, source: Source, split: str) -> None:
-    """Update labels, paths and attributes in index.csv; stored features do not depend on them."""
+    """Update labels, paths and attributes in index.csv; stored features do not depend on them.
+
+    In a folder of another user they stay as they are.
+    """
     meta, digest = entry.meta(), _index_digest(source)
-    if meta and meta.get("index") != digest:
+    if meta and meta.get("index") != digest and os.access(entry.folder, os.W_OK):
         left_out = {row["id"] for row in entry.unreadable()}
         _write_index(entry, source, split, left_out, source.images.digests())
         _write_meta(entry, meta | {"index": digest})
@@ -281,9 +284,12 @@ def _changed_images(entry: StoreEntry, source: Source) -> str:
 @contextlib.contextmanager
 def locked(entry: StoreEntry) -> Iterator[None]:
     """Hold the entry's lock; another run of the same extraction waits for it, and then finds the features stored."""
-    entry.folder.mkdir(parents=True, exist_ok=True)
-    with (entry.folder / "lock").open("w") as handle:
-        if not lock(handle, wait=False):
+    file = entry.folder / "lock"
+    with naming(file):
+        entry.folder.mkdir(parents=True, exist_ok=True)
+        handle = file.open("w")
+    with handle:
+        if lock(handle, wait=False) is False:
             logging.getLogger("sslbench").info("another run extracts the same features; waiting for it")
             lock(handle)
         yield

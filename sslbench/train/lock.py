@@ -2,13 +2,13 @@
 
 import contextlib
 import errno
-import logging
 import os
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from sslbench import locks
 from sslbench.distributed.collectives import from_first
 from sslbench.errors import UsageError
 
@@ -16,9 +16,6 @@ NAME = "lock"
 """Lock file; it remains in the folder and names the last owner of the lock."""
 REQUEUE_SECONDS = 120.0
 """Time for which a requeued job waits for the lock of its earlier part: file servers notice a lost machine late."""
-
-_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-log = logging.getLogger("sslbench")
 
 
 @contextlib.contextmanager
@@ -44,7 +41,7 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         import fcntl
     except ImportError:  # Windows
-        log.warning(f"{folder} cannot be locked on this system; start no second run in it")
+        locks.warn_unsupported(folder)
         yield
         return
     path = folder / NAME
@@ -59,8 +56,8 @@ def _locked(folder: Path) -> Iterator[None]:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                if error.errno in _UNSUPPORTED:
-                    log.warning(f"{folder}: its file system has no locks ({error.strerror}); start no second run in it")
+                if error.errno in (*locks.UNSUPPORTED, errno.EINVAL):
+                    locks.warn_unsupported(folder)
                     break
                 _wait_or_refuse(path, deadline)
             else:
