@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from sslbench.metrics import catalog
-from sslbench.results import Result, plain
+from sslbench.results import MetricValue, Result, plain
 
 TOLERANCE = 0.1
 """Default tolerance, in percentage points: other devices and versions round differently and flip a few predictions."""
+_OF_ENDS = 10.0
+"""Tolerance of the ends of intervals, as a multiple of that of values: they follow single samples."""
 
 _INPUTS = (
     *("weights.sha256", "weights.backbone", "weights.code", "layer", "preprocessing", "precision", "feature_dtype"),
@@ -32,7 +34,9 @@ class MetricAgain:
     """Metric of a record and of the second run, in the unit of records.
 
     Attributes:
-        agrees: True if both are equal within the tolerance, or neither has a value.
+        agrees: True if both are equal within the tolerance, or neither has a value, and the ends of their intervals
+            are.
+        ends_agree: True if the ends are.
     """
 
     name: str
@@ -40,6 +44,7 @@ class MetricAgain:
     after: float | None
     tolerance: float
     agrees: bool
+    ends_agree: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,13 +82,20 @@ def compare_rerun(before: Result, after: Result, tolerance: float = TOLERANCE) -
 
 
 def _metric(name: str, before: Result, after: Result, tolerance: float) -> MetricAgain:
-    one, other = before.metrics[name].value, after.metrics[name].value if name in after.metrics else None
+    one, other = before.metrics[name], after.metrics.get(name, MetricValue(value=None))
     metric = catalog.known(name)
-    allowed = tolerance if metric is None or metric.unit == "%" or one is None else tolerance / 100 * abs(one)
-    agrees = one is None and other is None
-    if one is not None and other is not None:
-        agrees = abs(one - other) <= allowed
-    return MetricAgain(name, one, other, allowed, agrees)
+    rate = metric is None or metric.unit == "%" or one.value is None
+    allowed = tolerance if rate else tolerance / 100 * abs(one.value or 0.0)
+    ends = (one.low, other.low), (one.high, other.high)
+    ends_agree = all(end is None or _agree(end, again, _OF_ENDS * allowed) for end, again in ends)
+    agrees = ends_agree and _agree(one.value, other.value, allowed)
+    return MetricAgain(name, one.value, other.value, allowed, agrees, ends_agree)
+
+
+def _agree(one: float | None, other: float | None, allowed: float) -> bool:
+    if one is None or other is None:
+        return one is other
+    return abs(one - other) <= allowed
 
 
 def _changes(before: Result, after: Result, keys: tuple[str, ...]) -> tuple[Change, ...]:

@@ -64,6 +64,35 @@ def test_a_changed_number_is_found(record, sslbench):
     assert sslbench("reproduce", record, "--trust-code", "--tolerance", "6")[0] == 0
 
 
+def test_an_interval_that_was_changed_is_found(record, sslbench):
+    changed(record, metrics__top1__low=1.0)
+    code, out, _ = sslbench("reproduce", record, "--trust-code")
+    assert code == 1 and "DIFFERS, its interval too" in out
+
+
+def test_nothing_that_is_checked_is_read(world, sslbench):
+    """Not trainings finished before, their mean or a floor in the folder that gets the new records."""
+    small = ("epochs=1", "batch_size=12", "augment=none", "seeds=2", "baseline=true", "--no-estimate")
+    code, _, err = sslbench("eval", "finetune", *small, *EVAL[3:], "--out", "results")
+    assert code == 0, err
+    found = {(r.weights.untrained, r.seeds, r.seed): r.file for r in read_tree(Path("results"))}
+    mean, training, floor = found[False, 2, 0], found[False, 1, 1], found[True, 2, 0]
+    shutil.copytree("results", "right")
+    values = {file: read(file).metrics["top1"].value for file in found.values()}
+    for file in found.values():
+        changed(file, metrics__top1__value=99.0, metrics__top1__low=98.0, metrics__top1__high=100.0)
+    shutil.copytree("results", "again")  # as a run would have left it there
+    for file in (mean, training):
+        code, out, err = sslbench("reproduce", file, "--trust-code", "--out", "again")
+        assert code == 1 and "NOT reproduced" in out and "not the same" not in out and "finished before" not in err
+        new = Path("again") / file.relative_to("results")
+        assert read(new).metrics["top1"].value == pytest.approx(values[file])
+    for file in (training, floor):
+        assert sslbench("reproduce", Path("right") / file.relative_to("results"), "--trust-code")[0] == 0
+    code, _, err = sslbench("reproduce", mean, "--trust-code", "--out", "results")
+    assert code == 2 and "holds results" in err and "itself" in err
+
+
 def test_other_data_and_weights_are_not_a_reproduction(record, sslbench):
     shutil.copytree("photos", "more")
     shutil.copy("photos/train/red/0.png", "more/train/red/another.png")

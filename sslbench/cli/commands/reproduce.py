@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import shlex
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,10 +24,10 @@ from sslbench.text import HIDDEN
 
 if TYPE_CHECKING:
     from sslbench.cli.commands.eval.samples import SamplesPlan
-    from sslbench.evaluation import Request
+    from sslbench.evaluation import Request, RunSettings
     from sslbench.leaderboard.published_runs import PublishedRun, Verdict
     from sslbench.results import Result
-    from sslbench.results.reruns import Rerun
+    from sslbench.results.reruns import MetricAgain, Rerun
 
 _LOGGING = {"tensorboard": False, "histograms": False, "wandb": ""}
 """Settings of protocols that write elsewhere, switched off in a second run."""
@@ -63,9 +64,9 @@ def command(
 ) -> int:
     """Run the command of a result RECORD again, or the protocol of a published number, and compare.
 
-    Images are encoded anew, without the feature store; floors and the search for overlaps are left out. A record is
-    reproduced if the same was measured (weights, data, settings, seed) and every metric agrees. Exit code 0: it
-    agrees; 1: it does not.
+    Everything is computed anew: stored features, records, checkpoints and detectors are not read. Floors and the search
+    for overlaps are left out. A record is reproduced if the same was measured (weights, data, settings, seed) and every
+    metric agrees. Exit code 0: it agrees; 1: it does not.
 
     \b
     sslbench reproduce results/knn/w.torch-1f0c.json
@@ -82,6 +83,7 @@ def command(
     early.refuse_mistyped([weights], (data, test_data), backbone=backbone, device=device)
     if record is not None:
         read(record)
+        _refuse_own_folder(record, out)
     given = [("--data", data), ("--test-data", test_data), ("--device", device)]
     typed = [word for flag, value in given if value is not None for word in (flag, _absolute(flag, value))]
     with _folders(out) as (store, results):
@@ -105,11 +107,26 @@ def _absolute(flag: str, value: str) -> str:
     return absolute(value)
 
 
+def _refuse_own_folder(record: Path, out: Path | None) -> None:
+    """Refuse to write the new record into the folder of the one that is checked, which it would replace."""
+    if out is not None and record.resolve().is_relative_to(out.resolve()):
+        raise UsageError(
+            f"--out {out} holds {record} itself, which the new record would replace",
+            "Give another folder, or leave it out.",
+        )
+
+
 @contextlib.contextmanager
 def _folders(out: Path | None) -> Iterator[tuple[Path, Path]]:
-    """Return a new feature store, removed at the end, and the folder of the new records."""
+    """Return an empty feature store and an empty folder of records, removed at the end; `out` gets the records then."""
     with tempfile.TemporaryDirectory(dir=_temporary_root(), prefix="reproduce-") as folder:
-        yield Path(folder) / "store", Path(folder) / "results" if out is None else out.absolute()
+        results = Path(folder) / "results"
+        yield Path(folder) / "store", results
+        if out is not None and results.is_dir() and this_process().rank == 0:
+            try:
+                shutil.copytree(results, out, dirs_exist_ok=True)
+            except OSError as error:
+                raise ResultError(f"cannot write the new record to {out}: {error}") from error
 
 
 def _temporary_root() -> Path:
@@ -184,12 +201,21 @@ def _evaluate(words: list[str], before: "Result", store: Path, out: Path, *, tru
     echo(f"{Path.cwd()}: {typed}", err=True)
     plan = _plan(words, trust_code=trust_code)
     if isinstance(plan, detection.DetectionPlan):
-        return detection.results_of(dataclasses.replace(plan, out=out), typed)
-    run = dataclasses.replace(plan.run, floors=False, overlaps=False)
+        return detection.results_of(dataclasses.replace(plan, run=_trainings(plan.run, before), out=out), typed)
+    run = dataclasses.replace(_trainings(plan.run, before), floors=False, overlaps=False)
     if isinstance(plan, samples.EmbeddingsPlan):
         return samples.results_of_embeddings(dataclasses.replace(plan, run=run, out=out), typed)
     requests = _requests(plan, before)
     return samples.results_of(dataclasses.replace(plan, run=run, requests=requests, store=store, out=out), typed)
+
+
+def _trainings(run: "RunSettings", before: "Result") -> "RunSettings":
+    """Return the settings of a run with the trainings of a record: all, one of several, or none."""
+    if run.seeds == 1 or (before.seeds or 1) > 1:
+        return run
+    if before.seeds is None:  # of a protocol that trains nothing, beside one that does
+        return dataclasses.replace(run, seeds=1)
+    return dataclasses.replace(run, only_seed=before.seed)
 
 
 def _plan(words: list[str], *, trust_code: bool) -> Any:
@@ -215,16 +241,30 @@ def _requests(plan: "SamplesPlan", before: "Result") -> "tuple[Request, ...]":
         tasks = [
             task
             for task in request.tasks
+            # Records of further sets have no benchmark.
             if task.protocol == before.protocol.name
-            and (task.benchmark.name if task.benchmark is not None else None) == benchmark
+            and benchmark in (None, task.benchmark.name if task.benchmark is not None else None)
         ]
         same = [task for task in tasks if plain(result_settings(task.settings)) == before.protocol.settings]
         tasks = [dataclasses.replace(task, settings=_without_logging(task.settings)) for task in same or tasks]
         if tasks:
-            found.append(dataclasses.replace(request, tasks=tuple(tasks)))
+            found.append(dataclasses.replace(_of_floor(request, before), tasks=tuple(tasks)))
     if not found:
         raise ResultError(f"the record's command does not run {before.protocol.name}, whose result it is")
     return tuple(found)
+
+
+def _of_floor(request: "Request", before: "Result") -> "Request":
+    """Return the request for the floor that a record is of, with the floor's own images; else the request itself."""
+    pixels = before.weights.backbone.partition(":")[0] == "pixels"
+    if not (before.weights.untrained or pixels) or request.weights.partition(":")[0] in ("random", "pixels"):
+        return request
+    images = {key: value for key, value in before.preprocessing.items() if key != "origin"}
+    weights, backbone = (before.weights.backbone, None) if pixels else ("random", before.weights.backbone)
+    layers = () if pixels else request.layers
+    return dataclasses.replace(
+        request, weights=weights, backbone=backbone, layers=layers, format=None, stem=None, preprocessing=images
+    )
 
 
 def _without_logging(settings: Any) -> Any:
@@ -253,7 +293,7 @@ def _tell_rerun(rerun: "Rerun", as_json: bool) -> int:
         echo(json.dumps(plain({**content, "surroundings": rerun.surroundings}), indent=1, allow_nan=False))
         return 0 if rerun.reproduced else 1
     rows = [
-        (one.name, _number(one.before), _number(one.after), _difference(one.before, one.after), _word(one.agrees))
+        (one.name, _number(one.before), _number(one.after), _difference(one.before, one.after), _word(one))
         for one in rerun.metrics
     ]
     _print(("metric", "record", "again", "difference", ""), rows)
@@ -321,7 +361,11 @@ def _tell_verdicts(run: "PublishedRun", result: "Result", found: "list[Verdict]"
     rows_ = [
         (
             *(v.published.metric, _number(v.published.value), _number(v.measured)),
-            *(_difference(v.published.value, v.measured), f"{v.published.tolerance:g}", _word(v.agrees)),
+            *(
+                _difference(v.published.value, v.measured),
+                f"{v.published.tolerance:g}",
+                "agrees" if v.agrees else "DIFFERS",
+            ),
         )
         for v in found
     ]
@@ -348,8 +392,8 @@ def _difference(before: float | None, after: float | None) -> str:
     return "" if before is None or after is None else f"{after - before:+.2g}" if after != before else "0"
 
 
-def _word(agrees: bool) -> str:
-    return "agrees" if agrees else "DIFFERS"
+def _word(metric: "MetricAgain") -> str:
+    return "agrees" if metric.agrees else "DIFFERS" if metric.ends_agree else "DIFFERS, its interval too"
 
 
 def _short(value: Any) -> str:
