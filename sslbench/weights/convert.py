@@ -1,7 +1,6 @@
 """Conversion of a weights file to another format: rename, write, read back, compare, and only then publish it."""
 
 import dataclasses
-import gc
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -178,7 +177,6 @@ def rewrite(  # noqa: PLR0913  the options of the command
     with save.new_file(dst) as temporary:
         layout.write(temporary, table, plan.keys, heads_beside=plan.beside, backbone=backbone, note=note)
         _check_back(temporary, to, plan, expected)
-        gc.collect()  # the reader's memory map hangs in a cycle, and Windows renames no mapped file
     source = tensors_at(file.content, found.where)
     return ConversionReport(
         source=file.path,

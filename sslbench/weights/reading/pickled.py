@@ -313,4 +313,7 @@ def resolve(
             return value
         return done[id(value)]
 
-    return resolved(value)
+    try:
+        return resolved(value)
+    finally:
+        del resolved  # a cycle that keeps the map of the file, and Windows renames no mapped file
