@@ -19,6 +19,7 @@ from sslbench import config
 from sslbench.arrays import BoolArray
 from sslbench.data.containers.names import split_name
 from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.groups import by_folder
 from sslbench.data.images import Files
 from sslbench.data.location import locate
 from sslbench.data.maps.classes import LabelMapOptions
@@ -131,22 +132,24 @@ def open_boundaries(spec: str) -> dict[str, Source]:
         return {split: _with_boundaries(part, part.name, regions=True) for split, part in drawn.items()}
     root = Path(location.text)
     options = config.build(LabelMapOptions, {**location.options}, f"the options of {location.text}")
-    if other := [name for name in location.options if name not in ("images", "maps")]:
-        raise UsageError(f"boundaries do not support the option '?{other[0]}='", "Supported: images and maps.")
+    if other := [name for name in location.options if name not in ("images", "maps", "group")]:
+        raise UsageError(f"boundaries do not support the option '?{other[0]}='", "Supported: images, maps and group.")
     if not root.is_dir():
         raise UsageError(f"there is no folder {location.text}", "Give BSDS500, or images/ with boundaries/.")
-    if options == LabelMapOptions() and (root / _ANNOTATED).is_dir():
-        return _bsds(location.text, root)
-    if options == LabelMapOptions():
+    if not options.names_folders and (root / _ANNOTATED).is_dir():
+        found = _bsds(location.text, root)
+        return {split: by_folder(part) for split, part in found.items()} if options.group else found
+    if not options.names_folders:
         maps = next((name for name in _MAPS if (root / name).is_dir()), None)
         if maps is None or not (root / "images").is_dir():
             raise UsageError(
                 f"{location.text} has no images/ with {_ANNOTATED}/ or {_MAPS[0]}/",
                 f"Name the folders: {location.text}?images=photos&maps=lines",
             )
-        options = LabelMapOptions(images="images", maps=maps)
+        options = LabelMapOptions(images="images", maps=maps, group=options.group)
     masks = binary_masks(location.text, options)
-    return {split: _with_boundaries(part, part.name, regions=False) for split, part in masks.items()}
+    found = {split: _with_boundaries(part, part.name, regions=False) for split, part in masks.items()}
+    return {split: by_folder(part) for split, part in found.items()} if options.group else found
 
 
 def outline(mask: BoolArray) -> BoolArray:

@@ -278,6 +278,7 @@ def _table(text: str, path: Path) -> dict[str, Source]:
         places, files = _placed(pairs, folders_beside(path), str(path))
         ids = [f"{printable(a)} {printable(b)} {i:06d}" for i, (a, b) in enumerate(pairs)]
         scenes = [columns["scene"][row] if "scene" in columns else "" for row in rows]
+        # Splits know further images that pairs share (`groups.inseparable`).
         scenes = [scene or first for scene, (first, _) in zip(scenes, pairs, strict=True)]
         name = text if split == "all" else f"{text} ({split})"
         found[split] = pairs_source(name, ids, files, places, poses[rows], scenes)

@@ -33,6 +33,7 @@ from sslbench.data.format import (
     user_format,
 )
 from sslbench.data.location import PATTERN, SCHEME, locate
+from sslbench.data.groups import by_folder
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside
 from sslbench.data.maps.foreground import binary_masks, foreground_of
 from sslbench.data.maps.types import LabelMapSource
@@ -195,7 +196,7 @@ def open_label_maps(spec: str) -> dict[str, LabelMapSource]:
     Args:
         spec: a folder or a manifest. Behind a '?' may stand `ignore=0,void` (values or classes that do not count),
             `classes=names.txt` (a file that names the classes), `images=photos&maps=gt` (folders of other names),
-            `train=trainaug` (a list of Pascal VOC).
+            `train=trainaug` (a list of Pascal VOC), `group=folder` (images of a folder stay together in splits).
 
     Returns:
         Split name -> source; {"all": source} if there are no splits. Images without a map and maps without an image are
@@ -211,7 +212,8 @@ def open_label_maps(spec: str) -> dict[str, LabelMapSource]:
         for reader in _label_map_readers():
             if reader.recognises(location.text, options):
                 _refuse_train(location.text, options, reader)
-                return dict(reader.open(location.text, options))
+                found = reader.open(location.text, options)
+                return {split: by_folder(part) for split, part in found.items()} if options.group else dict(found)
         open_data(location.text)  # raises if the location does not exist or is damaged
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
@@ -290,7 +292,8 @@ def open_masks_as_data(spec: str) -> dict[str, Source]:
             continue
         if reader is folder and coding_beside(Path(location.text), options) is None:
             _refuse_train(location.text, options, reader)
-            return binary_masks(location.text, options)
+            masks = binary_masks(location.text, options)
+            return {split: by_folder(part) for split, part in masks.items()} if options.group else masks
         break
     return foreground_of(open_label_maps(spec))
 

@@ -12,7 +12,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from sslbench.config import setting
 from sslbench.data.containers.names import split_name
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.depth.files import SUFFIXES, decode_values
+from sslbench.data.groups import by_folder
 from sslbench.data.images import Files
 from sslbench.data.location import Location
 from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, walk
@@ -47,6 +48,7 @@ class SignalOptions:
     scale: float | None = setting(None, "stored number that counts as 1; needed for whole numbers")
     log: bool | None = setting(None, "take the logarithm, ln(1 + x), after the scale")
     partition: str | None = setting(None, "Taskonomy's splits: tiny, medium, full or fullplus")
+    group: Literal["folder"] | None = setting(None, "folder: the images of a folder stay together in a split")
 
 
 TASKONOMY: Mapping[str, SignalOptions] = {
@@ -165,7 +167,8 @@ def open_signal_maps(location: Location) -> dict[str, Source]:
         raise UsageError(
             f"{location.text} has no folders {options.images or 'images'}/ and {name}/", _nearest(root, name)
         )
-    return in_order({split: _source(location.text, split, place, options) for split, place in places.items()})
+    found = in_order({split: _source(location.text, split, place, options) for split, place in places.items()})
+    return {split: by_folder(part) for split, part in found.items()} if options.group else found
 
 
 def is_taskonomy(root: Path) -> bool:

@@ -118,6 +118,7 @@ class Prepared:
         backbone: the same with the preprocessing that this request asks for.
         preprocessing_origins: where each value of it that has an effect comes from.
         findings: warnings and notes about the data.
+        notes: remarks on the data that belong into the records.
         sets: for each task of the request the further sets of images that it scores, by name.
         classifier: the one in the weights file, whose classes the data then have; None: protocols train their own.
     """
@@ -132,6 +133,7 @@ class Prepared:
     findings: tuple[samples.Finding, ...]
     sets: tuple[Mapping[str, ImageSet], ...] = ()
     classifier: FileClassifier | None = None
+    notes: tuple[str, ...] = ()
 
 
 def prepare(
@@ -194,6 +196,8 @@ def prepare(
         log.warning(warning)
     for finding in findings:
         log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
+    for note in data.notes:
+        log.info(note)
     _check_tasks(request, run, backbone, layers, data)
     backbone = calibrated(backbone, data.train, run)
     tasks = tuple(dataclasses.replace(task, benchmark=_on_these(task, data)) for task in request.tasks)
@@ -201,7 +205,7 @@ def prepare(
     if classifier is not None and (part := only_part(tasks[0])) is not None:
         data = one_part(data, part)
     sets = tuple(open_sets(task, data, backbone.preprocessing, request.limit, run.seed) for task in request.tasks)
-    return Prepared(request, run, loaded, backbone, layers, data, origins, findings, sets, classifier)
+    return Prepared(request, run, loaded, backbone, layers, data, origins, findings, sets, classifier, data.notes)
 
 
 def check_features(pair: FeaturePair, tasks: Sequence[Task]) -> None:

@@ -82,6 +82,7 @@ class Subject:
         members: column -> digest of the group of every test sample, scored or not (`identity.groups_digest`).
         costs: of everything but the protocol.
         calibration: digest of the images that decide the ranges of int8.
+        notes: remarks on the data.
     """
 
     weights: WeightsUsed
@@ -97,6 +98,7 @@ class Subject:
     members: Mapping[str, str] = dataclasses.field(default_factory=dict)
     costs: Costs | None = None
     calibration: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def measurement(subject: Subject, task: Task) -> Measurement:
@@ -218,7 +220,7 @@ def recorded(
         working_folder=records.working_folder(),
         timings={**subject.timings, task.protocol: round(seconds, 3)},
         costs=_costs(subject, task, stage or Stage(seconds=round(seconds, 3))),
-        notes=outcome.notes,
+        notes=(*outcome.notes, *subject.notes),
     )
     data = dataclasses.replace(
         result.data,
@@ -373,6 +375,7 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
         groups_digest(data.test.ids, columns),
         encoded.costs,
         backbone.calibration_sha256[:16] or None,
+        prepared.notes,
     )
 
 

@@ -150,7 +150,7 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
 
 
 PROTOCOL = Protocol(
-    version=1,
+    version=2,
     summary="relative pose of two cameras (NAVI): a small network on the features of both images.",
     settings=Settings,
     kind=OnFeatures(check, run, cost, label_kinds=frozenset({"camera_pairs"})),

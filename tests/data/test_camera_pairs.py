@@ -13,7 +13,7 @@ from sslbench.data.camera_pairs import made_rotations, open_camera_pairs, relati
 from sslbench.data.images import Arrays
 from sslbench.data.labels import no_labels
 from sslbench.data.source import Source
-from sslbench.data.splits import match_classes
+from sslbench.data.splits import match_classes, train_test_of
 from sslbench.errors import DataError, UsageError
 
 
@@ -142,3 +142,34 @@ def test_locations_without_pairs_are_one_message(tmp_path):
         (tmp_path / "bear" / scene / "annotations.json").write_text("[]")
     with pytest.raises(DataError, match="none of the images that its annotations list exists"):
         open_camera_pairs(str(tmp_path))
+
+
+def chained(folder, links, columns=(), cell=lambda first: ()):
+    """A table of pairs of 20 images: each with those `links` says."""
+    for i in range(20):
+        Image.new("RGB", (4, 4), (i, 0, 0)).save(folder / f"{i:02d}.png")
+    rows = [(f"{i:02d}.png", f"{k:02d}.png", 1, 0, 0, 0, *cell(i)) for i in range(20) for k in links(i)]
+    write_table(folder / "pairs.csv", [*POSE, *columns], rows)
+    return str(folder / "pairs.csv")
+
+
+def images_of(part):
+    return {part.tuples.images.path(row) for i in range(len(part)) for row in part.tuples.rows(i)}
+
+
+@pytest.mark.parametrize("columns", [(), ("scene",)])
+def test_a_seeded_split_parts_no_pairs_that_share_an_image(tmp_path, columns):
+    """Pairs were grouped by their first image, so that every pair of test contained an image of train."""
+    place = chained(
+        tmp_path, lambda i: [i // 4 * 4 + (i + 1) % 4], columns, lambda i: (f"scene {i % 2}{i}",) if columns else ()
+    )
+    data = train_test_of(open_camera_pairs, place)
+    assert len(data.test) == 4 and not images_of(data.train) & images_of(data.test)
+
+
+def test_pairs_that_are_all_tied_by_images_are_not_split(tmp_path):
+    place = chained(tmp_path, lambda i: [(i + 1) % 20])
+    with pytest.raises(
+        DataError, match=r"images that samples share tie them to 1 group\nSay the parts in a column 'split'"
+    ):
+        train_test_of(open_camera_pairs, place)

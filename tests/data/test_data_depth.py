@@ -12,6 +12,8 @@ from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.depth.files import decode_values
 from sslbench.data.depth.location import holds_values, open_depth, open_normals
 from sslbench.data.depth.motorcycle import normals_of
+from sslbench.data.groups import source_groups
+from sslbench.data.splits import train_test_of
 from sslbench.errors import DataError, UsageError
 
 HEIGHT, WIDTH = 6, 9
@@ -235,3 +237,37 @@ def test_the_fingerprint_follows_files_scale_and_range(write):
         for scale, most in ((1000, 10), (1000, 10), (500, 10), (1000, 2))
     }
     assert len(prints) == 3
+
+
+def rooms(write, tmp_path):
+    """Three rooms of four images each, below images/ and depth/, and a table that names the rooms."""
+    write(n=4)
+    for name in ("images", "depth"):
+        files = sorted((tmp_path / name).iterdir())
+        for room in "abc":
+            (tmp_path / name / room).mkdir()
+            for file in files:
+                (tmp_path / name / room / file.name).write_bytes(file.read_bytes())
+        for file in files:
+            file.unlink()
+    rows = [f"images/{r}/{i}.png,depth/{r}/{i}.npy,room {r}" for r in "abc" for i in range(4)]
+    (tmp_path / "rooms.csv").write_text("\n".join(["image,depth,room", *rows]))
+
+
+@pytest.mark.parametrize("place", ["?group=folder", "rooms.csv?group=room", "rooms.csv?group=folder"])
+def test_images_of_a_scene_stay_on_one_side_of_a_split(place, write, tmp_path):
+    rooms(write, tmp_path)
+    data = train_test_of(open_depth, f"{tmp_path}/{place}", test_fraction=0.3)
+    of = [{name.split("/")[-2] for name in part.ids} for part in (data.train, data.test)]
+    assert sorted(map(len, of)) == [1, 2] and not of[0] & of[1] and not data.notes
+    assert source_groups(data.train) is not None
+
+
+def test_a_split_that_parts_folders_says_so(write, tmp_path):
+    rooms(write, tmp_path)
+    (note,) = train_test_of(open_depth, str(tmp_path), test_fraction=0.3).notes
+    assert "are on both sides of the split: if these are scenes or videos, ?group=folder" in note
+    with pytest.raises(UsageError, match=r"no column 'rom'.*\n.*'room'"):
+        open_depth(f"{tmp_path}/rooms.csv?group=rom")
+    with pytest.raises(UsageError, match=r"is no table.*group=room\ngroup=folder"):
+        open_depth(f"{tmp_path}?group=room")

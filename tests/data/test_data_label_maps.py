@@ -818,3 +818,15 @@ def test_pictures_given_as_maps(pairs):
     noise = np.random.default_rng(0).integers(0, 256, (80, 80, 3), dtype=np.uint8)
     with pytest.raises(DataError, match="different values, too many for classes"):
         open_label_maps(pairs(classes=(), a=noise))
+
+
+def test_folders_of_images_are_groups_where_that_is_asked_for(tmp_path):
+    for folder in ("a", "b"):
+        for i in range(2):
+            draw(tmp_path / "images" / folder / f"{i}.jpg")
+            write(tmp_path / "masks" / folder / f"{i}.png", grid(0, 1))
+    for opened in (open_label_maps, open_masks_as_data):
+        source = opened(f"{tmp_path}?group=folder")["all"]
+        assert source.grouped_by == "folder" and source.attributes["folder"] == ("a", "a", "b", "b")
+    with pytest.raises(UsageError, match="group: should be one of folder or null"):
+        open_label_maps(f"{tmp_path}?group=patient")

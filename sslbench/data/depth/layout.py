@@ -52,12 +52,14 @@ class ValuePairs:
         images: one file per id.
         values: one file per id.
         notes: remarks on what was left out.
+        groups: of a table, the value of the column that groups the images; () without one.
     """
 
     ids: tuple[str, ...]
     images: Files
     values: Files
     notes: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
 
 
 def is_pair_folder(root: Path, quantity: Quantity) -> bool:
@@ -157,11 +159,16 @@ def is_table(path: Path) -> bool:
 
 
 def table_pairs(
-    path: Path, quantity: Quantity, image_folder: str | None = None, value_folder: str | None = None
+    path: Path,
+    quantity: Quantity,
+    image_folder: str | None = None,
+    value_folder: str | None = None,
+    group: str | None = None,
 ) -> dict[str, ValuePairs]:
     """Return the pairs that a table (.csv, .tsv, .jsonl) or a manifest (.json with images) lists, by split.
 
-    Columns: image, depth or normals, and perhaps split. Paths are relative to the table's folder, or to those given.
+    Columns: image, depth or normals, perhaps split and groups. Paths are relative to the folder of the table, or to
+    those given.
 
     Raises:
         DataError: it is damaged, or an image is listed twice.
@@ -176,6 +183,9 @@ def table_pairs(
         raise UsageError(
             f"{path} has no column '{wanted}' among: {some(columns, 8) or 'none'}", did_you_mean(wanted, columns)
         )
+    if group is not None and group not in columns:
+        raise UsageError(f"{path} has no column '{group}' for group={group}", did_you_mean(group, [*columns, "folder"]))
+    groups = {} if group is None else {str(row.get(image) or ""): str(row.get(group) or "") for row in rows}
     splits: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
         split = str(row.get("split") or "all")
@@ -186,7 +196,7 @@ def table_pairs(
     )
     return in_order(
         {
-            split: listed_pairs(str(path), found, image_folders, value_folders, quantity)
+            split: listed_pairs(str(path), found, image_folders, value_folders, quantity, groups)
             for split, found in splits.items()
         }
     )
@@ -238,8 +248,11 @@ def listed_pairs(
     image_folders: Sequence[Path],
     value_folders: Sequence[Path],
     quantity: Quantity,
+    groups: Mapping[str, str] | None = None,
 ) -> ValuePairs:
     """Return pairs of paths as they are listed, in order of the images; images without a file are left out.
+
+    `groups` has the group of each image.
 
     Raises:
         DataError: an image is listed twice, no image has a file, or a file does not exist.
@@ -259,10 +272,11 @@ def listed_pairs(
     if without := [printable(image) for image in images if image not in known]:
         notes += (f"{len(without):,} images of {where} without {quantity} are left out: {some(without, 3)}",)
     order = np.array(sorted(range(len(known)), key=found.ids.__getitem__), dtype=np.int64)
-    values = tuple(place[name] for name in known.values())
+    values, names = tuple(place[name] for name in known.values()), list(known)
     return ValuePairs(
         tuple(found.ids[i] for i in order),
         found.files.select(order),
         Files(values, str(listed.folder)).select(order),
         notes,
+        tuple(groups[names[i]] for i in order) if groups else (),
     )

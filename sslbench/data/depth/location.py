@@ -12,6 +12,7 @@ from sslbench import config
 from sslbench.data.depth import layout, motorcycle, nyu
 from sslbench.data.depth.layout import ValuePairs
 from sslbench.data.depth.values import DepthOptions, NormalOptions, Quantity, ValueFiles
+from sslbench.data.groups import FOLDER, by_folder
 from sslbench.data.location import locate
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
@@ -37,7 +38,8 @@ def open_depth(spec: str) -> dict[str, Source]:
     Args:
         spec: a folder, a list, a table, a manifest, nyu_depth_v2_labeled.mat or skimage:motorcycle. Behind a '?' may
             stand `depth_scale=1000` (stored number of one metre), `min_depth=0.001&max_depth=10` (other depths are
-            unknown) and `images=photos&depth=gt` (folders of other names).
+            unknown), `images=photos&depth=gt` (folders of other names) and `group=scene` (a column of a table: images
+            of equal values stay together in splits and intervals) or `group=folder`.
 
     Returns:
         Split name -> source; {"all": source} if there are no splits. Images without depth are left out, with a note.
@@ -91,7 +93,7 @@ def _open(spec: str, quantity: Quantity) -> dict[str, Source]:
         folders = (options.images, options.depth)
     else:
         other = config.build(NormalOptions, given, where)
-        options, folders = DepthOptions(), (other.images, other.normals)
+        options, folders = DepthOptions(group=other.group), (other.images, other.normals)
     options.check(text)
     if text.startswith(motorcycle.PREFIX):
         _refuse(text, given, understood=())
@@ -99,7 +101,7 @@ def _open(spec: str, quantity: Quantity) -> dict[str, Source]:
     if not path.exists():
         raise UsageError(f"'{spec}' does not exist", _LAYOUTS.format(quantity))
     if layout.is_table(path):
-        _refuse(text, given, understood=("images", quantity, "depth_scale", "min_depth", "max_depth"))
+        _refuse(text, given, understood=("images", quantity, "depth_scale", "min_depth", "max_depth", "group"))
     if quantity == "depth" and nyu.recognises(path):
         _refuse(text, given, understood=("min_depth", "max_depth"))
         return nyu.open_labelled(path, options)
@@ -126,7 +128,8 @@ def _of_files(
         pairs = {"all": layout.list_pairs(path, quantity, *folders)}
         options = _with_known(path.name, options)
     elif layout.is_table(path):
-        pairs = layout.table_pairs(path, quantity, *folders)
+        column = None if options.group == FOLDER else options.group
+        pairs = layout.table_pairs(path, quantity, *folders, column)
     elif path.is_dir():
         lists = {split: next(iter(sorted(path.glob(pattern))), None) for split, pattern in _LISTS.items()}
         pairs = {split: layout.list_pairs(file, quantity, *folders) for split, file in lists.items() if file}
@@ -134,7 +137,13 @@ def _of_files(
         pairs = pairs or layout.folder_pairs(path, quantity, *folders)
     else:
         raise UsageError(f"{text} has no {quantity}", _LAYOUTS.format(quantity))
-    return {split: _source(text, split, found, quantity, options) for split, found in pairs.items()}
+    if options.group not in (None, FOLDER) and not layout.is_table(path):
+        raise UsageError(
+            f"{text} is no table, so it has no column for group={options.group}",
+            f"group={FOLDER} keeps the images of a folder together.",
+        )
+    sources = {split: _source(text, split, found, quantity, options) for split, found in pairs.items()}
+    return {split: by_folder(part) for split, part in sources.items()} if options.group == FOLDER else sources
 
 
 def _with_known(name: str, options: DepthOptions) -> DepthOptions:
@@ -150,11 +159,14 @@ def _with_known(name: str, options: DepthOptions) -> DepthOptions:
 
 def _source(text: str, split: str, pairs: ValuePairs, quantity: Quantity, options: DepthOptions) -> Source:
     name = text if split == "all" else f"{text} ({split})"
+    column = options.group if pairs.groups and options.group else ""
     return Source(
         name,
         pairs.ids,
         Labels(quantity, (), np.zeros((len(pairs.ids), 0), dtype=np.int8)),
         pairs.images,
         pairs.notes,
+        {column: pairs.groups} if column else {},
+        column,
         pixel_values=ValueFiles(name, pairs.values, quantity, options),
     )

@@ -31,6 +31,10 @@ class DepthOptions:
     max_depth: float | None = setting(None, "depths from this on are unknown", unit="m")
     images: str | None = setting(None, "folder of the images, relative to the location")
     depth: str | None = setting(None, "folder of the depth files, relative to the location")
+    group: str | None = setting(
+        None,
+        "column of a table or key of a manifest whose equal values, such as scenes, a split keeps together; or folder",
+    )
 
     def check(self, where: str) -> None:
         """Raise for values that are not possible.
@@ -50,6 +54,7 @@ class NormalOptions:
 
     images: str | None = setting(None, "folder of the images, relative to the location")
     normals: str | None = setting(None, "folder of the files of normals, relative to the location")
+    group: str | None = setting(None, "as of depth: a column or key, or folder")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

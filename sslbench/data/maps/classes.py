@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -41,6 +41,7 @@ class LabelMapOptions:
         images: the folder of the images, relative to the location.
         maps: the folder of the maps, relative to the location.
         train: the list of the images to train on, for formats with `LabelMapReader.train_lists`.
+        group: 'folder': the images of a folder stay together in splits and intervals.
     """
 
     ignore: str | int | None = None
@@ -48,6 +49,7 @@ class LabelMapOptions:
     images: str | None = None
     maps: str | None = None
     train: str | None = None
+    group: Literal["folder"] | None = None
 
     @property
     def names_folders(self) -> bool:

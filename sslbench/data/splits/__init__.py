@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import IntArray
-from sslbench.data.groups import choose_groups, source_groups, torn_classes
+from sslbench.data.groups import FOLDER, choose_groups, inseparable, torn_classes
 from sslbench.data.labels import NO_LABEL_COLUMN, among_classes, present_classes, single_labels
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.open import open_data
 from sslbench.data.source import ORIGIN, Labels, Source
 from sslbench.data.splits.stratify import choose
-from sslbench.data.wording import some
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.labels import LABELS
 from sslbench.names import did_you_mean
@@ -151,9 +151,18 @@ def _from_one(spec: str, sources: Mapping[str, Source], seed: int, test_fraction
 
 
 def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
-    groups = source_groups(source)
+    groups = inseparable(source)
     fit, held = holdout(source.labels, test_fraction, seed, groups=groups)
     if groups is not None and not (len(fit) and len(held)):
+    several = source.tuples is not None
+    by = " or ".join(part for part in (source.grouped_by, "image" if several else "") if part)
+    if groups is not None and several and not (len(fit) and len(held)):
+        raise DataError(
+            f"{source.name}: its {len(source)} samples of several images cannot be split: one {by} would be on both "
+            f"sides, since images that samples share tie them to {counted(int(groups.max()) + 1, 'group')}",
+            "Say the parts in a column 'split' of the table, without samples of images of both; or give the test part "
+            "with --test-data.",
+        )
         raise DataError(
             f"{source.name}: its {len(source)} images cannot be split without separating one "
             f"{source.grouped_by} (of these it has {groups.max() + 1:,})",
@@ -166,12 +175,27 @@ def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
         )
     kind = "stratified" if LABELS[source.labels.kind].classes else "random"
     percent = round(100 * len(held) / len(source))
-    by = f" by {source.grouped_by}" if groups is not None else ""
-    how = f"seeded {kind} split{by}: {100 - percent} % train, {percent} % test (seed {seed})"
+    kept = "" if groups is None else f" by {by}"
+    how = f"seeded {kind} split{kept}: {100 - percent} % train, {percent} % test (seed {seed})"
     train = source.select(fit, f"{source.name} (train, {100 - percent} %)")
     test = source.select(held, f"{source.name} (test, {percent} %)")
-    torn = torn_classes(source, test, grouped=groups is not None)
-    return TrainTest(train, test, how, torn, whole=source, seeded=True)
+    notes = [*torn_classes(source, test, grouped=groups is not None), *_parted_folders(source, fit)]
+    return TrainTest(train, test, how, tuple(notes), whole=source, seeded=True)
+
+
+def _parted_folders(source: Source, fit: IntArray) -> list[str]:
+    """Return a note on folders of images with maps that a split parts, since they may be scenes; [] for other data."""
+    if source.grouped_by or (source.maps is None and source.pixel_values is None):
+        return []
+    folders = [name.rpartition("/")[0] for name in source.ids]
+    chosen = set(fit.tolist())
+    both = {folders[i] for i in chosen} & {folders[i] for i in range(len(source)) if i not in chosen}
+    if len(set(folders)) < 2 or not both:
+        return []
+    return [
+        f"images of {counted(len(both), 'folder')}, such as {some(sorted(both), 2)}, are on both sides of the split: "
+        f"if these are scenes or videos, ?group={FOLDER} keeps each on one side"
+    ]
 
 
 def holdout(labels: Labels, fraction: float, seed: int, *, groups: IntArray | None = None) -> tuple[IntArray, IntArray]:
