@@ -1,9 +1,11 @@
 """Label noise: a share of the training labels is wrong, to measure how well a probe copes with it."""
 
 import dataclasses
+import math
 
 import numpy as np
 
+from sslbench.arrays import IntArray
 from sslbench.data.source import Labels, Source
 from sslbench.errors import UsageError
 
@@ -35,6 +37,29 @@ def check_shares(shares: tuple[float, ...], labels: Labels) -> None:
     for share in shares:
         if round(share * len(labels)) < (1 if labels.kind == "single" else 2):
             raise UsageError(f"--noise {share:g}: none of the {len(labels)} train labels would be wrong")
+        if labels.kind != "single":
+            _refuse_beyond_others(share, _numbered(labels))
+
+
+def _refuse_beyond_others(share: float, numbers: IntArray) -> None:
+    """Refuse a share of samples that cannot all get the labels of others.
+
+    Args:
+        share: of wrong labels.
+        numbers: of the labels of each sample, see `_numbered`.
+
+    Raises:
+        UsageError: too many samples have the same labels.
+    """
+    counts, n = np.unique(numbers, return_counts=True)[1], round(share * len(numbers))
+    if np.minimum(counts, n // 2).sum() < n:
+        same = int(counts.max())
+        most = math.floor(2000 * (len(numbers) - same) / len(numbers)) / 1000
+        raise UsageError(
+            f"--noise {share:g}: samples get the labels of others, and {same:,} of the {len(numbers):,} train samples "
+            "have the same labels",
+            f"The largest share is {min(most, 0.999):g}." if most else "There is nothing to exchange.",
+        )
 
 
 def with_label_noise(source: Source, share: float, seed: int) -> Source:
@@ -45,9 +70,10 @@ def with_label_noise(source: Source, share: float, seed: int) -> Source:
 def noisy_labels(labels: Labels, share: float, seed: int) -> Labels:
     """Return labels of which a share is wrong.
 
-    One class per sample: another class, drawn uniformly (symmetric noise). Several labels or numbers per sample: the
-    labels of the chosen samples change places, so their frequencies stay. The samples of a smaller share are among
-    those of a larger one.
+    One class per sample: another class, drawn uniformly (symmetric noise). Several labels or numbers per sample: every
+    chosen sample gets the labels of another chosen one, which differ from its own, so their frequencies stay; samples
+    with frequent labels, such as none, are chosen less often where too few others could exchange theirs. The samples of
+    a smaller share are among those of a larger one.
 
     >>> from sslbench.data.labels import single_labels
     >>> labels = single_labels(["cat", "dog", "cat", "dog"])
@@ -59,14 +85,36 @@ def noisy_labels(labels: Labels, share: float, seed: int) -> Labels:
         labels: of N samples.
         share: share of wrong labels; round(share N) samples are chosen.
         seed: of the choice.
+
+    Raises:
+        UsageError: too many samples have the same several labels or numbers.
     """
     generator = np.random.default_rng([seed, 0x6E6F697365])
     order, draws = generator.permutation(len(labels)), generator.random(len(labels))
-    rows = order[: round(share * len(labels))]
+    rows = order[: (n := round(share * len(labels)))]
     values = labels.values.copy()
     if labels.kind == "single":
         others = len(labels.classes) - 1
         values[rows] = (values[rows] + 1 + (draws[rows] * others).astype(values.dtype)) % len(labels.classes)
     else:
-        values[rows] = values[np.roll(rows, 1)]
+        numbers = _numbered(labels)[order]
+        _refuse_beyond_others(share, numbers)
+        chosen = np.flatnonzero(_rank_among_equals(numbers) < n // 2)[:n]
+        by_labels = order[chosen[np.argsort(numbers[chosen], kind="stable")]]
+        most = int(np.unique(numbers[chosen], return_counts=True)[1].max(initial=0))
+        # Sorted by their labels and moved on by the largest number of equal ones, no sample meets its own labels.
+        values[by_labels] = values[np.roll(by_labels, most)]
     return dataclasses.replace(labels, values=values)
+
+
+def _numbered(labels: Labels) -> IntArray:
+    """Return a number (N,) for the labels of each sample, the same for equal labels."""
+    return np.asarray(np.unique(labels.values, axis=0, return_inverse=True)[1], dtype=np.int64).reshape(-1)
+
+
+def _rank_among_equals(numbers: IntArray) -> IntArray:
+    """Return how many equal numbers precede each one, (N,)."""
+    places = np.argsort(numbers, kind="stable")
+    ranks = np.empty_like(numbers)
+    ranks[places] = np.arange(len(numbers)) - np.searchsorted(numbers[places], numbers[places])
+    return ranks

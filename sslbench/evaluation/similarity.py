@@ -43,11 +43,13 @@ class LayerFeatures:
         name: of the backbone or file.
         layers: name -> (N, D).
         ids: of the samples, in order; None where a file does not say.
+        images: fingerprint of ids and image contents; empty where a file does not say.
     """
 
     name: str
     layers: dict[str, Matrix]
     ids: tuple[str, ...] | None
+    images: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +107,8 @@ def encode(
     log.info(f"{title}: {'features were stored' if not found.decoded else f'{found.decoded} images encoded'}")
     ids = next(iter(found.features.values())).ids
     name = backbone.name if request.weights == "random" else named.weights_name(request.weights)
-    return LayerFeatures(name, {layer: each.x for layer, each in found.features.items()}, ids), images
+    layer_features = {layer: each.x for layer, each in found.features.items()}
+    return LayerFeatures(name, layer_features, ids, images.images_fingerprint()), images
 
 
 def _named_layers(backbone: Backbone) -> tuple[str, ...]:
@@ -142,7 +145,8 @@ def read(path: Path, layers: Sequence[str] = ()) -> LayerFeatures:
                 raise UsageError(f"{path} has no layer '{layer}'", did_you_mean(layer, entry.layers()))
         names = layers or entry.layers()
         ids = tuple(row["id"] for row in entry.index_rows())
-        return LayerFeatures(path.name, {layer: entry.read(layer) for layer in names}, ids)
+        images = str((entry.meta().get("key") or {}).get("images", ""))
+        return LayerFeatures(path.name, {layer: entry.read(layer) for layer in names}, ids, images)
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, *UNREADABLE_HEADER) as error:
@@ -163,6 +167,11 @@ def similarity(a: LayerFeatures, b: LayerFeatures, *, debiased: bool = False) ->
         raise DataError(
             f"{a.name} has features of {counts[0]} samples, {b.name} of {counts[1]}: the samples differ",
             "CKA compares features of the same samples in the same order.",
+        )
+    if a.images and b.images and a.images != b.images:
+        raise DataError(
+            f"{a.name} and {b.name} have features of different images with the same names",
+            "CKA compares features of the same images: extract both from one folder.",
         )
     fewest = 4 if debiased else 2
     if counts[0] < fewest:

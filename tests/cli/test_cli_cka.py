@@ -1,4 +1,5 @@
 import csv
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,11 @@ def test_features_made_elsewhere_and_folders_of_the_store(world, sslbench, debia
     renamed = Path(next(line.split("\t")[-1] for line in out.splitlines() if line.startswith("train"))).parent
     code, _, err = sslbench("cka", folder, renamed, "--layers", "conv2", "--layers-b", "output")
     assert code == 1 and "the samples differ" in err, "as many, with other ids"
+    shutil.copy(world / "photos" / "train" / "blue" / "1.png", world / "photos" / "train" / "blue" / "zero.png")
+    _, out, _ = sslbench("extract", "--weights", "w.pth", "--backbone", NET, "--data", "photos")
+    other = Path(next(line.split("\t")[-1] for line in out.splitlines() if line.startswith("train"))).parent
+    code, _, err = sslbench("cka", other, renamed)
+    assert code == 1 and "different images with the same names" in err
     code, _, err = sslbench("cka", folder, folder, "--layers", "conv3")
     assert code == 2 and "no layer 'conv3'" in err and "conv" in err
 

@@ -38,9 +38,19 @@ def test_several_labels_and_numbers_change_places():
     several = multi_labels([{"a"} if i % 3 else {"a", "b"} for i in range(60)])
     noisy = noisy_labels(several, 0.5, seed=0)
     assert (noisy.values.sum(axis=0) == several.values.sum(axis=0)).all()
+    assert (noisy.values != several.values).any(axis=1).sum() == 30, "exactly the share, although labels repeat"
     numbers = Labels("value", ("height",), np.arange(60.0)[:, None])
     noisy = noisy_labels(numbers, 0.5, seed=0)
     assert (noisy.values != numbers.values).sum() == 30 and set(noisy.values[:, 0]) == set(numbers.values[:, 0])
+
+
+def test_a_share_that_the_labels_do_not_allow_is_refused_with_the_largest():
+    rare = multi_labels([{"a"} if i < 6 else set() for i in range(60)])
+    with pytest.raises(UsageError, match=r"54 of the 60 train samples have the same labels") as caught:
+        noisy_labels(rare, 0.4, seed=0)
+    assert caught.value.remedy == "The largest share is 0.2."
+    wrong, smaller = ((noisy_labels(rare, share, 0).values != rare.values)[:, 0] for share in (0.2, 0.1))
+    assert wrong.sum() == 12 and smaller.sum() == 6 and (wrong | ~smaller).all()
 
 
 def test_each_share_is_a_record_with_its_floors_and_a_column(tmp_path):
