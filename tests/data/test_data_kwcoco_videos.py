@@ -147,7 +147,7 @@ def test_a_manifest_written_of_frames_keeps_videos_for_kwcoco_too(videos, tmp_pa
 def test_videos_that_are_wrong_are_refused(videos):
     for change, message in (
         (lambda m: m["images"][0].update(video_id=99), "video_id 99, which is not in 'videos'"),
-        (lambda m: m["images"][0].update(video_id="a"), "video_id of 'images' should be a whole number"),
+        (lambda m: m["images"][0].update(video_id=["a"]), "video_id of 'images' should be a whole number"),
         (lambda m: m["videos"].append({"id": 10}), "10 of an entry of 'videos' is there twice"),
         (lambda m: m.update(videos={"10": "a"}), "'videos' is not a list of mappings"),
     ):

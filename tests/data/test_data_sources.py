@@ -251,7 +251,7 @@ def test_cells_with_several_labels_are_multi_label(table):
 def test_a_table_whose_labels_have_another_name_is_refused_with_its_columns(table):
     whole = open_data(table("path,species\nimg/a.png,cat\nimg/b.png,dog\n"))["all"]
     (problem,) = label_problems(whole, whole)
-    assert "no label column was recognised among: path, species; name it with --label-column" in problem
+    assert "no label column was recognised among: path, species; name it with --label-col" in problem
 
 
 def test_columns_of_zeros_and_ones_are_classes_when_there_is_no_label_column(table):
@@ -267,14 +267,14 @@ def test_columns_of_zeros_and_ones_are_classes_when_there_is_no_label_column(tab
 def test_a_table_of_paths_alone_is_unlabelled(table):
     source = open_data(table("path\nimg/a.png\n"))["all"]
     assert source.labels.kind == "none"
-    assert "--label-column" in notes(source)
+    assert "--label-col" in notes(source)
 
 
 def test_a_table_that_cannot_be_used_says_why(table):
     for text, message in (
         ("", "empty"),
         ("path,label\n", "no rows"),
-        ("img/a.png,cat\nimg/b.png,dog\n", "no column for the images.*img/a.png, cat"),
+        ("img/a.png,cat\nimg/b.png,dog\n", "has no header: its first line is img/a.png, cat"),
         ("path,label\nimg/a.png,cat\nimg/b.png,\n", "line 3"),
         ("path,label\nimg/a.png,cat;dog\nimg/b.png,\n", "line 3"),
         ("path,label\n,cat\n", "'path' is empty in line 2"),
@@ -431,8 +431,7 @@ def test_a_manifest_that_cannot_be_used_says_why(tmp_path, picture):
         ({"images": []}, "lists no images"),
         ({"images": ["a.png"]}, "not a list of mappings"),
         ({"images": [{"file_name": "a.png"}]}, "'images' has no 'id'"),
-        ({"images": [{"id": [1], "file_name": "a.png"}]}, "id of 'images' should be a whole number, not .1."),
-        ({"images": [{"id": "x1", "file_name": "a.png"}]}, "id of 'images' should be a whole number, not 'x1'"),
+        ({"images": [{"id": [1], "file_name": "a.png"}]}, "id of 'images' should be a whole number or a name, not .1."),
         ({"images": [IMAGE], "annotations": [{"image_id": 1}]}, "'annotations' has no 'id'"),
         ({"images": [IMAGE, IMAGE]}, "same id occurs twice in 'images': 1"),
         ({"images": [IMAGE, {"id": 2, "file_name": "./a.png"}]}, "more than once: a.png"),
@@ -444,9 +443,9 @@ def test_a_manifest_that_cannot_be_used_says_why(tmp_path, picture):
             {
                 "images": [IMAGE],
                 "categories": [CATEGORY],
-                "annotations": [{"id": 1, "image_id": "1", "category_id": 1}],
+                "annotations": [{"id": 1, "image_id": "007", "category_id": 1}],
             },
-            "image_id of 'annotations' should be a whole number, not '1'",
+            "ids of 'images' are numbers and texts .'007'",
         ),
         (
             {"images": [IMAGE], "categories": [CATEGORY], "annotations": [{"id": 1, "image_id": 5, "category_id": 1}]},

@@ -163,6 +163,17 @@ def find_listed(spec: str, names: Sequence[str], folders: Sequence[Path], option
     return ListedFiles(found, ids, reading.folder, () if found == tuple(names) else (note,))
 
 
+def finds_all(names: Sequence[str], folders: Sequence[Path]) -> bool:
+    """Return whether names are those of files, as far as the first and some others tell."""
+    known = _Folders(list(dict.fromkeys(folders)))
+    probes = [names[i] for i in _spaced(len(names), _PROBES)]
+    try:
+        reading = _choose("", probes, known, "")
+    except DataError:  # several files fit, which opening the list says
+        return True
+    return reading is not None and all(reading.reads(name, known) for name in probes)
+
+
 def check_some(spec: str, files: Sequence[str | Path], folder: Path, remedy: str) -> None:
     """Check that files exist; of more than `MOST_CHECKED`, as many as that, evenly spaced.
 

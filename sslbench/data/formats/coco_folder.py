@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from sslbench.data.containers.exports import export_of
 from sslbench.data.containers.names import split_rank
 from sslbench.data.containers.sniff import head_text, is_json_table
 from sslbench.data.containers.suffixes import is_clutter
@@ -89,7 +90,7 @@ def _named(folder: Path) -> Path | None:
 
 def _is_manifest(file: Path) -> bool:
     """Return whether a file begins like a COCO manifest."""
-    if not file.is_file() or is_json_table(str(file)):
+    if not file.is_file() or is_json_table(str(file)) or export_of(file) is not None:
         return False
     return _MANIFEST.search(head_text(str(file))) is not None
 

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import TypedDict
 
+from sslbench.data.containers.exports import ANNOTATIONS, NOT_READ, export_in
 from sslbench.data.containers.names import split_name
 from sslbench.data.containers.suffixes import ARRAYS, SUFFIXES, is_clutter
 from sslbench.data.format import LabelMapReader, NoOptions, SampleReader, SourceFormat
@@ -183,11 +184,16 @@ def _list_split(root: Path, name: str, notes: tuple[str, ...]) -> _Listing:
         _walk(str(root), found, ARRAYS)
     if not found.images:
         others = f" ({_others(found.others)})" if found.others else ""
+        if (export := export_in(root, without_images=True)) is not None:
+            raise DataError(f"{root} has no image{others}: {export[0].name} is {export[1].title}", export[1].remedy)
         raise DataError(
             f"{root} has no image{others}",
             f"Image files end in {', '.join(sorted(SUFFIXES)[:8])} or similar; a table (.csv) can list others.",
         )
     in_classes = [image for image in found.images if "/" in image]
+    if len(set(map(_class_of, in_classes))) == 1 and len(in_classes) == len(found.images):
+        alone = any(map(found.others.get, ANNOTATIONS)) and export_in(root) is not None
+        in_classes = [] if alone else in_classes  # images/ beside annotations is no class
     images = sorted(in_classes or found.images, key=printable)
     classes = tuple(sorted({_class_of(image) for image in in_classes}))
     about = [*notes, *_notes(root, found, classes)]
@@ -212,11 +218,7 @@ def _notes(root: Path, found: _FolderContent, classes: tuple[str, ...]) -> list[
         notes.append(_left_out(found.hidden, where))
     if found.others:
         notes.append(f"{where}: {_others(found.others)} left out")
-    if found.others[".xml"] and classes and find_class_places(root, has_voc_xml):
-        notes.append(
-            f"{where}: the folders are the classes; the XML beside the images has boxes, which eval detection and "
-            f"check-data --boxes use"
-        )
+    notes += _annotations(root, found, classes)
     if found.loops:
         notes.append(f"{where}: links to a folder around them or to themselves left out: {some(sorted(found.loops))}")
     if found.special:
@@ -244,6 +246,17 @@ def _notes(root: Path, found: _FolderContent, classes: tuple[str, ...]) -> list[
     if len(classes) == 1 and len(below) > 1:
         notes.append(f"{where}: one class folder, {classes[0]}/, with folders inside ({some(below)}): give that folder")
     return notes
+
+
+def _annotations(root: Path, found: _FolderContent, classes: tuple[str, ...]) -> list[str]:
+    """Return remarks on annotations beside the images."""
+    if found.others[".xml"] and classes and find_class_places(root, has_voc_xml):
+        return [
+            f"{root}/: the folders are the classes; the XML beside the images has boxes, which eval detection and "
+            f"check-data --boxes use"
+        ]
+    export = export_in(root) if any(map(found.others.get, ANNOTATIONS)) else None
+    return [f"{root}/: {export[0].name} is {export[1].title}, {NOT_READ}. {export[1].remedy}"] if export else []
 
 
 def _others(others: Counter[str]) -> str:

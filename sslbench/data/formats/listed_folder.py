@@ -1,4 +1,4 @@
-"""Folder of images beside labels.json or metadata.csv (Hugging Face imagefolder), or train/, test/ of these."""
+"""Folder of images beside a list: metadata.csv (Hugging Face), _classes.csv (Roboflow), or train/, test/ of these."""
 
 import dataclasses
 import os
@@ -12,7 +12,7 @@ from sslbench.data.source import Source
 from sslbench.data.wording import counted, printable, some
 from sslbench.errors import DataError
 
-LISTS = ("metadata.csv", "metadata.jsonl", "metadata.parquet", "labels.json", "labels.csv")
+LISTS = ("metadata.csv", "metadata.jsonl", "metadata.parquet", "labels.json", "labels.csv", "_classes.csv")
 """Names of the list of a folder's images."""
 
 
@@ -79,6 +79,7 @@ def _open(folder: Path, request: SampleRequest[table.TableOptions]) -> dict[str,
         value_columns=request.value_columns,
         group=request.options.group,
         images=request.options.images,
+        blank=request.options.blank,
     )
     listed = {image for source in sources.values() for image in source.ids}
     with os.scandir(folder) as entries:

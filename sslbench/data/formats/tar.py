@@ -17,6 +17,7 @@ from sslbench.data.containers.members import (
     by_folders,
     images_among,
     in_clutter,
+    is_image,
     refuse_twice,
     safe_name,
     without_label_arrays,
@@ -66,8 +67,8 @@ def build(path: Path, shown: str) -> Index:
                 raise DataError(f"{shown} holds '{printable(name)}' twice")
             elif name is not None and not member.isdir():
                 kept[name] = (member.offset_data, member.size)
-        images, notes = images_among(shown, kept, _is_label)
-        labels = [name for name in kept if _is_label(name) and not in_clutter(name)]
+        labels = _label_members(shown, [name for name in kept if not in_clutter(name)])
+        images, notes = images_among(shown, kept, set(labels).__contains__)
         for name in labels:
             texts[name] = _label(shown, file, name, *kept[name])
     names = [name for name in kept if name in images or name in texts]
@@ -78,15 +79,38 @@ def build(path: Path, shown: str) -> Index:
     return Index(tuple(names), numbers, tuple(texts.get(name, "") for name in names), tuple(notes))
 
 
-def split_key(name: str) -> tuple[str, str]:
-    """Return the key of a sample, up to the first dot after the last slash (webdataset's rule), and the extension."""
+def split_key(name: str, *, dotted: bool = False) -> tuple[str, str]:
+    """Return the key of a sample and the extension.
+
+    Args:
+        name: of the member.
+        dotted: keys have dots, and end at the last one; else at the first after the last slash (webdataset's rule).
+    """
     folder, slash, file = name.rpartition("/")
-    stem, _, extension = file.partition(".")
+    stem, _, extension = file.rpartition(".") if dotted else file.partition(".")
     return folder + slash + stem, extension.lower()
 
 
-def _is_label(name: str) -> bool:
-    return split_key(name)[1] in LABEL_SUFFIXES
+def _is_label(name: str, *, dotted: bool = False) -> bool:
+    return split_key(name, dotted=dotted)[1] in LABEL_SUFFIXES
+
+
+def _label_members(shown: str, names: Sequence[str]) -> list[str]:
+    """Return the members that hold labels: by webdataset's rule, or, where that finds none, of keys with dots.
+
+    Raises:
+        DataError: there are labels of both kinds of keys, so that some would be lost.
+    """
+    usual = [name for name in names if _is_label(name)]
+    of_images = {split_key(name, dotted=True)[0] for name in names if is_image(name)}
+    dotted = [name for name in names if _is_label(name, dotted=True) and not _is_label(name)]
+    dotted = [name for name in dotted if split_key(name, dotted=True)[0] in of_images]
+    if lost := [name for name in dotted if usual and name.lower().endswith(".cls")]:
+        raise DataError(
+            f"{shown}: {printable(lost[0])} belongs to a key with a dot, and a key ends at the first dot",
+            "Write such keys without dots: 22_05.png, 22_05.cls.",
+        )
+    return usual or dotted
 
 
 def _unusable(member: tarfile.TarInfo, name: str | None) -> str | None:
@@ -140,7 +164,7 @@ def _label(container: str, file: IO[bytes], name: str, offset: int, size: int) -
     file.seek(offset)
     try:
         text = file.read(size).decode("utf-8-sig").strip()
-        value = json.loads(text) if split_key(name)[1] == "json" else _plain(text)
+        value = json.loads(text) if name.lower().endswith(".json") else _plain(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{shown} cannot be read as a label: {' '.join(str(error).split())[:100]}") from error
     if isinstance(value, dict):
@@ -193,8 +217,9 @@ def recognises(spec: str) -> bool:
 def open(spec: str) -> dict[str, Source]:
     """Return the images in one tar file or in many.
 
-    Members whose names are equal up to the first dot are one sample. Its label is in its part .cls, else .json (a key
-    such as 'label'), else .txt. Without such parts the folders are the classes, as in an image folder.
+    Members whose names are equal up to the first dot are one sample (up to the last one, if only so there are labels).
+    Its label is in its part .cls, else .json (a key such as 'label'), else .txt. Without such parts the folders are the
+    classes, as in an image folder.
 
     Args:
         spec: the file; or many: `{0000..0099}`, `{a,b}`, and `*` stand for several. One that is compressed (gzip,
@@ -237,7 +262,7 @@ def _indexed(shard: _Shard) -> tuple[Index, Stamp]:
             _images([shard], [(index, shard.origin.stamp)]).digests()
         return index
 
-    return indexed(shard.path, "tar 2", build_and_hash, shard.origin)
+    return indexed(shard.path, "tar 3", build_and_hash, shard.origin)
 
 
 def _images(shards: Sequence[_Shard], indexes: Sequence[tuple[Index, Stamp]]) -> Slices:
@@ -246,7 +271,7 @@ def _images(shards: Sequence[_Shard], indexes: Sequence[tuple[Index, Stamp]]) ->
 
 
 def _images_of(index: Index) -> tuple[tuple[str, ...], np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
-    rows = [i for i, name in enumerate(index.names) if split_key(name)[1] not in LABEL_SUFFIXES]
+    rows = [i for i, name in enumerate(index.names) if not _is_label(name, dotted=True)]
     offset, size = index.numbers[rows].T
     places = [offset, size, size, np.full(len(rows), UNKNOWN), np.full(len(rows), RAW)]
     return tuple(index.names[i] for i in rows), np.stack(places, axis=1)
@@ -287,14 +312,17 @@ def _by_key(
     spec: str, shards: Sequence[_Shard], found: Sequence[Index], images: Slices, ids: list[str], notes: tuple[str, ...]
 ) -> dict[str, Source] | None:
     """Return the samples labelled by members of the same key; None if these are captions."""
+    dotted = not any(_is_label(name) for index in found for name in index.names)
+    if dotted:
+        notes = (*notes, f"{spec}: keys of samples have dots, so they end at the last one")
     labels = {
-        (shard, *split_key(name)): text
+        (shard, *split_key(name, dotted=dotted)): text
         for shard, index in enumerate(found)
         for name, text in zip(index.names, index.texts, strict=True)
         if text
     }
     kind = next(kind for kind in LABEL_SUFFIXES if any(key[2] == kind for key in labels))
-    chosen, others = _one_image_per_key(spec, images)
+    chosen, others = _one_image_per_key(spec, images, dotted=dotted)
     if others:
         notes = (
             *notes,
@@ -303,7 +331,7 @@ def _by_key(
     texts = []
     for i in chosen:
         shard = int(images.places[i, 0])
-        text = labels.get((shard, split_key(images.names[i])[0], kind))
+        text = labels.get((shard, split_key(images.names[i], dotted=dotted)[0], kind))
         if text is None:
             name = printable(images.names[i])
             raise DataError(f"{shards[shard].shown}: '{name}' has no label: others have a .{kind}")
@@ -322,11 +350,11 @@ def _folder(shard: _Shard) -> Path:
     return Path(shard.shown).parent if packed else shard.path.parent
 
 
-def _one_image_per_key(spec: str, images: Slices) -> tuple[list[int], list[str]]:
+def _one_image_per_key(spec: str, images: Slices, *, dotted: bool) -> tuple[list[int], list[str]]:
     """Return the position of each sample's image; of several, the one without a dot in its part (1.jpg, 1.mask.png)."""
     samples: dict[tuple[int, str], list[int]] = {}
     for i, name in enumerate(images.names):
-        samples.setdefault((int(images.places[i, 0]), split_key(name)[0]), []).append(i)
+        samples.setdefault((int(images.places[i, 0]), split_key(name, dotted=dotted)[0]), []).append(i)
     chosen, others = [], []
     for members in samples.values():
         plain = [i for i in members if "." not in split_key(images.names[i])[1]] if len(members) > 1 else members

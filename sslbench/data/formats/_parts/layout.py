@@ -171,7 +171,7 @@ def has_voc_xml(folder: Path) -> bool:
         return False
     try:
         with open_regular(str(file)) as content:
-            return b"<annotation" in content.read(_HEAD)
+            return re.search(rb"<annotation[\s>]", content.read(_HEAD)) is not None
     except OSError:
         return False
 

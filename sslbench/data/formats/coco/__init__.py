@@ -127,7 +127,7 @@ def _images(
         ids = [image_id(place.get(name, name), found.folder) for name in names]
         refuse_twice(spec, ids)
     splits = _splits(spec, ids, columns.splits)
-    return images, _own_ids(columns.own_ids, splits) or ids, splits, (*notes, *found.notes)
+    return images, _own_ids(columns.own_ids, splits) or ids, splits, (*columns.notes, *notes, *found.notes)
 
 
 def _as_exported(spec: str, columns: Columns, images: Images, splits: list[str] | None) -> dict[str, Source] | None:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import re
 import zipfile
 from array import array
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,8 @@ INFO_TYPE = "sslbench"
 """Type of the entry in 'info' of such manifests."""
 GROUPED_KEY, CHANNELS_KEY = "grouped_by", "channels"
 """Keys of that entry: the attribute whose images belong together, and the channels that were chosen."""
+_WHOLE = re.compile(r"0|-?[1-9]\d{0,17}")
+"""Text of a number, which is not another one's: '007' is a name."""
 Rows = dict[str, list[dict[str, Any]]]
 """Table -> its rows, as they stand in the manifest."""
 
@@ -56,6 +59,7 @@ class Columns:
         info: content of the key 'info'.
         grouped_by: the attribute whose images belong together, '' if there is none.
         keypoint_kinds: content of kwcoco's key 'keypoint_categories', None without it.
+        notes: remarks on the ids.
     """
 
     numbers: IntArray
@@ -74,6 +78,7 @@ class Columns:
     info: Any
     grouped_by: str = ""
     keypoint_kinds: Any = None
+    notes: tuple[str, ...] = ()
 
 
 def read_columns(spec: str, attributes: Sequence[str] = ()) -> Columns:
@@ -207,6 +212,8 @@ class _Collector:
         self._marks = bytearray()
         self._skipped = 0
         self._categories: list[tuple[int, str, str]] = []
+        self._with_numbers: set[str] = set()
+        self._of_texts: dict[str, dict[str, int]] = {}
 
     def whole(self, key: str, value: Any) -> None:
         """Take a key of the manifest that is no list of rows."""
@@ -227,7 +234,7 @@ class _Collector:
         """Take a row of a table."""
         if not isinstance(row, dict):
             raise DataError(f"{self.spec}: '{table}' is not a list of mappings")
-        number = self._number(table, "id", row)
+        number = row["id"] = self._number(table, "id", row, table)
         if self.rows is not None:
             self.rows[table].append(row)
         if table == "annotations":
@@ -242,15 +249,20 @@ class _Collector:
                 raise DataError(f"{self.spec}: name of '{table}' should be text, not {name!r}")
             self._categories.append((number, str(name), str(row.get("supercategory") or name)))
 
-    def _number(self, table: str, key: str, row: dict[str, Any]) -> int:
+    def _number(self, table: str, key: str, row: dict[str, Any], named: str) -> int:
+        """Return an id of an entry of the table `named`; texts are numbered in the order in which they occur."""
         value = row.get(key)
+        if (isinstance(value, float) and value.is_integer()) or (isinstance(value, str) and _WHOLE.fullmatch(value)):
+            value = int(value)
         if type(value) is int and -(1 << 63) <= value < 1 << 63:
+            self._with_numbers.add(named)
             return value
         if value is None:
             raise DataError(f"{self.spec}: an entry of '{table}' has no '{key}': {one_line(row)}")
-        if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
-            raise DataError(f"{self.spec}: {key} of '{table}' should be a whole number, not {value!r}")
-        return value
+        if isinstance(value, str) and value.strip():
+            numbers = self._of_texts.setdefault(named, {})
+            return numbers.setdefault(value.strip(), len(numbers) + 1)
+        raise DataError(f"{self.spec}: {key} of '{table}' should be a whole number or a name, not {value!r}")
 
     def _image(self, number: int, row: dict[str, Any]) -> None:
         self.n += 1
@@ -275,12 +287,18 @@ class _Collector:
         if row.get("category_id") is None or row.get("image_id") is None:
             self._skipped += 1
             return
-        self._places.append(self._number("annotations", "image_id", row))
-        self._places.append(self._number("annotations", "category_id", row))
+        row["image_id"] = self._number("annotations", "image_id", row, "images")
+        row["category_id"] = self._number("annotations", "category_id", row, "categories")
+        self._places.extend((row["image_id"], row["category_id"]))
         self._marks.append(any(marks(self.spec, row)))
 
     def columns(self) -> Columns:
         """Return the columns, after the checks of references."""
+        if mixed := sorted(self._with_numbers & set(self._of_texts)):
+            text = next(iter(self._of_texts[mixed[0]]))
+            raise DataError(
+                f"{self.spec}: ids of '{mixed[0]}' are numbers and texts ({text!r})", "Write all of them as one kind."
+            )
         assets = self._assets.collected()
         of_videos = self._videos.attributes(without=self._keys & set(self._attributes))
         self._attributes |= of_videos
@@ -315,6 +333,11 @@ class _Collector:
             info=self.info,
             grouped_by=self._grouped_by,
             keypoint_kinds=self.keypoint_kinds,
+            notes=tuple(
+                f"{self.spec}: the ids of '{table}' are texts, which are numbered in their order ({some(list(texts))})"
+                for table, texts in self._of_texts.items()
+                if table != "annotations"
+            ),
         )
 
     def _once(self, table: str, key: str, values: npt.NDArray[Any]) -> None:
@@ -329,5 +352,7 @@ class _Collector:
         there = order[np.minimum(place, len(known) - 1)] if len(known) else np.zeros(len(used), dtype=np.int64)
         wrong = np.unique(used[known[there] != used] if len(known) else used)
         if len(wrong):
-            raise DataError(f"{self.spec}: annotations have {key} {some(wrong.tolist())}, which is not in '{table}'")
+            texts = list(self._of_texts.get(table, ()))
+            names = [texts[number - 1] if texts else number for number in wrong.tolist()]
+            raise DataError(f"{self.spec}: annotations have {key} {some(names)}, which is not in '{table}'")
         return np.asarray(there, dtype=np.int64)

@@ -25,6 +25,7 @@ from sslbench.metrics.detection.masks import first_problem
 Row = dict[str, Any]
 NEGATIVE, PARTLY = "neg_category_ids", "not_exhaustive_category_ids"
 """Keys of LVIS's images: categories that are absent, and those of which not all objects are labelled."""
+_XY = 2
 _FARTHEST = 1e9
 """Largest coordinate, in pixels."""
 
@@ -141,7 +142,7 @@ def _raw_objects(
     rows = [whole[i] for i in order.tolist()]
     boxes = _boxes(spec, rows)
     crowd, difficult = _marks(spec, rows)
-    masks = [None if mask in ([], {}, "") else mask for mask in (row.get("segmentation") for row in rows)]
+    masks = [_nested(row.get("segmentation")) for row in rows]
     if (found := first_problem(masks)) is not None:
         at, what = found
         raise DataError(f"{spec}, {_name(rows[at])}: the segmentation cannot be used: {what}")
@@ -158,6 +159,15 @@ def _raw_objects(
         keypoints=None if skeleton is None else _keypoints(spec, content, skeleton, columns.keypoint_kinds, rows),
         labelled=[row.get("num_keypoints") for row in rows],
     )
+
+
+def _nested(mask: Any) -> Any:
+    """Return a segmentation; a polygon that is not in a list, or is a list of points [x, y], in a list; None: empty."""
+    if type(mask) is list and mask and type(mask[0]) in (int, float):
+        return [mask]
+    if type(mask) is list and mask and type(mask[0]) is list and all(type(p) is list and len(p) == _XY for p in mask):
+        return [[number for point in mask for number in point]]
+    return None if mask in ([], {}, "") else mask
 
 
 def _name(row: Row) -> str:

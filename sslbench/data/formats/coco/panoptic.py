@@ -133,9 +133,10 @@ def _content(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"cannot read {file}: {error}") from error
-    keys = {
-        "images": {"id": int, "file_name": str},
-        "annotations": {"image_id": int, "file_name": str, "segments_info": list},
+    number = (int, str)
+    keys: dict[str, dict[str, Any]] = {
+        "images": {"id": number, "file_name": str},
+        "annotations": {"image_id": number, "file_name": str, "segments_info": list},
         "categories": {"id": int, "name": str},
     }
     for table, wanted in keys.items():
@@ -145,7 +146,8 @@ def _content(file: Path) -> dict[str, Any]:
         for i, row in enumerate(rows):
             for key, kind in wanted.items():
                 if not isinstance(row, dict) or not isinstance(row.get(key), kind) or isinstance(row[key], bool):
-                    raise DataError(f"{file}: {table}[{i}] has no {key}, or one that is no {kind.__name__}")
+                    what = "number" if kind == number else kind.__name__
+                    raise DataError(f"{file}: {table}[{i}] has no {key}, or one that is no {what}")
     return dict(content)
 
 
@@ -180,7 +182,7 @@ def _segment(file: Path, annotation: int, entry: object) -> Segment:
     return Segment(entry["id"], entry["category_id"], None if area is None else int(area), crowd)
 
 
-def _check_unique(file: Path, names: list[str], numbers: list[int], images: dict[int, str]) -> None:
+def _check_unique(file: Path, names: list[str], numbers: list[int | str], images: dict[int | str, str]) -> None:
     refuse_twice(f"{file}, annotations", names, "map")
     refuse_twice(f"{file}, annotations", numbers, "image")
     unknown = [str(number) for number in numbers if number not in images]

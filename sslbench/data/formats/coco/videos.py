@@ -16,8 +16,8 @@ class Videos:
     def __init__(self, spec: str) -> None:
         self.spec = spec
         self._n = 0
-        self._of_images: dict[int, tuple[int, str]] = {}  # position -> video and place in it
-        self._names: dict[int, str] = {}
+        self._of_images: dict[int, tuple[int | str, str]] = {}  # position -> video and place in it
+        self._names: dict[int | str, str] = {}
 
     def table(self, rows: object) -> None:
         """Take the list 'videos'.
@@ -29,16 +29,16 @@ class Videos:
             raise DataError(f"{self.spec}: 'videos' is not a list of mappings")
         for row in rows:
             number = row.get("id")
-            if not isinstance(number, int) or number in self._names:
-                what = "not a whole number" if not isinstance(number, int) else "there twice"
+            if not isinstance(number, int | str) or number in self._names:
+                what = "not a whole number or a name" if not isinstance(number, int | str) else "there twice"
                 raise DataError(f"{self.spec}: the id {number!r} of an entry of 'videos' is {what}")
             self._names[number] = str(row.get("name") or number)
 
     def add(self, image: dict[str, Any]) -> None:
         """Take an image, which may be a frame."""
         number = image.get("video_id")
-        if number is not None and not isinstance(number, int):
-            raise DataError(f"{self.spec}: video_id of 'images' should be a whole number, not {number!r}")
+        if number is not None and not isinstance(number, int | str):
+            raise DataError(f"{self.spec}: video_id of 'images' should be a whole number or a name, not {number!r}")
         if number is not None:
             frame = image.get(FRAME)
             self._of_images[self._n] = number, "" if frame is None else str(frame).strip()
@@ -55,9 +55,8 @@ class Videos:
         """
         used = {number for number, _ in self._of_images.values()}
         if used - set(self._names):
-            raise DataError(
-                f"{self.spec}: images have video_id {some(sorted(used - set(self._names)))}, which is not in 'videos'"
-            )
+            unknown = sorted(used - set(self._names), key=str)
+            raise DataError(f"{self.spec}: images have video_id {some(unknown)}, which is not in 'videos'")
         if not used:
             return {}
         alike = len(set(self._names.values())) < len(self._names)  # the names are not unique

@@ -1,4 +1,4 @@
-"""Hugging Face data set (`hf:FOLDER` from save_to_disk or of Parquet files, `hf:owner/name` from the hub's cache)."""
+"""Hugging Face data set: Parquet or Arrow files with images, folders of them, `hf:owner/name` of the hub's cache."""
 
 import dataclasses
 import json
@@ -13,8 +13,9 @@ from sslbench.data.cache.index import container_stamp
 from sslbench.data.containers.members import safe_name
 from sslbench.data.containers.names import by_split, split_name
 from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
+from sslbench.data.formats._parts.layout import file_names, has_images, some_folders
 from sslbench.data.formats.hf.files import find_files
-from sslbench.data.formats.hf.rows import ColumnImages, RowFile, damaged, open_row_file
+from sslbench.data.formats.hf.rows import ColumnImages, RowFile, damaged, has_images_in_rows, holds_bytes, open_row_file
 from sslbench.data.formats.table import IMAGE_COLUMNS, LABEL_COLUMNS
 from sslbench.data.labels import has_separator, multi_labels, no_labels, single_labels, split_cell
 from sslbench.data.source import Labels, Source
@@ -23,17 +24,33 @@ from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 
 PREFIX = "hf:"
+_SUFFIXES = (".parquet", ".arrow")
 _LABEL_COLUMNS = (*LABEL_COLUMNS, "fine_label", "coarse_label")
 
 
 def recognises(spec: str) -> bool:
-    """Return whether the string starts with 'hf:', or is a folder that save_to_disk wrote."""
+    """Return whether the string starts with 'hf:', or is a file of rows with images, or a folder of such files."""
     if spec.startswith(PREFIX):
         return True
-    folder = Path(spec)
-    return (folder / "dataset_dict.json").is_file() or (
-        (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
+    path = Path(spec)
+    if path.suffix.lower() in _SUFFIXES and path.is_file():
+        return has_images_in_rows(path)
+    saved = (path / "dataset_dict.json").is_file() or (
+        (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
     )
+    try:
+        return saved or (path.is_dir() and not has_images(path) and any(map(_has_rows, _tops(path))))
+    except OSError:
+        return False
+
+
+def _tops(folder: Path) -> list[Path]:
+    """Return the folders in which the hub keeps files of rows: the folder, data/ in it, those of splits."""
+    return [folder, *(f for f in some_folders(folder) if f.name == "data" or split_name(f.name) is not None)]
+
+
+def _has_rows(folder: Path) -> bool:
+    return any(name.lower().endswith(_SUFFIXES) and not name.startswith("metadata.") for name in file_names(folder))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,21 +140,16 @@ def _column(name: str, asked: str | None, columns: Sequence[str]) -> str | None:
 
 
 def _image_column(name: str, file: RowFile, features: dict[str, Any]) -> str:
-    import pyarrow
-
     declared = [
         key for key, feature in features.items() if isinstance(feature, dict) and feature.get("_type") == "Image"
     ]
-    holding = [
-        field.name
-        for field in file.schema
-        if (pyarrow.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0)
-        or pyarrow.types.is_binary(field.type)
-        or pyarrow.types.is_large_binary(field.type)
-    ]
+    holding = [field.name for field in file.schema if holds_bytes(field.type)]
     candidates = [key for key in declared if key in file.schema.names] or holding
     if not candidates:
-        raise DataError(f"{name}: no column holds images, there are: {', '.join(file.schema.names)}")
+        raise DataError(
+            f"{name}: no column holds images, there are: {', '.join(file.schema.names)}",
+            "A table of paths is given by its file: --data FOLDER/FILE.parquet",
+        )
     chosen = [key for key in IMAGE_COLUMNS if key in candidates] or candidates
     if len(candidates) > 1 and not any(key in IMAGE_COLUMNS for key in candidates):
         raise UsageError(f"{name} has several columns with images: {some(candidates)}", "Name one with --image-col.")

@@ -99,6 +99,28 @@ def open_row_file(path: Path) -> RowFile:
         raise damaged(path, error) from error
 
 
+def holds_bytes(kind: Any) -> bool:
+    """Return whether the cells of a type of pyarrow hold the content of a file: bytes, or a struct with them."""
+    import pyarrow
+
+    if pyarrow.types.is_struct(kind):
+        return bool(kind.get_field_index("bytes") >= 0)
+    return bool(pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind))
+
+
+def has_images_in_rows(path: Path) -> bool:
+    """Return whether a file has a column of images, and is no table of their paths; a damaged .arrow counts as one."""
+    if path.suffix.lower() != ".parquet":
+        return True
+    try:
+        import pyarrow.parquet
+
+        schema = pyarrow.parquet.read_schema(path)
+    except (ImportError, OSError, ValueError, LookupError, NotImplementedError, MemoryError):  # the table says so
+        return False
+    return any(holds_bytes(field.type) for field in schema)
+
+
 def damaged(path: Path, error: object) -> DataError:
     """Return the error for a file that is not what its suffix says."""
     return DataError(f"cannot read {path}: {' '.join(str(error).split())[:200]}", "It may be incomplete: get it again.")

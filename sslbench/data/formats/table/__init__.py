@@ -6,16 +6,17 @@ import dataclasses
 import io
 import re
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
 
 import numpy as np
 
 from sslbench.config import setting
 from sslbench.data import booleans
-from sslbench.data.containers.listed import find_listed, folders_beside, images_folder
+from sslbench.data.containers.listed import find_listed, finds_all, folders_beside, images_folder
 from sslbench.data.containers.names import by_split, split_name
 from sslbench.data.containers.sniff import has_base64_rows, has_box_columns, is_json_table
+from sslbench.data.containers.suffixes import SUFFIXES as IMAGE_SUFFIXES
 from sslbench.data.containers.text import read_text
 from sslbench.data.containers.view import viewed
 from sslbench.data.format import Column, SampleReader, SampleRequest, SourceFormat
@@ -53,6 +54,9 @@ class TableOptions:
 
     group: str = setting("", "column of groups that a seeded split keeps on one side: patient, video, scene")
     images: str = setting("", "folder of the images, relative to the folder of the table")
+    blank: Literal["", "absent", "ignore"] = setting(
+        "", "meaning of an empty cell in columns of 0 and 1: absent (0) or ignore (-1); without it, none may be empty"
+    )
 
 
 def recognises(spec: str) -> bool:
@@ -74,6 +78,7 @@ def open(
     value_columns: Sequence[str] = (),
     group: str = "",
     images: str = "",
+    blank: str = "",
 ) -> dict[str, Source]:
     """Return the images that a table lists.
 
@@ -84,11 +89,12 @@ def open(
             suffix, or in one of the folders beside the table, are found. A column called `split` is honoured.
         image_column: the column with the paths; by default recognised by its name (`IMAGE_COLUMNS`).
         label_column: the column with the labels, read as text; by default recognised (`LABEL_COLUMNS`). Without one,
-            columns that hold only 0, 1 and -1 (ignore) are taken as one class each.
+            columns that hold only 0, 1 and -1 (ignore) are taken as one class each; `A,B` names some of these.
         attribute_columns: kept as attributes of the source, read as text; any column may be one.
         value_columns: columns of numbers to predict; then there is no label column.
         group: column whose equal values a seeded split keeps on one side.
         images: folder of the images, relative to the table's; '': found beside it.
+        blank: meaning of an empty cell in columns of 0 and 1: 'absent', 'ignore' or, refused, ''.
 
     Returns:
         Split name -> source, or {"all": source}. Ids are the paths relative to the folder in which the images are
@@ -108,9 +114,9 @@ def open(
         below = images_folder(spec, images)
         folders = [below] if below else folders_beside(Path(spec))
         table = read_cells(Path(spec))
-        return read_columns(table, folders, image_column, label_column, attribute_columns, value_columns)
+        return read_columns(table, folders, image_column, label_column, attribute_columns, value_columns, blank)
 
-    sources = viewed(spec, "table", [*columns, images] if images else columns, read)
+    sources = viewed(spec, "table", [*columns, images, blank] if images or blank else columns, read)
     return {split: dataclasses.replace(source, grouped_by=group) for split, source in sources.items()}
 
 
@@ -121,6 +127,7 @@ def read_columns(
     label_column: str | None,
     attribute_columns: Sequence[str],
     value_columns: Sequence[str],
+    blank: str = "",
 ) -> dict[str, Source]:
     """Return the images that the columns of a table list.
 
@@ -131,6 +138,7 @@ def read_columns(
         label_column: as for `open`.
         attribute_columns: as for `open`.
         value_columns: as for `open`.
+        blank: as for `open`.
 
     Raises:
         DataError: as for `open`.
@@ -138,24 +146,47 @@ def read_columns(
     """
     spec = table.name
     image = _find(table, image_column, IMAGE_COLUMNS, "image")
+    guessed = image is None
     if image is None:
-        raise UsageError(
-            f"{spec}: no column for the images was recognised among: {', '.join(table.columns)}",
-            "Name it with --image-column, or call it 'path'. The first line must be a header.",
-        )
+        image = _column_of_files(table, folders)
     names = [_text(value) for value in table.columns[image]]
     _refuse_empty(table, image, names)
     found = find_listed(spec, names, folders, "?images=FOLDER")
-    label = None if value_columns else _find(table, label_column, LABEL_COLUMNS, "label", taken=image)
+    several = [] if value_columns else _several(table, label_column)
+    label = None if value_columns or several else _find(table, label_column, LABEL_COLUMNS, "label", taken=image)
     split = _find(table, None, ("split",), "split")
     if value_columns:
         labels, about = _numbers(table, value_columns), ()
     else:
-        labels, about = _labels(table, label, leave_out={image, split, "", *attribute_columns})
+        others = [name for name in table.columns if name not in {image, split, "", *attribute_columns}]
+        labels, about = _labels(table, label) if label else _labels_from_flags(table, several, others, blank)
     attributes = {name: _attribute(table, name) for name in attribute_columns}
     ambiguous = (*_ambiguous(table, image, IMAGE_COLUMNS), *_ambiguous(table, label, LABEL_COLUMNS))
+    if guessed:
+        ambiguous = (f"{spec}: the cells of '{image}' are image files, so it is the column of the images", *ambiguous)
     notes = (*table.notes, *ambiguous, *found.notes, *about)
     return by_split(spec, found.ids, labels, found.files, _splits(table, split), notes, attributes)
+
+
+def _column_of_files(table: TableColumns, folders: Sequence[Path]) -> str:
+    """Return the only column whose cells name files.
+
+    Raises:
+        UsageError: there is none, or there are several.
+    """
+    listed = ", ".join(table.columns)
+    if any(PurePosixPath(name.lower()).suffix in IMAGE_SUFFIXES for name in table.columns):
+        raise UsageError(
+            f"{table.name} has no header: its first line is {listed}", "Put a line above it, such as: path,label"
+        )
+    found = [name for name in table.columns if finds_all(list(map(_text, table.columns[name])), folders)]
+    if len(found) == 1:
+        return found[0]
+    several = f" The cells of {some(found)} are image files." if found else ""
+    raise UsageError(
+        f"{table.name}: no column for the images was recognised among: {listed}",
+        f"Name it with --image-col, or call it 'path'.{several}",
+    )
 
 
 def _numbers(table: TableColumns, names: Sequence[str]) -> Labels:
@@ -242,12 +273,6 @@ def _read_parquet(path: Path) -> TableColumns:
         content = pyarrow.parquet.ParquetFile(path).read()
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"cannot read {path} as Parquet: {error}") from error
-    for field in content.schema:
-        if pyarrow.types.is_struct(field.type) and field.name.lower() in IMAGE_COLUMNS:
-            raise DataError(
-                f"{path}: the column '{field.name}' holds the images themselves, not paths",
-                f"Give it as hf:{path}",
-            )
     columns = {name: content.column(name).to_pylist() for name in content.column_names}
     return TableColumns(str(path), columns, lambda row: f"row {row + 1}")
 
@@ -272,14 +297,14 @@ def _ambiguous(table: TableColumns, chosen: str | None, known: Sequence[str]) ->
     others = [column for column in table.columns if _key(column) in known and column != chosen]
     if chosen is None or _key(chosen) not in known or not others:
         return ()
-    option = "--image-column" if known is IMAGE_COLUMNS else "--label-column"
+    option = "--image-col" if known is IMAGE_COLUMNS else "--label-col"
     return (f"{table.name}: column '{chosen}' is used, not {some(others)}; select with {option}",)
 
 
-def _refuse_empty(table: TableColumns, column: str, cells: Sequence[str]) -> None:
+def _refuse_empty(table: TableColumns, column: str, cells: Sequence[str], remedy: str | None = None) -> None:
     empty = [table.row_name(i) for i, cell in enumerate(cells) if not cell]
     if empty:
-        raise DataError(f"{table.name}: the column '{column}' is empty in {some(empty)}")
+        raise DataError(f"{table.name}: the column '{column}' is empty in {some(empty)}", remedy)
 
 
 def _splits(table: TableColumns, column: str | None) -> list[str] | None:
@@ -290,10 +315,15 @@ def _splits(table: TableColumns, column: str | None) -> list[str] | None:
     return [split_name(cell) or cell.lower() for cell in cells]
 
 
-def _labels(table: TableColumns, column: str | None, leave_out: set[str | None]) -> tuple[Labels, tuple[str, ...]]:
+def _several(table: TableColumns, asked: str | None) -> list[str]:
+    """Return the columns of `A,B`; [] for the name of one column, or none."""
+    if asked is None or asked in table.columns or "," not in asked:
+        return []
+    return [str(_find(table, name.strip(), (), "label")) for name in asked.split(",") if name.strip()]
+
+
+def _labels(table: TableColumns, column: str) -> tuple[Labels, tuple[str, ...]]:
     """Return labels and notes; all rows decide, so that every split has the same kind and classes."""
-    if column is None:
-        return _labels_from_flags(table, [name for name in table.columns if name not in leave_out])
     cells = table.columns[column]
     lists = any(isinstance(cell, list) for cell in cells)
     texts = [_text(cell) for cell in cells]
@@ -304,6 +334,11 @@ def _labels(table: TableColumns, column: str | None, leave_out: set[str | None])
         return multi_labels(
             [[str(name) for name in (cell if isinstance(cell, list) else [cell])] for cell in cells]
         ), ()
+    if set(texts) & {"-1", "-1.0"} and set(texts) <= set(booleans.FLAGS):
+        raise UsageError(
+            f"{table.name}: '{column}' holds 0, 1 and -1, and -1 is no class",
+            f"--label-col {column}, (with the comma) makes it one class that is present or absent, and -1 not counted.",
+        )
     if not any(map(has_separator, texts)):
         return single_labels(texts), ()
     present, ignored = zip(*map(split_cell, texts), strict=True)
@@ -317,20 +352,39 @@ def _text(cell: object) -> str:
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
 
 
-def _labels_from_flags(table: TableColumns, names: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
-    cells = {name: [_text(cell) for cell in table.columns[name]] for name in names}
+def _labels_from_flags(
+    table: TableColumns, asked: Sequence[str], names: Sequence[str], blank: str
+) -> tuple[Labels, tuple[str, ...]]:
+    """Return the columns of 0, 1 and -1 as classes: those that were asked for, or all among `names`, and notes."""
+    cells = {name: [_text(cell) for cell in table.columns[name]] for name in asked or names}
     classes = [
-        name for name in names if any(cells[name]) and all(c.lower() in booleans.FLAGS for c in cells[name] if c)
+        name for name in cells if any(cells[name]) and all(c.lower() in booleans.FLAGS for c in cells[name] if c)
     ]
+    if other := [name for name in asked if name not in classes]:
+        odd = next((cell for cell in cells[other[0]] if cell.lower() not in booleans.FLAGS and cell), "nothing")
+        raise UsageError(
+            f"{table.name}: '{','.join(asked)}' names several columns, which should hold 0, 1 and -1: '{other[0]}' "
+            f"has {odd}",
+            "Name one column of classes: cat;dog in a cell are several.",
+        )
     n = len(next(iter(table.columns.values())))
     if not classes:
         listed = ", ".join(table.columns)
-        return no_labels(n), (f"{table.name}: {NO_LABEL_COLUMN} {listed}; name it with --label-column",)
-    for name in classes:
-        _refuse_empty(table, name, cells[name])
-    values = np.array([[booleans.FLAGS[cell.lower()] for cell in cells[name]] for name in classes], dtype=np.int8).T
-    note = f"{table.name}: {counted(len(classes), 'column')} of 0 and 1 taken as classes: {some(classes, 5)}"
-    return Labels("multi", tuple(classes), np.ascontiguousarray(values)), (note,)
+        return no_labels(n), (f"{table.name}: {NO_LABEL_COLUMN} {listed}; name it with --label-col",)
+    if not blank:
+        for name in classes:
+            how = (
+                f"Behind the table, ?blank=absent counts them as 0, and ?blank=ignore as -1: {table.name}?blank=ignore"
+            )
+            _refuse_empty(table, name, cells[name], how)
+    flags = {**booleans.FLAGS, "": -1 if blank == "ignore" else 0}
+    values = np.array([[flags[cell.lower()] for cell in cells[name]] for name in classes], dtype=np.int8).T
+    notes = [f"{table.name}: {counted(len(classes), 'column')} of 0 and 1 taken as classes: {some(classes, 5)}"]
+    if empty := sum(cell == "" for name in classes for cell in cells[name]):
+        notes.append(f"{table.name}: {counted(empty, 'empty cell')} {'do not count' if blank == 'ignore' else 'are 0'}")
+    if ignored := int((values == -1).sum()) - (empty if blank == "ignore" else 0):
+        notes.append(f"{table.name}: {counted(ignored, 'cell')} of -1 do not count")
+    return Labels("multi", tuple(classes), np.ascontiguousarray(values)), tuple(notes)
 
 
 def _read_request(request: SampleRequest[TableOptions]) -> dict[str, Source]:
@@ -342,6 +396,7 @@ def _read_request(request: SampleRequest[TableOptions]) -> dict[str, Source]:
         value_columns=request.value_columns,
         group=request.options.group,
         images=request.options.images,
+        blank=request.options.blank,
     )
 
 

@@ -1,0 +1,109 @@
+"""Images and labels as arrays (.npz): MedMNIST (train_images, train_labels, val_images, ...), Keras (x_train, ...)."""
+
+import re
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.containers.names import numbered_ids, split_name, split_rank
+from sslbench.data.format import NoOptions, SampleReader, SourceFormat
+from sslbench.data.images import Arrays
+from sslbench.data.labels import labels_of, no_labels
+from sslbench.data.source import Source
+from sslbench.data.wording import counted, in_python, some
+from sslbench.errors import DataError, UsageError
+
+_IMAGES, _LABELS = ("images", "image", "x", "data"), ("labels", "label", "y", "targets", "target")
+_USUAL_CHANNELS = (1, 3, 4)
+_AXES = (3, 4)  # of an array of images
+
+
+def recognises(spec: str) -> bool:
+    """Return whether the string ends in .npz."""
+    return spec.lower().endswith(".npz")
+
+
+def open(spec: str) -> dict[str, Source]:
+    """Return the images of the arrays of a file, which are kept in memory.
+
+    Args:
+        spec: a file with `SPLIT_images` and `SPLIT_labels`, `x_SPLIT` and `y_SPLIT`, or without splits `images` and
+            `labels`, `x` and `y`. Images are uint8 (N, H, W) or (N, H, W, channels); labels (N,), (N, 1), or (N, C)
+            with 1 present, 0 absent.
+
+    Returns:
+        Split name -> source, or {"all": source}. Ids are the numbers of the rows.
+
+    Raises:
+        DataError: it is damaged, or its arrays are no images and labels.
+        UsageError: it has no arrays of these names, or volumes.
+    """
+    try:
+        with np.load(spec, allow_pickle=False) as arrays:
+            parts = _parts(spec, arrays.files)
+            sources = {split: _source(spec, split, arrays, keys) for split, keys in parts.items()}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError) as error:
+        raise DataError(f"cannot read {spec}: {' '.join(str(error).split())[:200]}") from error
+    return {split: sources[split] for split in sorted(sources, key=split_rank)}
+
+
+def _parts(spec: str, keys: list[str]) -> dict[str, dict[str, str]]:
+    """Return split -> 'images' and 'labels' -> key.
+
+    Raises:
+        UsageError: there are no images.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for key in keys:
+        words = re.split(r"[_\-./]", key.lower())
+        split = next((split for word in words if (split := split_name(word)) is not None), "all")
+        for what, names in (("images", _IMAGES), ("labels", _LABELS)):
+            if any(word in names for word in words) and len(words) <= (1 if split == "all" else 2):
+                found.setdefault(split, {})[what] = key
+    found = {split: part for split, part in found.items() if "images" in part}
+    if not found or ("all" in found and len(found) > 1):
+        raise UsageError(
+            f"{spec} has no arrays of images of known names: it has {some(keys, 8) or 'none'}",
+            "Known are train_images and train_labels, x_train and y_train, images and labels. Features are given by "
+            f"--features. {in_python(Path(spec))}",
+        )
+    return found
+
+
+def _source(spec: str, split: str, arrays: Any, keys: dict[str, str]) -> Source:
+    name = spec if split == "all" else f"{spec} ({split})"
+    images = _checked(f"{spec}, {keys['images']}", arrays[keys["images"]], Path(spec))
+    labels = no_labels(len(images))
+    if "labels" in keys:
+        values = arrays[keys["labels"]]
+        column = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+        if len(values) != len(images):
+            raise DataError(f"{spec}: {counted(len(images), 'image')} and {counted(len(values), 'label')} ({split})")
+        labels = labels_of(column, len(images), name=f"{spec}, {keys['labels']}")
+    return Source(name, numbered_ids(len(images)), labels, Arrays(images, name))
+
+
+def _checked(where: str, images: npt.NDArray[Any], path: Path) -> npt.NDArray[np.uint8]:
+    """Return an array of images.
+
+    Raises:
+        UsageError: it is none: volumes, channels before height and width, another type than bytes.
+    """
+    shape = images.shape
+    if images.ndim not in _AXES or not len(images) or images.dtype != np.uint8:
+        raise UsageError(
+            f"{where}: {images.dtype} {shape}, and images are uint8 (N, height, width[, channels])", in_python(path)
+        )
+    if images.ndim == max(_AXES) and shape[-1] not in _USUAL_CHANNELS:
+        if shape[1] in _USUAL_CHANNELS:
+            raise UsageError(f"{where} {shape} has the channels before height and width", in_python(path))
+        if shape[1] == shape[2] == shape[3]:
+            raise UsageError(f"{where} {shape} holds volumes, not images", "Use slices of them: x[:, :, :, 14].")
+    return images
+
+
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, lambda request: open(request.spec), NoOptions))

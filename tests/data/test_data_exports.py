@@ -1,0 +1,308 @@
+"""Exports of annotation tools: named with a way to use them, or read."""
+
+import json
+import tarfile
+
+import numpy as np
+import pytest
+from helpers.containers import add_to_tar, hf_table, pictures, png
+
+from sslbench.data.checks.samples import check
+from sslbench.data.containers.exports import _EXPORTS, export_of
+from sslbench.data.containers.text import read_text
+from sslbench.data.open import open_data, open_label_maps, open_objects
+from sslbench.data.splits import label_problems
+from sslbench.errors import DataError, UsageError
+
+BOX = {"x": 1, "y": 2, "width": 3, "height": 4}
+FILES = {
+    "CVAT for images": (
+        "annotations.xml",
+        '<?xml version="1.0"?>\n<annotations>\n  <version>1.1</version>\n  <image id="0" name="p.png">',
+    ),
+    "CVAT for video": ("annotations.xml", '<annotations><track id="0" label="cat" source="manual">'),
+    "labelme": ("p.json", {"version": "5.2.1", "flags": {}, "shapes": [{"label": "cat"}], "imagePath": "p.png"}),
+    "VIA": ("via.json", {"_via_settings": {}, "_via_img_metadata": {"p.png1": {"filename": "p.png", "regions": []}}}),
+    "VGG": ("regions.json", {"p.png99": {"filename": "p.png", "size": 99, "regions": [], "file_attributes": {}}}),
+    "VIA (VGG": ("via.csv", "filename,file_size,file_attributes,region_count,region_id,region_shape_attributes\n"),
+    "Datumaro": ("default.json", {"info": {}, "categories": {"label": {"labels": [{"name": "cat"}]}}, "items": []}),
+    "Label Studio": ("ls.json", [{"id": 1, "annotations": [{"result": [{"value": BOX, "from_name": "label"}]}]}]),
+    "Studio in its own": ("min.json", [{"image": "/data/p.png", "label": [{**BOX, "rectanglelabels": ["cat"]}]}]),
+    "Labelbox": ("export.ndjson", {"data_row": {"id": "a", "row_data": "https://x/p.png"}, "projects": {}}),
+    "an export of Labelbox": ("export.json", [{"DataRow ID": "x", "Labeled Data": "https://x/p.png", "Label": {}}]),
+    "Supervisely": ("p.png.json", {"size": {"height": 4, "width": 4}, "objects": [{"classTitle": "cat"}]}),
+    "file of Supervisely": (
+        "meta.json",
+        {"classes": [{"title": "cat", "shape": "rectangle"}], "projectType": "images"},
+    ),
+    "FiftyOne": ("samples.json", {"samples": [{"filepath": "data/p.png", "tags": []}]}),
+    "data set of FiftyOne": ("labels.json", {"classes": ["cat"], "labels": {"p": 0}}),
+    "CreateML": ("x.createml.json", [{"image": "p.png", "annotations": [{"label": "cat", "coordinates": BOX}]}]),
+    "Darwin": ("p.json", {"version": "2.0", "schema_ref": "https://x", "item": {"slots": []}, "annotations": []}),
+    "BDD100K": ("bdd.json", [{"name": "p.png", "labels": [{"category": "car", "box2d": {"x1": 1}}]}]),
+    "detections": ("dets.json", [{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}]),
+}
+
+
+def write(folder, name, content):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(folder / name)
+
+
+@pytest.mark.parametrize("title", FILES)
+def test_an_export_is_named_with_a_way_to_use_it(tmp_path, title):
+    spec = write(tmp_path / "photos", *FILES[title])
+    for opened in (open_data, open_objects, open_label_maps):
+        with pytest.raises(UsageError, match=title.replace("(", r"\(")) as error:
+            opened(spec)
+        assert error.value.remedy
+    if not spec.endswith(".csv"):
+        (tmp_path / "photos" / "p.png").write_bytes(png(0))
+        with pytest.raises(UsageError, match=title.replace("(", r"\(")):
+            open_objects(str(tmp_path / "photos"))
+        if title != "detections":
+            source = open_data(str(tmp_path))["all"]
+            assert any(title in note for note in source.notes) and not source.labels.labelled
+            assert title in label_problems(source, source)[0]
+
+
+def test_files_of_other_programs_are_named_by_their_suffix(tmp_path):
+    for suffix in (
+        ".xlsx",
+        ".pkl",
+        ".tfrecord",
+        ".rec",
+        ".mdb",
+        ".mat",
+        ".h5",
+        ".pt",
+        ".rar",
+        ".csv.gz",
+        ".mp4",
+        ".nii.gz",
+    ):
+        (tmp_path / f"a{suffix}").write_bytes(b"\0\1\2")
+        with pytest.raises(UsageError, match=r"which sslbench does not read\n."):
+            open_data(str(tmp_path / f"a{suffix}"))
+    (tmp_path / "db").mkdir()
+    (tmp_path / "db" / "data.mdb").write_bytes(b"\0")
+    with pytest.raises(DataError, match=r"has no image .*data\.mdb is an LMDB database"):
+        open_data(str(tmp_path / "db"))
+
+
+def test_manifests_and_tables_are_no_exports(tmp_path):
+    for name, content in (
+        ("m.json", {"info": {}, "images": [{"id": 1, "file_name": "p.png", "regions": []}], "annotations": []}),
+        ("t.json", [{"image": "p.png", "label": "cat", "score": 0.5}]),
+        ("t.csv", "path,label\np.png,cat\n"),
+        ("voc.json", {"categories": [{"id": 1, "name": "label"}], "images": [], "annotations": []}),
+    ):
+        write(tmp_path, name, content)
+        assert export_of(tmp_path / name) is None
+    assert all(export.remedy and export.title for export in _EXPORTS)
+
+
+def test_tables_of_other_encodings_and_separators(tmp_path):
+    (tmp_path / "a.png").write_bytes(png(0))
+    (tmp_path / "b.png").write_bytes(png(1))
+    text = "path,label\r\na.png,café\r\nb.png,naïve\r\n"
+    for encoding, spelled in (
+        *((encoding, text) for encoding in ("utf-8-sig", "utf-16", "utf-32", "latin-1", "cp1252")),
+        ("utf-8", text.replace(",", ";")),
+        ("utf-8", "sep=;\r\n" + text.replace(",", ";")),
+        ("utf-16", text.replace(",", "\t")),
+        ("utf-8", text.replace(",", "|")),
+    ):
+        (tmp_path / "t.csv").write_bytes(spelled.encode(encoding))
+        source = open_data(str(tmp_path / "t.csv"))["all"]
+        assert source.labels.classes == ("café", "naïve") and source.ids == ("a.png", "b.png")
+        assert any("not in UTF-8" in note for note in source.notes) == (not encoding.startswith("utf-8"))
+    (tmp_path / "classes.txt").write_bytes("café\nthé\n".encode("cp1252"))
+    assert read_text(tmp_path / "classes.txt")[0].split() == ["café", "thé"]
+    (tmp_path / "t.csv").write_bytes(text.encode("utf-16-le"))
+    with pytest.raises(DataError, match="UTF-16 without its mark"):
+        open_data(str(tmp_path / "t.csv"))
+
+
+def test_a_table_of_boxes_in_another_encoding(tmp_path):
+    (tmp_path / "a.png").write_bytes(png(0))
+    rows = "filename;class;xmin;ymin;xmax;ymax\na.png;café;1;1;3;3\n"
+    for encoding in ("utf-8-sig", "utf-16", "latin-1"):
+        (tmp_path / "t.csv").write_bytes(rows.encode(encoding))
+        assert open_objects(str(tmp_path / "t.csv"))["all"].classes == ("café",)
+
+
+def chexpert(tmp_path):
+    for i in range(3):
+        (tmp_path / f"{i}.png").write_bytes(png(i))
+    cells = ["1.0,-1.0,", "0.0,,1.0", ",1.0,0.0"]
+    rows = [f"{tmp_path.name}/{i}.png,Male,6{i},{cell}" for i, cell in enumerate(cells)]
+    return write(tmp_path, "train.csv", "\n".join(["Path,Sex,Age,Edema,Effusion,Pneumonia", *rows]))
+
+
+def test_empty_cells_of_columns_of_classes_are_absent_or_ignored_as_asked(tmp_path):
+    spec = chexpert(tmp_path)
+    with pytest.raises(DataError, match=r"'Edema' is empty in line 4\n.*\?blank=absent.*\?blank=ignore"):
+        open_data(spec)
+    absent, ignored = (open_data(f"{spec}?blank={how}")["all"] for how in ("absent", "ignore"))
+    assert absent.labels.values.tolist() == [[1, -1, 0], [0, 0, 1], [0, 1, 0]]
+    assert ignored.labels.values.tolist() == [[1, -1, -1], [0, -1, 1], [-1, 1, 0]]
+    assert any("3 empty cells are 0" in note for note in absent.notes)
+    assert any("1 cell of -1 do not count" in note for note in ignored.notes)
+
+
+def test_several_columns_of_classes_are_chosen_by_their_names(tmp_path):
+    spec = f"{chexpert(tmp_path)}?blank=absent"
+    source = open_data(spec, label_column="Pneumonia,Edema")["all"]
+    assert source.labels.classes == ("Pneumonia", "Edema")
+    assert source.labels.values.tolist() == [[0, 1], [1, 0], [0, 0]]
+    assert open_data(spec, label_column="Effusion,")["all"].labels.values.tolist() == [[-1], [0], [1]]
+    for column, message in (
+        ("Edema,Efusion", "no column 'Efusion'.*\n.*'Effusion'"),
+        ("Edema,Sex", "'Sex' has Male"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            open_data(spec, label_column=column)
+    write(tmp_path, "t.csv", "path,edema\n0.png,1\n1.png,0\n2.png,-1\n")
+    with pytest.raises(UsageError, match=r"-1 is no class\n--label-col edema, \(with the comma\)"):
+        open_data(str(tmp_path / "t.csv"), label_column="edema")
+
+
+def test_the_column_of_names_without_suffix_is_found_by_its_files(tmp_path):
+    (tmp_path / "train").mkdir()
+    for i in range(4):
+        (tmp_path / "train" / f"k{i}.png").write_bytes(png(i))
+    spec = write(tmp_path, "labels.csv", "id_code,diagnosis\n" + "".join(f"k{i},{i % 2}\n" for i in range(4)))
+    source = open_data(spec, label_column="diagnosis")["all"]
+    assert source.ids == ("k0.png", "k1.png", "k2.png", "k3.png") and source.labels.classes == ("0", "1")
+    assert any("cells of 'id_code' are image files" in note for note in source.notes)
+    with pytest.raises(UsageError, match=r"no column for the images was recognised among: who, what\n.*--image-col"):
+        open_data(write(tmp_path, "other.csv", "who,what\nx,y\n"))
+
+
+def test_classes_of_roboflow(tmp_path):
+    for split in ("train", "valid"):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "a.png").write_bytes(png(0))
+        write(tmp_path / split, "_classes.csv", "filename, cat, dog\na.png, 1, 0\n")
+    found = open_data(str(tmp_path))
+    assert list(found) == ["train", "val"] and found["val"].labels.classes == ("cat", "dog")
+
+
+def arrays(split, shape=(6, 8, 8, 3)):
+    rng = np.random.default_rng(len(split))
+    return rng.integers(0, 255, shape, dtype=np.uint8), (np.arange(shape[0]) % 3).astype(np.uint8)[:, None]
+
+
+def test_medmnist(tmp_path):
+    content = {}
+    for split in ("train", "val", "test"):
+        content[f"{split}_images"], content[f"{split}_labels"] = arrays(split)
+    np.savez_compressed(tmp_path / "bloodmnist.npz", **content)
+    found = open_data(str(tmp_path / "bloodmnist.npz"))
+    assert list(found) == ["train", "val", "test"]
+    for split, source in found.items():
+        assert np.array_equal(source.images.read(4), content[f"{split}_images"][4])
+        assert source.labels.kind == "single" and source.labels.values.tolist() == [0, 1, 2, 0, 1, 2]
+    assert not [finding for finding in check(found["train"], found["test"]) if finding.level == "error"]
+
+
+def test_arrays_of_several_labels_of_keras_and_without_splits(tmp_path):
+    images, labels = arrays("x")
+    several = np.eye(6, 4, dtype=np.uint8)
+    for name, content, kind in (
+        ("chest", {"train_images": images[..., 0], "train_labels": several}, "multi"),
+        ("keras", {"x_train": images, "y_train": labels[:, 0], "x_test": images, "y_test": labels[:, 0]}, "single"),
+        ("plain", {"images": images, "labels": np.array(list("aabbcc"))}, "single"),
+        ("unlabelled", {"X": images}, "none"),
+    ):
+        np.savez(tmp_path / f"{name}.npz", **content)
+        assert next(iter(open_data(str(tmp_path / f"{name}.npz")).values())).labels.kind == kind
+
+
+def test_arrays_that_are_no_images_say_so(tmp_path):
+    images, labels = arrays("x")
+    for content, message in (
+        ({"features": np.zeros((6, 4))}, r"no arrays of images of known names: it has features\n.*--features"),
+        ({"train_images": np.zeros((2, 9, 9, 9), np.uint8)}, "holds volumes"),
+        ({"images": images.transpose(0, 3, 1, 2)}, "channels before height and width"),
+        ({"images": images / 255.0}, "images are uint8"),
+        ({"images": images, "labels": labels[:5]}, "6 images and 5 labels"),
+        ({"images": np.array([{}], dtype=object)}, "Object arrays cannot be loaded"),
+    ):
+        np.savez(tmp_path / "a.npz", **content)
+        with pytest.raises((UsageError, DataError), match=message):
+            open_data(str(tmp_path / "a.npz"))
+
+
+def test_files_of_rows_need_no_prefix(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    samples = pictures()
+    (tmp_path / "data").mkdir()
+    parquet.write_table(hf_table(samples), tmp_path / "data" / "train-00000-of-00001.parquet")
+    expected = sorted(samples)
+    assert list(open_data(str(tmp_path))["train"].ids) == expected
+    assert list(open_data(str(tmp_path / "data" / "train-00000-of-00001.parquet"))["all"].ids) == expected
+
+
+def test_keys_of_shards_with_dots(tmp_path):
+    members = {f"22.{i:02d}.png": png(i) for i in range(4)}
+    for suffix, content in (("cls", "{}"), ("json", '{{"label": {}}}')):
+        labels = {f"22.{i:02d}.{suffix}": content.format(i % 2).encode() for i in range(4)}
+        spec = tmp_path / f"{suffix}.tar"
+        write_members(spec, members | labels)
+        source = open_data(str(spec))["all"]
+        assert source.ids == tuple(members) and [source.labels.text(i) for i in range(4)] == ["0", "1", "0", "1"]
+    write_members(tmp_path / "both.tar", members | {"22.00.cls": b"1", "1.png": png(9), "1.cls": b"0"})
+    with pytest.raises(DataError, match=r"22\.00\.cls belongs to a key with a dot"):
+        open_data(str(tmp_path / "both.tar"))
+    write_members(tmp_path / "parts.tar", {"1.png": png(9), "1.mask.png": png(8), "1.cls": b"0", "1.mask.json": b"{}"})
+    assert open_data(str(tmp_path / "parts.tar"))["all"].ids == ("1.png",)
+
+
+def write_members(path, members):
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            add_to_tar(archive, name, content)
+
+
+def manifest(root, image=int, category=int, refer=None, mask=()):
+    for i in range(3):
+        (root / f"p{i}.png").write_bytes(png(i, (12, 12)))
+    row = {"bbox": [1, 1, 8, 8], "segmentation": list(mask)}
+    content = {
+        "images": [{"id": image(i), "file_name": f"p{i}.png", "width": 12, "height": 12} for i in range(3)],
+        "annotations": [
+            {"id": f"a{i}", "image_id": (refer or image)(i), "category_id": category(i % 2), **row} for i in range(3)
+        ],
+        "categories": [{"id": category(i), "name": name} for i, name in enumerate(("cat", "dog"))],
+    }
+    return write(root, "m.json", content)
+
+
+def test_ids_of_manifests_may_be_texts(tmp_path):
+    for image, category, refer in (
+        ("uuid-{}".format, "c{}".format, None),
+        ("p{}.png".format, int, None),
+        ("00{}".format, float, None),
+        (int, int, str),
+        (float, str, int),
+    ):
+        spec = manifest(tmp_path, image, category, refer)
+        source, objects = open_data(spec)["all"], open_objects(spec)["all"]
+        assert [source.labels.text(i) for i in range(3)] == ["cat", "dog", "cat"]
+        assert objects.classes == ("cat", "dog") and [len(o) for o in objects.objects] == [1, 1, 1]
+    with pytest.raises(DataError, match="image_id v0, v1, v2, which is not in 'images'"):
+        open_data(manifest(tmp_path, "u{}".format, refer="v{}".format))
+    with pytest.raises(DataError, match="ids of 'images' are numbers and texts"):
+        open_data(manifest(tmp_path, lambda i: i if i else "x"))
+
+
+def test_polygons_that_are_not_in_a_list_or_are_lists_of_points(tmp_path):
+    usual = open_objects(manifest(tmp_path, mask=[[1, 1, 9, 1, 9, 9, 1, 9]]))["all"]
+    for mask in ([1, 1, 9, 1, 9, 9, 1, 9], [[1, 1], [9, 1], [9, 9], [1, 9]]):
+        found = open_objects(manifest(tmp_path, mask=mask))["all"]
+        assert [o.masks for o in found.objects] == [o.masks for o in usual.objects] and found.has_masks
+    with pytest.raises(DataError, match="a polygon is a list of numbers"):
+        open_objects(manifest(tmp_path, mask=[1, 1, 9]))
