@@ -12,8 +12,9 @@ before they are summed. Similarity is the cosine of descriptors; optional steps 
 and Chum 2012), database augmentation (Arandjelovic and Zisserman 2012) and alpha-weighted query expansion (Radenovic et
 al. 2018).
 
-Metrics are means over the queries, with the interval of a mean over independent queries or groups of them: recall@k,
-R-precision, average precision by steps, and MAP@R; of retrieval sets those that are published for them, mean average
+Metrics are means over the queries. Queries that the same images answer (of a label, of a landmark) are right and wrong
+together, so that intervals resample labels, not queries. Metrics are recall@k, R-precision, average precision by steps,
+and MAP@R; of retrieval sets those that are published for them, mean average
 precision by trapezoids and precision at k. Chance is the exact expectation for databases in random order. Copy
 detection also ranks the first images of all queries in one list (micro AP).
 """
@@ -31,6 +32,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.labels import LABELS
 from sslbench.metrics.intervals import Interval, Units, ends, mean_errors, on_halves, standard_errors
+from sslbench.metrics.metric import Metric
 from sslbench.metrics.retrieval import COPIES, GroundTruth, micro_values
 from sslbench.protocols._parts.costs import DOUBLE, EIGEN, FLOAT, search_cost
 from sslbench.protocols._parts.engines import fastest_engine
@@ -185,7 +187,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         chance |= found.chance
     counts = {name: len(found.leading) for found in evaluated for name in found.metrics}
     if settings.predictions:
-        metrics |= (micro := _micro_metrics(first, index, train, settings, seed))
+        metrics |= (micro := _micro_metrics(first, index, train, test, settings, seed))
         counts |= dict.fromkeys(micro, len(first.rows))
     return Outcome(
         metrics=metrics,
@@ -228,7 +230,7 @@ def _evaluate_task(task: RetrievalTask, test: Features, index: "_SearchIndex") -
     values = np.array([metric_set.values(found) for found in ranks])
     truths = (task.answers(int(i)) for i in chosen)
     sizes = np.array([(len(t.positives), index.n_searched - len(t.ignored)) for t in truths])
-    metrics = _mean_metrics(values, metric_set, None if test.groups is None else test.groups[rows])
+    metrics = _mean_metrics(values, metric_set, _units(task, test, chosen))
     expected = _expected_in_random_order(sizes, metric_set).tolist()
     labels = test.labels.select(rows)
     leading = values[:, metric_set.metrics.index(metric_set.headline)]
@@ -294,10 +296,16 @@ class _SearchIndex:
         return found.astype(np.float32)
 
 
+def _units(task: RetrievalTask, test: Features, chosen: IntArray) -> list[Units]:
+    """Return the units that intervals resample of some queries: of a label or landmark, and of a group."""
+    each = [task.together] if test.groups is None else [task.together, test.groups[task.rows]]
+    return [Units.of(len(chosen), numbers[chosen]) for numbers in each]
+
+
 def _micro_metrics(
-    task: RetrievalTask, index: _SearchIndex, train: Features, settings: Settings, seed: int
+    task: RetrievalTask, index: _SearchIndex, train: Features, test: Features, settings: Settings, seed: int
 ) -> dict[str, Interval]:
-    """Return the metrics of all predicted pairs in one list, with the interval over queries."""
+    """Return the metrics of all predicted pairs in one list, with their intervals."""
     queries, database = index.queries(task.rows), index.database
     if settings.normalise_scores:
         background = descriptors(train, index.whitening)
@@ -310,13 +318,12 @@ def _micro_metrics(
     scores = np.concatenate([scores for scores, _ in found])
     predicted = scores, np.concatenate(correct), np.concatenate(of_query), pairs
     value = micro_values(np.ones((1, len(truths))), *predicted)[0]
-    units = Units.of(len(truths), None)
-    halves = on_halves(lambda weights: micro_values(weights, *predicted), units, n=_HALVES, seed=seed)
-    errors = standard_errors(halves, units)
-    return {
-        metric.name: (float(v), *ends(float(v), float(e), size=units.number, bounds=metric.bounds))
-        for metric, v, e in zip(COPIES, value, errors, strict=True)
-    }
+    units = _units(task, test, np.arange(len(truths)))
+    errors = [
+        standard_errors(on_halves(lambda weights: micro_values(weights, *predicted), each, n=_HALVES, seed=seed), each)
+        for each in units
+    ]
+    return _intervals(COPIES, value, errors, units)
 
 
 def _nearest_images(
@@ -416,14 +423,20 @@ def _all_regions(train: Features) -> Matrix:
     return np.concatenate(parts)
 
 
-def _mean_metrics(values: FloatArray, metric_set: MetricSet, groups: IntArray | None) -> dict[str, Interval]:
+def _mean_metrics(values: FloatArray, metric_set: MetricSet, units: Sequence[Units]) -> dict[str, Interval]:
     """Return the means over the queries of metrics (Q, M), with intervals."""
-    units = Units.of(len(values), groups)
-    errors = mean_errors(values, units)
-    found = {}
-    for metric, mean, error in zip(metric_set.metrics, values.mean(axis=0).tolist(), errors.tolist(), strict=True):
-        found[metric.name] = (mean, *ends(mean, error, size=units.number, bounds=metric.bounds))
-    return found
+    return _intervals(metric_set.metrics, values.mean(axis=0), [mean_errors(values, each) for each in units], units)
+
+
+def _intervals(
+    metrics: Sequence[Metric], values: FloatArray, errors: Sequence[FloatArray], units: Sequence[Units]
+) -> dict[str, Interval]:
+    """Return values (M,) with intervals from their errors (M,) over the units of each kind: the largest counts."""
+    size, largest = min(each.number for each in units), np.max(errors, axis=0)
+    return {
+        metric.name: (value, *ends(value, error, size=size, bounds=metric.bounds))
+        for metric, value, error in zip(metrics, values.tolist(), largest.tolist(), strict=True)
+    }
 
 
 def _expected_in_random_order(sizes: IntArray, metric_set: MetricSet) -> FloatArray:
@@ -466,7 +479,7 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
 
 
 PROTOCOL = Protocol(
-    version=1,
+    version=2,
     summary="Image retrieval by frozen features: leave one out, queries apart, or published ground truth.",
     settings=Settings,
     check_settings=check_settings,

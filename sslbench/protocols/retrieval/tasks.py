@@ -53,12 +53,15 @@ class RetrievalTask:
         rows: (Q,) test rows of the queries, also those without positives.
         answers: function from a position in `rows` to the answers, as rows of the database.
         metric_set: reported metrics.
+        together: (Q,) numbers, equal for queries that the same images answer: those of a label, or of a landmark. They
+            are right and wrong together, so that intervals resample them together.
     """
 
     name: str
     rows: IntArray
     answers: Callable[[int], GroundTruth]
     metric_set: MetricSet
+    together: IntArray
 
     def with_positives(self) -> IntArray:
         """Return the positions in `rows` of the queries with a positive.
@@ -124,7 +127,7 @@ def by_label(test: Features, database: Features, *, same_part: bool) -> Search:
         own = of_group[int(groups[row])]
         return GroundTruth(np.setdiff1d(same, own, assume_unique=True), own)
 
-    task = RetrievalTask("", np.arange(len(test)), answers, BY_LABEL)
+    task = RetrievalTask("", np.arange(len(test)), answers, BY_LABEL, labels)
     without = len(test) - len(task.with_positives())
     note = f"{without:,} of {len(test):,} test images have no positive in the database and are not queries."
     searched = np.ones(len(test), bool) if same_part else None
@@ -145,7 +148,9 @@ def by_ground_truth(test: Features) -> Search:
     for name, answers in queries.tasks.items():
         known = [query for query in test.ids if query in answers]
         rows = np.array([row_of[query] for query in known], dtype=np.int64)
-        task = RetrievalTask(name, rows, _lookup(known, answers, place), BY_GROUND_TRUTH)
+        lookup = _lookup(known, answers, place)
+        together = _sharing(rows, [lookup(i).positives for i in range(len(known))], np.flatnonzero(in_database))
+        task = RetrievalTask(name, rows, lookup, BY_GROUND_TRUTH, together)
         title = name or "ground truth"
         lost = sum(i not in place for each in answers.values() for i in each.positives)
         if lost or len(known) < len(answers):
@@ -159,6 +164,24 @@ def by_ground_truth(test: Features) -> Search:
         in_database[row_of[query]] for answers in queries.tasks.values() for query in answers if query in row_of
     )
     return Search(in_database, np.arange(len(test)) if inside else None, tuple(tasks), tuple(notes))
+
+
+def _sharing(rows: IntArray, positives: Sequence[IntArray], database: IntArray) -> IntArray:
+    """Return numbers (Q,), equal for queries that are joined by positives they share, or as answers of each other.
+
+    Args:
+        rows: (Q,) test rows of the queries.
+        positives: of each query, as rows of the database.
+        database: test rows of the database.
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    found = np.concatenate([np.zeros(0, np.int64), *(database[each] for each in positives)])
+    size = int(max(rows.max(initial=-1), found.max(initial=-1))) + 1
+    pairs = np.repeat(rows, [len(each) for each in positives]), found
+    _, part = connected_components(coo_array((np.ones(len(found)), pairs), shape=(size, size)), directed=False)
+    return np.asarray(part[rows], np.int64)
 
 
 def _lookup(
