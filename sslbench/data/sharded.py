@@ -47,15 +47,17 @@ def by_shard(images: Images, indices: IntArray) -> IntArray:
 def rows_of(images: Images, rank: int, world: int) -> IntArray:
     """Return the rows of one of `world` processes that share a pass over all images, int64, ascending.
 
-    Every `world`-th row; of many shards to fetch, those of whole shards, so that one process fetches each.
-    Otherwise a process that is ahead of another would evict from a small cache what the other needs again.
+    Neighbouring rows: processes on several machines that write rows of one file share few of its pages, which clients
+    of NFS write as a whole. Of many shards to fetch, those of whole shards, so that one process fetches each. Otherwise
+    a process that is ahead of another would evict from a small cache what the other needs again.
     """
     rows = np.arange(len(images))
+    share = rows[len(rows) * rank // world : len(rows) * (rank + 1) // world]
     if world == 1 or not isinstance(images, Sharded) or not images.fetched().any():
-        return rows[rank::world]
+        return share
     _, shard, sizes = np.unique(images.shards(), return_inverse=True, return_counts=True)
     if not len(rows) or sizes.max() * world * _SHARDS_EACH > len(rows):
-        return rows[rank::world]
+        return share
     owner = (2 * sizes.cumsum() - sizes) * world // (2 * len(rows))  # by the middle of the shard
     return np.flatnonzero(owner[shard] == rank)
 

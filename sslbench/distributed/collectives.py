@@ -32,6 +32,8 @@ _GROUPS = itertools.count()  # all processes join the same groups in the same or
 def process_group(device: torch.device) -> Iterator[Process]:
     """Join the processes that torchrun or srun started, during a block; a single process joins nothing.
 
+    A GPU is the current one during the block: events, streams and graphs without a device refer to it.
+
     Args:
         device: device of this process; cuda uses NCCL, all others gloo.
 
@@ -41,22 +43,40 @@ def process_group(device: torch.device) -> Iterator[Process]:
     """
     process = this_process()
     if process.world == 1 or distributed.is_initialized():
-        yield process
+        with _current(device):
+            yield process
         return
     set_rendezvous()
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     timeout = datetime.timedelta(minutes=30)  # timeout: the first process may evaluate or write while the others wait
-    # The store outlives a group: one prefix each, or the next group reads the addresses and the failures of this one.
+    # The store outlives a group, and that of torchrun a restart: one prefix each, or the next group reads the addresses
+    # and the failures of this one.
     served = _store(process, os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], timeout)
-    store = PrefixStore(f"sslbench-{next(_GROUPS)}", served)
-    distributed.init_process_group(backend, store=store, rank=process.rank, world_size=process.world, timeout=timeout)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = PrefixStore(f"sslbench-{attempt}-{next(_GROUPS)}", served)
+    with _current(device):
+        distributed.init_process_group(
+            backend, store=store, rank=process.rank, world_size=process.world, timeout=timeout
+        )
+        try:
+            with ending_together(process, PrefixStore("failures", store)):
+                yield process
+        finally:
+            distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _current(device: torch.device) -> Iterator[None]:
+    """Make a GPU the current one during a block."""
+    if device.type != "cuda" or device.index is None:
+        yield
+        return
+    before = torch.cuda.current_device()
+    torch.cuda.set_device(device)
     try:
-        with ending_together(process, PrefixStore("failures", store)):
-            yield process
+        yield
     finally:
-        distributed.destroy_process_group()
+        torch.cuda.set_device(before)
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ def measure_rate(backbone: Backbone, source: Source, layers: Sequence[Layer], ru
     settings = run.extract_settings()
     device, dtype = settings.device, DTYPES[settings.precision]
     try:
-        with preserved_random_states(device.type):
+        with preserved_random_states(device):
             started = time.perf_counter()
             encode = prepare(backbone, layers, device=device, precision=settings.precision)
             start = time.perf_counter() - started if backbone.calibration is not None else 0.0  # seconds to minutes

@@ -105,7 +105,10 @@ class RunSettings:
             UsageError: see `check`; or this machine has no such device.
         """
         self.check()
+        from sslbench.runtime.device import refuse_imitated
+
         device = self.torch_device()
+        refuse_imitated(self.precision, device)
         workers = resolve_workers(self.workers, device)
         return ExtractSettings(
             device,

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +27,9 @@ from sslbench.results.holes import Hole
 from sslbench.runtime.progress import Progress
 
 log = logging.getLogger("sslbench")
+
+_OF_THE_MACHINE = re.compile(r"memory|CUDA|cuDNN|cuBLAS|NCCL|MPS|space left|disk|worker", re.IGNORECASE)
+"""Words of torch's errors of memory, GPUs, disks and killed workers, which are RuntimeErrors as its bugs are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +103,8 @@ def run_cells(
     before = {path.stem.rpartition("-")[2]: path for path in sorted(out.glob("*/*.json"))}
     loaded: dict[str, _Loaded] = {}
     ahead: set[tuple[str, int]] = set()
+    prepared: Prepared | None = None
+    others: list[Prepared] = []
     results: dict[str, list[Result]] = {cell.weights: [] for cell in cells}
     holes: list[Hole] = []
     _write(out, cells, holes)
@@ -109,6 +115,7 @@ def run_cells(
                 raise cell.problem
             for position, request in enumerate(cell.requests):
                 if request.weights not in loaded:
+                    loaded, prepared, others = {}, None, []  # the last weights are released before the next are read
                     loaded, ahead = _load_together(cells[number - 1 :], run), set()
                 prepared = _prepared(request, run, loaded)
                 found = _existing_results(prepared, before)
@@ -124,6 +131,8 @@ def run_cells(
                 results[cell.weights] += found
         # Memory, disk or GPU errors concern this cell only; a bug of sslbench stops the suite.
         except (SslbenchError, OSError, MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not _OF_THE_MACHINE.search(f"{type(error).__name__} {error}"):
+                raise
             holes.append(_hole(cell, error))
             log.warning(f"{cell.weights} on {cell.benchmark}: {holes[-1].reason}; continuing with the next")
             _write(out, cells, holes)

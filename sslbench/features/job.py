@@ -271,7 +271,8 @@ class ExtractionJob:
         return partials if len(partials) == len(found) else None
 
     def _opened(self, layer: Layer) -> PartialLayer | None:
-        return opened(self.entry.layer_file(layer.text), len(self.source), np.dtype(self.settings.dtype))
+        file, dtype = self.entry.layer_file(layer.text), np.dtype(self.settings.dtype)
+        return opened(file, len(self.source), dtype, alone=self.process.world == 1)
 
     def _complete(self) -> bool:
         return all(self.entry.has(layer.text) for layer in self.layers)

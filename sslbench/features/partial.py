@@ -1,7 +1,9 @@
 """Partially extracted layer: the rows in `.partial`, the state and checksum of each in `.progress`.
 
 Rows are written with pwrite, not through a memory map: a full disk then raises an error instead of a signal, and
-processes on several machines write only their own bytes.
+processes on several machines write only their own bytes. Clients of NFS write back whole pages of a file that is open
+for reading too, and with them old rows of other machines: files are open for writing only, and with several processes
+synchronously (O_DSYNC), which makes Linux' client send the written bytes alone.
 """
 
 import contextlib
@@ -29,6 +31,7 @@ RECORD = np.dtype([("state", "u1"), ("checksum", "<u4")])
 
 _BLOCK_BYTES = 1 << 24
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PLAIN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -41,7 +44,10 @@ class PartialLayer:
         dtype: dtype of the rows.
     """
 
-    def __init__(self, complete: Path, shape: tuple[int, int], dtype: np.dtype[np.floating], start: int) -> None:
+    def __init__(
+        self, complete: Path, shape: tuple[int, int], dtype: np.dtype[np.floating], start: int, *, alone: bool = True
+    ) -> None:
+        self._flags = os.O_WRONLY | (0 if alone else getattr(os, "O_DSYNC", 0))
         self.complete, self.shape, self.dtype = complete, shape, dtype
         self._rows, self._progress = rows_file(complete), progress_file(complete)
         self._start, self._row_bytes = start, shape[1] * dtype.itemsize
@@ -56,7 +62,7 @@ class PartialLayer:
         rows = np.ascontiguousarray(rows, dtype=self.dtype)
         records = np.empty(len(indices), dtype=RECORD)
         records["state"], records["checksum"] = DONE, [zlib.crc32(row) for row in rows]
-        with _opened(self._rows) as file:
+        with _opened(self._rows, self._flags) as file:
             _write_at(file, self._start, indices, rows)
         self._unmarked.append((indices, records))
 
@@ -80,7 +86,7 @@ class PartialLayer:
         if not self._unmarked:
             return
         indices, records = (np.concatenate(parts) for parts in zip(*self._unmarked, strict=True))
-        with _opened(self._rows) as file:
+        with _opened(self._rows, self._flags) as file:
             os.fsync(file.fileno())
         self._mark(indices, records)
         self._unmarked.clear()
@@ -139,7 +145,7 @@ class PartialLayer:
             extracted = np.setdiff1d(np.arange(self.shape[0]), skipped)
             compact = self.complete.with_name(self.complete.name + ".tmp")
             start = _allocate(compact, (len(extracted), self.shape[1]), self.dtype)
-            with _opened(compact) as file:
+            with _opened(compact, os.O_WRONLY) as file:
                 done = 0
                 for block, rows in self._blocks(extracted):
                     _write_at(file, start, np.arange(done, done + len(block)), rows)
@@ -153,7 +159,7 @@ class PartialLayer:
     def _blocks(self, indices: IntArray) -> Iterator[tuple[IntArray, npt.NDArray[np.floating]]]:
         """Iterate over blocks of rows (B, D) from the file."""
         size = max(1, _BLOCK_BYTES // max(1, self._row_bytes))
-        with _opened(self._rows) as file:
+        with _opened(self._rows, os.O_RDONLY) as file:
             for at in range(0, len(indices), size):
                 block = indices[at : at + size]
                 rows = np.empty((len(block), self.shape[1]), dtype=self.dtype)
@@ -169,7 +175,7 @@ class PartialLayer:
         return np.fromfile(self._progress, dtype=RECORD)
 
     def _mark(self, indices: IntArray, records: npt.NDArray[np.void]) -> None:
-        with _opened(self._progress) as file:
+        with _opened(self._progress, self._flags) as file:
             _write_at(file, 0, indices, records)
             os.fsync(file.fileno())
 
@@ -200,8 +206,15 @@ def create(complete: Path, shape: tuple[int, int], dtype: np.dtype[np.floating])
         temporary.replace(progress)
 
 
-def opened(complete: Path, rows: int, dtype: np.dtype[np.floating]) -> PartialLayer | None:
-    """Open the partial files of a layer; None if they are missing, damaged or for another number of rows."""
+def opened(complete: Path, rows: int, dtype: np.dtype[np.floating], *, alone: bool = True) -> PartialLayer | None:
+    """Open the partial files of a layer; None if they are missing, damaged or for another number of rows.
+
+    Args:
+        complete: path of the complete .npy file.
+        rows: their number.
+        dtype: dtype of the rows.
+        alone: no other process writes rows.
+    """
     try:
         with rows_file(complete).open("rb") as file:
             version = np.lib.format.read_magic(file)
@@ -215,7 +228,7 @@ def opened(complete: Path, rows: int, dtype: np.dtype[np.floating]) -> PartialLa
     fits = len(shape) == 2 and shape[0] == rows and stored == dtype and not fortran
     if not fits or size != start + rows * shape[1] * dtype.itemsize or marks != rows * RECORD.itemsize:
         return None
-    return PartialLayer(complete, (rows, shape[1]), dtype, start)
+    return PartialLayer(complete, (rows, shape[1]), dtype, start, alone=alone)
 
 
 def remove(complete: Path) -> None:
@@ -274,8 +287,12 @@ def _reserve(file: BinaryIO, size: int) -> None:
 
 
 @contextlib.contextmanager
-def _opened(file: Path) -> Iterator[BinaryIO]:
-    with naming(file), file.open("r+b", buffering=0) as opened_file:
+def _opened(file: Path, flags: int) -> Iterator[BinaryIO]:
+    mode = "rb" if flags == os.O_RDONLY else "r+b"
+    with (
+        naming(file),
+        open(file, mode, buffering=0, opener=lambda path, _: os.open(path, flags | _PLAIN)) as opened_file,
+    ):
         yield opened_file
 
 

@@ -28,6 +28,7 @@ from sslbench.methods._parts.checks import need_views
 from sslbench.methods._parts.feature_maps import feature_map
 from sslbench.methods._parts.precision import in_float32
 from sslbench.preprocessing import LIGHTNESS
+from sslbench.runtime.device import widest_float
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -239,7 +240,7 @@ class Method(method.Method[Config]):
 
     def _count(self, indices: Tensor) -> None:
         """Add up the pixels of each colour in the first pass."""
-        counts = torch.bincount(indices.flatten(), minlength=len(colours())).double()
+        counts = torch.bincount(indices.flatten(), minlength=len(colours())).to(widest_float(indices.device))
         self._counts = counts if self._counts is None else self._counts + counts
 
     @torch.no_grad()

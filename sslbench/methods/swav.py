@@ -25,6 +25,7 @@ from sslbench.methods._parts.heads import Prototypes, mlp
 from sslbench.methods._parts.precision import in_float32, unit_length
 from sslbench.methods._parts.queue import shift_in
 from sslbench.methods._parts.sinkhorn import sinkhorn
+from sslbench.runtime.device import widest_float
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -89,7 +90,7 @@ def assign(scores: Tensor, queued: Tensor | None, config: Config, *, hard: bool 
         float32 (B, K); rows sum to 1.
     """
     together = scores if queued is None else torch.cat([scores, queued.to(scores.dtype)])
-    together = together.double() if config.double_precision else together
+    together = together.to(widest_float(together.device)) if config.double_precision else together
     codes = sinkhorn(together, epsilon=config.epsilon, iterations=config.iterations, power_law=config.power_law)
     codes = codes[: len(scores)].float()
     return functional.one_hot(codes.argmax(dim=1), codes.shape[1]).to(codes.dtype) if hard else codes

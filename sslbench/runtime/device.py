@@ -27,7 +27,7 @@ def choose_device(name: str) -> torch.device:
     device(type='cpu')
 
     Args:
-        name: 'auto' for cuda, else mps, else cpu; or 'cpu', 'cuda', 'cuda:1', 'mps'.
+        name: 'auto' for cuda, else mps, else cpu; or 'cpu', 'cuda', 'cuda:1', 'mps', 'xpu'.
 
     Raises:
         UsageError: this machine has no such device, or several processes would share one GPU.
@@ -36,10 +36,17 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     device = torch.device(name)
+    if device.type == "cpu":
+        return device
+    kind, available = {
+        "cuda": ("CUDA GPU", torch.cuda.is_available),
+        "mps": ("GPU of Apple", torch.backends.mps.is_available),
+        "xpu": ("GPU of Intel", torch.xpu.is_available),
+    }[device.type]
+    if not available():
+        raise UsageError(f"--device {device}: torch finds no {kind} on this machine", "Use --device cpu.")
     if device.type != "cuda":
         return device
-    if not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch finds no CUDA GPU on this machine", "Use --device cpu.")
     visible, world = torch.cuda.device_count(), this_process().world
     if device.index is None:
         return device if world == 1 else torch.device("cuda", local_gpu(visible))
@@ -59,14 +66,28 @@ def choose_device(name: str) -> torch.device:
 def choose_precision(asked: AskedPrecision, device: torch.device) -> Precision:
     """Return the precision of a training: with 'auto' bf16 on a GPU whose units compute in it, else fp32.
 
-    >>> choose_precision("auto", torch.device("cpu")), choose_precision("fp16", torch.device("cpu"))
-    ('fp32', 'fp16')
+    >>> choose_precision("auto", torch.device("cpu")), choose_precision("bf16", torch.device("cpu"))
+    ('fp32', 'bf16')
+
+    Raises:
+        UsageError: see `refuse_imitated`.
     """
     if asked != "auto":
+        refuse_imitated(asked, device)
         return asked
     # From compute capability 8.0 on; older GPUs imitate bf16 slowly.
     native = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     return "bf16" if native else "fp32"
+
+
+def refuse_imitated(precision: EncodingPrecision, device: torch.device) -> None:
+    """Refuse fp16 on a processor, where torch computes it a hundred times slower than fp32.
+
+    Raises:
+        UsageError: it is.
+    """
+    if precision == "fp16" and device.type == "cpu":
+        raise UsageError("precision fp16 is for GPUs: processors imitate it", "Use precision bf16 or fp32.")
 
 
 def local_gpu(visible: int) -> int:
@@ -79,15 +100,27 @@ def local_gpu(visible: int) -> int:
         visible: number of GPUs visible to this process, at least one.
 
     Raises:
-        UsageError: torchrun started more processes than there are GPUs, so two processes would share one.
+        UsageError: more processes were started than there are GPUs, so two processes would share one.
     """
-    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun, whose processes see the same GPUs
+    local = this_process().local
+    # torchrun sets LOCAL_WORLD_SIZE; srun does not, but some process of a machine is beyond its GPUs.
+    own = "SLURM_GPUS_PER_TASK" in os.environ  # each process sees others
+    local_world = 1 if own else max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), local + 1)
     if 1 < visible < local_world:
         raise UsageError(
             f"{local_world} processes were started on this machine, which has {visible} visible GPUs",
-            f"Start as many as there are GPUs: torchrun --nproc-per-node {visible}.",
+            f"Start one for each GPU: torchrun --nproc-per-node {visible}, or srun --ntasks-per-node={visible}.",
         )
-    return this_process().local % visible
+    return local % visible
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """Return the most precise floating-point type of a device: float64, but float32 on GPUs of Apple.
+
+    >>> widest_float(torch.device("cpu"))
+    torch.float64
+    """
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def check_precision(

@@ -12,7 +12,7 @@ EncodingPrecision = Literal["fp32", "bf16", "fp16", "int8"]
 AskedPrecision = Literal["auto", "fp32", "bf16", "fp16"]
 """Precision that may be left to the device."""
 
-_DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d{1,2})?")
+_DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d{1,2})?")
 
 
 def refuse_unknown_device(name: str) -> None:
@@ -22,7 +22,7 @@ def refuse_unknown_device(name: str) -> None:
         UsageError: it names none.
     """
     if not _DEVICE.fullmatch(name):
-        raise UsageError(f"there is no device called '{name}'", "Use auto, cpu, cuda, cuda:1 or mps.")
+        raise UsageError(f"there is no device called '{name}'", "Use auto, cpu, cuda, cuda:1, mps or xpu.")
 
 
 def float_precision(precision: EncodingPrecision) -> Precision:

@@ -42,11 +42,11 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
         yield
 
 
-def random_states(device_type: str) -> dict[str, Any]:
+def random_states(device: torch.device | None = None) -> dict[str, Any]:
     """Return the states of the global generators of torch, numpy and Python, as tensors and numbers.
 
     Args:
-        device_type: 'cuda' includes the generator of the current GPU.
+        device: a GPU whose generator is included; None, or the CPU: no other.
     """
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     states = {
@@ -54,24 +54,24 @@ def random_states(device_type: str) -> dict[str, Any]:
         "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, gauss],
         "python": random.getstate(),
     }
-    if device_type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state()
+    if device is not None and device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
     return states
 
 
-def restore_random_states(states: dict[str, Any]) -> None:
-    """Set the global generators to states from `random_states`."""
+def restore_random_states(states: dict[str, Any], device: torch.device | None = None) -> None:
+    """Set the global generators, and that of a GPU, to states from `random_states`."""
     torch.set_rng_state(states["torch"])
     kind, keys, *rest = states["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
+    if "cuda" in states and device is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 @contextlib.contextmanager
-def preserved_random_states(device_type: str = "cpu") -> Iterator[None]:
+def preserved_random_states(device: torch.device | None = None) -> Iterator[None]:
     """Restore the global random states at the end of a block, however it ends.
 
     >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
@@ -82,10 +82,10 @@ def preserved_random_states(device_type: str = "cpu") -> Iterator[None]:
     True
 
     Args:
-        device_type: see `random_states`.
+        device: see `random_states`.
     """
-    states = random_states(device_type)
+    states = random_states(device)
     try:
         yield
     finally:
-        restore_random_states(states)
+        restore_random_states(states, device)

@@ -259,7 +259,11 @@ def set_aside(folder: Path, *, after: int) -> list[Path]:
         The renamed files.
     """
     later = [path for path in files(folder) if int(path.stem.removeprefix("step_")) > after]
-    return [path.replace(path.with_name(f"{path.name}.set-aside")) for path in later]
+    aside = [path.with_name(f"{path.name}.set-aside") for path in later]
+    for earlier in aside:
+        if earlier.is_dir():  # of an earlier rewind; a file is replaced
+            shutil.rmtree(earlier)
+    return [path.replace(new) for path, new in zip(later, aside, strict=True)]
 
 
 def remove_leftovers(folder: Path) -> None:

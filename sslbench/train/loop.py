@@ -169,10 +169,10 @@ def train(
 
 
 def _forward_backward(state: State, plan: TrainingPlan, raw: RawBatch, step: Step) -> tuple[Loss, Tensor]:
-    """Compute the gradients; return the loss of the last pass, and the mean loss over passes and processes."""
+    """Compute the gradients; return the loss of all passes, and the mean loss over passes and processes."""
     state.optimizer.zero_grad(set_to_none=True)
     total = torch.zeros((), device=state.device)
-    parts = _split(raw, plan.accumulate)
+    parts, losses = _split(raw, plan.accumulate), []
     for number, part in enumerate(parts):
         final = number == len(parts) - 1
         with contextlib.nullcontext() if final else without_synchronisation(state.model):
@@ -183,6 +183,14 @@ def _forward_backward(state: State, plan: TrainingPlan, raw: RawBatch, step: Ste
             with _autocast(state, plan):
                 state.online_head.add_gradient(batch.views, batch.labels, 1 / len(parts))
         total += loss.value.detach() / len(parts)
+        losses.append(loss)
+    if len(losses) > 1:
+        means = {
+            name: torch.stack([torch.as_tensor(each.parts[name]) for each in losses]).mean() for name in loss.parts
+        }
+        loss = dataclasses.replace(
+            loss, embeddings=torch.cat([each.embeddings.detach() for each in losses]), parts=means
+        )
     return loss, sum_(total) / world_size()
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sslbench.distributed.collectives import sum_, world_size
+from sslbench.runtime.device import widest_float
 from sslbench.train.schedules import cosine
 
 PEAK_LR = 0.1
@@ -49,7 +50,7 @@ class OnlineClassifier(nn.Module):
     @torch.no_grad()
     def track(self, features: Tensor) -> None:
         """Update the running statistics by the features (B, width) of all processes; the first ones replace them."""
-        x = features.double()
+        x = features.to(widest_float(features.device))
         moments = sum_(torch.stack([x.mean(dim=0), x.square().mean(dim=0)])) / world_size()
         variance = (moments[1] - moments[0].square()).clamp_min(0)
         new = torch.where(self.batches == 0, 1.0, _NEW).to(self.mean.dtype)

@@ -164,9 +164,7 @@ def _network_tensors(state: State) -> dict[str, Tensor]:
 
 def _small_state(state: State) -> dict[str, Any]:
     """Return what the first process writes in any case; every process calls this."""
-    processes = gather_objects(
-        {"random": random_states(state.device.type), "local": _on_cpu(state.method.local_state())}
-    )
+    processes = gather_objects({"random": random_states(state.device), "local": _on_cpu(state.method.local_state())})
     return {
         "scaler": state.scaler.state_dict(),
         "processes": processes,
@@ -213,7 +211,7 @@ def from_checkpoint(state: State, content: dict[str, Any], path: Path | None = N
     if before == now:
         own = processes[rank()]
         state.method.load_local_state(own["local"])
-        restore_random_states(own["random"])
+        restore_random_states(own["random"], state.device)
         return
     # Images, views and draws of images do not depend on the processes; only dropout and the like do.
     torch.manual_seed((torch.initial_seed() + state.step * 1_000_003**2) % 2**63)

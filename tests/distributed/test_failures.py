@@ -1,6 +1,8 @@
 """All processes end when one fails; threads with a store in memory stand for processes."""
 
+import contextlib
 import datetime
+import itertools
 import os
 import subprocess
 import sys
@@ -11,7 +13,7 @@ import torch
 from helpers import two_processes
 from torch import distributed  # noqa: TID251
 
-from sslbench.distributed import Process, failures
+from sslbench.distributed import Process, collectives, failures
 from sslbench.distributed.collectives import barrier, process_group
 from sslbench.errors import DataError, SslbenchError
 
@@ -208,3 +210,23 @@ def two_groups(rank):
 def test_a_part_of_a_suite_that_failed_does_not_end_the_next():
     """The store outlives a group, with the addresses of its processes and the reason of its failure."""
     assert two_processes.run(two_groups, join=False) == [[True] * 3] * 2
+
+
+def test_a_restart_by_torchrun_does_not_see_the_failure_before_it(monkeypatch):
+    """The store of torchrun outlives the processes of an attempt."""
+    served, stores = distributed.HashStore(), []
+    monkeypatch.setattr(collectives, "this_process", lambda: Process(0, 2))
+    monkeypatch.setattr(collectives, "set_rendezvous", lambda: None)
+    monkeypatch.setattr(collectives, "_store", lambda *_: served)
+    monkeypatch.setattr(collectives, "ending_together", lambda process, store: contextlib.nullcontext())
+    monkeypatch.setattr(distributed, "init_process_group", lambda *_, store, **__: stores.append(store))
+    monkeypatch.setattr(distributed, "destroy_process_group", lambda: None)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    for attempt in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+        monkeypatch.setattr(collectives, "_GROUPS", itertools.count())  # as in a new process
+        with process_group(torch.device("cpu")):
+            assert not stores[-1].check(["failures/reason"])
+            stores[-1].set("failures/reason", "a machine failed")
+    assert len(stores) == 2

@@ -92,7 +92,7 @@ def test_markdown_keeps_its_columns(board, tmp_path):
     lines = [line for line in (tmp_path / "board.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(board.rows)
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
-    assert "**1234.57 [1232.57, 1237.57]**" in lines[2] and "a\\|<b>" in lines[3]
+    assert "**1234.57 [1232.57, 1237.57]**" in lines[2] and "a\\|&lt;b&gt;" in lines[3]
 
 
 class Page(html.parser.HTMLParser):
@@ -187,3 +187,9 @@ def test_an_interval_that_is_not_symmetric_is_shown_as_it_is(tmp_path):
 def test_metrics_without_interval_are_shown_without():
     board = table([make("a", metrics={"top1": MetricValue(value=80.125)})])
     assert "80.12" in printed(board) and "80.12 [" not in printed(board)
+
+
+def test_names_are_no_html_in_markdown(tmp_path):
+    name = "<img src=x onerror=alert(1)>|<b>"
+    text = markdown(table([make(name, 50)]))
+    assert "<" not in text and "&lt;img src=x onerror=alert(1)&gt;\\|&lt;b&gt;" in text

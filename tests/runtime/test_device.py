@@ -5,8 +5,11 @@ import contextlib
 import pytest
 import torch
 
+from sslbench.distributed.collectives import process_group
 from sslbench.errors import UsageError
-from sslbench.runtime.device import check_precision, choose_device, local_gpu
+from sslbench.evaluation.request import RunSettings
+from sslbench.runtime.device import check_precision, choose_device, choose_precision, local_gpu, widest_float
+from sslbench.runtime.seeds import preserved_random_states
 
 
 @pytest.fixture
@@ -14,7 +17,7 @@ def gpus(monkeypatch):
     def see(count, **environment):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_GPUS_PER_TASK"):
             monkeypatch.delenv(name, raising=False)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
@@ -26,11 +29,11 @@ def slurm(rank, local):
     return {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local)}
 
 
-@pytest.mark.parametrize(("visible", "expected"), [(1, [0, 0, 0, 0]), (2, [0, 1, 0, 1]), (4, [0, 1, 2, 3])])
+@pytest.mark.parametrize(("visible", "expected"), [(1, [0, 0, 0, 0]), (2, [0, 1]), (4, [0, 1, 2, 3])])
 def test_each_task_takes_a_gpu_that_it_sees(visible, expected, gpus):
     """`srun --gpus-per-task=1` shows each task one GPU, another one."""
     taken = []
-    for local in range(4):
+    for local in range(len(expected)):
         gpus(visible, **slurm(4 + local, local))
         taken.append(choose_device("cuda"))
     assert taken == [torch.device("cuda", number) for number in expected]
@@ -56,6 +59,53 @@ def test_several_processes_do_not_share_a_gpu(gpus):
     gpus(4, **torchrun, LOCAL_WORLD_SIZE="4")
     with pytest.raises(UsageError, match=r"cuda:1 names one GPU, but 4 processes were started"):
         choose_device("cuda:1")
+    gpus(2, **slurm(6, 2))
+    with pytest.raises(UsageError, match=r"3 processes .* 2 visible GPUs\n.*srun --ntasks-per-node=2"):
+        choose_device("cuda")
+    gpus(2, **slurm(6, 2), SLURM_GPUS_PER_TASK="2")
+    assert choose_device("cuda") == torch.device("cuda:0"), "GPUs of its own"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("cuda", "CUDA GPU"), ("mps", "GPU of Apple"), ("xpu:1", "GPU of Intel")])
+def test_a_kind_of_gpu_that_is_not_there_is_refused(name, kind, monkeypatch):
+    for place in (torch.cuda, torch.backends.mps, torch.xpu):
+        monkeypatch.setattr(place, "is_available", lambda: False)
+    with pytest.raises(UsageError, match=f"--device {name}: torch finds no {kind} on this machine\nUse --device cpu"):
+        choose_device(name)
+
+
+def test_a_processor_has_no_number():
+    for name in ("cpu:7", "cpu:0", "mps:1", "gpu"):
+        with pytest.raises(UsageError, match=f"no device called '{name}'\nUse auto, cpu, cuda, cuda:1, mps or xpu"):
+            choose_device(name)
+
+
+def test_fp16_is_not_imitated_on_a_processor():
+    with pytest.raises(UsageError, match=r"fp16 is for GPUs.*\nUse precision bf16 or fp32"):
+        choose_precision("fp16", torch.device("cpu"))
+    with pytest.raises(UsageError, match="fp16 is for GPUs"):
+        RunSettings(device="cpu", precision="fp16").extract_settings()
+    assert choose_precision("fp16", torch.device("cuda")) == "fp16"
+
+
+def test_the_named_gpu_is_the_current_one_and_its_random_states_are_kept(gpus, monkeypatch):
+    gpus(2)
+    current, seen = [0], []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.insert(0, getattr(device, "index", device)))
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device="cuda": seen.append(device) or torch.zeros(1))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device="cuda": seen.append(device))
+    device = choose_device("cuda:1")
+    with pytest.raises(KeyError), process_group(device):
+        assert current[0] == 1
+        with preserved_random_states(device):
+            raise KeyError
+    assert current[0] == 0 and seen == [device, device]
+
+
+def test_gpus_of_apple_have_no_float64():
+    assert widest_float(torch.device("mps")) == torch.float32
+    assert widest_float(torch.device("cuda")) == torch.float64
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,14 @@ def test_every_line_and_every_evaluation_stands_in_metrics_jsonl(tmp_path):
     assert third == scores
 
 
+def test_an_overflow_is_null_in_metrics_jsonl(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    drive(JsonLines(path), info(tmp_path), [line(5, gradient_norm=float("inf"), loss=float("nan"))])
+    (text,) = path.read_text().splitlines()
+    assert "Infinity" not in text and "NaN" not in text
+    assert json.loads(text)["gradient_norm"] is None
+
+
 def test_after_a_resume_no_update_stands_twice(tmp_path):
     path = tmp_path / "metrics.jsonl"
     drive(JsonLines(path), info(tmp_path), [line(5), line(10)], [{"step": 10, "epoch": 1.0, "knn_top1": 90.0}])

@@ -300,7 +300,10 @@ def test_a_link_to_an_old_checkpoint_is_removed_and_not_what_it_names(copied, tm
 def test_the_last_one_that_is_kept_may_be_of_either_form(copied):
     checkpoints.write(copied, 4, {"number": 4}, keep=2)
     assert [path.name for path in checkpoints.files(copied)] == ["step_000000003.ckpt", "step_000000004.ckpt"]
-    assert checkpoints.set_aside(copied, after=2)[0].is_dir()
+    (aside, _) = checkpoints.set_aside(copied, after=2)
+    assert aside.is_dir()
+    shutil.copytree(aside, copied / "step_000000003.ckpt")  # the updates are repeated, and set aside again
+    assert checkpoints.set_aside(copied, after=2) == [aside] and aside.is_dir()
 
 
 def rewritten(path, tensors, offsets):

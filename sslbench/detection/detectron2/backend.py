@@ -129,7 +129,7 @@ def run(
     )
     folder = training.folder
     with (
-        preserved_random_states(device.type),
+        preserved_random_states(device),
         tempfile.TemporaryDirectory(prefix="sslbench-") as scratch,
         own_log(folder / _LOG if rank() == 0 else None),
         registered(data, configuration.cfg, Path(scratch), recipe.mirrored_keypoints) as cfg,

@@ -1,5 +1,6 @@
 """CSV (numbers only), Markdown and terminal tables of a board."""
 
+import html
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -199,11 +200,16 @@ def markdown(board: Board) -> str:
         average = [f"{row.average:.2f}" if row.average is not None else ""] if board.averaged else []
         cells_of_row = [*cells, *average, *extra_texts(board, row)]
         lines.append(_markdown([row.label, *([row.layer] if layer else []), *cells_of_row, "; ".join(row.flags)]))
-    return "\n".join([*lines, "", LEGEND, *(f"\n{note}" for note in board.notes)]) + "\n"
+    return "\n".join([*lines, "", LEGEND, *(f"\n{_markdown_text(note)}" for note in board.notes)]) + "\n"
 
 
 def _markdown(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    return "| " + " | ".join(_markdown_text(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _markdown_text(text: str) -> str:
+    """Escape the HTML that a name may hold, which Markdown would show as such."""
+    return html.escape(text, quote=False).replace("\n", " ")
 
 
 def to_rich(board: Board, width: int) -> "Table":

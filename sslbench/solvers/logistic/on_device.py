@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from sslbench.arrays import FloatArray, Matrix, Rows
 from sslbench.solvers.logistic.problem import ClassSums, Fit, LossAndGradient, Problem
@@ -105,7 +106,8 @@ class DeviceProblem(Problem):
             if self.multinomial:
                 positive += torch.bincount(targets, minlength=outputs)
                 known += len(x)
-                x_positive += self._zeros(outputs, self.width).index_add_(0, targets, x).T
+                # A product in place of index_add_, whose order of additions differs from run to run on a GPU.
+                x_positive += x.T @ functional.one_hot(targets, outputs).to(x.dtype)
                 x_known += x.sum(dim=0)[:, None]
             else:
                 is_positive, is_known = (targets > 0).double(), (targets >= 0).double()
@@ -159,7 +161,9 @@ class DeviceProblem(Problem):
         return logits.scatter_add_(1, own, torch.ones_like(own, dtype=logits.dtype))
 
     def free_memory(self) -> float:
-        """Return the free memory of the device in bytes."""
+        """Return the free memory of the device in bytes, after torch has released what it keeps for later use."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
         return float(torch.cuda.mem_get_info(self.device)[0]) if self.device.type == "cuda" else float("inf")
 
     @functools.cached_property

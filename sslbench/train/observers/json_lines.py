@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from sslbench.results import plain
 from sslbench.train.meter import LogRecord
 from sslbench.train.observers import Observer, RunInfo, scalars
 from sslbench.weights.save import new_file
@@ -38,7 +39,8 @@ class JsonLines(Observer):
 
 
 def _text(record: dict[str, float | int]) -> str:
-    return json.dumps(record) + "\n"
+    """Return a record as a line; numbers that are not finite, as after an overflow of fp16, are null: JSON has none."""
+    return json.dumps(plain(record), allow_nan=False) + "\n"
 
 
 def read(path: Path) -> list[dict[str, float | int]]:
