@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from sslbench.config import build, describe, read_yaml, resolve, setting
+from sslbench.config import build, describe, read_yaml, resolve, setting, shortened
 from sslbench.errors import UsageError
 
 
@@ -85,6 +85,42 @@ def test_later_layers_win_and_every_value_knows_its_origin():
 def test_an_error_names_the_layer_it_is_in():
     with pytest.raises(UsageError, match=r"^benchmark x: rate"):
         resolve(Settings, [("benchmark x", {"rate": "much"}), ("command line", {})])
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    steps: int = setting(1000, "updates")
+    warmup: int = setting(100, "warm-up", part_of="steps")
+    drops: tuple[int, ...] = setting((600, 900), "drops of the rate", part_of="steps")
+    epochs: float = setting(30, "epochs")
+    first: float = setting(3, "first epochs", part_of="epochs")
+    schedule: dict[str, object] | str = setting("cosine", "schedule", part_of="epochs")
+
+
+@pytest.mark.parametrize(
+    ("published", "chosen", "expected"),
+    [
+        ({}, {"steps": 950}, {}),
+        ({}, {"steps": 900}, {"drops": (540, 810)}),
+        ({}, {"steps": 100}, {"warmup": 10, "drops": (60, 90)}),
+        ({}, {"steps": 2}, {"warmup": 0, "drops": (1, 2)}),
+        ({}, {"steps": 100, "warmup": 100}, {"drops": (60, 90)}),
+        ({"steps": 100, "warmup": 50, "drops": [80]}, {"steps": 10}, {"warmup": 5, "drops": (8,)}),
+        ({"steps": 100}, {"steps": 2000}, {}),  # longer than published
+        ({}, {"epochs": 2}, {"first": 0.2}),
+        (
+            {"schedule": {"name": "multistep", "values": [1, 0.1], "milestones": [20]}},
+            {"epochs": 15},
+            {"schedule": {"name": "multistep", "values": [1, 0.1], "milestones": [10]}},
+        ),
+        ({"schedule": {"name": "step", "values": [1, 0.1]}}, {"epochs": 15}, {}),
+    ],
+)
+def test_parts_that_no_longer_fit_are_shortened_in_proportion(published, chosen, expected):
+    layers = [("published", published), ("command line", chosen)]
+    assert shortened(Training, layers) == expected
+    whole, _ = resolve(Training, [layers[0], ("in proportion", expected), layers[1]])
+    assert all(type(drop) is int for drop in whole.drops)
 
 
 def test_settings_describe_themselves():

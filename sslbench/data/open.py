@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 
 from sslbench import config
-from sslbench.data import remote, strings, tiles
+from sslbench.data import bands, remote, strings, tiles
 from sslbench.data.containers.listed import images_folder
 from sslbench.data.containers.suffixes import is_clutter
 from sslbench.data.depth.location import holds_values
@@ -78,7 +78,8 @@ def open_data(
         spec: a folder, a file, files ('train-{0000..0099}.tar'), 'torchvision:CIFAR10', 'sklearn:digits', a name of the
             catalog, or 'my_pkg.my_source:REST' for a module of the user's (see `sslbench.data.format.user_format`).
             Behind a '?' options of the format: 'photos.kwcoco.json?unit=annotation&margin=0.1'; of any images
-            'photos/?unit=tile&size=224&overlap=32' (`sslbench.data.tiles`).
+            'photos/?unit=tile&size=224&overlap=32' (`sslbench.data.tiles`), 'photos/?channels=1|2|3'
+            (`sslbench.data.bands`).
         image_column: of a table, the column with the paths.
         label_column: of a table, the column with the labels.
         attribute_columns: of a table or a manifest, further columns (keys of its images) to keep as attributes.
@@ -105,6 +106,9 @@ def open_data(
         text = f"./{text}" if match else text  # a folder may be called 'sklearn:digits'
         reader = _reader_of_path(text)
     of_tiles, options = tiles.split_options(location.text, location.options)
+    take: tuple[int, ...] = ()
+    if "channels" not in {field.name for field in dataclasses.fields(reader.options)}:
+        take, options = bands.split_option(location.text, options)
     request = SampleRequest(
         text,
         _parsed_options(location.text, reader, options),
@@ -118,6 +122,7 @@ def open_data(
     sources = dict(reader.open(request))
     if not sources:
         raise DataError(f"'{location.text}' holds no data")
+    sources = {split: bands.with_channels(found, take) for split, found in sources.items()} if take else sources
     return sources if of_tiles is None else {split: tiles.tiles_of(found, of_tiles) for split, found in sources.items()}
 
 

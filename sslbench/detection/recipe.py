@@ -40,9 +40,11 @@ class DetectionRecipe:
     precision: Literal["fp32", "bf16"] = setting("fp32", "precision of training; detection is always in fp32")
     optimizer: Literal["sgd", "adamw"] = setting("sgd", "optimizer")
     lr: float = setting(0.02, "learning rate after warm-up")
-    steps: tuple[int, ...] = setting((18000, 22000), "iterations after which the rate is multiplied by gamma")
+    steps: tuple[int, ...] = setting(
+        (18000, 22000), "iterations after which the rate is multiplied by gamma", part_of="iterations"
+    )
     gamma: float = setting(0.1, "factor of the rate at each step")
-    warmup_iterations: int = setting(1000, "iterations of linear warm-up")
+    warmup_iterations: int = setting(1000, "iterations of linear warm-up", part_of="iterations")
     warmup_factor: float = setting(0.001, "factor of the rate at the first iteration")
     momentum: float = setting(0.9, "momentum of SGD")
     weight_decay: float = setting(1e-4, "weight decay of all weights but those of normalisation")

@@ -255,6 +255,7 @@ def _check_tasks(
     check_shares(request.noise, data.train.labels)
     check_seeds(run, request.tasks)
     for task in request.tasks:
+        protocols.state_shortened(task.protocol, task.settings, task.origins)
         kind = sample_kind(task.protocol)
         if request.noise:
             _check_noise(task)

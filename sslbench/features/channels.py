@@ -17,11 +17,14 @@ def check_first(batch: PictureBatch, backbone: Backbone) -> None:
     if len(batch.indices) or batch.other_channels is None:
         return
     path, channels = batch.other_channels
+    takes = backbone.preprocessing.channels
     remedy = "convert the channels by your own --decoder my_module.my_function."
+    if channels > takes:
+        some = "|".join(str(number + 1) for number in range(takes))
+        remedy = f"take some of them by --data 'PLACE?channels={some}', or {remedy}"
     if ":" not in backbone.name.removeprefix("timm:"):
         network = with_channels(backbone.name, channels)
         remedy = f"--backbone {network} takes them (--stem maps weights for other channels), or {remedy}"
-    takes = backbone.preprocessing.channels
     raise UsageError(
         f"{path} has {channels} channel{'' if channels == 1 else 's'}, and {backbone.name} takes {takes}",
         remedy[0].upper() + remedy[1:] if not remedy.startswith("-") else remedy,

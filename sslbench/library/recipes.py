@@ -1,6 +1,8 @@
 """Settings of a run from YAML files, composed by Hydra: plain values with their origins."""
 
 import dataclasses
+import logging
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -8,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from sslbench import paths
-from sslbench.config import read_yaml
+from sslbench.config import in_proportion, is_number, read_yaml
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, find_file, from_file, list_names
 
+log = logging.getLogger("sslbench")
 GROUPS = ("augment", "optimizer", "schedule", "launcher")
 RUN_INPUTS: Mapping[str, type] = {
     **dict.fromkeys(("data", "image_column", "label_column", "init", "init_format", "stem"), str),
@@ -73,6 +76,10 @@ def compose(config: str, choices: Mapping[str, str]) -> tuple[dict[str, Any], di
                 composed = hydra_compose(config, overrides=overrides, return_hydra_config=True)
         chosen = OmegaConf.to_container(composed.hydra.runtime.choices)
         own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+        if call := re.search(r"\$\{[^{}]*:[^{}]*\}", OmegaConf.to_yaml(own)):  # ${oc.env:KEY} would copy it into files
+            raise UsageError(
+                f"configs/{config}.yaml: {call[0]} calls a function, and recipes are data", "Write the value instead."
+            )
         values = OmegaConf.to_container(own, resolve=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, *_UNCHECKED) as error:
         with_choices = " ".join(f"{group}={name}" for group, name in choices.items())
@@ -111,7 +118,7 @@ def compose_pretraining(method: str, given: Mapping[str, Any], flags: Mapping[st
             values[group] = fresh[group]
             origins = {key: origin for key, origin in origins.items() if key.partition(".")[0] != group}
             origins |= dict.fromkeys(leaves({group: fresh[group]}), f"{group}={name}")
-    before = values["optimizer"].get("name")
+    before, epochs = values["optimizer"].get("name"), values.get("epochs")
     words = {key: value for key, value in given.items() if key not in GROUPS}
     for origin, layer in (("key=value", words), ("flag", flags)):
         for key, value in layer.items():
@@ -121,7 +128,29 @@ def compose_pretraining(method: str, given: Mapping[str, Any], flags: Mapping[st
     if method in list_names("method") and "optimizer.lr" not in given:
         _same_optimizer(method, choices, changed, before, values["optimizer"].get("name"))
     _mark_code(values, origins, method)
+    _shorten(values, origins, epochs)
     return Composed(values, origins)
+
+
+def _shorten(values: dict[str, Any], origins: dict[str, str], before: Any) -> None:
+    """Fit, in place, lengths in epochs that the user did not choose into fewer epochs than a recipe's `before`."""
+    epochs = values.get("epochs")
+    if not is_number(before) or not is_number(epochs):
+        return
+    lengths = leaves({part: values.get(part) or {} for part in ("schedule", "method", "groups")})
+    lengths = {
+        key: value
+        for key, value in lengths.items()
+        if key.endswith("_epochs") or (key.endswith(".milestones") and lengths.get(f"{key[:-10]}name") == "multistep")
+        if origins.get(key) not in ("key=value", "flag")
+    }
+    fitted = {key: part for key, value in lengths.items() if (part := in_proportion(value, before, epochs)) != value}
+    for key, part in fitted.items():
+        _put(values, key, part)
+        origins[key] = f"{origins.get(key, 'default')}, in proportion to epochs={epochs:g}"
+    if fitted:
+        listed = ", ".join(f"{key}={part}" for key, part in fitted.items())
+        log.info(f"{listed}, in proportion to epochs={epochs:g} (the recipe has {before:g})")
 
 
 def inputs_of_run(method: str) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """Evaluation protocols: one module or package each; `protocol.py` holds their interface."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from sslbench import names
+from sslbench.config import shortened
 from sslbench.errors import UsageError
 from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
@@ -39,8 +41,12 @@ __all__ = [
     "any_targets",
     "find",
     "settings_layers",
+    "state_shortened",
 ]
 
+log = logging.getLogger("sslbench")
+
+_SHORTENED = "in proportion to the shorter training"
 
 SettingsLayer = tuple[str, Mapping[str, Any]]
 """Origin of settings, for messages, and their values."""
@@ -48,18 +54,28 @@ SettingsLayer = tuple[str, Mapping[str, Any]]
 
 def settings_layers(
     protocol: str, benchmark: Benchmark | None, preset: Preset | None, overrides: Mapping[str, Any]
-) -> tuple[SettingsLayer, SettingsLayer, SettingsLayer]:
-    """Return the settings of a benchmark, a preset and the user, weakest first, for `config.resolve`.
+) -> tuple[SettingsLayer, SettingsLayer, SettingsLayer, SettingsLayer]:
+    """Return the settings of a benchmark, a preset, a shorter training and the user, weakest first, for `resolve`.
 
     The settings of a benchmark for another protocol than the preset's (linear, where the preset trains on images) do
-    not fit it and are left out.
+    not fit it and are left out. The third are `config.shortened`: a warm-up in proportion, for instance.
+
+    Raises:
+        UsageError: no such protocol, or a setting of a wrong name or type.
     """
     fits = benchmark is not None and benchmark.protocol == protocol
-    return (
-        (f"benchmark {benchmark.name}", benchmark.settings) if benchmark is not None and fits else ("benchmark", {}),
-        (f"preset {preset.name}", preset.settings) if preset is not None else ("preset", {}),
-        ("command line", overrides),
-    )
+    of_benchmark = (f"benchmark {benchmark.name}", benchmark.settings) if benchmark and fits else ("benchmark", {})
+    of_preset = (f"preset {preset.name}", preset.settings) if preset is not None else ("preset", {})
+    of_user = ("command line", overrides)
+    parts = shortened(find(protocol).settings, [of_benchmark, of_preset, of_user])
+    return of_benchmark, of_preset, (_SHORTENED, parts), of_user
+
+
+def state_shortened(protocol: str, settings: Any, origins: Mapping[str, str]) -> None:
+    """Log the settings that `settings_layers` fitted into a shorter training."""
+    parts = [f"{name}={getattr(settings, name)}" for name, origin in origins.items() if origin == _SHORTENED]
+    if parts:
+        log.info(f"{protocol}: {', '.join(parts)}, {_SHORTENED}")
 
 
 def find(name: str) -> Protocol[Any]:

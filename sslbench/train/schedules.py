@@ -323,18 +323,25 @@ def _finite(value: Any, kind: Any, where: str) -> Any:
     return converted
 
 
-def check_phases(freeze_epochs: float, warmup_epochs: float, epochs: float) -> None:
+def check_phases(freeze_epochs: float, warmup_epochs: float, epochs: float, *, where: str = "schedule.lr") -> None:
     """Refuse phases before a schedule that are negative, or together longer than training.
+
+    Args:
+        freeze_epochs: length of the first phase.
+        warmup_epochs: length of the second.
+        epochs: of the whole training.
+        where: setting of the schedule, beside which those of the phases stand.
 
     Raises:
         UsageError: the message names the phase.
     """
     left = epochs
-    for name, length in (("freeze_epochs", freeze_epochs), ("warmup_epochs", warmup_epochs)):
+    beside = where.removesuffix(where.rpartition(".")[2])
+    for name, length in ((f"{beside}freeze_epochs", freeze_epochs), (f"{beside}warmup_epochs", warmup_epochs)):
         if not 0 <= length <= left:
             before = "" if left == epochs else f" after {freeze_epochs:g} frozen ones"
-            problem = f"schedule.{name} {length:g} does not fit into {epochs:g} epochs{before}"
-            raise UsageError(problem, f"Give schedule.{name}=... or more epochs.")
+            problem = f"{name} {length:g} does not fit into {epochs:g} epochs{before}"
+            raise UsageError(problem, f"Give {name}={left / 10:.3g}, or more epochs.")
         left -= length
 
 
@@ -364,7 +371,7 @@ def build_with_warmup(
     Raises:
         UsageError: as in `build`, or both phases together are longer than training.
     """
-    check_phases(freeze_epochs, warmup_epochs, epochs)
+    check_phases(freeze_epochs, warmup_epochs, epochs, where=where)
     schedule = build(spec, where=where, epochs=epochs, own=own)
     scaling: Scaling = "fixed" if isinstance(spec, Mapping) and spec["name"] in _BY_ABSOLUTE_TIME else "rescaled"
     after = (freeze_epochs + warmup_epochs) / epochs

@@ -9,12 +9,14 @@ import zlib
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from helpers.offenders import offenders
 from PIL import Image, ImageFile, ImageOps
 
 from sslbench.data.decode import files as module
 from sslbench.data.decode.files import UnreadableImage, decode
+from sslbench.data.decode.picture import OtherChannels, from_array
 
 
 @pytest.fixture(autouse=True)
@@ -169,7 +171,7 @@ def test_of_an_animation_the_first_frame_is_taken(kind):
 
 def test_arrays_become_rgb():
     grey = ("grey to RGB",)
-    for shape, conversions in (((5, 6), grey), ((5, 6, 1), grey), ((5, 6, 3), ()), ((5, 6, 4), ("alpha dropped",))):
+    for shape, conversions in (((5, 6), grey), ((5, 6, 1), grey), ((5, 6, 3), ())):
         array = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
         decoded = decode(array, "digits[3]")
         assert decoded.conversions == conversions
@@ -183,6 +185,43 @@ def test_a_decoded_array_is_a_copy():
     array.flags.writeable = False
     decode(array, "").image.add_(1)
     assert array.max() == 0
+
+
+@pytest.mark.parametrize(
+    "extra", [["unspecified"], ["unassalpha"], ["assocalpha"], ["unspecified", "unassalpha"], None]
+)
+def test_a_band_beside_rgb_is_dropped_only_where_the_file_calls_it_alpha(extra):
+    bands = 3 + len(extra or ["array"])
+    array = np.arange(8 * 9 * bands, dtype=np.uint8).reshape(8, 9, bands)
+    data = array
+    if extra is not None:
+        file = io.BytesIO()
+        tifffile.imwrite(file, array, photometric="rgb", extrasamples=extra)
+        data = file.getvalue()
+    if extra in (["unassalpha"], ["assocalpha"]):
+        assert "alpha dropped" in decode(data, "a").conversions
+    else:
+        with pytest.raises(OtherChannels) as caught:
+            decode(data, "a")
+        assert (caught.value.channels, caught.value.wanted) == (bands, 3)
+
+
+@pytest.mark.parametrize("kind", ["grey", "rgb", "array"])
+def test_samples_of_16_bits_are_not_cut_where_8_leave_almost_nothing(kind):
+    def cut(largest):
+        array = np.linspace(0, largest, 8 * 9 * 3).astype(np.uint16).reshape(8, 9, 3)
+        if kind == "array":
+            return from_array(array, "scan")
+        file = io.BytesIO()
+        if kind == "grey":
+            Image.fromarray(array[..., 0]).save(file, "PNG")
+        else:
+            tifffile.imwrite(file, array, photometric="rgb")
+        return decode(file.getvalue(), "scan")
+
+    assert "16 bit to 8 bit" in cut(9_000).conversions
+    with pytest.raises(UnreadableImage, match=r"samples of 16 bits below 4,096.*scale them to 8 bits"):
+        cut(4_095)
 
 
 def test_arrays_of_another_shape_are_refused():

@@ -8,6 +8,8 @@ from sslbench.backbones.build import build
 from sslbench.detection.detectron2.config import detectron2_options
 from sslbench.detection.recipe import DETR, ONE_STAGE, DetectionRecipe, check, load_recipe, resized, resolved
 from sslbench.errors import UsageError
+from sslbench.evaluation.detection.request import make_recipe
+from sslbench.library.benchmarks import load_benchmark
 from sslbench.names import list_names
 
 VOC_SIZES = tuple(range(480, 801, 32))
@@ -78,6 +80,30 @@ def test_recipes_for_a_processor_are_small():
         recipe = resolved(load_recipe(f"detection/{name}"))
         assert recipe.max_size_train <= 480 and recipe.iterations * recipe.batch_size <= 4000
         assert (recipe.roi_samples <= 128 or recipe.architecture in (*ONE_STAGE, *DETR)) and recipe.norm == "batch"
+
+
+def test_recipes_for_a_processor_train_on_features_of_any_scale():
+    for name in sorted(OURS):
+        recipe = load_recipe(f"detection/{name}")
+        assert 0 < recipe.clip_gradients <= 10
+        normed = "group" in (recipe.pyramid_norm, recipe.head_norm) or recipe.architecture in ("fcos", *DETR)
+        assert normed, f"{name}: nothing normalises frozen features"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"iterations": 15}, (1, (12,))),
+        ({"iterations": 60}, (20, (48,))),
+        ({"iterations": 15, "warmup_iterations": 40, "steps": [99]}, (40, (99,))),
+        ({"iterations": 1}, (0, (1,))),
+    ],
+)
+def test_a_warm_up_and_steps_that_no_longer_fit_are_shortened(given, expected):
+    recipe, origins, _ = make_recipe(given, load_benchmark("detection/toy"))
+    assert (recipe.warmup_iterations, recipe.steps) == expected
+    changed = origins["steps"] == "in proportion to the shorter training"
+    assert changed == ("steps" not in given)
 
 
 def test_what_the_architecture_decides():

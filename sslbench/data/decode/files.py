@@ -29,9 +29,10 @@ def decode(data: bytes | npt.NDArray[np.uint8], path: str, wanted: Wanted = RGB)
 
     Baseline and progressive JPEG goes through torchvision.io, which is faster and gives the same pixels. PNG does not:
     torchvision's decoder can crash the process on damaged files and gains little. Differences from Pillow's
-    convert('RGB'): samples of 16 bits keep their upper 8 (Pillow clips grey ones to white), and float pictures are
-    refused, because their range is unknown. NumPy files (.npy, .npz) hold an array (H, W) or (H, W, channels); where
-    other channels than RGB are wanted, TIFF is read with all its bands.
+    convert('RGB'): samples of 16 bits keep their upper 8 (Pillow clips grey ones to white) and are refused
+    where these are almost empty, float pictures are refused, because their range is unknown, and a fourth band of a
+    TIFF is dropped only where the file calls it alpha. NumPy files (.npy, .npz) hold an array (H, W) or (H, W,
+    channels); where other channels than RGB are wanted, TIFF is read with all its bands.
 
     Args:
         data: the encoded file; or an array (H, W) or (H, W, channels), uint8.
@@ -42,7 +43,7 @@ def decode(data: bytes | npt.NDArray[np.uint8], path: str, wanted: Wanted = RGB)
         UnreadableImage: `data` hold no complete picture as wanted; a partial one is never returned.
     """
     if isinstance(data, np.ndarray):
-        return from_array(data, path, wanted, alpha=True)
+        return from_array(data, path, wanted)
     if not data:
         raise UnreadableImage(path, "empty file")
     if arrays.is_numpy(data, path):

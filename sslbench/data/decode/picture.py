@@ -56,6 +56,15 @@ class OtherChannels(UnreadableImage):
         self.channels, self.wanted = channels, wanted
 
 
+CUT = "16 bit to 8 bit"
+"""Conversion of samples of 16 bits to their upper 8."""
+_FEW_LEVELS = 16
+_TOO_DARK = (
+    "samples of 16 bits below 4,096, whose upper 8 bits have 16 levels at most; scale them to 8 bits, or give "
+    "--decoder my_module.my_function"
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Wanted:
     """Requested form of decoded pictures.
@@ -133,7 +142,7 @@ def as_wanted(decoded: Decoded, path: str, wanted: Wanted) -> Decoded:
     if wanted.deep or decoded.image.dtype == torch.uint8:
         return decoded
     image = decoded.image.clamp(0, 255).to(torch.uint8)
-    return dataclasses.replace(decoded, image=image, conversions=(*decoded.conversions, "16 bit to 8 bit"))
+    return dataclasses.replace(decoded, image=image, conversions=(*decoded.conversions, CUT))
 
 
 def from_array(
@@ -141,8 +150,6 @@ def from_array(
     path: str,
     wanted: Wanted = RGB,
     conversions: tuple[str, ...] = (),
-    *,
-    alpha: bool = False,
 ) -> Decoded:
     """Make a picture from an array of pixels, copied.
 
@@ -151,10 +158,10 @@ def from_array(
         path: name of the image in messages.
         wanted: form of the picture; grey becomes RGB, no other channel is added or dropped.
         conversions: made before.
-        alpha: the fourth of four channels is alpha, dropped where RGB is wanted.
 
     Raises:
-        UnreadableImage: another shape, dtype or number of channels, or too large.
+        UnreadableImage: another shape, dtype or number of channels, too large, or samples of 16 bits of which 8 would
+            leave almost nothing.
     """
     if array.dtype not in (np.uint8, np.uint16):
         raise UnreadableImage(path, f"an array of {array.dtype}, whose range is not known; should be uint8 or uint16")
@@ -164,15 +171,17 @@ def from_array(
     check_size(pixels.shape[1], pixels.shape[0], path, wanted.max_pixels)
     done = list(conversions)
     if pixels.dtype == np.uint16 and not wanted.deep:
+        empty = not pixels.any()
         pixels = (pixels.astype(np.uint16) >> 8).astype(np.uint8)
-        done.append("16 bit to 8 bit")
+        done.append(CUT)
+    else:
+        empty = False
+    if CUT in done and not empty and int(pixels.max()) < _FEW_LEVELS:
+        raise UnreadableImage(path, _TOO_DARK)
     channels = pixels.shape[2]
     if channels == 1 and wanted.channels == 3:
         pixels = np.repeat(pixels, 3, axis=2)
         done.append("grey to RGB")
-    elif channels == 4 and wanted.channels == 3 and alpha:
-        pixels = pixels[:, :, :3]
-        done.append("alpha dropped")
     elif channels != wanted.channels:
         raise OtherChannels(path, channels, wanted.channels)
     return Decoded(_tensor(pixels), tuple(done))

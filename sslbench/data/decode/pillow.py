@@ -11,6 +11,7 @@ from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, UnidentifiedImageEr
 
 from sslbench.data.decode.arrays import count_bands, is_tiff
 from sslbench.data.decode.picture import (
+    CUT,
     UPRIGHT,
     Decoded,
     OtherChannels,
@@ -23,7 +24,9 @@ from sslbench.data.decode.picture import (
 )
 from sslbench.preprocessing import MAX_PIXELS
 
-_SAMPLES_PER_PIXEL = 277  # a tag of TIFF
+_COLOURS, _SAMPLES_PER_PIXEL, _EXTRA_SAMPLES = 262, 277, 338  # tags of TIFF
+_RGB = 2
+_ALPHA = ((1,), (2,))  # one extra sample, alpha: premultiplied or not
 _ANIMATED_FORMATS = ("GIF", "PNG", "WEBP", "AVIF", "TIFF")
 _GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
 _ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
@@ -117,7 +120,7 @@ def from_pillow(image: Image.Image, path: str, wanted: Wanted, codec: str = "") 
         values = np.asarray(image) >> (4 if ";12" in codec else 8)
         image = Image.fromarray(values.astype(np.uint8))
     if mode.startswith("I") or (";16" in codec and "BGR" not in codec):  # BGR;16 is a BMP with 5 or 6 bits per colour
-        conversions.append("16 bit to 8 bit")
+        conversions.append(CUT)
     if wanted.channels != 3 and (mode in _GREY_MODES or mode in ("RGBA", "RGBX")):
         plain = {"1": "L", "La": "LA"}.get(image.mode, image.mode)
         return from_array(np.asarray(image.convert(plain)), path, wanted, tuple(conversions))
@@ -135,9 +138,18 @@ def from_pillow(image: Image.Image, path: str, wanted: Wanted, codec: str = "") 
 
 
 def _check_bands(image: Image.Image, path: str, wanted: Wanted) -> None:
-    """Raise for a TIFF of several bands that Pillow reads as a grey picture of the first one."""
-    samples = image.tag_v2.get(_SAMPLES_PER_PIXEL, 1) if isinstance(image, TiffImagePlugin.TiffImageFile) else 1
-    if isinstance(samples, int) and samples > 1 and len(image.getbands()) == 1:
+    """Raise for a TIFF of several bands that Pillow reads as grey, or RGB with others than alpha.
+
+    Raises:
+        OtherChannels: it is one; the fourth band is often near infrared.
+    """
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
+        return
+    samples = image.tag_v2.get(_SAMPLES_PER_PIXEL, 1)
+    if not isinstance(samples, int) or samples == 1:
+        return
+    further = samples > 3 and image.tag_v2.get(_COLOURS) == _RGB and image.tag_v2.get(_EXTRA_SAMPLES) not in _ALPHA
+    if len(image.getbands()) == 1 or further:
         raise OtherChannels(path, samples, wanted.channels)
 
 

@@ -19,6 +19,7 @@ from sslbench.detection.recipe import DetectionRecipe, check, resolved
 from sslbench.errors import UsageError
 from sslbench.evaluation.request import RunSettings
 from sslbench.library.benchmarks import Benchmark
+from sslbench.protocols import settings_layers
 from sslbench.weights.reading.files import WeightsFile
 
 Backend = Literal["torchvision", "detectron2"]
@@ -89,6 +90,8 @@ def make_recipe(
 ) -> tuple[DetectionRecipe, dict[str, str], Benchmark | None]:
     """Return the recipe: the defaults, then the benchmark's, then the user's; with the origin of every setting.
 
+    A warm-up and steps that no longer fit into fewer iterations of the user's become shorter in proportion.
+
     Args:
         overrides: settings by the user.
         benchmark: of detection; it comes back as modified if the user changed anything.
@@ -97,10 +100,7 @@ def make_recipe(
     Raises:
         UsageError: an unknown setting or a wrong value.
     """
-    layers: list[tuple[str, Mapping[str, Any]]] = []
-    if benchmark is not None:
-        layers.append((f"benchmark {benchmark.name}", benchmark.settings))
-    layers.append(("command line", overrides))
+    layers = settings_layers("detection", benchmark, None, overrides)
     recipe, origins = resolve(DetectionRecipe, layers)
     check(recipe)
     full = resolved(recipe)

@@ -1,11 +1,15 @@
 """Schedule of the learning rates of protocols that train on images, without torch."""
 
+import logging
 import math
 from typing import Any, Literal
 
+from sslbench.config import in_proportion
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 from sslbench.train import schedules
+
+log = logging.getLogger("sslbench")
 
 _SCHEDULES: dict[str, dict[str, Any]] = {
     "cosine": {"name": "cosine", "start": 1.0, "end": 0.0},
@@ -20,6 +24,7 @@ def rate_schedule(
     per: Literal["update", "epoch"],
     warmup_epochs: float,
     epochs: float,
+    published_epochs: float | None = None,
     protocol: str,
 ) -> schedules.Schedule:
     """Return the schedule: from the position in [0, 1] to the factor of the learning rates.
@@ -29,6 +34,8 @@ def rate_schedule(
         per: interval at which the factor changes.
         warmup_epochs: epochs of linear warm-up from 0.
         epochs: of the whole training.
+        published_epochs: its length where a number of updates replaces it: warm-up and milestones that no longer fit
+            are shortened in proportion.
         protocol: for messages.
 
     Raises:
@@ -38,6 +45,13 @@ def rate_schedule(
         if spec not in _SCHEDULES:
             raise UsageError(f"{protocol}: there is no schedule '{spec}'", did_you_mean(spec, _SCHEDULES))
         spec = _SCHEDULES[spec]
+    if published_epochs is not None:
+        given = spec, warmup_epochs
+        spec, warmup_epochs = (in_proportion(part, published_epochs, epochs) for part in given)
+        if (spec, warmup_epochs) != given:
+            log.info(
+                f"{protocol}: warmup_epochs={warmup_epochs:g}, schedule={spec}, in proportion to {epochs:g} epochs"
+            )
     factor = schedules.build_with_warmup(
         spec, warmup_epochs=warmup_epochs, warmup_start=0.0, where="schedule", epochs=epochs
     )

@@ -23,7 +23,7 @@ class Settings(HeadSettings):
     betas: tuple[float, float] = setting((0.9, 0.99), "decay rates of AdamW's averages")
     clip_norm: float | None = setting(35.0, "largest norm of a head's gradient; null: any")
     steps: int = setting(38_400, "updates, at most", unit="updates")
-    warmup_steps: int = setting(12_800, "updates of linear warm-up, of `steps`", unit="updates")
+    warmup_steps: int = setting(12_800, "updates of linear warm-up, of `steps`", unit="updates", part_of="steps")
     schedule: Literal["poly", "cosine", "constant"] = setting("cosine", "schedule of lr: poly, cosine or constant")
     size: int | None = setting(480, "short side of the resized images; null: their own", unit="pixels")
     enlarge: Enlarge = setting(
@@ -51,7 +51,9 @@ class Settings(HeadSettings):
     spacing: Spacing = setting("uniform", "distances of the bins: uniform or logarithmic")
     shares: Normalisation = setting("linear", "shares of the bins: linear (relu + 0.1), softmax or sigmoid")
     gradient: float = setting(0.0, "weight of the gradient loss beside SigLoss")
-    mean_steps: int = setting(0, "first updates in which SigLoss has only its mean term", unit="updates")
+    mean_steps: int = setting(
+        0, "first updates in which SigLoss has only its mean term", unit="updates", part_of="steps"
+    )
     train_region: tuple[int, int, int, int] | None = setting(
         None, "left, top, right and bottom of the part of training images that is used", unit="pixels"
     )

@@ -164,6 +164,7 @@ def schedule(settings: Settings, epochs: float) -> Callable[[float], float]:
         per=settings.schedule_per,
         warmup_epochs=settings.warmup_epochs,
         epochs=epochs,
+        published_epochs=None if settings.updates is None else settings.epochs,
         protocol=NAME,
     )
 

@@ -82,6 +82,7 @@ def schedule(settings: Settings, epochs: float) -> schedules.Schedule:
         per=settings.schedule_per,
         warmup_epochs=settings.warmup_epochs,
         epochs=epochs,
+        published_epochs=None if settings.updates is None else settings.epochs,
         protocol="linear-online",
     )
 

@@ -27,10 +27,12 @@ class Settings:
     decay_norm: bool = setting(True, "also decay the scales of norm=affine, and with decay_bias its shifts")
     decay_bias: bool = setting(True, "decay biases")
     schedule: dict[str, Any] | str = setting(
-        "cosine", "schedule of lr: cosine or linear (to 0), constant, or a mapping of factors as in configs/schedule"
+        "cosine",
+        "schedule of lr: cosine or linear (to 0), constant, or a mapping of factors as in configs/schedule",
+        part_of="epochs",
     )
     schedule_per: Literal["update", "epoch"] = setting("update", "interval at which the schedule changes lr")
-    warmup_epochs: float = setting(0.0, "epochs of linear warm-up from 0", unit="epochs")
+    warmup_epochs: float = setting(0.0, "epochs of linear warm-up from 0", unit="epochs", part_of="epochs")
     augment: Literal["crop", "none"] = setting("crop", "crop: random resized crop; none: the evaluation transform")
     scale: tuple[float, float] = setting((0.08, 1.0), "range of the crop's area, as a share of the image's")
     ratio: tuple[float, float] = setting((3 / 4, 4 / 3), "range of the crop's width / height")

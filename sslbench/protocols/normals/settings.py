@@ -15,7 +15,7 @@ class Settings(HeadSettings):
     upsample: int = setting(4, "factor by which the maps are enlarged before the head, to cells of 3 pixels at least")
     weight_decay: float = setting(1e-2, "weight decay of AdamW")
     steps: int = setting(38_400, "updates, at most", unit="updates")
-    warmup_steps: int = setting(5_760, "updates of linear warm-up, of `steps`", unit="updates")
+    warmup_steps: int = setting(5_760, "updates of linear warm-up, of `steps`", unit="updates", part_of="steps")
     schedule: Literal["poly", "cosine", "constant"] = setting("cosine", "schedule of lr: poly, cosine or constant")
     size: int | None = setting(480, "short side of the resized images; null: their own", unit="pixels")
     enlarge: Enlarge = setting(

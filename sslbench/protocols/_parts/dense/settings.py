@@ -43,7 +43,7 @@ class HeadSettings:
         50, "epochs, at most: small data get fewer updates, with a shorter warm-up; null: any number", unit="epochs"
     )
     batch_size: int = setting(16, "crops per update", unit="crops")
-    warmup_steps: int = setting(1500, "updates of linear warm-up, of `steps`", unit="updates")
+    warmup_steps: int = setting(1500, "updates of linear warm-up, of `steps`", unit="updates", part_of="steps")
     schedule: Literal["poly", "cosine", "constant"] = setting("poly", "schedule of lr: poly, cosine or constant")
     power: float = setting(1.0, "power of schedule=poly")
     size: int | None = setting(512, "short side of the resized images; null: their own", unit="pixels")
