@@ -49,6 +49,10 @@ def test_every_module_and_template_is_in_the_wheel(wheel):
     assert {name: content for name, content in wheel.items() if name in expected} == expected
 
 
+def test_the_wheel_says_that_it_has_types(wheel):
+    assert "sslbench/py.typed" in wheel
+
+
 def test_the_wheel_holds_one_package_and_nothing_else(wheel):
     tops = {name.split("/")[0] for name in wheel}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"sslbench"} and len(tops) == 2

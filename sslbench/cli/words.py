@@ -117,6 +117,8 @@ def split_listed(words: Sequence[str]) -> tuple[list[str], dict[str, tuple[Any, 
 def route(values: Mapping[str, Any], run_keys: Sequence[str], protocols: Sequence[str]) -> "Routed":
     """Sort key=value into settings of the run and of each protocol; `knn.k=20` is for one protocol only.
 
+    A setting that protocols share with the run, such as batch_size, is theirs; a flag, --batch-size, sets the run's.
+
     Raises:
         UsageError: a key that nothing has, with the nearest one.
     """
@@ -133,7 +135,7 @@ def route(values: Mapping[str, Any], run_keys: Sequence[str], protocols: Sequenc
         takers = [name for name in protocols if key in fields[name]]
         for name in takers:
             per_protocol[name].setdefault(key, value)
-        if key in run_keys:
+        if key in run_keys and not takers:
             run[key] = value
         elif not takers:
             known = set(run_keys).union(*fields.values())

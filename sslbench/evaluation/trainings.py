@@ -16,6 +16,7 @@ from sslbench.evaluation.request import RunSettings, Task
 from sslbench.identity import record_id
 from sslbench.metrics import catalog
 from sslbench.metrics.intervals import known_mean, over_trainings
+from sslbench.names import list_names
 from sslbench.protocols import OnImages
 from sslbench.results import Costs, MetricValue, Range, Result, Stage, Training, mean_line, records
 
@@ -45,10 +46,11 @@ def check_seeds(run: RunSettings, tasks: Sequence[Task]) -> None:
         return
     names = " ".join(dict.fromkeys(task.protocol for task in tasks))
     if not any(map(trains, tasks)):
+        kinds = {name: protocols.find(name).kind for name in list_names("protocol")}
+        takers = [name for name, kind in kinds.items() if isinstance(kind, OnImages) and kind.trains]
         raise UsageError(
             f"seeds={run.seeds} has no effect on {names}: it repeats trainings by stochastic gradient descent",
-            "Leave it out. Protocols that take it: finetune, linear-online, segmentation, depth, normals, low-level, "
-            "edges and detection.",
+            f"Leave it out. Protocols that take it: {', '.join([*takers, 'detection'])}.",
         )
     if any(trains(task) and draws(task) > 1 for task in tasks):
         raise UsageError(

@@ -13,6 +13,7 @@ from PIL import Image
 
 from sslbench.cli import options
 from sslbench.cli.main import COMMANDS
+from sslbench.cli.words import route
 
 # Case of a command -> the words, and its flags that have no effect there. Every other flag is used in that case.
 CASES = {
@@ -126,3 +127,9 @@ def test_a_seed_that_no_generator_takes_is_refused(words, sslbench):
     for seed in ("-1", "4294967296"):
         code, _, err = sslbench(*words.split(), "--seed", seed)
         assert code == 2 and "--seed" in err
+
+
+def test_a_setting_that_a_protocol_shares_with_the_run_is_the_protocols_alone():
+    routed = route({"batch_size": 2, "seed": 3}, ["batch_size", "seed"], ["finetune", "knn"])
+    assert routed.run == {"seed": 3} and routed.protocols == {"finetune": {"batch_size": 2}, "knn": {}}
+    assert route({"batch_size": 2}, ["batch_size"], ["knn"]).run == {"batch_size": 2}

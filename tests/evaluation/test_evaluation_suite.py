@@ -1,6 +1,7 @@
 """Suites: a cell is written when it is done, what was done is not done again, a failure is a hole with its reason."""
 
 import dataclasses
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -149,3 +150,33 @@ def test_the_metric_that_a_benchmark_puts_first_leads(cache, photos):
 def test_a_suite_of_nothing_is_done(tmp_path):
     evaluation.check_writable(tmp_path / "out")
     assert run([], tmp_path) == ([], [])
+
+
+def test_a_bug_of_torchs_kind_stops_the_suite_and_lack_of_memory_does_not(cache, photos, monkeypatch):
+    for message, is_hole in (("mat1 and mat2 shapes cannot be multiplied", False), ("can't allocate memory", True)):
+
+        def fail(*_, message=message):
+            raise RuntimeError(message)
+
+        monkeypatch.setattr(suite_module, "_load_together", fail)
+        if is_hole:
+            assert message in run([cell("pixels:4", photos)], cache)[1][0].reason
+        else:
+            with pytest.raises(RuntimeError, match=message):
+                run([cell("pixels:4", photos)], cache)
+
+
+def test_weights_are_released_before_the_next_are_read(cache, photos, monkeypatch):
+    alive, load = [], suite_module.load
+
+    def watched(request, settings):
+        alive.append(sum(each() is not None for each in loaded))
+        backbone = load(request, settings)
+        loaded.append(weakref.ref(backbone))
+        return backbone
+
+    loaded = []
+    monkeypatch.setattr(suite_module, "load", watched)
+    monkeypatch.setattr(suite_module, "TOGETHER_BYTES", -1)
+    results, _ = run([cell(f"pixels:{side}", photos) for side in (2, 3, 4)], cache)
+    assert len(results) == 3 and alive == [0, 0, 0]
