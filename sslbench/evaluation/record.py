@@ -1,6 +1,7 @@
 """Result record of a protocol's outcome: weights, data, settings, metrics, versions."""
 
 import dataclasses
+import itertools
 import logging
 import platform
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ import torch
 
 from sslbench import names, protocols, user_code
 from sslbench.arithmetic import float32_rounding
+from sslbench.arrays import Matrix
 from sslbench.backbones import named
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import head_layers
@@ -34,6 +36,7 @@ from sslbench.library.benchmarks import Benchmark
 from sslbench.metrics.classification import places
 from sslbench.names import did_you_mean
 from sslbench.protocols import OnFeatures, OnImages, OnSets
+from sslbench.protocols.protocol import ANY_LABELS
 from sslbench.results import (
     BenchmarkUsed,
     Costs,
@@ -56,6 +59,8 @@ from sslbench.results import (
 )
 
 log = logging.getLogger("sslbench")
+_ROWS = 4096
+"""Rows of features in memory at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +201,9 @@ def recorded(
         outcome = dataclasses.replace(outcome, notes=(*outcome.notes, ONE_TRAINING))
     for note in outcome.notes:
         log.info(f"{task.protocol}: {note}", extra={"once": True})  # floors have the same notes
+    if same := _without_differences(outcome, train, test):
+        log.warning(f"{task.protocol}: {same}")
+        outcome = dataclasses.replace(outcome, notes=(*outcome.notes, same))
     measured = measurement(subject, task)
     result = Result(
         **{field.name: getattr(measured, field.name) for field in dataclasses.fields(measured)},
@@ -242,6 +250,26 @@ def recorded(
         outcome.means,
     )
     return with_details(result, scores, {}), scores
+
+
+def _without_differences(outcome: Outcome, train: Features, test: Features) -> str:
+    """Return a warning if all samples have the same features, or the same scores; else ''."""
+    same = [name for name, part in (("train", train), ("test", test)) if part.x.shape[1] and _is_constant(part.x)]
+    if same:
+        zeros = ", all zeros" if not np.asarray(test.x[0] if "test" in same else train.x[0]).any() else ""
+        return (
+            f"All samples of {' and of '.join(same)} have the same features{zeros}, so the score says nothing of the "
+            "network: check the weights, the layer and the images."
+        )
+    if test.labels.kind in ANY_LABELS and outcome.scores.shape[1] and _is_constant(outcome.scores):
+        return "All test samples have the same scores: what is predicted does not depend on the images."
+    return ""
+
+
+def _is_constant(x: Matrix) -> bool:
+    """Return True if all of several rows are equal; of others, a few rows are read."""
+    steps = [2, *range(_ROWS, len(x) + _ROWS, _ROWS)]
+    return len(x) > 1 and all((x[a:b] == x[:1]).all() for a, b in itertools.pairwise((0, *steps)))
 
 
 def _guessing(outcome: Outcome, train: Features, test: Features) -> dict[str, dict[str, float | None]]:

@@ -133,6 +133,8 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     )
     _state_memory(data, workers)
     plan = _plan(settings, precision, data.steps_per_epoch)
+    if plan.average_note:
+        log.warning(plan.average_note)
     origins: dict[str, str] = {}
     if space == "RGB":
         augment, origins = normalised(augment, backbone.preprocessing, source, reading, seed=settings.seed)

@@ -168,6 +168,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     Raises:
         DataError: features that are not finite, or maps that cannot be used or have no counted pixel.
     """
+    from sslbench.protocols._parts.dense.classes import notes_on_classes
+
     memory = patch_memory(train, settings.memory, seed)
     classes = train.labels.classes
     areas, tables = np.zeros((len(test), 3, len(classes)), np.int64), list[IntArray]()
@@ -182,8 +184,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         metrics |= _matched(np.stack(tables), settings.matching, test, seed)
     notes = [f"The memory has {len(memory.x):,} patches of {len(train):,} images"]
     notes[0] += f", {memory.left_out:,} were left out." if memory.left_out else "."
-    if absent := [name for name, n in zip(classes, labelled, strict=True) if not n]:
-        notes.append(f"{len(absent)} classes have no pixel in test and count only where they are predicted.")
+    notes += notes_on_classes(classes, memory.pixels > 0, labelled > 0)
     return Outcome(
         metrics=metrics,
         headline=headline,

@@ -314,7 +314,8 @@ def read(path: Path) -> Result:
     """
     path = Path(path)
     with _errors_name(path):
-        content = json.loads(path.read_text(encoding="utf-8"))
+        # JSON has no NaN: where another program wrote it, the number is not computable.
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
     if not isinstance(content, dict) or type(content.get("schema")) is not int:
         raise ResultError(f"{path} is not a result record: it has no 'schema' number")
     if content["schema"] > SCHEMA:

@@ -44,6 +44,10 @@ class RateSchedules:
     momentum: Schedule | None = None
 
 
+_LARGEST_FIRST_SHARE = 0.05
+"""Share of the first network in its moving average, after the last update, above which it is said."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainingPlan:
     """Plan of a training run.
@@ -83,6 +87,18 @@ class TrainingPlan:
     log_every: int = 10
     save_every: int = 1000
     evaluate_every: int = 0
+
+    @property
+    def average_note(self) -> str:
+        """Remark on a moving average that still holds much of the first network at the end; else ''."""
+        first = self.average_decay**self.steps
+        if not self.average_decay or first < _LARGEST_FIRST_SHARE:
+            return ""
+        shorter = 0.01 ** (1 / self.steps)
+        return (
+            f"The moving average (ema={self.average_decay:g}) still has {100 * first:.0f} % of the network before the "
+            f"first of {self.steps:,} updates: give a smaller ema, such as {shorter:.2g}, or more updates."
+        )
 
 
 def run_first_pass(state: State, plan: TrainingPlan, batches: Iterator[RawBatch]) -> None:

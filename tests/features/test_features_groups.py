@@ -14,7 +14,7 @@ from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import RunSettings, evaluate_features, make_task
 from sslbench.features.array import Features
-from sslbench.features.external import read_train_test
+from sslbench.features.external import FeaturePair, read_train_test
 from sslbench.results.records import read_tree
 
 RUN = RunSettings(device="cpu", workers=0, floors=False)
@@ -158,3 +158,14 @@ def test_rows_of_a_table_of_labels_belong_together_where_a_column_says_so(tmp_pa
     ):
         with pytest.raises(UsageError, match=words):
             read_train_test(tmp_path / "x.npy", tmp_path / f"x.csv{option}", None, None, **given)
+
+
+@pytest.mark.parametrize(("value", "said"), [(0.0, "same features, all zeros"), (0.5, "same features, so")])
+def test_features_without_differences_are_said(tmp_path, value, said, caplog):
+    x = np.full((12, 3), value, np.float32)
+    labels = single_labels(["a", "b"] * 6)
+    train, test = (Features(x, labels, tuple(f"{part}{i}" for i in range(12))) for part in ("r", "s"))
+    pair = FeaturePair(train, test, how="", name="x", data="x", known_by="ids")
+    (result,) = evaluate_features(pair, [make_task("knn", {"k": (1,)})], RUN, out=tmp_path / "r", command="test")
+    (note,) = (note for note in result.notes if "same features" in note)
+    assert said in note and "train and of test" in note and note in caplog.text

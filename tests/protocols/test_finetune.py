@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import itertools
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -635,6 +636,15 @@ def test_the_average_is_what_is_evaluated(tmp_path):
     plain, average, nearly = (only(run(tmp_path / str(ema), changed(ema=ema))).scores for ema in (None, 0.9, 1e-6))
     np.testing.assert_allclose(nearly, plain, rtol=1e-4, atol=1e-3)
     assert not np.allclose(average, plain, atol=1e-2)
+
+
+def test_an_average_that_is_mostly_the_first_network_is_said(tmp_path, caplog):
+    outcome = only(run(tmp_path, changed(ema=0.999, epochs=1.0)))
+    (note,) = (note for note in outcome.notes if "moving average" in note)
+    assert "(ema=0.999) still has " in note and note in caplog.text and "WARNING" in caplog.text
+    share, smaller = (float(found) for found in re.search(r"has (\d+) %.*such as ([\d.]+),", note).groups())
+    assert share > 90 and 0 < smaller < 0.999
+    assert not any("moving average" in note for note in only(run(tmp_path / "b", changed(ema=0.5, epochs=1.0))).notes)
 
 
 def test_classes_are_drawn_equally_often(tmp_path):

@@ -223,6 +223,18 @@ def test_maps_from_files_are_the_targets_and_unknown_pixels_have_no_part(tmp_pat
     np.testing.assert_allclose(turned.scores[:, 0], -outcome.scores[:, 0], atol=1e-6)
 
 
+def test_an_image_without_a_known_pixel_is_left_out_of_the_means_and_named(tmp_path):
+    test = mapped(8, 2)
+    test.pixel_values.values[5] = np.nan
+    outcome = run(tmp_path, mapped(24, 1), test, lr=(0.05,), steps=10)
+    assert np.isnan(outcome.scores[5]).all() and np.isfinite(np.delete(outcome.scores, 5, 0)).all()
+    assert outcome.metrics["signal_correlation"][0] == pytest.approx(np.nanmean(outcome.scores[:, 0]))
+    assert outcome.metrics["signal_correlation"][1] < outcome.metrics["signal_correlation"][2]
+    assert outcome.scored == 7 and any(
+        f"no pixel to score, left out of all means: {test.ids[5]}" in n for n in outcome.notes
+    )
+
+
 def test_settings_of_computed_signals_are_refused_for_maps_from_files():
     for change in ({"signal": "edges"}, {"sigma": 1.0}):
         with pytest.raises(UsageError, match=f"{next(iter(change))} has no effect on the maps of heat/"):

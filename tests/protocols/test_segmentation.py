@@ -393,6 +393,14 @@ def test_a_held_out_part_of_ignored_pixels_is_refused_before_training(backbone, 
     assert not outcome.selected
 
 
+def test_classes_of_test_that_train_lacks_are_named(backbone, tmp_path):
+    train = map_pictures(30, 1)
+    train.maps.maps[train.maps.maps == 3] = -1
+    (outcome,) = run(backbone, tmp_path, dataclasses.replace(QUICK, steps=5), train=train).values()
+    (note,) = (note for note in outcome.notes if "no pixel in train" in note)
+    assert note.startswith("1 class of test has") and note.endswith(f": {train.labels.classes[3]}.")
+
+
 def test_intervals_count_the_images_with_a_counted_pixel(backbone, tmp_path):
     test = map_pictures(12, 2)
     test.maps.maps[[3, 7]] = -1

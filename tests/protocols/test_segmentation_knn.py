@@ -107,6 +107,14 @@ def test_position_and_majority_are_floors():
     assert found.chance["mIoU"] == pytest.approx(0.25), "half of the pixels, of two classes with pixels"
 
 
+def test_classes_of_test_that_train_lacks_are_named():
+    train, test = map_sample(12, 0), map_sample(9, 1)
+    assert not any("no pixel in train" in note for note in run(train, test, Settings(k=5), seed=0).notes)
+    maps = np.where(train.maps.maps == 1, -1, train.maps.maps)
+    found = run(dataclasses.replace(train, maps=ArrayMaps(maps)), test, Settings(k=5), seed=0)
+    assert any("no pixel in train" in note and train.labels.classes[1] in note for note in found.notes)
+
+
 def test_matching_only_adds_metrics_and_can_only_raise_them():
     train, test = map_sample(12, 0, noise=3.0), map_sample(9, 1, noise=3.0)
     swapped = dataclasses.replace(train, maps=ArrayMaps(np.array([1, 0, 2, 3])[train.maps.maps]))

@@ -65,6 +65,15 @@ def test_multi_label_scores_keep_their_ignored_labels(result, tmp_path):
     assert back.labels.dtype == np.int8 and np.array_equal(back.labels, labels)
 
 
+def test_nan_of_other_programs_is_not_computable(result, tmp_path):
+    path = records.write_without_scores(result, tmp_path).file
+    content = json.loads(path.read_text())
+    content["metrics"][result.headline] |= {"value": math.nan, "low": 91.24, "high": math.inf}
+    path.write_text(json.dumps(content))
+    metric = records.read(path).metrics[result.headline]
+    assert (metric.value, metric.high, str(metric)) == (None, None, "n/a")
+
+
 def test_the_file_is_plain_json_without_nan(result, tmp_path):
     odd = dataclasses.replace(
         result,

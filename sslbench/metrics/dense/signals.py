@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from sslbench.arrays import FloatArray, Matrix
+from sslbench.metrics.dense.pooling import means
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import CORRELATION, LOSS, Metric
 
@@ -39,16 +40,19 @@ COLUMNS = ("correlation", "root mean square error", "mean absolute error")
 def signal_row(predicted: Matrix, target: Matrix) -> FloatArray:
     """Return correlation (Pearson), root mean square error and mean absolute error of one image, (3,).
 
-    A constant prediction knows nothing of the places: its correlation is 0. So is that with a constant target.
+    A constant prediction knows nothing of the places: its correlation is 0. So is that with a constant target. Without
+    a known pixel all three are NaN.
 
     >>> signal_row(np.array([[1.0, 3.0]]), np.array([[0.0, 1.0]])).round(3).tolist()
     [1.0, 1.581, 1.5]
 
     Args:
         predicted: (H, W).
-        target: (H, W); pixels with NaN do not count. At least one does.
+        target: (H, W); pixels with NaN do not count.
     """
     known = ~np.isnan(target)
+    if not known.any():
+        return np.full(3, np.nan)
     x, y = predicted[known].astype(np.float64), target[known].astype(np.float64)
     error = x - y
     x, y = x - x.mean(), y - y.mean()
@@ -60,7 +64,7 @@ def signal_row(predicted: Matrix, target: Matrix) -> FloatArray:
 
 
 def signal_measures(rows: FloatArray) -> list[Measure]:
-    """Return the metrics `SIGNALS` of N images as functions of their weights.
+    """Return the metrics `SIGNALS` of N images as functions of their weights; images with NaN are left out.
 
     >>> (measure,) = signal_measures(np.array([[0.5, 1, 1], [1, 2, 3]]))
     >>> measure.statistic(np.ones((1, 2)))[0].tolist()
@@ -69,4 +73,5 @@ def signal_measures(rows: FloatArray) -> list[Measure]:
     Args:
         rows: (N, 3), see `signal_row`.
     """
-    return [Measure(SIGNALS, lambda weights: weights @ rows / weights.sum(axis=1, keepdims=True), per_sample=rows)]
+    complete = not np.isnan(rows).any()
+    return [Measure(SIGNALS, lambda weights: means(rows, weights), per_sample=rows if complete else None)]

@@ -258,7 +258,7 @@ def outcome(
         floors=floors,
         notes=(
             *row.notes,
-            *without_values(row.rows, test),
+            *without_values(row.rows[:, 0] > 0, test),
             f"Depths of {limits.bins[0]:.3g} to {limits.bins[1]:.3g} m are predicted; chance is the better of the mean "
             "and the median of train, for each metric.",
             *(f"Metrics in brackets are after alignment to the true depth of each image: {how}." for how in aligned),

@@ -205,7 +205,7 @@ class FinetuneRun:
             "samples; the last epoch counts.",
         ]
         notes += [f"The metrics are means over {len(trials)} draws of {portion.text}."] if len(trials) > 1 else []
-        notes += _edge_notes(self.settings, first.selected)
+        notes += [*first.network.notes, *_edge_notes(self.settings, first.selected)]
         weights = self._weights(first)
         probabilities: Probabilities | None = "softmax" if labels.kind == "single" else None
         if len(trials) > 1:

@@ -63,11 +63,13 @@ class Finetuned:
         backbone: finetuned backbone.
         head: classifier on the pooled features of the layer.
         epochs: length of the training.
+        notes: remarks on the training.
     """
 
     backbone: Backbone
     head: ClassifierHead
     epochs: float
+    notes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +197,8 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
         log_every=LOG_EVERY,
         save_every=max(data.steps_per_epoch, -(-prepared.updates // CHECKPOINTS)),
     )
+    if plan.average_note and rank() == 0:
+        log.warning(f"finetune: {plan.average_note}")
     with exclusive(folder):
         state = new_state(
             network,
@@ -217,7 +221,8 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
         run.train(backbone, engine)
         for observer in observers:
             observer.finished()
-    return _trained(state, backbone, network, targets, prepared.epochs)
+    trained = _trained(state, backbone, network, targets, prepared.epochs)
+    return dataclasses.replace(trained, notes=(plan.average_note,) if plan.average_note else ())
 
 
 def _depths(backbone: Backbone, network: FinetunedNetwork, settings: Settings) -> dict[str, int] | None:

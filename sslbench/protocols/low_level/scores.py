@@ -1,6 +1,7 @@
 """Signals of pixels as a dense task, and the outcome of a row of its scores."""
 
 import functools
+import math
 
 import numpy as np
 from PIL import Image
@@ -15,7 +16,7 @@ from sslbench.errors import DataError
 from sslbench.metrics.dense.signals import signal_measures, signal_row
 from sslbench.metrics.summary import summarise
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.dense.pixel_values import cell_sums, read_pixel_values
+from sslbench.protocols._parts.dense.pixel_values import cell_sums, read_pixel_values, without_values
 from sslbench.protocols._parts.dense.run import DenseRow
 from sslbench.protocols._parts.dense.task import DenseTask
 from sslbench.protocols._parts.pictures import grey
@@ -62,7 +63,7 @@ def read_signal(
 
 def outcome(row: DenseRow, test: Source, *, seed: int) -> Outcome:
     """Return metrics with intervals over images, and floors, of the scores of a row."""
-    scores = row.rows.astype(np.float32)
+    scores, known = row.rows.astype(np.float32), ~np.isnan(row.rows[:, 0])
     groups = source_groups(test)
     metrics, headline, _ = summarise("signal", (), test.labels.values, scores, seed=seed, groups=groups)
     floors = {name: _values(rows) for name, rows in row.floors.items()}
@@ -75,8 +76,9 @@ def outcome(row: DenseRow, test: Source, *, seed: int) -> Outcome:
         selected=row.selected,
         chance=floors.pop("constant"),
         floors=floors,
-        notes=row.notes,
+        notes=(*row.notes, *without_values(known, test)),
         picture=row.picture,
+        scored=int(known.sum()),
     )
 
 
@@ -104,7 +106,7 @@ def _drawn(output: Tensor, target: Target) -> tuple[Image.Image, Image.Image]:
 
 
 def _mean_correlation(rows: FloatArray) -> float:
-    return float(rows[:, 0].mean())
+    return float(np.nanmean(rows[:, 0])) if not np.isnan(rows[:, 0]).all() else math.nan
 
 
 def _check_totals(part: str, sums: FloatArray) -> None:

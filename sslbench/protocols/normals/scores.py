@@ -117,7 +117,7 @@ def outcome(row: DenseRow, test: Source, *, seed: int) -> Outcome:
         floors=floors,
         notes=(
             *row.notes,
-            *without_values(row.rows, test),
+            *without_values(row.rows[:, 0] > 0, test),
             "Metrics are of all pixels together, those called (images) are means over images; chance is the mean "
             "normal of train.",
         ),

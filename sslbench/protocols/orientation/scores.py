@@ -109,7 +109,7 @@ def outcome(row: DenseRow, test: Source, *, seed: int) -> Outcome:
         selected=errors_of(row.selected),
         chance=floors.pop("constant"),
         floors=floors,
-        notes=(*row.notes, *without_values(row.rows, test), "Chance is the mean orientation of train."),
+        notes=(*row.notes, *without_values(row.rows[:, 0] > 0, test), "Chance is the mean orientation of train."),
         picture=row.picture,
         scored=int((row.rows[:, 0] > 0).sum()),
     )

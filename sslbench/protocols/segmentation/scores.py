@@ -22,7 +22,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense import boundary, panoptic, segmentation
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import summarise, with_intervals
-from sslbench.protocols._parts.dense.classes import as_label, class_cells, read_classes
+from sslbench.protocols._parts.dense.classes import as_label, class_cells, notes_on_classes, read_classes
 from sslbench.protocols._parts.dense.run import DenseRow
 from sslbench.protocols._parts.dense.task import DenseTask
 from sslbench.protocols.segmentation.settings import Settings
@@ -99,10 +99,7 @@ def outcome(row: DenseRow, test: Source, settings: Settings, *, seed: int) -> Ou
     if "panoptic" in parts:
         metrics |= with_intervals(panoptic.panoptic_measure(parts["panoptic"], units), units, seed, _RESAMPLES)
     floors = {name: _values(rows, len(classes), settings) for name, rows in row.floors.items()}
-    absent = np.flatnonzero(~parts["areas"][:, 2].any(axis=0))
-    notes = list(row.notes)
-    if len(absent):
-        notes.append(f"{len(absent)} classes have no pixel in test and count only where they are predicted.")
+    notes = [*row.notes, *notes_on_classes(classes, row.train_mean > 0, parts["areas"][:, 2].any(axis=0))]
     if "panoptic" in parts:
         notes.append("Predicted instances are the connected regions of a class: no head tells touching objects apart.")
     return Outcome(

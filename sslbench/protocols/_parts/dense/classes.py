@@ -1,11 +1,15 @@
 """Classes of pixels as targets: their reading, and the counts of the survey."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import BoolArray
 from sslbench.data.label_map import IGNORED
 from sslbench.data.loading.joint import Target
 from sslbench.data.source import Source
+from sslbench.data.wording import some
 from sslbench.errors import DataError
 from sslbench.solvers.in_context import class_counts
 
@@ -28,6 +32,20 @@ def read_classes(source: Source, index: int, size: tuple[int, int]) -> Target:
 def as_label(target: Target) -> npt.NDArray[np.int32]:
     """Return the classes (H, W) of a target, `IGNORED` where they do not count."""
     return np.where(np.isnan(target[0]), IGNORED, target[0]).astype(np.int32)
+
+
+def notes_on_classes(classes: Sequence[str], in_train: BoolArray, in_test: BoolArray) -> list[str]:
+    """Return notes on classes (C,) without a counted pixel in test, and on those of test without one in train."""
+    notes = []
+    if absent := int((~in_test).sum()):
+        notes.append(f"{absent} classes have no pixel in test and count only where they are predicted.")
+    if unlearned := [classes[i] for i in np.flatnonzero(in_test & ~in_train)]:
+        verb = "class of test has" if len(unlearned) == 1 else "classes of test have"
+        notes.append(
+            f"{len(unlearned)} {verb} no pixel in train, so none is predicted right, which counts 0 in the means over "
+            f"classes: {some(unlearned, 5)}."
+        )
+    return notes
 
 
 def class_cells(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray
+from sslbench.arrays import BoolArray, FloatArray
 from sslbench.data.groups import source_groups
 from sslbench.data.loading.joint import Target
 from sslbench.data.source import Source
@@ -53,9 +53,9 @@ def values_of(kind: LabelKind, rows: FloatArray) -> dict[str, float]:
     return found
 
 
-def without_values(rows: FloatArray, test: Source) -> tuple[str, ...]:
-    """Return the note on test images without a scored pixel; () without any."""
-    absent = [test.ids[index] for index in np.flatnonzero(rows[:, 0] == 0).tolist()]
+def without_values(scored: BoolArray, test: Source) -> tuple[str, ...]:
+    """Return the note on test images without a scored pixel, False in `scored` (N,); () without any."""
+    absent = [test.ids[index] for index in np.flatnonzero(~scored).tolist()]
     if not absent:
         return ()
     verb = "has" if len(absent) == 1 else "have"

@@ -63,6 +63,7 @@ class DenseRow:
         rows: (N, R), scores of the test images in order.
         floors: 'constant', 'position only' and 'pixels' -> (N, R), scores of the same images.
         train: leading metric on training images.
+        train_mean: (K,), mean of the best output over all known pixels of train.
         selected: chosen settings, as records hold them.
         notes: one sentence each.
         picture: PNG of the best, median and worst test images with truth and prediction.
@@ -71,6 +72,7 @@ class DenseRow:
     rows: FloatArray
     floors: dict[str, FloatArray]
     train: float
+    train_mean: FloatArray
     selected: dict[str, Any]
     notes: tuple[str, ...]
     picture: bytes = b""
@@ -186,6 +188,7 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
             on_test[head.number],
             floors if pixels is None else {**floors, PIXELS: on_test[pixels.number]},
             task.value(on_train[head.number]),
+            surveyed.constant.ravel(),
             _selected(head, others, values, settings, seed) if held_out is not None else {},
             (*notes, *_notes(head, others, alive, settings)),
             run.picture(head, on_test[head.number], test),
