@@ -45,6 +45,8 @@ def differing(a: Result, b: Result, metric: str | None = None) -> list[tuple[str
 
 
 RESAMPLES = 1000
+_LISTED = 20
+"""Largest number of differences in a message; those of 75 corrupted sets say no more."""
 _ROUNDING = 1e-4
 """Largest difference, as a share, between a recorded rate and the same from scores in single precision."""
 
@@ -133,7 +135,8 @@ def compare(
     name = metric or a.headline
     different = differing(a, b, metric)
     if different:
-        listed = "\n".join(f"  {key}: {one} / {other}" for key, one, other in different)
+        listed = "\n".join(f"  {key}: {one} / {other}" for key, one, other in different[:_LISTED])
+        listed += f"\n  and {len(different) - _LISTED} more" if len(different) > _LISTED else ""
         raise ResultError(
             f"{_called(a)} and {_called(b)} cannot be compared; what differs (A / B):\n{listed}",
             _remedy(a, b, [key for key, _, _ in different]),

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sslbench.identity import Comparability, comparability_key, row_key
+from sslbench.identity import Comparability, comparability_key, digest, row_key
 from sslbench.results import Result
 
 UNSET = "unset"
@@ -61,8 +61,18 @@ class ColumnKey:
         found["unreadable images"] = Property(json.dumps(names), _listed(names), f"{len(names)} skipped")
         for name, fingerprint, n in key.further:
             text = f"{fingerprint[:8]}, {n:,} images"
-            found[f"further set {name}"] = Property(f"{fingerprint} {n}", text, f"{name}={fingerprint[:4]}, {n} images")
+            found[f"further set {name}"] = Property(f"{fingerprint} {n}", text, self.sets_heading)
         return found
+
+    @property
+    def sets_heading(self) -> str:
+        """All further sets in the heading of a column; ImageNet-C has 75."""
+        return f"sets {digest(self.key.further)[:4]}" if self.key.further else "no sets"
+
+    def lacking(self, title: str) -> Property:
+        """Return the property in place of a setting or further set that only another key has."""
+        setting = f"{title.removeprefix('setting ')}={UNSET}"
+        return Property("", UNSET, setting if title.startswith("setting ") else self.sets_heading)
 
 
 def differences(keys: Sequence[ColumnKey]) -> dict[str, list[Property]]:
@@ -70,8 +80,7 @@ def differences(keys: Sequence[ColumnKey]) -> dict[str, list[Property]]:
     every = [key.properties() for key in keys]
     found = {}
     for title in dict.fromkeys(title for properties in every for title in properties):
-        unset = Property("", UNSET, f"{title.removeprefix('setting ').removeprefix('further set ')}={UNSET}")
-        values = [properties.get(title, unset) for properties in every]
+        values = [each.get(title) or key.lacking(title) for key, each in zip(keys, every, strict=True)]
         if len({value.value for value in values}) > 1:
             found[title] = values
     return found

@@ -23,7 +23,7 @@ def column_names(groups: Mapping[ColumnKey, Sequence[Result]]) -> dict[ColumnKey
         headings = [[each.heading for each in values] for values in differences(alike).values()]
         headings = [texts for texts in headings if len(set(texts)) > 1]
         for i, group in enumerate(alike):
-            own = ", ".join(texts[i] for texts in headings)
+            own = ", ".join(dict.fromkeys(texts[i] for texts in headings))
             names[group] = f"{name} [{own}]" if own else name
     return _unique(names)
 

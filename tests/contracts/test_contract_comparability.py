@@ -8,9 +8,10 @@ from helpers.record_trees import change, make
 
 from sslbench import names, protocols
 from sslbench.config import result_settings
+from sslbench.errors import ResultError
 from sslbench.identity import record_id
 from sslbench.leaderboard import table
-from sslbench.leaderboard.compare import differing, pairs
+from sslbench.leaderboard.compare import compare, differing, pairs
 from sslbench.results import BenchmarkUsed, DataPart, ExcludedImage, Result
 
 PART = DataPart(name="fog", fingerprint="ab" * 16, n=200, n_used=200, classes=())
@@ -109,3 +110,15 @@ def test_every_setting_of_every_protocol_is_in_the_record_or_its_content_is():
         by_content = {f.name for f in dataclasses.fields(cls) if f.metadata.get("by_content")}
         assert by_content == BY_CONTENT.get(protocol, set()), protocol
         assert left_out - by_content <= NOT_MEASURED, protocol
+
+
+def test_many_further_sets_make_no_long_heading():
+    sets = tuple(dataclasses.replace(PART, name=f"fog-{i}", fingerprint=f"{i:02d}" * 16) for i in range(75))
+    one, other, none = (
+        make(name, data__further=further) for name, further in (("a", sets), ("b", sets[:3]), ("c", ()))
+    )
+    names = [column.name for column in table([one, other, none]).columns]
+    assert len(names) == 3 and "knn/photos [no sets]" in names and max(map(len, names)) < 30
+    assert len(differing(one, none)) == 75
+    with pytest.raises(ResultError, match="and 55 more"):
+        compare(one, none)
