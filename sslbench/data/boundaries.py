@@ -25,6 +25,7 @@ from sslbench.data.location import locate
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.foreground import binary_masks
 from sslbench.data.maps.layout import by_key, in_order, pair, walk
+from sslbench.data.maps.sizes import SAME_SIZE, size_difference
 from sslbench.data.open import open_masks_as_data
 from sslbench.data.source import Labels, PixelLabels, Source
 from sslbench.data.textures import PREFIX
@@ -62,7 +63,8 @@ class MatFiles:
             annotators = decode_mat(self.files.read(index), path)
         except OSError as error:
             raise UnreadableImage(path, f"cannot be read ({error.strerror or error})") from error
-        _check_size(self.name, path, annotators.shape[:2], size)
+        if found := size_difference(annotators.shape[:2], size, "a file of boundaries"):
+            raise DataError(f"{self.name}: {path}: {found}", SAME_SIZE)
         return annotators.astype(np.float32)
 
     def select(self, indices: npt.NDArray[np.int64]) -> "MatFiles":
@@ -224,10 +226,3 @@ def _with_boundaries(part: Source, name: str, *, regions: bool) -> Source:
     labels = Labels("boundaries", (), np.zeros((len(part), 0), dtype=np.int8))
     values = MaskBoundaries(name, part.maps, regions)
     return dataclasses.replace(part, labels=labels, maps=None, objects=None, pixel_values=values)
-
-
-def _check_size(name: str, path: str, found: tuple[int, ...], size: tuple[int, int] | None) -> None:
-    if size is not None and tuple(found) != tuple(size):
-        raise DataError(
-            f"{name}: {path}: boundaries of {found[1]} x {found[0]} pixels for an image of {size[1]} x {size[0]}"
-        )

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,7 @@ class CameraPairs:
         places: (N, 2), positions of the first and the second image.
     """
 
+    sized: ClassVar[bool | None] = False
     images: Images
     places: IntArray
 

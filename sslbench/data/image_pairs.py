@@ -2,14 +2,17 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.labels import no_labels
+from sslbench.data.maps.sizes import SAME_SIZE, size_difference
+from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.source import Images, Labels, Source
-from sslbench.data.wording import some
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
 
 
@@ -65,10 +68,12 @@ class ImagePairs:
     Attributes:
         images: M images, each of them once.
         pairs: N pairs of one kind.
+        sized: the annotations say the size of the images.
     """
 
     images: Images
     pairs: tuple[Pair, ...]
+    sized: bool = False
 
     def rows(self, index: int) -> tuple[int, ...]:
         """Return the positions of the source and the target image of a pair."""
@@ -80,7 +85,8 @@ class ImagePairs:
         used = sorted({row for pair in chosen for row in (pair.source, pair.target)})
         place = {row: i for i, row in enumerate(used)}
         moved = (dataclasses.replace(p, source=place[p.source], target=place[p.target]) for p in chosen)
-        return ImagePairs(self.images.select(np.array(used, dtype=np.int64)), tuple(moved))
+        images = self.images.select(np.array(used, dtype=np.int64))
+        return dataclasses.replace(self, images=images, pairs=tuple(moved))
 
     def fingerprint(self) -> str:
         """Return a hash of the images and of all numbers, 32 hex digits."""
@@ -100,6 +106,7 @@ def pairs_source(
     *,
     classes: Sequence[str] = (),
     notes: tuple[str, ...] = (),
+    sized: bool = False,
 ) -> Source:
     """Return the source of pairs, in order of their ids.
 
@@ -112,6 +119,7 @@ def pairs_source(
         pairs: N pairs of one kind.
         classes: N names of the classes of pairs with points; () for pairs under homographies.
         notes: of the source.
+        sized: the annotations say the size of the images, and it is theirs.
 
     Raises:
         DataError: there is no pair.
@@ -133,7 +141,7 @@ def pairs_source(
         notes,
         {"image": tuple(images.path(pair.source) for pair in chosen)},
         "image",
-        tuples=ImagePairs(images, chosen),
+        tuples=ImagePairs(images, chosen, sized),
     )
 
 
@@ -169,6 +177,27 @@ def check_points(name: str, ids: Sequence[str], pairs: Sequence[PointPair], size
     ]
     if found:
         raise DataError(f"{name}:\n" + "\n".join(f"  {line}" for line in found), "Correct or remove these annotations.")
+
+
+def check_sizes(name: str, folder: Path, annotated: Mapping[str, tuple[int, int]]) -> None:
+    """Refuse images of another size than that for which their points were annotated.
+
+    Args:
+        name: of the data.
+        folder: of the images.
+        annotated: path of an image in the folder -> height and width by its annotation.
+
+    Raises:
+        DataError: lists them. Files that do not exist or cannot be read are left to the decoding.
+    """
+    found = []
+    for path, size in annotated.items():
+        own = size_in_file(folder / path)
+        if all(own) and (difference := size_difference(size, own, "the annotation")):
+            found.append(f"{path} ({difference})")
+    if found:
+        of = f"{len(found):,} of {counted(len(annotated), 'image')}"
+        raise DataError(f"{name}: {of} have another size than their annotations: {some(found, 3)}", SAME_SIZE)
 
 
 def _inside(points: FloatArray, size: tuple[int, int]) -> bool:

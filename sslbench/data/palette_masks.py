@@ -8,6 +8,7 @@ from sslbench.arrays import IntArray
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.images import Files
 from sslbench.data.maps.files import load
+from sslbench.data.maps.sizes import SAME_SIZE, size_difference
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.source import Source
 from sslbench.data.tracks import UNLABELLED, Ids, videos_source
@@ -84,12 +85,14 @@ def palette_videos(
         raise DataError(f"{name}: {len(missing):,} of {len(frames):,} frames have no mask: {some(missing, 5)}")
     both = [(size_in_file(photos / f"{f}.jpg"), size_in_file(annotations / f"{f}.png")) for f in frames]
     differ = [
-        f"{frame} ({own[1]} x {own[0]}, mask {mask[1]} x {mask[0]})"
+        f"{frame} ({difference})"
         for frame, (own, mask) in zip(frames, both, strict=True)
-        if own != mask and (0, 0) not in (own, mask)
+        if (0, 0) not in (own, mask) and (difference := size_difference(mask, own, "the mask"))
     ]
     if differ:
-        raise DataError(f"{name}: {len(differ):,} masks are not of the size of their frame: {some(differ, 3)}")
+        raise DataError(
+            f"{name}: {len(differ):,} masks are not of the size of their frame: {some(differ, 3)}", SAME_SIZE
+        )
     images = Files(tuple(f"{frame}.jpg" for frame in frames), str(photos))
     masks = PaletteMasks(Files(tuple(f"{frame}.png" for frame in frames), str(annotations)), len(classes))
     return videos_source(name, videos, images, masks, classes=classes)

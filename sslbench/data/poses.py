@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ class Poses:
         joints: of each video of T frames, (T, J, 2) x and y in pixels; (0, 0) is the centre of the first pixel.
     """
 
+    sized: ClassVar[bool | None] = False
     images: Images
     frames: tuple[tuple[int, ...], ...]
     joints: tuple[FloatArray, ...]

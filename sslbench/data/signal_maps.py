@@ -27,6 +27,7 @@ from sslbench.data.groups import by_folder
 from sslbench.data.images import Files
 from sslbench.data.location import Location
 from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, walk
+from sslbench.data.maps.sizes import SAME_SIZE, size_difference
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import printable, some
 from sslbench.errors import DataError, UsageError
@@ -113,11 +114,8 @@ class SignalFiles:
             raise UnreadableImage(path, f"cannot be read ({error.strerror or error})") from error
         if stored.ndim != 2:
             raise DataError(f"{self.name}: {path} has three numbers per pixel, a map has one")
-        if size is not None and stored.shape != tuple(size):
-            sizes = f"{stored.shape[1]} x {stored.shape[0]} pixels for an image of {size[1]} x {size[0]}"
-            raise DataError(
-                f"{self.name}: {path}: a map of {sizes}", "Resize the images to the size of the maps, never the maps."
-            )
+        if found := size_difference(stored.shape, size):
+            raise DataError(f"{self.name}: {path}: {found}", SAME_SIZE)
         return stored
 
     def select(self, indices: npt.NDArray[np.int64]) -> "SignalFiles":

@@ -178,6 +178,11 @@ class ImageTuples(Protocol):
     """All images of N samples that are several images each, and their annotations (must be picklable)."""
 
     @property
+    def sized(self) -> bool | None:
+        """True if annotations of places in images say the size of these, as masks do; None: they are of no places."""
+        ...
+
+    @property
     def images(self) -> Images:
         """Images of all samples, each of them once."""
         ...
@@ -262,6 +267,13 @@ class Source:
         tuples = None if self.tuples is None else self.tuples.select(chosen)
         further = attributes, self.grouped_by, self.weights, self.queries, maps, values, objects, tuples
         return Source(name or self.name, ids, labels, images, self.notes, *further)
+
+    @property
+    def sized(self) -> bool | None:
+        """True if annotations say the size of their images, as maps do, False if not; None: they are of no places."""
+        if self.tuples is not None:
+            return self.tuples.sized
+        return None if self.maps is None and self.pixel_values is None and self.objects is None else True
 
     def every_image(self) -> "Source":
         """Return all images, unlabelled, of samples that are several images each; otherwise the source itself.

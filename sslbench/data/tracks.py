@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,7 @@ class Videos:
         frames: of each video, the positions of its frames in order.
     """
 
+    sized: ClassVar[bool | None] = True
     images: Images
     masks: ObjectIds
     frames: tuple[tuple[int, ...], ...]

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import yaml
@@ -59,6 +60,7 @@ class Triplets:
         places: (N, 3), positions of the reference, the left and the right candidate.
     """
 
+    sized: ClassVar[bool | None] = None
     images: Images
     places: IntArray
 

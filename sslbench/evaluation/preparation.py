@@ -20,6 +20,7 @@ from sslbench.data.decode.handlers import identified
 from sslbench.data.decode.transforms import output_size
 from sslbench.data.images import Files
 from sslbench.data.labels import no_labels
+from sslbench.data.maps.sizes import unknown_orientation
 from sslbench.data.noise import check_shares, with_label_noise
 from sslbench.data.source import Labels, Source
 from sslbench.data.splits import (
@@ -198,6 +199,7 @@ def prepare(
         log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
     for note in data.notes:
         log.info(note)
+    notes = (*data.notes, *_unknown_orientations(request, data))
     _check_tasks(request, run, backbone, layers, data)
     backbone = calibrated(backbone, data.train, run)
     tasks = tuple(dataclasses.replace(task, benchmark=_on_these(task, data)) for task in request.tasks)
@@ -205,7 +207,22 @@ def prepare(
     if classifier is not None and (part := only_part(tasks[0])) is not None:
         data = one_part(data, part)
     sets = tuple(open_sets(task, data, backbone.preprocessing, request.limit, run.seed) for task in request.tasks)
-    return Prepared(request, run, loaded, backbone, layers, data, origins, findings, sets, classifier, data.notes)
+    return Prepared(request, run, loaded, backbone, layers, data, origins, findings, sets, classifier, notes)
+
+
+def _unknown_orientations(request: Request, data: TrainTest) -> list[str]:
+    """Return a note, which is also a warning, on images of each part that EXIF turns, of unknown annotations."""
+    used = {only_part(task) for task in request.tasks}
+    parts = {"train": data.train, "test": data.test}
+    chosen = parts.values() if None in used else [parts[part] for part in used if part is not None]
+    found = []
+    for part in {id(part): part for part in chosen}.values():
+        images = part.every_image().images
+        note = None if part.sized is None else unknown_orientation(part.name, images, sized=part.sized)
+        if note is not None:
+            log.warning(note)
+            found.append(note)
+    return found
 
 
 def check_features(pair: FeaturePair, tasks: Sequence[Task]) -> None:

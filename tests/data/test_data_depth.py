@@ -167,7 +167,7 @@ def test_normals_of_a_plane_are_those_of_the_plane():
         ),
         (lambda i: -metres(i), "npy", "", "negative depths, down to -2.9"),
         (lambda i: np.full((HEIGHT, WIDTH), -np.inf), "npy", "", "negative depths"),
-        (lambda i: metres(i)[:, :-1], "npy", "", "depth of 8 x 6 pixels for an image of 9 x 6"),
+        (lambda i: metres(i)[:, :-1], "npy", "", "a file of depth is 8 x 6 pixels, but its image 9 x 6"),
         (lambda i: np.zeros((HEIGHT, WIDTH, 3)), "npy", "", "three numbers per pixel"),
     ],
 )

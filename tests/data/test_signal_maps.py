@@ -130,7 +130,7 @@ def test_files_that_cannot_be_used_are_one_message(tmp_path):
     with pytest.raises(DataError, match=r"whole numbers up to 9,400, 4.7e\+03 on average\nSay .*&scale=4700"):
         opened.read_values(0)
     scaled = open_signal_maps(locate(f"{tmp_path}?maps=heat&scale=4700"))["all"].pixel_values
-    with pytest.raises(DataError, match="a map of 8 x 6 pixels for an image of 9 x 9"):
+    with pytest.raises(DataError, match="the map is 8 x 6 pixels, but its image 9 x 9"):
         scaled.read_values(0, size=(9, 9))
     write(tmp_path / "heat" / "0.png", picture(0))
     with pytest.raises(DataError, match="three numbers per pixel"):

@@ -76,7 +76,7 @@ def test_a_damaged_file_is_one_message(bsds, content):
 
 def test_a_file_of_something_else_and_another_size_are_one_message(bsds):
     values = open_boundaries(str(bsds))["test"].pixel_values
-    with pytest.raises(DataError, match="boundaries of 30 x 20 pixels for an image of 8 x 9"):
+    with pytest.raises(DataError, match="boundaries is 30 x 20 pixels, but its image 8 x 9"):
         values.read_values(0, size=(9, 8))
     savemat(bsds / "groundTruth" / "test" / "0.mat", {"other": np.ones(3)})
     with pytest.raises(UnreadableImage, match="groundTruth"):

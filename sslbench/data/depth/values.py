@@ -11,6 +11,7 @@ from sslbench.config import setting
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.depth.files import decode_values
 from sslbench.data.images import Files
+from sslbench.data.maps.sizes import SAME_SIZE, size_difference
 from sslbench.errors import DataError, UsageError
 
 Quantity = Literal["depth", "normals"]
@@ -84,7 +85,8 @@ class ValueFiles:
             stored = decode_values(self.files.read(index), path)
         except OSError as error:
             raise UnreadableImage(path, f"cannot be read ({error.strerror or error})") from error
-        refuse_other_size(self.name, path, stored.shape[:2], size, self.quantity)
+        if found := size_difference(stored.shape[:2], size, f"a file of {self.quantity}"):
+            raise DataError(f"{self.name}: {path}: {found}", SAME_SIZE)
         if self.quantity == "normals":
             return unit_normals(stored, path)
         return metres(stored, self.options, f"{self.name}: {path}")
@@ -99,22 +101,6 @@ class ValueFiles:
         digest = hashlib.sha256(repr((self.quantity, *scaled)).encode())
         digest.update(self.files.digests().tobytes())
         return digest.hexdigest()[:32]
-
-
-def refuse_other_size(
-    name: str, path: str, found: tuple[int, ...], size: tuple[int, int] | None, quantity: Quantity
-) -> None:
-    """Raise if values are of another size than their image.
-
-    Raises:
-        DataError: names both sizes.
-    """
-    if size is not None and tuple(found) != tuple(size):
-        sizes = f"{quantity} of {found[1]} x {found[0]} pixels for an image of {size[1]} x {size[0]}"
-        raise DataError(
-            f"{name}: {path}: {sizes}",
-            "Resize the images to the size of the values, never the values.",
-        )
 
 
 def metres(stored: npt.NDArray[np.number], options: DepthOptions, where: str) -> npt.NDArray[np.float32]:

@@ -47,7 +47,8 @@ def open(spec: str) -> dict[str, Source]:
             rows.append(place[path])
         pairs.append(HomographyPair(rows[0], rows[1], _matrix(file)))
         ids.append(f"{folder.name}/1-{number}")
-    return {"all": pairs_source(spec, ids, Files(tuple(paths), str(root)), pairs)}
+    note = f"{spec}: homographies say no size of images; they are scored at that of the files, so none may be resized"
+    return {"all": pairs_source(spec, ids, Files(tuple(paths), str(root)), pairs, notes=(note,) if pairs else ())}
 
 
 def _matrix(file: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

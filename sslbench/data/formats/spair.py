@@ -11,7 +11,7 @@ import numpy as np
 
 from sslbench.arrays import FloatArray
 from sslbench.data.format import SourceFormat, TupleReader
-from sslbench.data.image_pairs import PointPair, check_points, pairs_source
+from sslbench.data.image_pairs import PointPair, check_points, check_sizes, pairs_source
 from sslbench.data.images import Files
 from sslbench.data.source import Source
 from sslbench.errors import DataError
@@ -72,7 +72,9 @@ def _split(name: str, root: Path, folder: str, names: list[str]) -> Source:
     place = {path: i for i, path in enumerate(paths)}
     found = [PointPair(place[a], place[b], own, other, side) for (a, b), (own, other), side in pairs]
     check_points(name, names, found, [images[path] for path in paths])
-    return pairs_source(name, names, Files(tuple(paths), str(root / "JPEGImages")), found, classes=classes)
+    check_sizes(name, root / "JPEGImages", images)
+    files = Files(tuple(paths), str(root / "JPEGImages"))
+    return pairs_source(name, names, files, found, classes=classes, sized=True)
 
 
 def _points(given: object) -> FloatArray:

@@ -50,7 +50,8 @@ def open(spec: str) -> dict[str, Source]:
             classes.append(folder.parts[0])
     check_points(spec, ids, pairs, sizes)
     note = f"{spec}: at most {_MOST:,} pixels of a regular grid are scored per pair"
-    return {"all": pairs_source(spec, ids, Files(tuple(paths), str(root)), pairs, classes=classes, notes=(note,))}
+    files = Files(tuple(paths), str(root))
+    return {"all": pairs_source(spec, ids, files, pairs, classes=classes, notes=(note,), sized=True)}
 
 
 def _points(file: Path, size: tuple[int, int], target: tuple[int, int]) -> tuple[FloatArray, FloatArray]:

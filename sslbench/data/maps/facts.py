@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.label_map import UNKNOWN, Grid
-from sslbench.data.maps.sizes import check_same_size, size_and_turn
+from sslbench.data.maps.sizes import size_and_turn, size_difference
 from sslbench.data.maps.types import LabelMapSource, distinct
 from sslbench.data.workers import run
 from sslbench.errors import SslbenchError
@@ -95,7 +95,7 @@ def _facts(source: LabelMapSource, index: int, max_pixels: int) -> MapFacts:
         ignored=int(counts[1]),
         unknown=dict(zip(values.tolist(), pixels.tolist(), strict=True)),
         smooth=not source.coding.colours and is_smooth(raw.values),
-        size=check_same_size(raw.values, size),
+        size=size_difference(raw.values.shape, size),
         broken=raw.broken,
         contradictions=raw.contradictions,
         crowds=raw.crowds,

@@ -12,7 +12,7 @@ from sslbench.data.label_map import IGNORED, LabelMap
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.files import ValueMaps
 from sslbench.data.maps.pairs import find_places, named_places, paired
-from sslbench.data.maps.sizes import check_same_size, size_and_turn
+from sslbench.data.maps.sizes import SAME_SIZE, size_and_turn, size_difference
 from sslbench.data.maps.types import LabelMapSource, Maps
 from sslbench.data.source import Images, Labels, PixelLabels, Source
 from sslbench.data.wording import some
@@ -40,8 +40,8 @@ class BinaryMasks:
         """Return the mask of an image, 1 for foreground; see `PixelLabels`."""
         raw, path = self.maps.read(index, MAX_PIXELS), self.maps.path(index)
         values = raw.values
-        if found := check_same_size(values, size or size_and_turn(self.images, index)[0]):
-            raise DataError(f"{self.name}: {path}: {found}")
+        if found := size_difference(values.shape, size or size_and_turn(self.images, index)[0]):
+            raise DataError(f"{self.name}: {path}: {found}", SAME_SIZE)
         largest = int(values.max(initial=0))
         white = 255 if largest <= 255 < raw.white else raw.white  # 8 bits in a file of 16
         if 1 < largest <= white / 2 or largest > white:

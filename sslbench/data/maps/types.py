@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.label_map import IGNORED, UNKNOWN, Grid, LabelMap
-from sslbench.data.maps.sizes import check_same_size, size_and_turn
+from sslbench.data.maps.sizes import SAME_SIZE, size_and_turn, size_difference
 from sslbench.data.source import Images
 from sslbench.data.wording import some
 from sslbench.errors import DataError
@@ -192,8 +192,8 @@ class LabelMapSource:
         raw, path = self.maps.read(index, max_pixels), self.maps.path(index)
         if raw.broken:
             raise DataError(f"{self.name}: {path}: {'; '.join(raw.broken)}")
-        if found := check_same_size(raw.values, size or size_and_turn(self.images, index)[0]):
-            raise DataError(f"{self.name}: {path}: {found}")
+        if found := size_difference(raw.values.shape, size or size_and_turn(self.images, index)[0]):
+            raise DataError(f"{self.name}: {path}: {found}", SAME_SIZE)
         semantic = self.coding.positions(raw.values)
         if (semantic == UNKNOWN).any():
             values = [self.coding.text(value) for value in np.unique(raw.values[semantic == UNKNOWN]).tolist()]

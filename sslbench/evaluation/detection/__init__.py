@@ -16,6 +16,7 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.load import load_backbone
 from sslbench.data.checks.readable import narrow
 from sslbench.data.decode.handlers import Reading
+from sslbench.data.maps.sizes import unknown_orientation
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.splits.objects import TrainTestObjects, split_objects
 from sslbench.data.wording import counted
@@ -90,6 +91,8 @@ def prepare_detection(
     data = split_objects(request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction)
     log.info(f"{len(data.train)} train and {len(data.test)} test images, {data.how}")
     state_shortened("detection", request.recipe, request.origins)
+    turned = (unknown_orientation(part.name, part.images, sized=True) for part in (data.train, data.test))
+    data = dataclasses.replace(data, notes=(*data.notes, *(note for note in turned if note is not None)))
     for note in dict.fromkeys((*data.train.notes, *data.test.notes, *data.notes)):
         log.info(note)
     _check_data(request, data)
