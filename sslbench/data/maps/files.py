@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, PngImagePlugin, TiffImagePlugin, UnidentifiedImageError
+from PIL import Image, PngImagePlugin, PpmImagePlugin, TiffImagePlugin, UnidentifiedImageError
 
 from sslbench.data.decode.picture import UnreadableImage, check_size, declared_too_large
 from sslbench.data.decode.pillow import strict_and_silent
@@ -129,8 +129,9 @@ def white_of(image: Image.Image, data: bytes) -> int:
 
     Pillow stretches values of fewer than 8 or 16 bits to these; `stored` undoes it.
     """
-    if image.format == "PPM":
-        return int(image.tile[0].args[1]) if image.tile[0].codec_name.startswith("ppm") else 255
+    if isinstance(image, PpmImagePlugin.PpmImageFile):
+        tile = image.tile[0]
+        return int(tile.args[1]) if isinstance(tile.args, tuple) and tile.codec_name.startswith("ppm") else 255
     if image.mode == "1":
         return 1
     if image.mode.startswith("I"):

@@ -241,7 +241,8 @@ def _objects(truth: Ids, found: Ids, void: int) -> npt.NDArray[np.int64]:
     if truth.shape != found.shape or truth.ndim != 3:
         raise ValueError(f"true ids of shape {truth.shape} and predicted ones of {found.shape}: both are (T, H, W)")
     objects = objects_in(truth[:1])
-    return objects[objects != void]
+    known: npt.NDArray[np.int64] = objects[objects != void]
+    return known
 
 
 def _masks(ids: Ids, objects: npt.NDArray[np.int64]) -> list[Mask]:
