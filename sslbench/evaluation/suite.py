@@ -41,12 +41,14 @@ class SuiteCell:
         benchmark: its name; the protocols where no benchmark was named.
         requests: what to evaluate, mostly one.
         problem: why there is nothing to evaluate: the data are not on this machine.
+        command: command that evaluates this pair alone, for its records; empty: that of all.
     """
 
     weights: str
     benchmark: str
     requests: tuple[Request, ...] = ()
     problem: SslbenchError | None = None
+    command: str = ""
 
 
 @dataclasses.dataclass
@@ -125,7 +127,8 @@ def run_cells(
                         others = _others(prepared, cell, position, cells[number:], loaded, before)
                         if others:
                             encode_ahead([prepared, *others], store=store, progress=progress)
-                    found = evaluate(prepared, store=store, out=out, command=command, progress=progress)
+                    own = cell.command or command
+                    found = evaluate(prepared, store=store, out=out, command=own, progress=progress)
                 else:
                     log.info(f"already computed: {', '.join(str(result.file) for result in found)}")
                 results[cell.weights] += found

@@ -70,6 +70,15 @@ def test_an_interval_that_was_changed_is_found(record, sslbench):
     assert code == 1 and "DIFFERS, its interval too" in out
 
 
+def test_a_record_of_a_sweep_holds_the_command_of_its_run(world, sslbench):
+    words = (*EVAL[3:], "--no-floors", "--no-overlaps", "--no-estimate", "--out", "swept")
+    assert sslbench("sweep", "knn", "k=1,3", *words)[0] == 0
+    for result in read_tree(Path("swept")):
+        assert result.command.startswith("sslbench eval knn k=")
+        code, out, err = sslbench("reproduce", result.file, "--trust-code")
+        assert code == 0 and "not the same" not in out, err
+
+
 def test_nothing_that_is_checked_is_read(world, sslbench):
     """Not trainings finished before, their mean or a floor in the folder that gets the new records."""
     small = ("epochs=1", "batch_size=12", "augment=none", "seeds=2", "baseline=true", "--no-estimate")

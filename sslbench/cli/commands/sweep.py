@@ -176,7 +176,8 @@ def _runs(
         plan = samples.make_plan(ctx, dataclasses.replace(chosen, skip_existing=True), names, settings)
         for cell in plan.cells:
             words = _words(ctx, chosen, names, settings, cell.weights)
-            runs.append(SweepRun(cell, plan.run, tuple(words)))
+            own = dataclasses.replace(cell, command=shlex.join(["sslbench", *words]))  # `reproduce` runs it
+            runs.append(SweepRun(own, plan.run, tuple(words)))
     return runs
 
 
