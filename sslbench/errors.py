@@ -40,6 +40,10 @@ class DataError(SslbenchError):
     """Data that cannot be evaluated: unreadable images, one class, labels that do not fit."""
 
 
+class UnreachableError(DataError):
+    """Remote file whose server cannot be reached."""
+
+
 class WeightsError(SslbenchError):
     """Weights that cannot be read, are not recognised, or do not fit the backbone."""
 

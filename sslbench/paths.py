@@ -1,8 +1,10 @@
 """Folders: data shipped with sslbench, the user's own, and the cache; files in folders."""
 
 import contextlib
+import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -78,6 +80,34 @@ def paths_below(folder: Path, suffix: str) -> list[str]:
     return found
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a full disk, a quota, and a limit of a file's size."""
+
+
+def not_written(path: Path, error: OSError) -> str:
+    """Return the message for a file that cannot be written; of a full disk with the bytes that are free."""
+    text = f"cannot write {path}: {error.strerror or error}"
+    if error.errno not in FULL:
+        return text
+    folder = next(each for each in (path.absolute(), *path.absolute().parents) if each.is_dir())
+    return f"{text}; {shutil.disk_usage(folder).free:,} bytes are free in {folder}"
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the path to an OSError of the block that names no file, as those of writing into an open file.
+
+    Raises:
+        OSError: with the path.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 @contextlib.contextmanager
 def temporary_beside(path: Path, suffix: str = "") -> Iterator[Path]:
     """Yield a new hidden file in the folder of `path`, to be renamed to it; otherwise it is removed at the end.
@@ -98,7 +128,8 @@ def temporary_beside(path: Path, suffix: str = "") -> Iterator[Path]:
         if not locks.AVAILABLE:
             file.close()  # Windows renames no open file
         try:
-            yield temporary
+            with naming(path):
+                yield temporary
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink()

@@ -1,12 +1,19 @@
 """Temporary files beside their targets: removed by the next writer after a writer was killed, never while it lives."""
 
+import errno
 import multiprocessing
 import os
+import re
 import signal
 import threading
 
+import fsspec
 import pytest
 
+from sslbench import paths
+from sslbench.backbones.named import fetch
+from sslbench.data.remote import cache
+from sslbench.errors import DataError
 from sslbench.paths import temporary_beside
 from sslbench.results.records import replace_file
 from sslbench.weights.save import new_file
@@ -108,3 +115,28 @@ def test_an_error_leaves_neither_file(tmp_path):
         assert temporary.suffix == ".png" and temporary.is_file()
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_told_with_the_file_and_the_free_bytes(tmp_path):
+    with pytest.raises(OSError, match="No space left") as caught, paths.temporary_beside(tmp_path / "x.json"):
+        full()
+    assert caught.value.filename == str(tmp_path / "x.json")
+    text = paths.not_written(tmp_path / "new" / "x.json", caught.value)
+    assert re.fullmatch(
+        rf"cannot write {tmp_path}/new/x.json: No space left on device; [\d,]+ bytes are free in {tmp_path}", text
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_cache_is_no_missing_network(tmp_path, monkeypatch):
+    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path))
+    fsspec.filesystem("memory").pipe_file("/b/w.pth", b"weights")
+    monkeypatch.setattr(cache.PartialCopy, "finish", full)
+    with pytest.raises(DataError, match=r"w.pth cannot be copied: .* bytes are free in .*\n.*SSLBENCH_CACHE") as caught:
+        fetch("memory://b/w.pth")
+    assert "network" not in str(caught.value)
+    assert not list(tmp_path.rglob("*.part"))

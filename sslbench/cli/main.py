@@ -9,6 +9,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -17,6 +18,7 @@ from sslbench.cli.echo import echo
 from sslbench.distributed.messages import show_once, shown_elsewhere
 from sslbench.errors import SslbenchError
 from sslbench.names import did_you_mean
+from sslbench.paths import FULL, not_written
 from sslbench.text import without_secrets
 
 COMMANDS = {
@@ -129,12 +131,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except OSError as error:
         if error.filename is None and error.strerror is None:
             raise
-        code = _fail(f"{error.strerror}: {error.filename}" if error.filename else str(error), 1)
+        code = _fail(_os_problem(error), 1)
     except Exception as error:
         if type(error).__name__ != "OutOfMemoryError":
             raise
         code = _fail("the device ran out of memory\nUse a smaller --batch-size, or --precision bf16.", 1)
     sys.exit(code)
+
+
+def _os_problem(error: OSError) -> str:
+    """Return the message of an error of the system, which names its file."""
+    if not error.filename:
+        return str(error)
+    if error.errno in FULL:
+        return not_written(Path(os.fsdecode(error.filename)), error)
+    return f"{error.strerror}: {error.filename}"
 
 
 def _let_threads_sleep() -> None:

@@ -300,10 +300,10 @@ class ExtractionJob:
         """
         needed = len(self.source) * width * np.dtype(self.settings.dtype).itemsize
         free = shutil.disk_usage(self.entry.folder).free
-        size = f"{self.source.name}: its features take {needed / 1e9:.1f} GB in {self.entry.folder}"
+        size = f"{self.source.name}: its features take {needed:,} bytes in {self.entry.folder}"
         if needed > free:
             raise StoreError(
-                f"{size}, where {free / 1e9:.1f} GB are free",
+                f"{size}, where {free:,} are free",
                 "Give --store on another disk, --feature-dtype float16, fewer --layers, a smaller --resize or --limit; "
                 "segmentation-knn needs no store with --on-the-fly; linear-online and segmentation have none.",
             )

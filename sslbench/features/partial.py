@@ -201,9 +201,14 @@ def create(complete: Path, shape: tuple[int, int], dtype: np.dtype[np.floating])
     temporary = rows.with_name(rows.name + ".tmp")
     _allocate(temporary, shape, dtype)
     temporary.replace(rows)
-    with naming(progress, shape[0] * RECORD.itemsize):
-        temporary.write_bytes(bytes(shape[0] * RECORD.itemsize))
-        temporary.replace(progress)
+    try:
+        with naming(progress, shape[0] * RECORD.itemsize):
+            temporary.write_bytes(bytes(shape[0] * RECORD.itemsize))
+            temporary.replace(progress)
+    except StoreError:
+        for file in (temporary, rows):  # rows without states are of no use
+            file.unlink(missing_ok=True)
+        raise
 
 
 def opened(complete: Path, rows: int, dtype: np.dtype[np.floating], *, alone: bool = True) -> PartialLayer | None:
@@ -268,7 +273,7 @@ def _allocate(file: Path, shape: tuple[int, int], dtype: np.dtype[np.floating]) 
             np.lib.format.write_array_header_1_0(out, header)
             start = out.tell()
             out.flush()
-            _reserve(out, start + size)
+            reserve(out, start + size)
             out.truncate(start + size)
     except StoreError:
         file.unlink(missing_ok=True)
@@ -276,7 +281,7 @@ def _allocate(file: Path, shape: tuple[int, int], dtype: np.dtype[np.floating]) 
     return start
 
 
-def _reserve(file: BinaryIO, size: int) -> None:
+def reserve(file: BinaryIO, size: int) -> None:
     """Reserve disk space where system and file system can; elsewhere a full disk shows when rows are written."""
     if hasattr(os, "posix_fallocate"):
         try:

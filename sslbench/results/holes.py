@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sslbench.errors import ResultError
 from sslbench.locks import lock
+from sslbench.paths import not_written
 from sslbench.results.records import replace_file
 from sslbench.text import csv_text, plain_cell
 
@@ -43,7 +44,7 @@ def write(folder: Path, cells: Sequence[tuple[str, str]], holes: Sequence[Hole])
             lock(handle)
             _write(folder, cells, holes)
     except OSError as error:
-        raise ResultError(f"cannot write {folder / HOLES}: {error.strerror or error}") from error
+        raise ResultError(not_written(folder / HOLES, error)) from error
 
 
 def _write(folder: Path, cells: Sequence[tuple[str, str]], holes: Sequence[Hole]) -> None:

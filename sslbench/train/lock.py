@@ -11,6 +11,7 @@ from pathlib import Path
 from sslbench import locks
 from sslbench.distributed.collectives import from_first
 from sslbench.errors import UsageError
+from sslbench.paths import naming
 
 NAME = "lock"
 """Lock file; it remains in the folder and names the last owner of the lock."""
@@ -62,9 +63,10 @@ def _locked(folder: Path) -> Iterator[None]:
                 _wait_or_refuse(path, deadline)
             else:
                 break
-        file.truncate(0)
-        file.write(_own_description())
-        file.flush()
+        with naming(path):
+            file.truncate(0)
+            file.write(_own_description())
+            file.flush()
         yield
 
 

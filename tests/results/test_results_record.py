@@ -145,7 +145,7 @@ def test_arrays_that_do_not_fit_are_refused_before_anything_is_written(result, t
 
 def test_a_folder_that_cannot_be_written_is_one_message(result, tmp_path):
     (tmp_path / "results").write_text("a file")
-    with pytest.raises(ResultError, match="cannot write the result"):
+    with pytest.raises(ResultError, match="cannot write"):
         put(result, tmp_path / "results")
 
 

@@ -105,7 +105,7 @@ def _check_space(partial: Path, needed: int) -> None:
         log.info(f"continuing: {there / 1e9:.1f} GB are already written")
     if needed - there > free:
         raise DataError(
-            f"{partial.parent} has {free / 1e9:.1f} GB free, and {(needed - there) / 1e9:.1f} GB are needed",
+            f"{partial.parent} has {free:,} bytes free, and {needed - there:,} are needed",
             "Free disk space, or give another --out.",
         )
 

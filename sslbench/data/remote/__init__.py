@@ -25,7 +25,7 @@ from sslbench.data.remote import cache, transfer
 from sslbench.data.remote.origin import Origin, is_url, known_of, place_of, write_info
 from sslbench.data.remote.urls import RemoteFile, described, refuse_unreachable
 from sslbench.data.wording import counted
-from sslbench.errors import DataError, UsageError
+from sslbench.errors import DataError, UnreachableError, UsageError
 from sslbench.text import without_secrets
 
 __all__ = [
@@ -268,7 +268,7 @@ def _ask(url: str) -> RemoteFile:
         problem = error
     known = known_of(place_of(url))
     if known is None:
-        raise DataError(f"{url} cannot be reached: {transfer.one_line(problem)}") from problem
+        raise UnreachableError(f"{url} cannot be reached: {transfer.one_line(problem)}") from problem
 
     def fail() -> Any:
         raise OSError(f"it cannot be reached: {transfer.one_line(problem)}") from problem

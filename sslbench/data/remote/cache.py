@@ -151,16 +151,14 @@ class PartialCopy:
         """Append a chunk.
 
         Raises:
-            DataError: the cache or the disk is too small.
+            DataError: the cache is too small.
+            OSError: the disk is.
         """
         missing = self._written + len(chunk) - self._reserved
         if missing > 0:
             ahead = min(_STEP, self._written // 4, max(bound() - self._reserved - missing, 0))
             self._reserve(missing + ahead)
-        try:
-            self._file.write(chunk)
-        except OSError as error:
-            raise DataError(f"{self._name} cannot be copied to {folder()}: {error.strerror}") from error
+        self._file.write(chunk)
         self._written += len(chunk)
 
     def finish(self) -> None:
@@ -219,6 +217,12 @@ def writing(path: Path, name: str, size: int | None, mtime_ns: int) -> Iterator[
             part.finish()
             os.utime(file.name, ns=(mtime_ns, mtime_ns))
             Path(file.name).replace(path)
+        except OSError as error:
+            Path(file.name).unlink(missing_ok=True)
+            raise DataError(
+                f"{name} cannot be copied: {paths.not_written(path.parent, error)}",
+                "Free some, or set $SSLBENCH_CACHE to a folder on another disk.",
+            ) from error
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise

@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 
 from sslbench.data.remote import cache
 from sslbench.data.wording import counted
-from sslbench.errors import DataError
+from sslbench.errors import DataError, UnreachableError
 
 PAUSES_S = (1.0, 3.0, 9.0)
 """Seconds before each retry of a broken transfer; after the last one it fails."""
@@ -71,7 +71,7 @@ def copy(
             if pause is None:
                 tried = f" (tried {counted(len(waits) + 1, 'time')})" if waits else ""
                 problem = f"{name} cannot be read: {error}{tried}"
-                raise DataError(problem, "Try again when it can be reached.") from error
+                raise UnreachableError(problem, "Try again when it can be reached.") from error
             _log.warning("%s: %s; trying again in %g s", name, error, pause)
             time.sleep(pause)
     raise AssertionError

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from email.message import Message
 from typing import Any, TypeVar
 
-from sslbench.errors import DataError, UsageError
+from sslbench.errors import UnreachableError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.text import without_secrets
 
@@ -81,7 +81,7 @@ def refuse_unreachable(address: str, seconds: float = 10) -> None:
     try:
         socket.create_connection((parts.hostname or "", port), timeout=seconds).close()
     except OSError as error:
-        raise DataError(f"{parts.hostname} cannot be reached ({error.strerror or error})") from error
+        raise UnreachableError(f"{parts.hostname} cannot be reached ({error.strerror or error})") from error
 
 
 def _over_http(url: str) -> RemoteFile:

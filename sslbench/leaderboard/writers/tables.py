@@ -11,6 +11,7 @@ from sslbench.leaderboard.columns import COLUMNS, extra_texts
 from sslbench.leaderboard.grouping import seeds_of
 from sslbench.leaderboard.model import Board, Cell, Published, Row, shown, value
 from sslbench.metrics.catalog import find
+from sslbench.paths import not_written
 from sslbench.results.records import replace_file
 from sslbench.text import csv_text, table_cell, visible
 
@@ -54,7 +55,7 @@ def write_text(path: Path, text: str) -> None:
     try:
         replace_file(Path(path), text.encode())
     except OSError as error:
-        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
+        raise ResultError(not_written(Path(path), error)) from error
 
 
 def wide(board: Board) -> Iterator[list[Any]]:
