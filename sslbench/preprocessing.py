@@ -136,7 +136,7 @@ class Preprocessing:
         """Refuse resized images smaller than a default crop, which would be mostly black.
 
         Raises:
-            UsageError: they are smaller.
+            UsageError: the images are smaller.
         """
         if self.crop is None or self.resize is None or self.squash is not None:
             return

@@ -283,7 +283,7 @@ def evaluate_detection(  # noqa: PLR0913  its data, its recipe, and what all hav
         test: test split, as for `--test-data`; by default found in `train` or split off.
         name: name of the weights in records and tables; by default the file's, or the backbone's.
         recipe: a benchmark of detection, by its name or its YAML file.
-        settings: what differs from the recipe: {"iterations": 500, "freeze_at": 5}.
+        settings: differences from the recipe: {"iterations": 500, "freeze_at": 5}.
         baselines: 'random' for the untrained backbone, or weights files: trained alike, to stand beside.
         out: folder for the records; None: a temporary one, removed when Python ends.
         run: settings of the run, as one object.

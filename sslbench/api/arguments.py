@@ -29,7 +29,7 @@ def refuse_other_models(model: object) -> None:
     """Refuse a model that is neither a module nor a location of weights.
 
     Raises:
-        UsageError: it is.
+        UsageError: the model is neither.
     """
     if not isinstance(model, str | Path | nn.Module):
         what = f"the class {model.__name__}" if isinstance(model, type) else f"of the type {type(model).__name__}"
@@ -192,7 +192,7 @@ def refuse_other_fields(given: Mapping[str, Any], request: type[Any], of_setting
         of_settings: dataclass of its settings, for the hint.
 
     Raises:
-        UsageError: there is another.
+        UsageError: an argument is no field.
     """
     known = {field.name for field in dataclasses.fields(request)} - {"settings", "data", "out", "chosen"}
     settings = {field.name for field in dataclasses.fields(of_settings)}

@@ -25,8 +25,8 @@ class AlexNetSpec:
     Attributes:
         widths: output channels of the five convolutions.
         groups: of the second, fourth and fifth convolution (2 on the two GPUs of 2012).
-        norms: whether each convolution has a BatchNorm.
-        local_norm: whether the first two layers have a local response normalisation, before or after pooling.
+        norms: true if each convolution has a BatchNorm.
+        local_norm: true if the first two layers have a local response normalisation, before or after pooling.
         stride: of the first convolution.
         padding: of the first convolution.
         inputs: input of the first convolution: 'rgb', 'lightness' (one channel) or 'sobel' (two edge maps).

@@ -42,7 +42,7 @@ def check_recorded(name: str, where: str, *, numbers: int) -> None:
     Args:
         name: as the file has it, or as its tensors show.
         where: the file and its key.
-        numbers: how many numbers the file's tensors hold.
+        numbers: number of values in the file's tensors.
 
     Raises:
         BackboneError: the name stands for Python code, has an option that is not taken from files, is unknown, or is
@@ -66,7 +66,7 @@ def check_size(module: nn.Module, what: str, *, numbers: int) -> None:
     """Refuse a network laid out on the meta device that is much larger than the file whose numbers would fill it.
 
     Raises:
-        BackboneError: it is.
+        BackboneError: the network is much larger.
     """
     needed = sum(tensor.numel() for tensor in module.state_dict().values())
     if needed > _MUCH_LARGER * numbers + _ALWAYS_BUILT:

@@ -72,7 +72,7 @@ class Classifier:
     Attributes:
         head: in evaluation mode, without gradients.
         layer: of the backbone.
-        info: see there.
+        info: facts that its tensors do not show.
     """
 
     head: nn.Module
@@ -89,7 +89,7 @@ def classifier_scores(module: nn.Module, layer: Layer, head: nn.Module, images: 
 
     Args:
         module: the backbone's.
-        layer: of it.
+        layer: layer of the head.
         head: from (B, D) to (B, C).
         images: (B, channels, H, W), normalised.
     """

@@ -130,7 +130,7 @@ class DenseEncoder:
 
         Args:
             backbone: any.
-            inputs: of it.
+            inputs: inputs of the heads.
             device: of the forward pass.
             precision: of the forward pass; the maps are float32.
 

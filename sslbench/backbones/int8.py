@@ -59,7 +59,7 @@ def int8_network(backbone: Backbone, module: nn.Module, layers: Sequence[Layer],
         backbone: with images for the calibration.
         module: its module with BatchNorm folded, not changed.
         layers: of the backbone.
-        device: where it shall compute.
+        device: device of its computations.
 
     Raises:
         UsageError: int8 cannot be computed here, or on these images.

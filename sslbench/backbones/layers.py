@@ -34,7 +34,7 @@ class Layer:
     Attributes:
         text: name in results and feature stores, `res4:avg(8,3)`.
         path: module path; '' is the backbone itself.
-        side: whether the module's output or its input is taken.
+        side: side of the module that is taken, output or input.
         pool: None is the default for the shape of the output.
         head: layers of the file's heads, applied to the backbone's output; None for layers of the backbone.
         parts: layers whose features are joined; path, side and pool are then unused. Empty: a single layer.

@@ -57,7 +57,7 @@ def load_backbone(  # noqa: PLR0913  the options of the command
         format: format of the file; None recognises it.
         allow_partial: load what fits of a file that does not fit entirely; the report says so.
         trust_pickle: run what a pickle in the file asks for; see `files.read`.
-        stem: how a stem for another number of channels is mapped to the backbone's: 'repeat', 'average', 'sum',
+        stem: rule that maps a stem for another number of channels to the backbone's: 'repeat', 'average', 'sum',
             'bands=3,2,1' or 'random' (see `stems.StemRule`); None refuses it.
         seed: of the random weights, and of those that a partial file leaves as they were.
         as_stored: accept a file that does not determine colour order or strides; the caller (a detector's recipe) does.
@@ -193,7 +193,7 @@ def _with_trained_strides(built: Backbone, named: str, recognised: Recognised, w
     A stride that the name states ('resnet50,last_stride=2') stays.
 
     Raises:
-        BackboneError: it cannot have them.
+        BackboneError: the backbone has no such strides.
     """
     strides = recognised.strides or Strides()
     name = with_strides(named, last=strides.last, in_1x1=strides.bottleneck == "1x1")

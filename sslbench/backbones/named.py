@@ -69,7 +69,7 @@ def random_backbone(backbone: str | None) -> str:
     """Return the backbone of `--weights random`.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no architecture is named.
     """
     if backbone is None:
         raise UsageError("--weights random needs --backbone", "Name it: --backbone resnet50.")

@@ -22,8 +22,8 @@ def need_onnx(purpose: str, otherwise: str) -> None:
     """Refuse what the packages of ONNX are needed for where one is missing.
 
     Args:
-        purpose: what needs them, in the plural.
-        otherwise: what to do without them.
+        purpose: users of the packages, in the plural.
+        otherwise: remedy without them.
 
     Raises:
         UsageError: one cannot be imported.

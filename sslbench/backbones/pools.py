@@ -26,7 +26,7 @@ class Tokens:
 
     Attributes:
         prefix: tokens before the patches (class token, registers).
-        has_class: whether the first of them is a class token.
+        has_class: true if the first of them is a class token.
     """
 
     prefix: int = 0

@@ -406,7 +406,7 @@ def store_folder(folder: str | None) -> Path:
     """Return the folder of the feature store: --store, by default in the user's cache.
 
     Raises:
-        UsageError: it is an address.
+        UsageError: the folder is an address.
     """
     refuse_address(folder or "")
     return Path(folder) if folder else paths.cache_dir() / "features"

@@ -184,7 +184,7 @@ def _check_bucket(place: str | Path, system: Any, root: str) -> None:
     """Refuse a bucket that does not exist, before anything is computed for it.
 
     Raises:
-        UsageError: it does not.
+        UsageError: the bucket does not exist.
     """
     scheme, bucket = _address(place).partition("://")[0], root.lstrip("/").partition("/")[0]
     if scheme in _BUCKETS and not system.exists(root) and not system.exists(bucket):

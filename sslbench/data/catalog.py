@@ -108,7 +108,7 @@ def check_name(name: str) -> None:
     """Refuse a word that cannot be a name.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: the word cannot be a name.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(

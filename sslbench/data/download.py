@@ -75,7 +75,7 @@ def find_download(name: str) -> Download:
     """Return the download of a name, of `torchvision:NAME`, `hf:OWNER/NAME` or `tfds:NAME`.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no download has the name.
         DataError: the Hub cannot be reached.
     """
     known = downloads()

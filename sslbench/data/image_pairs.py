@@ -122,7 +122,7 @@ def pairs_source(
         sized: the annotations say the size of the images, and it is theirs.
 
     Raises:
-        DataError: there is no pair.
+        DataError: no pair is given.
     """
     if not pairs:
         raise DataError(f"{name} has no pair of images")

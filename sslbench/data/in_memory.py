@@ -297,7 +297,7 @@ def _pixels(image: Any, place: str) -> bytes | npt.NDArray[np.uint8]:
     """Return an image as a source delivers it: an encoded file, or uint8 (H, W) or (H, W, channels).
 
     Raises:
-        UsageError: it is no image.
+        UsageError: the value is no image.
         DataError: its values have no known range.
     """
     if isinstance(image, bytes):

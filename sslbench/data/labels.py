@@ -141,7 +141,7 @@ def _refuse_other_kinds(values: Any, name: str) -> None:
     """Refuse labels in a text, a mapping, a set or a single one, whose order or number is not that of the samples.
 
     Raises:
-        DataError: they are.
+        DataError: the labels are of such a kind.
     """
     if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
         raise DataError(

@@ -12,7 +12,7 @@ def refuse_missing_file(path: Path) -> None:
     """Raise for a path that is no file, and suggest what the user probably meant.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the path is no file.
     """
     if not path.is_file():
         siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -23,7 +23,7 @@ def refuse_empty_folder(spec: str) -> None:
     """Raise for a folder in which nothing lies.
 
     Raises:
-        UsageError: it is one.
+        UsageError: the folder is empty.
     """
     folder = Path(spec)
     try:

@@ -27,7 +27,7 @@ def open_signals(spec: str) -> dict[str, Source]:
 
     Raises:
         UsageError: the location does not exist, or its format is not known.
-        DataError: it is damaged.
+        DataError: a file is damaged.
 
     >>> open_signals("textures:images")["test"].labels.kind
     'signal'

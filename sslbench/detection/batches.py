@@ -134,8 +134,8 @@ def order(
         batch_size: images per batch.
         seed: of the order.
         grouped: do not mix wide and other images in a batch (as Detectron2's AspectRatioGroupedDataset).
-        repeats: how often each image is seen in an epoch; fractions are rounded up or down at random, in each epoch
-            anew. None: once.
+        repeats: number of times that an epoch shows each image; fractions are rounded up or down at random, in each
+            epoch anew. None: once.
     """
     waiting: dict[bool, list[int]] = {False: [], True: []}
     for epoch in itertools.count():

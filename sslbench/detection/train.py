@@ -120,7 +120,7 @@ def check_processes(recipe: DetectionRecipe, processes: int) -> None:
     """Raise if the batch cannot be divided among the processes.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: the batch cannot be divided.
     """
     parts = processes * recipe.accumulate
     if recipe.batch_size % parts:

@@ -33,7 +33,7 @@ def measured(device: torch.device) -> Iterator[Meter]:
     Linux tells the peak of a stage; elsewhere it is that of the process from its start to the end of the stage.
 
     Args:
-        device: whose memory counts as the GPU's, where it is a CUDA device.
+        device: device of the work; if it is a CUDA device, its memory counts as the GPU's.
     """
     meter = Meter()
     _forget_peak()
@@ -81,8 +81,8 @@ def encoding_costs(backbone: Backbone, *, decoded: int, seconds: float, stage: S
     Args:
         backbone: that encoded.
         decoded: images that were decoded and encoded.
-        seconds: that it took.
-        stage: of it.
+        seconds: duration.
+        stage: name of the stage.
         work: count the operations for one image, which takes a moment.
     """
     return Costs(

@@ -43,10 +43,10 @@ def extract_only(
     """Extract features of every part of the data, without evaluating them; labels are not needed.
 
     Args:
-        request: what to encode.
-        run: how.
+        request: data and layers to encode.
+        run: settings of the run.
         store: folder of the feature store.
-        progress: see there.
+        progress: receiver of the progress.
         backbone: takes the place of request.weights when it is in memory already.
         in_memory: takes the place of locations; see there.
 
@@ -68,9 +68,9 @@ def extract_several(
 
     Args:
         requests: they differ in the weights only.
-        run: how.
+        run: settings of the run.
         store: folder of the feature store.
-        progress: see there.
+        progress: receiver of the progress.
     """
     parts = _parts_to_encode(requests[0], run, None)
     waiting, size = [], 0
@@ -172,9 +172,9 @@ def encode_parts(
         backbone: with the preprocessing of the images.
         data: train and test.
         layers: of the backbone.
-        run: how.
+        run: settings of the run.
         store: folder of the feature store.
-        progress: see there.
+        progress: receiver of the progress.
         work: with the floating-point operations of the backbone in the costs.
     """
     whole = data.whole

@@ -110,7 +110,7 @@ class LinearProbe(_Probe):
     Attributes:
         classes_: (C,) the classes, sorted.
         c_: inverse regularisation, the best on a held-out part of the samples.
-        converged_: whether the objective is proven to be near its minimum.
+        converged_: true if the objective is proven to be near its minimum.
         n_iter_: number of steps of the solver in the final fit.
 
     Examples:

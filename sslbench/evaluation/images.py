@@ -51,7 +51,7 @@ def evaluate_on_images(
         prepared: from `prepare`.
         tasks: of it, those on images.
         out: folder for the records, and for checkpoints while a protocol runs.
-        command: what the user typed, for the record.
+        command: command line of the user, for the record.
         progress: called with what, images done and images in all.
 
     Returns:

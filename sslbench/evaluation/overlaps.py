@@ -32,7 +32,7 @@ class SuspectedOverlaps:
 
     Attributes:
         suspects: one per image of test.
-        by: what the images were compared by.
+        by: measure by which the images were compared.
         problem: reason that near duplicates were not searched.
         seconds: that the search took.
     """

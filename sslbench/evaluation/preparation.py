@@ -117,7 +117,7 @@ class Prepared:
     Attributes:
         loaded: the backbone as it was loaded, for the next request with the same weights.
         backbone: the same with the preprocessing that this request asks for.
-        preprocessing_origins: where each value of it that has an effect comes from.
+        preprocessing_origins: origin of each value of it that has an effect.
         findings: warnings and notes about the data.
         notes: remarks on the data that belong into the records.
         sets: for each task of the request the further sets of images that it scores, by name.
@@ -147,8 +147,8 @@ def prepare(
     """Open the weights and the data and check them against each other and against the protocols' needs.
 
     Args:
-        request: what to evaluate.
-        run: how.
+        request: evaluation to run.
+        run: settings of the run.
         backbone: takes the place of request.weights when it is in memory already.
         in_memory: takes the place of locations; see there.
 
@@ -267,7 +267,7 @@ def _check_tasks(
     """Refuse protocols whose settings do not go together with the data, the layers or each other.
 
     Raises:
-        SslbenchError: they do not.
+        SslbenchError: some of them do not go together.
     """
     check_shares(request.noise, data.train.labels)
     check_seeds(run, request.tasks)
@@ -371,7 +371,7 @@ def _check_noise(task: Task) -> None:
     """Refuse label noise where a protocol does not train on classes or numbers of samples.
 
     Raises:
-        UsageError: it does not.
+        UsageError: a protocol trains on neither.
     """
     if not _trains_on_labels(task.protocol) or only_part(task):
         able = [name for name in names.list_names("protocol") if _trains_on_labels(name)]

@@ -180,11 +180,11 @@ def recorded(
     """Return the record of an outcome, without groups; nothing is written yet.
 
     Args:
-        subject: what was measured.
+        subject: subject of the measurement.
         task: the protocol.
-        outcome: of it.
+        outcome: outcome of the measurement.
         train: their labels and ids are used; a protocol on images has no columns of features.
-        test: the same.
+        test: test part.
         seconds: that the protocol took.
         stage: the same with its memory, where that was measured.
     """

@@ -59,7 +59,7 @@ def encode_sample(prepared: Prepared, encoded: Encoded, store: Path, progress: P
         prepared: evaluation in int8.
         encoded: features in int8 of all images; used on the first process.
         store: folder of the feature store.
-        progress: see there.
+        progress: receiver of the progress.
     """
     exact = in_fp32(prepared)
     run, parts = exact.run, {"train": exact.data.train, "test": exact.data.test}
@@ -87,7 +87,7 @@ def rounding(subject: Subject, task: Task, sample: Sample, noisy: Source | None 
     """Return the difference that int8 makes to a protocol's headline metric on the sample.
 
     Args:
-        subject: what is measured, at one layer.
+        subject: subject of the measurement, at one layer.
         task: the protocol.
         sample: from `encode_sample`.
         noisy: train with other labels than in the sample; None: those of the sample.

@@ -117,8 +117,8 @@ def evaluate(
         prepared: from `prepare`.
         store: folder of the feature store.
         out: folder for the records.
-        command: what the user typed, for the record.
-        progress: see there.
+        command: command line of the user, for the record.
+        progress: receiver of the progress.
 
     Returns:
         The results, as they were written, those of protocols on images first. Empty on processes other than the first,
@@ -438,7 +438,7 @@ def _measure_sets(
         suspected: test images that are in train too.
         missing: floors that there are not -> the reason.
         out: folder of the records.
-        command: what the user typed.
+        command: command line of the user.
     """
     found = {}
     for name, (backbone, parts, of_sets) in encoded.items():

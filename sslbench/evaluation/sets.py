@@ -91,7 +91,7 @@ def score_sets(
     """Run a protocol on several sets and return its records by name; nothing is written yet.
 
     Args:
-        subject: what is measured, with the test part.
+        subject: subject of the measurement, with the test part.
         task: the protocol.
         parts: features of train and test.
         sets: the further sets.

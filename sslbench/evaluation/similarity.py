@@ -62,7 +62,7 @@ class LayerSimilarity:
         columns: names of B's layers.
         names: of A and B.
         n: number of samples.
-        debiased: which estimator.
+        debiased: true for the debiased estimator.
     """
 
     values: npt.NDArray[np.float64]
@@ -81,7 +81,7 @@ def encode(
     Args:
         request: weights, layers (by default every named one) and, unless `source` is given, data: of the parts it has,
             the first of test, val, all, train.
-        run: how.
+        run: settings of the run.
         store: folder of the feature store.
         progress: called with what, images done and images in all.
         source: the images.

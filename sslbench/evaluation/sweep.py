@@ -37,7 +37,7 @@ def run_sweep(
         runs: in any order.
         store: folder of the feature store.
         out: folder for the records; a run whose record is there is not computed again.
-        command: what the user typed, for the records.
+        command: command line of the user, for the records.
         progress: as for `evaluate`.
 
     Returns:

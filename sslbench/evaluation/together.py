@@ -51,7 +51,7 @@ def encode_ahead(several: Sequence[Prepared], *, store: Path, progress: Progress
     Args:
         several: evaluations of different weights on the same data, see `likewise` and `can_encode_ahead`.
         store: folder of the feature store.
-        progress: see there.
+        progress: receiver of the progress.
     """
     first, parts = several[0], {only_part(task) for task in several[0].request.tasks}
     data = first.data

@@ -37,7 +37,7 @@ def check_seeds(run: RunSettings, tasks: Sequence[Task]) -> None:
     """Refuse several trainings where no protocol trains, or where one repeats its training already.
 
     Raises:
-        UsageError: it is so.
+        UsageError: a protocol does not train, or repeats its training already.
     """
     if run.only_seed is not None and not all(map(trains, tasks)):
         names = " ".join(task.protocol for task in tasks if not trains(task))

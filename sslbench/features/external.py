@@ -49,7 +49,7 @@ class FeaturePair:
         how: origin of the two parts, in words.
         name: name of the features, that of their file.
         data: name of the samples, that of the file of labels.
-        known_by: what `fingerprints` hold: 'ids', classes and groups of the samples by their ids; 'rows', the same by
+        known_by: content of `fingerprints`: 'ids', classes and groups of the samples by their ids; 'rows', the same by
             their rows, as there are no ids; 'features', as there are no labels either.
         whole: all rows, if the parts are a seeded split of them.
     """
@@ -180,7 +180,7 @@ def read_in_memory(
         own_classes: the test part may have classes that the train part lacks.
 
     Raises:
-        UsageError: they are no features.
+        UsageError: the values are no features.
         DataError: the labels do not fit them, or each other.
 
     Examples:
@@ -250,8 +250,8 @@ def _paired(
         scored: the same of a test part.
         description: origin of the two parts.
         test_fraction: see `read_train_test`.
-        seed: the same.
-        own_classes: the same.
+        seed: seed of the split.
+        own_classes: true if test has classes of its own.
     """
     x, table = fitted
     if scored is not None:

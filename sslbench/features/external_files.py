@@ -112,7 +112,7 @@ def read_table(path: Path, rows: int) -> Columns:
 
     Raises:
         UsageError: there is no such file.
-        DataError: it cannot be read.
+        DataError: the file cannot be read.
     """
     _check_file(path)
     if path.suffix.lower() == ".parquet":
@@ -284,7 +284,7 @@ def _opened(path: Path) -> Any:
     """Return the array of a file, or a mapping of its arrays.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the file cannot be read.
     """
     suffix = path.suffix.lower()
     try:

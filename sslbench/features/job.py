@@ -94,7 +94,7 @@ class ExtractionJob:
         """Check that the backbone did not change, and write what is buffered.
 
         Raises:
-            BackboneError: it did.
+            BackboneError: the backbone changed.
         """
         if self.encode.state_sha256() != self._frozen:
             # Rows already marked as done are wrong too, so the partial files must not be continued.

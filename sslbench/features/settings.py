@@ -36,6 +36,6 @@ class ExtractSettings:
         """Return the precision of networks that are trained or give maps.
 
         Raises:
-            UsageError: it is int8.
+            UsageError: the precision is int8.
         """
         return float_precision(self.precision)

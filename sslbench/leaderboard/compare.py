@@ -62,7 +62,7 @@ class Comparison:
         n: number of test samples that the metric is over.
         groups: number of their groups, which are kept together; None if each sample stands for itself.
         value_a: metric on the per-sample scores of a, the mean over all its draws.
-        value_b: the same of b.
+        value_b: metric on those of b.
         difference: value_a - value_b.
         low: low end of its 95 % interval, by resampling the test samples for both at once; over draws too.
         high: its high end.

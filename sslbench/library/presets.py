@@ -28,7 +28,7 @@ class Preset:
         settings: the protocol's settings that differ from its defaults.
         layers: layers that are evaluated; empty: the backbone's default.
         preprocessing: values of the image preprocessing that the publication fixes.
-        selects_on_test: whether something is chosen on the test part, as the publication did; the settings say so too.
+        selects_on_test: true if something is chosen on the test part, as the publication did; the settings say so too.
         sha256: of the content, 16 hex digits.
         modified: True when a file of the user's stands in for the shipped one of that name.
     """
@@ -81,7 +81,7 @@ def find_presets(asked: Sequence[str], protocols: Sequence[str]) -> list[Preset]
     """Return the presets asked for: 'knn/dino', a YAML file, or 'dino' for each protocol that has one.
 
     Args:
-        asked: what was given as --preset.
+        asked: value of --preset.
         protocols: the protocols that were named; empty: those of the presets.
 
     Raises:

@@ -58,7 +58,7 @@ def r2(values: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
 
     Args:
         values: (N,) or (N, C), true numbers.
-        predicted: the same shape.
+        predicted: predictions, of the same shape.
 
     Returns:
         The mean over the C numbers; NaN where one of them does not vary (scikit-learn's `r2_score`).
@@ -102,7 +102,7 @@ class Errors:
 
         Args:
             values: (N,) or (N, C), true numbers.
-            predicted: the same shape.
+            predicted: predictions, of the same shape.
         """
         true = _columns(values)
         difference = true - _columns(predicted)

@@ -231,7 +231,7 @@ def summarise_places(
 
     Args:
         values: (N, 2), latitude and longitude in degrees.
-        predicted: the same shape.
+        predicted: predictions, of the same shape.
         seed: seed of the half-samples.
         resamples: number of half-samples.
         groups: as for `summarise`.

@@ -107,7 +107,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         test: features and labels that are scored; with `leave_one_out` the same samples as train.
         settings: see `Settings`.
         seed: of the held-out part and of the intervals.
-        device: where torch searches; the result is the same.
+        device: device of torch's search; the result does not depend on it.
 
     Raises:
         DataError: features that are not finite, or no labels.
@@ -150,7 +150,7 @@ def choose_k(
         train: features and labels that vote.
         settings: with one or several values of k; with `leave_one_out` the smallest is returned.
         seed: of the held-out part.
-        device: where torch searches.
+        device: device of torch's search.
     """
     ks, notes = _usable_k(settings, _candidates(train, settings))
     if len(ks) == 1 or settings.leave_one_out:
@@ -400,7 +400,7 @@ def vote(
         similarity: (M, K), falling.
         neighbours: (M, K), train rows.
         labels: of train.
-        settings: which weights.
+        settings: weights of the neighbours.
         k: number of neighbours that vote; all when None.
         place: as in `_Neighbours`; None: no further training samples are as near as the last neighbour.
         ties: as in `_Neighbours`.

@@ -45,7 +45,7 @@ def check_settings(settings: Settings) -> None:
     """Refuse settings that are not possible, whatever the data.
 
     Raises:
-        UsageError: they are.
+        UsageError: a setting is not possible.
     """
     sizes = settings.epochs >= 1 and settings.batch_size >= 2
     if not sizes or not 0 < settings.lr < math.inf or not 0 <= settings.weight_decay < math.inf:
@@ -78,7 +78,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
 
     Args:
         train: (N, 2 * D), features of the first and the second image.
-        test: the same.
+        test: test part.
         settings: see `Settings`.
         seed: of the weights, the order of pairs and the intervals.
         device: of the network.

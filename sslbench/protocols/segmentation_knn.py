@@ -160,7 +160,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
 
     Args:
         train: features (N, h * w * D) of grids, and label maps.
-        test: the same.
+        test: test part.
         settings: see `Settings`.
         seed: of the choice of patches and of the intervals.
         device: of the search by torch; the result is the same.

@@ -42,7 +42,7 @@ def check(settings: Settings, labels: Labels) -> None:
     """Refuse data that are no triplets.
 
     Raises:
-        DataError: they are not.
+        DataError: the data are no triplets.
     """
     if labels.kind != "triplets":
         raise DataError(
@@ -55,7 +55,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     """Compare the candidates of every triplet of test.
 
     Args:
-        train: the same as test.
+        train: not used.
         test: (N, 3 * D): reference, left and right candidate.
         settings: see `Settings`.
         seed: of the intervals.

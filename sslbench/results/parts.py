@@ -272,7 +272,7 @@ class Rounding:
         test: number of test samples.
         metric: headline metric.
         int8: its value with features in int8, in the unit of the record.
-        fp32: the same in fp32.
+        fp32: metric in fp32.
         low: low end of the 95 % interval of the paired difference int8 - fp32; None where there is none.
         high: its high end.
         problem: reason why there are no values.

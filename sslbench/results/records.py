@@ -399,7 +399,7 @@ def write_picture(result: Result, picture: bytes) -> None:
     """Write a PNG beside a record, unless it is empty.
 
     Raises:
-        ResultError: it cannot be written.
+        ResultError: the picture cannot be written.
     """
     path = picture_path(result)
     if not picture or path is None:

@@ -84,7 +84,7 @@ def refuse_imitated(precision: EncodingPrecision, device: torch.device) -> None:
     """Refuse fp16 on a processor, where torch computes it a hundred times slower than fp32.
 
     Raises:
-        UsageError: it is.
+        UsageError: the device is a processor.
     """
     if precision == "fp16" and device.type == "cpu":
         raise UsageError("precision fp16 is for GPUs: processors imitate it", "Use precision bf16 or fp32.")

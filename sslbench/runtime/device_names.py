@@ -29,7 +29,7 @@ def float_precision(precision: EncodingPrecision) -> Precision:
     """Return the precision of a network that is trained or gives maps.
 
     Raises:
-        UsageError: it is int8.
+        UsageError: the precision is int8.
     """
     if precision == "int8":
         raise UsageError(

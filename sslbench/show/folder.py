@@ -22,7 +22,7 @@ class ShowFolder:
     """Folder that is being written.
 
     Attributes:
-        path: of it.
+        path: path of the folder.
         files: names of the files written so far.
     """
 

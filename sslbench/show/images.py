@@ -83,7 +83,7 @@ def show_images(
         chosen: pictures to draw.
         out: new, empty or earlier folder of `sslbench show`.
         command: for show.json.
-        progress: see there.
+        progress: receiver of the progress.
 
     Returns:
         The files.

@@ -114,12 +114,12 @@ def show_predictions(
 
     Args:
         result: record of classes or numbers.
-        scores: of it.
+        scores: scores of the record.
         typed: location of the data.
         run: device and decoding.
         each: number of images per group.
         store: folder of the feature store.
-        progress: see there.
+        progress: receiver of the progress.
 
     Raises:
         SslbenchError: data or weights are gone, or are not those of the record.

@@ -54,7 +54,7 @@ def show_record(
         run: device, workers and decoding.
         out: new, empty or earlier folder of `sslbench show`.
         command: for show.json.
-        progress: see there.
+        progress: receiver of the progress.
 
     Returns:
         The files.

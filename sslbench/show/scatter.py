@@ -111,7 +111,7 @@ def points_of_images(request: Request, run: RunSettings, *, store: Path, progres
         request: weights, layers, data and the largest number of images.
         run: device, precision, workers.
         store: folder of the feature store.
-        progress: see there.
+        progress: receiver of the progress.
 
     Raises:
         SslbenchError: anything that is wrong with weights or data.
@@ -218,7 +218,7 @@ def show_scatter(
     Args:
         points: samples.
         projection: method.
-        seed: of it.
+        seed: seed of the sample.
         out: new, empty or earlier folder of `sslbench show`.
         command: for show.json.
         reading: settings of the decoding.

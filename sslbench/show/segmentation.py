@@ -52,7 +52,7 @@ def show_segmentation(
         run: device and decoding.
         each: number of images per group.
         store: folder of the feature store.
-        progress: see there.
+        progress: receiver of the progress.
 
     Raises:
         ResultError: the predictions are not those of the record.

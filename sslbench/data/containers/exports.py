@@ -194,7 +194,7 @@ def export_in(folder: Path, *, without_images: bool = False) -> tuple[Path, Expo
     """Return a file in a folder, or in one of the folders in it, that is an export, and its kind; None without any.
 
     Args:
-        folder: where to look.
+        folder: folder to search.
         without_images: files of any kind; otherwise only annotations of images that lie there.
     """
     for pattern in ("*", "*/*", "*/*/*"):

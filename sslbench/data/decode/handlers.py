@@ -216,7 +216,7 @@ def as_picture(value: Any, path: str, wanted: Wanted, handler: str) -> Decoded:
 
     Raises:
         UnreadableImage: its size or channels are not as wanted.
-        UsageError: it is no picture.
+        UsageError: the result is no picture.
     """
     if isinstance(value, Decoded):
         return as_wanted(value, path, wanted)
@@ -302,7 +302,7 @@ def picture_of(images: Images, index: int, decoder: PictureDecoder) -> Decoded:
     An image of joined sources is decoded as its own source does it.
 
     Raises:
-        UnreadableImage: it cannot be decoded.
+        UnreadableImage: the image cannot be decoded.
         OSError: its file cannot be read.
     """
     if isinstance(images, JoinedImages):

@@ -52,7 +52,7 @@ def build(path: Path, shown: str) -> Index:
 
     Raises:
         DataError: it is damaged or truncated, or a label cannot be read.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     kept: dict[str, tuple[int, int]] = {}
     left_out: dict[str, list[str]] = {}

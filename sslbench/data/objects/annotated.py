@@ -55,7 +55,7 @@ def object_sources(
         splits: 'train', 'val', 'test' or 'all' -> images.
         notes: of the caller.
         classes: in the order of the data; by default sorted by name.
-        issues: what the caller found out about boxes.
+        issues: problems with boxes that the caller found.
         grouped_by: name of the attribute that the groups of the images are; '' without groups.
         skeleton: the keypoints that every row has, as 'keypoints'; None: they have none.
 

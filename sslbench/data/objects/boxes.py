@@ -40,7 +40,7 @@ class BoxIssues:
         """Refuse data whose boxes all lie between 0 and 1, with fractions: shares of the image, not pixels.
 
         Raises:
-            DataError: they do.
+            DataError: the boxes are such shares.
         """
         if self.shares and len(self.shares) == self.total:
             raise DataError(
@@ -103,7 +103,7 @@ class RawObjects:
         given: float64 (n, 4), the four numbers that stand in the file, where these are no pixels; None: the boxes.
         numbers: int64 (n,), ids of the annotations; None: they have none.
         keypoints: float64 (n, K, 3): x, y, visibility; None: objects have none.
-        labelled: how many keypoints of each object are labelled by the file's own count, None where it has none.
+        labelled: number of keypoints of each object that are labelled by the file's own count, None where it has none.
     """
 
     images: IntArray

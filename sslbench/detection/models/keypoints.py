@@ -44,7 +44,7 @@ class KeypointHead(nn.Sequential):
 
         Args:
             x: pooled features of the boxes of `with_visible` of every image.
-            regions: the same.
+            regions: boxes and keypoints of every image.
         """
         logits = self(x).float()
         boxes = torch.cat([r.boxes for r in regions])

@@ -67,8 +67,8 @@ def prepare_detection(
     """Open weights and data, and build the detector once, to find what does not fit.
 
     Args:
-        request: what to train and score.
-        run: how.
+        request: detection to run.
+        run: settings of the run.
         backbone: takes the place of request.weights when it is in memory already.
 
     Raises:
@@ -236,7 +236,7 @@ def evaluate_detection(
     Args:
         prepared: from `prepare_detection`.
         out: folder for the records.
-        command: what the user typed.
+        command: command line of the user.
         progress: of what is not training.
         watch: told of the lines of the training's log; without one they go to the log of the program.
 

@@ -29,10 +29,10 @@ class DetectorRun:
 
     Attributes:
         detector: trained, with sslbench's own modules; None when Detectron2 trained one that those cannot express.
-        trained: what the training took.
+        trained: summary of the training.
         found: on the test part.
         seconds: of the run over it.
-        variants: what the backend's own evaluator says of it, in percent.
+        variants: metrics by the backend's own evaluator, in percent.
         versions: of the backend's package.
         notes: on how it was made, one sentence each.
     """

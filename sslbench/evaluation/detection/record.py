@@ -239,7 +239,7 @@ def export(
     """Write the detector; every process calls this. The checkpoints are removed, except Detectron2's, which it resumes.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the detector cannot be written.
     """
     state = module_state(detector)
     if rank() != 0:

@@ -32,10 +32,10 @@ class DetectionRequest:
     Attributes:
         recipe: of the detector and its training.
         origins: of each setting of it, for the user.
-        benchmark: where the recipe comes from, or None.
+        benchmark: origin of the recipe, or None.
         baselines: 'random' for the untrained backbone, or weights: the same detector is trained from each, and its
             result stands beside.
-        backend: what trains and runs the detector.
+        backend: library that trains and runs the detector.
         d2: d2.KEY=value: changes of Detectron2's configuration, without 'd2.'.
         name: of the weights in records and tables; None: that of their file.
     """
@@ -64,7 +64,7 @@ class PreparedDetection:
     Attributes:
         backend: name and settings of the backend, which stand beside the recipe's among the settings of the record:
             results of two backends do not share a column.
-        baselines: what was asked for in their place, and the backbone.
+        baselines: baselines that were asked for in their place, and the backbone.
         split_seed: seed of the split, where this is one of several trainings with another seed.
     """
 

@@ -58,7 +58,7 @@ def score_files(request: ScoreRequest, run: RunSettings, *, out: Path, command: 
         request: files and data.
         run: its seed is that of the bootstrap; without floors the constant box is left out.
         out: folder for the records.
-        command: what the user typed.
+        command: command line of the user.
 
     Returns:
         The record; of several files that of their mean, after one record for each.

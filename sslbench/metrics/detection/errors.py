@@ -102,7 +102,7 @@ class _Sorted:
 
     Attributes:
         kinds: see `ErrorAnalysis`.
-        missed: see there.
+        missed: missed objects, see `ErrorAnalysis`.
     """
 
     def __init__(self, truth: Truth, found: Detections) -> None:

@@ -146,7 +146,7 @@ def write_objects(path: Path, objects: TestObjects) -> None:
     """Write the objects of a test part as .npz; the file appears when it is complete.
 
     Raises:
-        ResultError: it cannot be written.
+        ResultError: the file cannot be written.
     """
     truth = objects.truth
     arrays: dict[str, Any] = {name: getattr(truth, name) for name in _COLUMNS}

@@ -199,8 +199,8 @@ def match_coco(
         truth: labelled objects, with masks if those or their boundaries are matched.
         detections: detected objects; the `most` of highest score per class and image count.
         areas: (n,), area of each detection in pixels.
-        kind: what is compared: 'boxes', 'masks', 'boundaries' (of masks, see `coco_overlap`) or 'keypoints' (by OKS;
-            objects without a labelled one do not count).
+        kind: shapes that are compared: 'boxes', 'masks', 'boundaries' (of masks, see `coco_overlap`) or 'keypoints' (by
+            OKS; objects without a labelled one do not count).
         most: largest number of detections of one class that count on one image.
         lenient: (n,), detections that are ignored if they match no object; None: no such.
     """

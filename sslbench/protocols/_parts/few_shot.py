@@ -245,7 +245,7 @@ class Fitted:
         train: the leading metric on the samples of the draw.
         strength: of the regularisation that was used; class name -> strength where each has its own.
         converged: None without an iterative solver.
-        notes: what a reader must know.
+        notes: notes for a reader.
     """
 
     scores: FloatArray

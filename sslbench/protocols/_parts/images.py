@@ -21,7 +21,7 @@ def evaluation_side(source: Source, preprocessing: Preprocessing, protocol: str)
     """Return the side of the evaluation pictures; where they keep their own size, of the first one.
 
     Raises:
-        UsageError: they are not square.
+        UsageError: the pictures are not square.
     """
     size = output_size(preprocessing)
     height, width = _first(source, preprocessing) if size is None else size
@@ -37,7 +37,7 @@ def _first(source: Source, preprocessing: Preprocessing) -> tuple[int, int]:
     """Return (height, width) of the first image.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the image cannot be read.
     """
     try:
         image = loader.read(source.images, 0, picture_decoder(preprocessing, source.images)).image
@@ -52,7 +52,7 @@ def unreadable_images(source: Source, preprocessing: Preprocessing, engine: Extr
     """Return the error that lists all images of a source that cannot be read.
 
     Args:
-        source: where at least one was met.
+        source: source with at least one of them.
         preprocessing: decoder and limits.
         engine: its workers look for them.
     """

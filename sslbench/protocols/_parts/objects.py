@@ -56,7 +56,7 @@ def searched_maps(backbone: Backbone, layers: Sequence[Layer], settings: SearchS
 
     Args:
         backbone: any.
-        layers: of it.
+        layers: layers of the backbone.
         settings: method and features; 'auto' takes keys of the last block with attention up to the layer, where there
             is one, and else the layer's own map.
 

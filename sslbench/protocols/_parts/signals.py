@@ -35,7 +35,7 @@ def read_image(
     """Return an image (H, W, C) at its own size, decoded as for a backbone, from 0 to 255.
 
     Raises:
-        UnreadableImage: it cannot be read.
+        UnreadableImage: the image cannot be read.
     """
     from sslbench.data.decode.handlers import Reading
     from sslbench.data.loading import loader

@@ -35,7 +35,7 @@ class MapRun(Generic[S]):
 
     Attributes:
         backbone: frozen.
-        layers: of it.
+        layers: layers of the network.
         encoder: of the maps of all rows.
         test: images.
         settings: of the protocol.

@@ -104,7 +104,7 @@ def check_region(train: Source, region: tuple[int, int, int, int] | None) -> Non
     """Refuse a region that does not lie in the training images; up to 500 of them are looked at.
 
     Raises:
-        DataError: it does not.
+        DataError: the region does not lie in an image.
     """
     if region is None:
         return

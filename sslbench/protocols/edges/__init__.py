@@ -31,7 +31,7 @@ def check_settings(settings: Settings) -> None:
     """Refuse settings that are not possible, whatever the data and the backbone.
 
     Raises:
-        UsageError: they are.
+        UsageError: a setting is not possible.
     """
     check_heads(settings, protocol=NAME)
     if not 0 < settings.consensus <= 1:

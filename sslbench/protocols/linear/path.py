@@ -42,12 +42,12 @@ def search(
     of the steps.
 
     Args:
-        problem: what is fitted.
+        problem: problem to fit.
         variance: (R,) of its coordinates.
         grid: strengths (scikit-learn's C), ascending.
         judge: score and loss of a fit on other samples.
         patience: values in a row with a worse loss and no better score, after which the path ends; 0: it never does.
-        refine: how often the spacing is halved afterwards, the two neighbours of the best being tried each time.
+        refine: number of times that the spacing is halved afterwards, to try the two neighbours of the best.
         max_iter: of a fit.
         tolerance: of the final fit; those compared here need not be as exact.
     """

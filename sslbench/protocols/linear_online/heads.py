@@ -44,7 +44,7 @@ class Bank(nn.Module):
 
     Attributes:
         input: name of the input.
-        heads: how each is trained.
+        heads: rates of each head.
         norm: 'none'; 'batch': BatchNorm without parameters; 'affine': BatchNorm with a scale and a shift per channel.
     """
 
@@ -67,7 +67,7 @@ class Bank(nn.Module):
 
         Args:
             input: name of what they see.
-            heads: how each is trained.
+            heads: rates of each head.
             widths: D, and how many channels a normalisation sees.
             classes: C.
             norm: see above.

@@ -27,10 +27,10 @@ class Input:
 
     Attributes:
         name: unique among the inputs of a run.
-        row: what it is called in results; inputs of one row are alternatives, of which one is chosen.
+        row: name in results; inputs of one row are alternatives, of which one is chosen.
         layers: the features that are joined to it.
-        normalised: how many of them, from the first on, are class tokens that the backbone's last norm is applied to.
-        choice: what tells it from the other inputs of its row.
+        normalised: number of them, from the first on, that are class tokens to go through the backbone's last norm.
+        choice: difference from the other inputs of its row.
     """
 
     name: str
@@ -51,7 +51,7 @@ def block_inputs(backbone: Backbone, counts: Sequence[int], means: Sequence[bool
     Args:
         backbone: a vision transformer whose blocks are called blocks.0, blocks.1, ... and whose last norm is `norm`.
         counts: numbers n to try.
-        means: whether the mean of the last block's patches (after the norm) is joined too; both can be tried.
+        means: true if the mean of the last block's patches (after the norm) is joined too; both can be tried.
 
     Raises:
         UsageError: the backbone has no such blocks, or fewer.
@@ -99,9 +99,9 @@ class InputEncoder:
 
         Args:
             backbone: any.
-            inputs: of it.
+            inputs: inputs of the heads.
             sides: of the square pictures that will come: of the views, and of the evaluation transform.
-            device: where it runs.
+            device: device of the copy.
             precision: of the forward pass.
 
         Raises:

@@ -142,7 +142,7 @@ def make_heads(
         classes: C.
         settings: of the protocol.
         seed: of the first weights.
-        device: where they are trained.
+        device: device of the training.
     """
     grid = [Head(lr, decay) for lr in settings.lr for decay in settings.weight_decay]
     banks = []

@@ -14,7 +14,7 @@ def check_settings(settings: Settings) -> None:
     """Refuse settings that are not possible, whatever the data and the backbone.
 
     Raises:
-        UsageError: they are.
+        UsageError: a setting is not possible.
     """
     for name in ("lr", "weight_decay", "patch_mean"):
         if not getattr(settings, name):

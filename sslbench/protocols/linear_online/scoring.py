@@ -110,7 +110,7 @@ class Candidate:
     Attributes:
         number: among all heads of the run.
         row: of the results.
-        choice: what tells it from the others of its row: lr, and whatever else was tried.
+        choice: difference from the others of its row: lr, and whatever else was tried.
         alive: its parameters are numbers.
     """
 
@@ -136,7 +136,7 @@ class Chosen:
     Attributes:
         head: it.
         others: the other heads of the row.
-        on: what it was chosen on; '' where there was no choice.
+        on: data of the choice; '' where there was no choice.
         score: its headline metric there, a fraction.
     """
 
@@ -169,7 +169,7 @@ def choose(
         found: all heads.
         settings: says where to choose.
         score: of a source, keeping the scores of some heads.
-        test: what is reported.
+        test: scores that are reported.
         held_out: the held-out part of train; None where nothing is chosen on it.
     """
     rows: dict[str, list[Candidate]] = {}

@@ -40,7 +40,7 @@ class Training:
 
     Attributes:
         updates: in all.
-        schedule: where in [0, 1] -> factor of the rates.
+        schedule: share of the training in [0, 1] -> factor of the rates.
         optimizer: its options; rates and weight decay are those of each head.
         folder: for checkpoints.
         unreadable: makes the error about unreadable images, once there is one.
@@ -65,7 +65,7 @@ def train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatches
         encode: the frozen backbone.
         source: the images and labels of `data`.
         data: batches of it.
-        plan: see there.
+        plan: plan of the training.
 
     Returns:
         Seconds that it took, without what an earlier run had done.

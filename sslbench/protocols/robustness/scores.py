@@ -74,7 +74,7 @@ def open_sets(
 
     Args:
         settings: see `Settings`.
-        train: whose classes are known.
+        train: train part, with the known classes.
         test: the unchanged test images.
         preprocessing: of the backbone.
         limited: function that takes as many images of another set as of test (--limit).

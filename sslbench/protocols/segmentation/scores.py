@@ -192,7 +192,7 @@ def _check_totals(part: str, pixels: FloatArray) -> None:
     """Refuse a train part with one class.
 
     Raises:
-        DataError: it is.
+        DataError: the train part has one class.
     """
     if part == "train" and np.count_nonzero(pixels) < 2:
         raise DataError(

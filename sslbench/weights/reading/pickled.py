@@ -4,6 +4,7 @@ The bytes of a file only ever act on descriptions, which store the state that th
 and tensors are constructed from them after checking that all their values lie within the bytes of the file.
 """
 
+import dataclasses
 import math
 import pickle
 from collections.abc import Callable
@@ -289,31 +290,36 @@ def resolve(
         UnpicklingError: a description is damaged.
         WeightsError: the content takes far more memory than the file has bytes.
     """
-    done: dict[int, Any] = {}
+    return _Resolution({}, budget, read_storage).resolved(value)
 
-    def resolved(value: Any) -> Any:
+
+@dataclasses.dataclass(frozen=True)
+class _Resolution:
+    """State of `resolve`; no closure, whose cycle would keep the file mapped: Windows renames no mapped file."""
+
+    done: dict[int, Any]
+    budget: Budget
+    read_storage: Callable[[StorageDescription], UntypedStorage]
+
+    def resolved(self, value: Any) -> Any:
+        done = self.done
         if id(value) in done:
             return done[id(value)]
         if isinstance(value, dict):
             done[id(value)] = found = dict[Any, Any]()
-            found.update((key, resolved(entry)) for key, entry in value.items())
+            found.update((key, self.resolved(entry)) for key, entry in value.items())
         elif isinstance(value, list):
             done[id(value)] = entries = list[Any]()
-            entries.extend(resolved(entry) for entry in value)
+            entries.extend(self.resolved(entry) for entry in value)
         elif isinstance(value, tuple):
-            done[id(value)] = tuple(resolved(entry) for entry in value)
+            done[id(value)] = tuple(self.resolved(entry) for entry in value)
         elif isinstance(value, InertObject):
             done[id(value)] = value
-            value.mapping = resolved(value.mapping)
+            value.mapping = self.resolved(value.mapping)
         elif isinstance(value, ArrayDescription):
-            done[id(value)] = value.build(budget, resolved)
+            done[id(value)] = value.build(self.budget, self.resolved)
         elif isinstance(value, TensorDescription):
-            done[id(value)] = value.build(budget, read_storage)
+            done[id(value)] = value.build(self.budget, self.read_storage)
         else:
             return value
         return done[id(value)]
-
-    try:
-        return resolved(value)
-    finally:
-        del resolved  # a cycle that keeps the map of the file, and Windows renames no mapped file

@@ -92,7 +92,7 @@ def grouped(common: Mapping[str, Any], data: str, made: Sequence[tuple["Task", A
 
     Args:
         common: fields of all requests.
-        data: where the images are.
+        data: place of the images.
         made: a task, and the (layers, preprocessing) it wants.
     """
     from sslbench.evaluation import Request

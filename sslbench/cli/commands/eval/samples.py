@@ -420,7 +420,7 @@ def _refuse_unscored_test(option: str, tasks: Sequence["Task"]) -> None:
     """Refuse a test part where every protocol, with these settings, scores train alone.
 
     Raises:
-        UsageError: they do.
+        UsageError: no protocol scores the test part.
     """
     from sslbench.evaluation.request import only_part
 

@@ -180,7 +180,7 @@ def run(
 
     Args:
         cells: weights x benchmarks.
-        settings: how.
+        settings: settings of the runs.
         runs: folders of checkpoints -> their files, whose scores are shown over training.
         store: folder of the feature store.
         out: folder for the records.

@@ -40,7 +40,7 @@ def find_places(root: Path, annotates: Callable[[Path], bool]) -> list[Place]:
     such folders inside of the two.
 
     Args:
-        root: where to look.
+        root: folder to search.
         annotates: cheap test of a folder: annotation files lie directly in it.
 
     Raises:
@@ -89,7 +89,7 @@ def find_nested(root: Path, annotates: Callable[[Path], bool]) -> Place | None:
     """Find a folder of images and one of annotations of usual names, whose files lie in folders inside of them.
 
     Args:
-        root: where to look.
+        root: folder to search.
         annotates: as for `find_places`.
 
     Raises:
@@ -180,7 +180,7 @@ def find_class_places(root: Path, annotates: Callable[[Path], bool]) -> list[Pla
     """Find folders of classes with annotation files beside the images, of each split or of all; empty without any.
 
     Args:
-        root: where to look.
+        root: folder to search.
         annotates: as for `find_places`.
 
     Raises:

@@ -49,7 +49,7 @@ def images_below(folder: Path) -> dict[str, Path]:
     """Return the images below a folder by their relative path, ascending.
 
     Raises:
-        DataError: it is no folder.
+        DataError: the place is no folder.
     """
     if not folder.is_dir():
         raise DataError(f"there is no folder of images {printable(str(folder))}", "Give it as ?images=FOLDER.")

@@ -141,7 +141,7 @@ def read_xml(path: Path, file: Path, sample: str) -> AnnotatedImage:
 
     Raises:
         DataError: the XML is damaged, or an object has no name or no finite box.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         with open_regular(str(path)) as content:

@@ -31,7 +31,7 @@ class Keypoints:
     Attributes:
         skeleton: the keypoints of all classes, joined by their names.
         places: per class, the positions in the skeleton of its keypoints in their order in a line.
-        numbers: how many stand for each keypoint: 2 (x, y) or 3 (x, y, visibility).
+        numbers: count of numbers for each keypoint: 2 (x, y) or 3 (x, y, visibility).
         note: remark on the names; '' for none.
     """
 

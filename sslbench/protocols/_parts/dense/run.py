@@ -134,7 +134,7 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
         backbone: stays as it is.
         layers: a row of results each, unless `settings.blocks` is set.
         train_part: images with targets.
-        test: the same.
+        test: test part.
         task: targets, loss and scores.
         settings: see `HeadSettings`.
         view: augmentation of the task; sizes, flip, rotation, colours and fill come from the settings.

@@ -181,7 +181,7 @@ def outputs(
         heads: trained.
         encode: the frozen backbone.
         source: images with targets.
-        task: see there.
+        task: dense task.
         preprocessing: mean and std of the images.
         inference: sizes, scales and flips.
         engine: workers are used.

@@ -72,7 +72,7 @@ def check_heads(settings: HeadSettings, *, protocol: str) -> None:
     """Refuse settings that are not possible, whatever the data and the backbone.
 
     Raises:
-        UsageError: they are.
+        UsageError: a setting is not possible.
     """
 
     def need(right: bool, message: str) -> None:

@@ -116,7 +116,7 @@ def train(
         data: crops and targets.
         task: loss.
         settings: rates, schedule, clipping.
-        plan: see there.
+        plan: plan of the training.
 
     Returns:
         A mask of the heads that did not diverge.
