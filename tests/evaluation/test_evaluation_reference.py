@@ -5,6 +5,7 @@ import pytest
 from sslbench.errors import DataError
 from sslbench.evaluation.preparation import on_data
 from sslbench.evaluation.references import compare_references
+from sslbench.evaluation.request import make_task
 from sslbench.library.benchmarks import Benchmark, Reference, load_benchmark
 from sslbench.names import list_names
 from sslbench.results import MetricValue, WeightsUsed, records
@@ -62,6 +63,21 @@ def test_the_difference_is_printed_and_recorded(tmp_path, monkeypatch, capsys):
     (file,) = (tmp_path / "results" / "knn").glob("*.json")
     (reference,) = records.read(file).references
     assert reference.within and reference.difference < 0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "modified"),
+    [
+        ("finetune/imagenet1k_1pct_swav", {"train_list": "elsewhere/1percent.txt"}, False),
+        ("finetune/imagenet1k_1pct_swav", {"strategy": "fsdp"}, False),
+        ("finetune/imagenet1k_mae", {"train_list": "mine.txt"}, True),
+        ("robustness/imagenet_c", {"corrupted": "moved/imagenet-c"}, False),
+        ("robustness/cifar10", {"corrupted": "mine/"}, True),
+    ],
+)
+def test_a_list_or_folder_that_a_benchmark_does_not_have_marks_it(name, settings, modified):
+    benchmark = load_benchmark(name)
+    assert make_task(benchmark.protocol, settings, benchmark).benchmark.modified is modified
 
 
 def test_a_benchmark_on_other_data_is_marked(tmp_path, monkeypatch, capsys):

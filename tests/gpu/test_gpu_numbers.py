@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import runs
 
+from sslbench.arithmetic import arithmetic, float32_rounding
 from sslbench.backbones import speed
 from sslbench.backbones.layers import resolve_layers
 from sslbench.backbones.load import load_backbone
@@ -73,6 +74,23 @@ def test_features_are_those_of_the_cpu(name, precision, largest):
     assert error.max() < largest, error
 
 
+@pytest.mark.parametrize("old", [True, False], ids=["old interface", "new interface"])
+def test_evaluations_are_exact_to_float32_whatever_was_chosen(old):
+    conv, images = torch.nn.Conv2d(64, 64, 3).to(GPU), torch.rand(4, 64, 32, 32, device=GPU)
+    with arithmetic("cpu"), torch.inference_mode():  # restores what the test changes
+        exact = conv.double()(images.double())
+        conv.float()
+        torch.backends.cudnn.allow_tf32 = True
+        if not old:
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
+        errors = []
+        for tf32 in (False, True):
+            with arithmetic(GPU, tf32=tf32):
+                assert float32_rounding() == ("tf32" if tf32 else "ieee")
+                errors.append(float((conv(images) - exact).abs().max() / exact.abs().max()))
+    assert errors[0] < 1e-5 < errors[1], errors
+
+
 @pytest.mark.parametrize("protocol", ON_DIGITS)
 def test_a_protocol_on_features_scores_as_on_the_cpu(protocol, tmp_path, capsys, monkeypatch):
     values = {}
@@ -92,7 +110,7 @@ def test_a_protocol_on_images_runs(protocol, tmp_path, capsys):
     words += ["--data", "sklearn:digits"] if protocol in ("finetune", "linear-online") else []
     command(capsys, *words, *SHORT[protocol], "--out", tmp_path / "out")
     result = only_record(tmp_path / "out")
-    assert np.isfinite(result.metrics[result.headline].value)
+    assert np.isfinite(result.metrics[result.headline].value) and result.hardware.float32 == "ieee"
 
 
 @pytest.mark.parametrize("recipe", ["small", "small_retinanet", "small_fcos", "small_deformable_detr"])
