@@ -199,7 +199,7 @@ def prepare(
         log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
     for note in data.notes:
         log.info(note)
-    notes = (*data.notes, *_unknown_orientations(request, data))
+    notes = _notes_of_record(request, data)
     _check_tasks(request, run, backbone, layers, data)
     backbone = calibrated(backbone, data.train, run)
     tasks = tuple(dataclasses.replace(task, benchmark=_on_these(task, data)) for task in request.tasks)
@@ -210,8 +210,11 @@ def prepare(
     return Prepared(request, run, loaded, backbone, layers, data, origins, findings, sets, classifier, notes)
 
 
-def _unknown_orientations(request: Request, data: TrainTest) -> list[str]:
-    """Return a note, which is also a warning, on images of each part that EXIF turns, of unknown annotations."""
+def _notes_of_record(request: Request, data: TrainTest) -> tuple[str, ...]:
+    """Return the notes on the split and on the parts that are used.
+
+    Images that EXIF turns while nothing tells the pixels of their annotations are a warning, too.
+    """
     used = {only_part(task) for task in request.tasks}
     parts = {"train": data.train, "test": data.test}
     chosen = parts.values() if None in used else [parts[part] for part in used if part is not None]
