@@ -218,14 +218,15 @@ def _notes_of_record(request: Request, data: TrainTest) -> tuple[str, ...]:
     used = {only_part(task) for task in request.tasks}
     parts = {"train": data.train, "test": data.test}
     chosen = parts.values() if None in used else [parts[part] for part in used if part is not None]
-    found = []
+    notes = list(data.notes)
     for part in {id(part): part for part in chosen}.values():
+        notes += part.notes
         images = part.every_image().images
-        note = None if part.sized is None else unknown_orientation(part.name, images, sized=part.sized)
-        if note is not None:
-            log.warning(note)
-            found.append(note)
-    return found
+        turned = None if part.sized is None else unknown_orientation(part.name, images, sized=part.sized)
+        if turned is not None:
+            log.warning(turned)
+            notes.append(turned)
+    return tuple(dict.fromkeys(notes))
 
 
 def check_features(pair: FeaturePair, tasks: Sequence[Task]) -> None:
