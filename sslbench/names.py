@@ -39,6 +39,7 @@ _FOLDERS: dict[str, tuple[paths.DataFolder, str]] = {
 }
 # In a data location: the user's own source module. Text after '//' is a URL.
 _MODULE_SOURCE = re.compile(r"(?:^|=)(?P<place>(?P<module>[A-Za-z_]\w*(?:\.\w+)+):(?!//)[^,]*)")
+_PLAIN = re.compile(r"[A-Za-z0-9][\w.-]*")
 KINDS = tuple(sorted({*_PACKAGES, *_FOLDERS}))
 
 
@@ -111,6 +112,19 @@ def _yaml_files(kind: str) -> dict[str, Path]:
     return found | _computed_benchmarks(found) if kind == "benchmark" else found
 
 
+def _yaml_file(kind: str, name: str) -> Path | None:
+    """Return the file of a name without a list of all, which takes a hundred times as long; None if there is none."""
+    folder, prefix = _FOLDERS[kind]
+    if not _PLAIN.fullmatch(name):
+        return None
+    for root in paths.search_path(folder):
+        file = root / f"{prefix}{name}.yaml"
+        # Some file systems do not tell upper case.
+        if file.is_file() and file.name in os.listdir(file.parent):  # noqa: PTH208
+            return file
+    return None
+
+
 def _computed_benchmarks(written: Container[str]) -> dict[str, Path]:
     """Return PROTOCOL/DATASET -> PROTOCOL/_each.yaml for every data/_DATASET.yaml that has no file of its own."""
     roots = paths.search_path("benchmarks")
@@ -131,6 +145,8 @@ def find_file(kind: FileKind, name: str) -> Path:
     """
     if name.endswith(".yaml") and Path(name).is_file():
         return Path(name)
+    if (file := _yaml_file(kind, name)) is not None:
+        return file
     files = _yaml_files(kind)
     if name not in files:
         raise UsageError(f"there is no {kind} called '{name}'", did_you_mean(name, files))

@@ -9,13 +9,14 @@ from sslbench.backbones import alexnet_spec, resnet_spec
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, refuse_missing_module
 
+VJEPA2_NAMES = ("vjepa2_large", "vjepa2_huge", "vjepa2_giant")
 _REGISTERED = re.compile(r"^@register_model\s+def (\w+)\(", re.MULTILINE)
 _QUOTED = re.compile(r"""["'](\w+)["']""")
 
 
 def no_backbone(name: str) -> UsageError:
     """Return the error for a name that no family of backbones has."""
-    known = {*resnet_spec.NAMES, *alexnet_spec.NAMES, "pixels", *timm_names()}
+    known = {*resnet_spec.NAMES, *alexnet_spec.NAMES, *VJEPA2_NAMES, "pixels", *timm_names()}
     return UsageError(f"there is no backbone '{name}'", did_you_mean(name, known))
 
 
@@ -44,7 +45,7 @@ def refuse_unknown_backbone(name: str | None) -> None:
     base = name.partition(",")[0]
     if name.startswith("timm:"):
         raise UsageError(f"timm has no model '{architecture}'", did_you_mean(architecture, timm_names()))
-    if base not in alexnet_spec.NAMES and resnet_spec.parse(base) is None:
+    if base not in (*alexnet_spec.NAMES, *VJEPA2_NAMES) and resnet_spec.parse(base) is None:
         raise no_backbone(name)
 
 

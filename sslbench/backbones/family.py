@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from sslbench.backbones.architecture_names import no_backbone
 from sslbench.backbones.backbone import Backbone
+from sslbench.weights.reading.model_folders import ModelConfig
 
 _PACKAGE = "sslbench.backbones.families"
 
@@ -16,7 +17,9 @@ def _accept(name: str, where: str) -> None:
     """Accept any name read from a file."""
 
 
-def _recognise_none(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str) -> str | None:
+def _recognise_none(
+    shapes: Mapping[str, tuple[int, ...]], format: str, weights: str, config: ModelConfig
+) -> str | None:
     """Recognise no architecture."""
     return None
 
@@ -29,14 +32,15 @@ class Family:
         takes: name of a backbone -> True if it is of this family.
         build: name -> backbone with random weights, layers, preprocessing and the names of its heads.
         check_recorded: (name, where) -> None; refuses a name from a file, as a BackboneError or UsageError.
-        recognise: (canonical name -> shape, format, file for messages) -> name of the backbone with these tensors.
+        recognise: (canonical name -> shape, format, file for messages, configuration beside it) -> name of the backbone
+            with these tensors.
         last_resort: asked after the other families.
     """
 
     takes: Callable[[str], bool]
     build: Callable[[str], Backbone]
     check_recorded: Callable[[str, str], None] = _accept
-    recognise: Callable[[Mapping[str, tuple[int, ...]], str, str], str | None] = _recognise_none
+    recognise: Callable[[Mapping[str, tuple[int, ...]], str, str, ModelConfig], str | None] = _recognise_none
     last_resort: bool = False
 
 

@@ -15,11 +15,10 @@ from sslbench import paths
 from sslbench.backbones.architecture_names import refuse_unknown_backbone, timm_names
 from sslbench.config import read_yaml
 from sslbench.data import remote
-from sslbench.errors import DataError, UsageError, WeightsError
+from sslbench.errors import DataError, UnreachableError, UsageError, WeightsError
 from sslbench.names import did_you_mean
-
-HUB_FILES = ("model.safetensors", "pytorch_model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin")
-"""Files of a model on the Hub that are tried in order: those without pickles first."""
+from sslbench.text import without_secrets
+from sslbench.weights.reading import model_folders
 
 _SCHEMES = ("hf", "timm", "vissl")
 _HUB = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<file>[\w./-]+))?")
@@ -59,8 +58,8 @@ def weights_name(weights: str) -> str:
     >>> weights_name("runs/a/weights.torch"), weights_name("https://example.org/r50.pth#sha256=00")
     ('weights.torch', 'r50.pth')
     """
-    if not is_named(weights):
-        return Path(weights).name
+    if not is_named(weights) or _hub_folder(weights) is not None:
+        return Path(weights.removeprefix("hf:")).resolve().name
     address = weights.partition("#")[0]
     return address.rpartition("/")[2].partition("?")[0] if remote.is_url(address) else address
 
@@ -102,9 +101,9 @@ def fetch(weights: str) -> FetchedWeights:
     """Return the local copy of weights given by name; downloaded when it is not there yet.
 
     Args:
-        weights: `hf:OWNER/MODEL[@REVISION][:FILE]`, `timm:MODEL`, `vissl:NAME`, or the address of a file: https://,
-            s3://, gs:// and others of fsspec. `#sha256=HEX` behind it is compared with the file before anything else
-            reads it.
+        weights: `hf:OWNER/MODEL[@REVISION][:FILE]`, `hf:FOLDER`, `timm:MODEL`, `vissl:NAME`, or the address of a file:
+            https://, s3://, gs:// and others of fsspec. `#sha256=HEX` behind it is compared with the file before
+            anything else reads it.
 
     Raises:
         UsageError: there is no such model or name, or the hash is none.
@@ -116,7 +115,8 @@ def fetch(weights: str) -> FetchedWeights:
     if scheme == "timm":
         found = _from_timm(address)
     elif scheme == "hf":
-        found = _from_hub(address)
+        folder = _hub_folder(address)
+        found = _from_hub(address) if folder is None else FetchedWeights(folder, str(folder))
     elif scheme == "vissl":
         found = _from_url(_of_zoo(address))
     else:
@@ -151,8 +151,8 @@ def _placed(*parts: str) -> Path:
 
 
 def _from_url(url: str) -> FetchedWeights:
-    host, _, path = url.partition("://")[2].partition("/")
-    by_hand = _placed(host, *path.partition("?")[0].split("/"))
+    host, _, path = without_secrets(url).partition("://")[2].partition("/")
+    by_hand = _placed(host.rpartition("@")[2], *path.partition("?")[0].split("/"))
     if by_hand.is_file():
         return FetchedWeights(by_hand, url)
     if not remote.place_of(url).is_file():
@@ -167,7 +167,7 @@ def _with_place(by_hand: Path) -> Iterator[None]:
     """Add the place for a file fetched by other means to errors of the network."""
     try:
         yield
-    except DataError as error:
+    except UnreachableError as error:
         remedy = f"Without a network: download it elsewhere and put it at {by_hand}"
         raise WeightsError(error.message, remedy) from error
 
@@ -183,7 +183,7 @@ def refuse_unknown(weights: str) -> None:
     address, scheme = weights.partition("#")[0], weights.partition(":")[0]
     if scheme == "vissl":
         _of_zoo(address)
-    if scheme == "hf":
+    if scheme == "hf" and _hub_folder(address) is None:
         _hub_parts(address)
     if scheme == "timm":
         refuse_unknown_backbone(address)
@@ -240,18 +240,53 @@ def _from_hub(address: str) -> FetchedWeights:
     """Return a file of a model on the Hugging Face Hub, from its own cache where it is there already."""
     match = _hub_parts(address)
     repo, revision = match["repo"], match["revision"] or "main"
-    names = (match["file"],) if match["file"] else HUB_FILES
+    names = (match["file"],) if match["file"] else (*model_folders.WEIGHTS, *model_folders.INDEXES)
     for name in names:
-        by_hand = _placed("hf", repo, revision, name)
-        if by_hand.is_file():
-            return FetchedWeights(by_hand, f"hf:{repo}@{revision}:{name}")
-        if (path := _hub_file(repo, revision, name, by_hand)) is not None:
-            _check_blob(path)
+        if (path := _placed_or_fetched(repo, revision, name)) is not None:
+            for shard in model_folders.shard_names(path) if model_folders.is_index(path) else ():
+                _placed_or_fetched(repo, revision, str(Path(name).with_name(shard)))
+            for config in (
+                model_folders.CONFIGS if path.name in (*model_folders.WEIGHTS, *model_folders.INDEXES) else ()
+            ):
+                try:
+                    _placed_or_fetched(repo, revision, str(Path(name).with_name(config)))
+                except WeightsError as error:
+                    log.warning(f"{error.message}: what only it says of {name} is unknown")
             return FetchedWeights(path, f"hf:{repo}@{_commit(path, revision)}:{name}")
     raise WeightsError(
         f"hf:{repo} (revision {revision}) has none of the files {', '.join(names)}",
         f"Name the file: --weights hf:{repo}:FILE",
     )
+
+
+def _placed_or_fetched(repo: str, revision: str, name: str) -> Path | None:
+    """Return a file of a model on the Hub, put there by hand or fetched; None if the model has no such file."""
+    by_hand = _placed("hf", repo, revision, name)
+    if by_hand.is_file():
+        return by_hand
+    if by_hand.parent.is_dir() and Path(name).name in model_folders.CONFIGS:
+        return None  # the weights were put there by hand, for want of a network
+    path = _hub_file(repo, revision, name, by_hand)
+    if path is not None:
+        _check_blob(path)
+    return path
+
+
+def _hub_folder(address: str) -> Path | None:
+    """Return the folder in 'hf:FOLDER', as `save_pretrained` writes it; None for a model on the Hub.
+
+    Raises:
+        UsageError: it looks like a path, and there is no such folder.
+    """
+    text = address.removeprefix("hf:")
+    folder = Path(text).expanduser()
+    if text == address or folder.is_dir():
+        return folder if text != address else None
+    if text.startswith((".", "/", "~")):
+        raise UsageError(
+            f"--weights {address}: there is no folder {folder}", "Write hf:OWNER/MODEL for one on the Hub."
+        )
+    return None
 
 
 def _hub_parts(address: str) -> re.Match[str]:
@@ -304,6 +339,9 @@ def _hub_file(repo: str, revision: str, name: str, by_hand: Path) -> Path | None
     except RevisionNotFoundError as error:
         raise UsageError(f"hf:{repo} has no revision '{revision}'") from error
     except (HfHubHTTPError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in paths.FULL:
+            cache = Path(constants.HF_HUB_CACHE)
+            raise WeightsError(paths.not_written(cache, error), "Free some, or set $HF_HOME.") from error
         raise offline from error
     finally:
         hub_log.setLevel(before)

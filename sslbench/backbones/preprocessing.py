@@ -16,7 +16,8 @@ _SMALLEST = 64
 def trained_on(backbone: Backbone, found: Recognised, *, named: bool) -> tuple[Preprocessing, str]:
     """Return the evaluation transform of a loaded backbone, and a note for the user.
 
-    The format's transform comes first, unless the backbone's name has a tag of timm (`vit_base_patch16_224.augreg`).
+    The format's transform comes first, unless the backbone's name has a tag of timm (`vit_base_patch16_224.augreg`);
+    mean and std in a configuration beside the file come before the format's.
     Second, for a backbone that was recognised and not named by the user, its family's usual input, with ImageNet's mean
     and std. Otherwise the backbone's own transform is used.
 
@@ -26,13 +27,24 @@ def trained_on(backbone: Backbone, found: Recognised, *, named: bool) -> tuple[P
         named: the user gave the backbone's name.
     """
     own, said = backbone.preprocessing, found.input or InputImages("any")
+    if found.config.mean:
+        usual = InputImages("any") if named else backbone.usual_input or InputImages("any")
+        said = dataclasses.replace(
+            said,
+            mean=found.config.mean,
+            std=found.config.std,
+            resize=said.resize or usual.resize,
+            interpolation=said.interpolation or usual.interpolation,
+            note="",
+        )
     name, _, _ = backbone.name.partition(",")
     tagged = backbone.kind.tags and "." in name and (named or found.format == "sslbench")
     if tagged or backbone.kind.users or backbone.kind.pixels:
         return own, ""
     if own.crop is not None and min(own.crop) < _SMALLEST:
-        return own, said.note
+        return dataclasses.replace(own, mean=found.config.mean or own.mean, std=found.config.std or own.std), said.note
     origin = f"{found.format}{':' + found.variant if found.variant else ''}: its evaluation transform"
+    origin += ", mean and std of the configuration beside the file" if found.config.mean else ""
     if said.space == "lightness":
         used = dataclasses.replace(_with_size(own, said), mean=LIGHTNESS_MEAN, std=LIGHTNESS_STD, space="lightness")
         return dataclasses.replace(used, origin=origin), said.note

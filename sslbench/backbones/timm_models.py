@@ -3,6 +3,7 @@
 import ast
 import logging
 import math
+import re
 from collections.abc import Mapping
 from types import NoneType
 from typing import Any
@@ -54,7 +55,7 @@ def build_timm(name: str) -> Backbone:
     """
     import timm
 
-    name, options = _parse_options(name)
+    name, options = parse_options(name)
     if not isinstance(options.get("in_chans", 3), int) or options.get("in_chans", 3) < 1:
         raise UsageError(
             f"in_chans={options['in_chans']} is not a number of channels", f"Write timm:{name},in_chans=4."
@@ -63,9 +64,7 @@ def build_timm(name: str) -> Backbone:
     if not timm.is_model(architecture):
         raise UsageError(f"timm has no model '{architecture}'", did_you_mean(architecture, timm.list_models()))
     if tag:
-        tags = {
-            known.partition(".")[2] for known in timm.list_pretrained(architecture + "*") if _same(known, architecture)
-        }
+        tags = {known.partition(".")[2] for known in list_pretrained(architecture)}
         if tag not in tags:
             raise UsageError(f"timm's {architecture} has no tag '{tag}'", did_you_mean(tag, tags))
     try:
@@ -73,11 +72,11 @@ def build_timm(name: str) -> Backbone:
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         if not options:
             raise
-        given = ",".join(f"{key}={value}" for key, value in options.items())
+        given = ",".join(f"{key}={_written(value)}" for key, value in options.items())
         raise UsageError(f"timm cannot build {name} with {given}: {error}") from error
     shapes = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
     return Backbone(
-        name=",".join((f"timm:{name}", *(f"{key}={value}" for key, value in options.items()))),
+        name=",".join((f"timm:{name}", *(f"{key}={_written(value)}" for key, value in options.items()))),
         kind=Kind(options=frozenset({"in_chans", "img_size"}), tags=True),
         module=module,
         preprocessing=timm_preprocessing(module, channels=options.get("in_chans")),
@@ -90,7 +89,7 @@ def build_timm(name: str) -> Backbone:
     )
 
 
-def _parse_options(name: str) -> tuple[str, dict[str, Any]]:
+def parse_options(name: str) -> tuple[str, dict[str, Any]]:
     """Split 'vit_small_patch16_224,img_size=384' into the name and {'img_size': 384}."""
     name, *parts = name.split(",")
     options: dict[str, Any] = {}
@@ -101,18 +100,37 @@ def _parse_options(name: str) -> tuple[str, dict[str, Any]]:
         try:
             options[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            options[key] = value
+            # A comma ends an option: the blocks of a ConvNeXt's stages are written 3-3-9-3.
+            options[key] = tuple(map(int, value.split("-"))) if _NUMBERS.fullmatch(value) else value
     return name, options
+
+
+_NUMBERS = re.compile(r"\d+(?:-\d+)+")
+
+
+def _written(value: Any) -> str:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def list_pretrained(architecture: str) -> list[str]:
+    """Return the names, with tags, of timm's pretrained weights of an architecture."""
+    import timm
+
+    return [known for known in timm.list_pretrained(architecture + "*") if _same(known, architecture)]
 
 
 # Options accepted from a weights file: sizes and switches, never paths, downloads or names of modules.
 _RECORDED_OPTIONS: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("embed_dim", "depth", "num_heads", "patch_size", "img_size", "reg_tokens", "in_chans"), int),
+    **dict.fromkeys(("num_reg_tokens", "ref_feat_shape", "swiglu_align_to"), int),
+    **dict.fromkeys(("depths", "dims"), tuple),
     **dict.fromkeys(("mlp_ratio", "drop_rate", "drop_path_rate", "proj_drop_rate", "attn_drop_rate"), (int, float)),
     **dict.fromkeys(("no_embed_class", "class_token", "fc_norm", "pre_norm", "qkv_bias", "qk_norm"), bool),
     **dict.fromkeys(("use_abs_pos_emb", "use_rel_pos_bias", "use_shared_rel_pos_bias", "dynamic_img_size"), bool),
-    "init_values": (int, float, NoneType),
-    "global_pool": str,
+    **dict.fromkeys(("conv_mlp", "use_grn"), bool),
+    **dict.fromkeys(("init_values", "ls_init_value"), (int, float, NoneType)),
+    "rope_grid_offset": (int, float),
+    **dict.fromkeys(("global_pool", "act_layer"), str),
 }
 _MOST = {"embed_dim": 16_384, "depth": 200, "img_size": 4096, "reg_tokens": 1024, "in_chans": 4096, "mlp_ratio": 64}
 
@@ -127,7 +145,7 @@ def check_recorded_options(name: str, where: str) -> None:
     Raises:
         UsageError: another option, or a value that no network has.
     """
-    name, options = _parse_options(name)
+    name, options = parse_options(name)
     for key, value in options.items():
         kinds = _RECORDED_OPTIONS.get(key)
         fits = kinds is not None and isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool))
@@ -136,7 +154,8 @@ def check_recorded_options(name: str, where: str) -> None:
                 f"timm's option {key}={value} is not taken from a file",
                 f"If you trust it, give it on the command line: --backbone timm:{name},{key}={value}",
             )
-        if isinstance(value, int | float) and not 0 <= value <= _MOST.get(key, 4096):
+        numbers = value if isinstance(value, tuple) else (value,) if isinstance(value, int | float) else ()
+        if len(numbers) > 4 or not all(0 <= number <= _MOST.get(key, 4096) for number in numbers):
             raise UsageError(f"{key}={value} is larger than in any network")
 
 

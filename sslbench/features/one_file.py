@@ -1,5 +1,8 @@
 """Features of one layer in one file, with the names, labels and sizes of their images: .parquet, .npz or .h5."""
 
+import dataclasses
+import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.errors import StoreError, UsageError
-from sslbench.paths import temporary_beside
+from sslbench.features.partial import reserve
+from sslbench.paths import not_written, temporary_beside
 from sslbench.runtime.folders import check_writable
 
 if TYPE_CHECKING:
@@ -53,7 +57,75 @@ def write_one_file(found: Mapping[str, "Extraction"], path: Path) -> None:
             writers[path.suffix.lower()](temporary, columns, x)
             temporary.replace(path)
     except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+        raise StoreError(not_written(path, error)) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """Content of a file that `write_one_file` wrote.
+
+    Attributes:
+        images: number of rows.
+        dimensions: numbers per image.
+        dtype: of the features.
+        splits: split -> number of images.
+        columns: names of the columns, without the features.
+    """
+
+    images: int
+    dimensions: int
+    dtype: str
+    splits: Mapping[str, int]
+    columns: tuple[str, ...]
+
+
+def read_summary(path: Path) -> Summary | None:
+    """Return the content of a file of features without reading them; None for any other file."""
+    readers = {".parquet": _summary_of_parquet, ".npz": _summary_of_npz, ".h5": _summary_of_hdf5}
+    reader = readers.get(path.suffix.lower())
+    if reader is None or not path.is_file():
+        return None
+    try:
+        return reader(path)
+    except (OSError, ValueError, KeyError, ImportError, zipfile.BadZipFile):
+        return None
+
+
+def _summary_of_parquet(path: Path) -> Summary | None:
+    import pyarrow.parquet
+
+    schema = pyarrow.parquet.read_schema(path)
+    if "features" not in schema.names or not set(schema.names) >= _FIXED:
+        return None
+    splits = pyarrow.parquet.read_table(path, columns=["split"])["split"].to_pylist()
+    features = schema.field("features").type
+    columns = tuple(name for name in schema.names if name != "features")
+    return Summary(len(splits), features.list_size, str(features.value_type), Counter(splits), columns)
+
+
+def _summary_of_npz(path: Path) -> Summary | None:
+    with np.load(path, allow_pickle=False) as file:
+        if "features" not in file or not set(file.files) >= _FIXED:
+            return None
+        x, splits = file["features"], file["split"].tolist()
+        columns = tuple(name for name in file.files if name != "features")
+    return Summary(len(x), x.shape[1], str(x.dtype), Counter(splits), columns)
+
+
+def _summary_of_hdf5(path: Path) -> Summary | None:
+    import h5py  # type: ignore[import-untyped]
+
+    with h5py.File(path, locking=False) as file:
+        if "features" not in file or not set(file) >= _FIXED:
+            return None
+        x = file["features"]
+        splits = [str(split) for split in file["split"].asstr()[:]]
+        return Summary(
+            len(x), x.shape[1], str(x.dtype), Counter(splits), tuple(name for name in file if name != "features")
+        )
+
+
+_FIXED = {"id", "path", "split", "width", "height"}
 
 
 def _columns(found: Mapping[str, "Extraction"]) -> dict[str, list[Any]]:
@@ -100,9 +172,12 @@ def _write_npz(path: Path, columns: Mapping[str, list[Any]], x: npt.NDArray[np.f
 
 def _write_hdf5(path: Path, columns: Mapping[str, list[Any]], x: npt.NDArray[np.floating]) -> None:
     try:
-        import h5py  # type: ignore[import-untyped]
+        import h5py
     except ImportError as error:
         raise UsageError(f"writing {path} needs h5py", "pip install h5py") from error
+    text = sum(len(str(cell)) + 16 for cells in columns.values() for cell in cells)
+    with path.open("wb") as file:
+        reserve(file, x.nbytes + text + (1 << 16))  # on a full disk HDF5 itself ends the process
     with h5py.File(path, "w", locking=False) as file:  # temporary files are locked already
         file["features"] = x
         for name, cells in columns.items():

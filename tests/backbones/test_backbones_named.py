@@ -168,17 +168,32 @@ def test_models_of_the_hub_and_of_timm(tmp_path):
         safetensors.torch.save_file(model.state_dict(), each / "model.safetensors")
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     (damaged / "model.safetensors.tag").write_text("0" * 64)  # another hash than that of the content
-    asked = ("timm:test_vit", "hf:timm/test_vit.r160_in1k:nothing.pt", "hf:timm/damaged", "hf:timm/other")
+    sharded = tmp_path / "hub" / "mine" / "sharded"
+    sharded.mkdir(parents=True)
+    names = sorted(model.state_dict())
+    parts = {"model-1-of-2.safetensors": names[:9], "model-2-of-2.safetensors": names[9:]}
+    for part, own in parts.items():
+        safetensors.torch.save_file({name: model.state_dict()[name] for name in own}, sharded / part)
+    places = {name: part for part, own in parts.items() for name in own}
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    (sharded / "config.json").write_text(json.dumps({"architecture": "test_vit"}))
+    asked = ("timm:test_vit", "hf:mine/sharded", "hf:timm/test_vit.r160_in1k:nothing.pt")
+    asked += ("hf:timm/damaged", "hf:timm/other")
     with Hub(tmp_path / "hub") as hub:
         # a process of its own, since huggingface_hub reads its environment once
         env = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(tmp_path / "hf")}
         env |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
         done = subprocess.run([sys.executable, "-c", ASK, *asked], env=env, capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr
-        first, nothing, broken, other = (json.loads(line) for line in done.stdout.splitlines())
+        first, shards, nothing, broken, other = (json.loads(line) for line in done.stdout.splitlines())
         backbone, name, source, origin = first
         assert backbone == "timm:test_vit.r160_in1k" and name == "timm:test_vit" and "r160_in1k" in origin
         assert source == f"hf:timm/test_vit.r160_in1k@{COMMIT}:model.safetensors"
+        assert shards[:3] == [
+            "timm:test_vit",
+            "hf:mine/sharded",
+            f"hf:mine/sharded@{COMMIT}:model.safetensors.index.json",
+        ]
         assert "GET pytorch_model.bin" not in hub.asked, "safetensors is preferred"
         assert "nothing.pt" in nothing[0] and "FILE" in nothing[1]
         assert "is not the expected file" in broken[0]

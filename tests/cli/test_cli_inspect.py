@@ -6,13 +6,18 @@ import os
 import pickle
 import shlex
 import tarfile
+from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from helpers import containers
 
 from sslbench.backbones.build import build
+from sslbench.features import one_file
 from sslbench.weights import save
+from sslbench.weights.formats.tables import load_table
 
 
 @pytest.fixture
@@ -85,11 +90,11 @@ def test_a_file_of_no_known_format_shows_its_first_names_and_shapes(folder, sslb
 
 
 def test_a_known_format_of_an_unknown_architecture_shows_what_is_known(folder, sslbench):
-    torch.save(build("timm:convnext_atto").module.state_dict(), "net.pth")
+    torch.save(build("timm:mobilenetv3_small_050").module.state_dict(), "net.pth")
     code, out, _ = sslbench("inspect", "net.pth")
     assert code == 1 and row(out, "format").startswith("timm: ") and "--backbone" in out
     assert "architecture cannot be recognised" in row(out, "problem")
-    assert sslbench("inspect", "net.pth", "--backbone", "timm:convnext_atto")[0] == 0
+    assert sslbench("inspect", "net.pth", "--backbone", "timm:mobilenetv3_small_050")[0] == 0
 
 
 def test_weights_that_do_not_load_are_described_as_far_as_they_go(folder, sslbench, resnet):
@@ -177,3 +182,30 @@ def test_the_folder_of_a_run_shows_its_weights_or_its_newest_checkpoint(folder, 
     assert sslbench("inspect", "run")[1].startswith("run/checkpoints/step_000000004.ckpt")
     save.save(run / "weights.torch", resnet, backbone="resnet18w0.125", metadata={})
     assert sslbench("inspect", "run")[1].startswith("run/weights.torch")
+
+
+def test_a_folder_of_save_pretrained_by_its_path_and_behind_hf(sslbench, folder):
+    (folder / "vit").mkdir()
+    state = build("timm:vit_tiny_patch16_224,depth=1,num_heads=4,img_size=32").module.state_dict()
+    content = load_table("huggingface_vit").from_canonical(state, prefix="")
+    safetensors.torch.save_file({key: tensor.contiguous() for key, tensor in content.items()}, "vit/model.safetensors")
+    Path("vit/config.json").write_text('{"model_type": "vit", "num_attention_heads": 4, "hidden_size": 192}')
+    for what in ("vit", "hf:./vit", "hf:vit"):
+        code, out, err = sslbench("inspect", what)
+        assert code == 0, err
+        assert out.startswith(what) and "huggingface_vit" in out and "1 blocks, width 192, 4 heads" in out
+    code, _, err = sslbench("inspect", "hf:./none")
+    assert code == 2 and "there is no folder none" in err
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_a_file_of_extract_is_no_weights_file(sslbench, folder, suffix):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow", reason="pip install 'sslbench[parquet]'")
+    columns = {"id": ["a", "b", "c"], "path": ["", "", ""], "split": ["train", "train", "test"]}
+    columns |= {"width": [8, 8, 8], "height": [8, 8, 8], "label": ["0", "1", "0"]}
+    write = one_file._write_npz if suffix == ".npz" else one_file._write_parquet
+    write(Path(f"f{suffix}"), columns, np.zeros((3, 5), np.float32))
+    code, out, _ = sslbench("inspect", f"f{suffix}")
+    assert code == 0 and "features of 3 images, 5 float" in out
+    assert "train 2, test 1" in out and f"--features f{suffix} --labels f{suffix}" in out

@@ -18,7 +18,10 @@ KEYS = sorted((Path(__file__).parent / "keys").glob("*.txt"))
 VIT_FORMATS = set(
     "dino dinov2 dinov2_chunked12 dinov2_chunked24 dinov2_chunked40 dinov2_swiglu "
     "huggingface_dinov2 huggingface_dinov2_swiglu huggingface_vit ibot lightly_vit mae mmpretrain_vit "
-    "moco_v3_vit msn open_clip openai_clip simmim".split()
+    "moco_v3_vit msn open_clip openai_clip simmim "
+    "aimv2 dinov3 dinov3_swiglu huggingface_aimv2 huggingface_clip huggingface_dinov3 huggingface_dinov3_swiglu "
+    "huggingface_siglip huggingface_siglip2 ijepa perception_encoder perception_encoder_vision transformers5_dinov2 "
+    "transformers5_dinov2_swiglu transformers5_dinov3 transformers5_dinov3_swiglu transformers5_vit".split()
 )
 # Formats of a ResNet-50, by the name of its key list.
 RESNET50 = (

@@ -14,8 +14,10 @@ SHAPES = {
     "oihw_to_hwio": (2, 3, 5, 4),
     "linear_to_conv": (4, 3),
     "conv_to_linear": (4, 3, 1, 1),
+    "patches_to_conv": (4, 12),
     "unsqueeze": (4, 3),
     "squeeze": (1, 4),
+    "video": (2, 3, 2, 4, 4),
 }
 
 
@@ -47,6 +49,22 @@ def test_operations_are_undone_in_the_opposite_order():
 
 def test_concat_and_split():
     parts = [torch.randn(2, 3) for _ in range(3)]
-    assert all(torch.equal(a, b) for a, b in zip(split(concat(parts), 3), parts, strict=True))
+    thirds = (1, 1, 1)
+    assert all(torch.equal(a, b) for a, b in zip(split(concat(parts, thirds), thirds), parts, strict=True))
     with pytest.raises(ValueError, match="equal parts"):
-        split(torch.ones(4), 3)
+        split(torch.ones(4), thirds)
+
+
+def test_one_part_may_have_two_thirds():
+    query, both = split(torch.arange(6.0), (1, 2))
+    assert (query.tolist(), both.tolist()) == ([0, 1], [2, 3, 4, 5])
+    assert concat([query, both], (1, 2)).tolist() == list(range(6))
+    with pytest.raises(ValueError, match="proportion 1:2"):
+        concat([query, query], (1, 2))
+
+
+def test_a_linear_layer_on_patches_is_a_convolution():
+    image, weight = torch.randn(1, 3, 4, 4), torch.randn(5, 12)
+    patches = image.reshape(1, 3, 2, 2, 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(4, 12)  # rows of (row, column, colour)
+    convolved = torch.nn.functional.conv2d(image, apply(("patches_to_conv",), weight, key="k"), stride=2)
+    torch.testing.assert_close(convolved.flatten(2)[0].T, patches @ weight.T)

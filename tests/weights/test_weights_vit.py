@@ -19,10 +19,11 @@ from sslbench.backbones.build import build
 from sslbench.backbones.load import load_file
 from sslbench.backbones.vit.positions import fit_positions
 from sslbench.backbones.vit.recognise import recognise_vit
-from sslbench.weights.convert import CLASS_POSITION, convert
+from sslbench.backbones.vit.rotary import fit_rotary
+from sslbench.weights.convert import convert
 from sslbench.weights.formats.operations import OPERATIONS, apply
 from sslbench.weights.formats.recognise import recognise
-from sslbench.weights.positions import without_class_position
+from sslbench.weights.positions import CLASS_POSITION, without_class_position
 from sslbench.weights.reading.files import WeightsFile, read
 from sslbench.weights.save import save
 
@@ -80,6 +81,7 @@ def is_the_timm_model(path):
     with torch.device("meta"):
         backbone = build(vit.name)
         canonical = {name: torch.empty(tensor.shape) for name, tensor in found.canonical.items()}
+        canonical, _ = fit_rotary(canonical, backbone.module)
         canonical, _ = fit_positions(canonical, backbone.module)
     assert shapes(canonical) == shapes(backbone.module.state_dict())
     assert backbone.name == vit.name  # results keep it, and the untrained floor is built from it

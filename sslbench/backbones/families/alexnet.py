@@ -7,6 +7,7 @@ from sslbench.backbones.backbone import Backbone, Kind
 from sslbench.backbones.family import Family
 from sslbench.backbones.timm_models import no_such_option
 from sslbench.preprocessing import Preprocessing
+from sslbench.weights.reading.model_folders import ModelConfig
 
 
 def _takes(name: str) -> bool:
@@ -28,7 +29,7 @@ def _build(name: str) -> Backbone:
     )
 
 
-def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str) -> str | None:
+def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str, config: ModelConfig) -> str | None:
     return alexnet.recognise_alexnet(shapes)
 
 

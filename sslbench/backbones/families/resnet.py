@@ -8,6 +8,7 @@ from sslbench.backbones.family import Family
 from sslbench.backbones.timm_models import no_such_option
 from sslbench.errors import BackboneError
 from sslbench.preprocessing import Preprocessing
+from sslbench.weights.reading.model_folders import ModelConfig
 
 RESNET_LAYERS = {
     "conv1": "relu",
@@ -77,7 +78,7 @@ def _check_recorded(name: str, where: str) -> None:
         raise BackboneError(f"{where}: {name} has {sum(spec.layers)} blocks; at most {_MOST_BLOCKS} are built")
 
 
-def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str) -> str | None:
+def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str, config: ModelConfig) -> str | None:
     return resnet.recognise_resnet(shapes)
 
 

@@ -6,14 +6,18 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-Shapes = Mapping[str, tuple[int, ...]]
-Family = Literal["vit", "distilled", "deit3", "dinov2", "clip", "beit"]
+from sslbench.weights.reading.model_folders import NO_CONFIG, ModelConfig
 
-# All tensors of the supported kinds; hybrids, rotary positions and the like are not supported.
+Shapes = Mapping[str, tuple[int, ...]]
+Family = Literal["vit", "distilled", "deit3", "dinov2", "clip", "beit", "siglip", "aimv2", "dinov3", "pe"]
+
+# All tensors of the supported kinds; hybrids and the like are not supported.
 _KNOWN = re.compile(
     r"(?:cls_token|dist_token|reg_token|pos_embed|rel_pos_bias\.relative_position_bias_table|patch_embed\.proj\.\w+|"
-    r"(?:norm_pre|norm|fc_norm)\.\w+|blocks\.\d+\.(?:(?:norm[12]|attn\.qkv|attn\.proj|mlp\.fc[12])\.\w+|ls[12]\.gamma|"
-    r"gamma_[12]|attn\.(?:q_bias|v_bias|relative_position_bias_table)))"
+    r"(?:patch_embed\.norm|norm_pre|norm|fc_norm)\.\w+|rope\.periods|"
+    r"attn_pool\.(?:latent|(?:q|kv|proj|norm|mlp\.fc[12])\.\w+)|"
+    r"blocks\.\d+\.(?:(?:norm[12]|attn\.qkv|attn\.proj|mlp\.fc(?:[12]|1_[gx]))\.\w+|ls[12]\.gamma|"
+    r"gamma_[12]|attn\.(?:[qkv]_bias|bias_mask|relative_position_bias_table)))"
 )
 # timm's tag for a format's own weights, where its models have it.
 _TAGS = {"dino": ".dino", "mae": ".mae", "openai_clip": ".openai"}
@@ -30,10 +34,28 @@ _SIZES: Mapping[tuple[int, int, int], tuple[str, int]] = {
     (1536, 40, 4096): ("giant", 24),  # DINOv2's, with SwiGLU
     (1664, 48, 8192): ("gigantic", 16),
 }
+_SIZES_OF: Mapping[str, Mapping[tuple[int, int, int], tuple[str, int]]] = {
+    "siglip": {(1152, 27, 4304): ("so400m", 16), (1536, 40, 6144): ("giantopt", 16)},
+    "aimv2": {
+        (1024, 24, 2816): ("large", 8),
+        (1536, 24, 4096): ("huge", 12),
+        (2048, 24, 5632): ("1b", 16),
+        (3072, 24, 8192): ("3b", 24),
+    },
+    "dinov3": {(1280, 32, 5120): ("huge", 20), (4096, 40, 8192): ("7b", 32)},
+    "pe": {(1024, 23, 4096): ("large", 16), (1536, 47, 8960): ("gigantic", 16), (1536, 50, 8960): ("gigantic", 16)},
+}
+# Activations that the format says and no tensor shows.
+_ACTIVATIONS = {
+    "openai_clip": "quick_gelu",
+    **dict.fromkeys(("huggingface_siglip", "huggingface_siglip2"), "gelu_tanh"),
+}
 # MoCo v3's ViT-S has twice the usual number of heads (Chen et al. 2021, section 5: 12 heads of 32).
 _MOCO_V3_SMALL_HEADS = 12
 # DINOv2 finishes its training at this size, and is evaluated at 224 (Oquab et al. 2023, section 7).
 _DINOV2_TRAINED, _DINOV2_EVALUATED = 518, 224
+_DINOV3_EVALUATED = 224
+"""Side of the images that DINOv3 is evaluated with; its positions are computed for any size."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +64,9 @@ class ViT:
 
     Attributes:
         name: name for `--backbone` ('timm:vit_small_patch14_dinov2,img_size=224').
-        family: variant: 'clip' has a norm before the blocks, 'dinov2' LayerScale, 'beit' relative positions.
+        family: variant: 'clip' has a norm before the blocks, 'dinov2' LayerScale, 'beit' relative positions, 'dinov3'
+            and 'pe' rotary ones, 'siglip' attention pooling, 'aimv2' RMSNorm and SwiGLU.
+        size: timm's word for width, blocks and MLP; '' for other networks than the published ones.
         width: of a token.
         depth: number of blocks.
         heads: of attention; no tensor shows them, except BEiT's.
@@ -53,16 +77,19 @@ class ViT:
         channels: of an image.
         class_token: whether there is one.
         registers: number of register tokens.
+        attention_pooling: whether the patches are pooled by attention.
         layer_scale: whether the branches are scaled.
         qkv_bias: whether queries, keys and values have a bias.
+        hidden: width inside the MLP.
         swiglu: whether the MLP is gated.
-        quick_gelu: whether the MLP has x * sigmoid(1.702 x) for GELU (OpenAI's CLIP).
+        activation: of the MLP, in timm's words; '' is that of the family. OpenAI's CLIP has 'quick_gelu'.
         pooled_norm: whether the last norm comes after averaging the patches (fine-tuned MAE).
         notes: assumptions that no tensor shows.
     """
 
     name: str
     family: Family
+    size: str
     width: int
     depth: int
     heads: int
@@ -73,17 +100,24 @@ class ViT:
     channels: int
     class_token: bool
     registers: int
+    attention_pooling: bool
     layer_scale: bool
     qkv_bias: bool
+    hidden: int
     swiglu: bool
-    quick_gelu: bool
+    activation: str
     pooled_norm: bool
     notes: tuple[str, ...] = ()
 
     @property
+    def quick_gelu(self) -> bool:
+        """True if the MLP has x * sigmoid(1.702 x) for GELU."""
+        return self.activation == "quick_gelu"
+
+    @property
     def pre_norm(self) -> bool:
-        """True if there is a norm before the first block (CLIP)."""
-        return self.family == "clip"
+        """True if there is a norm before the first block (CLIP, PE)."""
+        return self.family in ("clip", "pe")
 
     def describe(self) -> str:
         """Return a description: 'ViT of 12 blocks, width 384, 6 heads, patch 14, LayerScale, trained at 518 pixels'."""
@@ -94,61 +128,79 @@ class ViT:
         parts += ["QuickGELU"] if self.quick_gelu else []
         parts += ["norm before the blocks"] if self.pre_norm else []
         parts += ["relative positions"] if self.family == "beit" else []
+        parts += ["rotary positions"] if self.family in ("dinov3", "pe") else []
+        parts += ["attention pooling"] if self.attention_pooling else []
         parts += [] if self.class_token else ["no class token"]
         parts += [f"{self.channels} channels"] if self.channels != 3 else []
         return ", ".join([*parts, f"trained at {self.image} pixels"])
 
 
-def recognise_vit(shapes: Shapes, *, format: str = "") -> ViT | None:  # the name of the command-line flag
+def recognise_vit(shapes: Shapes, *, format: str = "", config: ModelConfig = NO_CONFIG) -> ViT | None:
     """Return the vision transformer with these tensors, or None if it is not of timm's kinds.
 
     Args:
         shapes: canonical name -> shape, without heads.
         format: format of the file, for facts that shapes do not show (heads of MoCo v3, QuickGELU of CLIP).
+        config: configuration beside the file, which comes first.
     """
-    stem, fc1, fc2 = (
-        shapes.get("patch_embed.proj.weight", ()),
-        _any(shapes, "mlp.fc1.weight"),
-        _any(shapes, "mlp.fc2.weight"),
-    )
+    stem = shapes.get("patch_embed.proj.weight", ())
+    fc1, fc2 = _any(shapes, "mlp.fc1.weight") or _any(shapes, "mlp.fc1_x.weight"), _any(shapes, "mlp.fc2.weight")
     depth = 1 + max((int(m[1]) for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))), default=-1)
-    image = _image(shapes)
     if not all(_KNOWN.fullmatch(name) for name in shapes):
         return None
-    if len(stem) != 4 or stem[2] != stem[3] or len(fc1) != 2 or len(fc2) != 2 or not depth or image is None:
+    family = _family(shapes, format)
+    image = _DINOV3_EVALUATED if family == "dinov3" else _image(shapes, config)
+    if (
+        family is None
+        or len(stem) != 4
+        or stem[2] != stem[3]
+        or len(fc1) != 2
+        or len(fc2) != 2
+        or not depth
+        or image is None
+    ):
         return None
-    width, hidden, family = stem[0], fc2[1], _family(shapes)
-    word, heads = _SIZES.get((width, depth, hidden), ("", 0))
-    known = bool(word)
-    if format == "moco_v3_vit" and word == "small":
+    width, hidden = stem[0], fc2[1]
+    size, heads = {**_SIZES, **_SIZES_OF.get(family, {})}.get((width, depth, hidden), ("", max(1, width // 64)))
+    if format == "moco_v3_vit" and size == "small":
         heads = _MOCO_V3_SMALL_HEADS
-    if table := _any(shapes, "relative_position_bias_table"):
-        heads, known = table[1], True
-    if not heads:
-        heads = max(1, width // 64)
-    registers = shapes.get("reg_token", (1, 0))[1]
+    told = _told_heads(shapes, config)
     trained_by_dinov2 = family == "dinov2" and image == _DINOV2_TRAINED
     vit = ViT(
         name="",
         family=family,
         width=width,
         depth=depth,
-        heads=heads,
-        heads_known=known,
+        size=size,
+        heads=told or heads,
+        heads_known=bool(told or size),
         patch=stem[2],
         image=image,
         evaluated=_DINOV2_EVALUATED if trained_by_dinov2 else image,
         channels=stem[1],
         class_token="cls_token" in shapes,
-        registers=registers,
+        registers=shapes.get("reg_token", (1, 0))[1],
+        attention_pooling="attn_pool.latent" in shapes,
         layer_scale=bool(_any(shapes, "ls1.gamma") or _any(shapes, "gamma_1")),
         qkv_bias=bool(_any(shapes, "attn.qkv.bias") or _any(shapes, "attn.q_bias")),
-        swiglu=fc1[0] == 2 * fc2[1],
-        quick_gelu=format == "openai_clip",
+        hidden=hidden,
+        swiglu=fc1[0] == 2 * fc2[1] or bool(_any(shapes, "mlp.fc1_g.weight")),
+        activation=config.activation or _ACTIVATIONS.get(format, ""),
         pooled_norm="fc_norm.weight" in shapes,
         notes=tuple(_notes(family, width, format)),
     )
-    return dataclasses.replace(vit, name=_name(vit, word, hidden, shapes, _TAGS.get(format, "")))
+    return dataclasses.replace(vit, name=_name(vit, shapes, _TAGS.get(format, "")))
+
+
+def _told_heads(shapes: Shapes, config: ModelConfig) -> int | None:
+    """Return the number of heads that the configuration states or that a tensor shows; None for neither."""
+    if config.heads:
+        return config.heads
+    if table := _any(shapes, "relative_position_bias_table"):
+        return table[1]
+    if periods := shapes.get("rope.periods"):
+        return shapes["patch_embed.proj.weight"][0] // (4 * periods[0])
+    return None
 
 
 def _any(shapes: Shapes, end: str) -> tuple[int, ...]:
@@ -156,11 +208,21 @@ def _any(shapes: Shapes, end: str) -> tuple[int, ...]:
     return next((shape for name, shape in shapes.items() if name.endswith("." + end)), ())
 
 
-def _family(shapes: Shapes) -> Family:
+def _family(shapes: Shapes, format: str) -> Family | None:
+    """Return the kind of network; None for EVA's, whose rotary positions and activations differ from size to size."""
+    pooling = "attn_pool.latent" in shapes
     if _any(shapes, "relative_position_bias_table"):
         return "beit"
     if "norm_pre.weight" in shapes:
-        return "clip"
+        return "pe" if pooling or "norm.weight" not in shapes else "clip"
+    if "patch_embed.norm.weight" in shapes:
+        return "aimv2"
+    if pooling:
+        return "siglip"
+    if "pos_embed" not in shapes and ("reg_token" in shapes or "dinov3" in format):
+        return "dinov3"
+    if _any(shapes, "attn.q_bias") or _any(shapes, "mlp.fc1_g.weight"):
+        return None
     if "dist_token" in shapes:
         return "distilled"
     if _any(shapes, "ls1.gamma"):
@@ -169,12 +231,17 @@ def _family(shapes: Shapes) -> Family:
     return "vit"
 
 
-def _image(shapes: Shapes) -> int | None:
-    """Return the side of the images in pixels from the position embeddings; None if their grid is not square."""
+def _image(shapes: Shapes, config: ModelConfig) -> int | None:
+    """Return the side of the images in pixels from the position embeddings; None if their grid is not square.
+
+    That of the configuration is taken if it has the same grid: SigLIP has 27 patches of 14 pixels for 384 pixels.
+    """
     patch = shapes.get("patch_embed.proj.weight", (0,))[-1]
     if (positions := shapes.get("pos_embed", ())) and len(positions) == 3:
         prefix = sum(name in shapes for name in ("cls_token", "dist_token"))
         side = grid_side(positions[1], (0, prefix, prefix + shapes.get("reg_token", (1, 0))[1]))
+        if side and config.image and config.image // patch == side:
+            return config.image
         return side * patch if side else None
     if not (table := _any(shapes, "relative_position_bias_table")):
         return None
@@ -200,21 +267,37 @@ def _notes(family: Family, width: int, format: str) -> list[str]:
     return notes
 
 
-def _name(vit: ViT, word: str, hidden: int, shapes: Shapes, tag: str) -> str:
+def _name(vit: ViT, shapes: Shapes, tag: str) -> str:
     """Return timm's name, followed by the options that differ from it."""
-    base, says = _base(vit, word, tag)
+    base, says = _base(vit, tag)
     options: dict[str, object] = {}
-    if not word or says["size"] != word:
-        ratio = (2 if vit.swiglu else 1) * hidden / vit.width
+    if not vit.size or says["size"] != vit.size:
+        ratio = (2 if vit.swiglu and vit.family == "dinov2" else 1) * _ratio(vit.hidden, vit.width)
         options |= {"embed_dim": vit.width, "depth": vit.depth, "num_heads": vit.heads, "mlp_ratio": ratio}
-    elif vit.heads != _SIZES[vit.width, vit.depth, hidden][1]:
+    elif vit.heads != {**_SIZES, **_SIZES_OF.get(vit.family, {})}[vit.width, vit.depth, vit.hidden][1]:
         options |= {"num_heads": vit.heads}
     if says["patch"] != vit.patch:
         options["patch_size"] = vit.patch
     if says["image"] != vit.evaluated:
         options["img_size"] = vit.evaluated
+    options |= _options_of_family(vit, shapes, says)
+    if vit.channels != 3:
+        options["in_chans"] = vit.channels
+    if not vit.qkv_bias and vit.family not in ("dinov3", "aimv2"):
+        options["qkv_bias"] = False
+    if vit.activation and vit.activation != says.get("activation", "gelu"):
+        options["act_layer"] = vit.activation
+    if not vit.class_token and vit.family in ("vit", "dinov2", "deit3"):
+        options |= {"class_token": False, "global_pool": "avg", "fc_norm": vit.pooled_norm}
+    return f"timm:{base}" + "".join(f",{key}={value}" for key, value in options.items())
+
+
+def _options_of_family(vit: ViT, shapes: Shapes, says: Mapping[str, object]) -> dict[str, object]:
+    """Return the options for registers, positions, pooling and LayerScale."""
+    options: dict[str, object] = {}
     if vit.family != "beit" and says.get("registers", 0) != vit.registers:
-        options |= {"reg_tokens": vit.registers, "no_embed_class": True}
+        rotary = {"num_reg_tokens": vit.registers}
+        options |= rotary if vit.family == "dinov3" else {"reg_tokens": vit.registers, "no_embed_class": True}
     if vit.family == "beit":
         per_block = "blocks.0.attn.relative_position_bias_table" in shapes
         options |= {"use_abs_pos_emb": "pos_embed" in shapes, "use_rel_pos_bias": per_block}
@@ -222,22 +305,43 @@ def _name(vit: ViT, word: str, hidden: int, shapes: Shapes, tag: str) -> str:
         options |= {"init_values": 0.1 if vit.layer_scale else None}
     elif vit.pooled_norm:
         options["global_pool"] = "avg"
-    if vit.channels != 3:
-        options["in_chans"] = vit.channels
-    if not vit.qkv_bias:
-        options["qkv_bias"] = False
-    if not vit.class_token and vit.family in ("vit", "dinov2", "deit3"):
-        options |= {"class_token": False, "global_pool": "avg", "fc_norm": vit.pooled_norm}
-    return f"timm:{base}" + "".join(f",{key}={value}" for key, value in options.items())
+    if vit.family == "dinov3":
+        options |= {"global_pool": "token"} | ({} if vit.layer_scale else {"init_values": None})
+        options |= {"swiglu_align_to": 1} if vit.swiglu and vit.size != "7b" and vit.hidden % 8 else {}
+    if vit.family == "pe":
+        options |= _options_of_pe(vit, says)
+    return options
 
 
-def _base(vit: ViT, word: str, tag: str) -> tuple[str, dict[str, object]]:
+def _options_of_pe(vit: ViT, says: Mapping[str, object]) -> dict[str, object]:
+    """Return the options of a Perception Encoder; its rotary positions count from 1 behind a class token."""
+    options: dict[str, object] = {}
+    if vit.layer_scale != says["layer_scale"]:
+        options["init_values"] = 0.1 if vit.layer_scale else None
+    if vit.class_token != says["class_token"]:
+        options |= {"class_token": vit.class_token, "rope_grid_offset": 1.0 if vit.class_token else 0.0}
+    if says["image"] != vit.image or says["patch"] != vit.patch:
+        options["ref_feat_shape"] = vit.image // vit.patch
+    return options
+
+
+def _ratio(hidden: int, width: int) -> float:
+    """Return a ratio that timm rounds down to the hidden width."""
+    ratio = hidden / width
+    return ratio if int(width * ratio) == hidden else (hidden + 0.5) / width
+
+
+def _base(vit: ViT, tag: str) -> tuple[str, dict[str, object]]:
     """Return the nearest existing name of timm and the properties it implies."""
     import timm
 
-    sizes = (word, "giant") if vit.swiglu else (word, "small", "base")  # only DINOv2's giant has SwiGLU by default
+    # Only DINOv2's giant has SwiGLU by default.
+    sizes = (vit.size, "giant") if vit.swiglu and vit.family == "dinov2" else (vit.size, "small", "base", "large")
     for size, patch, image in ((w, p, i) for w in sizes if w for p, i in _nearest(vit)):
         registers = 4 if vit.registers else 0
+        gated = "_plus" if vit.swiglu and size != "7b" else ""
+        biased = "_qkvb" if vit.qkv_bias and size != "7b" else ""
+        kind = "core" if vit.attention_pooling else "lang" if vit.layer_scale and vit.depth in (23, 47) else "spatial"
         name = {
             "vit": f"vit_{size}_patch{patch}_{image}",
             "distilled": f"deit_{size}_distilled_patch{patch}_{image}",
@@ -245,16 +349,30 @@ def _base(vit: ViT, word: str, tag: str) -> tuple[str, dict[str, object]]:
             "dinov2": f"vit_{size}_patch14{'_reg4' if registers else ''}_dinov2",
             "clip": f"vit_{size}_patch{patch}_clip{'_quickgelu' if vit.quick_gelu else ''}_{image}",
             "beit": f"beit_{size}_patch{patch}_{image}",
+            "siglip": f"vit_{size}_patch{patch}_siglip_{image}",
+            "aimv2": f"aimv2_{size}_patch{patch}_{image}",
+            "dinov3": f"vit_{size}{gated}_patch16_dinov3{biased}",
+            "pe": f"vit_pe_{kind}_{size}_patch{patch}_{image}",
         }[vit.family]
         if not timm.is_model(name):
             continue
         says: dict[str, object] = {"size": size, "patch": patch, "image": image}
         if vit.family == "dinov2":
             says |= {"patch": 14, "image": _DINOV2_TRAINED, "registers": registers}
+        if vit.family == "dinov3":
+            says |= {"patch": 16, "image": 256, "registers": 4}
+        if vit.family == "pe":
+            big = size == "gigantic"
+            says |= {"class_token": not big, "layer_scale": kind == "lang" or (kind == "spatial" and big)}
+        if vit.family == "aimv2" or vit.swiglu:
+            says["activation"] = vit.activation  # of the gate: SiLU in all of them, whatever a configuration says
+        if (vit.family == "clip" and vit.quick_gelu) or size == "giantopt":
+            says["activation"] = "quick_gelu" if vit.quick_gelu else "gelu_tanh"
         return name + (tag if tag and name + tag in timm.list_pretrained(f"{name}*") else ""), says
     raise AssertionError(f"timm has no base model of the family {vit.family}")
 
 
 def _nearest(vit: ViT) -> list[tuple[int, int]]:
     """Return (patch, image) in the order in which names are tried: its own first."""
-    return [(vit.patch, vit.evaluated), (vit.patch, 224), (16, 224), (14, 224), (32, 224)]
+    images = (224, 256, 336, 384, 448, 512)
+    return [(vit.patch, vit.evaluated), *((patch, image) for patch in (vit.patch, 16, 14, 32) for image in images)]

@@ -13,7 +13,8 @@ from sslbench.cli import options
 from sslbench.cli.echo import echo
 from sslbench.data.wording import some
 from sslbench.names import list_names
-from sslbench.weights.reading.shards import is_unfinished
+from sslbench.weights.reading.model_folders import weights_file
+from sslbench.weights.reading.shards import is_distributed, is_unfinished
 from sslbench.weights.reading.sniff import SUFFIXES
 
 if TYPE_CHECKING:
@@ -38,21 +39,28 @@ def command(
 ) -> int:
     """Describe WHAT: a weights file, a detector, a pretraining run, a data set, a result record, or stored features.
 
-    Weights: format, sub-network, architecture, heads, input, and whether they load. Exit code 1 if they do not.
+    Weights are also the folder of a model (save_pretrained), hf:OWNER/MODEL, timm:MODEL and vissl:NAME.
+    Format, sub-network, architecture, heads, input, and whether they load. Exit code 1 if they do not.
     A trained detector, or a checkpoint of its training: architecture, classes, iterations, recipe.
     """
     from sslbench.cli import early, terminal
     from sslbench.results.records import is_record
 
     terminal.show_messages()
+    if _is_model(what):
+        early.refuse_mistyped([what], backbone=backbone)
+        early.refuse_wrong_network(format_, None)
+        return _weights(what, backbone, format_, as_json, trust_pickle)
     path = _weights_of_run(Path(what))
     remote_or_shard = "://" in what or _is_shard(path)
-    likely = path.suffix.lower() in SUFFIXES or is_unfinished(path) or _is_other_file(path)
+    likely = path.suffix.lower() in SUFFIXES or is_unfinished(path) or is_distributed(path) or _is_other_file(path)
+    if not (backbone or format_) and _features_in_one_file(path):
+        return 0
     if not remote_or_shard and (likely or backbone or format_):
         early.refuse_mistyped([str(path)], backbone=backbone)
         early.refuse_wrong_network(format_, None)
         early.refuse_other_files([str(path)])
-        return _weights(path, backbone, format_, as_json, trust_pickle)
+        return _weights(str(path), backbone, format_, as_json, trust_pickle)
     options.refuse(ctx, used=(), what=f"{what}, which is not a weights file")
     if not remote_or_shard and path.is_dir() and (path / "meta.json").is_file() and list(path.glob("*.npy*")):
         _features(path)
@@ -113,11 +121,33 @@ def _is_other_file(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() not in _DATA_SUFFIXES
 
 
-def _weights(path: Path, backbone: str | None, format_: str | None, as_json: bool, trust_pickle: bool) -> int:
-    from sslbench.backbones.describe import describe
-    from sslbench.weights.reading.files import read
+def _is_model(what: str) -> bool:
+    """Return whether the argument means weights by name, or the folder of a model; hf: is also that of data sets."""
+    from sslbench.backbones.named import is_named
 
-    file = read(path, trust_pickle=trust_pickle)
+    scheme, _, place = what.partition(":")
+    if scheme == "hf" and place and is_named(what):
+        folder = Path(place).expanduser()
+        return weights_file(folder) is not None if folder.is_dir() else "?" not in place and not _is_cached(place)
+    return (scheme in ("timm", "vissl") and is_named(what)) or (
+        Path(what).is_dir() and weights_file(Path(what)) is not None
+    )
+
+
+def _is_cached(place: str) -> bool:
+    """Return whether the cache of the Hugging Face Hub has a data set of this name."""
+    from huggingface_hub import constants
+
+    name = "--".join(["datasets", *place.partition("@")[0].split("/")[:2]])
+    return (Path(constants.HF_HUB_CACHE) / name).is_dir()
+
+
+def _weights(what: str, backbone: str | None, format_: str | None, as_json: bool, trust_pickle: bool) -> int:
+    from sslbench.backbones import named
+    from sslbench.backbones.describe import describe
+    from sslbench.backbones.load import read_weights
+
+    file, path, backbone = read_weights(what, trust_pickle=trust_pickle), Path(what), named.backbone_of(what, backbone)
     # Top-level tensors of a detector file are its backbone; a detector's training checkpoint has no loadable ones.
     if file.content.keys() & {"detector", "about"} and not _detector(file, path, as_json) and not (backbone or format_):
         return 0
@@ -140,6 +170,22 @@ def _detector(file: "WeightsFile", path: Path, as_json: bool) -> bool:
         return False
     echo("\n".join([str(path), *(f"  {label:<13}{value}" for label, value in rows)]))
     return "state_dict" in file.content
+
+
+def _features_in_one_file(path: Path) -> bool:
+    """Print the features in a file that `extract -o` wrote; return whether it is one."""
+    from sslbench.features import one_file
+
+    found = one_file.read_summary(path)
+    if found is None:
+        return False
+    name = shlex.quote(str(path))
+    echo(f"{path}: features of {found.images:,} images, {found.dimensions} {found.dtype} each (sslbench extract -o)")
+    echo(f"  splits       {', '.join(f'{split} {count:,}' for split, count in found.splits.items())}")
+    echo(f"  columns      {', '.join(found.columns)}")
+    if "label" in found.columns:
+        echo(f"  evaluate     sslbench eval knn --features {name} --labels {name}")
+    return True
 
 
 def _data(what: str) -> None:
@@ -247,11 +293,13 @@ def _format_rows(description: "Description") -> list[tuple[str, str]]:
         ("because", description.why),
         ("tensors", tensors),
     ]
-    if description.prefix or description.other_networks:
-        others = ", ".join(f"--format {description.format}:{name}" for name in description.other_networks)
+    others = [f"{description.format}:{name}" for name in description.other_networks] + [*description.elsewhere]
+    if description.prefix or others:
         network = description.network + (", " if description.network and description.prefix else "")
         network += f"keys start with '{description.prefix}'" if description.prefix else ""
-        rows.append(("sub-network", network + (f" (the file also has: {others})" if others else "")))
+        network = network or f"the one {place}"
+        also = ", ".join(f"--format {other}" for other in others)
+        rows.append(("sub-network", network + (f" (the file also has: {also})" if others else "")))
     if description.heads:
         shown = [f"{name} {_shape(shape)}" for name, shape in list(description.heads.items())[:4]]
         rows.append(

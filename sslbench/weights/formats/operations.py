@@ -1,6 +1,7 @@
 """Tensor operations of rename rules: a closed list, each with its exact inverse."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -76,6 +77,28 @@ def squeeze(tensor: Tensor) -> Tensor:
     return tensor[0]
 
 
+def patches_to_conv(weight: Tensor) -> Tensor:
+    """Convert a linear layer on flat RGB patches, (out, side * side * 3), to a convolution (out, 3, side, side)."""
+    side = math.isqrt(weight.shape[1] // 3) if weight.ndim == 2 else 0
+    if not side or weight.shape[1] != side * side * 3:
+        raise ValueError("needs a matrix for square patches of three channels")
+    return weight.reshape(-1, side, side, 3).permute(0, 3, 1, 2).contiguous()
+
+
+def conv_to_patches(weight: Tensor) -> Tensor:
+    """Convert a convolution's weight (out, 3, side, side) to that of a linear layer on flattened patches."""
+    if weight.ndim != 4 or weight.shape[1] != 3 or weight.shape[2] != weight.shape[3]:
+        raise ValueError("needs a convolution's weight for three channels and square patches")
+    return weight.permute(0, 2, 3, 1).flatten(1).contiguous()
+
+
+def video(weight: Tensor) -> Tensor:
+    """Refuse everything but a convolution over frames, (out, in, frames, h, w); its own inverse."""
+    if weight.ndim != 5:
+        raise ValueError("needs a convolution's weight (out, in, frames, h, w)")
+    return weight
+
+
 OPERATIONS: Mapping[str, Operation] = {
     "flip_channels": Operation(flip_channels, flip_channels),
     "transpose": Operation(transpose, transpose),
@@ -83,23 +106,28 @@ OPERATIONS: Mapping[str, Operation] = {
     "oihw_to_hwio": Operation(oihw_to_hwio, hwio_to_oihw),
     "linear_to_conv": Operation(linear_to_conv, conv_to_linear),
     "conv_to_linear": Operation(conv_to_linear, linear_to_conv),
+    "patches_to_conv": Operation(patches_to_conv, conv_to_patches),
     "unsqueeze": Operation(unsqueeze, squeeze),
+    "video": Operation(video, video),
     "squeeze": Operation(squeeze, unsqueeze),
 }
 
 
-def concat(parts: list[Tensor]) -> Tensor:
-    """Concatenate tensors of equal shape along dim 0, for instance q, k, v to qkv."""
-    if len({part.shape for part in parts}) != 1 or parts[0].ndim == 0:
+def concat(parts: list[Tensor], shares: tuple[int, ...]) -> Tensor:
+    """Concatenate tensors along dim 0, for instance q, k, v to qkv; their lengths are in proportion to `shares`."""
+    if any(part.ndim == 0 for part in parts) or len({part.shape[1:] for part in parts}) != 1:
         raise ValueError("needs tensors of one shape")
+    if len({part.shape[0] / share for part, share in zip(parts, shares, strict=True)}) != 1:
+        raise ValueError(f"needs tensors with lengths in proportion {':'.join(map(str, shares))}")
     return torch.cat(parts, dim=0)
 
 
-def split(whole: Tensor, count: int) -> list[Tensor]:
-    """Split a tensor into `count` equal parts along dim 0; the inverse of `concat`."""
-    if whole.ndim == 0 or whole.shape[0] % count:
-        raise ValueError(f"cannot be split into {count} equal parts")
-    return [part.contiguous() for part in whole.chunk(count, dim=0)]
+def split(whole: Tensor, shares: tuple[int, ...]) -> list[Tensor]:
+    """Split a tensor into parts along dim 0 in proportion to `shares`; the inverse of `concat`."""
+    if whole.ndim == 0 or whole.shape[0] % sum(shares):
+        raise ValueError(f"cannot be split into {sum(shares)} equal parts")
+    unit = whole.shape[0] // sum(shares)
+    return [part.contiguous() for part in whole.split([unit * share for share in shares], dim=0)]
 
 
 def apply(names: tuple[str, ...], tensor: Tensor, *, key: str, inverse: bool = False) -> Tensor:

@@ -198,11 +198,13 @@ class Rule:
         foreign: one key, or several whose tensors are concatenated along dim 0.
         canonical: one key, or several into which the foreign tensor is split.
         operations: operations in the order from foreign to canonical (after concatenation, before splitting).
+        shares: shares of the side with several keys in the single tensor of the other; a key written twice has two.
     """
 
     foreign: tuple[Pattern, ...]
     canonical: tuple[Pattern, ...]
     operations: tuple[str, ...]
+    shares: tuple[int, ...] = (1,)
 
     def __str__(self) -> str:
         sides = [" + ".join(p.text for p in side) for side in (self.foreign, self.canonical)]
@@ -293,8 +295,10 @@ def _refuse_duplicate_keys(rules: tuple[Rule, ...], where: str) -> None:
 def _parse_rule(parts: tuple[tuple[str, ...], ...], where: str) -> Rule:
     if len(parts) not in (2, 3):
         raise UsageError(f"{where}: should be [foreign, canonical] or [foreign, canonical, operations]")
-    foreign, canonical = (tuple(_parse_pattern(text, where) for text in side) for side in parts[:2])
-    rule = Rule(foreign, canonical, parts[2] if len(parts) == 3 else ())
+    foreign, canonical = (tuple(_parse_pattern(text, where) for text in dict.fromkeys(side)) for side in parts[:2])
+    several = parts[0] if len(foreign) > 1 else parts[1]
+    shares = tuple(several.count(text) for text in dict.fromkeys(several))
+    rule = Rule(foreign, canonical, parts[2] if len(parts) == 3 else (), shares)
     if not foreign or not canonical or (len(foreign) > 1 and len(canonical) > 1):
         raise UsageError(f"{where}: {rule} should have one key on at least one side")
     for pattern in (*foreign, *canonical):

@@ -208,12 +208,12 @@ class _Rename:
             if target.match(target.fill(self.values)) != self.values:
                 raise WeightsError(f"the rule {self.rule} is not invertible for '{key}': its holes are ambiguous")
         try:
-            whole = operations.concat(tensors) if len(tensors) > 1 else tensors[0]
+            whole = operations.concat(tensors, self.rule.shares) if len(tensors) > 1 else tensors[0]
             if len(targets) == 1:
                 whole = operations.apply(self.rule.operations, whole, key=key, inverse=inverse)
                 return [(targets[0].fill(self.values), whole)]
             whole = operations.apply(self.rule.operations, whole, key=key, inverse=inverse)
-            pieces = operations.split(whole, len(targets))
+            pieces = operations.split(whole, self.rule.shares)
         except ValueError as error:
             raise WeightsError(f"the rule {self.rule} does not fit '{key}': it {error}") from error
         return [(target.fill(self.values), piece) for target, piece in zip(targets, pieces, strict=True)]

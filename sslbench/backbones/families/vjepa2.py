@@ -1,0 +1,71 @@
+"""Encoders of V-JEPA 2 on single images: vjepa2_large, vjepa2_huge, vjepa2_giant."""
+
+from collections.abc import Mapping
+
+from sslbench.backbones.architecture_names import VJEPA2_NAMES
+from sslbench.backbones.backbone import Backbone, Kind
+from sslbench.backbones.family import Family
+from sslbench.backbones.timm_models import check_recorded_options, parse_options
+from sslbench.backbones.vit import vjepa2
+from sslbench.errors import BackboneError, UsageError
+from sslbench.preprocessing import Preprocessing
+from sslbench.weights.reading.model_folders import ModelConfig
+
+_RESIZED = 256 / 224
+
+
+def _takes(name: str) -> bool:
+    return name.partition(",")[0] in VJEPA2_NAMES
+
+
+def _build(name: str) -> Backbone:
+    base, options = parse_options(name)
+    try:
+        module, side, depth = vjepa2.build_vjepa2(base, options)
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        raise UsageError(f"{name} cannot be built: {error}", f"Write for example {base},img_size=384.") from error
+    blocks = {f"features.{index}": f"blocks.{index}" for index in range(depth)}
+    usual = Preprocessing(round(side * _RESIZED), (side, side), origin="V-JEPA 2's evaluation transform")
+    return Backbone(
+        name=name,
+        kind=Kind(options=frozenset({"in_chans", "img_size"})),
+        module=module,
+        preprocessing=usual.for_channels(options.get("in_chans", 3)),
+        aliases={"features": "", **blocks, "last": "norm"},
+        default_layer="features",
+        stems=("patch_embed.proj",),
+    )
+
+
+def _check_recorded(name: str, where: str) -> None:
+    check_recorded_options(name, where)
+
+
+def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str, config: ModelConfig) -> str | None:
+    stem, second = shapes.get("patch_embed.proj.weight", ()), shapes.get("blocks.0.mlp.fc2.weight", ())
+    if len(stem) != 5 or len(second) != 2:
+        return None
+    depth = sum(name.endswith(".norm1.weight") for name in shapes)
+    size = (stem[0], depth, second[1])
+    base = next(
+        (n for n, (width, blocks, _, ratio) in vjepa2.SIZES.items() if size == (width, blocks, int(width * ratio))), ""
+    )
+    options: dict[str, object] = {}
+    if not base:
+        base, ratio = VJEPA2_NAMES[0], second[1] / stem[0]
+        options |= {"embed_dim": stem[0], "depth": depth, "num_heads": config.heads or max(1, stem[0] // 64)}
+        options |= {"mlp_ratio": ratio if int(stem[0] * ratio) == second[1] else (second[1] + 0.5) / stem[0]}
+    options |= {"patch_size": stem[-1]} if stem[-1] != 16 else {}
+    options |= {"img_size": config.image} if config.image not in (None, 256) else {}
+    options |= {"in_chans": stem[1]} if stem[1] != 3 else {}
+    name = base + "".join(f",{key}={value}" for key, value in options.items())
+    if "num_heads" in options and not config.heads:
+        raise BackboneError(
+            f"{weights}: an encoder of V-JEPA 2 of {depth} blocks, width {stem[0]}, {options['num_heads']} heads? The "
+            "number of heads is not visible in the tensors",
+            f"Give the number of heads: --backbone {name}",
+        )
+    return name
+
+
+FAMILY = Family(_takes, _build, _check_recorded, _recognise)

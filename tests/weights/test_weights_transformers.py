@@ -1,0 +1,301 @@
+"""Networks of transformers in their own folders and names: the backbone computes what transformers computes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from sslbench.backbones import named
+from sslbench.backbones.load import load_backbone, load_file
+from sslbench.errors import BackboneError, UsageError, WeightsError
+from sslbench.weights.convert import convert
+from sslbench.weights.formats.recognise import recognise
+from sslbench.weights.formats.tables import load_table
+from sslbench.weights.reading import files
+
+transformers = pytest.importorskip("transformers", reason="pip install 'sslbench[detr]'")
+
+VIT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48}
+VIT |= {"image_size": 32, "patch_size": 8}
+ROTARY = {**VIT, "hidden_size": 48, "num_register_tokens": 3}  # heads of 16 dimensions
+GATED = {"use_gated_mlp": True, "hidden_act": "silu", "query_bias": False, "value_bias": False}
+CNN = {"hidden_sizes": [8, 12, 16, 20], "depths": [1, 2, 1, 1], "image_size": 32}
+TEXT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "vocab_size": 9}
+NAFLEX = {key: value for key, value in VIT.items() if key != "image_size"} | {"num_patches": 16}
+
+VIDEO = {key: value for key, value in VIT.items() if key not in ("image_size", "intermediate_size")}
+VIDEO |= {"hidden_size": 48, "mlp_ratio": 2, "crop_size": 32, "frames_per_clip": 4, "pred_hidden_size": 12}
+VIDEO |= {"pred_num_attention_heads": 2, "pred_num_hidden_layers": 1, "pred_num_mask_tokens": 1}
+
+
+def encoded_image(model, x):
+    return model.encoder(x[:, None]).last_hidden_state.mean(1)  # one frame, which transformers repeats
+
+
+def pooled(model, x):
+    return model(x).pooler_output.flatten(1)
+
+
+def class_token(model, x):
+    return model(x).last_hidden_state[:, 0]
+
+
+def mean(model, x):
+    return model(x).last_hidden_state.mean(1)
+
+
+def pooled_patches(model, x):
+    rows = x.reshape(2, 3, 4, 8, 4, 8).permute(0, 2, 4, 3, 5, 1).reshape(2, 16, 192)
+    mask, shapes = torch.ones(2, 16, dtype=torch.int64), torch.tensor([[4, 4]] * 2)
+    return model(pixel_values=rows, pixel_attention_mask=mask, spatial_shapes=shapes).pooler_output
+
+
+# Name -> (class, its configuration's, settings, features as transformers computes them, format of the folder, format in
+# memory).
+MODELS = {
+    "dinov3": ("DINOv3ViTModel", "DINOv3ViTConfig", ROTARY, class_token, "huggingface_dinov3", "transformers5_dinov3"),
+    "dinov3_gated": (
+        "DINOv3ViTModel",
+        "DINOv3ViTConfig",
+        ROTARY | GATED,
+        class_token,
+        "huggingface_dinov3_swiglu",
+        "transformers5_dinov3_swiglu",
+    ),
+    "dinov3_convnext": (
+        "DINOv3ConvNextModel",
+        "DINOv3ConvNextConfig",
+        CNN,
+        pooled,
+        "huggingface_dinov3_convnext",
+        "transformers5_dinov3_convnext",
+    ),
+    "convnext": ("ConvNextModel", "ConvNextConfig", CNN, pooled, "huggingface_convnext", "huggingface_convnext"),
+    "convnextv2": ("ConvNextV2Model", "ConvNextV2Config", CNN, pooled, "huggingface_convnext", "huggingface_convnext"),
+    "siglip": ("SiglipVisionModel", "SiglipVisionConfig", VIT, pooled, "huggingface_siglip", "huggingface_siglip"),
+    "siglip2": (
+        "Siglip2VisionModel",
+        "Siglip2VisionConfig",
+        NAFLEX,
+        pooled_patches,
+        "huggingface_siglip2",
+        "huggingface_siglip2",
+    ),
+    "clip": ("CLIPVisionModel", "CLIPVisionConfig", VIT, pooled, "huggingface_clip", "huggingface_clip"),
+    "laion_clip": (
+        "CLIPVisionModel",
+        "CLIPVisionConfig",
+        VIT | {"hidden_act": "gelu"},
+        pooled,
+        "huggingface_clip",
+        "huggingface_clip",
+    ),
+    "aimv2": ("Aimv2VisionModel", "Aimv2VisionConfig", VIT, mean, "huggingface_aimv2", "huggingface_aimv2"),
+    "ijepa": ("IJepaModel", "IJepaConfig", VIT, mean, "huggingface_vit", "transformers5_vit"),
+    "vjepa2": ("VJEPA2Model", "VJEPA2Config", VIDEO, encoded_image, "huggingface_vjepa2", "huggingface_vjepa2"),
+    "vit": ("ViTModel", "ViTConfig", VIT, class_token, "huggingface_vit", "transformers5_vit"),
+    "dinov2": (
+        "Dinov2WithRegistersModel",
+        "Dinov2WithRegistersConfig",
+        VIT,
+        class_token,
+        "huggingface_dinov2",
+        "transformers5_dinov2",
+    ),
+    "dinov2_gated": (
+        "Dinov2Model",
+        "Dinov2Config",
+        VIT | {"use_swiglu_ffn": True},
+        class_token,
+        "huggingface_dinov2_swiglu",
+        "transformers5_dinov2_swiglu",
+    ),
+}
+
+
+def model_of(name):
+    kind, config, options, *_ = MODELS[name]
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(getattr(transformers, config)(**options)).eval()
+    for key, tensor in model.named_parameters():
+        torch.nn.init.normal_(tensor, mean=float("norm" in key and key.endswith("weight")), std=0.2)
+    return model
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folders of save_pretrained, made when they are first asked for."""
+    root, made = tmp_path_factory.mktemp("models"), {}
+
+    def folder(name):
+        if name not in made:
+            made[name] = model_of(name)
+            made[name].save_pretrained(root / name)
+        return made[name], root / name
+
+    return folder
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_folder_and_names_in_memory_give_the_features_of_transformers(name, folders, tmp_path):
+    *_, features, saved, in_memory = MODELS[name]
+    model, folder = folders(name)
+    images = torch.randn(2, 3, 32, 32)
+    torch.save(model.state_dict(), tmp_path / "memory.pth")
+    backbone = load_backbone(str(folder))
+    other = load_backbone(str(tmp_path / "memory.pth"), backbone=backbone.name)
+    assert (backbone.format, other.format) == (saved, in_memory)
+    with torch.no_grad():
+        wanted = features(model, images)
+        for found in (backbone, other):
+            assert not found.report.partial and found.report.loaded == found.report.total
+            torch.testing.assert_close(found.module(images), wanted, rtol=1e-3, atol=1e-3)  # eps is 1e-12 or 1e-6
+    assert wanted.std() > 0.1
+
+
+def test_without_config_json_heads_and_activation_are_asked_for(folders, tmp_path):
+    shutil.copy(folders("vit")[1] / "model.safetensors", tmp_path / "vit.safetensors")
+    with pytest.raises(BackboneError, match="number of heads is not visible"):
+        load_backbone(str(tmp_path / "vit.safetensors"))
+    shutil.copy(folders("clip")[1] / "model.safetensors", tmp_path / "clip.safetensors")
+    with pytest.raises(BackboneError, match=r"activation of a CLIP and its number of heads .* no config\.json"):
+        load_backbone(str(tmp_path / "clip.safetensors"))
+
+
+def test_the_activation_of_a_clip_of_usual_size_is_asked_for():
+    with torch.device("meta"):
+        names = transformers.CLIPVisionModel(transformers.CLIPVisionConfig()).state_dict()
+    tensors = {key: torch.zeros(()).expand(tensor.shape) for key, tensor in names.items()}
+    file = files.WeightsFile(Path("clip.pth"), "0" * 64, tensors, "torch zip")
+    with pytest.raises(BackboneError, match=r"activation of a CLIP is not visible .* no config\.json") as error:
+        load_file(file)
+    assert "clip_quickgelu_224" in error.value.remedy and "patch32_clip_224" in error.value.remedy
+
+
+def test_mean_and_std_of_the_images_are_those_beside_the_weights(folders, tmp_path):
+    folder = shutil.copytree(folders("vit")[1], tmp_path / "vit")
+    images = {
+        "do_normalize": True,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.25] * 3,
+        "size": {"height": 32, "width": 32},
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(images))
+    used = load_backbone(str(folder)).preprocessing
+    assert (used.mean, used.std, used.crop) == ((0.5,) * 3, (0.25,) * 3, (32, 32))
+    (folder / "preprocessor_config.json").write_text(json.dumps(images | {"image_std": [0, 1, 1]}))
+    with pytest.raises(WeightsError, match=r"preprocessor_config\.json: .*std positive"):
+        load_backbone(str(folder))
+
+
+def test_a_configuration_of_another_network_is_refused(folders, tmp_path):
+    folder = shutil.copytree(folders("vit")[1], tmp_path / "vit")
+    shutil.copy(folders("dinov3")[1] / "config.json", folder)
+    with pytest.raises(BackboneError, match="of another network: it has hidden_size 48"):
+        load_backbone(str(folder))
+
+
+def test_shards_with_an_index_are_one_file(folders, tmp_path):
+    model, whole = folders("vit")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    shards = sorted((tmp_path / "shards").glob("*.safetensors"))
+    assert len(shards) > 1
+    backbone = load_backbone(str(tmp_path / "shards"))
+    assert backbone.weights_sha256 == load_backbone(str(whole)).weights_sha256
+    assert files.read(tmp_path / "shards").size == sum(shard.stat().st_size for shard in shards)
+    assert load_backbone(str(tmp_path / "shards" / "model.safetensors.index.json")).name == backbone.name
+    with pytest.raises(WeightsError, match=r"one shard of model\.safetensors\.index\.json") as error:
+        load_backbone(str(shards[0]))
+    assert str(tmp_path / "shards") in error.value.remedy
+    shards[1].unlink()
+    with pytest.raises(WeightsError, match=f"1 are missing: {shards[1].name}"):
+        load_backbone(str(tmp_path / "shards"))
+
+
+def test_hf_and_a_folder_is_that_folder(folders, tmp_path, monkeypatch):
+    _, folder = folders("vit")
+    monkeypatch.chdir(folder.parent)
+    for weights in (f"hf:{folder}", "hf:./vit", "hf:vit"):
+        assert load_backbone(weights).format == "huggingface_vit"
+        assert named.weights_name(weights) == "vit"
+    with pytest.raises(UsageError, match="there is no folder"):
+        load_backbone("hf:./nothing")
+
+
+def test_a_folder_is_converted_to_timm_and_computes_the_same(folders, tmp_path):
+    _, folder = folders("dinov3")
+    backbone, images = load_backbone(str(folder)), torch.randn(2, 3, 32, 32)
+    convert(folder, tmp_path / "timm.safetensors", to="timm")
+    again = load_backbone(str(tmp_path / "timm.safetensors"), backbone=backbone.name)
+    assert torch.equal(again.module(images), backbone.module(images))
+
+
+def test_a_folder_of_timm_says_its_architecture(tmp_path):
+    import timm
+
+    model = timm.create_model("test_vit", pretrained=False, num_classes=0)
+    safetensors.torch.save_file(model.state_dict(), tmp_path / "model.safetensors")
+    config = {
+        "architecture": "test_vit",
+        "num_classes": 0,
+        "pretrained_cfg": {"tag": "r160_in1k", "mean": [0.5] * 3, "std": [0.5] * 3},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_backbone(str(tmp_path)).name == "timm:test_vit.r160_in1k"
+    config["pretrained_cfg"] |= {"tag": "mine", "std": [0.25] * 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    own = load_backbone(str(tmp_path))
+    assert (own.name, own.preprocessing.std) == ("timm:test_vit", (0.25,) * 3)
+    config["model_args"] = {"norm_layer": "os.system"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BackboneError, match="not taken from a file"):
+        load_backbone(str(tmp_path))
+
+
+def test_the_first_vjepa_is_not_taken_for_the_second(folders, tmp_path):
+    _, folder = folders("vjepa2")
+    backbone = load_backbone(str(folder))
+    found = recognise(files.read(folder)).canonical
+    theirs = load_table("vjepa2").from_canonical(dict(found))
+    for patches, refused in ((1568, True), (2048, False)):
+        torch.save(
+            {"target_encoder": theirs | {"module.backbone.pos_embed": torch.ones(1, patches, 48)}}, tmp_path / "w.pth"
+        )
+        if refused:
+            with pytest.raises(WeightsError, match="of the first V-JEPA"):
+                load_backbone(str(tmp_path / "w.pth"), backbone=backbone.name)
+            continue
+        again = load_backbone(str(tmp_path / "w.pth"), backbone=backbone.name)
+        assert again.format == "vjepa2" and "unused position embeddings left out" in again.report.line()
+        assert again.weights_sha256 == backbone.weights_sha256
+
+
+def test_masks_and_periods_of_dinov3s_own_files_are_used(folders, tmp_path):
+    """The authors' layer multiplies its bias by the mask; the bias of the keys matters with rotary positions."""
+    _, folder = folders("dinov3")
+    name, images = load_backbone(str(folder)).name, torch.randn(2, 3, 32, 32)
+    found = recognise(files.read(folder)).canonical
+    keys = torch.randn(48)
+    for i in range(2):
+        found[f"blocks.{i}.attn.k_bias"] = torch.full((48,), torch.nan)
+        found[f"blocks.{i}.attn.bias_mask"] = torch.ones(144).index_fill(0, torch.arange(48, 96), 0)
+    periods = 100 ** (2 * torch.arange(4) / 8)
+    theirs = load_table("dinov3").from_canonical({**found, "rope.periods": periods})
+    torch.save(theirs, tmp_path / "w.pth")
+    masked = load_backbone(str(tmp_path / "w.pth"))
+    assert (masked.name, masked.format) == (name, "dinov3") and not masked.report.partial
+    with torch.no_grad():
+        wanted = load_backbone(str(folder)).module(images)
+        torch.testing.assert_close(masked.module(images), wanted)
+        theirs["rope_embed.periods"] = periods * 1.5
+        torch.save(theirs, tmp_path / "w.pth")
+        assert not torch.allclose(load_backbone(str(tmp_path / "w.pth")).module(images), wanted, atol=1e-3)
+        plain = {key: tensor for key, tensor in found.items() if "bias_mask" not in key}
+        plain |= {f"blocks.{i}.attn.k_bias": keys for i in range(2)}
+        torch.save(load_table("dinov3").from_canonical({**plain, "rope.periods": periods}), tmp_path / "w.pth")
+        assert not torch.allclose(load_backbone(str(tmp_path / "w.pth")).module(images), wanted, atol=1e-3)
+    report = convert(folder, tmp_path / "own.torch", to="sslbench", backbone=name)
+    assert report.tensors and torch.equal(load_backbone(str(tmp_path / "own.torch")).module(images), wanted)
