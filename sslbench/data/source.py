@@ -273,7 +273,10 @@ class Source:
         """True if annotations say the size of their images, as maps do, False if not; None: they are of no places."""
         if self.tuples is not None:
             return self.tuples.sized
-        return None if self.maps is None and self.pixel_values is None and self.objects is None else True
+        if self.maps is not None or self.pixel_values is not None or self.objects is not None:
+            return True
+        of_images: bool | None = getattr(self.images, "sized", None)  # crops of boxes
+        return of_images
 
     def every_image(self) -> "Source":
         """Return all images, unlabelled, of samples that are several images each; otherwise the source itself.

@@ -108,7 +108,7 @@ def tiles_of(source: Source, options: TileOptions) -> Source:
         source.name,
         tuple(tile[0] for tile in found),
         source.labels.select(rows),
-        Crops(source.images, rows, numbers, boxes, known[rows], margin=0.0),
+        Crops(source.images, rows, numbers, boxes, known[rows], margin=0.0, annotated=False),
         (*source.notes, note),
         {key: tuple(column[row] for row in rows) for key, column in attributes.items()},
         source.grouped_by or IMAGE,

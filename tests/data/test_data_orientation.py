@@ -99,6 +99,7 @@ PROTOCOLS = {
     "signals": ("low-level", {"lr": (0.001,)}),
 }
 NET = build("resnet18w0.125")
+UNITS = ("annotation", "tile&size=16")
 
 
 def notes_of(protocol, place, **settings):
@@ -173,3 +174,18 @@ def test_what_was_left_out_of_the_data_stands_in_the_record(tmp_path):
     photo(tmp_path / "images" / "without.jpg", (6, 9), 1)
     notes = notes_of("depth", place, lr=(0.001,))
     assert any("1 images without a depth file are left out" in note for note in notes)
+
+
+@pytest.mark.parametrize("turn", [1, 3])
+def test_crops_of_boxes_of_turned_images_are_noted_and_tiles_are_not(turn, tmp_path):
+    images, boxes = [], []
+    for i in range(8):
+        photo(tmp_path / f"{i}.jpg", (20, 30), turn, i)
+        images.append({"id": i, "file_name": f"{i}.jpg", "width": 30, "height": 20})
+        boxes.append(
+            {"id": i, "image_id": i, "category_id": 1 + i % 2, "bbox": [1, 2, 12, 10], "area": 120, "iscrowd": 0}
+        )
+    content = {"images": images, "annotations": boxes, "categories": [{"id": k, "name": f"class {k}"} for k in (1, 2)]}
+    (tmp_path / "boxes.json").write_text(json.dumps(content))
+    noted = [any(NOTE in note for note in notes_of("knn", f"{tmp_path}/boxes.json?unit={u}", k=(1,))) for u in UNITS]
+    assert noted == [turn == 3, False]

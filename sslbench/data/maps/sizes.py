@@ -53,6 +53,8 @@ def unknown_orientation(name: str, images: Images, *, sized: bool) -> str | None
         sized: the annotations say the size of their image, which tells a turn by 90 degrees of an image that is not
             square.
     """
+    while hasattr(images, "images"):  # crops, or channels, of others
+        images = images.images
     with ThreadPoolExecutor(_THREADS) as pool:
         heads = list(pool.map(lambda index: _head(images, index), range(len(images))))
     turned = [index for index, (_, turn, same) in enumerate(heads) if turn in UPRIGHT and (same or not sized)]

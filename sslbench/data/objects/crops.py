@@ -69,6 +69,7 @@ class Crops:
         boxes: float32 (N, 4), x1, y1, x2, y2 in pixels of the upright image, without margin.
         sizes: int64 (N, 2), height and width that the manifest says; zeros where it says nothing.
         margin: added on each side, as a share of the box's side.
+        annotated: the boxes are annotations, and not tiles of a grid.
     """
 
     images: Images
@@ -77,10 +78,16 @@ class Crops:
     boxes: npt.NDArray[np.float32]
     sizes: npt.NDArray[np.int64]
     margin: float
+    annotated: bool = True
     _last: _Last = dataclasses.field(default_factory=_Last, repr=False)
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def sized(self) -> bool | None:
+        """See `source.Source.sized`."""
+        return bool(self.sizes.all()) if self.annotated else None
 
     def decoded(self, index: int, decoder: PictureDecoder) -> Decoded:
         """Decode the whole image and cut out the box with its margin, clipped to the image.
@@ -144,7 +151,7 @@ class Crops:
         """Return the crops at `indices`, in that order."""
         at = np.asarray(indices, dtype=np.int64)
         parts = self.rows[at], self.numbers[at], self.boxes[at], self.sizes[at]
-        return Crops(self.images, *parts, self.margin)
+        return Crops(self.images, *parts, self.margin, self.annotated)
 
 
 def _grown(box: npt.NDArray[np.float32], margin: float, height: int, width: int) -> tuple[int, int, int, int]:
