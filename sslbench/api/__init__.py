@@ -569,6 +569,8 @@ def compare(
 def make_leaderboard(folder: str | Path, *, metric: str | None = None) -> Board:
     """Return one table of all records below a folder; `sslbench.leaderboard.to_csv` and others write it.
 
+    A record that cannot be read is left out, with a note in the table.
+
     Example:
         >>> import tempfile
         >>> out = tempfile.mkdtemp()
@@ -577,4 +579,8 @@ def make_leaderboard(folder: str | Path, *, metric: str | None = None) -> Board:
         >>> len(make_leaderboard(out).rows)
         1
     """
-    return table(records.read_tree(Path(folder)), metric=metric)
+    results, broken = records.read_readable(Path(folder))
+    if broken and not results:
+        raise broken[0]
+    board = table(results, metric=metric)
+    return dataclasses.replace(board, notes=(*board.notes, *records.left_out(broken)))

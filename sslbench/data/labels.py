@@ -22,6 +22,8 @@ NONE_OF_THE_CLASSES = (
 
 NO_LABEL_COLUMN = "no label column was recognised among:"
 """Words of the note of a table without labels, which refusals repeat."""
+NUMBERED_FOLDERS = "the class folders are numbers"
+"""Words of the note of folders named by numbers, which is wrong where these number the classes of train."""
 
 
 def no_labels(n: int) -> Labels:

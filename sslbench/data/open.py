@@ -17,6 +17,7 @@ import yaml
 
 from sslbench import config
 from sslbench.data import bands, remote, strings, tiles
+from sslbench.data.containers.exports import export_in, refuse_export
 from sslbench.data.containers.listed import images_folder
 from sslbench.data.containers.suffixes import is_clutter
 from sslbench.data.depth.location import holds_values
@@ -32,15 +33,15 @@ from sslbench.data.format import (
     readable_formats,
     user_format,
 )
-from sslbench.data.location import PATTERN, SCHEME, locate
 from sslbench.data.groups import by_folder
+from sslbench.data.location import PATTERN, SCHEME, locate
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside
 from sslbench.data.maps.foreground import binary_masks, foreground_of
 from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.missing import refuse_missing
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Labels, Source
-from sslbench.data.wording import in_python, some
+from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean, list_names
 
@@ -151,6 +152,7 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
     unknown = next((key for key in location.options if key not in ("images", "group")), None)
     if unknown is not None:
         raise UsageError(f"{spec}: data with boxes take no option '?{unknown}='")
+    refuse_export(location.text)
     for found in all_formats():
         if found.objects is not None and found.objects.recognises(location.text):
             if not location.options:
@@ -164,10 +166,24 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
             folder = images_folder(location.text, images)
             return dict(found.objects.open_with(location.text, folder, group))
     open_data(location.text)  # raises if the location does not exist or is damaged
+    problem = f"no boxes were found in {location.text}{_content_of(Path(location.text))}"
+    _refuse_export_in(location.text, problem)
     raise UsageError(
-        f"no boxes were found in {location.text}{_content_of(Path(location.text))}",
+        problem,
         "Looked for:\n" + "\n".join(f"  {found.title}" for found in all_formats() if found.objects is not None),
     )
+
+
+def _refuse_export_in(spec: str, problem: str) -> None:
+    """Refuse a folder whose annotations are an export of another tool.
+
+    Raises:
+        UsageError: it is one.
+    """
+    found = export_in(Path(spec)) if Path(spec).is_dir() else None
+    if found is not None:
+        file, export = found
+        raise UsageError(f"{problem}: {file} is {export.title}, which sslbench does not read", export.remedy)
 
 
 def has_objects(spec: str) -> bool:
@@ -213,6 +229,7 @@ def open_label_maps(spec: str) -> dict[str, LabelMapSource]:
     """
     location = locate(spec)
     options = config.build(LabelMapOptions, {**location.options}, f"the options of {location.text}")
+    refuse_export(location.text)
     try:
         for reader in _label_map_readers():
             if reader.recognises(location.text, options):
@@ -222,7 +239,9 @@ def open_label_maps(spec: str) -> dict[str, LabelMapSource]:
         open_data(location.text)  # raises if the location does not exist or is damaged
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
-    raise UsageError(f"{location.text} has no label maps", _LABEL_MAP_LAYOUTS)
+    problem = f"{location.text} has no label maps"
+    _refuse_export_in(location.text, problem)
+    raise UsageError(problem, _LABEL_MAP_LAYOUTS)
 
 
 def open_maps_as_data(spec: str) -> dict[str, Source]:
@@ -439,10 +458,10 @@ def _reader_of_path(spec: str) -> SampleReader[Any]:
     if not PATTERN.search(spec) and not remote.is_copy(Path(spec)):  # copied when it is read
         refuse_missing(spec)
     reader = _recognised_by(spec)
+    refuse_export(spec, unknown=reader is None)
     if reader is None:
         refuse_missing(spec)
-        remedy = in_python(Path(spec)) if spec.endswith(".npz") else readable_formats()
-        raise UsageError(f"'{spec}' is not a kind of data that sslbench reads", remedy)
+        raise UsageError(f"'{spec}' is not a kind of data that sslbench reads", readable_formats())
     return reader
 
 

@@ -26,7 +26,7 @@ from sslbench.metrics.classification import places as ranked_before
 from sslbench.metrics.classification import predicted_classes
 from sslbench.metrics.sample_means import SampleMeans
 from sslbench.metrics.summary import CLASS_COLUMNS, ROW_COLUMNS
-from sslbench.paths import files_below, temporary_beside
+from sslbench.paths import files_below, not_written, temporary_beside
 from sslbench.results import SCHEMA, Neighbours, Result, WorkingFolder, plain
 
 _SCORES = ".scores.npz"
@@ -48,7 +48,6 @@ log = logging.getLogger("sslbench")
 
 OBJECTS = ".objects.npz"
 """Suffix of a file of the objects of a test part, which all records of detections on it share."""
-_BESIDE = (_SCORES, PREDICTIONS, OVERLAPS, WEIGHTS, NEIGHBOURS, PICTURE, PREDICTIONS_CSV, CONFUSION_CSV, CONFUSION_PNG)
 _COMPRESSED_UP_TO = 64_000_000  # largest size of stored scores, in bytes
 _DRAWS_UP_TO = 256_000_000  # bytes of the scores of all draws: 5 of 50,000 samples and 256 classes
 _HALF_FROM = 101  # classes, from which scores are stored in half precision: 100 MB for ImageNet
@@ -111,9 +110,8 @@ def write(  # noqa: PLR0913  the parts of a file of scores
 ) -> Result:
     """Write a record and its per-sample scores to `<folder>/<protocol>/<weights>-<id>.json` and `.scores.npz`.
 
-    The JSON file is written last, so that a visible record has its scores. A record of the same measurement is
-    replaced, even under another name of the weights. Scores of more than 100 classes are stored in half precision, with
-    `places`.
+    The JSON file is written last, so that a visible record has its scores. A record of the same measurement under the
+    same name is replaced. Scores of more than 100 classes are stored in half precision, with `places`.
 
     Args:
         result: the record.
@@ -244,14 +242,8 @@ def _write(
         if write_scores is not None and not (same_as and _linked(target / (path.stem + _SCORES), same_as)):
             replace_file(target / (path.stem + _SCORES), write_scores)
         replace_file(path, text.encode())
-        for other in target.glob(f"*-{result.id}.json"):
-            if other != path:
-                log.info(f"{other}: the same measurement under another name, replaced by {path.name}")
-                other.unlink(missing_ok=True)
-                for suffix in _BESIDE:
-                    other.with_suffix(suffix).unlink(missing_ok=True)
     except OSError as error:
-        raise ResultError(f"cannot write the result to {target}: {error.strerror or error}") from error
+        raise ResultError(not_written(path, error), "Free some, or give another --out.") from error
     return dataclasses.replace(result, file=path)
 
 
@@ -359,21 +351,46 @@ def _errors_name(path: Path) -> Iterator[None]:
 def read_tree(folder: Path) -> list[Result]:
     """Return all records below a folder, in order of their paths, without hidden files and folders and predictions.
 
-    A file that is no record is an error and never left out in silence: the table would lack a row.
-
     Raises:
         ResultError: the folder does not exist, or a file in it is broken; it names the file.
     """
+    found, broken = read_readable(folder)
+    if broken:
+        raise broken[0]
+    return found
+
+
+def read_readable(folder: Path) -> tuple[list[Result], list[ResultError]]:
+    """Return all records below a folder as `read_tree` does, and the errors of those that cannot be read.
+
+    These are never left out in silence: a table would lack a row.
+
+    Raises:
+        ResultError: the folder does not exist or cannot be read.
+    """
     folder = Path(folder)
     if folder.is_file():
-        return [read(folder)]
+        return [read(folder)], []
     if not folder.is_dir():
         raise ResultError(f"there is no folder of results {folder}", "Results are written by: sslbench eval ... --out")
     try:
         files = files_below(folder, ".json")
     except OSError as error:
         raise ResultError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
-    return [read(file) for file in files if not file.name.endswith(PREDICTIONS)]
+    found, broken = [], []
+    for file in files:
+        if file.name.endswith(PREDICTIONS):
+            continue
+        try:
+            found.append(read(file))
+        except ResultError as error:
+            broken.append(error)
+    return found, broken
+
+
+def left_out(broken: Sequence[ResultError]) -> list[str]:
+    """Return the note of a table for each record that could not be read."""
+    return [f"Left out: {error.message.removesuffix('.')}." for error in broken]
 
 
 def neighbours_path(result: Result) -> Path | None:

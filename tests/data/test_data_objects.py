@@ -425,3 +425,40 @@ def test_half_drawn_toys_are_not_found(tmp_path, monkeypatch):
 def test_an_unknown_toy_says_what_there_is():
     with pytest.raises(UsageError, match="kwcoco:shapes8 is 8 images"):
         open_objects("kwcoco:shape")
+
+
+def turned(path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    draw(path, exif=exif)
+
+
+def test_sizes_of_stored_pixels_beside_boxes_of_the_upright_image(coco, tmp_path):
+    both, upright, stored = box(1, 1, 5, 5), box(20, 20, 9, 19), box(30, 1, 9, 5)  # fits 30 x 40 and 40 x 30, one each
+    spec = coco([[both], [both, upright], [both]])
+    for name in ("00.png", "01.png"):
+        turned(tmp_path / name)
+    source = open_objects(spec)["all"]
+    np.testing.assert_array_equal(source.sizes, [[WIDTH, HEIGHT], [WIDTH, HEIGHT], [HEIGHT, WIDTH]])
+    assert source.objects[1].boxes.tolist() == [[1, 1, 6, 6], [20, 20, 29, 39]]
+    (note,) = (note for note in source.notes if "EXIF" in note)
+    assert "width and height of 2 images turned by EXIF" in note and "(1 fit no other way)" in note
+    spec = coco([[both, upright]])  # the image is not turned, so the box is wrong
+    assert not any("EXIF" in note for note in open_objects(spec)["all"].notes)
+    for rows, message in (
+        ([both, stored], "stored pixels, as are the boxes\n.*rotate them"),
+        ([both], "stored pixels\nIf the boxes were drawn on the image as it is seen, swap width and height"),
+    ):
+        spec = coco([rows])
+        turned(tmp_path / "00.png")
+        with pytest.raises(DataError, match=message):
+            open_objects(spec)["all"].check_size(0, WIDTH, HEIGHT)
+
+
+def test_sizes_of_stored_pixels_in_a_table_of_boxes(tmp_path):
+    turned(tmp_path / "a.png")
+    rows = "filename,width,height,class,xmin,ymin,xmax,ymax\na.png,40,30,cat,20,20,29,39\na.png,40,30,cat,1,1,5,5\n"
+    (tmp_path / "t.csv").write_text(rows)
+    source = open_objects(str(tmp_path / "t.csv"))["all"]
+    assert source.sizes.tolist() == [[WIDTH, HEIGHT]] and len(source.objects[0]) == 2
+    source.check_size(0, WIDTH, HEIGHT)

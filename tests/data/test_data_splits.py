@@ -2,14 +2,16 @@
 
 import numpy as np
 import pytest
+from helpers.containers import png
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sslbench.data.images import Arrays
 from sslbench.data.joined import join_labels
 from sslbench.data.labels import multi_labels, no_labels, single_labels
+from sslbench.data.open import open_data
 from sslbench.data.source import Labels, Source
-from sslbench.data.splits import holdout, limit, match_classes, train_test, unite_classes
+from sslbench.data.splits import holdout, label_problems, limit, match_classes, name_numbered, train_test, unite_classes
 from sslbench.errors import DataError, UsageError
 
 
@@ -312,3 +314,21 @@ def test_classes_of_both_parts_are_united_and_unlabelled_train_images_are_a_clas
     assert train.labels.values.tolist() == [0, 0] and test.labels.values.tolist() == [2, 1]
     with pytest.raises(DataError, match="multi-label"):
         unite_classes(source(single("a", "b")), source(multi(["a"]), "val/"))
+
+
+def test_folders_that_number_the_classes_of_train_are_told_and_named(tmp_path):
+    for part, names in (("train", ("n01", "n02", "n03")), ("v2", ("0", "1", "2"))):
+        for name in names:
+            (tmp_path / part / name).mkdir(parents=True)
+            (tmp_path / part / name / "a.png").write_bytes(png(len(name)))
+    train, test = (open_data(str(tmp_path / part))["all"] for part in ("train", "v2"))
+    (problem,) = label_problems(train, test)
+    assert "--test-classes numbers" in problem and "numbers from 0 to 2" in problem and "n01" in problem
+    named = name_numbered(train, test)
+    assert not label_problems(train, named) and named.labels.classes == ("n01", "n02", "n03")
+    assert any("0 is n01, 1 is n02, 2 is n03" in note for note in named.notes)
+    assert not any("matched by name" in note for note in named.notes)
+    assert "--test-classes" not in label_problems(test, train)[0]
+    (tmp_path / "v2" / "7").mkdir()
+    (tmp_path / "v2" / "7" / "a.png").write_bytes(png(7))
+    assert "--test-classes" not in label_problems(train, open_data(str(tmp_path / "v2"))["all"])[0]

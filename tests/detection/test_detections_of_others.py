@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 from helpers import drawn_figures, drawn_rectangles
+from PIL import Image
 
+from sslbench.data.open import open_objects
 from sslbench.errors import ResultError
 from sslbench.evaluation.detection.foreign import read_foreign
 from sslbench.metrics.detection import masks
@@ -78,3 +80,32 @@ def test_keypoints_are_read_and_boxes_are_around_them_where_there_are_none(tmp_p
     shares = [{**row, "keypoints": [value / 96 for value in row["keypoints"]]} for row in found]
     with pytest.raises(ResultError, match="they are shares of the image"):
         foreign(tmp_path, data, shares)
+
+
+def test_categories_that_are_exchanged_are_told(tmp_path):
+    size = 96
+    objects, images = [], []
+    rng = np.random.default_rng(0)
+    for i in range(8):
+        Image.fromarray(rng.integers(0, 255, (size, size, 3), dtype=np.uint8)).save(tmp_path / f"{i}.png")
+        images.append({"id": i, "file_name": f"{i}.png", "width": size, "height": size})
+        for k in range(3):
+            place = [4 + 30 * k, 8 + 5 * i, 20, 20]
+            objects.append({"id": len(objects), "image_id": i, "category_id": 1 + len(objects) % 4, "bbox": place})
+    kinds = [{"id": i, "name": name} for i, name in enumerate(("cat", "dog", "owl", "fox"), 1)]
+    (tmp_path / "m.json").write_text(json.dumps({"images": images, "annotations": objects, "categories": kinds}))
+    data = open_objects(str(tmp_path / "m.json"))["all"]
+    for changed, words in (
+        (lambda c: c % 4 + 1, ("off by one", "0 have its category", "1 (cat) on 4 (fox)")),
+        (lambda c: (c - 2) % 4 + 1, ("off by one", "1 (cat) on 2 (dog)")),
+        (lambda c: {1: 3, 2: 1, 3: 2, 4: 4}[c], ("6 have its category, and 24 lie as follows: 1 (cat) on 2 (dog)",)),
+        (lambda c: c, ()),
+        (lambda c: 1, ()),
+        (lambda c: 1 + int(rng.integers(4)), ()),
+    ):
+        found = [
+            {k: v for k, v in o.items() if k != "id"} | {"score": 0.5, "category_id": changed(o["category_id"])}
+            for o in objects
+        ]
+        notes = [note for note in foreign(tmp_path, data, found).notes if "exchanged" in note]
+        assert len(notes) == bool(words) and all(word in notes[0] for word in words)

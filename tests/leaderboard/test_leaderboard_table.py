@@ -9,12 +9,14 @@ from helpers.record_trees import PREPROCESSING, body, change, labels, make
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sslbench.errors import UsageError
+from sslbench.api import make_leaderboard
+from sslbench.cli.commands.leaderboard import write_board
+from sslbench.errors import ResultError, UsageError
 from sslbench.identity import comparability_key
 from sslbench.leaderboard import table
 from sslbench.leaderboard.headings import data_name, natural, preprocessing_text
 from sslbench.leaderboard.model import value
-from sslbench.results import BenchmarkUsed, ExcludedImage, MetricValue
+from sslbench.results import BenchmarkUsed, ExcludedImage, MetricValue, records
 
 
 def names(board):
@@ -243,3 +245,27 @@ def test_embeddings_that_are_paired_by_their_rows_are_said():
         notes = table([record("a.npz", known_by), record("b.npz", known_by)]).notes
         assert any("Features without ids" in note for note in notes) == said
     assert not any("without ids" in note for note in table([record("a.npz", "rows")]).notes)
+
+
+def test_a_damaged_record_is_left_out_and_named(tmp_path, capsys):
+    for name in ("a.torch", "b.torch"):
+        records.write_without_scores(make(name), tmp_path)
+    broken = sorted((tmp_path / "knn").glob("a.torch-*.json"))[0]
+    broken.write_text('{"schema": 1')
+    (tmp_path / "other.json").write_text("[]")
+    board = make_leaderboard(tmp_path)
+    assert len(board.rows) == 1
+    assert [note.partition(" is ")[0] for note in board.notes if note.startswith("Left out")] == [
+        f"Left out: {broken}",
+        f"Left out: {tmp_path / 'other.json'}",
+    ]
+    write_board([tmp_path])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "b.torch" in printed and "Left out:" in printed and "is damaged" in printed
+    with pytest.raises(ResultError, match="is damaged"):
+        records.read_tree(tmp_path)
+    for file in (tmp_path / "knn").glob("b.torch-*.json"):
+        file.unlink()
+    for opened in (make_leaderboard, lambda folder: write_board([folder])):
+        with pytest.raises(ResultError, match="is damaged"):
+            opened(tmp_path)

@@ -74,12 +74,12 @@ def command(
     if curves is not None:
         from sslbench.leaderboard.writers.curves import data_efficiency
 
-        data_efficiency(_records(roots), curves, metric=metric)
+        data_efficiency(_records(roots)[0], curves, metric=metric)
         echo(f"curves: {curves.resolve()}")
     if layers_path is not None:
         from sslbench.leaderboard.writers.layers import draw_layers
 
-        draw_layers(_records(roots), layers_path, metric=metric)
+        draw_layers(_records(roots)[0], layers_path, metric=metric)
         echo(f"layers: {layers_path.resolve()}")
 
 
@@ -87,12 +87,13 @@ def _names(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip()) if text else ()
 
 
-def _records(roots: Sequence[Path]) -> "list[Result]":
-    """Return all records below the folders; a record that lies in several of them once."""
-    from sslbench.results.records import read_tree
+def _records(roots: Sequence[Path]) -> "tuple[list[Result], list[ResultError]]":
+    """Return all records below the folders, one that lies in several of them once, and the errors of broken ones."""
+    from sslbench.results.records import read_readable
 
-    found = {result.id: result for root in roots for result in read_tree(root)}
-    return list(found.values())
+    read = [read_readable(root) for root in roots]
+    found = {result.id: result for results, _ in read for result in results}
+    return list(found.values()), [error for _, broken in read for error in broken]
 
 
 def _check_folder(root: Path) -> None:
@@ -125,16 +126,19 @@ def write_board(
         columns: names of extra columns, see `leaderboard.columns`.
 
     Raises:
-        SslbenchError: there are no records, one is damaged, or a file cannot be written.
+        SslbenchError: there are no records, all are damaged, or a file cannot be written.
     """
     from sslbench import leaderboard
     from sslbench.cli import tables
     from sslbench.leaderboard import columns as further_columns
     from sslbench.results import holes
+    from sslbench.results.records import left_out
 
     for root in roots:
         _check_folder(root)
-    results = _records(roots)
+    results, broken = _records(roots)
+    if not results and broken:
+        raise broken[0]
     if not results:
         raise ResultError(
             f"there are no result records below {' '.join(map(str, roots))}", "`sslbench eval` writes them."
@@ -143,10 +147,13 @@ def write_board(
     if published:
         board = leaderboard.with_published(board, leaderboard.read_published())
     board = further_columns.with_extras(board, columns)
-    unfilled = tuple(
-        f"Hole: {hole.weights} on {hole.benchmark}: {hole.reason}." for root in roots for hole in holes.read(root)
-    )
-    board = dataclasses.replace(board, notes=(*board.notes, *unfilled))
+    unfilled = []
+    for root in roots:
+        try:
+            unfilled += [f"Hole: {hole.weights} on {hole.benchmark}: {hole.reason}." for hole in holes.read(root)]
+        except ResultError as error:
+            broken.append(error)
+    board = dataclasses.replace(board, notes=(*board.notes, *unfilled, *left_out(broken)))
     console = tables.console(120)
     console.print(leaderboard.to_rich(board, console.width))
     if board.extras:

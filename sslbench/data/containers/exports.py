@@ -145,6 +145,13 @@ _EXPORTS = (
         (".lmdb", ".mdb"),
     ),
     Export("a file of rows", "Give the folder as hf:FOLDER.", (".parquet", ".arrow")),
+    Export(
+        "an array of NumPy",
+        "Features are given by --features FILE.npy --labels y.npy (and --test-features, --test-labels), lists of paths "
+        "as VISSL writes them by vissl:IMAGES.npy,LABELS.npy. Images, in Python: sslbench.evaluate(MODEL, "
+        "{'train': (images, labels), 'test': (images, labels)}).",
+        (".npy",),
+    ),
     Export("a file of FFCV", "Give the images that it was made of.", (".beton",)),
     Export(
         "a MATLAB file",

@@ -13,7 +13,7 @@ from sslbench.data.containers.suffixes import ARRAYS, SUFFIXES, is_clutter
 from sslbench.data.format import LabelMapReader, NoOptions, SampleReader, SourceFormat
 from sslbench.data.formats._parts.layout import find_class_places, has_voc_xml
 from sslbench.data.images import Files
-from sslbench.data.labels import no_labels, single_labels
+from sslbench.data.labels import NUMBERED_FOLDERS, no_labels, single_labels
 from sslbench.data.maps import pairs
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.source import Source
@@ -239,8 +239,8 @@ def _notes(root: Path, found: _FolderContent, classes: tuple[str, ...]) -> list[
     numbers = [int(name) for name in sorted(classes) if name.isdecimal()]
     if len(numbers) == len(classes) > 1 and numbers != list(range(len(classes))):
         notes.append(
-            f"{where}: the class folders are numbers; they are matched by name, and class number i is the i-th of the "
-            f"names sorted as text ({some(classes, 4)})"
+            f"{where}: {NUMBERED_FOLDERS}; they are matched by name, and class number i is the i-th of the names "
+            f"sorted as text ({some(classes, 4)})"
         )
     below = sorted({image.split("/")[1] for image in found.images if image.count("/") > 1})
     if len(classes) == 1 and len(below) > 1:

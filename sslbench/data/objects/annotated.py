@@ -9,7 +9,7 @@ import numpy as np
 
 from sslbench.data.images import Files
 from sslbench.data.labels import multi_labels, no_labels, single_labels
-from sslbench.data.objects.boxes import BoxIssues, RawObjects, checked_objects
+from sslbench.data.objects.boxes import BoxIssues, RawObjects, checked_objects, turned_sizes
 from sslbench.data.objects.crops import CropOptions, crops_of
 from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.data.source import Labels, Source
@@ -68,12 +68,14 @@ def object_sources(
     place = {name: i for i, name in enumerate(ordered)}
     issues = issues or BoxIssues()
     points = None if skeleton is None else len(skeleton)
-    objects = {
-        split: checked_objects(
-            _raw(part, place, points), np.array([image.size for image in part], np.int64).reshape(-1, 2), issues
-        )
-        for split, part in splits.items()
-    }
+    objects = {}
+    for split, part in splits.items():
+        raw, given = _raw(part, place, points), np.array([image.size for image in part], np.int64).reshape(-1, 2)
+        paths = [image.path for image in part]
+        sizes, turned = turned_sizes(spec, raw, given, paths.__getitem__)
+        objects[split], notes = checked_objects(raw, sizes, issues), (*notes, *turned)
+        for image, (height, width) in zip(part, sizes.tolist(), strict=True):
+            image.size = (height, width)
     issues.refuse_shares(spec)
     unused = [] if classes is None else [name for name in classes if name not in used]
     about = [*notes, *issues.notes(spec)]

@@ -19,6 +19,7 @@ from sslbench.errors import DataError
 from sslbench.metrics.detection.keypoints import labelled
 from sslbench.metrics.detection.masks import Segmentation, is_empty
 
+_ENOUGH = 8  # files that must agree before those of all images are read
 _SLACK = 1.0
 """Pixels by which a box may leave its image and stay as it is: annotations round, and pycocotools scores them so."""
 
@@ -215,6 +216,44 @@ def _are_shares(boxes: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     """Return which boxes have numbers from 0 to 1 only, and one that is not whole (0, 0, 1, 1 may be a pixel)."""
     inside = ((boxes >= 0) & (boxes <= 1.001)).all(axis=1)
     return np.asarray(inside & (boxes != np.trunc(boxes)).any(axis=1))
+
+
+def turned_sizes(
+    spec: str, raw: RawObjects, sizes: IntArray, path_of: Callable[[int], Path]
+) -> tuple[IntArray, tuple[str, ...]]:
+    """Return the sizes of the upright images where a file gives those of stored pixels beside boxes on upright images.
+
+    Some tools write the boxes as they were drawn, on images that EXIF turns, with the width and height of the stored
+    pixels. It is so if boxes fit the image only with the sides swapped, and the image files say the same.
+
+    Args:
+        spec: the location, for the note.
+        raw: the objects.
+        sizes: int64 (N, 2), height and width that the file gives; zeros if not known.
+        path_of: file of an image, by its position.
+
+    Returns:
+        The sizes, and a note if some were swapped.
+    """
+    given = sizes[raw.images]
+    ends, starts = raw.boxes[:, 2:], raw.boxes[:, :2]
+    inside = (starts >= -_SLACK).all(axis=1) & (given[:, 0] > 0)
+    fits, fits_turned = ((ends <= side + _SLACK).all(axis=1) & inside for side in (given[:, ::-1], given))
+    if not (fits_turned & ~fits).any():
+        return sizes, ()
+    never = set(raw.images[~fits_turned].tolist())
+    only_turned = [i for i in dict.fromkeys(raw.images[fits_turned & ~fits].tolist()) if i not in never]
+    if not only_turned or any(size_in_file(path_of(i)) != (sizes[i, 1], sizes[i, 0]) for i in only_turned[:_ENOUGH]):
+        return sizes, ()
+    found = sizes.copy()
+    for i in np.flatnonzero(sizes[:, 0] != sizes[:, 1]).tolist():
+        if i not in never and size_in_file(path_of(i)) == (sizes[i, 1], sizes[i, 0]):
+            found[i] = sizes[i, ::-1]
+    swapped = int((found != sizes).any(axis=1).sum())
+    return found, (
+        f"{spec}: width and height of {counted(swapped, 'image')} turned by EXIF are those of stored pixels, and the "
+        f"boxes those of the upright image ({len(only_turned):,} fit no other way): the sides are swapped",
+    )
 
 
 def size_in_file(path: Path) -> tuple[int, int]:

@@ -183,9 +183,17 @@ class ObjectSource:
             f"but the annotations are for {said[1]} x {said[0]}"
         )
         if said == (width, height):
+            message = f"{message}: it is turned by EXIF, and these are width and height of its stored pixels"
+            boxes = self.objects[index].boxes
+            if len(boxes) and (boxes[:, 2:].max(axis=0) > (width + 1, height + 1)).any():  # boxes may end a pixel later
+                raise DataError(
+                    f"{message}, as are the boxes",
+                    "Boxes refer to the upright image: rotate them, or remove the orientation from the file.",
+                )
             raise DataError(
-                f"{message}: they were probably made on the image before its EXIF rotation",
-                "Boxes refer to the upright image: rotate them, or remove the orientation from the file.",
+                message,
+                "If the boxes were drawn on the image as it is seen, swap width and height; if on its stored pixels, "
+                "rotate the boxes, or remove the orientation from the file.",
             )
         raise DataError(message, "If the image was resized after annotation, scale boxes and size likewise.")
 

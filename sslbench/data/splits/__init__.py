@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import IntArray
+from sslbench.data.containers.exports import NOT_READ
 from sslbench.data.groups import FOLDER, choose_groups, inseparable, torn_classes
-from sslbench.data.labels import NO_LABEL_COLUMN, among_classes, present_classes, single_labels
+from sslbench.data.labels import NO_LABEL_COLUMN, NUMBERED_FOLDERS, among_classes, present_classes, single_labels
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.open import open_data
 from sslbench.data.source import ORIGIN, Labels, Source
@@ -153,7 +154,6 @@ def _from_one(spec: str, sources: Mapping[str, Source], seed: int, test_fraction
 def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
     groups = inseparable(source)
     fit, held = holdout(source.labels, test_fraction, seed, groups=groups)
-    if groups is not None and not (len(fit) and len(held)):
     several = source.tuples is not None
     by = " or ".join(part for part in (source.grouped_by, "image" if several else "") if part)
     if groups is not None and several and not (len(fit) and len(held)):
@@ -163,6 +163,7 @@ def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
             "Say the parts in a column 'split' of the table, without samples of images of both; or give the test part "
             "with --test-data.",
         )
+    if groups is not None and not (len(fit) and len(held)):
         raise DataError(
             f"{source.name}: its {len(source)} images cannot be split without separating one "
             f"{source.grouped_by} (of these it has {groups.max() + 1:,})",
@@ -325,14 +326,25 @@ def name_numbered(train: Source, test: Source) -> Source:
         DataError: a class of test is no number, or exceeds the number of train's classes.
     """
     ordered = sorted(train.labels.classes)
-    odd = [name for name in test.labels.classes if not (name.isdecimal() and int(name) < len(ordered))]
-    if odd or len({int(name) for name in test.labels.classes}) < len(test.labels.classes):
+    if odd := _misnumbered(train, test):
         raise DataError(
             f"the classes of {test.name} should be numbers from 0 to {len(ordered) - 1}, each once: {some(odd)}",
             f"They number the classes of {train.name}, sorted by name.",
         )
     names = tuple(ordered[int(name)] for name in test.labels.classes)
-    return dataclasses.replace(test, labels=dataclasses.replace(test.labels, classes=names))
+    shown = some([f"{number} is {name}" for number, name in zip(test.labels.classes, names, strict=True)])
+    notes = (
+        *(note for note in test.notes if NUMBERED_FOLDERS not in note),
+        f"{test.name}: its classes are the numbers of the sorted class names of {train.name}: {shown}",
+    )
+    return dataclasses.replace(test, labels=dataclasses.replace(test.labels, classes=names), notes=notes)
+
+
+def _misnumbered(train: Source, test: Source) -> list[str]:
+    """Return the classes of test that are no numbers of train's classes, each once; [] if all of them are."""
+    classes = test.labels.classes
+    odd = [name for name in classes if not (name.isdecimal() and int(name) < len(train.labels.classes))]
+    return odd or (list(classes) if len({int(name) for name in classes}) < len(classes) else [])
 
 
 def label_problems(train: Source, test: Source) -> list[str]:
@@ -344,7 +356,9 @@ def label_problems(train: Source, test: Source) -> list[str]:
             "give a folder with a sub-folder per class, a table or manifest with labels "
             "(--label-col names their column), or in Python (images, labels)"
         )
-        noted = dict.fromkeys(note for part in (train, test) for note in part.notes if NO_LABEL_COLUMN in note)
+        noted = dict.fromkeys(
+            note for part in (train, test) for note in part.notes if NO_LABEL_COLUMN in note or NOT_READ in note
+        )
         if noted:
             remedy = f"{'; '.join(noted)}"
         if ORIGIN in train.attributes:
@@ -363,6 +377,14 @@ def label_problems(train: Source, test: Source) -> list[str]:
         both = [f"{part.name} has {', '.join(part.labels.classes)}" for part in (train, test)]
         return [] if same else [f"the numbers to predict differ: {'; '.join(both)}"]
     unknown = [name for name in _present(test) if name not in set(train.labels.classes)]
+    named = not any(name.isdecimal() for name in train.labels.classes)
+    if unknown and named and not _misnumbered(train, test):
+        numbers = sorted(map(int, _present(test)))
+        return [
+            f"the classes of {test.name} are numbers from {numbers[0]} to {numbers[-1]}, and those of {train.name} are "
+            f"names ({some(sorted(train.labels.classes), 2)}). --test-classes numbers takes them for the numbers of "
+            "these names in order of the alphabet, from 0 on, as in ImageNetV2's folders."
+        ]
     problems = []
     for name in unknown[:5]:
         problems.append(

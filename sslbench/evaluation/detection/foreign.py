@@ -9,15 +9,21 @@ from typing import Any
 import numpy as np
 
 from sslbench.arrays import BoolArray, FloatArray, IntArray
+from sslbench.data.objects.rows import NOTHING
 from sslbench.data.objects.types import ObjectSource
-from sslbench.data.wording import counted
+from sslbench.data.wording import counted, some
 from sslbench.errors import ResultError
 from sslbench.metrics.detection import Detections
 from sslbench.metrics.detection import masks as rle
+from sslbench.metrics.detection.matches import box_overlap
 from sslbench.names import did_you_mean
 
 _SHOWN = 3
 _TOLERANCE = 2.0  # pixels beyond the edge that rounding explains
+_ON = 0.5  # overlap of a box that lies on an object
+_FEWEST = 10  # boxes on objects that tell of exchanged categories
+_MOSTLY = 0.8
+_LOOKED_AT = 1_000  # images
 _MANY = 0.2  # share of boxes beyond the edge that is no chance
 
 
@@ -64,6 +70,8 @@ def read_foreign(path: Path, test: ObjectSource) -> Foreign:
         notes.append(f"{path.name} has no boxes: those of the record are the ones around the keypoints.")
     if test.skeleton is None and any(row.get("keypoints") for row in rows):
         notes.append(f"The keypoints of {path.name} are left out: {test.name} has none.")
+    if exchanged := _exchanged(path, test, images, corners, classes):
+        notes.append(exchanged)
     masks = _masks(path, rows, sizes)
     return Foreign(Detections(images, corners, scores, classes, masks, keypoints), tuple(notes))
 
@@ -232,6 +240,42 @@ def _refuse_corners(path: Path, boxes: FloatArray, sizes: IntArray) -> None:
             "Write bbox as x, y, width, height: [x1, y1, x2 - x1, y2 - y1].",
         )
     raise ResultError(text, "Boxes are in pixels of the original image: scale those of a resized one back.")
+
+
+def _exchanged(path: Path, test: ObjectSource, images: IntArray, corners: FloatArray, classes: IntArray) -> str:
+    """Return a sentence if boxes lie on objects, but nearly all on those of one other category each; '' otherwise.
+
+    Programs count categories from 0 or by their position, and then every score is that of another category.
+    """
+    size = len(test.classes)
+    table: IntArray = np.zeros((size, size), dtype=np.int64)  # category of the detection, that of the object under it
+    order = np.argsort(images, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(images[order])) + 1)[:_LOOKED_AT]:
+        objects = test.objects[int(images[rows[0]])] if len(rows) else NOTHING
+        if not len(objects):
+            continue
+        overlaps = box_overlap(corners[rows], objects.boxes.astype(np.float64), 0)
+        best = overlaps.argmax(axis=1)
+        on = overlaps.max(axis=1) >= _ON
+        np.add.at(table, (classes[rows[on]], objects.classes[best[on]]), 1)
+    found = np.flatnonzero(table.sum(axis=1))
+    other = table[found].argmax(axis=1)
+    total = int(table.sum())
+    agreeing = int(table[found, other].sum())
+    if total < _FEWEST or len(set(other.tolist())) < max(2, len(found)) or agreeing < _MOSTLY * total:
+        return ""
+    if int(np.trace(table)) > total / 2:
+        return ""
+    pairs = [
+        f"{test.class_numbers[a]} ({test.classes[a]}) on {test.class_numbers[b]} ({test.classes[b]})"
+        for a, b in zip(found.tolist(), other.tolist(), strict=True)
+    ]
+    step = set(((other - found) % size).tolist())
+    which = " (each is off by one: are they counted from 0, or from 1?)" if step in ({1}, {size - 1}) else ""
+    return (
+        f"Categories of {path.name} seem to be exchanged{which}: of {total:,} boxes that lie on an object, "
+        f"{int(np.trace(table)):,} have its category, and {agreeing:,} lie as follows: {some(pairs)}."
+    )
 
 
 def _keypoints(path: Path, rows: Sequence[Mapping[str, Any]], test: ObjectSource) -> FloatArray | None:

@@ -166,7 +166,7 @@ def match_voc(truth: Truth, detections: Detections, *, as_text: bool) -> list[Cl
         overlap, nearest = np.full(len(rows), -np.inf), np.full(len(rows), -1, dtype=np.int64)
         images = detections.images[rows]
         for places, candidates in _by_image(images, truth.images[objects]):
-            table = _overlap(found[rows[places]], there[objects[candidates]], 1)
+            table = box_overlap(found[rows[places]], there[objects[candidates]], 1)
             best = table.argmax(axis=1)
             overlap[places], nearest[places] = table[np.arange(len(places)), best], objects[candidates[best]]
         hits, ignored = np.zeros((2, 1, len(THRESHOLDS), len(rows)), dtype=np.bool_)
@@ -345,7 +345,7 @@ def _rounded(values: FloatArray, digits: int) -> FloatArray:
     return np.array([float(f"{v:.{digits}f}") for v in values.ravel()], dtype=np.float64).reshape(values.shape)
 
 
-def _overlap(a: FloatArray, b: FloatArray, pixel: int) -> FloatArray:
+def box_overlap(a: FloatArray, b: FloatArray, pixel: int) -> FloatArray:
     """Return intersection over union (n, m); sides are longer by `pixel` than the distance of the corners."""
     low, high = np.maximum(a[:, None, :2], b[None, :, :2]), np.minimum(a[:, None, 2:], b[None, :, 2:])
     common = np.prod(np.maximum(high - low + pixel, 0), axis=2)

@@ -13,7 +13,7 @@ from sslbench.data.formats.coco.assets import side_of_image
 from sslbench.data.formats.coco.columns import Columns, Rows
 from sslbench.data.formats.coco.keypoints import keypoint_kinds, read_points, read_skeleton
 from sslbench.data.images import Files
-from sslbench.data.objects.boxes import BoxIssues, RawObjects, checked_objects, size_in_file
+from sslbench.data.objects.boxes import BoxIssues, RawObjects, checked_objects, size_in_file, turned_sizes
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Images
 from sslbench.data.wording import counted, some
@@ -58,12 +58,13 @@ def object_sources(
     categories, left_out = _categories(content)
     class_of = {row["id"]: i for i, row in enumerate(categories)}
     skeleton = read_skeleton(spec, content["categories"], columns.keypoint_kinds)
-    sizes = [_size(spec, row, files, i) for i, row in enumerate(images)]
     issues = BoxIssues()
     raw = _raw_objects(spec, columns, content, class_of, skeleton)
-    objects = checked_objects(raw, np.array(sizes, dtype=np.int64).reshape(-1, 2), issues)
+    given = np.array([_size(spec, row, files, i) for i, row in enumerate(images)], dtype=np.int64).reshape(-1, 2)
+    sizes, about = turned_sizes(spec, raw, given, lambda i: Path(files.path(i)))
+    objects = checked_objects(raw, sizes, issues)
     issues.refuse_shares(spec)
-    notes = (*notes, *issues.notes(spec))
+    notes = (*notes, *about, *issues.notes(spec))
     if columns.skipped:
         notes = (*notes, f"{spec}: {counted(columns.skipped, 'annotation')} without category or image left out")
     if left_out:
@@ -81,7 +82,7 @@ def object_sources(
             ids=tuple(ids[i] for i in chosen),
             images=files.select(chosen),
             objects=tuple(objects[i] for i in chosen),
-            sizes=np.array([sizes[i] for i in chosen], dtype=np.int64).reshape(-1, 2),
+            sizes=sizes[chosen],
             classes=tuple(str(row["name"]) for row in categories),
             numbers=tuple(images[i]["id"] for i in chosen),
             class_numbers=tuple(row["id"] for row in categories),
