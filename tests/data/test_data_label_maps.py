@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from sample_data import nyu40
 
+from sslbench.data.boundaries import open_boundaries
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.label_map import IGNORED
 from sslbench.data.maps.files import decode_pixels
 from sslbench.data.maps.types import distinct
 from sslbench.data.open import are_label_maps, open_label_maps, open_masks_as_data, refuse_label_maps
+from sslbench.data.open_signals import open_signals
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import MAX_PIXELS
 
@@ -825,8 +827,13 @@ def test_folders_of_images_are_groups_where_that_is_asked_for(tmp_path):
         for i in range(2):
             draw(tmp_path / "images" / folder / f"{i}.jpg")
             write(tmp_path / "masks" / folder / f"{i}.png", grid(0, 1))
-    for opened in (open_label_maps, open_masks_as_data):
-        source = opened(f"{tmp_path}?group=folder")["all"]
+    for opened, options in (
+        (open_label_maps, ""),
+        (open_masks_as_data, ""),
+        (open_boundaries, "images=images&maps=masks&"),
+        (open_signals, "maps=masks&scale=1&"),
+    ):
+        source = opened(f"{tmp_path}?{options}group=folder")["all"]
         assert source.grouped_by == "folder" and source.attributes["folder"] == ("a", "a", "b", "b")
     with pytest.raises(UsageError, match="group: should be one of folder or null"):
         open_label_maps(f"{tmp_path}?group=patient")

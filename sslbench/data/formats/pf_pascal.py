@@ -72,7 +72,9 @@ def _list(name: str, root: Path, file: Path) -> Source:
         raise DataError(f"{root / 'Annotations'} has the boxes of {boxes:,} of {len(pairs):,} target images of {file}")
     check_points(name, ids, pairs, sizes)
     of = "box in the .mat files" if boxes else "image, since there are no .mat files"
-    note = f"{name}: thresholds refer to the longer side of the target's {of}"
+    note = (
+        f"{name}: thresholds refer to the longer side of the target's {of}; coordinates are of the images as published"
+    )
     return pairs_source(name, ids, Files(tuple(names), str(root / "JPEGImages")), pairs, classes=classes, notes=(note,))
 
 

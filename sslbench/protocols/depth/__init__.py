@@ -87,7 +87,7 @@ def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Prep
 
 
 PROTOCOL = Protocol(
-    version=2,
+    version=3,
     summary="depth from single images: heads trained on frozen features of patches.",
     settings=Settings,
     kind=trained_heads(NAME, check, plan, label_kinds=frozenset({"depth"})),

@@ -71,7 +71,7 @@ def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Prep
 
 
 PROTOCOL = Protocol(
-    version=2,
+    version=3,
     summary="low-level signals: heads on frozen features predict edges, corners or maps at every pixel.",
     settings=Settings,
     kind=trained_heads(NAME, check, plan, label_kinds=SIGNALS),

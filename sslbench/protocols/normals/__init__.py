@@ -60,7 +60,7 @@ def plan(train: Source, test: Source, settings: Settings, *, preprocessing: Prep
 
 
 PROTOCOL = Protocol(
-    version=2,
+    version=3,
     summary="surface normals from single images: heads trained on frozen features of patches.",
     settings=Settings,
     kind=trained_heads(NAME, check, plan, label_kinds=frozenset({"normals"})),
