@@ -99,7 +99,8 @@ def outcome(row: DenseRow, test: Source, settings: Settings, *, seed: int) -> Ou
     if "panoptic" in parts:
         metrics |= with_intervals(panoptic.panoptic_measure(parts["panoptic"], units), units, seed, _RESAMPLES)
     floors = {name: _values(rows, len(classes), settings) for name, rows in row.floors.items()}
-    notes = [*row.notes, *notes_on_classes(classes, row.train_mean > 0, parts["areas"][:, 2].any(axis=0))]
+    in_test: BoolArray = np.asarray(parts["areas"][:, 2].any(axis=0))
+    notes = [*row.notes, *notes_on_classes(classes, row.train_mean > 0, in_test)]
     if "panoptic" in parts:
         notes.append("Predicted instances are the connected regions of a class: no head tells touching objects apart.")
     return Outcome(

@@ -39,7 +39,7 @@ def notes_on_classes(classes: Sequence[str], in_train: BoolArray, in_test: BoolA
     notes = []
     if absent := int((~in_test).sum()):
         notes.append(f"{absent} classes have no pixel in test and count only where they are predicted.")
-    if unlearned := [classes[i] for i in np.flatnonzero(in_test & ~in_train)]:
+    if unlearned := [classes[i] for i in np.flatnonzero(in_test & ~in_train).tolist()]:
         verb = "class of test has" if len(unlearned) == 1 else "classes of test have"
         notes.append(
             f"{len(unlearned)} {verb} no pixel in train, so none is predicted right, which counts 0 in the means over "
