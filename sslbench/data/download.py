@@ -100,7 +100,7 @@ def _of_hub(name: str, repo: str) -> Download:
     page = f"https://huggingface.co/datasets/{repo}"
     try:
         info = huggingface_hub.HfApi().dataset_info(repo, files_metadata=True)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of whichever HTTP library huggingface_hub uses
         raise DataError(
             f"{name} cannot be found: {' '.join(str(error).split())[:200]}",
             "Without a network: save_to_disk elsewhere, copy the folder and give it as --data hf:FOLDER.",
@@ -197,7 +197,7 @@ def _tfds(wanted: Download, root: Path) -> str:
         ) from error
     try:
         tfds.builder(wanted.data.partition(":")[2]).download_and_prepare()
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # of its downloads, parsers and writers
         raise _unreachable(wanted, Path("~/tensorflow_datasets"), error) from error
     return wanted.data
 

@@ -38,6 +38,7 @@ def table(
         UsageError: no result has the metric, or the columns of the average have different units or directions.
     """
     notes: list[str] = []
+    results = list(results)
     records = _newest(results, notes)
     shown = [r for r in records if metric is None or metric in r.metrics]
     if metric is not None and records and not shown:
@@ -59,7 +60,10 @@ def table(
     names = column_names(members)
     unsorted = (Column(name=names[group], metric=group.key.metric, group=group) for group in members)
     columns = tuple(sorted(unsorted, key=lambda column: natural(column.name)))
-    labels = row_names({key: records[0] for key, records in rows.items()})
+    called: dict[str, set[str]] = defaultdict(set)
+    for record in results:
+        called[row_key(record)].add(record.weights.name)
+    labels = row_names({key: _under_all_names(records[0], called[key]) for key, records in rows.items()})
     measured = [_row(labels[key], records, columns, groups) for key, records in rows.items()]
     body, without_ties = mark_best([row for row in measured if not row.floor], columns, paired_seed)
     notes += without_ties
@@ -90,11 +94,16 @@ def _known_by_rows(records: Sequence[Result]) -> list[str]:
     ]
 
 
+def _under_all_names(record: Result, names: set[str]) -> Result:
+    """Return a record of weights that were evaluated under several names with all of them."""
+    return dataclasses.replace(record, weights=dataclasses.replace(record.weights, name=" = ".join(sorted(names))))
+
+
 def _newest(results: Iterable[Result], notes: list[str]) -> list[Result]:
     """Return the newest record of each measurement, without parts of means, in an order independent of paths."""
     newest: dict[str, Result] = {}
     for record in sorted(results, key=lambda r: (r.id, r.created, str(r.file))):
-        if record.id in newest:
+        if record.id in newest and record.weights.name == newest[record.id].weights.name:
             notes.append(f"The measurement {record.id} has two records; the newer one ({record.created}) is shown.")
         newest[record.id] = record
     return sorted(without_parts(list(newest.values())), key=lambda r: (r.weights.name, r.layer, r.seed, r.id))

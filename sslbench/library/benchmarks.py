@@ -48,7 +48,8 @@ class Benchmark:
         layers: layers that are evaluated; empty: the backbone's default.
         preprocessing: values of the image preprocessing that this benchmark fixes.
         folder: where data without a source of their own are looked for below the user's data folder
-            ($SSLBENCH_DATA, else ./data): a folder or a manifest, with options behind a '?' if its format has them;
+            ($SSLBENCH_DATA, else ./data): a folder or a manifest, with options behind a '?' if its format has them, or
+            several joined by '+';
             `test_folder` holds the test part if that lies apart.
         test_folder: see there.
         test_classes: what the classes of test are to those of train. 'same': the same names, all of them are scored;
@@ -137,17 +138,19 @@ def data_of(benchmark: Benchmark, data: str | None = None, test_data: str | None
     if not benchmark.folder:
         raise UsageError(f"{benchmark.name} needs --data: {benchmark.title}")
     root = paths.data_dir()
-    wanted = [root / name for name in (benchmark.folder, benchmark.test_folder) if name]
-    places = [Path(str(path).partition("?")[0]) for path in wanted]
+    parts = [name.split("+") for name in (benchmark.folder, benchmark.test_folder) if name]  # VOC2007 + VOC2012
+    wanted = ["+".join(str(root / part) for part in names) for names in parts]
+    places = [root / part.partition("?")[0] for names in parts for part in names]
     missing = [path.absolute() for path in places if not path.exists()]
     if missing:
         where = f" The data are available at {benchmark.page}." if benchmark.page else ""
         where += " `sslbench data prepare` lists the data sets that it lays out from their archives."
         raise UsageError(
             f"{benchmark.name} needs --data: {benchmark.title}; looked for {' and '.join(map(str, missing))}",
-            f"Give --data (and --test-data), or set SSLBENCH_DATA to the folder that holds {places[0].name}.{where}",
+            "Give --data (and --test-data), or set SSLBENCH_DATA to the folder that holds "
+            f"{Path(benchmark.folder.partition('?')[0]).parts[0]}.{where}",
         )
-    return str(wanted[0]), test_data or (str(wanted[1]) if benchmark.test_folder else None)
+    return wanted[0], test_data or (wanted[1] if benchmark.test_folder else None)
 
 
 _MERGED = ("settings", "preprocessing")

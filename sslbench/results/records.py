@@ -233,14 +233,13 @@ def _write(
     result: Result, folder: Path, write_scores: Callable[[IO[bytes]], object] | None, same_as: Path | None = None
 ) -> Result:
     path = path_of(result, folder)
-    target = path.parent
     content = plain(result)
     # refuses a record that could not be read back
     config.build(Result, content, path.stem)
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     try:
-        if write_scores is not None and not (same_as and _linked(target / (path.stem + _SCORES), same_as)):
-            replace_file(target / (path.stem + _SCORES), write_scores)
+        if write_scores is not None and not (same_as and _linked(path.with_name(path.stem + _SCORES), same_as)):
+            replace_file(path.with_name(path.stem + _SCORES), write_scores)
         replace_file(path, text.encode())
     except OSError as error:
         raise ResultError(not_written(path, error), "Free some, or give another --out.") from error

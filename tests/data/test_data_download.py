@@ -18,7 +18,7 @@ from sslbench.cli.commands.data import command
 from sslbench.data.download import downloads, find_download, states
 from sslbench.data.formats.torchvision import all_sets
 from sslbench.data.open import open_data
-from sslbench.errors import UsageError
+from sslbench.errors import DataError, UsageError
 from sslbench.library.benchmarks import load_benchmark
 from sslbench.names import list_names
 
@@ -121,6 +121,24 @@ def test_what_cannot_be_downloaded_says_what_to_do(server, tmp_path):
         assert code != 0 and words in err
     with pytest.raises(UsageError):
         find_download("torchvision:Nothing")
+
+
+class CutOffError(Exception):
+    """Error of an HTTP library, which is none of Python's own."""
+
+
+def test_the_hub_without_a_network_is_a_message(monkeypatch):
+    import huggingface_hub
+
+    def cut_off(*_, **__):
+        raise CutOffError("[Errno -2] Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", cut_off)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", cut_off)
+    with pytest.raises(DataError, match=r"hf:me/some cannot be found: .*Name or service not known\nWithout a network"):
+        find_download("hf:me/some")
+    with pytest.raises(DataError, match=r"cannot get 'me/some' from the hub: .*not known\nWithout a network"):
+        open_data("hf:me/some?download=1")
 
 
 SIZE_UNKNOWN = {"gtsrb"}

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from helpers.containers import CLASSES, crc32c, example, field, framed, pictures
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sslbench.data.download import find_download
 from sslbench.data.formats.tfds.example import parse
 from sslbench.data.formats.tfds.tfrecord import _masked_crc
 from sslbench.data.loading.loader import scan
@@ -102,8 +104,12 @@ def test_a_name_is_looked_up_and_the_newest_version_taken(tmp_path, monkeypatch)
         open_data("tfds:insects")
     with pytest.raises(UsageError, match="names no data set"):
         open_data("tfds:")
-    with pytest.raises(DataError, match=r"TFDS has prepared no such data set in .*\n.*sslbench data download"):
+    with pytest.raises(DataError, match="TFDS has prepared no such data set in ") as caught:
         open_data("tfds:gone")
+    fetched = re.search(r"sslbench data download (\S+)\.", str(caught.value))
+    assert find_download(fetched[1]).data == "tfds:gone"
+    with pytest.raises(DataError, match=r"in gone or .*\nIf it lies elsewhere"):
+        open_data("tfds:./gone")
 
 
 def test_several_labels_and_nested_keys(tmp_path):

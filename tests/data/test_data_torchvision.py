@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sys
 import types
 
@@ -12,6 +13,7 @@ import torchvision.datasets as theirs
 from helpers.offenders import offenders
 from PIL import Image
 
+from sslbench.data.download import find_download
 from sslbench.data.formats import torchvision as source
 from sslbench.data.formats.torchvision.files import FILE_SETS
 from sslbench.data.open import open_data
@@ -320,7 +322,10 @@ def test_missing_files_are_told_with_the_place_and_the_page(tmp_path, monkeypatc
             text = str(error)
         kind = FILE_SETS[name]
         assert str(tmp_path / "data" / kind.folder) in text and kind.page in text
-        assert "sslbench data download" in text or kind.arguments is None
+        fetched = re.search(r"sslbench data download (\S+)", text)
+        assert (fetched is None) == (kind.arguments is None)
+        if fetched:
+            assert find_download(fetched[1]).data == f"torchvision:{name}"
         assert "SSLBENCH_DATA" in text
         assert list(tmp_path.rglob("*")) == []
 

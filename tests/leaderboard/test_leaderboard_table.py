@@ -144,6 +144,14 @@ def test_the_same_measurement_twice_is_one_cell_and_the_newer_one():
     assert "two records" in board.notes[0]
 
 
+def test_weights_of_two_names_are_one_row_under_both():
+    first = make("a", 80)
+    renamed = dataclasses.replace(first, weights=dataclasses.replace(first.weights, name="b"))
+    board = table([first, renamed, make("c", 70)])
+    assert values(board) == {("a = b", "avgpool"): [80], ("c", "avgpool"): [70]}
+    assert not any("two records" in note for note in board.notes)
+
+
 def test_another_metric_can_be_shown_and_what_lacks_it_is_told():
     with_auroc = make("a", metrics={"top1": MetricValue(value=80), "macro_auroc": MetricValue(value=95)})
     board = table([with_auroc, make("b", 90)], metric="macro_auroc")

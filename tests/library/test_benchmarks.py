@@ -82,6 +82,7 @@ def is_complete(name):
     assert benchmark.title and benchmark.version >= 1 and not benchmark.modified
     if benchmark.protocol == "detection":
         load_recipe(name)
+        assert benchmark.data or (benchmark.folder and benchmark.page.startswith("http")), "nobody could find the data"
     else:
         build(find(benchmark.protocol).settings, benchmark.settings, name)
     assert all(reference.source for reference in benchmark.reference)
@@ -300,7 +301,7 @@ def test_data_are_looked_for_in_the_users_data_folder(tmp_path, monkeypatch):
         data_of(sketch, "a")
     assert data_of(load_benchmark("knn/cifar10")) == ("torchvision:CIFAR10", None)
     context = load_benchmark("segmentation/pascal_context")
-    with pytest.raises(UsageError, match=r"looked for .*/VOCdevkit/VOC2010\n.*the folder that holds VOC2010"):
+    with pytest.raises(UsageError, match=r"looked for .*/VOCdevkit/VOC2010\n.*the folder that holds VOCdevkit"):
         data_of(context)
     (tmp_path / "VOCdevkit" / "VOC2010").mkdir(parents=True)
     assert data_of(context) == (str(tmp_path / "VOCdevkit" / "VOC2010?maps=SegmentationClassContext"), None)

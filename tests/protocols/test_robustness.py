@@ -27,6 +27,7 @@ from sslbench.metrics.sample_means import means
 from sslbench.paths import builtin_dir
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import find
+from sslbench.protocols.robustness import further_sets
 from sslbench.protocols.robustness.changes import corruptions
 from sslbench.protocols.robustness.further_sets import classes_of, open_test_set, with_real_labels
 from sslbench.protocols.robustness.objectnet import open_objectnet
@@ -317,6 +318,24 @@ def test_unknown_images_are_told_apart_and_known_classes_are_refused(network, da
     assert values["unknown_auroc(mahalanobis)"].value > 60, "plain grey is unlike coloured noise"
     with pytest.raises(DataError, match="are not unknown: blue"):
         run(network, data, tmp_path, {**settings, "unknown": str(data / "test")})
+
+
+def test_folders_of_unknown_images_may_have_the_names_of_a_list_of_known_classes(tmp_path):
+    """ImageNet-O's folders are named after the classes that a network took its images for."""
+    known = [f"n{number:08d}" for number in range(3)]
+    listed = next(iter(further_sets.classes_of(further_sets._list_file("imagenet-o"))))
+    write_images(
+        tmp_path / "train", 2, 1, names=(*further_sets.classes_of(further_sets._list_file("imagenet-o")), *known)
+    )
+    write_images(tmp_path / "imagenet-o", 2, 1, names=(listed,))
+    train = open_data(str(tmp_path / "train"))["all"]
+    found = further_sets.open_unknown(str(tmp_path / "imagenet-o"), train, "imagenet-o")
+    assert len(found) == 2 and (found.labels.values == 0).any(axis=1).all()
+    with pytest.raises(DataError, match="are not unknown: n"):
+        further_sets.open_unknown(str(tmp_path / "imagenet-o"), train, "")
+    write_images(tmp_path / "imagenet-o", 2, 1, names=(known[0],))
+    with pytest.raises(DataError, match="are not unknown: n"):
+        further_sets.open_unknown(str(tmp_path / "imagenet-o"), train, "imagenet-o")
 
 
 ORTHOGONAL = np.linalg.qr(np.random.default_rng(5).normal(size=(4, 4)))[0]

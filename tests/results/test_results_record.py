@@ -93,14 +93,17 @@ def test_the_file_is_plain_json_without_nan(result, tmp_path):
     assert "file" not in content
 
 
-def test_the_same_measurement_again_replaces_the_record(result, tmp_path):
+def test_the_same_measurement_again_replaces_the_record_of_that_name(result, tmp_path):
     first = put(result, tmp_path)
     assert put(dataclasses.replace(result, command="again"), tmp_path) == first
     assert records.read(first).command == "again"
     renamed = dataclasses.replace(result, weights=dataclasses.replace(result.weights, name="copy.torch"))
     second = put(renamed, tmp_path)
-    assert [r.file for r in records.read_tree(tmp_path)] == [second]
-    assert len(list(second.parent.iterdir())) == 2
+    assert [r.file for r in records.read_tree(tmp_path)] == [second, first]
+    assert records.read(first).id == records.read(second).id
+    for path in (first, second):
+        assert np.array_equal(records.read_scores(path).scores, SCORES)
+    assert len(list(second.parent.iterdir())) == 4
 
 
 def test_another_measurement_of_the_same_weights_stands_beside_it(result, tmp_path):

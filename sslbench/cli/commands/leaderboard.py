@@ -92,7 +92,7 @@ def _records(roots: Sequence[Path]) -> "tuple[list[Result], list[ResultError]]":
     from sslbench.results.records import read_readable
 
     read = [read_readable(root) for root in roots]
-    found = {result.id: result for results, _ in read for result in results}
+    found = {(result.id, result.weights.name): result for results, _ in read for result in results}
     return list(found.values()), [error for _, broken in read for error in broken]
 
 

@@ -135,10 +135,11 @@ def open_unknown(location: str, train: Source, known_list: str) -> Source:
     Args:
         location: as for --data.
         train: whose classes the classifier knows.
-        known_list: name of a list in benchmarks/classes; '': all classes of train.
+        known_list: name of a list in benchmarks/classes; '': all classes of train. Folders may have the names of its
+            classes: those of ImageNet-O are named after the class that a network took its images for.
 
     Raises:
-        DataError: a class is one of train's by name, or train lacks a class of the list.
+        DataError: another class is one of train's by name, or train lacks a class of the list.
         UsageError: there is no such list.
     """
     classes = np.array(train.labels.classes)
@@ -158,7 +159,7 @@ def open_unknown(location: str, train: Source, known_list: str) -> Source:
         for each, has in zip(source.labels.classes, present, strict=False)
         if has and each in known and not each.isdecimal()
     ]
-    if shared:
+    if shared and not (known_list and set(shared) <= set(listed)):
         raise DataError(
             f"unknown={location}: classes of {train.name} are not unknown: {some(shared)}",
             "Give images of other classes, or leave these out.",

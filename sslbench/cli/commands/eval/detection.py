@@ -14,7 +14,7 @@ from sslbench.cli.commands.eval.flags import ON_OBJECTS, EvalOptions, refuse_unu
 from sslbench.cli.echo import echo, note
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
-from sslbench.names import list_names, refuse_location
+from sslbench.names import list_names
 
 if TYPE_CHECKING:
     from sslbench.evaluation.detection import DetectionRequest, PreparedDetection
@@ -191,6 +191,7 @@ def _request(
 ) -> "DetectionRequest":
     from sslbench.data.open import DEFAULT_OBJECTS
     from sslbench.evaluation.detection import DetectionRequest, make_recipe
+    from sslbench.library.benchmarks import data_of
 
     if not chosen.weights:
         raise UsageError(
@@ -198,14 +199,9 @@ def _request(
             "Give a weights file, or 'random' with --backbone for an untrained network.",
         )
     benchmark = _benchmark(chosen, benchmarks)
-    data = chosen.data.data or benchmark.data
-    if not chosen.data.data:
-        refuse_location(data, f"the benchmark {benchmark.name}: data")
+    data, test_data = chosen.data.data, chosen.data.test_data
     if not data:
-        raise UsageError(
-            f"{benchmark.name} needs --data: {benchmark.title}",
-            "Give a COCO or kwcoco manifest, or a Pascal VOC tree (two as VOC2007+VOC2012).",
-        )
+        data, test_data = data_of(benchmark, None, test_data)
     baselines = chosen.baselines
     if not chosen.data.data and data == DEFAULT_OBJECTS and this_process().rank == 0:
         note(f"no --data: using kwcoco's toy shapes ({DEFAULT_OBJECTS})")
@@ -222,7 +218,7 @@ def _request(
     return DetectionRequest(
         **chosen.network.loading(),
         data=data,
-        test_data=chosen.data.test_data,
+        test_data=test_data,
         recipe=recipe,
         origins=origins,
         benchmark=used,

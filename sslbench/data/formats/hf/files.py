@@ -39,7 +39,7 @@ def _from_hub(spec: str, location: str) -> Path:
             f"Write hf:FOLDER, hf:OWNER/NAME for one in the cache, or hf:OWNER/NAME{_DOWNLOAD} to fetch it.",
         )
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         folder = Path(
@@ -51,13 +51,16 @@ def _from_hub(spec: str, location: str) -> Path:
                 local_files_only=match["query"] is None,
             )
         )
-    except (LocalEntryNotFoundError, FileNotFoundError) as error:
+    except Exception as error:  # of whichever HTTP library huggingface_hub uses
+        if match["query"] is None and isinstance(error, LocalEntryNotFoundError | FileNotFoundError):
+            raise DataError(
+                f"'{match['name']}' is no folder here and not in the cache of the Hugging Face hub",
+                f"To download it: hf:{match['name']}{_DOWNLOAD}",
+            ) from error
         raise DataError(
-            f"'{match['name']}' is no folder here and not in the cache of the Hugging Face hub",
-            f"To download it: hf:{match['name']}{_DOWNLOAD}",
+            f"cannot get '{match['name']}' from the hub: {' '.join(str(error).split())[:200]}",
+            "Without a network: save_to_disk elsewhere, copy the folder and give it as --data hf:FOLDER.",
         ) from error
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise DataError(f"cannot get '{match['name']}' from the hub: {' '.join(str(error).split())[:200]}") from error
     return folder / match["inside"] if match["inside"] else folder
 
 

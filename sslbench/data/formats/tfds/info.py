@@ -82,9 +82,11 @@ def find_folder(location: str) -> Path:
         found = [p.parent for pattern in ("*", "*/*") for p in sorted(place.glob(f"{pattern}/dataset_info.json"))]
         if found:
             return _newest(location, found)
+    named = not location.startswith((".", "/", "~"))
+    fetch = f"To download it: sslbench data download tfds:{location}. " if named else ""
     raise DataError(
         f"TFDS has prepared no such data set in {places[0]} or {places[1]}",
-        f"To download it: sslbench data download {location}; set TFDS_DATA_DIR if it lies elsewhere.",
+        f"{fetch}If it lies elsewhere, give tfds:FOLDER, or set TFDS_DATA_DIR.",
     )
 
 

@@ -284,6 +284,7 @@ FILE_SETS: dict[str, FileSet] = {
         "SUN397",
         "https://vision.princeton.edu/projects/2010/SUN (Partitions.zip, unpacked to SUN397/Partitions/, too)",
         _sun397,
+        arguments=None,  # of the two archives its class fetches one
         note="the first of the ten official partitions",
     ),
     "StanfordCars": FileSet(
