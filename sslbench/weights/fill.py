@@ -37,6 +37,7 @@ def likely_cause(file: Shapes, backbone: Shapes, *, missing: Sequence[str], unex
         _folded(backbone, missing)
         or _prefix(file, backbone, missing, unexpected)
         or _layer_scale(missing, unexpected)
+        or _biases(unexpected)
         or _architecture(file, backbone)
         or _closest_rename(file, backbone, missing, unexpected)
     )
@@ -122,6 +123,14 @@ def _layer_scale(missing: Sequence[str], unexpected: Sequence[str]) -> str:
         return "The file has LayerScale, the backbone has none: the weights are of another variant of it"
     if missing and all(_LAYER_SCALE.search(name) for name in missing):
         return "The backbone has LayerScale, the file has none: the weights are of another variant of it"
+    return ""
+
+
+def _biases(unexpected: Sequence[str]) -> str:
+    if unexpected and all(re.search(r"attn\.[qkv]_bias$", name) for name in unexpected):
+        return (
+            "The file has biases of queries, keys and values, the backbone has none: the same name with _qkvb has them"
+        )
     return ""
 
 
@@ -372,10 +381,17 @@ def _refusal(
     )
     return WeightsError(
         f"{what} does not fit the backbone: {'; '.join(parts)}" + (f". {cause}" if cause else ""),
-        "Give the right --format or --backbone; --allow-partial loads what fits and marks every result as partial."
-        if any(name in tensors and name not in mismatched for name in targets)
-        else "Nothing fits: give the right --format or --backbone.",
+        _remedy(unexpected, fits=any(name in tensors and name not in mismatched for name in targets)),
     )
+
+
+def _remedy(unexpected: Sequence[str], *, fits: bool) -> str:
+    if not fits:
+        return "Nothing fits: give the right --format or --backbone."
+    right = "Give the right --format or --backbone"
+    if unexpected:
+        return f"{right}: --allow-partial would compute another network, without {len(unexpected)} tensors of the file."
+    return f"{right}; --allow-partial loads what fits and marks every result as partial."
 
 
 def _kind(tensor: Tensor, target: Tensor) -> str:

@@ -273,6 +273,20 @@ def test_the_first_vjepa_is_not_taken_for_the_second(folders, tmp_path):
         assert again.weights_sha256 == backbone.weights_sha256
 
 
+def test_biases_of_dinov3_are_left_out_only_where_they_are_zero(folders, tmp_path):
+    _, folder = folders("dinov3")
+    named = load_backbone(str(folder)).name.replace("_qkvb", "")
+    with pytest.raises(WeightsError, match="the same name with _qkvb has them") as error:
+        load_backbone(str(folder), backbone=named)
+    assert "would compute another network" in error.value.remedy
+    zero = {k: t * 0 if k.endswith("_bias") else t for k, t in recognise(files.read(folder)).canonical.items()}
+    torch.save(load_table("transformers5_dinov3").from_canonical(zero), tmp_path / "w.pth")
+    without, images = load_backbone(str(tmp_path / "w.pth"), backbone=named), torch.randn(1, 3, 32, 32)
+    assert not without.report.partial and "all zero, left out" in without.report.line()
+    biased = load_backbone(str(tmp_path / "w.pth"), backbone=named.replace("dinov3", "dinov3_qkvb"))
+    torch.testing.assert_close(without.module(images), biased.module(images))
+
+
 def test_masks_and_periods_of_dinov3s_own_files_are_used(folders, tmp_path):
     """The authors' layer multiplies its bias by the mask; the bias of the keys matters with rotary positions."""
     _, folder = folders("dinov3")
