@@ -1,6 +1,7 @@
 """Errors that a user can cause. Each message states the problem, its place and the remedy."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from sslbench.text import without_secrets
 
@@ -62,3 +63,18 @@ class ResourceError(SslbenchError):
 
 class ResultError(SslbenchError):
     """Result record that cannot be read, or results that cannot be compared."""
+
+
+@contextlib.contextmanager
+def told_on_interrupt(kept: str) -> Iterator[None]:
+    """Add to a KeyboardInterrupt of the block the words about what is kept, unless it has some.
+
+    Raises:
+        KeyboardInterrupt: with them.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if error.args:
+            raise
+        raise KeyboardInterrupt(kept) from error

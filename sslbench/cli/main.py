@@ -1,15 +1,19 @@
 """Entry point of the command line. Commands are imported when they are called, so `--help` is fast."""
 
+import contextlib
 import importlib
 import importlib.metadata
 import io
 import os
 import re
 import shlex
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 import click
@@ -121,11 +125,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     _open_streams()
     _let_threads_sleep()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # see `sslbench.cli`
     try:
-        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        with _terminable():
+            code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()  # at exit, a full disk would go unnoticed and a closed pipe would print a traceback
-    except KeyboardInterrupt:
-        code = _fail("interrupted", 130)
+    except KeyboardInterrupt as error:
+        code = _interrupted(error)
     except BrokenPipeError:
         code = _without_reader()
     except OSError as error:
@@ -137,6 +144,41 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         code = _fail("the device ran out of memory\nUse a smaller --batch-size, or --precision bf16.", 1)
     sys.exit(code)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does: what is done is written, temporary files are removed."""
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Raise `_Terminated` for a SIGTERM in this process; of several processes, their launcher ends all."""
+    if threading.current_thread() is not threading.main_thread() or os.environ.get("WORLD_SIZE", "1") != "1":
+        yield
+        return
+    process = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends at once
+        if os.getpid() != process:  # a forked worker
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupted(cause: BaseException | None) -> int:
+    """Print that a command was ended from outside, with what it says about that, and return the exit code."""
+    said, by_signal = [], False
+    while cause is not None:  # each may have been raised from another
+        said += map(str, cause.args)
+        by_signal = by_signal or isinstance(cause, _Terminated)
+        cause = cause.__cause__ or cause.__context__
+    return _fail(": ".join(["terminated" if by_signal else "interrupted", *said]), 143 if by_signal else 130)
 
 
 def _os_problem(error: OSError) -> str:
@@ -174,7 +216,7 @@ def _run(words: list[str]) -> int:
     except click.exceptions.Abort as error:  # click raises it for Ctrl-C and for EOFError
         if isinstance(error.__cause__, EOFError):
             return _fail(f"a file ends too early: {error.__cause__}", 1)
-        return _fail(": ".join(["interrupted", *map(str, getattr(error.__cause__, "args", ()))]), 130)
+        return _interrupted(error.__cause__)
     except click.ClickException as error:
         hint = f"\nSee: {error.ctx.command_path} --help" if isinstance(error, click.UsageError) and error.ctx else ""
         return _fail(_short(error.format_message()) + hint, error.exit_code)

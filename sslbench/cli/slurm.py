@@ -191,6 +191,7 @@ class Job:
 
 def _described(code: int) -> str:
     """Return the exit code that shells give, with the name of a signal and the usual reason for it."""
+    code = -signal.SIGTERM if code == 128 + signal.SIGTERM else code  # sslbench ends itself
     if code >= 0:
         return str(code)
     try:

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from sslbench.data.decode.handlers import handlers_of, versioned_name
 from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
 from sslbench.distributed import this_process
-from sslbench.errors import BackboneError, DataError
+from sslbench.errors import BackboneError, DataError, told_on_interrupt
 from sslbench.features import store
 from sslbench.features.array import Features
 from sslbench.features.counts import take_counts
@@ -125,7 +125,7 @@ def extract(
     process = this_process()
     if not all(entry.has(layer.text) for layer in layers):
         lock = store.locked(entry) if process.rank == 0 else contextlib.nullcontext()
-        with lock, kept_on_interrupt():
+        with lock, told_on_interrupt(KEPT):
             missing = [layer for layer in layers if not entry.has(layer.text)]
             if missing or process.rank != 0:
                 if process.rank == 0:
@@ -151,13 +151,8 @@ def extract(
     return Extraction(features, entry, decoded, seconds, unreadable, dict(conversions), source)
 
 
-@contextlib.contextmanager
-def kept_on_interrupt() -> Iterator[None]:
-    """Add to a KeyboardInterrupt that the rows extracted so far are kept."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        raise KeyboardInterrupt("the features extracted so far are kept; the same command continues") from error
+KEPT = "the features extracted so far are kept; the same command continues"
+"""Words for an interrupted extraction."""
 
 
 def digests_of(source: Source, key: FeatureKey) -> npt.NDArray[np.uint8]:

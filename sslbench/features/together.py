@@ -9,8 +9,9 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
 from sslbench.data.source import Source
 from sslbench.distributed import this_process
+from sslbench.errors import told_on_interrupt
 from sslbench.features import store
-from sslbench.features.extract import digests_of, kept_on_interrupt, store_key
+from sslbench.features.extract import KEPT, digests_of, store_key
 from sslbench.features.job import ExtractionJob, pass_over
 from sslbench.features.settings import ExtractSettings
 from sslbench.identity import FeatureKey
@@ -68,7 +69,7 @@ def extract_together(
         own = entries.setdefault(entry.folder, (key, entry, backbone, []))[3]
         own += [layer for layer in layers if layer not in own]
     passes = jobs_done = 0
-    with contextlib.ExitStack() as locks, kept_on_interrupt():
+    with contextlib.ExitStack() as locks, told_on_interrupt(KEPT):
         groups: dict[tuple[Preprocessing, bytes], list[tuple[FeatureKey, ExtractionJob]]] = {}
         for folder in sorted(entries):  # in one order, so that two runs do not wait for each other
             key, entry, backbone, layers = entries[folder]

@@ -1,6 +1,8 @@
 """Empty files, Ctrl-C and full disks at the command line: one message that says what happened, and the exit code."""
 
 import errno
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -75,6 +77,25 @@ def test_ctrl_c_says_that_what_was_extracted_is_kept(sslbench, world, monkeypatc
 
 def _interrupt():
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_a_signal_says_what_is_kept(sslbench, world, monkeypatch, number, code, word):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(job.ExtractionJob, "check_others", lambda self: os.kill(os.getpid(), number))
+    found, _, said = sslbench(*EXTRACT, "--store", "store", "--batch-size", "4")
+    assert found == code
+    kept = "the features extracted so far are kept; the same command continues"
+    assert said.strip().endswith(f"error: {word}: {kept}")
+    monkeypatch.setattr("sslbench.cli.commands.eval.samples.results_of", lambda *_: os.kill(os.getpid(), number))
+    found, _, said = sslbench("eval", "knn", "--weights", "pixels", "--limit", "20", "--no-floors")
+    assert found == code
+    kept = "records, features and checkpoints that were written are kept; the same command continues"
+    assert said.strip().endswith(f"error: {word}: {kept}")
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert not list(world.rglob("*.part")), "temporary files are removed"
 
 
 def test_a_full_disk_names_the_file_and_what_is_needed(sslbench, world, monkeypatch):

@@ -164,6 +164,7 @@ def test_the_reason_of_a_failure(state, message, told, tmp_path):
 
 def test_signals_have_names_and_usual_reasons():
     assert "137 (killed by SIGKILL, usually for lack of memory: launcher.memory_gb=N" in slurm._described(-9)
+    assert slurm._described(143) == slurm._described(-15)
     assert "143 (killed by SIGTERM, usually by scancel" in slurm._described(-15)
     assert slurm._described(2) == "2"
 

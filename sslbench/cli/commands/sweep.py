@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sslbench.cli import launch, remote_folder
-from sslbench.cli.commands.eval import EvalCommand
+from sslbench.cli.commands.eval import KEPT, EvalCommand
 from sslbench.cli.commands.eval import command as eval_command
 from sslbench.cli.echo import echo
 from sslbench.distributed import this_process
-from sslbench.errors import UsageError
+from sslbench.errors import UsageError, told_on_interrupt
 from sslbench.names import did_you_mean, list_names
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def command(**_: Any) -> int | None:
         return None
     if slurm is not None:
         return _submit(runs, slurm, chosen.out)
-    with remote_folder.synchronised(chosen.out) as out:
+    with told_on_interrupt(KEPT), remote_folder.synchronised(chosen.out) as out:
         return _run(runs, chosen.run.store_folder(), out, str(ctx.find_root().obj))
 
 

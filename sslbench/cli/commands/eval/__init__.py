@@ -13,11 +13,15 @@ from sslbench.cli.commands.eval.suite import take_weights
 from sslbench.cli.echo import echo
 from sslbench.cli.help import SettingsCommand, usual_forms
 from sslbench.cli.settings_page import show_value
+from sslbench.errors import told_on_interrupt
 from sslbench.names import list_names
 
 if TYPE_CHECKING:
     from sslbench.cli.commands.eval.detection import DetectionPlan
     from sslbench.cli.commands.eval.samples import EmbeddingsPlan, SamplesPlan
+
+KEPT = "records, features and checkpoints that were written are kept; the same command continues"
+"""Words for an interrupted evaluation."""
 
 
 class EvalCommand(SettingsCommand):
@@ -174,7 +178,7 @@ def command(**_: Any) -> int | None:
             return None
     if ctx.params["dry_run"]:
         return _run(plan, typed)
-    with remote_folder.synchronised(ctx.params["out"]) as folder:
+    with told_on_interrupt(KEPT), remote_folder.synchronised(ctx.params["out"]) as folder:
         return _run(dataclasses.replace(plan, out=folder), typed)
 
 
