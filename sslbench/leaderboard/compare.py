@@ -35,12 +35,13 @@ def differing(a: Result, b: Result, metric: str | None = None) -> list[tuple[str
     # Settings of two protocols always differ, and one measurement may be made with and without a benchmark's name.
     own = ["setting ", "protocol version", "code of"] if "protocol" in found else []
     own += ["benchmark"] if None in (a.benchmark, b.benchmark) else []
-    names = {"train data": (a.data.train.name, b.data.train.name), "test data": (a.data.test.name, b.data.test.name)}
+    trains = [f"{each.data.train.name}{each.data.noise_text}" for each in (a, b)]
+    names = {"train data": trains, "test data": [a.data.test.name, b.data.test.name]}
     return [
         (title, f"{first} {one.text}".strip(), f"{second} {other.text}".strip())
         for title, (one, other) in found.items()
         if not title.startswith(tuple(own))
-        for first, second in [names.get(title, ("", ""))]
+        for first, second in [names.get(title, ["", ""])]
     ]
 
 

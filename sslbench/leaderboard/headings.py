@@ -29,7 +29,7 @@ def column_names(groups: Mapping[ColumnKey, Sequence[Result]]) -> dict[ColumnKey
 
 
 def _plain_name(group: ColumnKey, record: Result) -> str:
-    noise = f", {100 * record.data.label_noise:g} % label noise" if record.data.label_noise else ""
+    noise = record.data.noise_text
     if group.benchmark:
         return group.benchmark.rsplit(" v", 1)[0] + noise
     return f"{record.protocol.name}/{data_name(record.data.test.name)}{noise}"

@@ -55,8 +55,8 @@ class TrainingCurve:
     def title(self) -> str:
         """Protocol, layer and test data."""
         preset = f" ({self.first.preset.name})" if self.first.preset is not None else ""
-        noise = f", {100 * self.first.data.label_noise:g} % label noise" if self.first.data.label_noise else ""
-        return f"{self.first.protocol.name}{preset} on {self.first.data.test.name}, {self.first.layer}{noise}"
+        name = f"{self.first.protocol.name}{preset}"
+        return f"{name} on {self.first.data.test.name}, {self.first.layer}{self.first.data.noise_text}"
 
 
 def training_curves(results: Sequence[tuple[Position, Sequence[Result]]]) -> list[TrainingCurve]:

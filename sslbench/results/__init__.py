@@ -176,7 +176,7 @@ class Result:
             "layer": self.layer,
             "protocol": self.protocol.name,
             "test": self.data.test.name,
-            "n": self.data.test.n_used,
+            "n": self.data.test.n_used if leading.n is None else leading.n,
             "metric": self.headline,
             "value": leading.value,
             "low": leading.low,

@@ -133,6 +133,11 @@ class DataUsed:
     split_seed: int | None = None
     known_by: KnownBy | None = None
 
+    @property
+    def noise_text(self) -> str:
+        """Label noise as the end of a title: ', 40 % label noise'; '' without any."""
+        return f", {100 * self.label_noise:g} % label noise" if self.label_noise else ""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MetricValue:

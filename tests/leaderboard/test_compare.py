@@ -92,6 +92,13 @@ def test_what_was_not_measured_in_the_same_way_is_refused_with_both_values(key, 
     assert pairs([one], [other]) == []
 
 
+def test_label_noise_is_named_beside_the_train_data():
+    noisy = make("b", data__train__fingerprint="00" * 16, data__label_noise=0.4)
+    assert differing(make("a"), noisy) == [
+        ("train data", "photos/ (train) 77bb77bb", "photos/ (train), 40 % label noise 00000000")
+    ]
+
+
 def test_two_versions_of_a_benchmark_are_refused_and_other_groups_too():
     used = [BenchmarkUsed(name="knn/x", version=v, sha256="") for v in (1, 2)]
     assert differing(make("a", benchmark=used[0]), make("b", benchmark=used[1])) == [

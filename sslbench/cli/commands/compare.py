@@ -1,6 +1,7 @@
 """`sslbench compare`."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,14 +89,20 @@ def _print(found: "list[Comparison]") -> None:
     rows = []
     for one in found:
         layer = one.a.layer if one.a.layer == one.b.layer else f"{one.a.layer} / {one.b.layer}"
-        cells = [one.a.protocol.name, layer, one.metric, one.verdict, f"{one.value_a:.2f}", f"{one.value_b:.2f}"]
-        cells += [f"{one.difference:+.2f}", f"{one.low:+.2f} .. {one.high:+.2f}", f"{one.n:,}", _p(one.p_mcnemar)]
+        cells = [one.a.protocol.name, layer, one.metric, one.verdict]
+        cells += [_number("{:.2f}", one.value_a), _number("{:.2f}", one.value_b), _number("{:+.2f}", one.difference)]
+        cells += [_number("{:+.2f} .. {:+.2f}", one.low, one.high), f"{one.n:,}", _p(one.p_mcnemar)]
         rows.append([*cells, _p(one.p_holm) if len(found) > 1 else ""])
     named = ("protocol", "layer", "metric", "verdict")
     headings = (*named, "A", "B", "A - B", INTERVAL, "n", "McNemar p", "Holm p")
     print_table(headings, rows, names=named, shared=("layer", "n"))
     for line in _notes(found):
         echo(line)
+
+
+def _number(form: str, *values: float) -> str:
+    """Return numbers in a form; 'n/a' where one is not computable."""
+    return "n/a" if any(map(math.isnan, values)) else form.format(*values)
 
 
 def _p(value: float | None) -> str:

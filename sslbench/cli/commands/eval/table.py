@@ -175,7 +175,7 @@ def _missing_floors(results: list[Result]) -> list[str]:
 
 def _protocol(result: Result) -> str:
     """Return the protocol, with the preset it was run with: 'knn (knn/dino)'."""
-    noise = f", {100 * result.data.label_noise:g} % label noise" if result.data.label_noise else ""
+    noise = result.data.noise_text
     if result.preset is None:
         return result.protocol.name + noise
     return f"{result.protocol.name} ({result.preset.name}{', modified' if result.preset.modified else ''}){noise}"
