@@ -360,7 +360,8 @@ def with_noise(prepared: Prepared, share: float) -> Prepared:
         return prepared
     data = prepared.data
     train = with_label_noise(data.train, share, prepared.run.seed)
-    how = f"{data.how}; {100 * share:g} % of the train labels are wrong"
+    wrong = "labels are wrong" if train.labels.kind == "single" else "samples have the labels of others"
+    how = f"{data.how}; {100 * share:g} % of the train {wrong}"
     return dataclasses.replace(prepared, data=dataclasses.replace(data, train=train, how=how))
 
 
