@@ -18,7 +18,8 @@ from sslbench.errors import BackboneError, WeightsError
 from sslbench.preprocessing import Preprocessing
 from sslbench.weights.formats import patterns
 from sslbench.weights.formats.layout import NOTE
-from sslbench.weights.formats.recognise import OPTIONAL_LEAF, Recognised, likely_place, recognise, tensors_at
+from sslbench.weights.formats.places import largest, tensors_at
+from sslbench.weights.formats.recognise import OPTIONAL_LEAF, Recognised, recognise
 from sslbench.weights.formats.tables import FormatTable, load_table
 from sslbench.weights.heads import layer_kinds, load_heads
 from sslbench.weights.reading.files import WeightsFile
@@ -44,6 +45,7 @@ class Description:
         title: full name of the format.
         network: which of several copies of the backbone in the file is taken ('query', 'teacher'); '' if there is one.
         other_networks: the others, by what --format FORMAT:NETWORK takes.
+        elsewhere: networks in other places of the file, by what --format takes.
         why: evidence for the format.
         prefix: common beginning of the backbone's keys.
         backbone: name for `--backbone` that builds the architecture.
@@ -77,6 +79,7 @@ class Description:
     title: str = ""
     network: str = ""
     other_networks: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
     why: str = ""
     prefix: str = ""
     backbone: str = ""
@@ -107,7 +110,7 @@ def describe(file: WeightsFile, *, backbone: str | None = None, format: str | No
     Raises:
         UsageError: there is no such format or backbone.
     """
-    where, _ = likely_place(file.content, "", set())
+    most = largest(file.content)
     known = Description(
         container=file.container,
         size=file.size,
@@ -115,15 +118,15 @@ def describe(file: WeightsFile, *, backbone: str | None = None, format: str | No
         stubbed=file.stubbed,
         suspicious=file.suspicious,
         beside=_beside(file),
-        where=where,
-        tensors=_shapes(tensors_at(file.content, where)),
+        where=most.where,
+        tensors=_shapes(most.tensors),
     )
     expected = _shapes(build(backbone).module.state_dict()) if backbone else None
     try:
         found = recognise(file, expected=expected, format=format)
     except WeightsError as error:
         return dataclasses.replace(known, problem=str(error))
-    known = _with_format(known, found, load_table(format or found.format), file)
+    known = _with_format(known, found, load_table(found.definition), file)
     try:
         loaded = load_file(file, backbone=backbone, format=format)
     except (WeightsError, BackboneError) as error:
@@ -146,7 +149,8 @@ def _with_format(known: Description, found: Recognised, table: FormatTable, file
         title=table.file.title,
         network=found.network,
         other_networks=found.other_networks,
-        why=_why(found, table, tensors),
+        elsewhere=found.elsewhere,
+        why=_why(found, table),
         prefix=found.prefix,
         architecture=_architecture(found),
         parameters=sum(tensor.numel() for tensor in learnt.values()),
@@ -201,22 +205,21 @@ def _architecture(found: Recognised) -> dict[str, Any]:
         numbers = {"kind": f"ResNet of {spec.block} blocks", "depth": depth, "blocks": list(spec.layers)}
         numbers |= {"width": spec.width, "groups": spec.groups}
         return {**numbers, "stem": spec.stem, "input_channels": spec.channels}
-    if (vit := recognise_vit(shapes, format=found.format)) is not None:
+    if (vit := recognise_vit(shapes, format=found.format, config=found.config)) is not None:
         return {"kind": vit.describe(), **dataclasses.asdict(vit)}
     return {}
 
 
-def _why(found: Recognised, table: FormatTable, tensors: Mapping[str, Tensor]) -> str:
+def _why(found: Recognised, table: FormatTable) -> str:
     """Return the evidence for the format."""
     if table.file.marker:
         return "declared in the file: " + ", ".join(f"{key}: {value}" for key, value in table.file.marker.items())
-    behind = {key.removeprefix(found.wrapper): t for key, t in tensors.items() if key.startswith(found.wrapper)}
-    fits = f"each of the {len(behind)} keys" + (f" behind '{found.wrapper}'" if found.wrapper else "")
+    fits = f"each of the {len(found.keys)} keys" + (f" behind '{found.wrapper}'" if found.wrapper else "")
     fits += " matches one rule, head or declared drop of its table"
     for way in table.file.detect:
-        shown = [_example(text, behind) for text in way.present]
+        shown = [_example(text, found.keys) for text in way.present]
         if shown and all(shown):
-            return f"{fits}; typical is '{shown[0]}'"
+            return f"{fits}; typical is '{found.wrapper}{found.originals.get(shown[0], shown[0])}'"
     return fits + (f"; all begin with '{found.prefix}'" if found.prefix else "")
 
 

@@ -17,7 +17,10 @@ from sslbench.backbones.preprocessing import trained_on
 from sslbench.backbones.resnet_spec import parse, with_strides, without_initialisation
 from sslbench.backbones.stem_rule import StemRule, parse_rule
 from sslbench.backbones.stems import fit_stem, with_channels
+from sslbench.backbones.timm_models import list_pretrained
 from sslbench.backbones.vit.positions import fit_positions
+from sslbench.backbones.vit.rotary import fit_rotary
+from sslbench.backbones.vit.vjepa2 import on_images
 from sslbench.config import build as build_dataclass
 from sslbench.errors import BackboneError, UsageError, WeightsError
 from sslbench.names import from_file
@@ -114,6 +117,8 @@ def load_file(
 ) -> Backbone:
     """Return a backbone with the weights of a file in memory; arguments and errors as for `load_backbone`."""
     weights = str(file.path)
+    if backbone is None and file.config.backbone:
+        backbone = _of_config(file)
     if backbone is not None:
         if (plain := without_initialisation(backbone)) != backbone:
             raise UsageError(
@@ -140,7 +145,9 @@ def load_file(
             "Leave it out: RGB images are converted to lightness.",
         )
     tensors, ignored = _tensors_for(built, recognised)
+    tensors, frames = on_images(tensors, weights)
     tensors, mapped, random = fit_stem(tensors, built, stem, what=weights)
+    tensors, rotary = fit_rotary(tensors, built.module)
     tensors, resized = fit_positions(tensors, built.module)
     report = fill(
         built.module,
@@ -154,7 +161,9 @@ def load_file(
     notes = [recognised.note] if recognised.note else []
     if backbone is None and recognised.backbone is None and _is_cifar(built):
         notes.append(ASSUMED_CIFAR)
-    report = dataclasses.replace(report, casts=(*report.casts, *mapped, *resized), note="; ".join(notes))
+    report = dataclasses.replace(
+        report, casts=(*report.casts, *frames, *mapped, *rotary, *resized), note="; ".join(notes)
+    )
     report = _without(report, built, random)
     preprocessing, told = recorded_preprocessing(file), ""
     if preprocessing is None:
@@ -171,13 +180,23 @@ def load_file(
     return dataclasses.replace(built, heads=load_heads(file, recognised)) if heads else built
 
 
+def _of_config(file: files.WeightsFile) -> str:
+    """Return the backbone that timm's configuration beside a file names; a tag that timm does not have is left out."""
+    name, comma, options = file.config.backbone.partition(",")
+    architecture = name.partition(".")[0]
+    numbers = sum(value.numel() for value in file.content.values() if isinstance(value, Tensor))
+    check_recorded(f"{architecture}{comma}{options}", str(file.config.path), numbers=numbers)
+    tagged = name.removeprefix("timm:") in list_pretrained(architecture.removeprefix("timm:"))
+    return f"{name if tagged else architecture}{comma}{options}"
+
+
 def _learnt_gem_power(recognised: Recognised, weights: str) -> float | None:
     """Return the power of GeM that was learnt with the network, to six digits; None if the file has none.
 
     Raises:
         WeightsError: it is not one positive number.
     """
-    key = load_table(recognised.format).file.gem_power
+    key = load_table(recognised.definition).file.gem_power
     tensor = recognised.heads.get(key)
     if tensor is None:
         return None
@@ -329,7 +348,7 @@ def architecture(recognised: Recognised, weights: str) -> str:
         BackboneError: it does not show in the tensors.
     """
     shapes = _shapes(recognised.canonical)
-    recognisers = (family.recognise(shapes, recognised.format, weights) for family in families())
+    recognisers = (family.recognise(shapes, recognised.format, weights, recognised.config) for family in families())
     name = recognised.backbone or next((found for found in recognisers if found is not None), None)
     if name is not None:
         strides = recognised.strides or Strides()

@@ -27,7 +27,7 @@ from sslbench.results import canonical
 from sslbench.train import checkpoints
 from sslbench.weights import save
 from sslbench.weights.fill import fill
-from sslbench.weights.formats.recognise import tensors_at
+from sslbench.weights.formats.places import tensors_at
 from sslbench.weights.formats.tables import load_table
 from sslbench.weights.reading import files
 

@@ -15,22 +15,15 @@ from sslbench.weights import save
 from sslbench.weights.fill import tensors_sha256
 from sslbench.weights.formats import layout, patterns
 from sslbench.weights.formats.format_name import check_format
-from sslbench.weights.formats.recognise import (
-    OPTIONAL_LEAF,
-    Recognised,
-    Shapes,
-    recognise,
-    refuse_undecided,
-    tensors_at,
-)
+from sslbench.weights.formats.places import tensors_at
+from sslbench.weights.formats.recognise import OPTIONAL_LEAF, Recognised, Shapes, recognise, refuse_undecided
 from sslbench.weights.formats.schema import InputImages, Strides
 from sslbench.weights.formats.tables import FormatTable, load_table, take_variant
-from sslbench.weights.positions import without_class_position
+from sslbench.weights.positions import in_timms_layout
 from sslbench.weights.reading import files
 from sslbench.weights.target import check_conversion
 
 _HEADS_BESIDE = "heads."
-CLASS_POSITION = "position of the class token added to it, as timm has it"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +101,7 @@ def convert(
     check_output(src, dst, to=to, overwrite=overwrite)
     file = files.read(src)
     found = recognise(file, format=format)
-    return rewrite(file, found, dst, to=to, format=format, keep_heads=keep_heads, backbone=backbone)
+    return rewrite(file, found, dst, to=to, keep_heads=keep_heads, backbone=backbone)
 
 
 def check_output(src: Path, dst: Path, *, to: str, overwrite: bool) -> None:
@@ -129,13 +122,12 @@ def check_output(src: Path, dst: Path, *, to: str, overwrite: bool) -> None:
     layout.check_layout(dst, table)
 
 
-def rewrite(  # noqa: PLR0913  the options of the command
+def rewrite(
     file: files.WeightsFile,
     found: Recognised,
     dst: Path,
     *,
     to: str,
-    format: str | None = None,
     keep_heads: bool = False,
     backbone: str | None = None,
     expected: Shapes | None = None,
@@ -150,7 +142,6 @@ def rewrite(  # noqa: PLR0913  the options of the command
         found: backbone recognised in it.
         dst: output file.
         to: format to write.
-        format: format of the source if the user named it: a name or the path of a .yaml file.
         keep_heads: keep heads; the target must have names for them.
         backbone: name of the architecture, stored in sslbench's own files only.
         expected: the backbone's own names and shapes, if they were needed to recognise the file.
@@ -160,7 +151,7 @@ def rewrite(  # noqa: PLR0913  the options of the command
         UsageError: `dst` cannot be written.
         WeightsError: the target cannot hold the tensors.
     """
-    dst, table, source_table = dst.expanduser(), load_table(to), load_table(format or found.format)
+    dst, table, source_table = dst.expanduser(), load_table(to), load_table(found.definition)
     backbone = backbone or found.backbone or ""
     if table.name == save.FORMAT and not backbone:
         raise UsageError("sslbench's own files name their architecture", "Give --backbone resnet50, for example.")
@@ -248,10 +239,8 @@ def _as_target_has_it(table: FormatTable, found: Recognised) -> Recognised:
     """Rewrite tensors that the target's networks cannot hold into equivalent ones."""
     if table.file.class_position:
         return found
-    canonical = without_class_position(found.canonical)
-    if canonical.get("pos_embed") is found.canonical.get("pos_embed"):
-        return found
-    return dataclasses.replace(found, canonical=canonical, changes=(*found.changes, CLASS_POSITION))
+    canonical, changes = in_timms_layout(found.canonical)
+    return dataclasses.replace(found, canonical=canonical, changes=(*found.changes, *changes))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslbench.weights.formats.recognise import OPTIONAL_LEAF, Recognised, tensors_at
+from sslbench.weights.formats.places import tensors_at
+from sslbench.weights.formats.recognise import OPTIONAL_LEAF, Recognised
 from sslbench.weights.reading.files import WeightsFile
 
 RAW = "raw names"

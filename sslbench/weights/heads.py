@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sslbench.errors import WeightsError
 from sslbench.weights.fill import tensors_sha256
 from sslbench.weights.formats import patterns
-from sslbench.weights.formats.recognise import Recognised, tensors_at
+from sslbench.weights.formats.recognise import Recognised
 from sslbench.weights.formats.schema import HEAD_NAMES
 from sslbench.weights.formats.tables import load_table
 from sslbench.weights.reading.files import WeightsFile
@@ -191,9 +191,9 @@ def _below(found: Recognised, start: str) -> dict[str, Tensor]:
 
 def _heads_of_format(file: WeightsFile, found: Recognised) -> _Described:
     """Return the layers of each head by the table of the file's format."""
-    tensors = {**tensors_at(file.content, found.where), **found.heads}
+    tensors = {**found.keys, **found.heads}
     described: _Described = {}
-    for name, head in load_table(found.format).file.head_layers.items():
+    for name, head in load_table(found.definition).file.head_layers.items():
         here = head.network in ("", found.network) and not _matching(head.absent, tensors)
         layers = _matching(head.keys, tensors) if here else {}
         if layers:

@@ -140,17 +140,111 @@ def test_own_names_behind_an_unknown_prefix_are_read_if_the_backbone_is_named(tm
     assert found.format == "plain" and shapes(found.canonical) == shapes(mine)
 
 
-def test_of_two_networks_behind_unknown_prefixes_the_user_selects_one(tmp_path, resnet):
+def test_of_a_student_and_a_teacher_behind_prefixes_the_teacher_is_read_and_the_student_on_request(tmp_path, resnet):
     doubled = {key: 2 * tensor for key, tensor in resnet.items()}
     content = {"state_dict": prefixed("student.", resnet) | prefixed("teacher.", doubled)}
-    with pytest.raises(WeightsError, match=r"holds 2 networks: behind 'student\.' and 'teacher\.'") as caught:
-        recognise(file(tmp_path, content))
-    assert caught.value.remedy == "Select one, such as --format torchvision:student."
-    teacher = recognise(file(tmp_path, content), format="torchvision:teacher.")
+    teacher = recognise(file(tmp_path, content))
     assert torch.equal(teacher.canonical["conv1.weight"], doubled["conv1.weight"])
     assert teacher.ignored == ("fc.*", "student.*")
-    with pytest.raises(WeightsError, match="is not of format torchvision"):
-        recognise(file(tmp_path, content), format="torchvision:pupil.")
+    way = "torchvision:state_dict.student."
+    assert teacher.network_text == f"behind 'teacher.', not state_dict.student. (--format {way})"
+    for format in (way, "torchvision:student.", "torchvision:student"):
+        student = recognise(file(tmp_path, content), format=format)
+        assert torch.equal(student.canonical["conv1.weight"], resnet["conv1.weight"])
+    with pytest.raises(
+        WeightsError, match=r"is not of format torchvision:teach\.: nothing lies at 'teach\.'"
+    ) as caught:
+        recognise(file(tmp_path, content), format="torchvision:teach.")
+    assert caught.value.remedy == "Valid names: state_dict.student., state_dict.teacher.."
+
+
+@pytest.mark.parametrize("places", [("online_backbone", "target_backbone"), ("target_backbone", "online_backbone")])
+def test_of_two_dicts_the_one_that_authors_evaluate_is_read_in_any_order(tmp_path, resnet, places):
+    networks = {"online_backbone": resnet, "target_backbone": {key: 2 * tensor for key, tensor in resnet.items()}}
+    content = {place: prefixed("module.", networks[place]) for place in places}
+    found = recognise(file(tmp_path, content))
+    assert torch.equal(found.canonical["conv1.weight"], resnet["conv1.weight"])
+    assert found.elsewhere == ("torchvision:target_backbone",) and "target_backbone" in found.network_text
+    other = recognise(file(tmp_path, content), format="torchvision:target_backbone")
+    assert torch.equal(other.canonical["conv1.weight"], 2 * resnet["conv1.weight"])
+
+
+def test_of_networks_of_equal_right_the_user_selects_one(tmp_path, resnet):
+    doubled = {key: 2 * tensor for key, tensor in resnet.items()}
+    with pytest.raises(
+        WeightsError, match=r"holds 2 networks: at 'a' \(torchvision\) and behind 'net\.' at 'b'"
+    ) as caught:
+        recognise(file(tmp_path, {"a": resnet, "b": prefixed("net.", doubled)}))
+    assert caught.value.remedy == "Select one: --format torchvision:a or --format torchvision:b.net."
+    copies = {"a": resnet, "b": prefixed("net.", {key: tensor.clone() for key, tensor in resnet.items()})}
+    assert recognise(file(tmp_path, copies)).elsewhere == (), "equal networks are one"
+
+
+def test_a_declared_place_comes_before_all_others_and_these_are_named(tmp_path, resnet):
+    doubled = {key: 2 * tensor for key, tensor in resnet.items()}
+    found = recognise(file(tmp_path, {"ema_state_dict": doubled, "state_dict": resnet}))  # as mmengine swaps them
+    assert (found.where, found.elsewhere) == ("state_dict", ("torchvision:ema_state_dict",))
+
+
+def test_the_name_of_a_network_is_that_of_its_place(tmp_path):
+    """DINOv2's teacher is at the top of its hub file: a network elsewhere is not called so for that."""
+    vit = {f"blocks.0.{key}": torch.ones(2) for key in ("norm1.weight", "mlp.fc1.weight", "attn.qkv.weight")}
+    dinov2 = prefixed(
+        "backbone.", vit | {"mask_token": torch.ones(1), "patch_embed.proj.weight": torch.ones(1, 1, 1, 1)}
+    )
+    content = {"model": prefixed("student.", dinov2) | prefixed("teacher.", {key: 2 * t for key, t in dinov2.items()})}
+    found = recognise(file(tmp_path, content))
+    assert (found.format, found.network, found.prefix) == ("dinov2", "teacher", "teacher.backbone.")
+    student = recognise(file(tmp_path, content), format=found.elsewhere[0])
+    assert (student.network, student.prefix) == ("student", "student.backbone.")
+    assert recognise(file(tmp_path, {"net": dinov2})).network == ""
+
+
+def test_names_of_wrappers_in_keys_do_not_count(tmp_path, resnet):
+    moco = prefixed("_orig_mod.module.encoder_q.", resnet)
+    found = recognise(file(tmp_path, {"state_dict": moco}))
+    assert (found.format, found.network, found.prefix) == ("moco", "query", "_orig_mod.module.encoder_q.")
+    averaged = recognise(file(tmp_path, prefixed("module.", resnet) | {"n_averaged": torch.tensor(3)}))
+    assert averaged.ignored[-1] == "n_averaged" and torch.equal(averaged.canonical["bn1.bias"], resnet["bn1.bias"])
+    own = {"_orig_mod.w": torch.ones(2), "module.b": torch.ones(3)}  # a network may have such names itself
+    assert recognise(file(tmp_path, own), expected=shapes(own)).canonical.keys() == own.keys()
+    assert (
+        recognise(file(tmp_path, {"x": prefixed("module.", own)}), expected=shapes(own)).canonical.keys() == own.keys()
+    )
+
+
+def test_a_resnet_in_a_sequential_is_lightlys_without_its_prefix(tmp_path, resnet):
+    numbers = {"conv1": "0", "bn1": "1", "layer1": "4", "layer2": "5", "layer3": "6", "layer4": "7"}
+    layers = {
+        f"{numbers[key.partition('.')[0]]}.{key.partition('.')[2]}": t for key, t in resnet.items() if key[:2] != "fc"
+    }
+    for content in (layers, {"trunk": prefixed("encoder.", layers)}):
+        found = recognise(file(tmp_path, content))
+        assert found.format == "lightly" and torch.equal(found.canonical["conv1.weight"], resnet["conv1.weight"])
+    other = {**prefixed("backbone.", layers), **prefixed("backbone_momentum.", layers)}
+    assert recognise(file(tmp_path, other)).other_networks == ("momentum",)
+    alone = recognise(file(tmp_path, prefixed("backbone_momentum.", layers)), format="lightly:momentum")
+    assert alone.other_networks == ()
+
+
+def test_files_of_one_rank_are_named_with_the_way_out(tmp_path, resnet):
+    flat = {"module._fsdp_wrapped_module._flat_param": torch.zeros(9)}
+    with pytest.raises(
+        WeightsError, match=r"FSDP's flat parameters .'module\._fsdp_wrapped_module\._flat_param'"
+    ) as caught:
+        recognise(file(tmp_path, {"model": flat}))
+    assert "full_state_dict=True" in caught.value.remedy
+    parts = {key: torch.zeros(0) for key in resnet}
+    with pytest.raises(WeightsError, match="DeepSpeed without the whole tensors") as caught:
+        recognise(file(tmp_path, {"module": parts, "ds_version": "0.14"}))
+    assert "zero_to_fp32.py" in caught.value.remedy
+    with pytest.raises(WeightsError, match=r"122 of them are empty, such as 'conv1\.weight'"):
+        recognise(file(tmp_path, parts))
+
+
+def test_names_that_are_no_networks_are_compared_with_the_places_of_the_file(tmp_path, resnet):
+    with pytest.raises(UsageError, match="no network or variant 'onlin'\nDid you mean 'online'"):
+        recognise(file(tmp_path, {"online": resnet}), format="torchvision:onlin")
 
 
 def test_tensors_of_the_backbone_outside_the_prefix_are_missed(tmp_path, resnet):

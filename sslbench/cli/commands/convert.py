@@ -95,16 +95,15 @@ def command(
         found,
         out,
         to=to,
-        format=format,
         keep_heads=keep_heads,
         backbone=backbone,
         expected=expected,
         preprocessing=preprocessing,
     )
-    echo("\n".join(_lines(report)))
+    echo("\n".join(_lines(report, found.elsewhere)))
 
 
-def _lines(report: "ConversionReport") -> list[str]:
+def _lines(report: "ConversionReport", elsewhere: tuple[str, ...]) -> list[str]:
     """Return the report as at most fifteen lines."""
     place = f" at '{report.where}'" if report.where else ""
     prefix = f", keys start with '{report.prefix}'" if report.prefix else ""
@@ -114,6 +113,8 @@ def _lines(report: "ConversionReport") -> list[str]:
         f"wrote    {report.target}: format {report.to}, {report.tensors} tensors, {report.renamed} of them renamed; "
         "read back and compared bit for bit",
     ]
+    if elsewhere:
+        lines.append(f"not read other networks of the file: {', '.join(f'--format {other}' for other in elsewhere)}")
     if report.dropped:
         lines.append(f"left out {', '.join(report.dropped)} ({report.dropped_count} tensors, not part of the backbone)")
     if report.heads:

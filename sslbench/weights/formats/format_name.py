@@ -1,8 +1,7 @@
-"""Names of formats as typed, `FORMAT[:NETWORK][:PREFIX.]`, without torch."""
+"""Names of formats as typed, `FORMAT[:NETWORK][:PLACE]`, without torch."""
 
 import dataclasses
 from pathlib import Path
-from typing import overload
 
 from sslbench import names
 from sslbench.errors import UsageError
@@ -19,42 +18,36 @@ class FormatName:
         name: of the format.
         path: its table.
         network: network or variant of the format, which the table may lack; None where none is named.
+        place: dotted path of the dict in the file, or prefix of the keys; '' where none is named.
     """
 
     name: str
     path: Path
     network: str | None
+    place: str = ""
 
 
 def find_format(text: str) -> FormatName:
-    """Return the format of a name, or of the path of a .yaml file; a prefix behind it is left out.
+    """Return the format of a name, or of the path of a .yaml file.
 
-    >>> find_format("moco:key").network
-    'key'
+    A single word behind the name may be a network, a variant or a place: only the table and the file tell.
+
+    >>> find_format("moco:key").network, find_format("moco:key:net.").place, find_format("timm:net.").place
+    ('key', 'net.', 'net.')
 
     Raises:
         UsageError: there is no such format.
     """
-    text, _ = without_wrapper(text)
-    name, colon, network = text.partition(":") if "/" not in text.rpartition(":")[2] else (text, "", "")
+    name, colon, rest = text.partition(":")
+    if len(name) == 1 and rest.startswith(("/", "\\")):  # a drive of Windows
+        drive, (name, colon, rest) = name, rest.partition(":")
+        name = f"{drive}:{name}"
     path = names.find_file("format", name)
-    return FormatName(Path(name).stem if name.endswith(".yaml") else name, path, network if colon else None)
-
-
-@overload
-def without_wrapper(format: str) -> tuple[str, str]: ...
-@overload
-def without_wrapper(format: None) -> tuple[None, str]: ...
-def without_wrapper(format: str | None) -> tuple[str | None, str]:
-    """Divide the name of a format and the prefix behind it, which ends with a dot.
-
-    >>> without_wrapper("torchvision:teacher."), without_wrapper("moco:key")
-    (('torchvision', 'teacher.'), ('moco:key', ''))
-    """
-    if format is None or not format.endswith("."):
-        return format, ""
-    name, _, prefix = format.rpartition(":")
-    return (name, prefix) if name else (format, "")
+    name = path.stem if name.endswith(".yaml") else name
+    network, second, place = rest.partition(":")
+    if not second and rest.endswith("."):
+        return FormatName(name, path, None, rest)
+    return FormatName(name, path, network if colon else None, place)
 
 
 def check_format(to: str) -> None:

@@ -13,7 +13,8 @@ import safetensors
 import torch
 
 from sslbench.errors import WeightsError
-from sslbench.weights.reading import haiku, other, shards, torch_files, vissl_parts
+from sslbench.weights.reading import distributed, haiku, model_folders, other, shards, torch_files, vissl_parts
+from sslbench.weights.reading.model_folders import NO_CONFIG, ModelConfig
 from sslbench.weights.reading.pickled import READABLE, Budget, InertObject, UnsupportedTensor
 from sslbench.weights.reading.sniff import Container, refuse_path, sniff
 from sslbench.weights.reading.unpickle import RestrictedPickle
@@ -47,6 +48,7 @@ class WeightsFile:
         stubbed: classes named in the file, replaced by inert objects.
         suspicious: functions named in the file but not called.
         unreadable: names of tensors of unsupported kinds, which are left out: 'queue (sparse)'.
+        config: configuration beside the weights of a model on the Hugging Face Hub.
     """
 
     path: Path
@@ -57,11 +59,13 @@ class WeightsFile:
     stubbed: tuple[str, ...] = ()
     suspicious: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
+    config: ModelConfig = NO_CONFIG
 
     @property
     def size(self) -> int:
         """Bytes of the file, or of all files of a sharded checkpoint."""
         files = self.path.iterdir() if self.path.is_dir() else [self.path]
+        files = model_folders.shards_of(self.path) if model_folders.is_index(self.path) else files
         return sum(file.stat().st_size for file in files)
 
 
@@ -69,10 +73,10 @@ def read(path: str | Path, *, trust_pickle: bool = False) -> WeightsFile:
     """Read a file of torch.save or torch.jit.save, safetensors, a pickle, .npy or .npz without running its code.
 
     A VISSL checkpoint in several files (shards, slices) is returned as if it were in one, and so is the folder of a
-    sharded checkpoint.
+    sharded checkpoint, and the shards of a model on the Hugging Face Hub.
 
     Args:
-        path: path of the file.
+        path: path of the file, or of the folder of a model.
         trust_pickle: run the code that a pickle refers to; only for files from a trusted author.
 
     Raises:
@@ -81,7 +85,13 @@ def read(path: str | Path, *, trust_pickle: bool = False) -> WeightsFile:
     path = Path(path).expanduser()
     try:
         refuse_path(path)
-        return _read_sharded(path) if shards.is_sharded(path) else _read_file(path, trust_pickle=trust_pickle)
+        if shards.is_sharded(path):
+            return _read_sharded(path)
+        if shards.is_distributed(path):
+            return _read_distributed(path)
+        path = (model_folders.weights_file(path) if path.is_dir() else None) or path
+        file = _read_shards if model_folders.is_index(path) else _read_file
+        return dataclasses.replace(file(path, trust_pickle=trust_pickle), config=model_folders.read_config(path))
     except OSError as error:
         raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -106,7 +116,7 @@ def _read_file(path: Path, *, trust_pickle: bool = False) -> WeightsFile:
     if container.startswith("torch "):
         loaded = vissl_parts.joined(path, loaded, lambda part: _read_part(part, trust_pickle=trust_pickle))
     stubbed, suspicious = tuple(sorted(pickled.stubbed)), tuple(sorted(pickled.suspicious))
-    if not isinstance(loaded, Mapping | torch.nn.Module) and not (isinstance(loaded, InertObject) and loaded.mapping):
+    if not _holds_dicts(loaded):
         raise _no_dict(path, loaded, stubbed)
     converter = _PlainConverter(path, pickled.budget)
     try:
@@ -114,6 +124,26 @@ def _read_file(path: Path, *, trust_pickle: bool = False) -> WeightsFile:
     except (RecursionError, ValueError) as error:
         raise _damaged(path, error) from error
     return WeightsFile(path, sha256, content, container, {}, stubbed, suspicious, converter.left_out())
+
+
+def _read_shards(index: Path, *, trust_pickle: bool) -> WeightsFile:
+    """Read the shards of a model on the Hugging Face Hub as one file."""
+    parts = [_read_file(path, trust_pickle=trust_pickle) for path in model_folders.shards_of(index)]
+    content: dict[str, Any] = {}
+    for part in parts:
+        if both := content.keys() & part.content.keys():
+            raise WeightsError(f"{index}: two of its shards have a tensor '{min(both)}'", "Copy them again.")
+        content |= part.content
+    return WeightsFile(
+        index,
+        hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest(),
+        content,
+        parts[0].container,
+        parts[0].metadata,
+        tuple(dict.fromkeys(name for part in parts for name in part.stubbed)),
+        tuple(dict.fromkeys(name for part in parts for name in part.suspicious)),
+        tuple(dict.fromkeys(name for part in parts for name in part.unreadable)),
+    )
 
 
 def _read_sharded(folder: Path) -> WeightsFile:
@@ -133,6 +163,21 @@ def _read_sharded(folder: Path) -> WeightsFile:
     return dataclasses.replace(
         state, path=folder, sha256=digest.hexdigest(), content={**content, **whole}, container="sharded checkpoint"
     )
+
+
+def _holds_dicts(value: object) -> bool:
+    """Return whether a value is a dict, an object with attributes, or a list with one of them."""
+    if isinstance(value, list | tuple):
+        return any(_holds_dicts(entry) for entry in value if not isinstance(entry, list | tuple))
+    return isinstance(value, Mapping | torch.nn.Module) or (isinstance(value, InertObject) and bool(value.mapping))
+
+
+def _read_distributed(folder: Path) -> WeightsFile:
+    """Read the folder of a checkpoint of torch.distributed.checkpoint; optimizers are left out."""
+    content, sha256 = distributed.read(folder)
+    converter = _PlainConverter(folder, Budget(0))
+    plain = converter.convert(content)
+    return WeightsFile(folder, sha256, plain, "distributed checkpoint", unreadable=converter.left_out())
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -161,6 +206,8 @@ def _read_pickled(path: Path, container: Container, *, trust_pickle: bool) -> tu
             return _run_pickle(path), restricted  # real objects instead of the inert ones
         return loaded, restricted
     except WeightsError as error:
+        if (rank := distributed.file_of_a_rank(path, {}, sorted(restricted.stubbed))) is not None:
+            raise rank from error
         if trust_pickle and restricted.suspicious and (container == "pickle" or container.startswith("torch ")):
             return _run_pickle(path, plain=container == "pickle"), restricted
         where = "" if str(path) in error.message else f"{path}: "
@@ -203,6 +250,7 @@ class _PlainConverter:
     def __init__(self, path: Path, budget: Budget) -> None:
         self.path, self.budget = path, budget
         self.done: dict[int, Any] = {}
+        self.lists: dict[int, dict[int, Any]] = {}
         self.unreadable: dict[str, None] = {}
 
     def left_out(self) -> tuple[str, ...]:
@@ -214,13 +262,15 @@ class _PlainConverter:
         return names
 
     def convert(self, value: Any) -> Any:
-        """Return dicts with text keys, tensors, numbers and text; None for other objects."""
+        """Return dicts with text keys, also for lists of dicts, tensors, numbers and text; None for other objects."""
         if isinstance(value, InertObject):
             if value.is_module:  # kept, as `done` knows mappings by their address
                 value.mapping, value.is_module = dict(torch_files.module_tensors(value, self.budget)), False
             value = value.mapping
         if isinstance(value, torch.nn.Module):  # only a trusted pickle holds one
             value = value.state_dict()
+        if isinstance(value, list | tuple) and _holds_dicts(value):
+            value = self.lists.setdefault(id(value), dict(enumerate(value)))  # kept, as `done` knows addresses
         if isinstance(value, Mapping):
             return self._mapping(value)
         if isinstance(value, torch.Tensor):

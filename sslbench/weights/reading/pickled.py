@@ -75,6 +75,8 @@ class PickledObject:
         """Store the state given by the pickle."""
 
 
+# Classes of TorchScript and of torch.distributed.checkpoint.
+_WITH_ATTRIBUTES = ("__torch__.", "torch.distributed.checkpoint.", "torch.distributed._shard.checkpoint.")
 _PARTS_OF_MODULES = ("_parameters", "_buffers", "_modules")  # attributes of a torch.nn.Module
 
 
@@ -83,8 +85,8 @@ class InertObject(PickledObject):
 
     Attributes:
         name: name of the class.
-        mapping: items of a subclass of dict, so that tensors in it can be read; attributes of a TorchScript module;
-            parameters, buffers and modules of a module of torch.nn.
+        mapping: items of a subclass of dict, so that tensors in it can be read; attributes of a TorchScript module
+            or of the description of a distributed checkpoint; parameters, buffers and modules of a module of torch.nn.
         is_module: it is a module of torch.nn, saved whole.
     """
 
@@ -99,7 +101,7 @@ class InertObject(PickledObject):
         """Keep the attributes of a TorchScript module, or the state_dict of one of torch.nn; ignore everything else."""
         if not isinstance(state, dict):
             return
-        if self.name.startswith("__torch__."):
+        if self.name.startswith(_WITH_ATTRIBUTES):
             self.mapping = state
         elif all(isinstance(state.get(part), dict) for part in _PARTS_OF_MODULES):
             passing = state.get("_non_persistent_buffers_set", [])

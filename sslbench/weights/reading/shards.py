@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 STATE = "state.torch"
 """File of everything but the shards; it is written last."""
+METADATA = ".metadata"
+"""File of a checkpoint of torch.distributed.checkpoint that says where the tensors lie; it is written last."""
 _SHARDS = "shard-*.safetensors"  # as torch.distributed.checkpoint names the files
 _SHARDING = "DCP_SHARDING_INFO"  # key of the metadata in which torch.distributed.checkpoint writes offsets
 _ERRORS = (safetensors.SafetensorError, OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError)
@@ -40,6 +42,11 @@ def is_part(path: Path) -> bool:
     if path.name != STATE and not path.match(_SHARDS):
         return False
     return is_sharded(path.parent) and any(path.parent.glob(_SHARDS))
+
+
+def is_distributed(path: Path) -> bool:
+    """Return whether a path is the folder of a checkpoint of torch.distributed.checkpoint, finished or not."""
+    return path.is_dir() and any(path.glob("*.distcp"))
 
 
 def crc32(path: Path, also: Callable[[bytes], Any] = lambda block: None) -> int:
@@ -108,13 +115,17 @@ def whole_tensors(folder: Path, files: Iterable[str], wanted: Iterable[str]) -> 
         except _ERRORS as error:
             raise WeightsError(f"{folder / file} has no readable shards: {error}") from error
     try:
-        return {name: _joined(found) for name, found in pieces.items()}
+        return {name: joined(found) for name, found in pieces.items()}
     except _ERRORS as error:
         raise WeightsError(f"{folder}: its shards do not fit together: {error}") from error
 
 
-def _joined(pieces: "list[tuple[list[int], Tensor]]") -> "Tensor":
-    """Return the tensor that pieces at these offsets fill."""
+def joined(pieces: "list[tuple[list[int], Tensor]]") -> "Tensor":
+    """Return the tensor that pieces at these offsets fill.
+
+    Raises:
+        ValueError: pieces are missing, or overlap.
+    """
     import torch
 
     pieces = [(offset, piece) for offset, piece in pieces if piece.numel()] or pieces[:1]

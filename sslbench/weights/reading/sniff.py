@@ -11,11 +11,13 @@ from typing import Literal
 
 from sslbench.errors import WeightsError
 from sslbench.names import did_you_mean
-from sslbench.weights.reading.shards import STATE, is_part, is_sharded, is_unfinished
+from sslbench.weights.reading import model_folders
+from sslbench.weights.reading.shards import METADATA, STATE, is_distributed, is_part, is_sharded, is_unfinished
 
 Container = Literal[
-    "torch zip", "torch legacy", "torch tar", "torchscript", "safetensors", "pickle", "npy", "npz", "sharded checkpoint"
-]
+    "torch zip", "torch legacy", "torch tar", "torchscript", "safetensors", "pickle", "npy", "npz",
+    "sharded checkpoint", "distributed checkpoint",
+]  # fmt: skip
 
 SUFFIXES = (".pth", ".pt", ".th", ".torch", ".tar", ".ckpt", ".safetensors", ".bin", ".pkl", ".npy", ".npz")
 """Endings of the names of weights files; published ones have others too."""
@@ -50,14 +52,10 @@ def refuse_path(path: Path) -> None:
         WeightsError: the path does not exist, is a folder, an address or a part of a sharded checkpoint, or the file is
             empty.
     """
-    if is_sharded(path):
-        return
-    if is_unfinished(path):
-        raise WeightsError(f"{path} is no complete checkpoint: it has no {STATE}", "Use another checkpoint.")
     if path.is_dir():
-        raise WeightsError(f"{path} is a folder, not a weights file", _weights_in(path))
-    if is_part(path):
-        raise WeightsError(f"{path} is one file of a sharded checkpoint", f"Give the folder: {path.parent}")
+        return _refuse_folder(path)
+    if (whole := _whole_of(path)) is not None:
+        raise WeightsError(f"{path} is {whole}", f"Give the folder: {path.parent}")
     if not path.exists() and (address := _ADDRESS.match(str(path))):
         raise WeightsError(
             f"{address[1]}://{address[2]} is an address, and this command takes files",
@@ -74,9 +72,34 @@ def refuse_path(path: Path) -> None:
         raise WeightsError(f"{path} is empty (0 bytes)", "The download or copy may have been interrupted.")
 
 
+def _refuse_folder(path: Path) -> None:
+    if is_sharded(path):
+        return None
+    for lacks, name in ((is_unfinished(path), STATE), (is_distributed(path), METADATA)):
+        if lacks and not (path / name).is_file():
+            raise WeightsError(f"{path} is no complete checkpoint: it has no {name}", "Use another, or copy it whole.")
+    if is_distributed(path):
+        return None
+    if (weights := model_folders.weights_file(path)) is not None:
+        return refuse_path(weights)
+    raise WeightsError(f"{path} is a folder, not a weights file", _weights_in(path))
+
+
+def _whole_of(path: Path) -> str | None:
+    """Return what a file is a part of, in words; None if it is whole."""
+    if (index := model_folders.index_of_shard(path)) is not None:
+        return f"one shard of {index.name}"
+    if is_part(path):
+        return "one file of a sharded checkpoint"
+    if path.suffix == ".distcp" or path.name == METADATA:
+        return "one file of a checkpoint of torch.distributed.checkpoint"
+    return None
+
+
 def _weights_in(folder: Path) -> str | None:
     """Return the weights or the newest checkpoint of a pretraining run, else the files in a folder."""
-    saved = sorted([*folder.glob("step_*.ckpt"), *folder.glob("checkpoints/step_*.ckpt")])
+    inner = sorted(inside for inside in folder.iterdir() if is_sharded(inside) or is_distributed(inside))
+    saved = inner or sorted([*folder.glob("step_*.ckpt"), *folder.glob("checkpoints/step_*.ckpt")])
     if found := [path for path in (folder / "weights.torch",) if path.is_file()] or saved[-1:]:
         return f"Did you mean {found[0]}?"
     inside = sorted(p.name for p in folder.iterdir() if p.is_file())
@@ -132,7 +155,8 @@ def refuse_other_kind(path: Path) -> None:
         WeightsError: the message says what it is instead.
     """
     refuse_path(path)
-    if path.is_file() and not zipfile.is_zipfile(path):
+    path = (model_folders.weights_file(path) if path.is_dir() else None) or path
+    if path.is_file() and not model_folders.is_index(path) and not zipfile.is_zipfile(path):
         sniff(path)
 
 
@@ -152,7 +176,7 @@ def _sniff_zip(path: Path) -> Container:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             _refuse_bomb(path, archive)
-            damaged = _damaged_member(archive)
+            damaged = damaged_member(archive)
     except _ZIP_ERRORS as error:
         reason = " ".join(str(error).split())[:200]
         raise WeightsError(
@@ -182,7 +206,7 @@ def _refuse_bomb(path: Path, archive: zipfile.ZipFile) -> None:
         )
 
 
-def _damaged_member(archive: zipfile.ZipFile) -> str | None:
+def damaged_member(archive: zipfile.ZipFile) -> str | None:
     """Return the first member with a wrong checksum; None if no tensor has a right one, as torch can omit them."""
     members = archive.infolist()
     wrong = [member.filename for member in members if _is_damaged(archive, member)]

@@ -12,12 +12,13 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any
 
 import torch
 from torch import UntypedStorage
 
 from sslbench.weights.reading.pickled import Budget, InertObject, StorageDescription, UnsupportedTensor, resolve
+from sslbench.weights.reading.sniff import damaged_member
 from sslbench.weights.reading.unpickle import RestrictedPickle
 
 _LEGACY_MAGIC, _LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001
@@ -31,16 +32,28 @@ def read_zip(path: Path, pickled: RestrictedPickle) -> Any:
         WeightsError: it calls a function that is not allowed.
         Exception: it is damaged; the caller reports this.
     """
-    with _Archive(path) as archive:
-        content = pickled.load(io.BytesIO(archive.read("data.pkl")), pickled.storage)
-        return resolve(content, pickled.budget, archive.storage)
+    with path.open("rb") as file:
+        return _read_archive(_Archive(file, path), pickled)
+
+
+def read_bytes(data: bytes, pickled: RestrictedPickle) -> Any:
+    """Read such an archive from memory, with its checksums; errors as for `read_zip`."""
+    archive = _Archive(io.BytesIO(data), None)
+    if (damaged := damaged_member(archive.zip)) is not None:
+        raise ValueError(f"the checksum of '{damaged}' is wrong")
+    return _read_archive(archive, pickled)
+
+
+def _read_archive(archive: "_Archive", pickled: RestrictedPickle) -> Any:
+    content = pickled.load(io.BytesIO(archive.read("data.pkl")), pickled.storage)
+    return resolve(content, pickled.budget, archive.storage)
 
 
 class _Archive:
     """Members of such an archive; each storage is memory-mapped once, so that tied tensors stay tied."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.zip, self.file = path, zipfile.ZipFile(path), path.open("rb")
+    def __init__(self, file: IO[bytes], path: Path | None) -> None:
+        self.path, self.zip, self.file = path, zipfile.ZipFile(file), file
         self.names = frozenset(self.zip.namelist())
         self.root = self.zip.namelist()[0].partition("/")[0]
         self.storages: dict[str, UntypedStorage] = {}
@@ -48,13 +61,6 @@ class _Archive:
         # torch < 2.1 writes no byteorder: little endian
         order = self.read("byteorder") if f"{self.root}/byteorder" in self.names else b"little"
         self.swapped = order != sys.byteorder.encode()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.zip.close()
-        self.file.close()
 
     def read(self, name: str) -> bytes:
         """Read the bytes of a member; checksums were verified before, and torch can omit them."""
@@ -76,7 +82,8 @@ class _Archive:
             return owned(b"")
         member = self.zip.getinfo(f"{self.root}/{name}")
         start, size = self._start(member), member.file_size
-        if member.compress_type == zipfile.ZIP_STORED and not self.swapped and start % 8 == 0 and size:
+        mapped = self.path is not None and member.compress_type == zipfile.ZIP_STORED and start % 8 == 0
+        if self.path is not None and mapped and not self.swapped and size:
             if self.whole is None:
                 self.whole = UntypedStorage.from_file(os.fspath(self.path), False, self.path.stat().st_size)
             part: UntypedStorage = self.whole[start : start + size]

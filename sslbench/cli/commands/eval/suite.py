@@ -83,13 +83,15 @@ def with_checkpoints(weights: Sequence[str]) -> tuple[list[str], dict[str, tuple
         UsageError: a folder has no checkpoints.
     """
     from sslbench.train import checkpoint_files
-    from sslbench.weights.reading.shards import is_sharded, is_unfinished
+    from sslbench.weights.reading.model_folders import weights_file
+    from sslbench.weights.reading.shards import is_distributed, is_sharded, is_unfinished
 
     found: list[str] = []
     runs: dict[str, tuple[str, ...]] = {}
     for word in weights:
         path = Path(word)
-        one = not path.is_dir() or is_sharded(path) or is_unfinished(path)  # which loading refuses with the reason
+        one = not path.is_dir() or is_sharded(path) or is_distributed(path)
+        one = one or weights_file(path) is not None or is_unfinished(path)  # which loading refuses with the reason
         if word.partition(":")[0] in ("random", "pixels") or one:
             found.append(word)
             continue
