@@ -3,8 +3,6 @@
 import dataclasses
 import logging
 import re
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +53,8 @@ def compose(config: str, choices: Mapping[str, str]) -> tuple[dict[str, Any], di
     """
     import yaml
     from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
+    from hydra import initialize
+    from hydra.core.config_store import ConfigStore
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -69,11 +68,10 @@ def compose(config: str, choices: Mapping[str, str]) -> tuple[dict[str, Any], di
     overrides = [f"hydra.searchpath=[{searchpath}]", *(f"{group}={name}" for group, name in choices.items())]
     primary = next(file for folder in folders if (file := folder / f"{config}.yaml").is_file())
     try:
-        # Hydra searches the primary file's folder first; alone in one, that file leaves the order to the search path.
-        with tempfile.TemporaryDirectory() as alone:
-            shutil.copy(primary, alone)
-            with initialize_config_dir(alone, version_base="1.3"):
-                composed = hydra_compose(config, overrides=overrides, return_hydra_config=True)
+        # Hydra would search the primary file's folder first; from memory, it leaves the order to the search path.
+        ConfigStore.instance().store(config, OmegaConf.load(primary))
+        with initialize(None, version_base="1.3"):
+            composed = hydra_compose(config, overrides=overrides, return_hydra_config=True)
         chosen = OmegaConf.to_container(composed.hydra.runtime.choices)
         own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
         if call := re.search(r"\$\{[^{}]*:[^{}]*\}", OmegaConf.to_yaml(own)):  # ${oc.env:KEY} would copy it into files
