@@ -184,13 +184,21 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         metrics |= _matched(np.stack(tables), settings.matching, test, seed)
     notes = [f"The memory has {len(memory.x):,} patches of {len(train):,} images"]
     notes[0] += f", {memory.left_out:,} were left out." if memory.left_out else "."
+    if settings.k >= len(memory.x):
+        notes.append(f"k={settings.k:,} is not below the {len(memory.x):,} patches of the memory: all of them vote.")
     notes += notes_on_classes(classes, memory.pixels > 0, labelled > 0)
+    majority = _majority(memory.pixels, labelled)
+    floor, name = max(
+        (majority[headline], "the most frequent class everywhere"), (position[headline], "by place alone")
+    )
+    if metrics[headline][0] <= floor:
+        notes.append(f"No better than predicting {name}: the features tell no classes apart here.")
     return Outcome(
         metrics=metrics,
         headline=headline,
         scores=rows,
         per_class=per_class,
-        chance=_majority(memory.pixels, labelled),
+        chance=majority,
         floors={"position only": position},
         notes=tuple(notes),
         scored=int(areas[:, 2].any(axis=1).sum()),

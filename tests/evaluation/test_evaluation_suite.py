@@ -1,6 +1,7 @@
 """Suites: a cell is written when it is done, what was done is not done again, a failure is a hole with its reason."""
 
 import dataclasses
+import json
 import weakref
 from pathlib import Path
 
@@ -180,3 +181,14 @@ def test_weights_are_released_before_the_next_are_read(cache, photos, monkeypatc
     monkeypatch.setattr(suite_module, "TOGETHER_BYTES", -1)
     results, _ = run([cell(f"pixels:{side}", photos) for side in (2, 3, 4)], cache)
     assert len(results) == 3 and alive == [0, 0, 0]
+
+
+def test_a_record_whose_value_is_outside_its_interval_is_made_again(cache, photos, caplog):
+    (result,), _ = run([cell("pixels:4", photos)], cache)
+    content = json.loads(result.file.read_text())
+    top1 = content["metrics"]["top1"]
+    content["metrics"]["top1"]["value"] = top1["high"] + 2 * (top1["high"] - top1["low"]) + 1
+    result.file.write_text(json.dumps(content))
+    ((again,), _) = run([cell("pixels:4", photos)], cache)
+    assert again.metrics == result.metrics
+    assert "top1" in caplog.text and "outside its own interval" in caplog.text

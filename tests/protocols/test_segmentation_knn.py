@@ -115,6 +115,20 @@ def test_classes_of_test_that_train_lacks_are_named():
     assert any("no pixel in train" in note and train.labels.classes[1] in note for note in found.notes)
 
 
+def test_a_score_that_says_nothing_of_the_network_is_noted():
+    train, test = map_sample(12, 0), map_sample(9, 1)
+    assert len(run(train, test, Settings(k=5), seed=0).notes) == 1
+    constant = [dataclasses.replace(part, x=np.ones_like(part.x)) for part in (train, test)]
+    for parts in ((train, test), constant):
+        notes = run(*parts, Settings(k=100_000, temperature=100.0), seed=0).notes
+        assert any("k=100,000 is not below the 72 patches of the memory" in note for note in notes)
+        assert any(note.startswith("No better than predicting") for note in notes)
+    of = [dataclasses.replace(part, maps=ArrayMaps(np.zeros_like(part.maps.maps))) for part in (train, test)]
+    notes = run(*of, Settings(k=5), seed=0).notes
+    for part in ("train", "test"):
+        assert any(f"All counted pixels of {part} belong to '{train.labels.classes[0]}'" in note for note in notes)
+
+
 def test_matching_only_adds_metrics_and_can_only_raise_them():
     train, test = map_sample(12, 0, noise=3.0), map_sample(9, 1, noise=3.0)
     swapped = dataclasses.replace(train, maps=ArrayMaps(np.array([1, 0, 2, 3])[train.maps.maps]))

@@ -35,8 +35,12 @@ def as_label(target: Target) -> npt.NDArray[np.int32]:
 
 
 def notes_on_classes(classes: Sequence[str], in_train: BoolArray, in_test: BoolArray) -> list[str]:
-    """Return notes on classes (C,) without a counted pixel in test, and on those of test without one in train."""
+    """Return notes on a single class, on classes (C,) without pixels in test, and on those of test without in train."""
     notes = []
+    for part, present in (("train", in_train), ("test", in_test)):
+        if present.sum() == 1:
+            name = classes[int(np.argmax(present))]
+            notes.append(f"All counted pixels of {part} belong to '{name}': the score says nothing about the network.")
     if absent := int((~in_test).sum()):
         notes.append(f"{absent} classes have no pixel in test and count only where they are predicted.")
     if unlearned := [classes[i] for i in np.flatnonzero(in_test & ~in_train).tolist()]:
