@@ -281,7 +281,7 @@ def _hub_folder(address: str) -> Path | None:
     text = address.removeprefix("hf:")
     folder = Path(text).expanduser()
     if text == address or folder.is_dir():
-        return folder if text != address else None
+        return folder.resolve() if text != address else None
     if text.startswith((".", "/", "~")):
         raise UsageError(
             f"--weights {address}: there is no folder {folder}", "Write hf:OWNER/MODEL for one on the Hub."

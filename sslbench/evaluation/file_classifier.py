@@ -56,7 +56,7 @@ def load_file_classifier(request: Request, run: RunSettings, data: TrainTest) ->
         raise UsageError(
             f"{setting} labels the data by the classes of the weights file, and other protocols do not", "Run it alone."
         )
-    if not named.is_named(request.weights) and not Path(request.weights).is_file():
+    if not named.is_named(request.weights) and not Path(request.weights).exists():
         raise UsageError(f"{setting}: '{request.weights}' has no classifier", "Give a weights file: --weights FILE.")
     if run.baseline:
         raise UsageError(f"baseline has no effect with {setting}: the classifier is that of the trained backbone")

@@ -10,6 +10,7 @@ import torch
 
 from sslbench.backbones import named
 from sslbench.backbones.load import load_backbone, load_file
+from sslbench.cli.commands.eval.suite import with_checkpoints
 from sslbench.errors import BackboneError, UsageError, WeightsError
 from sslbench.weights.convert import convert
 from sslbench.weights.formats.recognise import recognise
@@ -218,9 +219,10 @@ def test_shards_with_an_index_are_one_file(folders, tmp_path):
 def test_hf_and_a_folder_is_that_folder(folders, tmp_path, monkeypatch):
     _, folder = folders("vit")
     monkeypatch.chdir(folder.parent)
-    for weights in (f"hf:{folder}", "hf:./vit", "hf:vit"):
+    for weights in (f"hf:{folder}", "hf:./vit", "hf:vit", "vit"):
         assert load_backbone(weights).format == "huggingface_vit"
         assert named.weights_name(weights) == "vit"
+        assert with_checkpoints([weights]) == ([weights], {}), "taken for checkpoints of a pretraining run"
     with pytest.raises(UsageError, match="there is no folder"):
         load_backbone("hf:./nothing")
 
