@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.containers.hdf5 import open_hdf5
+from sslbench.data.containers.sniff import head
+from sslbench.data.containers.text import encoding_of
 from sslbench.data.missing import refuse_missing_file
 from sslbench.data.wording import counted, in_python, some
 from sslbench.errors import DataError, UsageError
@@ -143,7 +145,7 @@ def read_table(path: Path, rows: int) -> Columns:
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield number and cells of each line of a table of text that is not blank."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as handle:
+        with path.open(encoding=encoding_of(head(str(path))), newline="") as handle:
             separator = _separator(path, handle.readline())
             handle.seek(0)
             lines = map(str.split, handle) if separator.isspace() and separator != "\t" else _cells(handle, separator)
@@ -257,7 +259,8 @@ def _read_numbers(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise DataError(f"{path}: its cells are separated by ';'", "Separate them by commas.")
     # pandas writes columns without names as 0, 1, ...
     bare = _numbers(first) and first != [str(i) for i in range(len(first))]
-    with path.open(encoding="utf-8-sig") as handle:
+    encoding = encoding_of(head(str(path)))
+    with path.open(encoding=encoding) as handle:
         separator = _separator(path, handle.readline())
     try:
         frame = pd.read_csv(
@@ -265,7 +268,7 @@ def _read_numbers(path: Path) -> dict[str, npt.NDArray[Any]]:
             sep=r"\s+" if separator == " " else separator,
             header=None if bare else 0,
             index_col=False,
-            encoding="utf-8-sig",
+            encoding=encoding,
         )
     except (ValueError, OSError) as error:
         reason = str(error).removeprefix("Error tokenizing data. C error: ").strip()

@@ -10,6 +10,7 @@ from helpers.containers import png
 from sslbench.data.camera_pairs import open_camera_pairs
 from sslbench.data.containers.listed import find_listed, plain_path
 from sslbench.data.depth.location import open_depth
+from sslbench.data.in_memory import sources_of
 from sslbench.data.open import open_data, open_label_maps, open_objects
 from sslbench.data.triplets import open_triplets
 from sslbench.errors import DataError, UsageError
@@ -28,6 +29,7 @@ SPELLINGS = {
     "an address": "https://example.org/bucket/photos/{}.png?x=1",
     "another case": "Photos/{}.PNG",
     "no suffix": "photos/{}",
+    "characters of addresses": "photos%2F{}.png",
     "nothing but a name": "{}",
     "a name with a suffix": "{}.png",
 }
@@ -212,3 +214,74 @@ def test_a_folder_is_no_image(root):
 def test_paths_as_they_would_be_written_here():
     assert plain_path("C:photos") == "C:photos" and plain_path("what?.png") == "what?.png"
     assert plain_path("s3://bucket/x/1.png") == "/x/1.png"
+
+
+def test_accents_as_characters_of_their_own(root):
+    for i, name in enumerate(("cafe\u0301", "e\u0301te\u0301")):  # as macOS writes them
+        (root / "photos" / f"{name}.png").write_bytes(png(10 + i))
+    source = table(root, ["photos/caf\u00e9.png", "photos/\u00e9t\u00e9.png"])
+    assert {source.images.read(i) for i in range(2)} == {png(10), png(11)}
+
+
+def test_names_of_splits_are_folders_where_the_names_alone_are_not_there(root):
+    for split in ("train", "test"):
+        (root / split).mkdir()
+    (root / "train" / "x.png").write_bytes(png(5))
+    (root / "test" / "x.png").write_bytes(png(6))
+    (root / "test" / "y.png").write_bytes(png(7))
+    spec = write(root / "t.csv", ["image", "label", "split"], [("x", 0, "train"), ("x", 0, "test"), ("y", 0, "test")])
+    found = open_data(spec)
+    assert found["train"].images.read(0) == png(5) and found["test"].images.read(0) == png(6)
+    assert found["test"].ids == ("test/x.png", "test/y.png")
+
+
+def test_lists_with_commas_and_lines_of_records(root):
+    (root / "t.txt").write_text("photos/a.png,cat\nphotos/b.png,dog house\n")
+    source = open_data(str(root / "t.txt"))["all"]
+    assert source.ids == ("photos/a.png", "photos/b.png") and source.labels.classes == ("cat", "dog house")
+    (root / "t.ndjson").write_text('{"path": "photos/a.png", "label": "cat"}\n')
+    assert open_data(str(root / "t.ndjson"))["all"].labels.classes == ("cat",)
+
+
+@pytest.mark.parametrize(
+    "spelling", ["C:\\me\\set\\{}\\images", "/content/set/{}/images", "..\\{}\\images", "{}/images"]
+)
+def test_descriptions_of_yolo_from_another_machine(root, spelling):
+    for i, split in enumerate(("train", "valid")):
+        for kind in ("images", "labels"):
+            (root / split / kind).mkdir(parents=True)
+        (root / split / "images" / "a.png").write_bytes(png(i))
+        (root / split / "labels" / "a.txt").write_text("0 0.5 0.5 0.5 0.5\n")
+    content = {"path": "C:\\me", "names": ["x"], "train": spelling.format("train"), "val": spelling.format("valid")}
+    (root / "data.yaml").write_text(json.dumps(content))
+    found = open_objects(str(root / "data.yaml"))
+    assert found["train"].images.read(0) == png(0) and found["val"].images.read(0) == png(1)
+
+
+def test_tables_of_boxes_of_kaggle(root):
+    rows = [("a", "x", 1, 1, 3, 3), ("b", "x", 1, 1, 3, 3)]
+    spec = write(root / "train.csv", ["image_id", "class_name", "x_min", "y_min", "x_max", "y_max"], rows)
+    assert open_objects(spec)["all"].ids == ("a.png", "b.png")
+
+
+def test_masks_of_a_manifest_whose_images_lie_elsewhere(root):
+    (root / "lists").mkdir()
+    row = {"bbox": [0, 0, 4, 4], "segmentation": [[0, 0, 4, 0, 4, 4]], "category_id": 1}
+    content = {
+        "images": [{"id": i, "file_name": f"{name}.png"} for i, name in enumerate(NAMES)],
+        "annotations": [{"id": i, "image_id": i, **row} for i in range(4)],
+        "categories": [{"id": 1, "name": "x"}],
+    }
+    (root / "lists" / "m.json").write_text(json.dumps(content))
+    spec = str(root / "lists" / "m.json")
+    with pytest.raises(DataError, match=r"m\.json\?images=\.\./photos"):
+        open_label_maps(spec)
+    assert len(open_label_maps(f"{spec}?images=../photos")["all"]) == 4
+
+
+def test_a_frame_has_no_option(root, monkeypatch):
+    frame = pytest.importorskip("pandas").DataFrame({"path": ["photos/a.png", "photos/x.png"]})
+    monkeypatch.chdir(root)
+    with pytest.raises(DataError, match=r"1 of 2 image files missing: photos/x\.png") as error:
+        sources_of(frame, "frame")
+    assert "?images" not in str(error.value)

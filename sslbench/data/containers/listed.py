@@ -12,6 +12,7 @@ import os
 import posixpath
 import re
 import stat
+import unicodedata
 import urllib.parse
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
@@ -54,10 +55,10 @@ def plain_path(name: str) -> str:
     """
     text = name.strip()
     if "?d=" in text:
-        text = urllib.parse.unquote(text.partition("?d=")[2].partition("&")[0])
+        text = text.partition("?d=")[2].partition("&")[0]
     elif _ADDRESS.match(text):
-        text = urllib.parse.unquote(urllib.parse.urlsplit(text).path)
-    return _DRIVE.sub("", text.replace("\\", "/"), count=1)
+        text = urllib.parse.urlsplit(text).path
+    return _DRIVE.sub("", urllib.parse.unquote(text).replace("\\", "/"), count=1)
 
 
 def tails(name: str) -> list[str]:
@@ -236,12 +237,12 @@ class _Folders:
         inside = folder / above
         if inside not in self._entries:
             self._entries[inside] = _by_stem(inside)
-        found = self._entries[inside].get(name.casefold(), [])
+        found = self._entries[inside].get(_folded(name), [])
         return posixpath.join(above, found[0]) if len(found) == 1 else None
 
 
 def _by_stem(folder: Path) -> dict[str, list[str]]:
-    """Return the images in a folder by their names, and by their stems, in lower case."""
+    """Return the images in a folder by their names, and by their stems, folded."""
     found: dict[str, list[str]] = {}
     try:
         names = [entry.name for entry in os.scandir(folder) if not is_clutter(entry.name)]
@@ -250,9 +251,14 @@ def _by_stem(folder: Path) -> dict[str, list[str]]:
     for name in names:
         stem, suffix = os.path.splitext(name)  # noqa: PTH122
         if suffix.lower() in SUFFIXES:
-            found.setdefault(name.casefold(), []).append(name)
-            found.setdefault(stem.casefold(), []).append(name)
+            found.setdefault(_folded(name), []).append(name)
+            found.setdefault(_folded(stem), []).append(name)
     return found
+
+
+def _folded(name: str) -> str:
+    """Return a name without the differences of systems: case, and accents as characters of their own."""
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -360,7 +366,7 @@ def _missing(spec: str, names: Sequence[str], missing: Sequence[str], known: _Fo
 def _would_match(spec: str, name: str, folders: Sequence[Path], option: str) -> str:
     """Return a sentence about files whose names are equal but for the folder, the suffix or the case, or are alike."""
     wanted = PurePosixPath(tails(name)[-1])
-    stem = (wanted.stem if wanted.suffix.lower() in SUFFIXES else wanted.name).casefold()
+    stem = _folded(wanted.stem if wanted.suffix.lower() in SUFFIXES else wanted.name)
     near: list[str] = []
     for folder in folders:
         seen = 0
@@ -368,7 +374,7 @@ def _would_match(spec: str, name: str, folders: Sequence[Path], option: str) -> 
             inside[:] = sorted(each for each in inside if not is_clutter(each))
             seen += len(files) + len(inside)
             names = [each for each in files if PurePosixPath(each).suffix.lower() in SUFFIXES]
-            same = sorted(each for each in names if os.path.splitext(each)[0].casefold() == stem)  # noqa: PTH122
+            same = sorted(each for each in names if _folded(os.path.splitext(each)[0]) == stem)  # noqa: PTH122
             if same:
                 below = os.path.relpath(top, folders[0])
                 other = "" if same[0] == wanted.name else f", not {printable(wanted.name)}"
@@ -380,4 +386,4 @@ def _would_match(spec: str, name: str, folders: Sequence[Path], option: str) -> 
                 break
             if len(Path(os.path.relpath(top, folder)).parts) >= (_DEEPEST if folder == folders[0] else 1):
                 inside.clear()
-    return did_you_mean(wanted.name, near) if near else ""
+    return did_you_mean(wanted.name, set(near)) if near else ""

@@ -18,6 +18,7 @@ _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", 
 
 BOX_COLUMNS = ("xmin", "ymin", "xmax", "ymax")
 """Columns of a table of boxes."""
+_OF_BOXES = dict(zip(("x_min", "y_min", "x_max", "y_max"), BOX_COLUMNS, strict=True))
 
 
 def head(spec: str) -> bytes:
@@ -50,7 +51,13 @@ def has_box_columns(spec: str) -> bool:
         return False
     lines = head_text(spec).splitlines()
     names = re.split(r"[,;\t|]", lines[0] if lines else "")
-    return set(BOX_COLUMNS) <= {name.strip().strip('"').lower() for name in names}
+    return set(BOX_COLUMNS) <= {box_column(name.strip().strip('"')) for name in names}
+
+
+def box_column(name: str) -> str:
+    """Return the name of a column of a table of boxes in lower case, that of a corner as in `BOX_COLUMNS`."""
+    lower = name.strip().lower()
+    return _OF_BOXES.get(lower, lower)
 
 
 def base64_cell(cells: list[bytes]) -> int | None:

@@ -16,7 +16,7 @@ from typing import Any
 from sslbench.config import setting
 from sslbench.data.containers.listed import find_listed, folders_beside, images_folder
 from sslbench.data.containers.names import split_name
-from sslbench.data.containers.sniff import BOX_COLUMNS, has_box_columns
+from sslbench.data.containers.sniff import BOX_COLUMNS, box_column, has_box_columns
 from sslbench.data.format import ObjectReader, SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats.table import read_cells
 from sslbench.data.objects.annotated import AnnotatedImage, as_samples, object_sources
@@ -27,8 +27,8 @@ from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 
-_FILE = ("filename", "file_name", "image", "image_path", "path", "file", "img", "image_name")
-_CLASS = ("class", "label", "cell_type", "category", "class_name", "category_name", "name", "label_name")
+_FILE = ("filename", "file_name", "image", "image_path", "path", "file", "img", "image_name", "image_id", "imageid")
+_CLASS = ("class", "label", "cell_type", "category", "class_name", "category_name", "name", "label_name", "labelname")
 """Names of the columns of files and classes, in order of precedence."""
 _ROBOFLOW = "_annotations.csv"
 _TENSORFLOW = "_labels.csv"
@@ -120,7 +120,7 @@ def _read(table: Path, below: Path | None, named: Mapping[str, str]) -> dict[str
 def _cells(table: Path, named: Mapping[str, str]) -> tuple[list[tuple[str, dict[str, str]]], dict[str, str]]:
     """Return the rows with their lines, and the columns of the file, the class and any group."""
     cells = read_cells(table)
-    fields = {name.lower(): name for name in cells.columns}
+    fields = {box_column(name): name for name in cells.columns}
     rows = [
         (cells.row_name(i), {key: str(cells.columns[name][i]) for key, name in fields.items()})
         for i in range(len(next(iter(cells.columns.values()))))

@@ -12,6 +12,7 @@ from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.objects import toy
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
+from sslbench.errors import UsageError
 
 
 def recognises(spec: str) -> bool:
@@ -63,6 +64,8 @@ def _recognises_maps(spec: str, _: LabelMapOptions) -> bool:
 
 
 def _open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+    if options.images:
+        raise UsageError(f"{spec}: its images are drawn, so it takes no option '?images='")
     return coco.masks.open_maps(spec, options, open_objects)
 
 

@@ -253,7 +253,8 @@ def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
     """
     if panoptic.recognises(spec):
         return panoptic.open_maps(spec, options)
-    return masks.open_maps(spec, options, open_objects)
+    below = images_folder(spec, options.images or "")
+    return masks.open_maps(spec, options, lambda manifest: open_objects(manifest, below))
 
 
 FORMAT = SourceFormat(

@@ -23,8 +23,8 @@ def open_maps(
     spec: str, options: LabelMapOptions, open_objects: Callable[[str], Mapping[str, ObjectSource]]
 ) -> dict[str, LabelMapSource]:
     """Return the masks of a manifest as label maps; see `sslbench.data.open.open_label_maps`."""
-    if options.images or options.maps or options.classes:
-        raise UsageError(f"{spec}: a manifest names its own images and classes; the only option is ignore=")
+    if options.maps or options.classes:
+        raise UsageError(f"{spec}: a manifest names its own maps and classes; the options are images= and ignore=")
     sources = open_objects(spec)
     if not any(objects.masks for source in sources.values() for objects in source.objects):
         raise DataError(f"{spec} has boxes without masks, from which no label maps can be drawn")

@@ -13,7 +13,7 @@ import numpy as np
 
 from sslbench.config import setting
 from sslbench.data import booleans
-from sslbench.data.containers.listed import find_listed, finds_all, folders_beside, images_folder
+from sslbench.data.containers.listed import ListedFiles, find_listed, finds_all, folders_beside, images_folder
 from sslbench.data.containers.names import by_split, split_name
 from sslbench.data.containers.sniff import has_base64_rows, has_box_columns, is_json_table
 from sslbench.data.containers.suffixes import SUFFIXES as IMAGE_SUFFIXES
@@ -35,7 +35,7 @@ from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 
-SUFFIXES = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".txt")
+SUFFIXES = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".ndjson", ".txt")
 IMAGE_COLUMNS = tuple(
     "image image_path img img_path path file filename file_name filepath file_path image_file image_filename "
     "image_name impath".split()
@@ -114,7 +114,8 @@ def open(
         below = images_folder(spec, images)
         folders = [below] if below else folders_beside(Path(spec))
         table = read_cells(Path(spec))
-        return read_columns(table, folders, image_column, label_column, attribute_columns, value_columns, blank)
+        named = (image_column, label_column, attribute_columns, value_columns)
+        return read_columns(table, folders, *named, blank, "?images=FOLDER")
 
     sources = viewed(spec, "table", [*columns, images, blank] if images or blank else columns, read)
     return {split: dataclasses.replace(source, grouped_by=group) for split, source in sources.items()}
@@ -128,6 +129,7 @@ def read_columns(
     attribute_columns: Sequence[str],
     value_columns: Sequence[str],
     blank: str = "",
+    option: str = "",
 ) -> dict[str, Source]:
     """Return the images that the columns of a table list.
 
@@ -139,6 +141,7 @@ def read_columns(
         attribute_columns: as for `open`.
         value_columns: as for `open`.
         blank: as for `open`.
+        option: way to name the folder of the images, for messages.
 
     Raises:
         DataError: as for `open`.
@@ -151,10 +154,10 @@ def read_columns(
         image = _column_of_files(table, folders)
     names = [_text(value) for value in table.columns[image]]
     _refuse_empty(table, image, names)
-    found = find_listed(spec, names, folders, "?images=FOLDER")
+    split = _find(table, None, ("split",), "split")
+    found = _found(spec, names, table.columns[split] if split else (), folders, option)
     several = [] if value_columns else _several(table, label_column)
     label = None if value_columns or several else _find(table, label_column, LABEL_COLUMNS, "label", taken=image)
-    split = _find(table, None, ("split",), "split")
     if value_columns:
         labels, about = _numbers(table, value_columns), ()
     else:
@@ -166,6 +169,17 @@ def read_columns(
         ambiguous = (f"{spec}: the cells of '{image}' are image files, so it is the column of the images", *ambiguous)
     notes = (*table.notes, *ambiguous, *found.notes, *about)
     return by_split(spec, found.ids, labels, found.files, _splits(table, split), notes, attributes)
+
+
+def _found(spec: str, names: Sequence[str], splits: Sequence[Any], folders: Sequence[Path], option: str) -> ListedFiles:
+    """Return the files of a table: as they are named, else in folders with the names of their splits."""
+    try:
+        return find_listed(spec, names, folders, option)
+    except DataError:
+        inside = [f"{_text(split)}/{name}" for split, name in zip(splits, names, strict=False)]
+        if not inside or not finds_all(inside, folders):
+            raise
+        return find_listed(spec, inside, folders, option)
 
 
 def _column_of_files(table: TableColumns, folders: Sequence[Path]) -> str:
@@ -227,7 +241,8 @@ def read_cells(path: Path) -> TableColumns:
     Raises:
         DataError: it cannot be read, has no rows, a column twice, or a row with more or fewer cells than the header.
     """
-    readers = {".parquet": _read_parquet, ".json": read_json, ".jsonl": read_json_lines, ".txt": read_lines}
+    readers = {".parquet": _read_parquet, ".json": read_json, ".txt": read_lines}
+    readers |= dict.fromkeys((".jsonl", ".ndjson"), read_json_lines)
     table = readers.get(path.suffix.lower(), _read_text)(path)
     if not table.columns or not len(next(iter(table.columns.values()))):
         raise DataError(f"{path} has no rows below its header")

@@ -23,7 +23,7 @@ class TableColumns:
 
 
 def read_lines(path: Path) -> TableColumns:
-    """Read a .txt: a path per line; or a path, white space, and a label without white space.
+    """Read a .txt: a path per line; or a path, white space (or a comma), and a label without white space.
 
     Raises:
         DataError: it cannot be read, or only some lines have a label.
@@ -43,6 +43,10 @@ def read_lines(path: Path) -> TableColumns:
 
 
 def _path_and_label(line: str) -> tuple[str, str | None]:
+    for separator in "\t;,":
+        file, _, label = line.rpartition(separator)
+        if PurePosixPath(file.strip().lower()).suffix in SUFFIXES and label.strip():
+            return file.strip(), label.strip()
     # A path may contain spaces; a label here does not.
     if PurePosixPath(line).suffix.lower() in SUFFIXES or len(line.split()) == 1:
         return line, None

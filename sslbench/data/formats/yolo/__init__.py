@@ -16,6 +16,7 @@ from typing import Any
 
 from sslbench.config import read_yaml
 from sslbench.data.containers.listed import find_listed, tails
+from sslbench.data.containers.names import split_name
 from sslbench.data.containers.text import read_text
 from sslbench.data.format import ObjectReader, SampleReader, SourceFormat
 from sslbench.data.formats._parts.layout import Place, file_names, files_below, find_places
@@ -41,7 +42,6 @@ _SPLITS = {"train": "train", "val": "val", "valid": "val", "test": "test"}
 _SLACK = 0.01  # as Ultralytics allows
 _BOX, _POLYGON = 5, 7
 _MOST_CLASSES = 100_000
-_TWO = 2  # folders: train/images
 
 
 def recognises(spec: str) -> bool:
@@ -204,15 +204,16 @@ def _described(file: Path) -> _Description:
 def _image_folders(file: Path, root: Any, key: str, entry: Any) -> tuple[_Folder, ...]:
     """Return the folder of images, or those of a list, that data.yaml names; () for a test split that is not there.
 
-    Roboflow writes `../train/images` for `train/images`, and `path` is often the place on another machine. Without its
-    first folders a path keeps two, since `images` alone would be that of every split.
+    Roboflow writes `../train/images` for `train/images`, and `path` is often the place on another machine. The last
+    folder of a path alone is taken only if it is named for a split: `images` would be that of every split.
     """
     if not isinstance(entry, str):
         raise DataError(f"{file}: '{key}' should be the path of a folder, not {str(entry)[:80]}")
     bases = [file.parent / str(root), Path(str(root))] if root else []
     ends = tails(entry)
     tried = [base / entry for base in (*bases, file.parent)]
-    tried += [file.parent / end for end in (ends if len(ends) < _TWO else ends[:-1]) if not end.startswith("/")]
+    kept = ends if len(ends) == 1 or split_name(ends[-1]) else ends[:-1]
+    tried += [file.parent / end for end in kept if not end.startswith("/")]
     for folder in dict.fromkeys(tried):
         if folder.is_dir():
             return (_Folder(folder),)
