@@ -189,10 +189,10 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     notes += notes_on_classes(classes, memory.pixels > 0, labelled > 0)
     majority = _majority(memory.pixels, labelled)
     floor, name = max(
-        (majority[headline], "the most frequent class everywhere"), (position[headline], "by place alone")
+        (majority[headline], "the most frequent class everywhere"), (position[headline], "the class of the place")
     )
     if metrics[headline][0] <= floor:
-        notes.append(f"No better than predicting {name}: the features tell no classes apart here.")
+        notes.append(f"No better than predicting {name}, without features.")
     return Outcome(
         metrics=metrics,
         headline=headline,
