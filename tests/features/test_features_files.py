@@ -131,7 +131,7 @@ def test_tables_in_utf_16_are_read(tmp_path):
     for name, text in (("x.csv", "a,b\n" + "1,2\n3,4\n" * 4), ("y.csv", "label\n" + "café\ndog\n" * 4)):
         (tmp_path / name).write_text(text, encoding="utf-16")
     found = read(tmp_path / "x.csv", tmp_path / "y.csv").whole
-    assert found.labels.classes == ("café", "dog") and np.asarray(found.features).tolist() == [[1, 2], [3, 4]] * 4
+    assert found.labels.classes == ("café", "dog") and np.asarray(found.x).tolist() == [[1, 2], [3, 4]] * 4
 
 
 def test_the_column_of_labels_is_no_feature(tmp_path, digits):
