@@ -19,12 +19,11 @@ from sslbench import config
 from sslbench.arrays import BoolArray
 from sslbench.data.containers.names import split_name
 from sslbench.data.decode.picture import UnreadableImage
-from sslbench.data.groups import by_folder
 from sslbench.data.images import Files
 from sslbench.data.location import locate
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.foreground import binary_masks
-from sslbench.data.maps.layout import by_key, in_order, pair, walk
+from sslbench.data.maps.layout import by_folder, by_key, in_order, pair, walk
 from sslbench.data.maps.sizes import SAME_SIZE, size_difference
 from sslbench.data.open import open_masks_as_data
 from sslbench.data.source import Labels, PixelLabels, Source

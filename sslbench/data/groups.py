@@ -1,21 +1,15 @@
 """Splits and folds that keep groups of samples together (frames of a video, crops of an image), stratified by class."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
 
 import numpy as np
 
 from sslbench.arrays import BoolArray, IntArray
 from sslbench.data.labels import class_counts, numbered_by_samples, present_classes
-from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import some
 from sslbench.labels import LABELS
 
-FOLDER = "folder"
-"""Grouping of images by their folder, `?group=folder`, and the name of its attribute."""
-S = TypeVar("S", Source, LabelMapSource)
 _ATTEMPTS = 10
 _CLOSE = 0.02
 """Mean deviation of the classes' shares from the target at which the search ends."""
@@ -47,12 +41,6 @@ def inseparable(source: Source) -> IntArray | None:
     ties = coo_array((np.ones(len(samples), dtype=np.int8), (samples, images)), shape=(nodes, nodes))
     _, found = connected_components(ties, directed=False)
     return group_numbers([str(number) for number in found[: len(source)]])
-
-
-def by_folder(source: S) -> S:
-    """Return a source whose images of one folder are a group: frames of a video, views of a scene."""
-    folders = tuple(name.rpartition("/")[0] for name in source.ids)
-    return dataclasses.replace(source, attributes={**source.attributes, FOLDER: folders}, grouped_by=FOLDER)
 
 
 def group_numbers(names: Sequence[str]) -> IntArray | None:

@@ -33,10 +33,10 @@ from sslbench.data.format import (
     readable_formats,
     user_format,
 )
-from sslbench.data.groups import by_folder
 from sslbench.data.location import PATTERN, SCHEME, locate
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside
 from sslbench.data.maps.foreground import binary_masks, foreground_of
+from sslbench.data.maps.layout import by_folder
 from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.missing import refuse_missing
 from sslbench.data.objects.types import ObjectSource

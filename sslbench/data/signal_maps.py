@@ -23,10 +23,9 @@ from sslbench.config import setting
 from sslbench.data.containers.names import split_name
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.depth.files import SUFFIXES, decode_values
-from sslbench.data.groups import by_folder
 from sslbench.data.images import Files
 from sslbench.data.location import Location
-from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, walk
+from sslbench.data.maps.layout import Pairs, by_folder, by_key, in_order, pair, walk
 from sslbench.data.maps.sizes import SAME_SIZE, size_difference
 from sslbench.data.source import Labels, Source
 from sslbench.data.wording import printable, some

@@ -12,8 +12,8 @@ from sslbench import config
 from sslbench.data.depth import layout, motorcycle, nyu
 from sslbench.data.depth.layout import ValuePairs
 from sslbench.data.depth.values import DepthOptions, NormalOptions, Quantity, ValueFiles
-from sslbench.data.groups import FOLDER, by_folder
 from sslbench.data.location import locate
+from sslbench.data.maps.layout import FOLDER, by_folder
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 

@@ -9,10 +9,14 @@ from typing import TypeVar
 from sslbench.data.containers.members import in_clutter, is_image
 from sslbench.data.images import Files
 from sslbench.data.maps.types import Coding, LabelMapSource, Maps
+from sslbench.data.source import Source
 from sslbench.data.wording import printable, some
 from sslbench.errors import DataError
 
 T = TypeVar("T")
+S = TypeVar("S", Source, LabelMapSource)
+FOLDER = "folder"
+"""Grouping of images by their folder, `?group=folder`, and the name of its attribute."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,3 +135,9 @@ def in_order(found: Mapping[str, T]) -> dict[str, T]:
     """Sort by split: train, val, test, then others."""
     known = ("all", "train", "val", "test")
     return {s: found[s] for s in sorted(found, key=lambda s: (known.index(s) if s in known else 9, s))}
+
+
+def by_folder(source: S) -> S:
+    """Return a source whose images of one folder are a group: frames of a video, views of a scene."""
+    folders = tuple(name.rpartition("/")[0] for name in source.ids)
+    return dataclasses.replace(source, attributes={**source.attributes, FOLDER: folders}, grouped_by=FOLDER)

@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from sslbench.arrays import IntArray
 from sslbench.data.containers.exports import NOT_READ
-from sslbench.data.groups import FOLDER, choose_groups, inseparable, torn_classes
+from sslbench.data.groups import choose_groups, inseparable, torn_classes
 from sslbench.data.labels import NO_LABEL_COLUMN, NUMBERED_FOLDERS, among_classes, present_classes, single_labels
+from sslbench.data.maps.layout import FOLDER
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.open import open_data
 from sslbench.data.source import ORIGIN, Labels, Source
