@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent / "sslbench"
 
 # A part is a module or package directly below sslbench; it imports from rows above its own, and from itself.
 ROWS = (
-    {"arrays", "errors", "locks", "paths", "names", "text", "labels", "steps"},
+    {"arithmetic", "arrays", "errors", "locks", "paths", "names", "text", "labels", "steps"},
     {"config", "preprocessing", "metrics", "results", "identity", "user_code", "library", "weights", "solvers"},
     {"distributed", "runtime"},
     {"data", "backbones"},

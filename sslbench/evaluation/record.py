@@ -32,11 +32,11 @@ from sslbench.evaluation.request import RunSettings, Task, sample_kind
 from sslbench.evaluation.trainings import ONE_TRAINING, draws, trains
 from sslbench.features.array import Features
 from sslbench.identity import Measurement, groups_digest, record_id
+from sslbench.labels import LABELS
 from sslbench.library.benchmarks import Benchmark
 from sslbench.metrics.classification import places
 from sslbench.names import did_you_mean
 from sslbench.protocols import OnFeatures, OnImages, OnSets
-from sslbench.protocols.protocol import ANY_LABELS
 from sslbench.results import (
     BenchmarkUsed,
     Costs,
@@ -261,7 +261,8 @@ def _without_differences(outcome: Outcome, train: Features, test: Features) -> s
             f"All samples of {' and of '.join(same)} have the same features{zeros}, so the score says nothing of the "
             "network: check the weights, the layer and the images."
         )
-    if test.labels.kind in ANY_LABELS and outcome.scores.shape[1] and _is_constant(outcome.scores):
+    of_classes = LABELS[test.labels.kind].classes and outcome.scores.shape[1] == len(test.labels.classes)
+    if of_classes and _is_constant(outcome.scores):
         return "All test samples have the same scores: what is predicted does not depend on the images."
     return ""
 
