@@ -212,9 +212,9 @@ def _source(
     if not chosen:
         raise DataError(f"{name} has no triplet on which enough persons agree", "Give a smaller ?min_votes=.")
     listed = [tuple(_text(table, names[part], row) for part in _COLUMNS) for row, _ in chosen]
-    names = sorted({path for row in listed for path in row})
-    images = find_listed(table.name, names, folders_beside(Path(table.name)))
-    position = {path: i for i, path in enumerate(names)}
+    paths = sorted({path for row in listed for path in row})
+    images = find_listed(table.name, paths, folders_beside(Path(table.name)))
+    position = {path: i for i, path in enumerate(paths)}
     places = np.array([[position[path] for path in row] for row in listed], dtype=np.int64)
     ids = [f"{images.ids[row[0]]} {number:06d}" for number, row in enumerate(places)]
     choices = np.array([choice for _, choice in chosen])

@@ -164,6 +164,8 @@ def test_several_columns_of_classes_are_chosen_by_their_names(tmp_path):
     ):
         with pytest.raises(UsageError, match=message):
             open_data(spec, label_column=column)
+    with pytest.raises(UsageError, match=r"\?blank=absent is for columns of 0 and 1, and 'Sex' is another"):
+        open_data(spec, label_column="Sex")
     write(tmp_path, "t.csv", "path,edema\n0.png,1\n1.png,0\n2.png,-1\n")
     with pytest.raises(UsageError, match=r"-1 is no class\n--label-col edema, \(with the comma\)"):
         open_data(str(tmp_path / "t.csv"), label_column="edema")

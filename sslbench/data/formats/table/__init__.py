@@ -158,8 +158,14 @@ def read_columns(
     found = _found(spec, names, table.columns[split] if split else (), folders, option)
     several = [] if value_columns else _several(table, label_column)
     label = None if value_columns or several else _find(table, label_column, LABEL_COLUMNS, "label", taken=image)
+    if blank and (value_columns or label):
+        used = label or value_columns[0]
+        raise UsageError(
+            f"{spec}: ?blank={blank} is for columns of 0 and 1, and '{used}' is another",
+            "Leave it out; rows of an empty label cannot be used.",
+        )
     if value_columns:
-        labels, about = _numbers(table, value_columns), ()
+        labels, about = _numbers(table, value_columns), tuple[str, ...]()
     else:
         others = [name for name in table.columns if name not in {image, split, "", *attribute_columns}]
         labels, about = _labels(table, label) if label else _labels_from_flags(table, several, others, blank)
