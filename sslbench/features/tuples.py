@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sslbench.data.groups import source_groups
+from sslbench.data.groups import inseparable
 from sslbench.data.source import Source
 from sslbench.features.array import Features
 
@@ -24,5 +24,5 @@ def side_by_side(features: Features, source: Source) -> Features:
     kept = np.flatnonzero((rows >= 0).all(axis=1))
     samples = source.select(kept)
     x = features.x[rows[kept]].reshape(len(kept), -1)
-    groups = source_groups(samples)
+    groups = inseparable(samples)
     return Features(x, samples.labels, samples.ids, groups=groups, regions=rows.shape[1] * features.regions)

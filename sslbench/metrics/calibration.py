@@ -118,6 +118,21 @@ class CalibrationError:
         order = np.argsort(place, kind="stable")
         self._order = order
         self._starts = np.unique(place[order], return_index=True)[1]
+        self._variance = confidence * (1 - confidence)
+
+    @property
+    def bias(self) -> float:
+        """Excess of the error on these samples over that on very many: chance makes the gap of a bin larger.
+
+        Gaps are sums of independent answers, taken as normal; the part of a gap that chance alone gives is left out.
+        """
+        from scipy.special import erf
+
+        gap, variance = (np.add.reduceat(part[self._order], self._starts) for part in (self._gap, self._variance))
+        spread, true = np.sqrt(np.maximum(variance, 1e-12)), np.sqrt(np.maximum(gap**2 - variance, 0))
+        ratio = true / spread
+        mean = spread * np.sqrt(2 / np.pi) * np.exp(-(ratio**2) / 2) + true * erf(ratio / np.sqrt(2))
+        return float((mean - true).sum() / len(self._gap))
 
     def value(self, weights: FloatArray) -> FloatArray:
         """Return the errors (R,) for R weightings (R, N): 0 is perfect, 1 is worst."""

@@ -20,6 +20,7 @@ class Measure:
             units count alike.
         block: number of weights in memory at a time.
         binary: True if the values of `per_sample` are 0 and 1.
+        bias: (M,), least bias of the values, positive where they are too high; None where half-samples show it.
     """
 
     metrics: tuple[Metric, ...]
@@ -28,6 +29,7 @@ class Measure:
     class_units: tuple[int, ...] | None = None
     block: int = 4_000_000
     binary: bool = False
+    bias: FloatArray | None = None
 
     @property
     def names(self) -> tuple[str, ...]:

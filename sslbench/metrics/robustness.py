@@ -10,9 +10,11 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.metrics.intervals import Interval, Statistic, Units, ends, mean_errors, on_halves, standard_errors
+from sslbench.metrics.intervals import Interval, Statistic, Units, ends, mean_errors
+from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import ANY, CORRELATION, LOSS, RATE, Metric
 from sslbench.metrics.sample_means import SampleMeans
+from sslbench.metrics.summary import with_intervals
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -228,9 +230,7 @@ def cosine_of_others(unit: FloatArray, units: Units, *, seed: int, resamples: in
         with np.errstate(invalid="ignore"):
             return np.asarray(total / (number * (number - 1)))[:, None]
 
-    value = float(statistic(np.ones((1, len(unit))))[0, 0])
-    error = standard_errors(on_halves(statistic, units, n=resamples, seed=seed), units)[0]
-    return (value, *ends(value, float(error), size=units.number, bounds=COSINE.bounds))
+    return with_intervals(Measure((COSINE,), statistic), units, seed, resamples)[COSINE.name]
 
 
 def flip_probability(predictions: IntArray, *, noise: bool, step: int = 1) -> float:
@@ -328,12 +328,7 @@ def unknown_detection_with_intervals(
         seed: of the half-samples.
         resamples: number of half-samples.
     """
-    statistic = _detection(known, unknown)
-    errors = standard_errors(on_halves(statistic, units, n=resamples, seed=seed), units)
-    found = {}
-    for metric, value, error in zip(UNKNOWN, unknown_detection(known, unknown), errors.tolist(), strict=True):
-        found[metric.name] = (value, *ends(value, error, size=units.number, bounds=metric.bounds))
-    return found
+    return with_intervals(Measure(UNKNOWN, _detection(known, unknown)), units, seed, resamples)
 
 
 def _detection(known: npt.NDArray[np.floating], unknown: npt.NDArray[np.floating]) -> Statistic:
@@ -431,10 +426,7 @@ def response_rate_accuracy_with_interval(
         seed: of the half-samples.
         resamples: number of half-samples.
     """
-    statistic = _response_rates(confidence, correct)
-    value = response_rate_accuracy(confidence, correct)
-    error = float(standard_errors(on_halves(statistic, units, n=resamples, seed=seed), units)[0])
-    return (value, *ends(value, error, size=units.number, bounds=AURRA.bounds))
+    return with_intervals(Measure((AURRA,), _response_rates(confidence, correct)), units, seed, resamples)[AURRA.name]
 
 
 def _response_rates(confidence: FloatArray, correct: BoolArray) -> Statistic:

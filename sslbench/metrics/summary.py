@@ -286,6 +286,7 @@ def _calibration(values: npt.NDArray[np.int64], scores: npt.NDArray[np.floating]
         Measure(
             (calibration.ECE, calibration.ECE_ADAPTIVE),
             lambda weights: np.column_stack([error.value(weights) for error in errors]),
+            bias=np.array([error.bias for error in errors]),
         ),
         _means((calibration.NLL,), [calibration.log_losses(values, probabilities)]),
         _means((calibration.BRIER,), [calibration.brier_scores(values, probabilities)]),
@@ -361,6 +362,7 @@ def with_intervals(measure: Measure, units: Units, seed: int, resamples: int) ->
         halves = on_halves(measure.statistic, units, n=resamples, seed=seed, block=measure.block)
         error = standard_errors(halves, units) * measure.missing_variance
         shift = biases(value, halves, units, np.array([metric.bias_decay for metric in measure.metrics]))
+        shift = shift if measure.bias is None else np.maximum(shift, measure.bias)
     size = measure.size(units)
     found: Values = {}
     for metric, own, spread, bias in zip(measure.metrics, value.tolist(), error.tolist(), shift.tolist(), strict=True):

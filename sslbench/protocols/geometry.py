@@ -5,7 +5,8 @@ std) and, with one label per sample, closeness of samples of one class (alignmen
 measured; data without parts of its own is not split. None of these is better the higher it is: RankMe and uniformity
 order networks of one kind and size, and a collapsed network shows in all of them.
 
-Version 2: intervals keep groups of samples together.
+Version 2: intervals keep groups of samples together. Version 3: those of ranks reach as far as ranks of half of the
+samples are lower.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics import spectrum
+from sslbench.metrics.intervals import Units, Values, half_samples
 from sslbench.protocols._parts.costs import DOUBLE, EIGEN
 from sslbench.protocols._parts.selection import check_finite
 from sslbench.protocols.protocol import ANY_LABELS, OnFeatures, Part, Protocol, Shapes
@@ -100,7 +102,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     width = part.x.shape[1]
     if len(part) < width:
         notes.append(f"There are fewer samples ({len(part)}) than features ({width}), which limits the ranks.")
-    metrics = _metrics(part, settings)
+    metrics = _metrics(part, settings, seed)
     return Outcome(
         metrics=metrics,
         headline="rankme",
@@ -111,13 +113,16 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     )
 
 
-def _metrics(features: Features, settings: Settings) -> dict[str, tuple[float, float, float]]:
-    centred = spectrum.spectrum(features.x, centred=True, groups=features.groups)
-    metrics = {
-        "rankme": spectrum.rankme(spectrum.spectrum(features.x, centred=False, groups=features.groups)),
-        "effective_rank": spectrum.effective_rank(centred),
-        "alpha_req": spectrum.alpha_req(centred, settings.alpha_ranks),
-    }
+def _metrics(features: Features, settings: Settings, seed: int) -> Values:
+    metrics = _of_spectrum(features, settings)
+    # Ranks of few samples are too low; those of two halves show by how much, and the interval reaches as far.
+    units = Units.of(len(features), features.groups)
+    if units.number >= 2 * _FEWEST:
+        rows = next(half_samples(units, 1, seed))[0] > 0
+        halves = [_of_spectrum(features.select(np.flatnonzero(part)), settings) for part in (rows, ~rows)]
+        for name, (value, low, high) in metrics.items():
+            bias = float(np.nan_to_num(np.mean([half[name][0] for half in halves]) - value))
+            metrics[name] = value, min(low, low - bias), max(high, high - bias)
     unit = spectrum.unit_length(features.x)
     metrics["uniformity"] = spectrum.uniformity(unit, groups=features.groups)
     metrics["feature_std"] = spectrum.feature_std(unit, groups=features.groups)
@@ -126,19 +131,28 @@ def _metrics(features: Features, settings: Settings) -> dict[str, tuple[float, f
     return metrics
 
 
+def _of_spectrum(features: Features, settings: Settings) -> Values:
+    centred = spectrum.spectrum(features.x, centred=True, groups=features.groups)
+    return {
+        "rankme": spectrum.rankme(spectrum.spectrum(features.x, centred=False, groups=features.groups)),
+        "effective_rank": spectrum.effective_rank(centred),
+        "alpha_req": spectrum.alpha_req(centred, settings.alpha_ranks),
+    }
+
+
 def cost(settings: Settings, shapes: Shapes) -> Cost:
     """Return the work of two spectra, and of the similarities of all pairs."""
     rows = float(min(shapes.train if settings.part == "train" else shapes.test, settings.samples))
     rank = min(rows, shapes.width)
     return Cost(
-        double=8 * rows * shapes.width * rank + 2 * EIGEN * rank**3 + 2 * rows**2 * shapes.width,
+        double=16 * rows * shapes.width * rank + 6 * EIGEN * rank**3 + 2 * rows**2 * shapes.width,
         traffic=rows**2 * _COMPARED + rows * shapes.width * 20 * DOUBLE,
         memory=4 * DOUBLE * rows * shapes.width + 3 * DOUBLE * rank**2,
     )
 
 
 PROTOCOL = Protocol(
-    version=2,
+    version=3,
     summary="Rank, spectrum and uniformity of frozen features; no labels are needed.",
     settings=Settings,
     check_settings=check_settings,

@@ -240,6 +240,10 @@ def pck_with_intervals(pairs: PairHits, images: IntArray) -> Values:
     share, number = found / points, np.bincount(classes, minlength=1)
     by_class = np.stack([share[classes == c].mean(axis=0) for c in np.flatnonzero(number)])
     own = by_class[np.searchsorted(np.flatnonzero(number), classes)]
+    # Residuals of a class lack the variance of its mean: of pairs of all m images of it, where each adds to its pairs,
+    # the variance by `dyadic_errors` is (m - 2) (m - 3) / (m (m - 1)) of the true one.
+    sizes = np.array([max(4, len(np.unique(images[scored][classes == c]))) for c in range(len(number))])
+    lacking = np.sqrt(sizes * (sizes - 1) / ((sizes - 2) * (sizes - 3)))[classes][:, None]
     each = np.column_stack([found, swapped])
     ratio = each.sum(axis=0) / points.sum()
     pooled_influence = (each - ratio * points) / points.sum()
@@ -248,7 +252,7 @@ def pck_with_intervals(pairs: PairHits, images: IntArray) -> Values:
         [
             (share - share.mean(axis=0)) / len(share),
             pooled_influence[:, :-1],
-            (share - own) / (number[classes][:, None] * len(by_class)),
+            lacking * (share - own) / (number[classes][:, None] * len(by_class)),
             pooled_influence[:, -1:],
         ]
     )

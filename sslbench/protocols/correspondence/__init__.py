@@ -90,7 +90,7 @@ def work(settings: Settings, shapes: Shapes) -> ImageWork:
 
 
 PROTOCOL = Protocol(
-    version=1,
+    version=2,
     summary="Correspondence of keypoints, or of cells under homographies, without training.",
     settings=Settings,
     kind=without_training(check, maps_of_layers, score, work=work, label_kinds=frozenset({"points", "homography"})),

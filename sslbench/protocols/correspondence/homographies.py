@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sslbench.arrays import FloatArray, IntArray
-from sslbench.data.groups import source_groups
+from sslbench.data.groups import inseparable
 from sslbench.data.image_pairs import HomographyPair, ImagePairs
 from sslbench.data.source import Source
 from sslbench.data.warped import in_pixels
@@ -171,7 +171,7 @@ def _vectors(value: torch.Tensor) -> FloatArray:
 
 def _outcome(name: str, floor: str, errors: _Errors, test: Source, seed: int) -> Outcome:
     each, of_pair = errors.joined(name)
-    units = Units.of(len(test), source_groups(test))
+    units = Units.of(len(test), inseparable(test))  # pairs of one scene share an image
     metrics = with_intervals(match_measure(MatchErrors(each, of_pair)), units, seed, _RESAMPLES)
     counts = [np.bincount(of_pair[each <= limit], minlength=len(test)) for limit in PIXELS]
     rows = np.column_stack([*counts, np.bincount(of_pair, minlength=len(test))]).astype(np.float32)

@@ -31,9 +31,11 @@ from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.labels import LABELS
-from sslbench.metrics.intervals import Interval, Units, ends, mean_errors, on_halves, standard_errors
-from sslbench.metrics.metric import Metric
+from sslbench.metrics.intervals import Interval, Units
+from sslbench.metrics.measure import Measure
 from sslbench.metrics.retrieval import COPIES, GroundTruth, micro_values
+from sslbench.metrics.sample_means import means
+from sslbench.metrics.summary import with_intervals
 from sslbench.protocols._parts.costs import DOUBLE, EIGEN, FLOAT, search_cost
 from sslbench.protocols._parts.engines import fastest_engine
 from sslbench.protocols._parts.selection import check_features, check_finite, class_sizes
@@ -317,13 +319,9 @@ def _micro_metrics(
     pairs = np.array([len(truth.positives) for truth in truths], dtype=np.float64)
     scores = np.concatenate([scores for scores, _ in found])
     predicted = scores, np.concatenate(correct), np.concatenate(of_query), pairs
-    value = micro_values(np.ones((1, len(truths))), *predicted)[0]
+    measure = Measure(COPIES, lambda weights: micro_values(weights, *predicted))
     units = _units(task, test, np.arange(len(truths)))
-    errors = [
-        standard_errors(on_halves(lambda weights: micro_values(weights, *predicted), each, n=_HALVES, seed=seed), each)
-        for each in units
-    ]
-    return _intervals(COPIES, value, errors, units)
+    return _widest([with_intervals(measure, each, seed, _HALVES) for each in units])
 
 
 def _nearest_images(
@@ -425,17 +423,15 @@ def _all_regions(train: Features) -> Matrix:
 
 def _mean_metrics(values: FloatArray, metric_set: MetricSet, units: Sequence[Units]) -> dict[str, Interval]:
     """Return the means over the queries of metrics (Q, M), with intervals."""
-    return _intervals(metric_set.metrics, values.mean(axis=0), [mean_errors(values, each) for each in units], units)
+    columns = dict(zip(metric_set.metrics, values.T, strict=True))
+    return _widest([means(columns, each) for each in units])
 
 
-def _intervals(
-    metrics: Sequence[Metric], values: FloatArray, errors: Sequence[FloatArray], units: Sequence[Units]
-) -> dict[str, Interval]:
-    """Return values (M,) with intervals from their errors (M,) over the units of each kind: the largest counts."""
-    size, largest = min(each.number for each in units), np.max(errors, axis=0)
+def _widest(found: Sequence[dict[str, Interval]]) -> dict[str, Interval]:
+    """Return values with the hull of their intervals over units of several kinds."""
     return {
-        metric.name: (value, *ends(value, error, size=size, bounds=metric.bounds))
-        for metric, value, error in zip(metrics, values.tolist(), largest.tolist(), strict=True)
+        name: (value, min(each[name][1] for each in found), max(each[name][2] for each in found))
+        for name, (value, _, _) in found[0].items()
     }
 
 
