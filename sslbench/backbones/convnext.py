@@ -14,9 +14,14 @@ _PUBLISHED: Mapping[tuple[tuple[int, ...], tuple[int, ...]], str] = {
     ((3, 3, 27, 3), (192, 384, 768, 1536)): "large",
     ((3, 3, 27, 3), (256, 512, 1024, 2048)): "xlarge",
     ((3, 3, 27, 3), (352, 704, 1408, 2816)): "huge",
+    ((3, 4, 30, 3), (384, 768, 1536, 3072)): "xxlarge",
 }
 """(blocks, width) of each stage -> timm's word."""
-_SECOND_ONLY, _FIRST_ONLY, _CONVOLUTIONS = ("huge",), ("xlarge",), ("atto", "femto", "pico", "nano")
+_SECOND_ONLY, _FIRST_ONLY = ("huge",), ("xlarge", "xxlarge")
+_CONVOLUTIONS = ("atto", "femto", "pico", "nano")
+"""Sizes whose MLP consists of 1x1 convolutions in timm, and of linear layers in its authors' files."""
+_OF_TESTS = (24, 32, 48, 64)
+"""Widths of timm's network for its own tests, which has another activation."""
 _KNOWN = re.compile(
     r"(?:stem\.[01]|stages\.\d+\.downsample\.[01]|head\.norm)\.(?:weight|bias)|"
     r"stages\.\d+\.blocks\.\d+\.(?:gamma|(?:conv_dw|norm|mlp\.fc[12]|mlp\.grn)\.(?:weight|bias))"
@@ -32,7 +37,7 @@ def recognise_convnext(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
         shapes: canonical name -> shape, without the classifier.
     """
     stem, blocks = shapes.get("stem.0.weight", ()), dict[int, int]()
-    if len(stem) != 4 or "head.norm.weight" not in shapes or not all(_KNOWN.fullmatch(name) for name in shapes):
+    if len(stem) != 4 or "head.norm.bias" not in shapes or not all(_KNOWN.fullmatch(name) for name in shapes):
         return None
     for name in shapes:
         if found := re.match(r"stages\.(\d+)\.blocks\.(\d+)\.", name):
@@ -41,13 +46,15 @@ def recognise_convnext(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     dims = tuple(shapes.get(f"stages.{stage}.blocks.0.conv_dw.weight", (0,))[0] for stage in sorted(blocks))
     first = shapes.get("stages.0.blocks.0.mlp.fc1.weight", ())
     second = "stages.0.blocks.0.mlp.grn.weight" in shapes
+    if dims == _OF_TESTS:
+        return None
     word = _PUBLISHED.get((depths, dims), "")
     if len(depths) != 4 or word in (_FIRST_ONLY if second else _SECOND_ONLY):
         word = ""
     options: dict[str, object] = {}
     if not word:
         options |= {"depths": "-".join(map(str, depths)), "dims": "-".join(map(str, dims))}
-    if (len(first) == 4) != (word in _CONVOLUTIONS and not second):
+    if (len(first) == 4) != (word in _CONVOLUTIONS):
         options["conv_mlp"] = len(first) == 4
     if ("stages.0.blocks.0.gamma" in shapes) == second:
         options["ls_init_value"] = None if not second else 1e-6

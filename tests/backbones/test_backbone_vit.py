@@ -8,6 +8,7 @@ import torch
 from timm.layers import resample_abs_pos_embed
 
 from sslbench.backbones.build import build
+from sslbench.backbones.convnext import recognise_convnext
 from sslbench.backbones.load import load_backbone
 from sslbench.backbones.vit.positions import fit_positions
 from sslbench.backbones.vit.recognise import grid_side, recognise_vit
@@ -169,6 +170,14 @@ def test_a_size_nobody_else_has_needs_the_number_of_heads(tmp_path):
         ("deit_tiny_distilled_patch16_224", {}),
         ("beit_base_patch16_224", {}),
         ("vit_giant_patch14_reg4_dinov2", {}),
+        ("vit_7b_patch16_dinov3", {}),
+        ("vit_small_plus_patch16_dinov3_qkvb", {"num_reg_tokens": 2}),
+        ("vit_so400m_patch14_siglip_384", {"act_layer": "gelu_tanh"}),
+        ("vit_giantopt_patch16_siglip_256", {}),
+        ("aimv2_huge_patch14_336", {}),
+        ("vit_pe_core_gigantic_patch14_448", {}),
+        ("vit_pe_lang_large_patch14_448", {}),
+        ("vit_pe_spatial_small_patch16_512", {"img_size": 96}),
     ],
 )
 def test_every_kind_is_recognised_from_its_shapes(name, options):
@@ -231,3 +240,37 @@ def test_positions_of_no_square_are_left_alone_and_refused(tmp_path):
         load_backbone(path, backbone="timm:vit_tiny_patch16_224,embed_dim=192")
     assert grid_side(1 + 12 * 14, (0, 2)) == 13
     assert grid_side(5, (0, 1)) == 2 and grid_side(6, (0, 1)) is None and grid_side(0, (0, 1)) is None
+
+
+def test_networks_with_rotary_positions_of_other_kinds_are_none():
+    names = (
+        "eva02_tiny_patch14_224 eva_giant_patch14_224 vit_small_patch16_rope_224 vit_medium_patch16_rope_reg1_gap_256"
+    )
+    for name in names.split():
+        with torch.device("meta"):
+            assert recognise_vit(shapes(timm.create_model(name, num_classes=0).state_dict())) is None, name
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("convnext_tiny", {}),
+        ("convnext_nano", {}),
+        ("convnextv2_atto", {"conv_mlp": False}),
+        ("convnextv2_pico", {"in_chans": 4}),
+        ("convnext_xxlarge", {}),
+        ("convnext_base", {"depths": (1, 2, 3, 1), "dims": (8, 16, 24, 32)}),
+    ],
+)
+def test_a_convnext_is_recognised_from_its_shapes(name, options):
+    with torch.device("meta"):
+        wanted = shapes(timm.create_model(name, num_classes=0, **options).state_dict())
+        found = recognise_convnext(wanted)
+        assert shapes(build(found).module.state_dict()) == wanted
+    assert found.startswith(f"timm:{name}") or "depths=1-2-3-1,dims=8-16-24-32" in found
+
+
+def test_convnexts_with_other_norms_heads_or_activations_are_none():
+    for name in ("convnext_tiny_hnf", "convnext_zepto_rms", "test_convnext"):
+        with torch.device("meta"):
+            assert recognise_convnext(shapes(timm.create_model(name, num_classes=0).state_dict())) is None, name

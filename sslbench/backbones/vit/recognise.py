@@ -164,7 +164,7 @@ def recognise_vit(shapes: Shapes, *, format: str = "", config: ModelConfig = NO_
     size, heads = {**_SIZES, **_SIZES_OF.get(family, {})}.get((width, depth, hidden), ("", max(1, width // 64)))
     if format == "moco_v3_vit" and size == "small":
         heads = _MOCO_V3_SMALL_HEADS
-    told = _told_heads(shapes, config)
+    told, activation = _told_heads(shapes, config), config.activation or _ACTIVATIONS.get(format, "")
     trained_by_dinov2 = family == "dinov2" and image == _DINOV2_TRAINED
     vit = ViT(
         name="",
@@ -185,9 +185,9 @@ def recognise_vit(shapes: Shapes, *, format: str = "", config: ModelConfig = NO_
         qkv_bias=bool(_any(shapes, "attn.qkv.bias") or _any(shapes, "attn.q_bias")),
         hidden=hidden,
         swiglu=fc1[0] == 2 * fc2[1] or bool(_any(shapes, "mlp.fc1_g.weight")),
-        activation=config.activation or _ACTIVATIONS.get(format, ""),
+        activation=activation,
         pooled_norm="fc_norm.weight" in shapes,
-        notes=tuple(_notes(family, width, format)),
+        notes=tuple(_notes(family, width, format, activation)),
     )
     return dataclasses.replace(vit, name=_name(vit, shapes, _TAGS.get(format, "")))
 
@@ -219,7 +219,7 @@ def _family(shapes: Shapes, format: str) -> Family | None:
         return "aimv2"
     if pooling:
         return "siglip"
-    if "pos_embed" not in shapes and ("reg_token" in shapes or "dinov3" in format):
+    if "pos_embed" not in shapes and "cls_token" in shapes and ("reg_token" in shapes or "dinov3" in format):
         return "dinov3"
     if _any(shapes, "attn.q_bias") or _any(shapes, "mlp.fc1_g.weight"):
         return None
@@ -258,9 +258,9 @@ def grid_side(count: int, prefixes: tuple[int, ...]) -> int | None:
     return None
 
 
-def _notes(family: Family, width: int, format: str) -> list[str]:
+def _notes(family: Family, width: int, format: str, activation: str) -> list[str]:
     notes = []
-    if family == "clip" and format == "open_clip":
+    if family == "clip" and not activation:
         notes.append("GELU is assumed; models that open_clip calls -quickgelu need timm's clip_quickgelu names")
     if family == "vit" and width == 384 and format in ("timm", "module", "mmpretrain_vit", "lightly_vit"):
         notes.append("6 heads are assumed as in DeiT, DINO and timm; MoCo v3's ViT-S has 12 (add ,num_heads=12)")

@@ -33,6 +33,8 @@ class RotaryPositions(nn.Module):
         grid: rows and columns of patches.
     """
 
+    embed: Tensor
+
     def __init__(self, head: int, grid: tuple[int, int]) -> None:
         super().__init__()
         self.feat_shape = grid
@@ -46,8 +48,7 @@ class RotaryPositions(nn.Module):
 
     def get_embed(self) -> Tensor:
         """Return sine and cosine of every patch's angles, (N, 2 * head)."""
-        embed: Tensor = self.embed
-        return embed
+        return self.embed
 
 
 def build_vjepa2(name: str, options: Mapping[str, Any]) -> tuple[nn.Module, int, int]:
@@ -63,7 +64,7 @@ def build_vjepa2(name: str, options: Mapping[str, Any]) -> tuple[nn.Module, int,
     import timm
 
     width, depth, heads, ratio = SIZES[name]
-    given = {"img_size": 256, "patch_size": 16, "in_chans": 3, "embed_dim": width, "depth": depth}
+    given: dict[str, Any] = {"img_size": 256, "patch_size": 16, "in_chans": 3, "embed_dim": width, "depth": depth}
     given |= {"num_heads": heads, "mlp_ratio": ratio}
     if unknown := [key for key in options if key not in given]:
         raise TypeError(f"it has no option '{unknown[0]}', but {', '.join(given)}")
@@ -79,8 +80,10 @@ def build_vjepa2(name: str, options: Mapping[str, Any]) -> tuple[nn.Module, int,
         norm_layer=functools.partial(nn.LayerNorm, eps=1e-6),
         **given,
     )
-    module.rope = RotaryPositions(given["embed_dim"] // given["num_heads"], module.patch_embed.grid_size)
-    return module, int(given["img_size"]), int(given["depth"])
+    side = int(given["img_size"])
+    grid = side // int(given["patch_size"])
+    module.rope = RotaryPositions(given["embed_dim"] // given["num_heads"], (grid, grid))
+    return module, side, int(given["depth"])
 
 
 def on_images(tensors: Mapping[str, Tensor], what: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:

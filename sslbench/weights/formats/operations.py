@@ -127,7 +127,7 @@ def split(whole: Tensor, shares: tuple[int, ...]) -> list[Tensor]:
     if whole.ndim == 0 or whole.shape[0] % sum(shares):
         raise ValueError(f"cannot be split into {sum(shares)} equal parts")
     unit = whole.shape[0] // sum(shares)
-    return [part.contiguous() for part in whole.split([unit * share for share in shares], dim=0)]
+    return [part.contiguous() for part in torch.split(whole, [unit * share for share in shares])]
 
 
 def apply(names: tuple[str, ...], tensor: Tensor, *, key: str, inverse: bool = False) -> Tensor:
