@@ -6,7 +6,7 @@ import logging
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -44,7 +44,9 @@ def without_secrets(text: T) -> T:
         >>> without_secrets("https://me:pw@host/a.tar?X-Amz-Signature=5f0c&unit=annotation: not found")
         'https://***@host/a.tar?X-Amz-Signature=***&unit=annotation: not found'
     """
-    return _URL.sub(_hidden, text) if type(text) is str and ":/" in text else text
+    if not isinstance(text, str) or type(text) is not str or ":/" not in text:
+        return text
+    return cast(T, _URL.sub(_hidden, text))
 
 
 def _hidden(url: re.Match[str]) -> str:
