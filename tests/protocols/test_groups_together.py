@@ -94,7 +94,8 @@ def test_copies_of_the_test_samples_do_not_narrow_any_interval(name):
         widths = [each[metric][2] - each[metric][1] for each in found]
         assert found[1][metric][0] == pytest.approx(value, abs=0.05)
         assert widths[1] == pytest.approx(widths[0], rel=0.35), metric
-        assert name.startswith(("low-shot", "lsr")) or widths[2] < 0.6 * widths[1], metric
+        # Intervals over draws are wide; retrieval resamples labels, whatever the groups.
+        assert name.startswith(("low-shot", "lsr", "retrieval")) or widths[2] < 0.6 * widths[1], metric
 
 
 @pytest.mark.parametrize("backend", ["faiss", "torch"])
