@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from sslbench.data import remote
 from sslbench.data.containers.suffixes import SUFFIXES, is_clutter
 from sslbench.data.images import Files
 from sslbench.data.wording import counted, printable, some
@@ -136,6 +137,7 @@ def find_listed(spec: str, names: Sequence[str], folders: Sequence[Path], option
     The first reading holds under which all names that are tried exist: as they are written; with slashes and without
     drive or address; without the folders that all names share at their beginning; the last name alone. Then the same
     again with the suffix of an image added, or in other case, if exactly one file fits.
+    Addresses (http, s3) of which nothing lies here are copied into the cache of remote files.
 
     Args:
         spec: name of the list in messages.
@@ -148,6 +150,8 @@ def find_listed(spec: str, names: Sequence[str], folders: Sequence[Path], option
     """
     known = _Folders(list(dict.fromkeys(folders)))
     reading = _choose(spec, names, known, option)
+    if reading is None and all(remote.is_url(name) for name in names):
+        return _fetched(spec, names, option)
     if reading is None:
         raise _missing(spec, names, list(names), known, option)
     paths = [reading.path(name, known) for name in names]
@@ -162,6 +166,16 @@ def find_listed(spec: str, names: Sequence[str], folders: Sequence[Path], option
         raise _missing(spec, names, [names[i] for i in absent], known, option)
     note = f"{spec}: '{printable(names[0])}' and the other paths are read as {printable(found[0])} in {reading.folder}"
     return ListedFiles(found, ids, reading.folder, () if found == tuple(names) else (note,))
+
+
+def _fetched(spec: str, names: Sequence[str], option: str) -> ListedFiles:
+    """Return copies of the files of a list of addresses, in the cache of remote files."""
+    copies = remote.local_copies(list(dict.fromkeys(names)))
+    place = dict(zip(dict.fromkeys(names), map(str, copies), strict=True))
+    ids = [printable(plain_path(name).lstrip("/")) for name in names]
+    _refuse_twice(spec, names, ids, option)
+    note = f"{spec}: the images are read from the addresses in it, such as {printable(names[0])}, and kept in the cache"
+    return ListedFiles(tuple(place[name] for name in names), ids, Path(place[names[0]]).parent, (note,))
 
 
 def finds_all(names: Sequence[str], folders: Sequence[Path]) -> bool:

@@ -1,4 +1,4 @@
-"""COCO or kwcoco manifest (.json, .kwcoco.json, .kwcoco.zip): images, annotations, categories."""
+"""COCO or kwcoco manifest (.json, .kwcoco.json, .kwcoco.zip, its view .sqlite): images, annotations, categories."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 
-SUFFIXES = (".json", ".kwcoco.zip")
+SUFFIXES = (".json", ".kwcoco.zip", ".sqlite")
 
 
 @dataclasses.dataclass(frozen=True)

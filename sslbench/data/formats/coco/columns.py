@@ -19,6 +19,7 @@ from sslbench.data.containers.json_rows import NotAMappingError, json_rows
 from sslbench.data.containers.sniff import head
 from sslbench.data.containers.text import encoding_of
 from sslbench.data.formats.coco.assets import AssetCollector, Assets
+from sslbench.data.formats.coco.sqlite_view import is_sqlite, view_entries
 from sslbench.data.formats.coco.videos import VIDEO, Videos
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
@@ -85,7 +86,7 @@ def read_columns(spec: str, attributes: Sequence[str] = ()) -> Columns:
     """Return the columns of a manifest, checked to be consistent.
 
     Args:
-        spec: a .json, or a .zip with one.
+        spec: a .json, a .zip with one, or kwcoco's view of one (.sqlite).
         attributes: keys of the images to keep as text; 'video' is the name of the video that a frame is from.
 
     Raises:
@@ -123,13 +124,12 @@ def refuse_unknown_keys(spec: str, columns: Columns, attributes: Sequence[str]) 
 def _read(spec: str, collector: "_Collector") -> Columns:
     keys: list[str] = []
     try:
-        with _text(spec) as file:
-            for key, value, is_row in json_rows(file, TABLES):
-                if is_row:
-                    collector.add(key, value)
-                else:
-                    keys.append(key)
-                    collector.whole(key, value)
+        for key, value, is_row in _entries(spec):
+            if is_row:
+                collector.add(key, value)
+            else:
+                keys.append(key)
+                collector.whole(key, value)
     except OSError as error:
         raise DataError(f"cannot read {spec}: {error.strerror or error}") from error
     except NotAMappingError as error:
@@ -141,6 +141,15 @@ def _read(spec: str, collector: "_Collector") -> Columns:
     if not collector.n:
         raise DataError(f"{spec} lists no images")
     return collector.columns()
+
+
+def _entries(spec: str) -> Iterator[tuple[str, Any, bool]]:
+    """Yield key, value, and whether it is a row of a table, of a manifest or kwcoco's view of one."""
+    if is_sqlite(spec):
+        yield from view_entries(spec, TABLES)
+        return
+    with _text(spec) as file:
+        yield from json_rows(file, TABLES)
 
 
 def _no_manifest(spec: str, found: str) -> DataError:
