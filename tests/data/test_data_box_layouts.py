@@ -497,7 +497,7 @@ def test_a_check_of_boxes_refuses_what_an_evaluation_refuses(tmp_path, decoded, 
     assert code == 1
     for words in ("p1.jpg is 30 x 40 pixels, but the annotations are for 40 x 30", "p4.jpg is 20 x 15 pixels"):
         assert words in " ".join(str(refused.value).split()) and words in shown
-    assert "p1.jpg" in shown and "probably made on the image before its EXIF rotation" in shown
+    assert "p1.jpg" in shown and "it is turned by EXIF, and these are width and height of its stored pixels" in shown
     assert "p0.jpg is" not in shown and "p2.jpg is" not in shown
 
 

@@ -196,7 +196,7 @@ def test_damaged_files_and_lists_are_named(write, tmp_path):
     for name, text, message in (
         ("a.txt", "images/0.png\n", "line 1 is no pair"),
         ("b.txt", "images/9.png depth/9.npy\n", "1 of 1 image file missing: images/9.png"),
-        ("c.txt", "images/0.png depth/9.npy\n", "1 of 1 image file missing: images/9.png"),
+        ("c.txt", "images/0.png depth/9.npy\n", "1 of 1 image file missing: depth/9.npy"),
         ("d.txt", "images/0.png depth/0.npy\nimages/0.png depth/0.npy\n", "twice"),
         ("e.txt", "images/0.png depth/0.npy\nimages/1.png depth/9.npy\n", "1 of 2 image files missing: depth/9.npy"),
     ):
