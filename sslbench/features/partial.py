@@ -14,7 +14,7 @@ import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -298,7 +298,7 @@ def _opened(file: Path, flags: int) -> Iterator[BinaryIO]:
         naming(file),
         open(file, mode, buffering=0, opener=lambda path, _: os.open(path, flags | _PLAIN)) as opened_file,
     ):
-        yield opened_file
+        yield cast(BinaryIO, opened_file)
 
 
 def _runs(indices: IntArray) -> list[tuple[int, int]]:
