@@ -12,6 +12,7 @@ import click
 from sslbench.cli import options
 from sslbench.cli.echo import echo
 from sslbench.data.wording import some
+from sslbench.errors import SslbenchError
 from sslbench.names import list_names
 from sslbench.weights.reading.model_folders import weights_file
 from sslbench.weights.reading.shards import is_distributed, is_unfinished
@@ -50,7 +51,7 @@ def command(
     if _is_model(what):
         early.refuse_mistyped([what], backbone=backbone)
         early.refuse_wrong_network(format_, None)
-        return _weights(what, backbone, format_, as_json, trust_pickle)
+        return _model(what, backbone, format_, as_json, trust_pickle)
     path = _weights_of_run(Path(what))
     remote_or_shard = "://" in what or _is_shard(path)
     likely = path.suffix.lower() in SUFFIXES or is_unfinished(path) or is_distributed(path) or _is_other_file(path)
@@ -132,6 +133,21 @@ def _is_model(what: str) -> bool:
     return (scheme in ("timm", "vissl") and is_named(what)) or (
         Path(what).is_dir() and weights_file(Path(what)) is not None
     )
+
+
+def _model(what: str, backbone: str | None, format_: str | None, as_json: bool, trust_pickle: bool) -> int:
+    """Describe weights by name, or a folder of them.
+
+    Raises:
+        SslbenchError: as for reading them; of a name on the Hugging Face Hub, the message says how to name a data set.
+    """
+    try:
+        return _weights(what, backbone, format_, as_json, trust_pickle)
+    except SslbenchError as error:
+        if not what.startswith("hf:") or Path(what.removeprefix("hf:")).exists():
+            raise
+        remedy = f"{error.remedy}\n" if error.remedy else ""
+        raise type(error)(error.message, f"{remedy}For a data set, write {what}?download=1.") from error
 
 
 def _is_cached(place: str) -> bool:

@@ -17,7 +17,7 @@ CONFIGS = ("config.json", "open_clip_config.json", "preprocessor_config.json")
 """Descriptions of the network and of its images: of transformers or timm, of open_clip, and of transformers."""
 _LARGEST = 1 << 26
 _ACTIVATIONS = {
-    "gelu": "gelu",
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     "quick_gelu": "quick_gelu",
     **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_tanh"), "gelu_tanh"),
     **{name: name for name in ("relu", "silu", "mish", "tanh", "sigmoid")},
