@@ -53,6 +53,7 @@ def test_pieces_of_all_ranks_make_whole_tensors_without_those_of_optimizers(tmp_
     assert all(torch.equal(file.content["model"][key], tensor) for key, tensor in WHOLE.items())
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_what_torch_writes_is_read(tmp_path):
     import torch.distributed.checkpoint as saving  # noqa: TID251
 
@@ -91,6 +92,16 @@ def test_pieces_that_do_not_fill_a_tensor_are_refused(tmp_path):
     del metadata.storage_data[index]
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(WeightsError, match=r"the pieces of 'model\.conv1\.weight' do not fit together"):
+        read(folder)
+
+
+def test_bytes_that_are_named_again_and_again_are_not_read(tmp_path):
+    folder = write(tmp_path / "saved")
+    metadata = pickle.loads((folder / ".metadata").read_bytes())  # noqa: S301 - written above
+    index, info = next(iter(metadata.storage_data.items()))
+    metadata.storage_data |= {MetadataIndex(index.fqn, torch.Size([i, 0, 0, 0]), i): info for i in range(2, 99)}
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(WeightsError, match=r"__0_0\.distcp has fewer bytes than the pieces in it"):
         read(folder)
 
 

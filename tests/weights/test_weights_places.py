@@ -84,6 +84,7 @@ def drawn_file(seed):
     outer = drawn.sample(NAMES, drawn.choice((0, 1, 2)))
     shared = drawn.random() < 0.5  # one dict with a prefix for each network, or a dict for each
     content = {"epoch": 3, "optimizer": {"state": {str(i): {"exp_avg": torch.zeros(2)} for i in range(9)}}}
+    flat = 1 if shared and len(roles) == 2 and drawn.random() < 0.3 else None  # in that dict without a prefix
     networks = {}
     for number, role in drawn.sample(list(enumerate(roles)), len(roles)):
         networks[number] = network(names, number)
@@ -91,11 +92,14 @@ def drawn_file(seed):
         inner = drawn.choice(("", "", "backbone.", "net.body."))
         tensors = {inner + keys[saved[name]]: tensor for name, tensor in networks[number].items()}
         if shared:
-            put(content, outer, {f"{role}.{key}": tensor for key, tensor in tensors.items()})
-            put(content, outer, {"loss.weight": torch.zeros(2)})
+            start = "" if number == flat else f"{role}."
+            put(content, outer, {start + key: tensor for key, tensor in tensors.items()})
+            if flat is None:  # else nobody could tell whether it belongs to that network
+                put(content, outer, {"loss.weight": torch.zeros(2)})
         else:
             put(content, [*outer, role], tensors)
-    return content, networks, None if roles == ("first", "second") else 0
+    tied = roles == ("first", "second") or (flat and roles[0] == "body")
+    return content, networks, None if tied else 0
 
 
 def same(a, b):

@@ -317,3 +317,22 @@ def test_more_tensors_than_any_network_has_are_refused_at_once(tmp_path):
     crowd = {f"a.{i}": torch.zeros(0) for i in range(10_001)}
     with pytest.raises(WeightsError, match=r"w\.pth: 10,001 tensors in one dict, more than any network has"):
         recognise(file(tmp_path, {"state_dict": crowd}))
+
+
+def test_no_other_network_is_taken_for_one_with_keys_that_nobody_knows(tmp_path, resnet):
+    query = resnet | {"gate.weight": torch.ones(2)}
+    content = {"state_dict": prefixed("module.encoder_q.", query) | prefixed("module.encoder_k.", resnet)}
+    with pytest.raises(
+        WeightsError, match=r"'query' has keys that format moco does not know.*encoder_q\.gate"
+    ) as caught:
+        recognise(file(tmp_path, content))
+    assert caught.value.remedy == "--format moco:key reads another network of the file."
+    assert recognise(file(tmp_path, content), format="moco:key").network == "key"
+
+
+def test_a_network_without_a_prefix_beside_one_with_it_is_named_and_read(tmp_path, resnet):
+    doubled = {key: 2 * tensor for key, tensor in resnet.items()}
+    found = recognise(file(tmp_path, dict(resnet) | prefixed("teacher.", doubled)))
+    assert found.prefix == "teacher." and found.elsewhere == ("torchvision:.",)
+    flat = recognise(file(tmp_path, dict(resnet) | prefixed("teacher.", doubled)), format="torchvision:.")
+    assert torch.equal(flat.canonical["conv1.weight"], resnet["conv1.weight"]) and flat.ignored == ("fc.*", "teacher.*")

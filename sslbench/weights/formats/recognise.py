@@ -21,18 +21,18 @@ from sslbench.weights.save import CHECKPOINT_FORMAT
 
 
 def _unrecognised(
-    file: WeightsFile, everywhere: Sequence[Place], tables: Sequence[FormatTable], conflicts: Sequence[str], format: str
+    file: WeightsFile, roots: Sequence[Place], tables: Sequence[FormatTable], conflicts: Sequence[str], format: str
 ) -> WeightsError:
     """Return the error for a file of unknown format, with the closest format and a key that it lacks.
 
     Args:
         file: the weights file.
-        everywhere: its dicts.
+        roots: its dicts in which networks were looked for.
         tables: tables that were tried.
         conflicts: messages of tables with contradictory rules for this file.
         format: format named by the user; '' if none.
     """
-    most = max(everywhere, key=lambda place: len(place.tensors))
+    most = max(roots, key=lambda place: len(place.tensors))
     keys = list(most.tensors)
     if (rank := distributed.file_of_a_rank(file.path, file.content, file.stubbed)) is not None:
         return rank
@@ -156,20 +156,13 @@ class Recognised:
         if not self.others:
             return here
         here = here or Place(self.where, {}).text
-        others = " or ".join(other.partition(":")[2] for other in self.others)
-        return f"{here}, not {others} (--format {self.others[0]})"
+        others = [other.partition(":")[2] for other in self.others]
+        text = " or ".join("the one at the top of the file" if other == "." else other for other in others)
+        return f"{here}, not {text} (--format {self.others[0]})"
 
-
-OPTIONAL_LEAF = "num_batches_tracked"
-"""Last segment of BatchNorm counters, the only tensors that may be missing: torch < 0.4.1 and other tools omit them."""
-
-MAX_TENSORS = 10_000
-"""Largest number of tensors in a file: matching more against every format takes minutes. A ViT-G has about 1,000."""
 
 _FEWEST = 4  # tensors of a network that is searched for
 _MOST_DICTS = 100  # that are searched, those with the most tensors
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 def recognise(file: WeightsFile, *, expected: Shapes | None = None, format: str | None = None) -> Recognised:
@@ -207,8 +200,9 @@ def recognise(file: WeightsFile, *, expected: Shapes | None = None, format: str 
         message = f"{file.path} is not of format {format}: nothing lies at '{where}'"
         raise WeightsError(message, names.did_you_mean(where, known) if known else None)
     if not (found := search.networks(roots)):
-        raise _unrecognised(file, everywhere, tables, search.conflicts, format or "")
-    return _chosen(file, found, search, roots)
+        raise _unrecognised(file, roots, tables, search.conflicts, format or "")
+    exact = [match for match in found if match.place.name.strip(".") == where.strip(".")]
+    return _chosen(file, exact if where and exact else found, search, roots)
 
 
 def _asked(file: WeightsFile, format: str | None) -> tuple[list[FormatTable], str]:
@@ -259,6 +253,11 @@ class _Match:
         return Place(places.joined(self.root.where, self.where), {}, self.root.prefix)
 
     @property
+    def way(self) -> str:
+        """The network as --format takes it."""
+        return f"{self.table.name}:{self.place.name or '.'}"
+
+    @property
     def prefix(self) -> str:
         """The prefix of the backbone's keys in the file."""
         for key, original in self.originals.items():
@@ -270,14 +269,15 @@ class _Match:
     @functools.cached_property
     def others(self) -> dict[str, str]:
         """The format's other networks that have keys in the root: name -> place in the file."""
-        found = {}
+        found: dict[str, str] = {}
         for name, network in self.table.file.networks.items() if self.network else ():
             other = schema.take(self.table.file, name)
             starts = tuple(filter(None, network.prefix)) or other.prefix
             same = other.state_dict == self.table.file.state_dict and other.prefix == self.table.file.prefix
             for where in () if name == self.network or same else other.state_dict:
                 keys = tensors_at(self.root.content, where)
-                if any(key.startswith(starts) for key in (*keys, *places.without_wrappers(keys))):
+                named = any(key.startswith(starts) for key in (*keys, *places.without_wrappers(keys)))
+                if named and ("" not in starts or self.table.detected(keys)):
                     found.setdefault(name, places.joined(self.root.where, where))
         return found
 
@@ -355,10 +355,25 @@ class _Search:
         return self._behind(root)
 
     def _before(self, written: _Match, tables: Sequence[FormatTable]) -> _Match | None:
-        """Return a network of the same format that comes before one and was not found, as it alone has wrappers."""
+        """Return a network of the same format that comes before one and was not found, as it alone has wrappers.
+
+        Raises:
+            WeightsError: there is one, and it has keys that nobody knows: no other is taken in its place.
+        """
         same = [table for table in tables if table.name == written.table.name]
-        first = [table for table in same[: same.index(written.table)] if table.network in written.others]
-        return next((match for table in first if (match := self._match(table, written.root, bare=True))), None)
+        for table in same[: same.index(written.table)]:
+            if (where := written.others.get(table.network)) is None:
+                continue
+            if match := self._match(table, written.root, bare=True):
+                return match
+            split = _tried(table, Place(where, tensors_at(self.file.content, where)))
+            if split is not None and len(split.unknown) < len(split.canonical):
+                raise WeightsError(
+                    f"{self.file.path}: the network '{table.network}' has keys that format {table.name} does not know, "
+                    f"such as '{split.unknown[0]}'",
+                    f"--format {table.name}:{written.network} reads another network of the file.",
+                )
+        return None
 
     def _behind(self, root: Place) -> list[_Match]:
         """Return the networks behind the shortest prefixes."""
@@ -380,6 +395,14 @@ class _Search:
             inner = root.behind(prefix)
             if match := self._best(inner, self.inner, bare=False) or self._best(inner, self.inner, bare=True):
                 found[prefix] = match
+        if found and not root.prefix:  # one that lies beside them, without a prefix
+            rest = {key: tensor for key, tensor in root.tensors.items() if not key.startswith(tuple(found))}
+            beside = Place(root.where, rest, "", tuple(root.tensors.keys() - rest.keys()))
+            enough = len(rest) >= self._fewest
+            if enough and (
+                match := self._best(beside, self.inner, bare=False) or self._best(beside, self.inner, bare=True)
+            ):
+                found[""] = match
         return list(found.values())
 
     def _best(self, root: Place, tables: Sequence[FormatTable], *, bare: bool) -> _Match | None:
@@ -506,12 +529,12 @@ def _chosen(file: WeightsFile, found: Sequence[_Match], search: _Search, roots: 
     first, *others = different
     if others and rank(first) == rank(others[0]):
         shown = [f"{match.place.text} ({match.table.name})" for match in different]
-        ways = [f"--format {match.table.name}:{match.place.name}" for match in different]
+        ways = [f"--format {match.way}" for match in different]
         raise WeightsError(
             f"{file.path} holds {len(different)} networks: {', '.join(shown[:-1])} and {shown[-1]}",
             f"Select one: {', '.join(ways[:-1])} or {ways[-1]}",  # no full stop: a prefix ends with a dot itself
         )
-    return _result(first, file, search.format, [f"{match.table.name}:{match.place.name}" for match in others])
+    return _result(first, file, search.format, [match.way for match in others])
 
 
 def _is_preferred(table: FormatTable) -> bool:

@@ -68,7 +68,7 @@ def read(folder: Path) -> tuple[dict[str, Any], str]:
         for name in sizes:
             if name in wanted:
                 _put(content, keys[name], _whole(pieces[name], sizes[name]))
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError, IndexError) as error:
         raise WeightsError(f"{folder}: the pieces of '{name}' do not fit together: {error}") from error
     return content, digest.hexdigest()
 
@@ -118,6 +118,8 @@ def _files(stored: Mapping[InertObject, InertObject], wanted: set[str]) -> dict[
 def _read_pieces(path: Path, places: Mapping[str, _Pieces]) -> list[tuple[str, tuple[list[int], Any]]]:
     """Return the pieces in a file: name of the tensor, offsets in it and values."""
     found = []
+    if sum(length for pieces in places.values() for _, _, length in pieces) > path.stat().st_size:
+        raise WeightsError(f"{path} has fewer bytes than the pieces in it", "It is damaged: copy it again.")
     with path.open("rb") as file:
         for name, pieces in places.items():
             for offsets, start, length in pieces:

@@ -176,7 +176,10 @@ def _read_distributed(folder: Path) -> WeightsFile:
     """Read the folder of a checkpoint of torch.distributed.checkpoint; optimizers are left out."""
     content, sha256 = distributed.read(folder)
     converter = _PlainConverter(folder, Budget(0))
-    plain = converter.convert(content)
+    try:
+        plain = converter.convert(content)
+    except RecursionError as error:
+        raise _damaged(folder, error) from error
     return WeightsFile(folder, sha256, plain, "distributed checkpoint", unreadable=converter.left_out())
 
 
