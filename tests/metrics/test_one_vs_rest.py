@@ -12,7 +12,7 @@ from sklearn.metrics import (
 )
 
 from sslbench.metrics import one_vs_rest, ranking
-from sslbench.metrics.classification import LabelCounts
+from sslbench.metrics.classification import LabelCounts, predicted_classes
 from sslbench.metrics.intervals import Units, resample_counts
 from sslbench.metrics.one_vs_rest import OneVsRest
 from sslbench.metrics.per_class import per_class
@@ -33,7 +33,7 @@ def test_every_class_is_what_scikit_learn_says(n, n_classes, digits, seed):
     names = [f"c{c}" for c in range(n_classes)]
     table = per_class("single", names, classes, scores)
     expected = precision_recall_fscore_support(
-        classes, scores.argmax(1), labels=np.arange(n_classes), zero_division=np.nan
+        classes, predicted_classes(scores), labels=np.arange(n_classes), zero_division=np.nan
     )
     for name, column in zip(("precision", "recall", "f1", "n"), expected, strict=True):
         np.testing.assert_allclose([table[name][c] for c in names], column, atol=1e-9)

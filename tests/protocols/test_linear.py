@@ -246,7 +246,7 @@ def test_collapsed_and_duplicated_features_are_no_trouble(blobs, make):
     assert double.converged and double.metrics["top1"][0] == pytest.approx(single.metrics["top1"][0], abs=0.021)
     flat = make(np.ones((40, 5)), np.arange(40) % 4, 4)
     outcome = linear.run(flat, flat, linear.Settings(), seed=0)
-    assert outcome.converged and outcome.metrics["top1"][0] == 0.25
+    assert outcome.converged and outcome.metrics["top1"][0] == 0  # all classes are tied, and none is predicted
 
 
 @pytest.mark.parametrize("target", [-3.3, -1.8, 0.4])
