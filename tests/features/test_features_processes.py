@@ -118,7 +118,7 @@ def test_counts_are_those_of_all_processes(backbone, tmp_path):
     assert decoded == 21
     assert conversions == {"grey to RGB": 21}
     assert told[-1] == (21, 21)
-    assert found[1][0] == 10
+    assert found[1][0] == 11, "a share of rows beside each other, the larger one last"
     assert not list(tmp_path.rglob("*.counts"))
 
 
