@@ -246,7 +246,7 @@ def shortened(cls: type[Any], layers: Sequence[tuple[str, Mapping[str, Any]]]) -
     *published, (origin, chosen) = layers
     chosen = build_partial(cls, chosen, origin)
     hints = typing.get_type_hints(cls)
-    before = {f.name: f.default for f in dataclasses.fields(cls)}
+    before: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(cls)}
     for where, values in published:
         before |= build_partial(cls, values, where)
     found = {}

@@ -132,7 +132,7 @@ def compose_pretraining(method: str, given: Mapping[str, Any], flags: Mapping[st
 
 def _shorten(values: dict[str, Any], origins: dict[str, str], before: Any) -> None:
     """Fit, in place, lengths in epochs that the user did not choose into fewer epochs than a recipe's `before`."""
-    epochs = values.get("epochs")
+    epochs: Any = values.get("epochs")
     if not is_number(before) or not is_number(epochs):
         return
     lengths = leaves({part: values.get(part) or {} for part in ("schedule", "method", "groups")})

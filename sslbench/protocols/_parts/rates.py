@@ -47,7 +47,8 @@ def rate_schedule(
         spec = _SCHEDULES[spec]
     if published_epochs is not None:
         given = spec, warmup_epochs
-        spec, warmup_epochs = (in_proportion(part, published_epochs, epochs) for part in given)
+        spec = in_proportion(spec, published_epochs, epochs)
+        warmup_epochs = in_proportion(warmup_epochs, published_epochs, epochs)
         if (spec, warmup_epochs) != given:
             log.info(
                 f"{protocol}: warmup_epochs={warmup_epochs:g}, schedule={spec}, in proportion to {epochs:g} epochs"
