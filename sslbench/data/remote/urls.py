@@ -62,7 +62,8 @@ def described(url: str) -> RemoteFile:
     try:
         urllib.parse.urlsplit(url).port  # noqa: B018 - raises for an invalid port
     except ValueError as error:
-        raise UsageError(f"{url} is not a URL: {error}") from error
+        # The error would show a part of the address, which may be of a login.
+        raise UsageError(f"{url} is not a URL: its host or port cannot be read") from error
     return _over_http(url) if url.startswith(("http://", "https://")) else _by_fsspec(url)
 
 
