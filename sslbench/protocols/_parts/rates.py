@@ -41,20 +41,19 @@ def rate_schedule(
     Raises:
         UsageError: no such schedule, or the warm-up is longer than training.
     """
-    if isinstance(spec, str):
-        if spec not in _SCHEDULES:
-            raise UsageError(f"{protocol}: there is no schedule '{spec}'", did_you_mean(spec, _SCHEDULES))
-        spec = _SCHEDULES[spec]
+    if isinstance(spec, str) and spec not in _SCHEDULES:
+        raise UsageError(f"{protocol}: there is no schedule '{spec}'", did_you_mean(spec, _SCHEDULES))
+    rule = _SCHEDULES[spec] if isinstance(spec, str) else spec
     if published_epochs is not None:
-        given = spec, warmup_epochs
-        spec = in_proportion(spec, published_epochs, epochs)
+        given = rule, warmup_epochs
+        rule = in_proportion(rule, published_epochs, epochs)
         warmup_epochs = in_proportion(warmup_epochs, published_epochs, epochs)
-        if (spec, warmup_epochs) != given:
+        if (rule, warmup_epochs) != given:
             log.info(
-                f"{protocol}: warmup_epochs={warmup_epochs:g}, schedule={spec}, in proportion to {epochs:g} epochs"
+                f"{protocol}: warmup_epochs={warmup_epochs:g}, schedule={rule}, in proportion to {epochs:g} epochs"
             )
     factor = schedules.build_with_warmup(
-        spec, warmup_epochs=warmup_epochs, warmup_start=0.0, where="schedule", epochs=epochs
+        rule, warmup_epochs=warmup_epochs, warmup_start=0.0, where="schedule", epochs=epochs
     )
     if per == "update":
         return factor
