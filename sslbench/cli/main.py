@@ -173,7 +173,7 @@ def _terminable() -> Iterator[None]:
 
 def _interrupted(cause: BaseException | None) -> int:
     """Print that a command was ended from outside, with what it says about that, and return the exit code."""
-    said, by_signal = [], False
+    said, by_signal = list[str](), False
     while cause is not None:  # each may have been raised from another
         said += map(str, cause.args)
         by_signal = by_signal or isinstance(cause, _Terminated)

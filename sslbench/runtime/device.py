@@ -1,6 +1,7 @@
 """Device of this process, and precision of the computation on it."""
 
 import os
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -38,11 +39,12 @@ def choose_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cpu":
         return device
-    kind, available = {
+    kinds: dict[str, tuple[str, Callable[[], bool]]] = {
         "cuda": ("CUDA GPU", torch.cuda.is_available),
         "mps": ("GPU of Apple", torch.backends.mps.is_available),
         "xpu": ("GPU of Intel", torch.xpu.is_available),
-    }[device.type]
+    }
+    kind, available = kinds[device.type]
     if not available():
         raise UsageError(f"--device {device}: torch finds no {kind} on this machine", "Use --device cpu.")
     if device.type != "cuda":

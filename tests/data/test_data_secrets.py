@@ -7,6 +7,7 @@ import fsspec
 import pytest
 from helpers.serving import serving
 
+from sslbench.cli.commands.eval.suite import expand, take_weights
 from sslbench.data import catalog, remote
 from sslbench.data.catalog import CatalogEntry
 from sslbench.data.location import locate
@@ -115,3 +116,9 @@ def test_an_object_that_is_replaced_by_one_of_equal_size_is_not_kept(cache, monk
     with pytest.raises(DataError, match=r"memory://b/x.csv has changed since it was opened"):
         remote.local_copies(["memory://b/x.csv"])
     assert list(cache.rglob("x.csv")) == []
+
+
+def test_weights_may_be_a_signed_url():
+    url = "https://host/w.pth?token=a&x=1"
+    assert expand([url]) == [url]
+    assert take_weights(["--weights", url, url, "knn"])[0] == [url, url]

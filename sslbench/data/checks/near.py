@@ -119,17 +119,18 @@ def _blocks(
     """Iterate over some or all rows of an array: places in `rows`, and float64 (B, WIDEST at most), folded if wider."""
     number, width = len(array) if rows is None else len(rows), array.shape[1]
     size = max(1, min(_CHUNK, _CHUNK_BYTES // (8 * max(width, 1))))
-    signs = np.random.default_rng(0).integers(0, 2, width, dtype=np.int8) * 2 - 1 if width > WIDEST else None
+    drawn = np.random.default_rng(0).integers(0, 2, width if width > WIDEST else 0, dtype=np.int8)
+    signs = np.asarray(drawn, np.float64) * 2 - 1
     for start in range(0, number, size):
         part = slice(start, min(start + size, number))
         block = array[part] if rows is None else array[rows[part]]
-        if signs is None:
+        if not len(signs):
             yield part, np.asarray(block, np.float64)
             continue
         folded = np.zeros((len(block), WIDEST))
         for at in range(0, width, WIDEST):
             piece = block[:, at : at + WIDEST]
-            folded[:, : piece.shape[1]] += piece * signs[at : at + WIDEST].astype(np.float64)
+            folded[:, : piece.shape[1]] += piece * signs[at : at + WIDEST]
         yield part, folded
 
 

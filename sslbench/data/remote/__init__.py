@@ -216,9 +216,13 @@ def _fetch(origin: Origin, *, again: bool) -> None:
         size=origin.size,
         mtime_ns=origin.stamp[1],
         unpack=origin.url.partition("?")[0].lower().endswith(SHARDS),
-        check=lambda: _unchanged(origin) and None,  # an object may be replaced by one of equal size meanwhile
+        check=lambda: _check(origin),  # an object may be replaced by one of equal size meanwhile
     )
     write_info(origin)
+
+
+def _check(origin: Origin) -> None:
+    _unchanged(origin)
 
 
 def _unchanged(origin: Origin) -> RemoteFile:

@@ -1,6 +1,7 @@
 """`sslbench eval --suite` and `--weights a b c`: many cells, with their holes."""
 
 import glob
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,7 +50,15 @@ def take_weights(args: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _ends_weights(word: str) -> bool:
-    return word.startswith("-") or word in list_names("protocol") or ("=" in word and not Path(word).exists())
+    return (
+        word.startswith("-")
+        or word in list_names("protocol")
+        or ("=" in word and not _URL.match(word) and not Path(word).exists())
+    )
+
+
+_URL = re.compile(r"[A-Za-z][\w+.-]*://")
+"""Beginning of an address, in which '?' and '=' belong to a query."""
 
 
 def expand(weights: Sequence[str]) -> list[str]:
@@ -60,7 +69,7 @@ def expand(weights: Sequence[str]) -> list[str]:
     """
     found: list[str] = []
     for word in weights:
-        if not any(character in word for character in "*?[") or Path(word).exists():
+        if not any(character in word for character in "*?[") or _URL.match(word) or Path(word).exists():
             found.append(word)
             continue
         matches = sorted(glob.glob(word, recursive=True))  # noqa: PTH207 - the pattern may be absolute
