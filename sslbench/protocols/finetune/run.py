@@ -246,8 +246,7 @@ class FinetuneRun:
         curve = few_shot.LearningCurve(test, self.whole.ids, seed=self.seed, probabilities=probabilities)
         position = {name: row for row, name in enumerate(self.whole.ids)}
         draws = [
-            few_shot.Draw(each, np.array([position[name] for name in trial.rows.ids]), trial.rows.labels)
-            for each, trial in zip(seeds, trials, strict=True)
+            few_shot.Draw(np.array([position[name] for name in trial.rows.ids]), trial.rows.labels) for trial in trials
         ]
         curve.add(
             portion.text,
