@@ -2,6 +2,7 @@
 
 import json
 import tarfile
+import zipfile
 
 import numpy as np
 import pytest
@@ -20,8 +21,16 @@ FILES = {
         "annotations.xml",
         '<?xml version="1.0"?>\n<annotations>\n  <version>1.1</version>\n  <image id="0" name="p.png">',
     ),
-    "CVAT for video": ("annotations.xml", '<annotations><track id="0" label="cat" source="manual">'),
+    "CVAT for video": (
+        "annotations.xml",
+        '<annotations>\n  <version>1.1</version>\n  <track id="0" label="cat" source="manual">',
+    ),
     "labelme": ("p.json", {"version": "5.2.1", "flags": {}, "shapes": [{"label": "cat"}], "imagePath": "p.png"}),
+    "file of labelme": ("q.json", {"version": "4.0.0", "imageData": "A" * 5000, "shapes": [], "imagePath": "p.png"}),
+    "VoTT": (
+        "p-export.json",
+        {"name": "p", "assets": {"a": {"asset": {"name": "p.png"}, "regions": [{"tags": ["cat"]}]}}},
+    ),
     "VIA": ("via.json", {"_via_settings": {}, "_via_img_metadata": {"p.png1": {"filename": "p.png", "regions": []}}}),
     "VGG": ("regions.json", {"p.png99": {"filename": "p.png", "size": 99, "regions": [], "file_attributes": {}}}),
     "VIA (VGG": ("via.csv", "filename,file_size,file_attributes,region_count,region_id,region_shape_attributes\n"),
@@ -64,6 +73,7 @@ def test_an_export_is_named_with_a_way_to_use_it(tmp_path, title):
         if title != "detections":
             source = open_data(str(tmp_path))["all"]
             assert any(title in note for note in source.notes) and not source.labels.labelled
+            assert not any("as --data instead" in note for note in source.notes)
             assert title in label_problems(source, source)[0]
 
 
@@ -308,3 +318,42 @@ def test_polygons_that_are_not_in_a_list_or_are_lists_of_points(tmp_path):
         assert [o.masks for o in found.objects] == [o.masks for o in usual.objects] and found.has_masks
     with pytest.raises(DataError, match="a polygon is a list of numbers"):
         open_objects(manifest(tmp_path, mask=[1, 1, 9]))
+
+
+def test_label_studios_table_is_read_with_its_choices_and_not_with_its_annotators(tmp_path):
+    for i in range(4):
+        (tmp_path / f"{i}.png").write_bytes(png(i))
+    rows = [f"/data/local-files/?d={i}.png,{i},{'ab'[i % 2]},1,3.5" for i in range(4)]
+    (tmp_path / "t.csv").write_text("\n".join(["image,id,choice,annotator,lead_time", *rows]))
+    assert open_data(str(tmp_path / "t.csv"))["all"].labels.classes == ("a", "b")
+
+
+def test_numbers_of_classes_are_not_taken_for_file_names(tmp_path):
+    for i in range(4):
+        (tmp_path / f"{i}.png").write_bytes(png(i))
+    (tmp_path / "t.csv").write_text("image_id,healthy,rust\n" + "".join(f"{i},{i % 2},{1 - i % 2}\n" for i in range(4)))
+    source = open_data(str(tmp_path / "t.csv"))["all"]
+    assert source.labels.classes == ("healthy", "rust") and len(source.ids) == 4
+
+
+def test_lists_inside_of_an_archive_are_named_with_a_way_to_use_them(tmp_path):
+    with zipfile.ZipFile(tmp_path / "p.zip", "w") as archive:
+        archive.writestr("images/p.png", png(0))
+        archive.writestr("annotations/instances_default.json", "{}")
+    assert any("unpack it and give the folder" in note for note in open_data(str(tmp_path / "p.zip"))["all"].notes)
+
+
+def test_boxes_without_a_header_and_utf16_without_its_mark_are_told(tmp_path):
+    (tmp_path / "b.csv").write_text("0.png,1,1,5,5,a\n")
+    with pytest.raises(UsageError, match="has no header: its first line is 0"):
+        open_data(str(tmp_path / "b.csv"))
+    for encoding in ("utf-16-le", "utf-16-be"):
+        (tmp_path / "u.csv").write_bytes("path,label\nGrößen.png,a\n".encode(encoding))
+        with pytest.raises(DataError, match="UTF-16 without its mark"):
+            open_data(str(tmp_path / "u.csv"))
+
+
+def test_a_folder_that_is_not_there_is_not_asked_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="neither a path nor the name"):
+        open_data("hf:./none")

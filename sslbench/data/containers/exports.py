@@ -39,8 +39,8 @@ _JSON = (".json", ".jsonl", ".ndjson")
 ANNOTATIONS = (*_JSON, ".xml")
 """Suffixes of files of annotations beside images."""
 _EXPORTS = (
-    Export("an export 'CVAT for images'", _CVAT, (".xml",), r"<annotations>\s*<version>|<image [^>]*\bname="),
     Export("an export 'CVAT for video'", _CVAT, (".xml",), r"<track [^>]*\blabel="),
+    Export("an export 'CVAT for images'", _CVAT, (".xml",), r"<annotations>\s*<version>|<image [^>]*\bname="),
     Export(
         "the annotation of one image by Pascal VOC",
         "Give the folder that holds these files and the images.",
@@ -52,7 +52,13 @@ _EXPORTS = (
         "labelme's examples/instance_segmentation/labelme2coco.py writes a COCO manifest of a folder of them; "
         "`pip install labelme2coco` has a converter, too.",
         (".json",),
-        r'"shapes"\s*:\s*\[|"imagePath"\s*:',
+        r'"shapes"\s*:\s*\[|"image(Path|Data)"\s*:',
+    ),
+    Export(
+        "a project of VoTT",
+        "In VoTT: Export Settings, Pascal VOC; the folder is read as it is.",
+        (".json",),
+        r'"assets"\s*:\s*\{',
     ),
     Export(
         "a project or annotation of VIA (VGG Image Annotator)",

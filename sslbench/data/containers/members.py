@@ -121,6 +121,9 @@ def _labelled(name: str, members: list[tuple[int, str]]) -> tuple[list[tuple[int
     return in_classes, single_labels([printable(relative.partition("/")[0]) for _, relative in in_classes]), notes
 
 
+_LISTS = {".csv", ".json", ".jsonl", ".parquet", ".tsv", ".txt", ".xml", ".yaml"}
+
+
 def is_array(name: str) -> bool:
     """Return whether the suffix is .npy or .npz."""
     return PurePosixPath(name).suffix.lower() in ARRAYS
@@ -148,5 +151,6 @@ def images_among(spec: str, names: Collection[str], what_else: Callable[[str], b
     if others:
         kinds = Counter(PurePosixPath(name).suffix.lower() or "no suffix" for name in others)
         listed = some([kind for kind, _ in kinds.most_common()])
-        notes.append(f"{spec}: {counted(len(others), 'file')} of other kinds ({listed}) left out")
+        advice = "; if they have labels or boxes, unpack it and give the folder" if _LISTS & set(kinds) else ""
+        notes.append(f"{spec}: {counted(len(others), 'file')} of other kinds ({listed}) left out{advice}")
     return images, notes

@@ -51,7 +51,7 @@ def _of_windows(path: Path, content: bytes, error: UnicodeDecodeError) -> str:
     """Return text of one byte per character, as Excel saves tables in western Europe."""
     advice = "Save it as UTF-8."
     if not _CONTROL.isdisjoint(content):
-        what = "UTF-16 without its mark" if content[1::2].count(0) > len(content) / 4 else "a binary file, or damaged"
+        what = "UTF-16 without its mark" if content.count(0) > len(content) / 4 else "a binary file, or damaged"
         raise DataError(f"{path} is not text in UTF-8 (byte {error.start:,}): it may be {what}", advice) from error
     try:
         return content.decode("cp1252")

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import TypedDict
 
-from sslbench.data.containers.exports import ANNOTATIONS, NOT_READ, export_in
+from sslbench.data.containers.exports import ANNOTATIONS, NOT_READ, export_in, export_of
 from sslbench.data.containers.names import split_name
 from sslbench.data.containers.suffixes import ARRAYS, SUFFIXES, is_clutter
 from sslbench.data.format import LabelMapReader, NoOptions, SampleReader, SourceFormat
@@ -223,7 +223,8 @@ def _notes(root: Path, found: _FolderContent, classes: tuple[str, ...]) -> list[
         notes.append(f"{where}: links to a folder around them or to themselves left out: {some(sorted(found.loops))}")
     if found.special:
         notes.append(f"{where}: left out, not regular files: {some(sorted(found.special))}")
-    lists = sorted(e.name for e in root.iterdir() if e.name.lower().endswith((".csv", ".tsv", ".parquet", ".json")))
+    suffixes = (".csv", ".tsv", ".parquet", ".json")
+    lists = sorted(e.name for e in root.iterdir() if e.name.lower().endswith(suffixes) and not export_of(e))
     if lists:
         notes.append(f"{where}: if {some(lists)} lists labels, give that file as --data instead")
     if not classes:

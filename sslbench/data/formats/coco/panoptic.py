@@ -117,7 +117,7 @@ def _open(file: Path, options: LabelMapOptions) -> tuple[Pairs, "PanopticMaps", 
     folders = [file.parent / options.images] if options.images else folders_beside(file)
     photos = find_listed(str(file), [images[number] for number in numbers], folders, "?images=FOLDER")
     folders = [file.parent / options.maps] if options.maps else [file.with_suffix(""), file.parent]
-    drawn = find_listed(f"{file} (maps)", names, folders, "?maps=FOLDER")
+    drawn = find_listed(str(file), names, folders, "?maps=FOLDER")
     ids = photos.ids
     order = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
     maps = drawn.files.select(order)

@@ -10,7 +10,7 @@ from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
 from sslbench.paths import files_below
 
-_HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:/(?P<inside>[^?@]+))?(?:@(?P<revision>[^?]+))?(?P<query>\?.*)?")
+_HUB_NAME = re.compile(r"(?P<name>\w[\w.-]*/[\w.-]+)(?:/(?P<inside>[^?@]+))?(?:@(?P<revision>[^?]+))?(?P<query>\?.*)?")
 _NUMBERED = re.compile(r"(?P<name>.+?)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?")
 _DOWNLOAD = "?download=1"
 

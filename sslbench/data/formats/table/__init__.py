@@ -43,7 +43,7 @@ IMAGE_COLUMNS = tuple(
 """Names of the image column, in order of precedence."""
 LABEL_COLUMNS = tuple(
     "label labels class classes class_name category categories target targets y label_name class_label tag tags "
-    "class_id label_id category_id".split()
+    "class_id label_id category_id choice diagnosis".split()
 )
 """Names of the label column, in order of precedence."""
 
@@ -189,17 +189,17 @@ def _found(spec: str, names: Sequence[str], splits: Sequence[Any], folders: Sequ
 
 
 def _column_of_files(table: TableColumns, folders: Sequence[Path]) -> str:
-    """Return the only column whose cells name files.
+    """Return the only column whose cells name files: no known column of labels; of several the one without equal cells.
 
     Raises:
         UsageError: there is none, or there are several.
     """
     listed = ", ".join(table.columns)
-    if any(PurePosixPath(name.lower()).suffix in IMAGE_SUFFIXES for name in table.columns):
-        raise UsageError(
-            f"{table.name} has no header: its first line is {listed}", "Put a line above it, such as: path,label"
-        )
-    found = [name for name in table.columns if finds_all(list(map(_text, table.columns[name])), folders)]
+    cells = {
+        name: list(map(_text, column)) for name, column in table.columns.items() if _key(name) not in LABEL_COLUMNS
+    }
+    found = [name for name, texts in cells.items() if finds_all(texts, folders)]
+    found = [name for name in found if len(set(cells[name])) == len(cells[name])] or found
     if len(found) == 1:
         return found[0]
     several = f" The cells of {some(found)} are image files." if found else ""
@@ -246,6 +246,7 @@ def read_cells(path: Path) -> TableColumns:
 
     Raises:
         DataError: it cannot be read, has no rows, a column twice, or a row with more or fewer cells than the header.
+        UsageError: its first line is no header.
     """
     readers = {".parquet": _read_parquet, ".json": read_json, ".txt": read_lines}
     readers |= dict.fromkeys((".jsonl", ".ndjson"), read_json_lines)
@@ -272,6 +273,10 @@ def _read_text(path: Path) -> TableColumns:
     if not rows:
         raise DataError(f"{path} is empty", "Its first line should be a header such as: path,label")
     names = [name.strip() for name in rows[0][1]]
+    if any(PurePosixPath(name.lower()).suffix in IMAGE_SUFFIXES for name in names):
+        raise UsageError(
+            f"{path} has no header: its first line is {', '.join(names)}", "Put a line above it, such as: path,label"
+        )
     twice = sorted(name for name, times in collections.Counter(names).items() if times > 1)
     if twice:
         raise DataError(f"{path}: the header has the column '{twice[0]}' twice")
