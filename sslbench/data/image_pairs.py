@@ -2,17 +2,14 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.labels import no_labels
-from sslbench.data.maps.sizes import SAME_SIZE, size_difference
-from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.source import Images, Labels, Source
-from sslbench.data.wording import counted, some
+from sslbench.data.wording import some
 from sslbench.errors import DataError
 
 
@@ -177,27 +174,6 @@ def check_points(name: str, ids: Sequence[str], pairs: Sequence[PointPair], size
     ]
     if found:
         raise DataError(f"{name}:\n" + "\n".join(f"  {line}" for line in found), "Correct or remove these annotations.")
-
-
-def check_sizes(name: str, folder: Path, annotated: Mapping[str, tuple[int, int]]) -> None:
-    """Refuse images of another size than that for which their points were annotated.
-
-    Args:
-        name: of the data.
-        folder: of the images.
-        annotated: path of an image in the folder -> height and width by its annotation.
-
-    Raises:
-        DataError: lists them. Files that do not exist or cannot be read are left to the decoding.
-    """
-    found = []
-    for path, size in annotated.items():
-        own = size_in_file(folder / path)
-        if all(own) and (difference := size_difference(size, own, "the annotation")):
-            found.append(f"{path} ({difference})")
-    if found:
-        of = f"{len(found):,} of {counted(len(annotated), 'image')}"
-        raise DataError(f"{name}: {of} have another size than their annotations: {some(found, 3)}", SAME_SIZE)
 
 
 def _inside(points: FloatArray, size: tuple[int, int]) -> bool:

@@ -141,7 +141,7 @@ def test_a_suite_with_detection_runs_it_alone_or_says_how(world, sslbench):
     assert "Run sslbench eval knn --suite mixed.yaml, and sslbench eval detection --suite mixed.yaml." in err
     for words in (["detection", "--suite", "mixed.yaml"], ["--suite", "alone.yaml"]):
         code, out, err = sslbench("eval", *words, *NET, *short)
-        assert code == 0 and "detection (detection/toy v1)" in out, err
+        assert code == 0 and "detection (detection/toy v2)" in out, err
     code, out, err = sslbench("eval", "knn", "--suite", "mixed.yaml", *NET, "--dry-run")
     assert code == 0 and "knn" in out and "detection" not in out, err
 

@@ -333,7 +333,6 @@ def test_what_does_not_go_together_is_refused_before_any_training(tmp_path):
     assert "too small for a hold-out" in refused(changed(lr=(0.1, 0.5), batch_size=2), train=pictures(4, 1))
     assert "at least two training images" in refused(changed(fractions=(0.01,)))
     assert "are 6 updates, of 4 in all" in refused(changed(updates=4, probe_epochs=1.0))
-    assert "does not fit into" in refused(changed(updates=4, warmup_epochs=2.0))
     assert "several labels each" in refused(changed(sampler="balanced"), train=pictures(96, 1, "multi"))
     assert "there is no file" in refused(changed(train_list=str(tmp_path / "none.txt")))
     wide = small(preprocessing=dataclasses.replace(PLAIN, crop=(10, 8)))

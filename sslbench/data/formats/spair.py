@@ -5,15 +5,19 @@ each split; without it, all files of PairAnnotation/ are read.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from sslbench.arrays import FloatArray
 from sslbench.data.format import SourceFormat, TupleReader
-from sslbench.data.image_pairs import PointPair, check_points, check_sizes, pairs_source
+from sslbench.data.image_pairs import PointPair, check_points, pairs_source
 from sslbench.data.images import Files
+from sslbench.data.maps.sizes import SAME_SIZE, size_difference
+from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.source import Source
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
 
 _SPLITS = {"trn": "train", "val": "val", "test": "test"}
@@ -72,9 +76,30 @@ def _split(name: str, root: Path, folder: str, names: list[str]) -> Source:
     place = {path: i for i, path in enumerate(paths)}
     found = [PointPair(place[a], place[b], own, other, side) for (a, b), (own, other), side in pairs]
     check_points(name, names, found, [images[path] for path in paths])
-    check_sizes(name, root / "JPEGImages", images)
+    _check_sizes(name, root / "JPEGImages", images)
     files = Files(tuple(paths), str(root / "JPEGImages"))
     return pairs_source(name, names, files, found, classes=classes, sized=True)
+
+
+def _check_sizes(name: str, folder: Path, annotated: Mapping[str, tuple[int, int]]) -> None:
+    """Refuse images of another size than that for which their points were annotated.
+
+    Args:
+        name: of the data.
+        folder: of the images.
+        annotated: path of an image in the folder -> height and width by its annotation.
+
+    Raises:
+        DataError: lists them. Files that do not exist or cannot be read are left to the decoding.
+    """
+    found = []
+    for path, size in annotated.items():
+        own = size_in_file(folder / path)
+        if all(own) and (difference := size_difference(size, own, "the annotation")):
+            found.append(f"{path} ({difference})")
+    if found:
+        of = f"{len(found):,} of {counted(len(annotated), 'image')}"
+        raise DataError(f"{name}: {of} have another size than their annotations: {some(found, 3)}", SAME_SIZE)
 
 
 def _points(given: object) -> FloatArray:
