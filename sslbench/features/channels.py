@@ -19,8 +19,8 @@ def check_first(batch: PictureBatch, backbone: Backbone) -> None:
     path, channels = batch.other_channels
     takes = backbone.preprocessing.channels
     remedy = "convert the channels by your own --decoder my_module.my_function."
-    if channels > takes:
-        some = "|".join(str(number + 1) for number in range(takes))
+    if channels > takes or (channels, takes) == (2, 3):  # one alone is grey
+        some = "|".join(str(number + 1) for number in range(takes if channels > takes else 1))
         remedy = f"take some of them by --data 'PLACE?channels={some}', or {remedy}"
     if ":" not in backbone.name.removeprefix("timm:"):
         network = with_channels(backbone.name, channels)

@@ -161,6 +161,14 @@ def test_32_bit_pictures_are_refused_because_their_range_is_unknown(dtype):
         decode(data, "depth.tif")
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint32])
+def test_tiffs_of_three_bands_of_other_samples_are_no_damaged_ones(dtype):
+    file = io.BytesIO()
+    tifffile.imwrite(file, np.ones((4, 5, 3), dtype), photometric="rgb")
+    with pytest.raises(UnreadableImage, match=f"samples of {np.dtype(dtype)}, whose range is not known"):
+        decode(file.getvalue(), "reflectance.tif")
+
+
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF"])
 def test_of_an_animation_the_first_frame_is_taken(kind):
     frames = [Image.fromarray(np.full((8, 9, 3), value, np.uint8)) for value in (40, 200)]

@@ -117,15 +117,16 @@ def decode_tiff(data: bytes, path: str, wanted: Wanted) -> Decoded:
     return upright(from_array(array if bands is None else np.moveaxis(array, bands, 2), path, wanted), turn)
 
 
-def count_bands(data: bytes) -> int:
-    """Return the number of bands in a TIFF's header; 0 if it cannot be read."""
+def kind_of_samples(data: bytes) -> tuple[int, np.dtype[Any] | None]:
+    """Return the number of bands in a TIFF's header and the type of their samples; (0, None) if it cannot be read."""
     import tifffile
 
     try:
         with _silent(), tifffile.TiffFile(io.BytesIO(data)) as file:
-            return int(file.pages.first.samplesperpixel)
+            page = file.pages.first
+            return int(page.samplesperpixel), page.dtype
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, struct.error):
-        return 0
+        return 0, None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
-from sslbench.data.decode.arrays import count_bands, is_tiff
+from sslbench.data.decode.arrays import is_tiff, kind_of_samples
 from sslbench.data.decode.picture import (
     CUT,
     UPRIGHT,
@@ -154,8 +154,11 @@ def _check_bands(image: Image.Image, path: str, wanted: Wanted) -> None:
 
 
 def _refuse_bands(data: bytes, path: str, wanted: Wanted) -> None:
-    """Raise OtherChannels for an intact TIFF whose bands Pillow does not support."""
-    if is_tiff(data) and (bands := count_bands(data)) > 1 and bands != wanted.channels:
+    """Raise for an intact TIFF whose bands, or the type of whose samples, Pillow does not support."""
+    bands, samples = kind_of_samples(data) if is_tiff(data) else (0, None)
+    if samples is not None and (samples.kind not in "bu" or samples.itemsize > 2):
+        raise UnreadableImage(path, f"samples of {samples}, whose range is not known; convert it to 8 or 16 bits")
+    if bands > 1 and bands != wanted.channels:
         raise OtherChannels(path, bands, wanted.channels)
 
 
@@ -171,8 +174,15 @@ def orientation(image: bytes | Image.Image) -> int:
 
 def upright_size(image: Image.Image, orientation: int) -> tuple[int, int]:
     """Return height and width of a picture that is turned upright by its EXIF orientation (1 to 8)."""
-    swapped = orientation in UPRIGHT and UPRIGHT[orientation][0]
-    return (image.width, image.height) if swapped else (image.height, image.width)
+    height, width = stored_size(image)
+    return (width, height) if orientation in UPRIGHT and UPRIGHT[orientation][0] else (height, width)
+
+
+def stored_size(image: Image.Image) -> tuple[int, int]:
+    """Return height and width of the stored pixels; of a TIFF, Pillow's own size is that of the upright picture."""
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        return int(image.tag_v2[TiffImagePlugin.IMAGELENGTH]), int(image.tag_v2[TiffImagePlugin.IMAGEWIDTH])
+    return image.height, image.width
 
 
 def _damage(error: Exception, kind: str) -> str:
