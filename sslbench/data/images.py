@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import io
 import logging
 import os
 import time
@@ -118,6 +119,14 @@ class Files:
             if self._hashed is not None:  # the stamp is taken last, so that it shows a change while the file was read
                 self._hashed.check(index, content, stamp_of(os.fstat(file.fileno())))
             return content
+
+    def open(self, index: int) -> io.FileIO:
+        """Open one file to read its beginning, which may have changed since it was hashed.
+
+        Raises:
+            OSError: the file cannot be read, is not a regular file, or is too large.
+        """
+        return open_image(self._file(index))
 
     def path(self, index: int) -> str:
         r"""Return the path of a file; bytes that are no UTF-8 are written as \xNN."""

@@ -11,7 +11,7 @@ from sslbench.backbones.build import build
 from sslbench.data.boundaries import open_boundaries
 from sslbench.data.depth.location import open_depth, open_normals
 from sslbench.data.images import Files
-from sslbench.data.maps.sizes import unknown_orientation
+from sslbench.data.maps.sizes import size_and_turn, unknown_orientation
 from sslbench.data.open import open_label_maps, open_masks_as_data, open_pairs, open_videos
 from sslbench.data.open_signals import open_signals
 from sslbench.errors import DataError
@@ -189,3 +189,15 @@ def test_crops_of_boxes_of_turned_images_are_noted_and_tiles_are_not(turn, tmp_p
     (tmp_path / "boxes.json").write_text(json.dumps(content))
     noted = [any(NOTE in note for note in notes_of("knn", f"{tmp_path}/boxes.json?unit={u}", k=(1,))) for u in UNITS]
     assert noted == [turn == 3, False]
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
+@pytest.mark.parametrize("turn", range(2, 9))
+def test_turns_are_found_in_the_heads_of_files(suffix, turn, tmp_path, monkeypatch):
+    """Whole files of a large data set would be read before the start."""
+    file = tmp_path / f"a.{suffix}"
+    photo(file, (6, 9), turn)
+    monkeypatch.setattr(Files, "read", lambda *_: pytest.fail("a whole file was read"))
+    turned = unknown_orientation("photos", Files([file]), sized=False)
+    assert turned is not None and "1 of 1 image is" in turned
+    assert size_and_turn(Files([file]), 0) == ((9, 6) if turn >= 5 else (6, 9), True)

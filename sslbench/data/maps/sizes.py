@@ -3,12 +3,14 @@
 import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import IO
 
 import numpy as np
 from PIL import Image
 
 from sslbench.data.decode.picture import UPRIGHT
-from sslbench.data.decode.pillow import orientation, strict_and_silent, upright_size
+from sslbench.data.decode.pillow import orientation, stored_size, strict_and_silent, upright_size
+from sslbench.data.images import Files
 from sslbench.data.source import Images
 from sslbench.data.wording import counted, some
 
@@ -32,16 +34,27 @@ def size_and_turn(images: Images, index: int) -> tuple[tuple[int, int] | None, b
 def _head(images: Images, index: int) -> tuple[tuple[int, int] | None, int, bool]:
     """Return the size of the upright image, its EXIF orientation, and whether the stored pixels have the same size."""
     try:
-        data = images.read(index)
-        if isinstance(data, np.ndarray):
+        if isinstance(images, Files):
+            opened: IO[bytes] = images.open(index)
+        elif isinstance(data := images.read(index), np.ndarray):
             return (data.shape[0], data.shape[1]), 1, True
-        with strict_and_silent(2**40), Image.open(io.BytesIO(data)) as image:
-            tagged = image.format != "PNG" or any(mark in data for mark in _EXIF)  # getexif would decode all of a PNG
+        else:
+            opened = io.BytesIO(data)
+        with opened, strict_and_silent(2**40), Image.open(opened) as image:
+            tagged = image.format != "PNG" or _marked(opened)  # getexif would decode all of a PNG
             turn = orientation(image) if tagged else 1
             size = upright_size(image, turn)
-            return size, turn, size == (image.height, image.width)
+            return size, turn, size == stored_size(image)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None, 1, True
+
+
+def _marked(png: IO[bytes]) -> bool:
+    place = png.tell()
+    png.seek(0)
+    content = png.read()
+    png.seek(place)  # the open image reads on from there
+    return any(mark in content for mark in _EXIF)
 
 
 def unknown_orientation(name: str, images: Images, *, sized: bool) -> str | None:

@@ -91,7 +91,8 @@ def prepare_detection(
     data = split_objects(request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction)
     log.info(f"{len(data.train)} train and {len(data.test)} test images, {data.how}")
     state_shortened("detection", request.recipe, request.origins)
-    turned = (unknown_orientation(part.name, part.images, sized=True) for part in (data.train, data.test))
+    parts = {id(part): part for part in (data.train, data.test)}.values()
+    turned = (unknown_orientation(part.name, part.images, sized=True) for part in parts)
     data = dataclasses.replace(data, notes=(*data.notes, *(note for note in turned if note is not None)))
     for note in dict.fromkeys((*data.train.notes, *data.test.notes, *data.notes)):
         log.info(note)
