@@ -336,3 +336,30 @@ def test_a_network_without_a_prefix_beside_one_with_it_is_named_and_read(tmp_pat
     assert found.prefix == "teacher." and found.elsewhere == ("torchvision:.",)
     flat = recognise(file(tmp_path, dict(resnet) | prefixed("teacher.", doubled)), format="torchvision:.")
     assert torch.equal(flat.canonical["conv1.weight"], resnet["conv1.weight"]) and flat.ignored == ("fc.*", "teacher.*")
+
+
+def test_a_network_around_another_one_is_named_and_read_on_request(tmp_path, resnet):
+    doubled = {key: 2 * tensor for key, tensor in resnet.items()}
+    content = prefixed("net.", resnet) | prefixed("net.ema.", doubled)
+    found = recognise(file(tmp_path, content))
+    assert (found.prefix, found.others) == ("net.ema.", ("torchvision:net.",))
+    outer = recognise(file(tmp_path, content), format="torchvision:net.")
+    assert torch.equal(outer.canonical["conv1.weight"], resnet["conv1.weight"]) and "net.ema.*" in outer.ignored
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_student_is_not_read_for_a_teacher_with_keys_that_nobody_knows(nested, tmp_path, resnet):
+    networks = {"student": resnet, "teacher": resnet | {"gem.p": torch.ones(1)}}
+    flat = {key: value for name, tensors in networks.items() for key, value in prefixed(f"{name}.", tensors).items()}
+    content = networks if nested else flat
+    with pytest.raises(WeightsError, match=r"'teacher\.?' has keys that no format knows, such as 'gem\.p'") as error:
+        recognise(file(tmp_path, content))
+    way = error.value.remedy.partition("--format ")[2]
+    assert torch.equal(recognise(file(tmp_path, content), format=way).canonical["conv1.weight"], resnet["conv1.weight"])
+    swapped = {"student": networks["teacher"], "teacher": resnet}
+    assert recognise(file(tmp_path, swapped)).where == "teacher"
+
+
+def test_a_key_that_begins_as_optimizer_does_may_hold_the_network(tmp_path, resnet):
+    content = {"optimal_model": resnet, "optimizer": {"state": {}}, "optimizerD": dict(resnet)}
+    assert recognise(file(tmp_path, content)).where == "optimal_model"

@@ -80,8 +80,17 @@ def _dicts(content: Mapping[str, Any], where: str, seen: set[int]) -> Iterator[P
     seen.add(id(content))
     yield Place(where, content)
     for key, value in content.items():
-        if isinstance(value, Mapping) and id(value) not in seen and not key.lower().startswith("optim"):
+        if isinstance(value, Mapping) and id(value) not in seen and not is_of_optimizer(key):
             yield from _dicts(value, joined(where, key), seen)
+
+
+def is_of_optimizer(key: str) -> bool:
+    """Return whether a key says that its dict is the state of optimizers.
+
+    >>> [is_of_optimizer(key) for key in ("optim", "optimizer_states", "optimizerD", "optimal_model", "optimized")]
+    [True, True, True, False, False]
+    """
+    return re.match(r"(?i:optim(?:i[sz]ers?|s)?)(?![a-z])", key) is not None
 
 
 def largest(content: Mapping[str, Any]) -> Place:

@@ -287,6 +287,7 @@ class _Search:
 
     Attributes:
         conflicts: messages of tables with contradictory rules for this file.
+        damaged: networks of a known format but for some keys, by their places: place, tensors and the first such key.
     """
 
     def __init__(
@@ -302,6 +303,7 @@ class _Search:
         """
         self.file, self.expected, self.tables, self.format = file, expected, tables, format
         self.conflicts: list[str] = []
+        self.damaged: dict[str, tuple[Place, Split, str]] = {}
         # Any keys are those of a fallback, so that it is of no use behind a prefix.
         self.inner = [table for table in tables if table.file.needs_backbone or not table.file.fallback]
 
@@ -378,32 +380,45 @@ class _Search:
     def _behind(self, root: Place) -> list[_Match]:
         """Return the networks behind the shortest prefixes."""
         # A network of a known format with some keys that nobody knows is no reason to take another behind a prefix.
-        if not root.prefix and any(
-            split.canonical
-            and 2 * len(split.unknown) < len(root.tensors)
-            and any(
-                (self.format or key.startswith(split.prefix)) and not places.has_wrapper(key) for key in split.unknown
-            )
-            for table in self.tables
-            if not table.is_general and (split := _tried(table, root)) is not None
-        ):
+        if self._note_damaged(root) and not root.prefix:
             return []
         found: dict[str, _Match] = {}
-        for prefix, count in places.prefixes(root.tensors).items():
+        counts = places.prefixes(root.tensors)
+        for prefix, count in counts.items():
             if count < self._fewest or any(prefix.startswith(shorter) for shorter in found):
                 continue
             inner = root.behind(prefix)
             if match := self._best(inner, self.inner, bare=False) or self._best(inner, self.inner, bare=True):
                 found[prefix] = match
-        if found and not root.prefix:  # one that lies beside them, without a prefix
-            rest = {key: tensor for key, tensor in root.tensors.items() if not key.startswith(tuple(found))}
-            beside = Place(root.where, rest, "", tuple(root.tensors.keys() - rest.keys()))
-            enough = len(rest) >= self._fewest
-            if enough and (
-                match := self._best(beside, self.inner, bare=False) or self._best(beside, self.inner, bare=True)
-            ):
-                found[""] = match
+            else:
+                self._note_damaged(inner)
+        around = [outer for outer in counts if any(prefix.startswith(outer) for prefix in found) and outer not in found]
+        for outer in [*reversed(around), ""] if found else ():  # one that lies around or beside them
+            rest = {key for key in root.tensors if key.startswith(outer) and not key.startswith(tuple(found))}
+            if len(rest) < self._fewest:
+                continue
+            beside = Place(
+                root.where,
+                {key.removeprefix(outer): tensor for key, tensor in root.tensors.items() if key in rest},
+                root.prefix + outer,
+                (*root.outside, *(root.prefix + key for key in root.tensors if key not in rest)),
+            )
+            if match := self._best(beside, self.inner, bare=False) or self._best(beside, self.inner, bare=True):
+                found[outer] = match
+                self.damaged.pop(beside.name, None)
         return list(found.values())
+
+    def _note_damaged(self, place: Place) -> bool:
+        """Return whether this is a network of a known format but for some keys that nobody knows, and keep it."""
+        for table in self.tables:
+            split = None if table.is_general else _tried(table, place)
+            if split is None or not split.canonical or 2 * len(split.unknown) >= len(place.tensors):
+                continue
+            inside = (key for key in split.unknown if self.format or key.startswith(split.prefix))
+            if (key := next((key for key in inside if not places.has_wrapper(key)), None)) is not None:
+                self.damaged[place.name] = (place, split, key)
+                return True
+        return False
 
     def _best(self, root: Place, tables: Sequence[FormatTable], *, bare: bool) -> _Match | None:
         """Return the match to use of all tables, None if there is none.
@@ -478,7 +493,11 @@ class _Search:
         return match.table.file.needs_backbone or self._coverage(match) > 0
 
     def _coverage(self, match: _Match) -> int:
-        canonical, expected = match.split.canonical, (self.expected or {}).items()
+        return self.covered(match.split.canonical)
+
+    def covered(self, canonical: Mapping[str, Tensor]) -> int:
+        """Return the number of tensors of the backbone, if it is known, among these."""
+        expected = (self.expected or {}).items()
         return sum(name in canonical and tuple(canonical[name].shape) == shape for name, shape in expected)
 
     def best_covering(self, matches: Sequence[_Match]) -> list[_Match]:
@@ -513,14 +532,17 @@ def _chosen(file: WeightsFile, found: Sequence[_Match], search: _Search, roots: 
     found = search.best_covering(found)
     if len(found) > 1:  # a predictor or decoder of tokens takes no image
         found = [m for m in found if any(tensor.ndim > 3 for tensor in m.split.canonical.values())] or found
-    shared = common_prefix(f"{match.place.name.strip('.')}.{match.network}" for match in found)
+    names_found = [f"{match.place.name.strip('.')}.{match.network}" for match in found]
+    shared = common_prefix([*names_found, *(f"{name.strip('.')}." for name in search.damaged)])
 
     usual = {where for table in search.tables if not table.file.fallback for where in table.file.state_dict}
 
+    def order(place: Place) -> int:
+        return places.order(f"{place.name.strip('.')}.".removeprefix(shared))
+
     def rank(match: _Match) -> tuple[bool, int, int]:
         declared = 0 if match.root is roots[0] else 1 if match.where or match.root.where in usual else 2
-        order = places.order(f"{match.place.name.strip('.')}.".removeprefix(shared))
-        return order > 1, declared, order
+        return order(match.place) > 1, declared, order(match.place)
 
     different: list[_Match] = []
     for match in sorted(found, key=rank):
@@ -534,6 +556,15 @@ def _chosen(file: WeightsFile, found: Sequence[_Match], search: _Search, roots: 
             f"{file.path} holds {len(different)} networks: {', '.join(shown[:-1])} and {shown[-1]}",
             f"Select one: {', '.join(ways[:-1])} or {ways[-1]}",  # no full stop: a prefix ends with a dot itself
         )
+    for place, split, key in search.damaged.values():
+        if order(place) <= order(first.place) and search.covered(split.canonical) >= search.covered(
+            first.split.canonical
+        ):
+            raise WeightsError(
+                f"{file.path} holds several networks, and the one {place.text} has keys that no format knows, such as "
+                f"'{key}'",
+                f"Give its network, --backbone MODULE:FUNCTION, or read another: --format {first.way}",
+            )
     return _result(first, file, search.format, [match.way for match in others])
 
 
