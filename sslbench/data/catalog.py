@@ -13,9 +13,9 @@ from pathlib import Path
 
 from sslbench import config
 from sslbench.data import strings
-from sslbench.errors import UsageError
+from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean, refuse_location
-from sslbench.paths import temporary_beside
+from sslbench.paths import FULL, not_written, temporary_beside
 from sslbench.text import HIDDEN, without_secrets
 
 PROJECT_FILE = "sslbench-data.yaml"
@@ -175,7 +175,7 @@ def _write(file: Path, known: dict[str, CatalogEntry]) -> None:
                 yaml.safe_dump(content, new, sort_keys=False, allow_unicode=True, width=200)
             temporary.replace(file)
     except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
+        raise (DataError if error.errno in FULL else UsageError)(not_written(file, error)) from error
 
 
 def _plain(entry: CatalogEntry) -> str | dict[str, str]:

@@ -6,7 +6,9 @@ import signal
 
 import numpy as np
 import pytest
+import yaml
 
+from sslbench.data.export import kwcoco
 from sslbench.features import job, partial
 
 EXTRACT = (
@@ -106,3 +108,18 @@ def test_a_full_disk_names_the_file_and_what_is_needed(sslbench, world, monkeypa
     code, _, said = sslbench(*EXTRACT, "--store", "store")
     assert code == 1
     assert ".npy.partial.tmp: " in said and "bytes are needed" in said and "are free (No space left" in said
+
+
+def test_a_full_disk_under_a_manifest_or_a_name_is_told_with_its_bytes(sslbench, world, monkeypatch, tmp_path):
+    def full(*arguments, **named):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(kwcoco, "_dump", full)
+    monkeypatch.setattr(yaml, "safe_dump", full)
+    monkeypatch.chdir(tmp_path)
+    digits = "sklearn:digits"
+    for command in (("to-kwcoco", digits, "d.kwcoco.json", "--extract", "images"), ("add", "d", digits, "--project")):
+        code, _, said = sslbench("data", *command)
+        assert code == 1
+        assert "No space left on device; " in said and "bytes are free in" in said
+    assert not [path for path in tmp_path.iterdir() if path.name.strip(".").startswith(("d.kwcoco", "sslbench-data"))]

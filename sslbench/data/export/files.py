@@ -14,6 +14,7 @@ from sslbench.data.joined import located, sources_of
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Images, Source
 from sslbench.errors import DataError, UsageError
+from sslbench.paths import not_written
 
 _SIGNATURES = (
     *((b"\xff\xd8\xff", ".jpg"), (b"\x89PNG", ".png"), (b"GIF8", ".gif"), (b"BM", ".bmp"), (b"II*\0", ".tif")),
@@ -71,7 +72,7 @@ class Extractor:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
         except OSError as error:
-            raise DataError(f"cannot write {target}: {error.strerror}") from error
+            raise DataError(not_written(target, error)) from error
         self.written += 1
         return self.shown(target)
 

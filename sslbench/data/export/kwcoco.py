@@ -24,8 +24,9 @@ from sslbench.data.formats.coco.objects import NEGATIVE, PARTLY
 from sslbench.data.formats.coco.videos import FRAME, VIDEO
 from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.data.source import Labels, Source
-from sslbench.errors import UsageError
+from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection.keypoints import Skeleton, labelled
+from sslbench.paths import FULL, not_written
 
 Row = dict[str, Any]
 
@@ -242,7 +243,7 @@ def _write(out: Path, content: dict[str, Any]) -> None:
                 new = packed
             new.replace(out)
     except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror or error}") from error
+        raise (DataError if error.errno in FULL else UsageError)(not_written(out, error)) from error
 
 
 def _dump(content: dict[str, Any], write: Any) -> None:
