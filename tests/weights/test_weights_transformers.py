@@ -15,7 +15,7 @@ from sslbench.errors import BackboneError, UsageError, WeightsError
 from sslbench.weights.convert import convert
 from sslbench.weights.formats.recognise import recognise
 from sslbench.weights.formats.tables import load_table
-from sslbench.weights.reading import files
+from sslbench.weights.reading import files, model_folders
 
 transformers = pytest.importorskip("transformers", reason="pip install 'sslbench[detr]'")
 
@@ -315,3 +315,19 @@ def test_masks_and_periods_of_dinov3s_own_files_are_used(folders, tmp_path):
         assert not torch.allclose(load_backbone(str(tmp_path / "w.pth")).module(images), wanted, atol=1e-3)
     report = convert(folder, tmp_path / "own.torch", to="sslbench", backbone=name)
     assert report.tensors and torch.equal(load_backbone(str(tmp_path / "own.torch")).module(images), wanted)
+
+
+@pytest.mark.parametrize(
+    ("scale", "mean"), [({"do_rescale": False}, 127.5), ({"rescale_factor": 1 / 127.5}, 1.0), ({}, 0.5)]
+)
+def test_mean_and_std_of_other_ranges_than_0_to_1_are_converted(scale, mean, tmp_path):
+    images = {"image_mean": [mean] * 3, "image_std": [mean] * 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(images | scale))
+    found = model_folders.read_config(tmp_path / "model.safetensors")
+    assert found.mean == found.std == pytest.approx((0.5,) * 3)
+
+
+def test_an_activation_that_is_no_name_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_act": ["gelu"]}))
+    with pytest.raises(WeightsError, match="an activation that timm does not have"):
+        model_folders.read_config(tmp_path / "model.safetensors")

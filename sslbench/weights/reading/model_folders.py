@@ -114,6 +114,9 @@ def read_config(weights: Path) -> ModelConfig:
         mean, std = (_numbers(images.get(f"image_{key}")) for key in _MOMENTS)
         if images.get("do_normalize", True) is False:
             mean, std = (0.0,) * 3, (1.0,) * 3
+        range_ = _range(images)
+        if not math.isclose(range_, 1.0):
+            mean, std = tuple(value / range_ for value in mean), tuple(value / range_ for value in std)
         found = dataclasses.replace(found, path=found.path or paths[2], mean=mean, std=std)
     numbers = (*found.mean, *found.std)
     if len(found.mean) != len(found.std) or not all(map(math.isfinite, numbers)) or min(found.std, default=1) <= 0:
@@ -127,11 +130,17 @@ def read_config(weights: Path) -> ModelConfig:
 _MOMENTS = ("mean", "std")
 
 
+def _range(images: Mapping[str, Any]) -> float:
+    """Return the value of a white pixel before mean and std: 1, or 255 in networks that take bytes as they are."""
+    scale = images.get("rescale_factor", 1 / 255) if images.get("do_rescale", True) else 1
+    return 255 * scale if isinstance(scale, int | float) and scale > 0 else 1.0
+
+
 def _of_transformers(config: Mapping[str, Any], path: Path) -> ModelConfig:
     """Return the facts in a configuration of transformers; those of the image tower in one of several towers."""
     tower = config.get("vision_config")
     tower = {**config, **tower} if isinstance(tower, Mapping) else config
-    activation = tower.get("hidden_act", "")
+    activation = str(tower.get("hidden_act") or "")
     if activation and activation not in _ACTIVATIONS:
         raise WeightsError(
             f"{path}: hidden_act is '{activation}', an activation that timm does not have",
