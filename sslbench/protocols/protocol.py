@@ -314,8 +314,8 @@ class OnImages(Generic[S]):
         trains: it trains. Otherwise it takes one part alone, and the untrained backbone beside it by default.
         part: of a protocol that does not train, the part that it takes.
         work: passes of images through the network of one run; the shapes have no width.
-        reads_trained_side: a protocol on places in images sets sizes by `Preprocessing.trained_side` with these settings;
-            it gets no other size of the backbone's preprocessing.
+        reads_trained_side: a protocol on places in images sets sizes by `Preprocessing.trained_side` with these
+            settings; it gets no other size of the backbone's preprocessing.
     """
 
     check: "Callable[[S, Labels], None]"

@@ -136,7 +136,8 @@ def test_videos_that_cannot_be_scored_are_listed(tmp_path):
             ({"first": 0}, "2 of 2 videos have no object in the first frame"),
             (
                 {"size": (6, 10)},
-                r"8 masks are not of the size of their frame: cow/00000 \(the mask is 10 x 6 pixels, but its image 20 x 12\)",
+                r"8 masks are not of the size of their frame: cow/00000"
+                r" \(the mask is 10 x 6 pixels, but its image 20 x 12\)",
             ),
         )
     ):
@@ -181,7 +182,8 @@ def test_vip_that_cannot_be_scored_is_refused(tmp_path):
             ({"classes": (4, 20)}, r"has class 20; there are the classes 0 to 19, and 255"),
             (
                 {"size": (6, 10)},
-                r"8 masks are not of the size of their frame: videos10/000000000000 \(the mask is 10 x 6 pixels, but its image 20 x 12\)",
+                r"8 masks are not of the size of their frame: videos10/000000000000"
+                r" \(the mask is 10 x 6 pixels, but its image 20 x 12\)",
             ),
         )
     ):
