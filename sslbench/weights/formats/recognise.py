@@ -36,16 +36,16 @@ def _unrecognised(
     keys = list(most.tensors)
     if (rank := distributed.file_of_a_rank(file.path, file.content, file.stubbed)) is not None:
         return rank
-    if not keys:
-        holds = ", ".join(f"'{key}'" for key in list(file.content)[:5]) or "nothing"
-        stubs = f"; classes that were not loaded: {', '.join(file.stubbed[:3])}" if file.stubbed else ""
-        return WeightsError(f"{file.path} holds no tensors; it holds {holds}{stubs}", "Save model.state_dict().")
     if file.content.get("format") == CHECKPOINT_FORMAT:
         what = "a detector" if "detector" in file.content or "model" in file.content else "linear heads"
         return WeightsError(
             f"{file.path} is a training checkpoint of {what}, not weights of a backbone",
             "The command that wrote it continues from it, and writes the weights at the end.",
         )
+    if not keys:
+        holds = ", ".join(f"'{key}'" for key in list(file.content)[:5]) or "nothing"
+        stubs = f"; classes that were not loaded: {', '.join(file.stubbed[:3])}" if file.stubbed else ""
+        return WeightsError(f"{file.path} holds no tensors; it holds {holds}{stubs}", "Save model.state_dict().")
     message = f"{file.path} is not of format {format}" if format else f"{file.path} has key names of no known format"
     message += f": its {len(keys)} tensors" + (f" at '{most.where}'" if most.where else "")
     message += " are " + ", ".join(f"'{key}'" for key in keys[:3]) + (" ..." if len(keys) > 3 else "")
