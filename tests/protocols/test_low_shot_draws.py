@@ -43,7 +43,7 @@ def test_draws_depend_on_file_names_alone_and_on_the_seed():
     renamed = features(np.zeros((12, 1)), np.repeat([1, 0], 6), 2).labels
     drawn = [few_shot.k_per_class(labels, 2, few_shot.ByName(ids, seed)).rows.tolist() for seed in range(20)]
     again = [few_shot.k_per_class(renamed, 2, few_shot.ByName(other, seed)).rows.tolist() for seed in range(20)]
-    assert drawn == again and len(set(map(tuple, drawn))) > 10
+    assert drawn == again and len(set(map(tuple, drawn))) > 5  # of 15: classes with equal names have equal draws
     listed = np.random.default_rng(0).permutation(12)
     moved = labels.select(listed)
     rows = few_shot.k_per_class(moved, 2, few_shot.ByName([ids[i] for i in listed], 0)).rows

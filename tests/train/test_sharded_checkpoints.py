@@ -282,7 +282,7 @@ def test_inspect_describes_the_newest_of_a_folder_and_refuses_an_unfinished_one(
     torn = checkpoints.unfinished(copied, 4)
     shutil.copytree(copied / "step_000000002.ckpt", torn, ignore=shutil.ignore_patterns(shards.STATE))
     inspect.command.main([str(copied)], standalone_mode=False)
-    assert [path.name for path in seen] == ["step_000000003.ckpt"]
+    assert [Path(path).name for path in seen] == ["step_000000003.ckpt"]
     monkeypatch.setattr(inspect, "_weights", real)
     with pytest.raises(WeightsError, match="no complete checkpoint"):
         inspect.command.main([str(torn)], standalone_mode=False)
