@@ -43,7 +43,7 @@ class Description:
         problem: reason why the format is not recognised or the weights do not load; '' otherwise.
         format: name of the format.
         title: full name of the format.
-        network: which of several copies of the backbone in the file is taken ('query', 'teacher'); '' if there is one.
+        network: copy of the backbone that is taken of several in the file ('query', 'teacher'); '' if there is one.
         other_networks: the others, by what --format FORMAT:NETWORK takes.
         elsewhere: networks in other places of the file, by what --format takes.
         why: evidence for the format.
@@ -103,9 +103,9 @@ def describe(file: WeightsFile, *, backbone: str | None = None, format: str | No
     """Look at a file as far as it can be understood; what stops it is in `problem`, nothing is raised for it.
 
     Args:
-        file: what `files.read` returned.
+        file: file from `files.read`.
         backbone: the architecture, where the file does not show it.
-        format: whose key names it has; recognised when None.
+        format: name of the format of its keys; recognised when None.
 
     Raises:
         UsageError: there is no such format or backbone.

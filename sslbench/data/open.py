@@ -178,7 +178,7 @@ def _refuse_export_in(spec: str, problem: str) -> None:
     """Refuse a folder whose annotations are an export of another tool.
 
     Raises:
-        UsageError: it is one.
+        UsageError: its annotations are such an export.
     """
     found = export_in(Path(spec)) if Path(spec).is_dir() else None
     if found is not None:

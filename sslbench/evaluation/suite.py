@@ -39,7 +39,7 @@ class SuiteCell:
     Attributes:
         weights: as the user gave them.
         benchmark: its name; the protocols where no benchmark was named.
-        requests: what to evaluate, mostly one.
+        requests: evaluations of the cell, mostly one.
         problem: why there is nothing to evaluate: the data are not on this machine.
         command: command that evaluates this pair alone, for its records; empty: that of all.
     """
@@ -90,10 +90,10 @@ def run_cells(
     Args:
         cells: those of one weights file in a row, so that it is loaded once. Weights whose images are decoded alike are
             encoded in one pass.
-        run: how.
+        run: settings of the run.
         store: folder of the feature store.
         out: folder for the records.
-        command: what the user typed, for the records.
+        command: command line of the user, for the records.
         progress: as for `evaluate`.
 
     Returns:

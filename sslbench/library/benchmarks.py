@@ -16,13 +16,13 @@ class Reference:
     """A published value that this benchmark should give.
 
     Attributes:
-        weights: what was evaluated, as the source calls it.
+        weights: name of the weights in the source.
         files: names that the file of these weights was published under: results of such a file are compared.
         sha256: beginning of the hash of its tensors (`sslbench inspect`): such weights are compared under any name.
         metric: name of the metric, as records have it.
         value: in percent for rates.
-        source: where it was published.
-        tolerance: how far a correct run may be from it.
+        source: publication.
+        tolerance: largest distance of a correct run.
     """
 
     weights: str
@@ -47,15 +47,15 @@ class Benchmark:
         data: `--data` string of a named data set; empty when the user has to say where the images are.
         layers: layers that are evaluated; empty: the backbone's default.
         preprocessing: values of the image preprocessing that this benchmark fixes.
-        folder: where data without a source of their own are looked for below the user's data folder
+        folder: place of data without a source of their own below the user's data folder
             ($SSLBENCH_DATA, else ./data): a folder or a manifest, with options behind a '?' if its format has them, or
             several joined by '+';
             `test_folder` holds the test part if that lies apart.
-        test_folder: see there.
-        test_classes: what the classes of test are to those of train. 'same': the same names, all of them are scored;
+        test_folder: place of the test part below it, if that lies apart.
+        test_classes: relation of the classes of test to those of train. 'same': the same names, all of them are scored;
             'subset': test has some of them, and only these can be predicted; 'numbers': test names the i-th of train's
             classes, sorted, by the number i.
-        page: where the data are described and offered.
+        page: address of a page that describes and offers the data.
         samples: expected number of samples, {'train': 50000, 'test': 10000}.
         classes: expected number of classes; 0: any.
         metric: that leads, where it is not the protocol's usual one; empty: that.

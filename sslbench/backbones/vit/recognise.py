@@ -75,15 +75,15 @@ class ViT:
         image: side in pixels of the images that the position embeddings are for.
         evaluated: side in pixels of the images that it is evaluated with.
         channels: of an image.
-        class_token: whether there is one.
+        class_token: true if it has a class token.
         registers: number of register tokens.
-        attention_pooling: whether the patches are pooled by attention.
-        layer_scale: whether the branches are scaled.
-        qkv_bias: whether queries, keys and values have a bias.
+        attention_pooling: true if the patches are pooled by attention.
+        layer_scale: true if the branches are scaled.
+        qkv_bias: true if queries, keys and values have a bias.
         hidden: width inside the MLP.
-        swiglu: whether the MLP is gated.
+        swiglu: true if the MLP is gated.
         activation: of the MLP, in timm's words; '' is that of the family. OpenAI's CLIP has 'quick_gelu'.
-        pooled_norm: whether the last norm comes after averaging the patches (fine-tuned MAE).
+        pooled_norm: true if the last norm comes after averaging the patches (fine-tuned MAE).
         notes: assumptions that no tensor shows.
     """
 

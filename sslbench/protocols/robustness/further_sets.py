@@ -31,7 +31,7 @@ def open_test_set(name: str, location: str, train: Source) -> Source:
     Args:
         name: of the set, 'imagenet-a'.
         location: as for --data.
-        train: whose classes the classifier knows.
+        train: train part, with the classes of the classifier.
 
     Raises:
         DataError: it has no labels, or classes that train lacks.
@@ -134,7 +134,7 @@ def open_unknown(location: str, train: Source, known_list: str) -> Source:
 
     Args:
         location: as for --data.
-        train: whose classes the classifier knows.
+        train: train part, with the classes of the classifier.
         known_list: name of a list in benchmarks/classes; '': all classes of train. Folders may have the names of its
             classes: those of ImageNet-O are named after the class that a network took its images for.
 

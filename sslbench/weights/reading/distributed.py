@@ -78,7 +78,7 @@ def file_of_a_rank(path: Path, content: Mapping[str, Any], classes: Sequence[str
 
     Args:
         path: the file.
-        content: what was read of it.
+        content: content that was read.
         classes: names of the classes in its pickle.
     """
     if any(name.rpartition(".")[2] in _SHARDED for name in classes):

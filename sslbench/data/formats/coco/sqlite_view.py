@@ -27,8 +27,8 @@ def view_entries(spec: str, tables: Sequence[str]) -> Iterator[tuple[str, Any, b
         tables: that are read row by row; others are yielded whole.
 
     Raises:
-        ValueError: it is damaged.
-        OSError: it cannot be read.
+        ValueError: the file is damaged.
+        OSError: the file cannot be read.
     """
     with Path(spec).open("rb"):  # raises OSError with the reason, which sqlite does not know
         pass
