@@ -109,3 +109,58 @@ def test_categories_that_are_exchanged_are_told(tmp_path):
         ]
         notes = [note for note in foreign(tmp_path, data, found).notes if "exchanged" in note]
         assert len(notes) == bool(words) and all(word in notes[0] for word in words)
+
+
+@pytest.mark.parametrize(
+    ("ids", "names", "kinds", "image_ids", "category_ids", "words"),
+    [
+        (["img-a", "img-b"], "xy", ["n01", "n02"], ["img-a", "img-b"], ["n01", "n02"], ()),
+        (["1", "2"], "xy", ["1", "2"], ["1", "2"], ["1", "2"], ()),
+        (["1", "2"], "xy", ["1", "2"], [1, 2.0], [1, 2], ()),
+        ([1, 2], "xy", [1, 2], ["1", "2"], ["1", "2"], ()),
+        ([9007199254740993, 9007199254740994], "xy", [1, 2], ["9007199254740993", "9007199254740994"], [1, 2], ()),
+        (["x.png", "y.png"], "xy", [1, 2], ["x.png", "y.png"], ["CAT", "Dog"], ()),
+        ([1, 2], "xy", [1, 2], ["/home/me/x.png", r"C:\me\y.png"], ["cat", "dog"], ()),
+        ([1, 2], "xy", [1, 2], ["X", "Y"], ["cat", "dog"], ()),
+        ([7, 8], ["000000000139", "000000000285"], [1, 2], [139, 285], [1, 2], ("numbers in file names",)),
+        ([7, 8], ["8", "7"], [1, 2], [7, 8], [1, 2], ("is read as the manifest's ids; as numbers in file names",)),
+    ],
+)
+def test_ids_of_images_and_categories_are_texts_numbers_or_names(
+    tmp_path, ids, names, kinds, image_ids, category_ids, words
+):
+    read = foreign(tmp_path, with_ids(tmp_path, ids, names, kinds), of_ids(image_ids, category_ids))
+    assert read.found.images.tolist() == np.argsort(np.argsort(list(names))).tolist()
+    assert read.found.labels.tolist() == [0, 1]
+    assert len(read.notes) == len(words) and all(word in note for word, note in zip(words, read.notes, strict=True))
+
+
+def with_ids(folder, ids, names, kinds):
+    """Two images of one object each."""
+    for name in names:
+        Image.new("RGB", (60, 40)).save(folder / f"{name}.png")
+    objects = [
+        {"id": i, "image_id": ids[i], "category_id": kinds[i], "bbox": [5, 5, 20, 20], "area": 400} for i in range(2)
+    ]
+    images = [
+        {"id": i, "file_name": f"{name}.png", "width": 60, "height": 40} for i, name in zip(ids, names, strict=True)
+    ]
+    content = {"images": images, "annotations": objects}
+    content["categories"] = [{"id": i, "name": name} for i, name in zip(kinds, ("cat", "dog"), strict=True)]
+    (folder / "m.json").write_text(json.dumps(content))
+    return open_objects(str(folder / "m.json"))["all"]
+
+
+def of_ids(images, categories):
+    return [
+        {"image_id": i, "category_id": c, "bbox": [5, 5, 20, 20], "score": 0.5}
+        for i, c in zip(images, categories, strict=True)
+    ]
+
+
+def test_ids_of_two_meanings_are_refused(tmp_path):
+    data = with_ids(tmp_path, [2, 1], ["1", "2"], [1, 2])
+    with pytest.raises(ResultError, match="image_id '1' is among the manifest's ids, and among file names without"):
+        foreign(tmp_path, data, of_ids(["1", "2"], [1, 2]))
+    with pytest.raises(ResultError, match=r"category_id of 1 of 2 detections is not among .*: 3"):
+        foreign(tmp_path, data, of_ids([1, 2], [1, 3]))

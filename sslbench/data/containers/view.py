@@ -36,7 +36,7 @@ LARGE = 16 << 20
 """Smallest manifest that is cached, in bytes; parsing a smaller one takes less than a second."""
 
 S = TypeVar("S", Source, ObjectSource)
-_VERSION = 4
+_VERSION = 5
 _META = "meta.json"
 _OBJECTS = "objects"
 _log = logging.getLogger("sslbench")
@@ -171,6 +171,7 @@ def _save_content(folder: Path, source: Source | ObjectSource) -> dict[str, Any]
     return {
         "classes": source.classes,
         "class_numbers": source.class_numbers,
+        "texts": [source.image_texts, source.class_texts],
         "frequencies": frequencies,
         "skeleton": skeleton,
     }
@@ -213,6 +214,8 @@ def _load_split(folder: Path, part: dict[str, Any]) -> Source | ObjectSource:
         numbers=tuple(np.load(folder / "numbers.npy", allow_pickle=False).tolist()),
         classes=tuple(part["classes"]),
         class_numbers=tuple(part["class_numbers"]),
+        image_texts=part["texts"][0],
+        class_texts=part["texts"][1],
         federated=None if part["frequencies"] is None else _load_federated(folder, part["frequencies"]),
         skeleton=None if part["skeleton"] is None else Skeleton.of_record(part["skeleton"]),
         **common,

@@ -40,6 +40,8 @@ class ObjectSource:
         grouped_by: as of a `Source`: the attribute whose equal values a seeded split keeps on one side.
         federated: the classes that were looked for in each image (LVIS); None: all of them.
         skeleton: the keypoints that objects may have; None: they have none.
+        image_texts: of a manifest whose image ids are texts, id of the image -> this text; `numbers` count them.
+        class_texts: the same of categories: class -> text.
         reading: settings of the decoding.
     """
 
@@ -56,6 +58,8 @@ class ObjectSource:
     grouped_by: str = ""
     federated: Federated | None = None
     skeleton: Skeleton | None = None
+    image_texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    class_texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     reading: Reading = DEFAULT
 
     def __post_init__(self) -> None:

@@ -1,7 +1,9 @@
 """Detections made elsewhere (mmdet, DETR, YOLO): a COCO result file, read with all that can be wrong in it."""
 
+import collections
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -9,6 +11,9 @@ from typing import Any
 import numpy as np
 
 from sslbench.arrays import BoolArray, FloatArray, IntArray
+from sslbench.data.containers.listed import plain_path
+from sslbench.data.containers.suffixes import SUFFIXES
+from sslbench.data.containers.text import read_text
 from sslbench.data.objects.rows import NOTHING
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.wording import counted, some
@@ -38,9 +43,9 @@ class Foreign:
 def read_foreign(path: Path, test: ObjectSource) -> Foreign:
     """Return the detections of a COCO result file made by another program.
 
-    The file is a JSON list of objects with `image_id` (the manifest's number, or the image's id, file name or name
-    without suffix), `category_id` (the manifest's number, or the name of a class), `bbox` (x, y, width, height in
-    pixels), `score`, with masks `segmentation`, and with keypoints these: x, y and score of each. Of detections with
+    The file is a JSON list of objects with `image_id` (the manifest's id, or the image's path, file name, name without
+    suffix or the number in it), `category_id` (the manifest's id, or the name of a class), `bbox` (x, y, width, height
+    in pixels), `score`, with masks `segmentation`, and with keypoints these: x, y and score of each. Of detections with
     keypoints alone the box is the one around them, as in pycocotools.
 
     Args:
@@ -48,11 +53,12 @@ def read_foreign(path: Path, test: ObjectSource) -> Foreign:
         test: the test part.
 
     Raises:
-        ResultError: the file cannot be read, is of another form, or does not fit the data; it names the first entry.
+        DataError: the file cannot be read.
+        ResultError: it is of another form, or does not fit the data; it names the first entry.
     """
     rows = _rows(path)
-    images = _places(path, rows, "image_id", _image_names(test), f"the {len(test):,} images of {test.name}")
-    classes = _places(path, rows, "category_id", _class_names(test), f"the categories of {test.name}")
+    images, notes = _places(path, rows, "image_id", _of_images(test), f"the {len(test):,} images of {test.name}")
+    classes, about = _places(path, rows, "category_id", _of_classes(test), f"the categories of {test.name}")
     keypoints = _keypoints(path, rows, test)
     around = keypoints is not None and not any("bbox" in row for row in rows)
     boxes, scores = _around(keypoints) if around and keypoints is not None else _boxes(path, rows), _scores(path, rows)
@@ -60,27 +66,25 @@ def read_foreign(path: Path, test: ObjectSource) -> Foreign:
     _refuse_shares(path, boxes, sizes)
     _refuse_corners(path, boxes, sizes)
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
-    notes = []
+    further = []
     if (number := int(_outside(boxes, sizes).sum())) > 0:
-        notes.append(f"{counted(number, 'box')} of {path.name} beyond the edge of the image, scored as written.")
+        further.append(f"{counted(number, 'box')} of {path.name} beyond the edge of the image, scored as written.")
     without = len(test) - len(np.unique(images))
     if without:
-        notes.append(f"{counted(without, 'test image')} without a detection in {path.name}.")
+        further.append(f"{counted(without, 'test image')} without a detection in {path.name}.")
     if around:
-        notes.append(f"{path.name} has no boxes: those of the record are the ones around the keypoints.")
+        further.append(f"{path.name} has no boxes: those of the record are the ones around the keypoints.")
     if test.skeleton is None and any(row.get("keypoints") for row in rows):
-        notes.append(f"The keypoints of {path.name} are left out: {test.name} has none.")
+        further.append(f"The keypoints of {path.name} are left out: {test.name} has none.")
     if exchanged := _exchanged(path, test, images, corners, classes):
-        notes.append(exchanged)
+        further.append(exchanged)
     masks = _masks(path, rows, sizes)
-    return Foreign(Detections(images, corners, scores, classes, masks, keypoints), tuple(notes))
+    return Foreign(Detections(images, corners, scores, classes, masks, keypoints), (*notes, *about, *further))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ResultError(f"cannot read {path}: {error.strerror or error}") from error
+        rows = json.loads(read_text(path)[0])
     except (ValueError, RecursionError) as error:
         raise ResultError(
             f"{path} is not JSON: {error}", "Detections are a JSON list, COCO's result format."
@@ -110,65 +114,131 @@ _FORM = (
 )
 
 
-def _image_names(test: ObjectSource) -> Mapping[Any, int]:
-    """Return number, id, file name and name without suffix of each image -> its position; ambiguous names are out."""
-    names: dict[Any, int] = {}
-    forms: tuple[Callable[[str], str], ...] = (
-        lambda name: PurePosixPath(name).stem,
-        lambda name: PurePosixPath(name).name,
+_Key = int | str | None
+_WHOLE = re.compile(r"0|-?[1-9]\d*")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reading:
+    """Reading of ids in a file of detections.
+
+    Attributes:
+        title: of the names that the ids are, in the plural.
+        known: key -> position; ambiguous keys are left out.
+        key: of an id; None if it has none.
+    """
+
+    title: str
+    known: Mapping[_Key, int]
+    key: Callable[[Any], _Key]
+
+    def read(self, ids: Sequence[Any]) -> list[int | None]:
+        """Return the position of each id, None where it is unknown."""
+        return [self.known.get(self.key(value)) for value in ids]
+
+
+def _reading(title: str, names: Sequence[Any], key: Callable[[Any], _Key]) -> _Reading:
+    """Return the reading of ids as names."""
+    keys = [key(name) for name in names]
+    number = collections.Counter(keys)
+    return _Reading(title, {k: i for i, k in enumerate(keys) if k is not None and number[k] == 1}, key)
+
+
+def _id(value: Any) -> _Key:
+    """Return an id of a manifest; of numbers written as text, or as 12.0 by pandas, the number."""
+    if isinstance(value, str):
+        return int(value) if _WHOLE.fullmatch(value.strip()) else value.strip()
+    return int(value) if float(value).is_integer() else None
+
+
+def _file(value: Any) -> _Key:
+    return PurePosixPath(plain_path(value)).name if isinstance(value, str) else None
+
+
+def _stem(value: Any) -> _Key:
+    if not isinstance(value, str):
+        return None
+    path = PurePosixPath(plain_path(value))
+    return (path.stem if path.suffix.lower() in SUFFIXES else path.name).casefold()
+
+
+def _digits(value: Any) -> _Key:
+    """Return the number that a name is: 139 of '000000000139.jpg', as Ultralytics writes it."""
+    text = str(_id(value) if isinstance(value, float | int) else _stem(value))
+    return int(text) if text.isdecimal() else None
+
+
+def _of_images(test: ObjectSource) -> tuple[_Reading, ...]:
+    ids = [test.image_texts.get(name, number) for name, number in zip(test.ids, test.numbers, strict=True)]
+    return (
+        _reading("the manifest's ids", ids, _id),
+        _reading("paths", test.ids, lambda name: plain_path(name) if isinstance(name, str) else None),
+        _reading("file names", test.ids, _file),
+        _reading("file names without suffix", test.ids, _stem),
+        _reading("numbers in file names", test.ids, _digits),
     )
-    for form in forms:
-        short = [form(name) for name in test.ids]
-        number = dict(zip(*np.unique(short, return_counts=True), strict=True)) if short else {}
-        names |= {name: i for i, name in enumerate(short) if number[name] == 1}
-    names |= {name: i for i, name in enumerate(test.ids)}
-    return names | {number: i for i, number in enumerate(test.numbers)}
 
 
-def _class_names(test: ObjectSource) -> Mapping[Any, int]:
-    names: dict[Any, int] = {name: i for i, name in enumerate(test.classes)}
-    return names | {number: i for i, number in enumerate(test.class_numbers)}
+def _of_classes(test: ObjectSource) -> tuple[_Reading, ...]:
+    ids = [test.class_texts.get(name, number) for name, number in zip(test.classes, test.class_numbers, strict=True)]
+    return (
+        _reading("the manifest's ids", ids, _id),
+        _reading("names", test.classes, lambda name: name.strip() if isinstance(name, str) else None),
+        _reading("names", test.classes, lambda name: name.strip().casefold() if isinstance(name, str) else None),
+    )
 
 
-def _places(path: Path, rows: Sequence[Mapping[str, Any]], key: str, known: Mapping[Any, int], what: str) -> IntArray:
-    """Return the position of each row's image or category.
+def _places(
+    path: Path, rows: Sequence[Mapping[str, Any]], key: str, readings: Sequence[_Reading], what: str
+) -> tuple[IntArray, tuple[str, ...]]:
+    """Return the position of each row's image or category, and notes; one reading holds for all rows.
 
     Raises:
-        ResultError: one is not known; it names the first few and the likely cause.
+        ResultError: no reading knows all of them, or two do and differ; it names the first few and the likely cause.
     """
-    hashable = (int, float, str)  # pandas writes 12.0 where an id of a column is missing
-    unknown = [
-        row[key]
-        for row in rows
-        if not isinstance(row[key], hashable) or isinstance(row[key], bool) or row[key] not in known
-    ]
-    if not unknown:
-        return np.array([known[row[key]] for row in rows], dtype=np.int64)
-    shown = ", ".join(dict.fromkeys(repr(value)[:60] for value in unknown[:100]))
-    first = ", ".join(shown.split(", ")[:_SHOWN])
-    numbers = [value for value in known if isinstance(value, int)]
-    raise ResultError(
-        f"{path}: {key} of {len(unknown):,} of {len(rows):,} detections is not among {what}: {first}",
-        _cause(key, unknown[0], numbers, known),
-    )
+    odd = [row[key] for row in rows if not isinstance(row[key], int | float | str) or isinstance(row[key], bool)]
+    ids = [] if odd else list(dict.fromkeys(row[key] for row in rows))
+    places = [reading.read(ids) for reading in readings]
+    whole = [i for i, found in enumerate(places) if None not in found]
+    if odd or not whole:
+        best = min(range(len(readings)), key=lambda i: places[i].count(None))
+        missing = {value for value, place in zip(ids, places[best], strict=True) if place is None}
+        unknown = odd or [row[key] for row in rows if row[key] in missing]
+        shown = list(dict.fromkeys(repr(value)[:60] for value in unknown[:100]))[:_SHOWN]
+        raise ResultError(
+            f"{path}: {key} of {len(unknown):,} of {len(rows):,} detections is not among {what}: {', '.join(shown)}",
+            _cause(key, unknown[0], readings),
+        )
+    first = whole[0]
+    other = next((readings[i].title for i in whole if places[i] != places[first]), None)
+    notes: tuple[str, ...] = ()
+    if other is not None:
+        title = readings[first].title
+        if any(isinstance(value, str) for value in ids):
+            raise ResultError(
+                f"{path}: {key} {ids[0]!r} is among {title}, and among {other}, and these differ",
+                f"Write {title} as numbers without quotes{', or file names' if key == 'image_id' else ''}.",
+            )
+        notes = (f"{key} of {path.name} is read as {title}; as {other} it would be another.",)
+    elif readings[first].key is _digits:
+        notes = (f"{key} of {path.name} is read as {readings[first].title}: the manifest has no such ids.",)
+    at = dict(zip(ids, places[first], strict=True))
+    return np.array([at[row[key]] for row in rows], dtype=np.int64), notes
 
 
-def _cause(key: str, value: Any, numbers: Sequence[int], known: Mapping[Any, int]) -> str:
+def _cause(key: str, value: Any, readings: Sequence[_Reading]) -> str:
+    ids, names = readings[0].known, readings[1].known
     if isinstance(value, str):
-        return did_you_mean(value, [name for name in known if isinstance(name, str)])
+        return did_you_mean(value, [str(name) for name in {**ids, **names} if isinstance(name, str)])
     if key == "image_id":
+        numbers = [number for number in ids if isinstance(number, int)]
         return f"The manifest's image ids are {_span(numbers)}; file names are understood too. Is --data the same set?"
-    every = _named(known)
-    names = ", ".join([*(f"{number} {name}" for name, number in every[:5]), *(["..."] if len(every) > 5 else [])])
+    of_place = {place: number for number, place in ids.items()}
+    every = [f"{of_place[place]} {name}" for name, place in names.items()]
     return (
-        f"The manifest's categories are {names}: category_id is their id, not their position. Names of classes "
-        "are understood too."
+        f"The manifest's categories are {', '.join([*every[:5], *(['...'] if len(every) > 5 else [])])}: category_id "
+        "is their id, not their position. Names of classes are understood too."
     )
-
-
-def _named(known: Mapping[Any, int]) -> list[tuple[str, int]]:
-    at = {place: number for number, place in known.items() if isinstance(number, int)}
-    return [(name, at[place]) for name, place in known.items() if isinstance(name, str)]
 
 
 def _span(numbers: Sequence[int]) -> str:

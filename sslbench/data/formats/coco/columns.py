@@ -6,7 +6,7 @@ import io
 import re
 import zipfile
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -60,6 +60,7 @@ class Columns:
         info: content of the key 'info'.
         grouped_by: the attribute whose images belong together, '' if there is none.
         keypoint_kinds: content of kwcoco's key 'keypoint_categories', None without it.
+        texts: table -> number -> its id, where ids are texts.
         notes: remarks on the ids.
     """
 
@@ -79,6 +80,7 @@ class Columns:
     info: Any
     grouped_by: str = ""
     keypoint_kinds: Any = None
+    texts: Mapping[str, Mapping[int, str]] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -342,6 +344,7 @@ class _Collector:
             info=self.info,
             grouped_by=self._grouped_by,
             keypoint_kinds=self.keypoint_kinds,
+            texts={table: {number: text for text, number in kept.items()} for table, kept in self._of_texts.items()},
             notes=tuple(
                 f"{self.spec}: the ids of '{table}' are texts, which are numbered in their order ({some(list(texts))})"
                 for table, texts in self._of_texts.items()
