@@ -9,6 +9,7 @@ VISSL copies the running statistics of BatchNorm into it; here it keeps statisti
 """
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ from sslbench.methods._parts.sinkhorn import sinkhorn
 from sslbench.runtime.device import widest_float
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
+
+log = logging.getLogger("sslbench")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,9 +116,20 @@ class Method(method.Method[Config]):
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Require several views, views to assign among them, and a queue that the processes share evenly."""
+        """Require several views, views to assign among them, and a queue that the processes share evenly.
+
+        Say what a training of few updates never reaches.
+        """
         need_view_pairs(setup, method="swav")
         _require_assignable(config, setup)
+        if config.frozen_updates >= setup.steps:
+            log.warning(
+                f"swav: the prototypes are never trained: they are frozen for method.frozen_updates="
+                f"{config.frozen_updates:,} updates, and there are {setup.steps:,}"
+            )
+        first = max(config.queue_start, -(-config.queue // setup.images_per_update))
+        if config.queue and first >= setup.steps:
+            log.warning(f"swav: the queue is never used: it would be from update {first:,} on, of {setup.steps:,}")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -238,3 +239,15 @@ def test_trains_with_a_momentum_copy(queue):
     setup = setup_for(network())
     config = swav.Config(prototypes=(6,), projector=(16, 8), momentum=0.9, queue=queue)
     check_contract(lambda: swav.Method(network(), config, setup), setup)
+
+
+def test_a_training_that_ends_before_a_phase_says_so(caplog):
+    setup = dataclasses.replace(setup_for(network(), sizes=SIZES), steps=7)
+    for config, words in (
+        (swav.Config(frozen_updates=313, **SMALL), "frozen_updates=313 updates, and there are 7"),
+        (swav.Config(queue=64, queue_start=6, **SMALL), "from update 8 on, of 7"),
+        (swav.Config(queue=16, frozen_updates=6, **SMALL), ""),
+    ):
+        caplog.clear()
+        swav.Method.check(network(), config, setup)
+        assert words in caplog.text and bool(words) == bool(caplog.text)

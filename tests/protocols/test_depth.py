@@ -99,6 +99,17 @@ def test_the_loss_is_that_of_the_known_pixels():
     assert float(early(outputs, target, 5)) == pytest.approx(float(one.loss(outputs, target, 0)))
 
 
+def test_steps_of_the_mean_alone_keep_their_share_where_few_images_end_the_training(backbone, tmp_path, monkeypatch):
+    seen, of_both = [], of_depth.sig_loss
+    monkeypatch.setattr(
+        of_depth, "sig_loss", lambda *given, mean_only: seen.append(mean_only) or of_both(*given, mean_only=mean_only)
+    )
+    run("depth", backbone, tmp_path, mean_steps=30, max_epochs=2)  # 6 updates in place of 60
+    assert seen[::2] == seen[1::2] == [True] * 3 + [False] * 3  # the head, and that of the floor
+    with pytest.raises(UsageError, match="mean_steps should be 0 or more and below steps=60, not 60"):
+        depth.check_settings(depth.Settings(**QUICK, mean_steps=60))
+
+
 def test_logarithmic_bins_have_equal_ratios_between_the_limits():
     settings = depth.Settings(bins=4, spacing="logarithmic", min_depth=0.1, max_depth=100.0)
     one = of_depth.task(settings, of_depth.limits_of(settings, None))

@@ -332,7 +332,7 @@ def test_what_does_not_go_together_is_refused_before_any_training(tmp_path):
     assert "too few images for per_class=25" in refused(changed(per_class=(25,)))
     assert "too small for a hold-out" in refused(changed(lr=(0.1, 0.5), batch_size=2), train=pictures(4, 1))
     assert "at least two training images" in refused(changed(fractions=(0.01,)))
-    assert "are 6 updates, of 4 in all" in refused(changed(updates=4, probe_epochs=1.0))
+    assert "are 1 updates, of 1 in all" in refused(changed(epochs=0.15, probe_epochs=0.1))
     assert "several labels each" in refused(changed(sampler="balanced"), train=pictures(96, 1, "multi"))
     assert "there is no file" in refused(changed(train_list=str(tmp_path / "none.txt")))
     wide = small(preprocessing=dataclasses.replace(PLAIN, crop=(10, 8)))

@@ -37,7 +37,7 @@ def check_settings(settings: Settings) -> None:
     for name, wrong, need in (
         ("bins", settings.bins < 2, "at least 2"),
         ("gradient", not 0 <= settings.gradient < float("inf"), "0 or more"),
-        ("mean_steps", settings.mean_steps < 0, "0 or more"),
+        ("mean_steps", not 0 <= settings.mean_steps < settings.steps, f"0 or more and below steps={settings.steps}"),
         ("min_depth", low is not None and not 0 < low < float("inf"), "above 0"),
         ("max_depth", high is not None and not (low or 0) < high < float("inf"), "above min_depth"),
     ):

@@ -52,7 +52,7 @@ class Settings(HeadSettings):
     shares: Normalisation = setting("linear", "shares of the bins: linear (relu + 0.1), softmax or sigmoid")
     gradient: float = setting(0.0, "weight of the gradient loss beside SigLoss")
     mean_steps: int = setting(
-        0, "first updates in which SigLoss has only its mean term", unit="updates", part_of="steps"
+        0, "first updates, of `steps`, in which SigLoss has only its mean term", unit="updates", part_of="steps"
     )
     train_region: tuple[int, int, int, int] | None = setting(
         None, "left, top, right and bottom of the part of training images that is used", unit="pixels"

@@ -153,8 +153,12 @@ def optimizer_settings(settings: Settings, rates: Rates, kind: LabelKind = "sing
     )
 
 
-def schedule(settings: Settings, epochs: float) -> Callable[[float], float]:
+def schedule(settings: Settings, passes: float) -> Callable[[float], float]:
     """Return the factor of the learning rates as a function of the progress in [0, 1].
+
+    Args:
+        settings: schedule, schedule_per and warmup_epochs are used; with `updates`, parts keep their share of `epochs`.
+        passes: over the data in the training.
 
     Raises:
         UsageError: there is no such schedule, or the warm-up is longer than the training.
@@ -163,8 +167,8 @@ def schedule(settings: Settings, epochs: float) -> Callable[[float], float]:
         settings.schedule,
         per=settings.schedule_per,
         warmup_epochs=settings.warmup_epochs,
-        epochs=epochs,
-        published_epochs=None if settings.updates is None else settings.epochs,
+        epochs=passes if settings.updates is None else settings.epochs,
+        passes=passes,
         protocol=NAME,
     )
 

@@ -16,7 +16,9 @@ class Settings:
     """Settings of finetuning."""
 
     epochs: float = setting(30, "epochs, in full batches", unit="epochs")
-    updates: int | None = setting(None, "total number of updates, instead of epochs")
+    updates: int | None = setting(
+        None, "total number of updates, instead of epochs; parts in epochs (warm-up, milestones) keep their share"
+    )
     batch_size: int = setting(128, "images per update over all processes; fewer where train has fewer", unit="images")
     accumulate: int = setting(1, "forward passes per update")
     optimizer: Literal["sgd", "adamw"] = setting("sgd", "sgd or adamw")

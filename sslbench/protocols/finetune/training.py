@@ -114,6 +114,8 @@ def prepare(
     data = make_batches(fit, backbone.preprocessing, settings, size, seed=seed, engine=engine)
     updates = settings.updates or max(1, round(settings.epochs * data.steps_per_epoch))
     probe = round(settings.probe_epochs * data.steps_per_epoch)
+    if settings.updates is not None:
+        probe = int(settings.probe_epochs / settings.epochs * updates)
     if probe >= updates:
         raise UsageError(
             f"finetune: probe_epochs={settings.probe_epochs:g} are {probe:,} updates, of {updates:,} in all",

@@ -67,12 +67,12 @@ def optimizer_settings(settings: Settings) -> OptimizerSettings:
     )
 
 
-def schedule(settings: Settings, epochs: float) -> schedules.Schedule:
+def schedule(settings: Settings, passes: float) -> schedules.Schedule:
     """Return the schedule: from the position in [0, 1] to the factor of the learning rates.
 
     Args:
-        settings: schedule, schedule_per and warmup_epochs are used.
-        epochs: of the whole training.
+        settings: schedule, schedule_per and warmup_epochs are used; with `updates`, parts keep their share of `epochs`.
+        passes: over the data in the training.
 
     Raises:
         UsageError: no such schedule, or the warm-up is longer than training.
@@ -81,8 +81,8 @@ def schedule(settings: Settings, epochs: float) -> schedules.Schedule:
         settings.schedule,
         per=settings.schedule_per,
         warmup_epochs=settings.warmup_epochs,
-        epochs=epochs,
-        published_epochs=None if settings.updates is None else settings.epochs,
+        epochs=passes if settings.updates is None else settings.epochs,
+        passes=passes,
         protocol="linear-online",
     )
 

@@ -13,7 +13,9 @@ class Settings:
     """Settings of the linear probe on images."""
 
     epochs: float = setting(10, "epochs, in full batches", unit="epochs")
-    updates: int | None = setting(None, "total number of updates, instead of epochs")
+    updates: int | None = setting(
+        None, "total number of updates, instead of epochs; parts in epochs (warm-up, milestones) keep their share"
+    )
     batch_size: int = setting(256, "images per update over all processes", unit="images")
     lr: tuple[float, ...] = setting(GRID, "learning rates; a head is trained with each and the best is selected")
     lr_scaling: Literal["linear", "sqrt", "none"] = setting(

@@ -34,7 +34,7 @@ class DenseTask:
         outputs: channels of a head: classes, or bins of depth.
         read: target of an image, float32 (k, H, W), nan where unknown; raises DataError for one that cannot be used.
         loss: scalar from outputs (B, K, H, W) at the size of the targets, targets (B, k, H, W) and the number of the
-            update, which counts from 0.
+            update, which counts from 0 to `steps`.
         row: score of an image, float64 (R,), from its output (K, h, w) and its target (k, H, W). The output may have
             another size, mostly that at which the network saw the image: the function brings it to that of the target.
         value: leading metric of rows (N, R), larger is better; heads are chosen by it.

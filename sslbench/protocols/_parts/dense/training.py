@@ -207,7 +207,8 @@ class _Run:
                 continue
             with seeded(_dropout_seed(self.plan.seed, index), targets.device):  # the same channels, whatever the rows
                 outputs = resized(self.task.activated(head(maps)), (targets.shape[2], targets.shape[3]))
-            loss = self.task.loss(outputs, targets, index)
+            # Few images end the training before `steps`: what is counted in those keeps its share, as the warm-up does.
+            loss = self.task.loss(outputs, targets, index * self.settings.steps // self.plan.updates)
             loss.backward()  # type: ignore[no-untyped-call]
             if self.settings.clip_norm is not None:
                 nn.utils.clip_grad_norm_(head.parameters(), self.settings.clip_norm)
