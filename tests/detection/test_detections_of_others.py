@@ -123,7 +123,7 @@ def test_categories_that_are_exchanged_are_told(tmp_path):
         ([1, 2], "xy", [1, 2], ["/home/me/x.png", r"C:\me\y.png"], ["cat", "dog"], ()),
         ([1, 2], "xy", [1, 2], ["X", "Y"], ["cat", "dog"], ()),
         ([7, 8], ["000000000139", "000000000285"], [1, 2], [139, 285], [1, 2], ("numbers in file names",)),
-        ([7, 8], ["8", "7"], [1, 2], [7, 8], [1, 2], ("is read as the manifest's ids; as numbers in file names",)),
+        ([7, 8], ["8", "7"], [1, 2], [7, 8], [1, 2], ()),
     ],
 )
 def test_ids_of_images_and_categories_are_texts_numbers_or_names(
@@ -140,7 +140,8 @@ def with_ids(folder, ids, names, kinds):
     for name in names:
         Image.new("RGB", (60, 40)).save(folder / f"{name}.png")
     objects = [
-        {"id": i, "image_id": ids[i], "category_id": kinds[i], "bbox": [5, 5, 20, 20], "area": 400} for i in range(2)
+        {"id": i, "image_id": ids[i], "category_id": kinds[i], "bbox": [5 + 25 * i, 5 + 10 * i, 20, 20]}
+        for i in range(2)
     ]
     images = [
         {"id": i, "file_name": f"{name}.png", "width": 60, "height": 40} for i, name in zip(ids, names, strict=True)
@@ -153,13 +154,18 @@ def with_ids(folder, ids, names, kinds):
 
 def of_ids(images, categories):
     return [
-        {"image_id": i, "category_id": c, "bbox": [5, 5, 20, 20], "score": 0.5}
+        {"image_id": i, "category_id": c, "bbox": [20, 10, 20, 20], "score": 0.5}
         for i, c in zip(images, categories, strict=True)
     ]
 
 
 def test_ids_of_two_meanings_are_refused(tmp_path):
     data = with_ids(tmp_path, [2, 1], ["1", "2"], [1, 2])
+    rows = of_ids([1, 2], [1, 2])
+    assert foreign(tmp_path, data, rows).notes == ()
+    rows[0]["bbox"], rows[1]["bbox"] = [5, 5, 20, 20], [30, 15, 20, 20]
+    (note,) = foreign(tmp_path, data, rows).notes
+    assert "lie on objects if image_id is the number in the file's name" in note
     with pytest.raises(ResultError, match="image_id '1' is among the manifest's ids, and among file names without"):
         foreign(tmp_path, data, of_ids(["1", "2"], [1, 2]))
     with pytest.raises(ResultError, match=r"category_id of 1 of 2 detections is not among .*: 3"):

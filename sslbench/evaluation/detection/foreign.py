@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,7 +15,7 @@ from sslbench.data.containers.listed import plain_path
 from sslbench.data.containers.suffixes import SUFFIXES
 from sslbench.data.containers.text import read_text
 from sslbench.data.objects.rows import NOTHING
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.data.wording import counted, some
 from sslbench.errors import ResultError
 from sslbench.metrics.detection import Detections
@@ -57,8 +57,8 @@ def read_foreign(path: Path, test: ObjectSource) -> Foreign:
         ResultError: it is of another form, or does not fit the data; it names the first entry.
     """
     rows = _rows(path)
-    images, notes = _places(path, rows, "image_id", _of_images(test), f"the {len(test):,} images of {test.name}")
-    classes, about = _places(path, rows, "category_id", _of_classes(test), f"the categories of {test.name}")
+    images, other, notes = _places(path, rows, "image_id", _of_images(test), f"the {len(test):,} images of {test.name}")
+    classes, _, about = _places(path, rows, "category_id", _of_classes(test), f"the categories of {test.name}")
     keypoints = _keypoints(path, rows, test)
     around = keypoints is not None and not any("bbox" in row for row in rows)
     boxes, scores = _around(keypoints) if around and keypoints is not None else _boxes(path, rows), _scores(path, rows)
@@ -76,6 +76,8 @@ def read_foreign(path: Path, test: ObjectSource) -> Foreign:
         further.append(f"{path.name} has no boxes: those of the record are the ones around the keypoints.")
     if test.skeleton is None and any(row.get("keypoints") for row in rows):
         further.append(f"The keypoints of {path.name} are left out: {test.name} has none.")
+    if other is not None and _on_objects(test, other, corners) > _on_objects(test, images, corners):
+        further.append(f"More boxes of {path.name} lie on objects if image_id is the number in the file's name.")
     if exchanged := _exchanged(path, test, images, corners, classes):
         further.append(exchanged)
     masks = _masks(path, rows, sizes)
@@ -190,8 +192,10 @@ def _of_classes(test: ObjectSource) -> tuple[_Reading, ...]:
 
 def _places(
     path: Path, rows: Sequence[Mapping[str, Any]], key: str, readings: Sequence[_Reading], what: str
-) -> tuple[IntArray, tuple[str, ...]]:
-    """Return the position of each row's image or category, and notes; one reading holds for all rows.
+) -> tuple[IntArray, IntArray | None, tuple[str, ...]]:
+    """Return the position of each row's image or category; that by another reading, if there is one; and notes.
+
+    One reading holds for all rows.
 
     Raises:
         ResultError: no reading knows all of them, or two do and differ; it names the first few and the likely cause.
@@ -210,20 +214,18 @@ def _places(
             _cause(key, unknown[0], readings),
         )
     first = whole[0]
-    other = next((readings[i].title for i in whole if places[i] != places[first]), None)
-    notes: tuple[str, ...] = ()
-    if other is not None:
-        title = readings[first].title
-        if any(isinstance(value, str) for value in ids):
-            raise ResultError(
-                f"{path}: {key} {ids[0]!r} is among {title}, and among {other}, and these differ",
-                f"Write {title} as numbers without quotes{', or file names' if key == 'image_id' else ''}.",
-            )
-        notes = (f"{key} of {path.name} is read as {title}; as {other} it would be another.",)
-    elif readings[first].key is _digits:
-        notes = (f"{key} of {path.name} is read as {readings[first].title}: the manifest has no such ids.",)
-    at = dict(zip(ids, places[first], strict=True))
-    return np.array([at[row[key]] for row in rows], dtype=np.int64), notes
+    title = readings[first].title
+    other = next((i for i in whole if places[i] != places[first]), None)
+    if other is not None and any(isinstance(value, str) for value in ids):
+        raise ResultError(
+            f"{path}: {key} {ids[0]!r} is among {title}, and among {readings[other].title}, and these differ",
+            f"Write {title} as numbers without quotes{', or file names' if key == 'image_id' else ''}.",
+        )
+    notes = (f"{key} of {path.name} is read as {title}.",) if readings[first].key is _digits else ()
+    position = {value: i for i, value in enumerate(ids)}
+    order = [position[row[key]] for row in rows]
+    found = np.array(places[first], dtype=np.int64)[order]
+    return found, None if other is None else np.array(places[other], dtype=np.int64)[order], notes
 
 
 def _cause(key: str, value: Any, readings: Sequence[_Reading]) -> str:
@@ -312,6 +314,22 @@ def _refuse_corners(path: Path, boxes: FloatArray, sizes: IntArray) -> None:
     raise ResultError(text, "Boxes are in pixels of the original image: scale those of a resized one back.")
 
 
+def _overlaps(
+    test: ObjectSource, images: IntArray, corners: FloatArray
+) -> Iterator[tuple[IntArray, Objects, FloatArray]]:
+    """Yield the rows of the detections in an image, its objects, and their overlaps, of the first images."""
+    order = np.argsort(images, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(images[order])) + 1)[:_LOOKED_AT]:
+        objects = test.objects[int(images[rows[0]])] if len(rows) else NOTHING
+        if len(objects):
+            yield rows, objects, box_overlap(corners[rows], objects.boxes.astype(np.float64), 0)
+
+
+def _on_objects(test: ObjectSource, images: IntArray, corners: FloatArray) -> int:
+    """Return the number of boxes that lie on an object."""
+    return sum(int((found.max(axis=1) >= _ON).sum()) for *_, found in _overlaps(test, images, corners))
+
+
 def _exchanged(path: Path, test: ObjectSource, images: IntArray, corners: FloatArray, classes: IntArray) -> str:
     """Return a sentence if boxes lie on objects, but nearly all on those of one other category each; '' otherwise.
 
@@ -319,12 +337,7 @@ def _exchanged(path: Path, test: ObjectSource, images: IntArray, corners: FloatA
     """
     size = len(test.classes)
     table: IntArray = np.zeros((size, size), dtype=np.int64)  # category of the detection, that of the object under it
-    order = np.argsort(images, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(images[order])) + 1)[:_LOOKED_AT]:
-        objects = test.objects[int(images[rows[0]])] if len(rows) else NOTHING
-        if not len(objects):
-            continue
-        overlaps = box_overlap(corners[rows], objects.boxes.astype(np.float64), 0)
+    for rows, objects, overlaps in _overlaps(test, images, corners):
         best = overlaps.argmax(axis=1)
         on = overlaps.max(axis=1) >= _ON
         np.add.at(table, (classes[rows[on]], objects.classes[best[on]]), 1)
