@@ -406,8 +406,6 @@ def test_what_does_not_go_together_is_refused_before_any_training():
     assert "exclude each other" in refused(changed(blocks=(4,)), tiny_vit(), ["blocks.1"])
     assert "has 4 blocks" in refused(changed(blocks=(5,)), tiny_vit())
     assert "Did you mean 'output'" in refused(changed(plain_layers=("outptu",)))
-    text = refused(changed(batch_size=128))
-    assert "96 images to train on" in text and "batch_size=64" in text
     assert "too small for a hold-out" in refused(changed(batch_size=2, lr=(0.1, 0.3)), train=pictures(4, 1))
     wide = small(preprocessing=dataclasses.replace(online_samples.PLAIN, crop=(10, 8)))
     assert "10 x 8 pixels" in refused(QUICK, wide)

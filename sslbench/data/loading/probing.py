@@ -24,7 +24,6 @@ from sslbench.data.loading.batch import BatchMaker, Item, RawBatch, start_worker
 from sslbench.data.loading.samplers import REPEATING, SamplerName, check_sampler, epoch_order, occurrences
 from sslbench.data.source import Source
 from sslbench.data.views import Augment, View, ops
-from sslbench.data.wording import counted
 from sslbench.errors import UsageError
 from sslbench.preprocessing import Preprocessing
 
@@ -60,7 +59,7 @@ class EpochBatches:
             source: the images of all processes.
             view: settings of the view, or a function from uint8 (C, H, W) to uint8 (C, size, size).
             size: side of the view in pixels.
-            batch_size: images per batch, over all processes.
+            batch_size: images per batch, over all processes; all of a smaller source.
             piece: maximum number of images in a piece of a process's part of a batch, which bounds the memory.
             seed: of the order and the augmentation.
             share: (rank, number of processes).
@@ -70,16 +69,10 @@ class EpochBatches:
             channels: of the views.
 
         Raises:
-            UsageError: a batch is larger than the source or smaller than the number of processes; a decoder is unknown,
-                or the sampler does not fit the labels.
+            UsageError: a batch is smaller than the number of processes; a decoder is unknown, or the sampler does not
+                fit the labels.
         """
-        if batch_size > len(source):
-            raise UsageError(
-                f"batch_size={batch_size:,} does not fit: {source.name} has {counted(len(source), 'image')} to train "
-                "on",
-                f"Give batch_size={_power_of_two(len(source))} or less.",
-            )
-        rank, world = share
+        batch_size, (rank, world) = min(batch_size, len(source)), share
         if batch_size < world:
             raise UsageError(f"batch_size={batch_size} is too small for {world} processes")
         augment = Augment(views=(view if isinstance(view, View) else View(size=size),))
@@ -167,7 +160,3 @@ def evaluation_view(preprocessing: Preprocessing, flip: float) -> Callable[[Tens
 def _evaluation_view(preprocessing: Preprocessing, flip: float, image: Tensor) -> Tensor:
     picture = resize_and_crop(image, preprocessing)
     return picture.flip(2) if float(torch.rand(())) < flip else picture
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(n.bit_length() - 1, 0)

@@ -57,7 +57,7 @@ def make_batches(
         start_method: of those.
 
     Raises:
-        UsageError: a batch is larger than the source, views would not be square, or have other channels than RGB.
+        UsageError: views would not be square, or have other channels than RGB.
     """
     if preprocessing.channels not in (1, 3):
         raise UsageError(

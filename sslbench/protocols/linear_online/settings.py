@@ -16,7 +16,7 @@ class Settings:
     updates: int | None = setting(
         None, "total number of updates, instead of epochs; parts in epochs (warm-up, milestones) keep their share"
     )
-    batch_size: int = setting(256, "images per update over all processes", unit="images")
+    batch_size: int = setting(256, "images per update over all processes; fewer where train has fewer", unit="images")
     lr: tuple[float, ...] = setting(GRID, "learning rates; a head is trained with each and the best is selected")
     lr_scaling: Literal["linear", "sqrt", "none"] = setting(
         "linear", "scaling of lr, given for 256 images per update, with batch_size"
