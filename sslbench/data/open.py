@@ -8,7 +8,7 @@ through a palette or as a picture, never turned. They belong to the upright imag
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -17,7 +17,7 @@ import yaml
 
 from sslbench import config
 from sslbench.data import bands, remote, strings, tiles
-from sslbench.data.containers.exports import export_in, refuse_export
+from sslbench.data.containers.exports import NOT_READ, export_in, is_manifest, refuse_export, some_files
 from sslbench.data.containers.listed import images_folder
 from sslbench.data.containers.suffixes import is_clutter
 from sslbench.data.depth.location import holds_values
@@ -165,25 +165,33 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
             images, group = location.options.get("images", ""), location.options.get("group", "")
             folder = images_folder(location.text, images)
             return dict(found.objects.open_with(location.text, folder, group))
-    open_data(location.text)  # raises if the location does not exist or is damaged
+    sources = open_data(location.text)  # raises if the location does not exist or is damaged
     problem = f"no boxes were found in {location.text}{_content_of(Path(location.text))}"
-    _refuse_export_in(location.text, problem)
+    _refuse_export_in(location.text, problem, sources)
     raise UsageError(
         problem,
         "Looked for:\n" + "\n".join(f"  {found.title}" for found in all_formats() if found.objects is not None),
     )
 
 
-def _refuse_export_in(spec: str, problem: str) -> None:
-    """Refuse a folder whose annotations are an export of another tool.
+def _refuse_export_in(spec: str, problem: str, sources: Mapping[str, Source]) -> None:
+    """Refuse an archive, and a folder whose annotations are an export of another tool or a manifest.
 
     Raises:
-        UsageError: its annotations are such an export.
+        UsageError: it is one.
     """
-    found = export_in(Path(spec)) if Path(spec).is_dir() else None
+    if spec.lower().endswith((".zip", *remote.SHARDS)):
+        notes = [note for source in sources.values() for note in source.notes if NOT_READ in note]
+        if notes:
+            raise UsageError(f"{problem}. {notes[0]}")
+        raise UsageError(f"{problem}: annotations are not read in archives", "Unpack it, and give the folder.")
+    folder = Path(spec)
+    found = export_in(folder) if folder.is_dir() else None
     if found is not None:
         file, export = found
         raise UsageError(f"{problem}: {file} is {export.title}, which sslbench does not read", export.remedy)
+    if folder.is_dir() and (manifest := next(filter(is_manifest, some_files(folder)), None)) is not None:
+        raise UsageError(problem, f"{manifest} is a COCO manifest: give that file.")
 
 
 def has_objects(spec: str) -> bool:
@@ -236,11 +244,11 @@ def open_label_maps(spec: str) -> dict[str, LabelMapSource]:
                 _refuse_train(location.text, options, reader)
                 found = reader.open(location.text, options)
                 return {split: by_folder(part) for split, part in found.items()} if options.group else dict(found)
-        open_data(location.text)  # raises if the location does not exist or is damaged
+        sources = open_data(location.text)  # raises if the location does not exist or is damaged
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
     problem = f"{location.text} has no label maps"
-    _refuse_export_in(location.text, problem)
+    _refuse_export_in(location.text, problem, sources)
     raise UsageError(problem, _LABEL_MAP_LAYOUTS)
 
 

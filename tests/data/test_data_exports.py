@@ -49,6 +49,34 @@ FILES = {
     "CreateML": ("x.createml.json", [{"image": "p.png", "annotations": [{"label": "cat", "coordinates": BOX}]}]),
     "Darwin": ("p.json", {"version": "2.0", "schema_ref": "https://x", "item": {"slots": []}, "annotations": []}),
     "BDD100K": ("bdd.json", [{"name": "p.png", "labels": [{"category": "car", "box2d": {"x1": 1}}]}]),
+    "FiftyOne in its own": ("labels.json", {"classes": None, "labels": {"p": {"label": "cat"}}}),
+    "Hasty": ("h.json", {"project_name": "p", "export_format_version": "1.1", "images": [{"image_name": "p.png"}]}),
+    "Encord": ("e.json", [{"label_hash": "a", "data_title": "p.png", "data_units": {"a": {"labels": {}}}}]),
+    "Prodigy": ("a.jsonl", {"image": "p.png", "_input_hash": 1, "spans": [{"label": "cat"}], "answer": "accept"}),
+    "RectLabel": ("p.json", {"filename": "p.png", "objects": [{"label": "cat", "x_y_w_h": [1, 2, 3, 4]}]}),
+    "Scale": ("s.json", [{"task_id": "a", "params": {"attachment": "https://x/p.png"}, "response": {}}]),
+    "Scale AI": ("n.json", [{"label": "cat", "geometry": {"x": 1}, "reference_id": "p", "annotation_id": "a"}]),
+    "SuperAnnotate": ("p.png___objects.json", {"metadata": {"name": "p.png"}, "instances": [{"className": "cat"}]}),
+    "Kili": ("k.json", [{"externalId": "p", "labels": [{"jsonResponse": {}}]}]),
+    "MegaDetector": ("m.json", {"images": [{"file": "p.png", "detections": []}], "detection_categories": {}}),
+    "Roboflow for models of language": ("annotations.jsonl", {"image": "p.png", "prefix": "<OD>", "suffix": "cat"}),
+    "CrowdHuman": ("a.odgt", {"ID": "p", "gtboxes": [{"tag": "person", "fbox": [1, 2, 3, 4]}]}),
+    "KITTI": ("p.txt", "Car 0.00 0 -1.57 1 2 3 4 2.85 2.63 12.34 0.47 1.49 69.44 -1.56\n"),
+    "DOTA": ("p.txt", "imagesource:GoogleEarth\ngsd:0.14\n1 2 3 2 3 4 1 4 plane 0\n"),
+    "an annotation of DOTA": ("p.txt", "1.0 2.0 3.0 2.0 3.0 4.0 1.0 4.0 plane 0\n"),
+    "MOT": ("gt.txt", "1,1,1,2,3,4,1,1,1\n2,1,1,2,3,4,1,1,1\n"),
+    "the MOT challenge": ("seqinfo.ini", "[Sequence]\nname=MOT17-02\n"),
+    "WIDER": ("wider_face_train_bbx_gt.txt", "0--Parade/p.jpg\n1\n1 2 3 4 0 0 0 0 0 0 \n"),
+    "ICDAR": ("gt_p.txt", "1,2,3,2,3,4,1,4,word\n"),
+    "VisDrone": ("p.txt", "1,2,3,4,1,4,0,0\n"),
+    "MIT's LabelMe": ("p.xml", "<annotation><filename>p.png</filename><imagesize><nrows>4</nrows></imagesize>"),
+    "Open Images": ("oidv6-bbox.csv", "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax\n"),
+    "run lengths": ("train.csv", "ImageId_ClassId,EncodedPixels\np.png_1,1 5\n"),
+    "boxes in a cell": ("LOC_train_solution.csv", "ImageId,PredictionString\np,n01 1 2 3 4\n"),
+    "VIAME": ("p.csv", "# 1: Detection or Track-id,2: Video or Image Identifier\n"),
+    "classes of masks": ("_classes.csv", "Pixel Value, Class\n0, background\n"),
+    "RetinaNet": ("_classes.csv", "cat,0\ndog,1\n"),
+    "GeoJSON": ("p.geojson", {"type": "FeatureCollection", "features": []}),
     "detections": ("dets.json", [{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}]),
 }
 
@@ -66,7 +94,7 @@ def test_an_export_is_named_with_a_way_to_use_it(tmp_path, title):
         with pytest.raises(UsageError, match=title.replace("(", r"\(")) as error:
             opened(spec)
         assert error.value.remedy
-    if not spec.endswith(".csv"):
+    if title != "VIA (VGG":
         (tmp_path / "photos" / "p.png").write_bytes(png(0))
         with pytest.raises(UsageError, match=title.replace("(", r"\(")):
             open_objects(str(tmp_path / "photos"))
@@ -357,3 +385,53 @@ def test_a_folder_that_is_not_there_is_not_asked_of_the_hub(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="neither a path nor the name"):
         open_data("hf:./none")
+
+
+def test_exports_in_archives_are_named_and_images_folders_are_no_classes(tmp_path):
+    name, content = FILES["Supervisely"]
+    members = {"meta.json": json.dumps(FILES["file of Supervisely"][1]), f"ds/ann/{name}": json.dumps(content)}
+    with zipfile.ZipFile(tmp_path / "s.zip", "w") as archive, tarfile.open(tmp_path / "s.tar", "w") as tar:
+        for i in range(2):
+            archive.writestr(f"ds/img/{i}.png", png(i))
+            add_to_tar(tar, f"ds/img/{i}.png", png(i))
+        for member, text in members.items():
+            archive.writestr(member, text)
+    source = open_data(str(tmp_path / "s.zip"))["all"]
+    assert not source.labels.labelled and any("Supervisely, which is not read" in note for note in source.notes)
+    assert not any("unpack it" in note for note in source.notes)
+    with pytest.raises(UsageError, match="is a file of Supervisely"):
+        open_objects(str(tmp_path / "s.zip"))
+    with pytest.raises(UsageError, match="annotations are not read in archives") as error:
+        open_objects(str(tmp_path / "s.tar"))
+    assert error.value.remedy == "Unpack it, and give the folder."
+
+
+def test_a_single_folder_of_a_usual_name_is_no_class(tmp_path):
+    for number, name in enumerate(("images", "image_2", "train2017", "cats")):
+        (tmp_path / str(number) / name).mkdir(parents=True)
+        (tmp_path / str(number) / name / "0.png").write_bytes(png(0))
+        labels = open_data(str(tmp_path / str(number)))["all"].labels
+        assert labels.labelled == (name == "cats")
+
+
+def test_a_manifest_in_the_folder_is_named(tmp_path):
+    (tmp_path / "train2017").mkdir()
+    (tmp_path / "train2017" / "0.png").write_bytes(png(0))
+    write(tmp_path, "lvis_v1_train.json", {"images": [{"id": 1, "file_name": "0.png"}], "annotations": []})
+    with pytest.raises(UsageError, match="no boxes were found") as error:
+        open_objects(str(tmp_path))
+    assert error.value.remedy.endswith("lvis_v1_train.json is a COCO manifest: give that file.")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", '[{"image_name": "p.png", "label": "cat", "task_id": 3, "externalId": "x"}]'),
+        ("a.csv", "ImageID,LabelName\np.png,cat\n"),
+        ("a.csv", "image,label,rle\np.png,cat,1 2\n"),
+        ("a.txt", "p.png 3\n"),
+    ],
+)
+def test_tables_are_no_exports(tmp_path, name, text):
+    write(tmp_path, name, text)
+    assert export_of(tmp_path / name) is None

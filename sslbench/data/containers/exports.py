@@ -1,8 +1,11 @@
 """Exports of annotation tools, and files of other programs, that are not read: their names, and ways to use them."""
 
+import collections
 import dataclasses
 import itertools
+import os
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sslbench.data.containers.sniff import head_text
@@ -11,10 +14,15 @@ from sslbench.errors import UsageError
 
 NOT_READ = "which is not read"
 """Words of the note on annotations beside images."""
-_MOST_FILES = 400
-"""Entries of a folder, and of the folders in it, among which an export is looked for."""
+_MOST_ENTRIES, _MOST_FOLDERS, _MOST_ALIKE = 2_000, 50, 3
+"""Entries of a folder, folders, and files of a suffix in a folder among which an export is looked for."""
+_DEEPEST = 2
 _CVAT = "In CVAT: Export task dataset, format COCO 1.0 or Pascal VOC 1.1; the folder is read as it is."
 _MANIFEST = "Write a COCO manifest: images, annotations (with bbox, segmentation or only category_id), categories."
+_TABLE = "For classes list the images in a .csv with the columns path and label."
+_BOXES = "Write a table of boxes (.csv: filename, width, height, class, xmin, ymin, xmax, ymax)."
+_DATUMARO = "`datum convert -i FOLDER -f coco -o OUT` writes a COCO manifest (pip install datumaro)."
+_NUMBER = r"-?\d+(\.\d*)?(e-?\d+)?"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,16 +42,17 @@ class Export:
     pattern: str = ""
 
 
-_COCO = re.compile(r'\s*\{.*"(images|segments_info)"\s*:\s*\[', re.DOTALL)
+_COCO = re.compile(
+    r'\s*\{.*("segments_info"\s*:\s*\[|"images"\s*:\s*\[.*"(file_name|coco_url|assets|auxiliary)"\s*:)', re.DOTALL
+)
 _JSON = (".json", ".jsonl", ".ndjson")
-ANNOTATIONS = (*_JSON, ".xml")
-"""Suffixes of files of annotations beside images."""
 _EXPORTS = (
     Export("an export 'CVAT for video'", _CVAT, (".xml",), r"<track [^>]*\blabel="),
     Export("an export 'CVAT for images'", _CVAT, (".xml",), r"<annotations>\s*<version>|<image [^>]*\bname="),
+    Export("an annotation of MIT's LabelMe", _DATUMARO, (".xml",), r"<annotation\b[\s\S]*<(imagesize|polygon)>"),
     Export(
         "the annotation of one image by Pascal VOC",
-        "Give the folder that holds these files and the images.",
+        "Give the folder that holds these files and the images, unpacked.",
         (".xml",),
         r"<annotation\b",
     ),
@@ -96,7 +105,97 @@ _EXPORTS = (
         "dataset.export(FOLDER, dataset_type=fiftyone.types.COCODetectionDataset) writes boxes and masks, "
         "ImageClassificationDirectoryTree classes.",
         (".json",),
-        r'\{\s*"samples"\s*:\s*\[|"_media_type"\s*:|\{\s*"classes"\s*:\s*\[[^]]*\]\s*,\s*"labels"\s*:\s*\{',
+        r'\{\s*"samples"\s*:\s*\[|"_media_type"\s*:|\{\s*"classes"\s*:\s*(null|\[[^]]*\])\s*,\s*"labels"\s*:\s*\{',
+    ),
+    Export(
+        "an export of Hasty", "In Hasty: Export data, COCO.", (".json",), r'"(label_classes|export_format_version)"\s*:'
+    ),
+    Export(
+        "an export of Encord",
+        "In Encord: Export labels, COCO.",
+        (".json",),
+        r'"(label_hash|data_units|object_answers)"\s*:',
+    ),
+    Export(
+        "an export of Prodigy",
+        f"{_TABLE} For boxes: {_MANIFEST} Leave out rows whose answer is not accept.",
+        _JSON,
+        r'"_(task|input)_hash"\s*:',
+    ),
+    Export("a file of RectLabel", "In RectLabel: Export, COCO JSON file.", (".json",), r'"x_y_w_h"\s*:'),
+    Export(
+        "an export of Scale AI",
+        f"{_TABLE} For boxes: {_MANIFEST}",
+        _JSON,
+        r'"task_id"\s*:[\s\S]*"(params|response)"\s*:|"geometry"\s*:[\s\S]*"reference_id"\s*:',
+    ),
+    Export(
+        "a file of SuperAnnotate",
+        f"{_TABLE} For boxes: {_MANIFEST}",
+        (".json",),
+        r'"(className|attribute_groups)"\s*:|"metadata"\s*:[\s\S]*"instances"\s*:\s*\[',
+    ),
+    Export("an export of Kili", "In Kili: Export, COCO.", (".json",), r'"jsonResponse"\s*:'),
+    Export(
+        "a file of MegaDetector",
+        f"{_TABLE} For boxes: {_MANIFEST}",
+        (".json",),
+        r'"detection_categories"\s*:|"images"\s*:\s*\[\s*\{[^{}]*"(file|detections)"\s*:',
+    ),
+    Export(
+        "a list of Roboflow for models of language",
+        "In Roboflow: Export, COCO (boxes) or Folder Structure (classes).",
+        (".jsonl",),
+        r'"prefix"\s*:.*"suffix"\s*:',
+    ),
+    Export("a GeoJSON file", _MANIFEST, (".json", ".geojson"), r'"type"\s*:\s*"FeatureCollection"'),
+    Export("a list of CrowdHuman", _MANIFEST, (".odgt", *_JSON), r'"gtboxes"\s*:'),
+    Export("an annotation of KITTI", _DATUMARO, (".txt",), rf"\A\w+ {_NUMBER} -?\d+( {_NUMBER}){{12,13}}\s*(\n|\Z)"),
+    Export(
+        "an annotation of DOTA",
+        "DOTA_devkit's DOTA2COCO.py writes a COCO manifest of the boxes around them.",
+        (".txt",),
+        rf"\Aimagesource:|\A({_NUMBER} ){{8}}[A-Za-z][\w-]* [012]\s*(\n|\Z)",
+    ),
+    Export(
+        "a file of the MOT challenge",
+        f"{_DATUMARO} FOLDER is the one of a sequence.",
+        (".ini", "gt.txt", "det.txt"),
+        rf"\A\[Sequence\]|\A({_NUMBER},){{6,9}}{_NUMBER}\s*(\n|\Z)",
+    ),
+    Export("a list of WIDER FACE", _DATUMARO, (".txt",), r"\A\S+\.(jpe?g|png)\s*\n\d+\s*\n(\d+ ){9}\d+"),
+    Export("an annotation of ICDAR (text)", _DATUMARO, (".txt",), r"\A\ufeff?(-?\d+, ?){8}[^\d\s,-]"),
+    Export("an annotation of VisDrone", _BOXES, (".txt",), r"\A(-?\d+,){7}-?\d+,?\s*(\n|\Z)"),
+    Export(
+        "a table of Open Images",
+        _DATUMARO,
+        (".csv",),
+        r"\AImageID,Source,LabelName,Confidence",
+    ),
+    Export(
+        "a table of masks as run lengths",
+        "Write the masks as PNG of the images' names, in masks/ beside images/.",
+        (".csv",),
+        r"\A[^\n]*\b(EncodedPixels|rle_mask)\b",
+    ),
+    Export(
+        "a table with several boxes in a cell",
+        f"{_TABLE} For boxes: {_BOXES}",
+        (".csv",),
+        r"\A[^\n]*\b(PredictionString|BoxesString)\b",
+    ),
+    Export("a table of VIAME", _BOXES, (".csv",), r"\A# ?1: ?Detection or Track-id"),
+    Export(
+        "Roboflow's list of classes of masks",
+        "Put the images into images/ and each *_mask.png into masks/, under the name of its image.",
+        ("_classes.csv",),
+        r"\A\s*Pixel Value\s*,",
+    ),
+    Export(
+        "a list of classes of RetinaNet",
+        "In Roboflow: Export, COCO; or write the boxes beside it with a header: filename,xmin,ymin,xmax,ymax,class.",
+        ("_classes.csv",),
+        r"\A[^\n,]+,\s*\d+\s*(\n|\Z)",
     ),
     Export(
         "an export of CreateML",
@@ -191,16 +290,31 @@ _EXPORTS = (
 )
 
 
-def export_of(path: Path) -> Export | None:
-    """Return the kind of a file that is an export; None for any other."""
-    name = path.name.lower()
-    of_suffix = [export for export in _EXPORTS if name.endswith(export.suffixes)]
-    if not of_suffix or not path.is_file():
-        return None
-    text = head_text(str(path)) if any(export.pattern for export in of_suffix) else ""
+_SUFFIXES = tuple({suffix for export in _EXPORTS if export.pattern for suffix in export.suffixes})
+
+
+def annotates(name: str) -> bool:
+    """Return whether files of the suffix of a name may be annotations of images beside them."""
+    return name.lower().endswith(_SUFFIXES)
+
+
+def is_manifest(path: Path) -> bool:
+    """Return whether a file begins like a COCO manifest."""
+    return path.suffix.lower() == ".json" and _COCO.match(head_text(str(path))) is not None
+
+
+def export_by(name: str, head: Callable[[], str]) -> Export | None:
+    """Return the kind of export that a file is by its name and first characters; None for any other file."""
+    of_suffix = [export for export in _EXPORTS if name.lower().endswith(export.suffixes)]
+    text = head() if any(export.pattern for export in of_suffix) else ""
     if _COCO.match(text):
         return None
     return next((export for export in of_suffix if not export.pattern or re.search(export.pattern, text)), None)
+
+
+def export_of(path: Path) -> Export | None:
+    """Return the kind of a file that is an export; None for any other."""
+    return export_by(path.name, lambda: head_text(str(path))) if path.is_file() else None
 
 
 def export_in(folder: Path, *, without_images: bool = False) -> tuple[Path, Export] | None:
@@ -210,13 +324,33 @@ def export_in(folder: Path, *, without_images: bool = False) -> tuple[Path, Expo
         folder: folder to search.
         without_images: files of any kind; otherwise only annotations of images that lie there.
     """
-    for pattern in ("*", "*/*", "*/*/*"):
-        for path in itertools.islice(folder.glob(pattern), _MOST_FILES):
-            if (without_images or path.suffix.lower() in ANNOTATIONS) and not is_clutter(path.name):
-                export = export_of(path)
-                if export is not None:
-                    return path, export
+    for path in some_files(folder):
+        if without_images or annotates(path.name):
+            export = export_of(path)
+            if export is not None and (without_images or export.pattern):
+                return path, export
     return None
+
+
+def some_files(folder: Path) -> Iterator[Path]:
+    """Yield some files of each suffix in a folder, in the folders in it, and in those in these, in order."""
+    waiting = [(folder, 0)]
+    for _ in range(_MOST_FOLDERS):
+        if not waiting:
+            return
+        top, depth = waiting.pop(0)
+        seen: collections.Counter[str] = collections.Counter()
+        with os.scandir(top) as entries:
+            found = sorted((e.name, e.is_dir()) for e in itertools.islice(entries, _MOST_ENTRIES))
+        for name, is_folder in found:
+            if is_clutter(name):
+                continue
+            suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122
+            seen[suffix] += 1
+            if is_folder and depth < _DEEPEST:
+                waiting.append((top / name, depth + 1))
+            elif not is_folder and seen[suffix] <= _MOST_ALIKE:
+                yield top / name
 
 
 def refuse_export(spec: str, *, unknown: bool = False) -> None:

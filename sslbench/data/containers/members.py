@@ -1,13 +1,16 @@
 """Members of archives: safe names, and the class and split folders among them."""
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import PurePosixPath
 
 import numpy as np
 
-from sslbench.data.containers.names import split_name
+from sslbench.data.containers.exports import NOT_READ, export_by
+from sslbench.data.containers.names import names_no_class, split_name
+from sslbench.data.containers.sniff import decoded
 from sslbench.data.containers.suffixes import ARRAYS, SUFFIXES, is_clutter
 from sslbench.data.labels import no_labels, single_labels
 from sslbench.data.source import Images, Labels, Source
@@ -112,6 +115,10 @@ def _splits(spec: str, names: list[str], notes: tuple[str, ...]) -> _Tree:
 
 def _labelled(name: str, members: list[tuple[int, str]]) -> tuple[list[tuple[int, str]], Labels, list[str]]:
     in_classes = [(i, relative) for i, relative in members if "/" in relative]
+    tops = {relative.partition("/")[0] for _, relative in in_classes}
+    if len(tops) == 1 and len(in_classes) == len(members) and names_no_class(*tops):
+        below = {relative.split("/")[1] if relative.count("/") > 1 else "" for _, relative in in_classes}
+        in_classes = in_classes if len(below) > 1 else []  # images/ is no class
     if not in_classes:
         return members, no_labels(len(members)), [f"{name}: no class folders, so its images have no labels"]
     loose = [relative for _, relative in members if "/" not in relative]
@@ -142,15 +149,35 @@ def without_label_arrays(spec: str, names: Sequence[str]) -> tuple[list[int], tu
     )
 
 
-def images_among(spec: str, names: Collection[str], what_else: Callable[[str], bool]) -> tuple[set[str], list[str]]:
-    """Return the members that are images or arrays, and notes about those that are neither, nor `what_else`."""
+def images_among(
+    spec: str, names: Collection[str], what_else: Callable[[str], bool], head: Callable[[str], bytes]
+) -> tuple[set[str], list[str]]:
+    """Return the members that are images or arrays, and notes about those that are neither, nor `what_else`.
+
+    Args:
+        spec: name of the archive in messages.
+        names: of its members.
+        what_else: test of members of other uses.
+        head: first bytes of a member.
+    """
     images = {name for name in names if (is_image(name) or is_array(name)) and not in_clutter(name)}
     hidden = sorted(printable(name) for name in names if in_clutter(name))
     others = [name for name in names if name not in images and not in_clutter(name) and not what_else(name)]
     notes = [f"{spec}: hidden or system files left out: {some(hidden)}"] if hidden else []
-    if others:
-        kinds = Counter(PurePosixPath(name).suffix.lower() or "no suffix" for name in others)
-        listed = some([kind for kind, _ in kinds.most_common()])
-        advice = "; if they have labels or boxes, unpack it and give the folder" if _LISTS & set(kinds) else ""
-        notes.append(f"{spec}: {counted(len(others), 'file')} of other kinds ({listed}) left out{advice}")
-    return images, notes
+    if not others:
+        return images, notes
+    kinds = Counter(PurePosixPath(name).suffix.lower() or "no suffix" for name in others)
+    exports = []
+    for name in {PurePosixPath(name).suffix.lower(): name for name in sorted(others, reverse=True)}.values():
+        export = export_by(name, functools.partial(_text, head, name))
+        if export is not None and export.pattern:
+            exports.append(f"{spec}: {printable(name)} is {export.title}, {NOT_READ}. {export.remedy}")
+    unpack = not exports and bool(_LISTS & set(kinds))
+    advice = "; if they have labels or boxes, unpack it and give the folder" if unpack else ""
+    listed = some([kind for kind, _ in kinds.most_common()])
+    notes.append(f"{spec}: {counted(len(others), 'file')} of other kinds ({listed}) left out{advice}")
+    return images, notes + exports
+
+
+def _text(head: Callable[[str], bytes], name: str) -> str:
+    return decoded(head(name))

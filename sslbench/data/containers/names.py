@@ -1,5 +1,6 @@
 """Names of splits and numbers of images, as several formats use them."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,6 +17,20 @@ _SPLITS = {
 def split_name(name: str) -> str | None:
     """Return 'train', 'val' or 'test' for a usual name of that split, in any case; None for any other name."""
     return _SPLITS.get(name.strip().lower())
+
+
+IMAGE_FOLDERS = ("images", "jpegimages", "image", "imgs", "img", "photos", "pictures")
+"""Names of folders of all images, in lower case."""
+_NO_CLASS = re.compile(rf"({'|'.join(IMAGE_FOLDERS)}|data|media|frames?)[-_]?\d*|(train|val|test)[-_]?\d+")
+
+
+def names_no_class(folder: str) -> bool:
+    """Return whether the name of a folder is usual for images of any class.
+
+    >>> [names_no_class(name) for name in ("images", "image_2", "train2017", "cat")]
+    [True, True, True, False]
+    """
+    return _NO_CLASS.fullmatch(folder.lower()) is not None
 
 
 def numbered_ids(n: int) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from sslbench.data.containers.suffixes import SUFFIXES
 from sslbench.data.containers.text import encoding_of
 from sslbench.data.regular import open_regular
 
-_HEAD = 4096
+HEAD = 4096
+"""Bytes in which a file says what it is."""
 _RECORDS = re.compile(r"\s*\[\s*\{")
 _FIRST_KEY = re.compile(r'\s*\{\s*"((?:[^"\\]|\\.)*)"\s*:')
 _BASE64 = re.compile(rb"[A-Za-z0-9+/_-]+={0,2}")
@@ -25,15 +26,19 @@ def head(spec: str) -> bytes:
     """Return the first bytes of a file; b'' if it cannot be read, which opening it reports."""
     try:
         with open_regular(spec) as file:
-            return file.read(_HEAD)
+            return file.read(HEAD)
     except OSError:
         return b""
 
 
 def head_text(spec: str) -> str:
     """Return the first characters of a text file; '' if it cannot be read."""
-    content = head(spec)
-    return content.decode(encoding_of(content), "replace")
+    return decoded(head(spec))
+
+
+def decoded(content: bytes) -> str:
+    """Return the first bytes of a text as characters."""
+    return content[:HEAD].decode(encoding_of(content), "replace")
 
 
 def is_json_table(spec: str) -> bool:

@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import TypedDict
 
-from sslbench.data.containers.exports import ANNOTATIONS, NOT_READ, export_in, export_of
-from sslbench.data.containers.names import split_name
+from sslbench.data.containers.exports import NOT_READ, Export, annotates, export_in, export_of
+from sslbench.data.containers.names import names_no_class, split_name
 from sslbench.data.containers.suffixes import ARRAYS, SUFFIXES, is_clutter
 from sslbench.data.format import LabelMapReader, NoOptions, SampleReader, SourceFormat
 from sslbench.data.formats._parts.layout import find_class_places, has_voc_xml
@@ -20,6 +20,8 @@ from sslbench.data.source import Source
 from sslbench.data.wording import counted, printable, some
 from sslbench.distributed.collectives import once_per_machine
 from sslbench.errors import DataError
+
+_LISTS = (".csv", ".tsv", ".parquet", ".json")
 
 
 def recognises(spec: str) -> bool:
@@ -169,6 +171,11 @@ def _around_splits(root: Path, folders: set[str]) -> list[str]:
         notes.append(f"{root}/: left out, beside the splits: {some(others)}")
     if images:
         notes.append(f"{root}/: {counted(len(images), 'image')} beside the splits left out: {some(images)}")
+    if lists := [name for name in names if name.lower().endswith(_LISTS) and not export_of(root / name)]:
+        notes.append(f"{root}/: if {some(lists)} lists labels, give that file as --data instead")
+    for name in names:
+        if (export := export_of(root / name)) is not None:
+            notes.append(f"{root}/: {name} is {export.title}, {NOT_READ}. {export.remedy}")
     return notes
 
 
@@ -192,8 +199,9 @@ def _list_split(root: Path, name: str, notes: tuple[str, ...]) -> _Listing:
         )
     in_classes = [image for image in found.images if "/" in image]
     if len(set(map(_class_of, in_classes))) == 1 and len(in_classes) == len(found.images):
-        alone = any(map(found.others.get, ANNOTATIONS)) and export_in(root) is not None
-        in_classes = [] if alone else in_classes  # images/ beside annotations is no class
+        flat = all(image.count("/") == 1 for image in in_classes)
+        if (flat and names_no_class(_class_of(in_classes[0]))) or _export_beside(root, found) is not None:
+            in_classes = []  # images/ is no class
     images = sorted(in_classes or found.images, key=printable)
     classes = tuple(sorted({_class_of(image) for image in in_classes}))
     about = [*notes, *_notes(root, found, classes)]
@@ -223,8 +231,7 @@ def _notes(root: Path, found: _FolderContent, classes: tuple[str, ...]) -> list[
         notes.append(f"{where}: links to a folder around them or to themselves left out: {some(sorted(found.loops))}")
     if found.special:
         notes.append(f"{where}: left out, not regular files: {some(sorted(found.special))}")
-    suffixes = (".csv", ".tsv", ".parquet", ".json")
-    lists = sorted(e.name for e in root.iterdir() if e.name.lower().endswith(suffixes) and not export_of(e))
+    lists = sorted(e.name for e in root.iterdir() if e.name.lower().endswith(_LISTS) and not export_of(e))
     if lists:
         notes.append(f"{where}: if {some(lists)} lists labels, give that file as --data instead")
     if not classes:
@@ -256,8 +263,13 @@ def _annotations(root: Path, found: _FolderContent, classes: tuple[str, ...]) ->
             f"{root}/: the folders are the classes; the XML beside the images has boxes, which eval detection and "
             f"check-data --boxes use"
         ]
-    export = export_in(root) if any(map(found.others.get, ANNOTATIONS)) else None
+    export = _export_beside(root, found)
     return [f"{root}/: {export[0].name} is {export[1].title}, {NOT_READ}. {export[1].remedy}"] if export else []
+
+
+def _export_beside(root: Path, found: _FolderContent) -> tuple[Path, Export] | None:
+    """Return an export that annotates the images, and its kind; None without any."""
+    return export_in(root) if any(map(annotates, found.others)) else None
 
 
 def _others(others: Counter[str]) -> str:

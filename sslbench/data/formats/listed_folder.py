@@ -4,6 +4,7 @@ import dataclasses
 import os
 from pathlib import Path
 
+from sslbench.data.containers.exports import export_of
 from sslbench.data.containers.suffixes import SUFFIXES, is_clutter
 from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats import table
@@ -62,7 +63,7 @@ def _lists(folder: Path) -> list[str]:
             if entry.is_dir():
                 return []
             has_image = has_image or entry.name.lower().endswith(tuple(SUFFIXES))
-            if entry.name in LISTS and table.recognises(entry.path):
+            if entry.name in LISTS and table.recognises(entry.path) and export_of(Path(entry.path)) is None:
                 names.append(entry.name)
     return sorted(names) if has_image else []
 

@@ -24,6 +24,7 @@ from sslbench.data.containers.members import (
 )
 from sslbench.data.containers.names import by_split
 from sslbench.data.containers.slices import RAW, UNKNOWN, Slices, joined
+from sslbench.data.containers.sniff import HEAD
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.formats.table import LABEL_COLUMNS
 from sslbench.data.hashes import Stamp
@@ -68,7 +69,12 @@ def build(path: Path, shown: str) -> Index:
             elif name is not None and not member.isdir():
                 kept[name] = (member.offset_data, member.size)
         labels = _label_members(shown, [name for name in kept if not in_clutter(name)])
-        images, notes = images_among(shown, kept, set(labels).__contains__)
+
+        def head(name: str) -> bytes:
+            file.seek(kept[name][0])
+            return file.read(min(HEAD, kept[name][1]))
+
+        images, notes = images_among(shown, kept, set(labels).__contains__, head)
         for name in labels:
             texts[name] = _label(shown, file, name, *kept[name])
     names = [name for name in kept if name in images or name in texts]
@@ -262,7 +268,7 @@ def _indexed(shard: _Shard) -> tuple[Index, Stamp]:
             _images([shard], [(index, shard.origin.stamp)]).digests()
         return index
 
-    return indexed(shard.path, "tar 3", build_and_hash, shard.origin)
+    return indexed(shard.path, "tar 4", build_and_hash, shard.origin)
 
 
 def _images(shards: Sequence[_Shard], indexes: Sequence[tuple[Index, Stamp]]) -> Slices:

@@ -11,6 +11,7 @@ import numpy as np
 from sslbench.data.cache.index import Index, indexed
 from sslbench.data.containers.members import by_folders, images_among, safe_name, without_label_arrays
 from sslbench.data.containers.slices import DEFLATED, RAW, joined
+from sslbench.data.containers.sniff import HEAD
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.source import Source
 from sslbench.data.wording import printable
@@ -44,7 +45,7 @@ def open(spec: str) -> dict[str, Source]:
             named so that it would lie outside.
     """
     path = Path(spec)
-    index, stamp = indexed(path, "zip 2", _build)
+    index, stamp = indexed(path, "zip 3", _build)
     rows, notes = without_label_arrays(spec, index.names)
     images = joined([(path, stamp, index.names, index.numbers)]).select(np.array(rows, dtype=np.int64))
     return by_folders(spec, images.names, images, (*index.notes, *notes))
@@ -56,7 +57,15 @@ def _build(path: Path) -> Index:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             members = [member for member in archive.infolist() if not member.is_dir()]
             names = [_checked(path, member) for member in members]
-            images, notes = images_among(str(path), names, lambda _: False)
+            place = dict(zip(names, members, strict=True))
+
+            def head(name: str) -> bytes:
+                if place[name].compress_type not in _PACKINGS:
+                    return b""
+                with archive.open(place[name]) as content:
+                    return content.read(HEAD)
+
+            images, notes = images_among(str(path), names, lambda _: False, head)
             kept = [(name, m) for name, m in zip(names, members, strict=True) if name in images]
             size = path.stat().st_size
             numbers = [_place(path, file, member, size) for _, member in kept]

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sslbench.data.containers.members import is_image
-from sslbench.data.containers.names import split_name
+from sslbench.data.containers.names import IMAGE_FOLDERS, split_name
 from sslbench.data.containers.suffixes import is_clutter
 from sslbench.data.regular import open_regular
 from sslbench.errors import DataError
 
 _MOST_FOLDERS = 12
 """A folder with more folders in it is one of classes, which are not searched for annotations."""
-_IMAGES = ("images", "jpegimages", "image", "imgs", "img", "photos", "pictures")
 _HEAD = 4096  # bytes in which an XML file says what it is
 _ANNOTATIONS = ("annotations", "annotation", "labels", "xml", "xmls", "boxes", "bbox")
 
@@ -75,7 +74,7 @@ def _place(split: str, folder: Path, annotates: Callable[[Path], bool]) -> Place
     if annotated[0] != folder and has_images(annotated[0]):
         return Place(split, annotated[0], annotated[0])
     with_images = [below for below in folders if below != annotated[0] and has_images(below)]
-    chosen = [below for below in with_images if below.name.lower() in _IMAGES] or with_images
+    chosen = [below for below in with_images if below.name.lower() in IMAGE_FOLDERS] or with_images
     if len(chosen) > 1:
         names = ", ".join(f"{below.name}/" for below in chosen)
         raise DataError(
@@ -97,7 +96,7 @@ def find_nested(root: Path, annotates: Callable[[Path], bool]) -> Place | None:
     """
     try:
         folders = _folders(root) if root.is_dir() else []
-        images = [folder for folder in folders if folder.name.lower() in _IMAGES]
+        images = [folder for folder in folders if folder.name.lower() in IMAGE_FOLDERS]
         texts = [f for f in folders if f.name.lower() in _ANNOTATIONS and any(map(annotates, some_folders(f)))]
     except OSError as error:
         raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
@@ -171,7 +170,8 @@ def has_voc_xml(folder: Path) -> bool:
         return False
     try:
         with open_regular(str(file)) as content:
-            return re.search(rb"<annotation[\s>]", content.read(_HEAD)) is not None
+            text = content.read(_HEAD)
+            return re.search(rb"<annotation[\s>]", text) is not None and b"<imagesize>" not in text  # MIT's LabelMe
     except OSError:
         return False
 
