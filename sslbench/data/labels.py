@@ -49,25 +49,32 @@ def single_labels(names: Sequence[str], classes: Sequence[str] | None = None) ->
     )
 
 
-def numbered_by_samples(labels: Labels) -> Labels:
-    """Return labels whose classes are numbered by the samples that have them, first come, first numbered.
+def by_first_sample(labels: Labels) -> npt.NDArray[np.int64]:
+    """Return the class numbers in the order of the samples that have them, (C,), for labels with classes.
 
-    What is drawn class after class then depends neither on the names of the classes nor on their order.
+    What is drawn class after class in this order depends neither on the names of the classes nor on their order.
+
+    >>> by_first_sample(single_labels(["dog", "cat", "dog"])).tolist()
+    [1, 0]
+    """
+    if labels.kind == "single":
+        found, first = np.unique(labels.values, return_index=True)
+        known = found[np.argsort(first)]
+        return np.concatenate([known, np.setdiff1d(np.arange(len(labels.classes)), known)])
+    keys = [(column != 1).tobytes() + column.tobytes() for column in labels.values.T]
+    return np.asarray(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
+
+
+def numbered_by_samples(labels: Labels) -> Labels:
+    """Return labels whose classes are numbered by the samples that have them, see `by_first_sample`.
 
     >>> numbered_by_samples(single_labels(["dog", "cat", "dog"])).classes
     ('dog', 'cat')
     """
     if labels.kind not in ("single", "multi"):
         return labels
-    if labels.kind == "single":
-        found, first = np.unique(labels.values, return_index=True)
-        known = found[np.argsort(first)]
-        order = np.r_[known, np.setdiff1d(np.arange(len(labels.classes)), known)].astype(np.int64)
-        values: npt.NDArray[Any] = np.argsort(order)[labels.values]
-    else:
-        keys = [(column != 1).tobytes() + column.tobytes() for column in labels.values.T]
-        order = np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
-        values = labels.values[:, order]
+    order = by_first_sample(labels)
+    values = np.argsort(order)[labels.values] if labels.kind == "single" else labels.values[:, order]
     return Labels(labels.kind, tuple(labels.classes[c] for c in order), values)
 
 

@@ -6,6 +6,7 @@ import math
 import numpy as np
 
 from sslbench.arrays import IntArray
+from sslbench.data.labels import by_first_sample, numbered_by_samples
 from sslbench.data.source import Labels, Source
 from sslbench.errors import UsageError
 
@@ -64,7 +65,16 @@ def _refuse_beyond_others(share: float, numbers: IntArray) -> None:
 
 def with_label_noise(source: Source, share: float, seed: int) -> Source:
     """Return a source with a share of its labels replaced by wrong ones; see `noisy_labels`."""
-    return dataclasses.replace(source, labels=noisy_labels(source.labels, share, seed))
+    labels, order = source.labels, np.argsort(source.rank)
+    ordered, values = labels.select(order), np.empty_like(labels.values)
+    noisy = noisy_labels(numbered_by_samples(ordered), share, seed).values
+    if labels.kind == "single":
+        values[order] = by_first_sample(ordered)[noisy]
+    elif labels.kind == "multi":
+        values[np.ix_(order, by_first_sample(ordered))] = noisy
+    else:
+        values[order] = noisy
+    return dataclasses.replace(source, labels=dataclasses.replace(labels, values=values))
 
 
 def noisy_labels(labels: Labels, share: float, seed: int) -> Labels:

@@ -1,8 +1,9 @@
 """Samples of every format: ids, labels, and images that are read one by one."""
 
 import dataclasses
+import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -76,6 +77,41 @@ def _printable(texts: tuple[str, ...]) -> tuple[str, ...]:
     except UnicodeEncodeError:
         return tuple(map(printable, texts))
     return texts
+
+
+def ranked(
+    ids: Sequence[str], labels: Labels, digests: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint8]]
+) -> npt.NDArray[np.int64]:
+    """Return the place of each sample by its file name, without folders, (N,): no name or number of a class counts.
+
+    Files of one name in several class folders (1.png in each) are ordered by the sizes of the classes and, of equal
+    ones, by the content of the first file of each; others of one name by their ids. Samples without one class each have
+    the order of their ids: their folders are no classes.
+
+    Args:
+        ids: of the N samples, ascending.
+        labels: of the N samples.
+        digests: rows, ascending -> a hash of the content of each, (n, 16).
+
+    >>> from sslbench.data.labels import single_labels
+    >>> content, labels = np.array([[9], [8], [7], [6]], dtype=np.uint8), single_labels(["cat", "cat", "dog", "dog"])
+    >>> ranked(("cat/1.png", "cat/3.png", "dog/1.png", "dog/2.png"), labels, content.__getitem__).tolist()
+    [1, 3, 0, 2]
+    """
+    if labels.kind != "single":
+        return np.arange(len(ids))
+    names = [sample.rpartition("/")[2] for sample in ids]
+    order = sorted(range(len(names)), key=names.__getitem__)
+    if len(set(names)) < len(names):
+        present, first, sizes = np.unique(labels.values[order], return_index=True, return_counts=True)
+        rows = np.asarray(order, dtype=np.int64)[first]
+        by_row = np.argsort(rows)
+        content = [bytes(digest) for digest in digests(rows[by_row])]
+        of_class = dict(zip(present[by_row].tolist(), zip(sizes[by_row].tolist(), content, strict=True), strict=True))
+        order.sort(key=lambda row: (names[row], of_class[int(labels.values[row])]))
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    return place
 
 
 class Images(Protocol):
@@ -258,6 +294,9 @@ class Source:
         chosen = np.asarray(indices, dtype=np.int64)
         if len(chosen) and np.any(np.diff(chosen) <= 0):
             raise ValueError("indices must be strictly ascending")
+        return self._at(chosen, name)
+
+    def _at(self, chosen: npt.NDArray[np.int64], name: str | None = None) -> "Source":
         ids = tuple(self.ids[i] for i in chosen)
         images, labels = self.images.select(chosen), self.labels.select(chosen)
         attributes = {key: tuple(column[i] for i in chosen) for key, column in self.attributes.items()}
@@ -288,6 +327,16 @@ class Source:
         images = self.tuples.images
         ids = tuple(f"{i:08d}" for i in range(len(images)))
         return Source(self.name, ids, Labels("none", (), np.zeros((len(ids), 0), dtype=np.int8)), images)
+
+    def in_rank(self) -> "Source":
+        """Return the same samples in the order of their rank, for trainings, which draw by position."""
+        order = np.argsort(self.rank)
+        return self if np.all(np.diff(order) > 0) else self._at(order)
+
+    @functools.cached_property
+    def rank(self) -> npt.NDArray[np.int64]:
+        """(N,) place of each sample in an order that draws follow, so that no name of a class folder moves them."""
+        return ranked(self.ids, self.labels, lambda rows: self.images.select(rows).digests())
 
     def as_hashed(self) -> "Source":
         """Return the parts that `fingerprint` holds, for protocols: without notes, weights and further attributes."""

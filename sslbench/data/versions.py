@@ -128,7 +128,8 @@ class Versions:
         return array
 
     def _generator(self, change: ImageChange, image: int) -> np.random.Generator:
-        key = hashlib.sha256(f"{self.seed}\n{change.name}\n{self.names[image]}".encode()).digest()
+        file = self.names[image].rpartition("/")[2]  # no name of a class folder decides
+        key = hashlib.sha256(f"{self.seed}\n{change.name}\n{file}".encode()).digest()
         return np.random.default_rng(int.from_bytes(key[:16], "little"))
 
     def path(self, index: int) -> str:

@@ -1,6 +1,5 @@
 """Encoding of the data of a request: features of its parts, from the store or computed."""
 
-import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -225,9 +224,6 @@ def rows_of(features: Features, part: Source) -> Features:
     ids = np.array(part.ids)
     position = np.searchsorted(stored, ids)
     present = (position < len(stored)) & (stored[np.minimum(position, len(stored) - 1)] == ids)
-    if present.all() and len(ids) == len(stored):
-        groups = source_groups(part)
-        return dataclasses.replace(features, labels=part.labels, groups=groups, queries=part.queries, maps=part.maps)
     labelled = part.select(np.flatnonzero(present))
     rows = position[present]
     x = features.x if len(rows) == len(stored) else features.x[rows]
@@ -240,6 +236,7 @@ def rows_of(features: Features, part: Source) -> Features:
         grid=features.grid,
         queries=labelled.queries,
         maps=labelled.maps,
+        rank=labelled.rank,
     )
 
 

@@ -30,6 +30,7 @@ class Features:
             `grid`).
         grid: rows and columns of the regions of the pool `grid`; None: others have no fixed place in the image.
         maps: label maps of the images, see `Source.maps`.
+        rank: int64 (N,), order of the samples in draws (`Source.rank`); None: as they lie.
 
     Examples:
         >>> from sslbench.data.labels import single_labels
@@ -48,6 +49,7 @@ class Features:
     queries: Queries | None = None
     grid: tuple[int, int] | None = None
     maps: PixelLabels | None = None
+    rank: npt.NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if self.x.ndim != 2 or not len(self.x) == len(self.labels) == len(self.ids):
@@ -57,6 +59,11 @@ class Features:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def order(self) -> npt.NDArray[np.int64]:
+        """(N,) rows in the order of their rank."""
+        return np.arange(len(self)) if self.rank is None else np.argsort(self.rank)
 
     @property
     def n_groups(self) -> int | None:
@@ -69,5 +76,6 @@ class Features:
         groups = None if self.groups is None else self.groups[indices]
         ids = tuple(self.ids[i] for i in indices)
         maps = None if self.maps is None else self.maps.select(indices)
-        further = attributes, groups, self.regions, self.queries, self.grid, maps
+        rank = None if self.rank is None else self.rank[indices]
+        further = attributes, groups, self.regions, self.queries, self.grid, maps, rank
         return Features(self.x[indices], self.labels.select(indices), ids, *further)

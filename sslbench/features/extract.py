@@ -198,4 +198,5 @@ def _as_features(entry: store.StoreEntry, layer: Layer, source: Source, unreadab
         grid=layer.grid,
         queries=readable.queries,
         maps=readable.maps,
+        rank=readable.rank,
     )

@@ -59,6 +59,7 @@ def streamed(
         queries=source.queries,
         grid=layer.grid,
         maps=source.maps,
+        rank=source.rank,
     )
 
 

@@ -25,4 +25,5 @@ def side_by_side(features: Features, source: Source) -> Features:
     samples = source.select(kept)
     x = features.x[rows[kept]].reshape(len(kept), -1)
     groups = inseparable(samples)
-    return Features(x, samples.labels, samples.ids, groups=groups, regions=rows.shape[1] * features.regions)
+    regions = rows.shape[1] * features.regions
+    return Features(x, samples.labels, samples.ids, groups=groups, regions=regions, rank=samples.rank)

@@ -120,7 +120,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     check(settings, train.labels)
     ks = settings.k or (min(len(train.labels.classes), len(train)),)
     seeds = [seed * settings.restarts + i for i in range(settings.restarts)]
-    rows = drawn_rows(len(train), settings.samples, seed)
+    rows = train.order[drawn_rows(len(train), settings.samples, seed)]
     clusters = _cluster(train.x, test.x, list(itertools.product(ks, seeds)), rows, settings)
     runs = {k: clusters[i * len(seeds) : (i + 1) * len(seeds)] for i, k in enumerate(ks)}
     best = {k: min(of_k, key=lambda run: run.objective) for k, of_k in runs.items()}
@@ -161,10 +161,12 @@ def _cluster(
         train: (N, D).
         test: (M, D).
         runs: number of clusters and seed of each run.
-        rows: of train, ascending, to which centres are fitted.
+        rows: of train to which centres are fitted, in the order in which starts are drawn.
         settings: see `Settings`.
     """
-    x = _prepared(train if len(rows) == len(train) else train[rows], settings)
+    x = np.empty((len(rows), train.shape[1]), np.float32)
+    for start in range(0, len(rows), _ROWS):
+        x[start : start + _ROWS] = _prepared(train[rows[start : start + _ROWS]], settings)
     centres: list[_Centres] = []
     with counted("clustering", "runs of k-means", len(runs)) as advance:
         for k, seed in runs:
@@ -179,10 +181,8 @@ def _prepared(x: Matrix, settings: Settings) -> npt.NDArray[np.float32]:
     """Return a copy of features (n, D) in single precision, of length 1 if asked for."""
     prepared = np.array(x, dtype=np.float32, order="C")
     if settings.normalise:
-        for start in range(0, len(prepared), _ROWS):
-            block = prepared[start : start + _ROWS]
-            length = np.linalg.norm(block, axis=1, keepdims=True)
-            block /= np.where(length > 0, length, 1)
+        length = np.linalg.norm(prepared, axis=1, keepdims=True)
+        prepared /= np.where(length > 0, length, 1)
     return prepared
 
 
@@ -234,7 +234,7 @@ def _outcome(best: _Clusters, train: Features, test: Features, settings: Setting
     classes, matching = test.labels.classes, _matching(best, train, test, settings)
     metrics = agreement_with_intervals(test.labels.values, best.test, matching, seed=seed, groups=test.groups)
     # The silhouette uses the same rows whether it draws them or is given them.
-    rows = drawn_rows(len(test), settings.silhouette_samples, seed)
+    rows = test.order[drawn_rows(len(test), settings.silhouette_samples, seed)]
     metrics["silhouette"] = silhouette(
         _prepared(test.x[rows], settings),
         best.test[rows],
@@ -304,14 +304,13 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
         double=2.0 * drawn**2 * shapes.width,
         traffic=passes * len(ks) * fitted * _MOVED + agreed * _AGREED + drawn**2 * 10 * DOUBLE,
         calls=passes * len(ks) * 20 + 1000 * 30,
-        # A drawn subset is converted from a copy of its rows.
-        memory=FLOAT * ((1 if settings.samples >= shapes.train else 2) * fitted + 2 * block) + silhouette,
+        memory=FLOAT * (fitted + 2 * block) + silhouette,
         scores=float(FLOAT * shapes.test * shapes.classes),
     )
 
 
 PROTOCOL = Protocol(
-    version=4,
+    version=5,
     summary="k-means on frozen features: agreement of the clusters with the classes.",
     settings=Settings,
     check_settings=check_settings,

@@ -98,7 +98,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     notes = []
     if len(part) > settings.samples:
         notes.append(f"Measured on a random subset of {settings.samples} of {len(part)} samples.")
-        part = part.select(spectrum.drawn_rows(len(part), settings.samples, seed))
+        part = part.select(np.sort(part.order[spectrum.drawn_rows(len(part), settings.samples, seed)]))
     width = part.x.shape[1]
     if len(part) < width:
         notes.append(f"There are fewer samples ({len(part)}) than features ({width}), which limits the ranks.")
@@ -152,7 +152,7 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
 
 
 PROTOCOL = Protocol(
-    version=3,
+    version=4,
     summary="Rank, spectrum and uniformity of frozen features; no labels are needed.",
     settings=Settings,
     check_settings=check_settings,

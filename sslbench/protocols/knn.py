@@ -311,7 +311,7 @@ def _select(
 ) -> tuple[int, dict[str, Any], list[str]]:
     """Return the k with the best headline metric on a held-out part of train; of equals the smallest."""
     share = min(_HOLDOUT, settings.holdout / len(train))
-    parts = holdout_rows(train.labels, share, seed, train.groups)
+    parts = holdout_rows(train.labels, share, seed, train.groups, train.rank)
     fitting = [k for k in ks if parts is not None and k <= len(parts[0])]
     if parts is None:
         return ks[0], {}, [f"{no_holdout(train.groups)} to select k on; the smallest, {ks[0]}, was used."]
@@ -343,7 +343,7 @@ def _choose_by_the_other_half(
 ) -> tuple[FloatArray, dict[str, Any]]:
     """Return scores of each half of the samples with the k that is best for the other half."""
     labels = train.labels
-    halves = holdout_rows(labels, 0.5, seed, train.groups)
+    halves = holdout_rows(labels, 0.5, seed, train.groups, train.rank)
     if halves is None:
         return found.vote(ks[0], labels, settings), {}
     scores, best_ks = np.empty((len(labels), len(labels.classes))), []
@@ -480,7 +480,7 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
 
 
 PROTOCOL = Protocol(
-    version=5,
+    version=6,
     summary="Weighted k-nearest-neighbour classification of frozen features.",
     settings=Settings,
     check_settings=check_settings,

@@ -110,10 +110,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     seeds = few_shot.seeds(seed, settings.draws)
     curve = LearningCurve(test, train.ids, seed=seed)
     for k in ks:
-        draws = [
-            few_shot.k_per_class(train.labels, k, few_shot.ByName(train.ids, each), groups=train.groups)
-            for each in seeds
-        ]
+        draws = [_draw(train, k, each) for each in seeds]
         curve.add(f"k={k}", draws, _fit_all(train, test, draws, settings), headline=k == ks[-1])
     notes = [f"The metrics are means over {settings.draws} draws of {ks[-1]} samples per class.", *notes]
     selected: dict[str, Any] = {}
@@ -122,6 +119,11 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         on = "test, the mean over the draws" if settings.select == "test" else inside
         selected = {"on": on, "l2": curve.strengths}
     return curve.outcome(selected=selected, seeds=seeds, notes=notes)
+
+
+def _draw(train: Features, k: int, seed: int) -> Draw:
+    order, labels, groups, shuffler = few_shot.pool(train, seed)
+    return few_shot.k_per_class(labels, k, shuffler, groups=groups).of(order)
 
 
 def _fit_all(train: Features, test: Features, draws: Sequence[Draw], settings: Settings) -> Iterator[Fitted]:
@@ -201,7 +203,7 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
 
 
 PROTOCOL = Protocol(
-    version=4,
+    version=5,
     summary="Few-shot least squares in closed form, as big_vision's `fewshot_lsr`.",
     settings=Settings,
     check_settings=check_settings,

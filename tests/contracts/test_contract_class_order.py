@@ -4,7 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from sslbench import evaluate
 from sslbench.data.source import Labels
 from sslbench.features.array import Features
 from sslbench.metrics.per_class import per_class
@@ -119,3 +121,48 @@ def test_metrics_of_a_class_do_not_depend_on_its_number(kind):
         np.testing.assert_allclose(
             [other[metric][named[name]] for name in NAMES], list(values.values()), err_msg=metric
         )
+
+
+SMALL = {
+    "clustering": {"restarts": 2},
+    "finetune": {"epochs": 1, "batch_size": 8, "lr": (1e-4, 1e-3), "augment": "none"},
+    "linear-online": {"epochs": 1, "batch_size": 8},
+    "low-shot": {"k": (2, 3), "draws": 2},
+    "lsr": {"k": (2,), "draws": 2},
+    "robustness": {"corrupt": ("gaussian_noise",), "severities": (3,), "rotations": (), "scales": ()},
+}
+
+
+OF_CLASSES = [n for n in list_names("protocol") if "single" in getattr(find(n).kind, "label_kinds", ())]
+
+
+@pytest.fixture(scope="module")
+def renamed_folders(tmp_path_factory):
+    """The same images in class folders of two names, of which the second turn the order round."""
+    root, rng = tmp_path_factory.mktemp("names"), np.random.default_rng(0)
+    means = rng.normal(size=(4, 4, 4, 3))
+    for number in range(4):
+        for i in range(11 + number % 2):
+            pixels = np.clip(128 + 25 * means[number] + 60 * rng.normal(size=(4, 4, 3)), 0, 255).astype(np.uint8)
+            for name, taken in (("a", f"{number}"), ("b", f"{9 - number}. class")):
+                (root / name / taken).mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).resize((32, 32)).save(root / name / taken / f"{i}.png")
+    return root
+
+
+@pytest.mark.parametrize("name", OF_CLASSES)
+def test_names_of_class_folders_move_no_metric(name, renamed_folders):
+    """Splits, hold-outs, folds, starts and first weights are drawn from files, not from an order of folders."""
+    on_images = not isinstance(find(name).kind, OnFeatures)
+    how = {"resize": 32, "crop": 32, "device": "cpu", "floors": False, "overlaps": False, "out": None, "limit": 40}
+    model = {"model": "random", "backbone": "resnet18w0.125"} if on_images else {"model": "pixels:8"}
+    if not on_images:
+        how = {key: value for key, value in how.items() if key not in ("resize", "crop")}
+    usual, other = (
+        evaluate(
+            train=str(renamed_folders / part), protocols=name, settings={name: SMALL.get(name, {})}, **model, **how
+        )
+        for part in "ab"
+    )
+    for metric, value in usual[0].metrics.items():
+        assert other[0].metrics[metric].value == pytest.approx(value.value, abs=2e-3, nan_ok=True), metric

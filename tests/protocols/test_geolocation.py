@@ -191,8 +191,8 @@ def test_groups_are_held_out_and_resampled_whole(monkeypatch):
     train = dataclasses.replace(located(200), groups=np.arange(200) // 8)
     seen = []
 
-    def holdout(labels, fraction, seed, *, groups=None, _real=splits.holdout):
-        seen.append(_real(labels, fraction, seed, groups=groups))
+    def holdout(labels, fraction, seed, *, groups=None, rank=None, _real=splits.holdout):
+        seen.append(_real(labels, fraction, seed, groups=groups, rank=rank))
         assert not set(groups[seen[-1][0]]) & set(groups[seen[-1][1]])
         return seen[-1]
 

@@ -41,8 +41,8 @@ def test_every_choice_is_made_on_groups_that_were_not_learned_from(name, monkeyp
     module, chosen = CASES[name]
     seen = []
 
-    def holdout(labels, fraction, seed, *, groups=None, _real=splits.holdout):
-        seen.append(_real(labels, fraction, seed, groups=groups))
+    def holdout(labels, fraction, seed, *, groups=None, rank=None, _real=splits.holdout):
+        seen.append(_real(labels, fraction, seed, groups=groups, rank=rank))
         fit, held = seen[-1]
         assert not set(groups[fit]) & set(groups[held])
         return fit, held

@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -54,7 +55,7 @@ def own_seconds():
     layer = resolve_layers(backbone, ())[0]
     setup = Setup(512, (SIZE,), BATCH, BATCH, 1, UPDATES * BATCH, CLASSES, UPDATES, UPDATES, "resnet18")
     labels = torch.arange(UPDATES * BATCH) % CLASSES
-    targets = Targets("single", labels, torch.zeros(CLASSES), torch.ones(CLASSES))
+    targets = Targets("single", labels, torch.zeros(CLASSES), torch.ones(CLASSES), np.arange(CLASSES))
     network = make_network(backbone, layer, targets, settings, setup, probe=0, side=SIZE, seed=0)
     state = new_state(network, torch.device("cpu"), optimizer_settings(settings, candidates(settings)[0]), seed=0)
     plan = TrainingPlan(UPDATES, UPDATES, RateSchedules(lambda progress: 0.01, 0.01), Preprocessing(), log_every=10)

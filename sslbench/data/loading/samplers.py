@@ -140,8 +140,10 @@ def epoch_order(
         return np.argsort(_turns(shards, seed, epoch) + window * rng.random(n), kind="stable")
     if classes is None:
         raise ValueError(f"{sampler} without classes")
-    present, number, counts = np.unique(classes, return_inverse=True, return_counts=True)
+    present, first, number, counts = np.unique(classes, return_index=True, return_inverse=True, return_counts=True)
     members = np.split(np.argsort(number, kind="stable"), np.cumsum(counts)[:-1])
+    if sampler != "weighted":
+        members = [members[c] for c in np.argsort(first)]  # no number of a class decides
     if sampler == "stratified":
         # The j-th of m images of a class lies somewhere in the j-th of m equal parts of the epoch.
         moments = np.empty(n)

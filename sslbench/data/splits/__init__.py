@@ -154,7 +154,7 @@ def _from_one(spec: str, sources: Mapping[str, Source], seed: int, test_fraction
 
 def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
     groups = inseparable(source)
-    fit, held = holdout(source.labels, test_fraction, seed, groups=groups)
+    fit, held = holdout(source.labels, test_fraction, seed, groups=groups, rank=source.rank)
     several = source.tuples is not None
     by = " or ".join(part for part in (source.grouped_by, "image" if several else "") if part)
     if groups is not None and several and not (len(fit) and len(held)):
@@ -200,7 +200,9 @@ def _parted_folders(source: Source, fit: IntArray) -> list[str]:
     ]
 
 
-def holdout(labels: Labels, fraction: float, seed: int, *, groups: IntArray | None = None) -> tuple[IntArray, IntArray]:
+def holdout(
+    labels: Labels, fraction: float, seed: int, *, groups: IntArray | None = None, rank: IntArray | None = None
+) -> tuple[IntArray, IntArray]:
     """Split samples into a fit and a held-out part, stratified by class.
 
     Every class keeps its share up to rounding; a class with two samples or more is in both parts, a class with one in
@@ -213,6 +215,7 @@ def holdout(labels: Labels, fraction: float, seed: int, *, groups: IntArray | No
         seed: of the split.
         groups: int64 (N,), group of each sample; a group stays in one part, and every class is in the fit part. None:
             no groups.
+        rank: (N,) order of the samples in the draw (`Source.rank`); None: as they lie.
 
     Returns:
         (fit, held out), int64 positions, each ascending.
@@ -228,11 +231,12 @@ def holdout(labels: Labels, fraction: float, seed: int, *, groups: IntArray | No
     """
     if not 0 < fraction < 1:
         raise UsageError(f"the fraction of a split must lie between 0 and 1, not {fraction}")
-    wanted, rng = round(fraction * len(labels)), np.random.default_rng(seed)
+    wanted, rng, held = round(fraction * len(labels)), np.random.default_rng(seed), np.zeros(len(labels), np.bool_)
+    order = np.arange(len(labels)) if rank is None else np.argsort(rank)
     if groups is None:
-        held = choose(labels, wanted, rng, both_sides=True)
+        held[order] = choose(labels.select(order), wanted, rng, both_sides=True)
     else:
-        held = choose_groups(labels, groups, wanted, rng)
+        held[order] = choose_groups(labels.select(order), groups[order], wanted, rng)
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
@@ -246,8 +250,9 @@ def limit(source: Source, n: int, seed: int) -> Source:
         raise UsageError(f"the limit must be at least 1 image, not {n}")
     if n >= len(source):
         return source
-    chosen = choose(source.labels, n, np.random.default_rng(seed), both_sides=False)
-    limited = source.select(np.flatnonzero(chosen), f"{source.name}, {n} of {len(source)}")
+    order = np.argsort(source.rank)
+    chosen = choose(source.labels.select(order), n, np.random.default_rng(seed), both_sides=False)
+    limited = source.select(np.sort(order[chosen]), f"{source.name}, {n} of {len(source)}")
     return dataclasses.replace(limited, notes=(*source.notes, f"limited to {n:,} of {len(source):,} images"))
 
 

@@ -61,12 +61,19 @@ def _hashes(ids: tuple[str, ...]) -> npt.NDArray[np.uint64]:
     return np.frombuffer(digests, np.uint64)
 
 
+def pool(train: Features, seed: int) -> tuple[IntArray, Labels, IntArray | None, ByName]:
+    """Return what is drawn from, in the order of the ranks: rows of train, their labels and groups, and a shuffler."""
+    order, groups = train.order, train.groups
+    shuffler = ByName([train.ids[row] for row in order.tolist()], seed)
+    return order, train.labels.select(order), None if groups is None else groups[order], shuffler
+
+
 @dataclasses.dataclass(frozen=True)
 class Draw:
     """One draw.
 
     Attributes:
-        rows: of train, ascending.
+        rows: of train, in the order of the samples that were drawn from.
         labels: of these rows. Multi-label: -1 for a class that the row was not drawn for.
         groups: of these rows; None if no two of them share one.
     """
@@ -74,6 +81,10 @@ class Draw:
     rows: IntArray
     labels: Labels
     groups: IntArray | None = None
+
+    def of(self, order: IntArray) -> "Draw":
+        """Return the same draw by rows of train, of which the samples that were drawn from are these rows."""
+        return dataclasses.replace(self, rows=order[self.rows])
 
     def digest(self, ids: Sequence[str]) -> str:
         """16 hex digits of the ids of the samples and what they were drawn for; `ids` are those of all of train."""

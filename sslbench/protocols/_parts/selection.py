@@ -59,7 +59,7 @@ def check_finite(part: Features, name: str) -> None:
 
 
 def holdout_rows(
-    labels: Labels, fraction: float, seed: int, groups: IntArray | None
+    labels: Labels, fraction: float, seed: int, groups: IntArray | None, rank: IntArray | None = None
 ) -> tuple[IntArray, IntArray] | None:
     """Return rows to fit on and rows held out for a choice, stratified and seeded; None when either would be empty.
 
@@ -68,12 +68,13 @@ def holdout_rows(
         fraction: held out.
         seed: of the split.
         groups: of train (`Features.groups`): whole groups are held out.
+        rank: of train (`Features.rank`).
     """
     from sslbench.data.splits import holdout
 
     if not 0 < fraction < 1 or len(labels) < 2:
         return None
-    fit, held_out = holdout(labels, fraction, seed, groups=groups)
+    fit, held_out = holdout(labels, fraction, seed, groups=groups, rank=rank)
     return (fit, held_out) if len(fit) and len(held_out) else None
 
 
@@ -99,25 +100,30 @@ def class_sizes(classes: npt.NDArray[np.integer], groups: IntArray | None) -> In
     return np.asarray(np.unique(classes, return_counts=True)[1], np.int64)
 
 
-def folds_of(classes: npt.NDArray[np.integer], number: int, groups: IntArray | None) -> npt.NDArray[np.int16]:
+def folds_of(
+    classes: npt.NDArray[np.integer], number: int, groups: IntArray | None, rank: IntArray | None = None
+) -> npt.NDArray[np.int16]:
     """Return (N,) stratified folds, not shuffled, as in scikit-learn's `cross_val_score`.
 
     Args:
         classes: (N,) class numbers, not negative.
         number: of folds.
         groups: (N,) group numbers: the samples of one group are in one fold; or None.
+        rank: (N,) order of the samples (`Features.rank`); None: as they lie.
     """
     from sklearn.model_selection import StratifiedKFold
 
+    folds = np.empty(len(classes), np.int16)
+    order = np.arange(len(classes)) if rank is None else np.argsort(rank)
     if groups is not None:
         names = tuple(map(str, range(int(classes.max()) + 1)))
-        return group_folds(Labels("single", names, classes), groups, number).astype(np.int16)
-    folds = np.empty(len(classes), np.int16)
+        folds[order] = group_folds(Labels("single", names, classes[order]), groups[order], number)
+        return folds
     with warnings.catch_warnings():
         # Classes with fewer samples than folds are absent from some folds; the solvers handle that.
         warnings.simplefilter("ignore", UserWarning)
-        for fold, (_, held_out) in enumerate(StratifiedKFold(number).split(classes, classes)):
-            folds[held_out] = fold
+        for fold, (_, held_out) in enumerate(StratifiedKFold(number).split(order, classes[order])):
+            folds[order[held_out]] = fold
     return folds
 
 
@@ -195,7 +201,11 @@ def signed_targets(labels: Labels, *, ignore: bool = True) -> tuple[npt.NDArray[
 
 
 def folds_of_class(
-    positive: npt.NDArray[np.bool_], labelled: npt.NDArray[np.bool_], number: int, groups: IntArray | None
+    positive: npt.NDArray[np.bool_],
+    labelled: npt.NDArray[np.bool_],
+    number: int,
+    groups: IntArray | None,
+    rank: IntArray | None = None,
 ) -> npt.NDArray[np.int16]:
     """Return (N,) stratified folds of one class, as many as its positives and negatives allow.
 
@@ -207,5 +217,5 @@ def folds_of_class(
     number = min(number, *sizes) if len(sizes) == 2 else 0
     folds = np.full(len(positive), -1, np.int16)
     if number > 1:
-        folds[rows] = folds_of(classes, number, own)
+        folds[rows] = folds_of(classes, number, own, None if rank is None else rank[rows])
     return folds

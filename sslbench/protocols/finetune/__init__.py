@@ -128,7 +128,7 @@ def work(settings: Settings, shapes: Shapes) -> ImageWork:
 
 
 PROTOCOL = Protocol(
-    version=6,
+    version=7,
     summary="The whole network trained on the labels of train, with a linear classifier.",
     settings=Settings,
     kind=OnImages(check, check_images, run_on_images, work, label_kinds=CLASSES | {"value"}),

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.transforms import v2
 
+from sslbench.arrays import IntArray
 from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.build import build
 from sslbench.backbones.classifier import ClassifierHead
 from sslbench.backbones.layers import Layer, forward_layers
+from sslbench.data.labels import by_first_sample
 from sslbench.data.source import Labels
 from sslbench.distributed.collectives import sum_, world_size
 from sslbench.errors import UsageError
@@ -43,26 +45,30 @@ class Targets:
         values: single: int64 (N,); multi: float32 (N, C) of 1, 0 and -1 (ignored); value: float32 (N, C), standardised.
         shift: (C,), mean of the numbers; 0 for classes.
         scale: (C,), standard deviation of the numbers; 1 for classes.
+        classes: (C,) class numbers in the order in which they get initial weights.
     """
 
     kind: LabelKind
     values: Tensor
     shift: Tensor
     scale: Tensor
+    classes: IntArray
 
     @classmethod
     def of(cls, labels: Labels) -> "Targets":
         """Return the targets of labels; numbers are standardised."""
         n = len(labels.classes)
+        classes = np.arange(n) if labels.kind == "value" else by_first_sample(labels)
         if labels.kind == "single":
-            return cls(labels.kind, torch.from_numpy(labels.values.astype(np.int64)), torch.zeros(n), torch.ones(n))
+            values = torch.from_numpy(labels.values.astype(np.int64))
+            return cls(labels.kind, values, torch.zeros(n), torch.ones(n), classes)
         values = torch.from_numpy(labels.values.astype(np.float32))
         if labels.kind == "multi":
-            return cls(labels.kind, values, torch.zeros(n), torch.ones(n))
+            return cls(labels.kind, values, torch.zeros(n), torch.ones(n), classes)
         shift = torch.from_numpy(labels.values.mean(axis=0)).float()
         spread = torch.from_numpy(labels.values.std(axis=0)).float()
         scale = torch.where(spread > 0, spread, torch.ones(n))
-        return cls(labels.kind, (values - shift) / scale, shift, scale)
+        return cls(labels.kind, (values - shift) / scale, shift, scale, classes)
 
 
 class FinetunedNetwork(method.Method[Settings]):
@@ -81,7 +87,7 @@ class FinetunedNetwork(method.Method[Settings]):
         super().__init__(backbone, settings, setup)
         self.layer, self.kind, self.probe_updates = layer, targets.kind, probe
         self.head = ClassifierHead(setup.feature_dim, len(targets.shift), settings.norm)
-        _initialise(self.head.head, settings.init)
+        _initialise(self.head.head, settings.init, targets.classes)
         self.register_buffer("targets", targets.values, persistent=False)
         self.targets: Tensor
         self._mix = make_mix(settings.mixup, settings.cutmix, len(targets.shift))
@@ -136,14 +142,17 @@ class FinetunedNetwork(method.Method[Settings]):
         return Loss(value, features.detach().float(), parts)
 
 
-def _initialise(linear: nn.Linear, init: str) -> None:
-    if init == "uniform":
-        return
+@torch.no_grad()
+def _initialise(linear: nn.Linear, init: str, classes: IntArray) -> None:
     if init == "zeros":
         nn.init.zeros_(linear.weight)
-    else:
+    elif init == "normal":
         nn.init.normal_(linear.weight, std=0.01)
-    nn.init.zeros_(linear.bias)
+    if init != "uniform":
+        nn.init.zeros_(linear.bias)
+    place = torch.from_numpy(np.argsort(classes))
+    for values in (linear.weight, linear.bias):
+        values.copy_(values[place])
 
 
 def check_backbone(backbone: Backbone, settings: Settings) -> None:

@@ -81,7 +81,7 @@ class FinetuneRun:
         progress: Progress | None,
     ) -> None:
         self.backbone, self.layer, self.settings, self.engine = backbone, layer, settings, engine
-        self.whole, self.test = parts
+        self.whole, self.test = parts[0].in_rank(), parts[1]
         self.seed, self.folder, self.progress = seed, folder, progress
 
     def outcomes(self) -> dict[str, Outcome]:

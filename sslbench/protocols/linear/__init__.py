@@ -296,7 +296,7 @@ def _choose(
         learned = _usable_classes(inside)[0]
         scored, scored_labels = _learned_part(axes.coordinates(test.x), held_labels, learned, device)
     else:
-        parts = holdout_rows(labels, settings.holdout, seed, train.groups)
+        parts = holdout_rows(labels, settings.holdout, seed, train.groups, train.rank)
         if parts is None:
             middle = grid[len(grid) // 2]
             note = f"{no_holdout(train.groups)} to select c on; {middle:g} was used."
@@ -349,7 +349,7 @@ def _select(x: "Matrix | Unrotated", rows: IntArray) -> "Matrix | Unrotated":
 
 
 PROTOCOL = Protocol(
-    version=5,
+    version=6,
     summary="Linear probe: logistic regression on frozen features, to convergence.",
     settings=Settings,
     check_settings=check_settings,

@@ -44,7 +44,7 @@ def _choose(
         on, labels = "test", test.labels
         predicted = model.predict_each(test.x, grid)
     else:
-        parts = holdout_rows(train.labels, settings.holdout, seed, train.groups)
+        parts = holdout_rows(train.labels, settings.holdout, seed, train.groups, train.rank)
         if parts is None:
             middle = grid[len(grid) // 2]
             note = f"{no_holdout(train.groups)} to select alpha on; {middle:g} was used."

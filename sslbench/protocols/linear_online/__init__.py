@@ -116,7 +116,7 @@ def work(settings: Settings, shapes: Shapes) -> ImageWork:
 
 
 PROTOCOL = Protocol(
-    version=3,
+    version=4,
     summary="Linear probe on images: heads trained by SGD on augmented views.",
     settings=Settings,
     kind=OnImages(check, check_images, run_on_images, work),

@@ -11,10 +11,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's customary name
 from torch import Tensor, nn
 
+from sslbench.arrays import IntArray
 from sslbench.distributed.collectives import sum_
 from sslbench.train.optimizer_settings import OptimizerSettings
 from sslbench.train.optimizers import scaled_lr
@@ -51,7 +53,7 @@ class Bank(nn.Module):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  each is a fact of its own
         self,
         input: str,
         heads: Sequence[Head],
@@ -62,6 +64,7 @@ class Bank(nn.Module):
         eps: float = 1e-5,
         init: Init = "normal",
         seed: int = 0,
+        order: IntArray | None = None,
     ) -> None:
         """Build heads that all start with the same values, which depend on shape and seed alone.
 
@@ -74,11 +77,15 @@ class Bank(nn.Module):
             eps: of the normalisation.
             init: of the weights.
             seed: of the weights.
+            order: (C,) class numbers in the order in which they get their weights; None: ascending.
         """
         super().__init__()
         width, self.channels = widths
         self.input, self.heads, self.norm, self._eps = input, tuple(heads), norm, eps
         weight, bias = _initial(classes, width, init, torch.Generator().manual_seed(seed))
+        if order is not None:
+            place = torch.from_numpy(np.argsort(order))
+            weight, bias = weight[place], bias[place]
         self.weight = nn.Parameter(weight.expand(len(heads), -1, -1).clone())
         self.bias = nn.Parameter(bias.expand(len(heads), -1).clone())
         if norm == "affine":

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from sslbench.arrays import IntArray
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
 from sslbench.data.decode.handlers import Reading
@@ -133,6 +134,7 @@ def make_heads(
     *,
     seed: int,
     device: torch.device,
+    order: IntArray | None = None,
 ) -> Heads:
     """Return new heads: one per bank, learning rate and weight decay.
 
@@ -143,6 +145,7 @@ def make_heads(
         settings: of the protocol.
         seed: of the first weights.
         device: device of the training.
+        order: (C,) class numbers in the order in which they get their first weights; None: ascending.
     """
     grid = [Head(lr, decay) for lr in settings.lr for decay in settings.weight_decay]
     banks = []
@@ -156,6 +159,7 @@ def make_heads(
             eps=settings.norm_eps,
             init=settings.init,
             seed=seed,
+            order=order,
         )
         banks.append(bank)
     return Heads(banks).to(device)

@@ -11,6 +11,7 @@ import numpy as np
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
 from sslbench.data.groups import source_groups
+from sslbench.data.labels import by_first_sample
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import rank
 from sslbench.features.settings import ExtractSettings
@@ -40,7 +41,7 @@ def run(
     progress: Progress | None,
 ) -> dict[str, Outcome]:
     """Run the protocol, see `linear_online.run_on_images`; `parts` are train and test."""
-    whole, test = parts
+    whole, test = parts[0].in_rank(), parts[1]
     plans = planning.planned(backbone, layers, settings)
     fit, held_out = planning.split(whole, plans, settings, seed)
     batches = planning.make_batches(
@@ -65,8 +66,8 @@ def run(
     side = evaluation_side(fit, backbone.preprocessing, "linear-online")
     sides = (settings.size or side, side)
     encode = InputEncoder(backbone, inputs, sides=sides, device=engine.device, precision=engine.float_precision())
-    classes = len(whole.labels.classes)
-    heads = planning.make_heads(plans, encode.widths, classes, settings, seed=seed, device=engine.device)
+    classes, order = len(whole.labels.classes), by_first_sample(whole.labels)
+    heads = planning.make_heads(plans, encode.widths, classes, settings, seed=seed, device=engine.device, order=order)
     log.info(
         f"{len(heads.all_heads())} linear heads on {backbone.name}, {updates} updates of {batches.batch_size} images"
     )

@@ -58,12 +58,14 @@ class _Point:
 
     def draw(self, train: Features, seed: int, settings: Settings) -> Draw:
         """Return the samples drawn with a seed."""
-        labels, groups, shuffler = train.labels, train.groups, few_shot.ByName(train.ids, seed)
+        order, labels, groups, shuffler = few_shot.pool(train, seed)
         if self.fraction:
-            return few_shot.share(labels, self.fraction, seed, shuffler, stratified=settings.stratified, groups=groups)
-        if labels.kind == "multi":
-            return few_shot.k_with_and_without(labels, self.k, shuffler, groups=groups)
-        return few_shot.k_per_class(labels, self.k, shuffler, groups=groups)
+            part = few_shot.share(labels, self.fraction, seed, shuffler, stratified=settings.stratified, groups=groups)
+        elif labels.kind == "multi":
+            part = few_shot.k_with_and_without(labels, self.k, shuffler, groups=groups)
+        else:
+            part = few_shot.k_per_class(labels, self.k, shuffler, groups=groups)
+        return part.of(order)
 
 
 def check(settings: Settings, train: Labels) -> None:
@@ -195,7 +197,7 @@ def check_settings(settings: Settings) -> None:
 
 
 PROTOCOL = Protocol(
-    version=4,
+    version=5,
     summary="Linear SVMs or logistic regression on k images per class, over several draws.",
     settings=Settings,
     check_settings=check_settings,

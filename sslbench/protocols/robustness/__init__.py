@@ -96,7 +96,7 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
 
 
 PROTOCOL = Protocol(
-    version=3,
+    version=4,
     summary="Robustness of a classifier: corruptions, other test sets, unknown classes, geometry.",
     settings=Settings,
     kind=OnSets(

@@ -54,7 +54,8 @@ def open_perturbed(settings: Settings, limited: Callable[[Source], Source]) -> d
     root = Path(located(settings.perturbations, "perturbations"))
     if not root.is_dir():
         raise UsageError(f"perturbations={root} is not a folder", _LAYOUT)
-    found = {}
+    found: dict[str, Source] = {}
+    drawn: dict[tuple[str, ...], tuple[str, ...]] = {}
     for folder in sorted(each for each in root.iterdir() if each.is_dir() and not each.name.startswith(".")):
         try:
             files = files_below(folder, ".mp4")
@@ -65,7 +66,10 @@ def open_perturbed(settings: Settings, limited: Callable[[Source], Source]) -> d
             raise UsageError(f"{folder / wrong[0]} does not lie in a folder of its class", _LAYOUT)
         if ids:
             labels = single_labels([os.path.dirname(name) for name in ids])  # noqa: PTH120
-            videos = limited(Source(f"{folder}", tuple(ids), labels, Files(tuple(ids), str(folder))))
+            whole = Source(f"{folder}", tuple(ids), labels, Files(tuple(ids), str(folder)))
+            # Versions of the same videos differ in content, which may decide a draw.
+            drawn.setdefault(whole.ids, limited(whole).ids)
+            videos = whole.select(np.flatnonzero(np.isin(whole.ids, drawn[whole.ids])))
             # A pair of frames: noise needs the first and another one.
             found[f"{PERTURBED}{folder.name}"] = frames_of(videos, 1 + _step(folder.name, settings))
     if not found:

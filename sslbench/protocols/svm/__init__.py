@@ -64,10 +64,10 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     notes = [f"Classes without an example in train were left out: {', '.join(left_out)}."] if left_out else []
     solver, solver_notes = make_solver(x, settings, seed)
     if train.labels.kind == "single":
-        choice = choose_one(solver, targets, settings, train.groups)
+        choice = choose_one(solver, targets, settings, train.groups, train.rank)
     else:
         names = [train.labels.classes[c] for c in usable]
-        choice = choose_each(solver, targets, names, settings, train.groups)
+        choice = choose_each(solver, targets, names, settings, train.groups, train.rank)
     with counted("svm: final models", "classes", targets.shape[1]):
         models = solver.fit(targets, choice.costs)
     decision = decide_by_blocks(
@@ -126,7 +126,7 @@ def _targets(labels: Labels, settings: Settings) -> tuple[npt.NDArray[np.int8], 
 
 
 PROTOCOL = Protocol(
-    version=4,
+    version=5,
     summary="One linear SVM per class on frozen features, as VISSL evaluates on VOC07.",
     settings=Settings,
     check_settings=check_settings,

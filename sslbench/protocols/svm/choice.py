@@ -44,6 +44,7 @@ def choose_each(
     classes: Sequence[str],
     settings: Settings,
     groups: IntArray | None = None,
+    rank: IntArray | None = None,
 ) -> Choice:
     """Return a cost per class: the first with the highest mean average precision over the folds.
 
@@ -53,11 +54,14 @@ def choose_each(
         classes: K names.
         settings: of the protocol.
         groups: (N,) the group of each sample; the samples of one are in one fold.
+        rank: (N,) order of the samples in folds.
     """
     costs = settings.costs
     if len(costs) == 1:
         return Choice([costs[0]] * len(classes))
-    folds = np.stack([folds_of_class(column > 0, column != 0, settings.folds, groups) for column in targets.T], axis=1)
+    folds = np.stack(
+        [folds_of_class(column > 0, column != 0, settings.folds, groups, rank) for column in targets.T], axis=1
+    )
     number = folds.max(axis=0) + 1
     validated = np.flatnonzero(number > 1)
     means, unconverged = np.full((len(classes), len(costs)), np.nan), 0
@@ -86,7 +90,13 @@ def choose_each(
     return Choice(best_costs, selected, notes)
 
 
-def choose_one(solver: svm.SvmSolver, targets: Int8Array, settings: Settings, groups: IntArray | None = None) -> Choice:
+def choose_one(
+    solver: svm.SvmSolver,
+    targets: Int8Array,
+    settings: Settings,
+    groups: IntArray | None = None,
+    rank: IntArray | None = None,
+) -> Choice:
     """Return one cost for all classes: the first with the highest accuracy over the folds.
 
     Args:
@@ -94,6 +104,7 @@ def choose_one(solver: svm.SvmSolver, targets: Int8Array, settings: Settings, gr
         targets: (N, K), 1 in the column of the sample's class, else -1.
         settings: of the protocol.
         groups: (N,) the group of each sample; the samples of one are in one fold.
+        rank: (N,) order of the samples in folds.
     """
     costs, classes = settings.costs, targets.shape[1]
     if len(costs) == 1:
@@ -104,7 +115,7 @@ def choose_one(solver: svm.SvmSolver, targets: Int8Array, settings: Settings, gr
         one = "one training sample" if groups is None else "the training samples of one group"
         note = f"Every class has {one}, so no cost could be selected; {_middle(costs):g} was used."
         return Choice([_middle(costs)] * classes, notes=(note,))
-    folds = np.broadcast_to(folds_of(own, number, groups)[:, None], targets.shape)
+    folds = np.broadcast_to(folds_of(own, number, groups, rank)[:, None], targets.shape)
     # Keeps only the best class so far (the first of equals): all of them would need costs x classes times the memory.
     best = np.full((len(costs), len(own)), -np.inf)
     predicted = np.full(best.shape, -1)
