@@ -3,6 +3,8 @@
 import re
 from collections.abc import Mapping
 
+from sslbench.weights.reading.model_config import NO_CONFIG, ModelConfig
+
 _PUBLISHED: Mapping[tuple[tuple[int, ...], tuple[int, ...]], str] = {
     ((2, 2, 6, 2), (40, 80, 160, 320)): "atto",
     ((2, 2, 6, 2), (48, 96, 192, 384)): "femto",
@@ -22,19 +24,28 @@ _CONVOLUTIONS = ("atto", "femto", "pico", "nano")
 """Sizes whose MLP consists of 1x1 convolutions in timm, and of linear layers in its authors' files."""
 _OF_TESTS = (24, 32, 48, 64)
 """Widths of timm's network for its own tests, which has another activation."""
+_EPS = 1e-6
+"""Of the norms in timm's networks."""
 _KNOWN = re.compile(
     r"(?:stem\.[01]|stages\.\d+\.downsample\.[01]|head\.norm)\.(?:weight|bias)|"
     r"stages\.\d+\.blocks\.\d+\.(?:gamma|(?:conv_dw|norm|mlp\.fc[12]|mlp\.grn)\.(?:weight|bias))"
 )
 
 
-def recognise_convnext(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+def recognise_convnext(
+    shapes: Mapping[str, tuple[int, ...]], config: ModelConfig = NO_CONFIG, weights: str = ""
+) -> str | None:
     """Return the name, for `--backbone`, of the ConvNeXt with these tensors; None for other networks.
 
     >>> recognise_convnext({"conv1.weight": (64, 3, 7, 7)})
 
     Args:
         shapes: canonical name -> shape, without the classifier.
+        config: configuration beside the file.
+        weights: name of the file.
+
+    Raises:
+        BackboneError: the configuration is of another network.
     """
     stem, blocks = shapes.get("stem.0.weight", ()), dict[int, int]()
     if len(stem) != 4 or "head.norm.bias" not in shapes or not all(_KNOWN.fullmatch(name) for name in shapes):
@@ -62,5 +73,28 @@ def recognise_convnext(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
         options["patch_size"] = stem[2]
     if stem[1] != 3:
         options["in_chans"] = stem[1]
+    options |= _told(config)
     base = f"convnext{'v2' if second else ''}_{word or 'tiny'}"
-    return f"timm:{base}" + "".join(f",{key}={value}" for key, value in options.items())
+    name = f"timm:{base}" + "".join(f",{key}={value}" for key, value in options.items())
+    shown = {
+        "model_type": frozenset(("convnextv2",) if second else ("convnext", "dinov3_convnext")),
+        "num_channels": stem[1],
+        "patch_size": stem[2],
+        "num_stages": 4,
+        "hidden_sizes": dims,
+        "depths": depths,
+    }
+    config.compare(shown, weights, name)
+    return name
+
+
+def _told(config: ModelConfig) -> dict[str, object]:
+    """Return the options that no tensor shows."""
+    options: dict[str, object] = {}
+    if config.activation not in ("", "gelu"):
+        options["act_layer"] = config.activation
+    if (eps := config.number("layer_norm_eps")) not in (None, _EPS):
+        # Of transformers' ConvNeXts, only DINOv3's has the number of the configuration in all norms.
+        every = config.fields.get("model_type") == "dinov3_convnext"
+        options["norm_eps" if every else "head_norm_eps"] = eps
+    return options

@@ -23,6 +23,7 @@ from sslbench.weights.formats.recognise import OPTIONAL_LEAF, Recognised, recogn
 from sslbench.weights.formats.tables import FormatTable, load_table
 from sslbench.weights.heads import layer_kinds, load_heads
 from sslbench.weights.reading.files import WeightsFile
+from sslbench.weights.reading.model_config import NO_CONFIG
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -124,10 +125,8 @@ def describe(file: WeightsFile, *, backbone: str | None = None, format: str | No
     expected = _shapes(build(backbone).module.state_dict()) if backbone else None
     try:
         found = recognise(file, expected=expected, format=format)
-    except WeightsError as error:
-        return dataclasses.replace(known, problem=str(error))
-    known = _with_format(known, found, load_table(found.definition), file)
-    try:
+        seen = dataclasses.replace(found, config=NO_CONFIG) if backbone else found  # what is named comes first
+        known = _with_format(known, seen, load_table(found.definition), file)
         loaded = load_file(file, backbone=backbone, format=format)
     except (WeightsError, BackboneError) as error:
         return dataclasses.replace(known, problem=str(error))

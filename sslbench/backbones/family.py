@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from sslbench.backbones.architecture_names import no_backbone
 from sslbench.backbones.backbone import Backbone
-from sslbench.weights.reading.model_folders import ModelConfig
+from sslbench.weights.reading.model_config import ModelConfig
 
 _PACKAGE = "sslbench.backbones.families"
 

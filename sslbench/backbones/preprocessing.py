@@ -3,7 +3,7 @@
 import dataclasses
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.preprocessing import LIGHTNESS_MEAN, LIGHTNESS_STD, Preprocessing
+from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD, LIGHTNESS_MEAN, LIGHTNESS_STD, Preprocessing
 from sslbench.weights.formats.recognise import Recognised
 from sslbench.weights.formats.schema import InputImages
 
@@ -42,7 +42,8 @@ def trained_on(backbone: Backbone, found: Recognised, *, named: bool) -> tuple[P
     if tagged or backbone.kind.users or backbone.kind.pixels:
         return own, ""
     if own.crop is not None and min(own.crop) < _SMALLEST:
-        return dataclasses.replace(own, mean=found.config.mean or own.mean, std=found.config.std or own.std), said.note
+        own = dataclasses.replace(own, mean=found.config.mean or own.mean, std=found.config.std or own.std)
+        return own, _assumed(own, said, found) if said.note else ""
     origin = f"{found.format}{':' + found.variant if found.variant else ''}: its evaluation transform"
     origin += ", mean and std of the configuration beside the file" if found.config.mean else ""
     if said.space == "lightness":
@@ -51,10 +52,22 @@ def trained_on(backbone: Backbone, found: Recognised, *, named: bool) -> tuple[P
     if said.mean:
         return dataclasses.replace(_with_size(own, said), mean=said.mean, std=said.std, origin=origin), said.note
     if named or backbone.usual_input is None:
-        return own, said.note
+        return own, _assumed(own, said, found) if said.note else ""
     default = Preprocessing(origin=f"ImageNet default (format {found.format} does not say)")
-    note = said.note or f"format {found.format} does not say mean and std: ImageNet's are assumed (--mean, --std)"
-    return dataclasses.replace(_with_size(default, backbone.usual_input, own.crop), origin=default.origin), note
+    used = dataclasses.replace(_with_size(default, backbone.usual_input, own.crop), origin=default.origin)
+    return used, _assumed(used, said, found)
+
+
+def _assumed(used: Preprocessing, said: InputImages, found: Recognised) -> str:
+    """Return the note about mean and std that do not come from the file or its format; the format's own if they do."""
+    if (used.mean, used.std) == (said.mean, said.std):
+        return said.note
+    mean, std = (",".join(f"{value:g}" for value in values) for values in (used.mean, used.std))
+    values = f"{mean} and {std}"
+    if (used.mean, used.std) == (IMAGENET_MEAN, IMAGENET_STD):
+        values = "ImageNet's"
+    note = f"format {found.format} does not say mean and std: {values} are assumed (--mean, --std)"
+    return "; ".join(filter(None, (note, "" if said.mean else said.note)))
 
 
 def _with_size(own: Preprocessing, said: InputImages, crop: tuple[int, int] | None = None) -> Preprocessing:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from sslbench.backbones.backbone import Backbone, Kind
-from sslbench.backbones.vit.recognise import recognise_vit
+from sslbench.backbones.vit.recognise import UNKNOWN, recognise_vit
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
@@ -60,6 +60,8 @@ def build_timm(name: str) -> Backbone:
         raise UsageError(
             f"in_chans={options['in_chans']} is not a number of channels", f"Write timm:{name},in_chans=4."
         )
+    if missing := [key for key, value in options.items() if value == UNKNOWN]:
+        raise UsageError(f"timm:{name}: {missing[0]}={UNKNOWN} is a place for a number", "Write that of its training.")
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
         raise UsageError(f"timm has no model '{architecture}'", did_you_mean(architecture, timm.list_models()))
@@ -67,6 +69,9 @@ def build_timm(name: str) -> Backbone:
         tags = {known.partition(".")[2] for known in list_pretrained(architecture)}
         if tag not in tags:
             raise UsageError(f"timm's {architecture} has no tag '{tag}'", did_you_mean(tag, tags))
+    eps = {key: options.pop(key) for key in _EPS if key in options}
+    if wrong := [key for key, value in eps.items() if not isinstance(value, float | int) or not 0 < value < 1]:
+        raise UsageError(f"{wrong[0]}={eps[wrong[0]]} is not a small number", f"Write timm:{name},{wrong[0]}=1e-6.")
     try:
         module = timm.create_model(name, pretrained=False, num_classes=0, **options)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
@@ -74,6 +79,9 @@ def build_timm(name: str) -> Backbone:
             raise
         given = ",".join(f"{key}={_written(value)}" for key, value in options.items())
         raise UsageError(f"timm cannot build {name} with {given}: {error}") from error
+    for key, value in eps.items():
+        _set_eps(module, _EPS[key], value, name)
+    options |= eps
     shapes = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
     return Backbone(
         name=",".join((f"timm:{name}", *(f"{key}={_written(value)}" for key, value in options.items()))),
@@ -87,6 +95,29 @@ def build_timm(name: str) -> Backbone:
         stems=_recorded_paths(module, "first_conv"),
         usual_input=_VIT_INPUT if recognise_vit(shapes) is not None else None,
     )
+
+
+_EPS = {"norm_eps": "", "head_norm_eps": "head.norm"}
+"""Options that timm's constructors do not take: the number added to variances in all LayerNorms, or in this one."""
+
+
+def _set_eps(module: nn.Module, path: str, value: float, name: str) -> None:
+    """Set the number that LayerNorms in a network add to the variance.
+
+    Raises:
+        UsageError: the network has no such norm.
+    """
+    from timm.layers.norm import RmsNorm
+
+    norms = [
+        part
+        for where, part in module.named_modules()
+        if (not path or where == path) and isinstance(part, nn.LayerNorm | RmsNorm)
+    ]
+    if not norms:
+        raise UsageError(f"timm's {name} has no LayerNorm" + (f" '{path}'" if path else ""), "Leave the option out.")
+    for norm in norms:
+        norm.eps = float(value)
 
 
 def parse_options(name: str) -> tuple[str, dict[str, Any]]:
@@ -121,18 +152,20 @@ def list_pretrained(architecture: str) -> list[str]:
 
 # Options accepted from a weights file: sizes and switches, never paths, downloads or names of modules.
 _RECORDED_OPTIONS: Mapping[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("embed_dim", "depth", "num_heads", "patch_size", "img_size", "reg_tokens", "in_chans"), int),
+    **dict.fromkeys(("embed_dim", "depth", "patch_size", "reg_tokens", "in_chans"), int),
     **dict.fromkeys(("num_reg_tokens", "ref_feat_shape", "swiglu_align_to"), int),
-    **dict.fromkeys(("depths", "dims"), tuple),
+    **dict.fromkeys(("depths", "dims", "pretrained_window_sizes"), tuple),
+    **dict.fromkeys(("num_heads", "img_size", "window_size"), (int, tuple)),
+    **dict.fromkeys(_EPS, (int, float)),
     **dict.fromkeys(("mlp_ratio", "drop_rate", "drop_path_rate", "proj_drop_rate", "attn_drop_rate"), (int, float)),
     **dict.fromkeys(("no_embed_class", "class_token", "fc_norm", "pre_norm", "qkv_bias", "qk_norm"), bool),
     **dict.fromkeys(("use_abs_pos_emb", "use_rel_pos_bias", "use_shared_rel_pos_bias", "dynamic_img_size"), bool),
     **dict.fromkeys(("conv_mlp", "use_grn"), bool),
     **dict.fromkeys(("init_values", "ls_init_value"), (int, float, NoneType)),
-    "rope_grid_offset": (int, float),
+    **dict.fromkeys(("rope_grid_offset", "rope_temperature"), (int, float)),
     **dict.fromkeys(("global_pool", "act_layer"), str),
 }
-_MOST = {"embed_dim": 16_384, "depth": 200, "img_size": 4096, "reg_tokens": 1024, "in_chans": 4096, "mlp_ratio": 64}
+_MOST = {"embed_dim": 16_384, "depth": 200, "reg_tokens": 1024, "mlp_ratio": 64, "rope_temperature": 10_000_000}
 
 
 def check_recorded_options(name: str, where: str) -> None:

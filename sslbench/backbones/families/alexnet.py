@@ -7,7 +7,7 @@ from sslbench.backbones.backbone import Backbone, Kind
 from sslbench.backbones.family import Family
 from sslbench.backbones.timm_models import no_such_option
 from sslbench.preprocessing import Preprocessing
-from sslbench.weights.reading.model_folders import ModelConfig
+from sslbench.weights.reading.model_config import ModelConfig
 
 
 def _takes(name: str) -> bool:

@@ -1,5 +1,6 @@
 """ResNets under torchvision's names, with VISSL's layers and pools."""
 
+import dataclasses
 from collections.abc import Mapping
 
 from sslbench.backbones import resnet, resnet_spec
@@ -8,7 +9,7 @@ from sslbench.backbones.family import Family
 from sslbench.backbones.timm_models import no_such_option
 from sslbench.errors import BackboneError
 from sslbench.preprocessing import Preprocessing
-from sslbench.weights.reading.model_folders import ModelConfig
+from sslbench.weights.reading.model_config import ModelConfig
 
 RESNET_LAYERS = {
     "conv1": "relu",
@@ -79,7 +80,17 @@ def _check_recorded(name: str, where: str) -> None:
 
 
 def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str, config: ModelConfig) -> str | None:
-    return resnet.recognise_resnet(shapes)
+    name = resnet.recognise_resnet(shapes)
+    spec = resnet_spec.parse(name or "")
+    if name is None or spec is None:
+        return None
+    in_1x1 = config.fields.get("downsample_in_bottleneck") is True and spec.block == "bottleneck"
+    name = dataclasses.replace(spec, stride_in_1x1=in_1x1).name
+    sizes = tuple(spec.width * 2**stage * (4 if spec.block == "bottleneck" else 1) for stage in range(4))
+    shown = {"model_type": frozenset(("resnet",)), "num_channels": spec.channels, "embedding_size": spec.width}
+    config.compare({**shown, "hidden_sizes": sizes, "depths": spec.layers, "layer_type": spec.block}, weights, name)
+    config.require({"hidden_act": "relu", "downsample_in_first_stage": False})
+    return name
 
 
 FAMILY = Family(_takes, _build, _check_recorded, _recognise)

@@ -7,9 +7,9 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.convnext import recognise_convnext
 from sslbench.backbones.family import Family
 from sslbench.backbones.timm_models import build_timm, check_recorded_options, is_timm_name
-from sslbench.backbones.vit.recognise import recognise_vit
+from sslbench.backbones.vit.recognise import UNKNOWN, check_config, recognise_vit
 from sslbench.errors import BackboneError, UsageError
-from sslbench.weights.reading.model_folders import ModelConfig
+from sslbench.weights.reading.model_config import ModelConfig
 
 log = logging.getLogger("sslbench")
 _HUBS = ("hf-hub:", "hf_hub:", "local-dir:", "hf:", "http:", "https:")
@@ -34,26 +34,23 @@ def _check_recorded(name: str, where: str) -> None:
 def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str, config: ModelConfig) -> str | None:
     vit = recognise_vit(shapes, format=format, config=config)
     if vit is None:
-        return recognise_convnext(shapes)
-    if config.width not in (None, vit.width):
-        raise BackboneError(
-            f"{config.path} is of another network: it has hidden_size {config.width}, the tensors of {weights} have "
-            f"width {vit.width}",
-            "Put the configuration of these weights beside them, or move it away.",
-        )
+        return recognise_convnext(shapes, config, weights)
+    check_config(vit, shapes, config, weights)
+    beside = f"its {config.path.name} does not say" if config.path else "no config.json is beside them"
     if format == "huggingface_clip" and not vit.activation:
         quick = vit.name.replace("_clip_", "_clip_quickgelu_")
         raise BackboneError(
-            f"{weights}: the activation of a CLIP {'is' if vit.heads_known else 'and its number of heads are'} not "
-            "visible in its tensors, and no config.json is beside them",
+            f"{weights}: the activation of a CLIP {'is' if vit.heads else 'and its number of heads are'} not "
+            f"visible in its tensors, and {beside}",
             f"Put the model's config.json beside the file, or name the network: --backbone {quick} (OpenAI's own), "
             f"--backbone {vit.name} (most of open_clip's).",
         )
-    if not vit.heads_known:
+    if vit.heads is None:
         raise BackboneError(
-            f"{weights}: {vit.describe()}? The number of heads is not visible in the "
-            "tensors, and models of this size differ in it",
-            f"Give the number of heads: --backbone {vit.name}",
+            f"{weights}: {vit.describe()}: the number of heads is not visible in the tensors, {beside}, and no "
+            "published network has this size",
+            f"Put the model's config.json beside the file, or give the number of its training for {UNKNOWN}: "
+            f"--backbone {vit.name}",
         )
     for note in vit.notes:
         log.info(f"{weights}: {note}")

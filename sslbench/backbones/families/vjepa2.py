@@ -7,9 +7,10 @@ from sslbench.backbones.backbone import Backbone, Kind
 from sslbench.backbones.family import Family
 from sslbench.backbones.timm_models import check_recorded_options, parse_options
 from sslbench.backbones.vit import vjepa2
+from sslbench.backbones.vit.recognise import UNKNOWN
 from sslbench.errors import BackboneError, UsageError
 from sslbench.preprocessing import Preprocessing
-from sslbench.weights.reading.model_folders import ModelConfig
+from sslbench.weights.reading.model_config import ModelConfig
 
 _RESIZED = 256 / 224
 
@@ -45,25 +46,45 @@ def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str,
     stem, second = shapes.get("patch_embed.proj.weight", ()), shapes.get("blocks.0.mlp.fc2.weight", ())
     if len(stem) != 5 or len(second) != 2:
         return None
-    depth = sum(name.endswith(".norm1.weight") for name in shapes)
-    size = (stem[0], depth, second[1])
-    base = next(
-        (n for n, (width, blocks, _, ratio) in vjepa2.SIZES.items() if size == (width, blocks, int(width * ratio))), ""
+    depth, ratio = sum(name.endswith(".norm1.weight") for name in shapes), second[1] / stem[0]
+    size, heads = (stem[0], depth, second[1]), config.heads
+    if heads and stem[0] % heads:
+        raise config.wrong("num_attention_heads", f"a divisor of the width, {stem[0]}")
+    base, published = next(
+        ((n, h) for n, (width, blocks, h, r) in vjepa2.SIZES.items() if size == (width, blocks, int(width * r))),
+        ("", None),
     )
     options: dict[str, object] = {}
     if not base:
-        base, ratio = VJEPA2_NAMES[0], second[1] / stem[0]
-        options |= {"embed_dim": stem[0], "depth": depth, "num_heads": config.heads or max(1, stem[0] // 64)}
+        base = VJEPA2_NAMES[0]
+        options |= {"embed_dim": stem[0], "depth": depth, "num_heads": heads or UNKNOWN}
         options |= {"mlp_ratio": ratio if int(stem[0] * ratio) == second[1] else (second[1] + 0.5) / stem[0]}
+    elif heads not in (None, published):
+        options["num_heads"] = heads
     options |= {"patch_size": stem[-1]} if stem[-1] != 16 else {}
-    options |= {"img_size": config.image} if config.image not in (None, 256) else {}
+    options |= {"img_size": side} if (side := config.count("crop_size")) not in (None, 256) else {}
     options |= {"in_chans": stem[1]} if stem[1] != 3 else {}
+    options |= {"norm_eps": eps} if (eps := config.number("layer_norm_eps")) not in (None, 1e-6) else {}
     name = base + "".join(f",{key}={value}" for key, value in options.items())
-    if "num_heads" in options and not config.heads:
+    told = config.fields.get("mlp_ratio")
+    shown = {
+        "model_type": frozenset(("vjepa2",)),
+        "hidden_size": stem[0],
+        "num_hidden_layers": depth,
+        "mlp_ratio": told if isinstance(told, int | float) and int(stem[0] * told) == second[1] else ratio,
+        "in_chans": stem[1],
+        "tubelet_size": stem[2],
+        "patch_size": stem[-1],
+        "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
+    }
+    config.compare(shown, weights, name)
+    config.require({"hidden_act": "gelu"})
+    if options.get("num_heads") == UNKNOWN:
         raise BackboneError(
-            f"{weights}: an encoder of V-JEPA 2 of {depth} blocks, width {stem[0]}, {options['num_heads']} heads? The "
-            "number of heads is not visible in the tensors",
-            f"Give the number of heads: --backbone {name}",
+            f"{weights}: an encoder of V-JEPA 2 of {depth} blocks, width {stem[0]}: the number of heads is not visible "
+            "in the tensors, and no published network has this size",
+            f"Put the model's config.json beside the file, or give the number of its training for {UNKNOWN}: "
+            f"--backbone {name}",
         )
     return name
 

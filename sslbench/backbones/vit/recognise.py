@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from sslbench.weights.reading.model_folders import NO_CONFIG, ModelConfig
+from sslbench.weights.reading.model_config import NO_CONFIG, ModelConfig
 
 Shapes = Mapping[str, tuple[int, ...]]
 Family = Literal["vit", "distilled", "deit3", "dinov2", "clip", "beit", "siglip", "aimv2", "dinov3", "pe"]
@@ -69,8 +69,8 @@ class ViT:
         size: timm's word for width, blocks and MLP; '' for other networks than the published ones.
         width: of a token.
         depth: number of blocks.
-        heads: of attention; no tensor shows them, except BEiT's.
-        heads_known: all published networks of this size have the same number of heads; else `heads` is a guess.
+        heads: of attention; no tensor shows them, except BEiT's. None if no configuration states them and no published
+            network has this size.
         patch: side of a patch in pixels.
         image: side in pixels of the images that the position embeddings are for.
         evaluated: side in pixels of the images that it is evaluated with.
@@ -83,6 +83,8 @@ class ViT:
         hidden: width inside the MLP.
         swiglu: true if the MLP is gated.
         activation: of the MLP, in timm's words; '' is that of the family. OpenAI's CLIP has 'quick_gelu'.
+        eps: of the norms; None is that of the family.
+        theta: base of the rotary periods; None is that of the family.
         pooled_norm: true if the last norm comes after averaging the patches (fine-tuned MAE).
         notes: assumptions that no tensor shows.
     """
@@ -92,8 +94,7 @@ class ViT:
     size: str
     width: int
     depth: int
-    heads: int
-    heads_known: bool
+    heads: int | None
     patch: int
     image: int
     evaluated: int
@@ -106,6 +107,8 @@ class ViT:
     hidden: int
     swiglu: bool
     activation: str
+    eps: float | None
+    theta: float | None
     pooled_norm: bool
     notes: tuple[str, ...] = ()
 
@@ -121,7 +124,7 @@ class ViT:
 
     def describe(self) -> str:
         """Return a description: 'ViT of 12 blocks, width 384, 6 heads, patch 14, LayerScale, trained at 518 pixels'."""
-        parts = [f"ViT of {self.depth} blocks, width {self.width}, {self.heads} heads, patch {self.patch}"]
+        parts = [f"ViT of {self.depth} blocks, width {self.width}, {self.heads or 'unknown'} heads, patch {self.patch}"]
         parts += [f"{self.registers} registers"] if self.registers else []
         parts += ["LayerScale"] if self.layer_scale else []
         parts += ["SwiGLU"] if self.swiglu else []
@@ -142,6 +145,9 @@ def recognise_vit(shapes: Shapes, *, format: str = "", config: ModelConfig = NO_
         shapes: canonical name -> shape, without heads.
         format: format of the file, for facts that shapes do not show (heads of MoCo v3, QuickGELU of CLIP).
         config: configuration beside the file, which comes first.
+
+    Raises:
+        BackboneError: a value in the configuration is none that a network could have.
     """
     stem = shapes.get("patch_embed.proj.weight", ())
     fc1, fc2 = _any(shapes, "mlp.fc1.weight") or _any(shapes, "mlp.fc1_x.weight"), _any(shapes, "mlp.fc2.weight")
@@ -161,10 +167,12 @@ def recognise_vit(shapes: Shapes, *, format: str = "", config: ModelConfig = NO_
     ):
         return None
     width, hidden = stem[0], fc2[1]
-    size, heads = {**_SIZES, **_SIZES_OF.get(family, {})}.get((width, depth, hidden), ("", max(1, width // 64)))
+    size, heads = {**_SIZES, **_SIZES_OF.get(family, {})}.get((width, depth, hidden), ("", None))
     if format == "moco_v3_vit" and size == "small":
         heads = _MOCO_V3_SMALL_HEADS
-    told, activation = _told_heads(shapes, config), config.activation or _ACTIVATIONS.get(format, "")
+    swiglu = fc1[0] == 2 * fc2[1] or bool(_any(shapes, "mlp.fc1_g.weight"))
+    # DINOv2's gate is SiLU in transformers too, whatever the configuration says.
+    told = "" if swiglu and family == "dinov2" else config.activation
     trained_by_dinov2 = family == "dinov2" and image == _DINOV2_TRAINED
     vit = ViT(
         name="",
@@ -172,8 +180,7 @@ def recognise_vit(shapes: Shapes, *, format: str = "", config: ModelConfig = NO_
         width=width,
         depth=depth,
         size=size,
-        heads=told or heads,
-        heads_known=bool(told or size),
+        heads=_told_heads(shapes, config) or heads,
         patch=stem[2],
         image=image,
         evaluated=_DINOV2_EVALUATED if trained_by_dinov2 else image,
@@ -184,12 +191,81 @@ def recognise_vit(shapes: Shapes, *, format: str = "", config: ModelConfig = NO_
         layer_scale=bool(_any(shapes, "ls1.gamma") or _any(shapes, "gamma_1")),
         qkv_bias=bool(_any(shapes, "attn.qkv.bias") or _any(shapes, "attn.q_bias")),
         hidden=hidden,
-        swiglu=fc1[0] == 2 * fc2[1] or bool(_any(shapes, "mlp.fc1_g.weight")),
-        activation=activation,
+        swiglu=swiglu,
+        activation=told or _ACTIVATIONS.get(format, ""),
+        eps=config.number("layer_norm_eps") or config.number("rms_norm_eps"),
+        theta=config.number("rope_theta"),
         pooled_norm="fc_norm.weight" in shapes,
-        notes=tuple(_notes(family, width, format, activation)),
+        notes=tuple(_notes(family, width, format, told or _ACTIVATIONS.get(format, ""))),
     )
     return dataclasses.replace(vit, name=_name(vit, shapes, _TAGS.get(format, "")))
+
+
+def check_config(vit: ViT, shapes: Shapes, config: ModelConfig, weights: str) -> None:
+    """Refuse a configuration of another network than the one with these tensors, or of one that timm does not have.
+
+    Args:
+        vit: the network, as recognised with the configuration.
+        shapes: canonical name -> shape.
+        config: configuration beside the file.
+        weights: name of the file.
+
+    Raises:
+        BackboneError: a field differs, or is one that timm's network does not have.
+    """
+    if config.heads and vit.width % config.heads:
+        raise config.wrong("num_attention_heads", f"a divisor of the width, {vit.width}")
+    ratio = config.fields.get("mlp_ratio")
+    hidden = int(vit.width * ratio) if isinstance(ratio, int | float) else 0
+    hidden = (hidden * 2 // 3 + 7) // 8 * 8 if vit.swiglu else hidden
+    first = "blocks.0.attn."
+    shown = {
+        "model_type": _MODEL_TYPES.get(vit.family, frozenset()),
+        "hidden_size": vit.width,
+        "num_hidden_layers": vit.depth,
+        "intermediate_size": vit.hidden if ratio is None else config.fields.get("intermediate_size"),
+        "mlp_ratio": ratio if hidden == vit.hidden else vit.hidden / vit.width,
+        "num_channels": vit.channels,
+        "patch_size": vit.patch,
+        "image_size": config.fields.get("image_size") if vit.family == "dinov3" else vit.image,
+        "num_patches": (vit.image // vit.patch) ** 2,
+        "num_register_tokens": vit.registers,
+        "qkv_bias": vit.qkv_bias,
+        "query_bias": f"{first}q_bias" in shapes,
+        "key_bias": f"{first}k_bias" in shapes,
+        "value_bias": f"{first}v_bias" in shapes,
+        "proj_bias": f"{first}proj.bias" in shapes,
+        "mlp_bias": "blocks.0.mlp.fc2.bias" in shapes,
+        "use_swiglu_ffn": vit.swiglu,
+        "use_gated_mlp": vit.swiglu,
+        "vision_use_head": vit.attention_pooling,
+        "is_native": "pos_embed" not in shapes,
+        "use_absolute_position_embeddings": "pos_embed" in shapes,
+        "use_relative_position_bias": f"{first}relative_position_bias_table" in shapes,
+        "use_shared_relative_position_bias": "rel_pos_bias.relative_position_bias_table" in shapes,
+        "use_mean_pooling": vit.pooled_norm,
+    }
+    config.compare(shown, weights, vit.name)
+    fixed = {"pool_type": "tok", "final_ln_after_pool": False}  # of open_clip
+    if vit.activation and (gate := _FIXED_ACTIVATIONS.get(vit.family)):
+        wanted = "silu" if vit.swiglu else gate
+        fixed |= {} if vit.activation == wanted else {"hidden_act": wanted}
+    config.require(fixed)
+
+
+_MODEL_TYPES: Mapping[Family, frozenset[str]] = {
+    "vit": frozenset(("vit", "deit", "vit_mae", "vit_msn", "ijepa")),
+    "distilled": frozenset(("deit",)),
+    "dinov2": frozenset(("dinov2", "dinov2_with_registers")),
+    "clip": frozenset(("clip", "clip_vision_model")),
+    "beit": frozenset(("beit", "data2vec-vision")),
+    "siglip": frozenset(("siglip", "siglip_vision_model", "siglip2", "siglip2_vision_model")),
+    "aimv2": frozenset(("aimv2", "aimv2_vision_model")),
+    "dinov3": frozenset(("dinov3_vit",)),
+}
+"""Words of transformers for the networks of a family."""
+_FIXED_ACTIVATIONS: Mapping[Family, str] = {"dinov3": "gelu", "beit": "gelu", "pe": "gelu"}
+"""Activations of families whose networks take no other in timm; that of gates is SiLU."""
 
 
 def _told_heads(shapes: Shapes, config: ModelConfig) -> int | None:
@@ -240,8 +316,8 @@ def _image(shapes: Shapes, config: ModelConfig) -> int | None:
     if (positions := shapes.get("pos_embed", ())) and len(positions) == 3:
         prefix = sum(name in shapes for name in ("cls_token", "dist_token"))
         side = grid_side(positions[1], (0, prefix, prefix + shapes.get("reg_token", (1, 0))[1]))
-        if side and config.image and config.image // patch == side:
-            return config.image
+        if side and (told := config.count("image_size")) and told // patch == side:
+            return told
         return side * patch if side else None
     if not (table := _any(shapes, "relative_position_bias_table")):
         return None
@@ -276,6 +352,8 @@ def _name(vit: ViT, shapes: Shapes, tag: str) -> str:
         options |= {"embed_dim": vit.width, "depth": vit.depth, "num_heads": vit.heads, "mlp_ratio": ratio}
     elif vit.heads != {**_SIZES, **_SIZES_OF.get(vit.family, {})}[vit.width, vit.depth, vit.hidden][1]:
         options |= {"num_heads": vit.heads}
+    if vit.heads is None:
+        options["num_heads"] = UNKNOWN
     if says["patch"] != vit.patch:
         options["patch_size"] = vit.patch
     if says["image"] != vit.evaluated:
@@ -285,11 +363,20 @@ def _name(vit: ViT, shapes: Shapes, tag: str) -> str:
         options["in_chans"] = vit.channels
     if not vit.qkv_bias and vit.family not in ("dinov3", "aimv2"):
         options["qkv_bias"] = False
-    if vit.activation and vit.activation != says.get("activation", "gelu"):
+    if vit.activation and vit.family not in _FIXED_ACTIVATIONS and vit.activation != says.get("activation", "gelu"):
         options["act_layer"] = vit.activation
+    if vit.eps not in (None, _EPS.get(vit.family, 1e-6)):
+        options["norm_eps"] = vit.eps
     if not vit.class_token and vit.family in ("vit", "dinov2", "deit3"):
         options |= {"class_token": False, "global_pool": "avg", "fc_norm": vit.pooled_norm}
     return f"timm:{base}" + "".join(f",{key}={value}" for key, value in options.items())
+
+
+_EPS: Mapping[Family, float] = dict.fromkeys(("clip", "aimv2", "dinov3", "pe"), 1e-5)
+"""Of the norms in timm's networks of a family, where it is not 1e-6."""
+_THETA = 100.0
+UNKNOWN = "NUMBER"
+"""What stands in a name for a number of heads that nobody can know."""
 
 
 def _options_of_family(vit: ViT, shapes: Shapes, says: Mapping[str, object]) -> dict[str, object]:
@@ -308,6 +395,7 @@ def _options_of_family(vit: ViT, shapes: Shapes, says: Mapping[str, object]) -> 
     if vit.family == "dinov3":
         options |= {"global_pool": "token"} | ({} if vit.layer_scale else {"init_values": None})
         options |= {"swiglu_align_to": 1} if vit.swiglu and vit.size != "7b" and vit.hidden % 8 else {}
+        options |= {} if vit.theta in (None, _THETA) else {"rope_temperature": vit.theta}
     if vit.family == "pe":
         options |= _options_of_pe(vit, says)
     return options
@@ -364,8 +452,8 @@ def _base(vit: ViT, tag: str) -> tuple[str, dict[str, object]]:
         if vit.family == "pe":
             big = size == "gigantic"
             says |= {"class_token": not big, "layer_scale": kind == "lang" or (kind == "spatial" and big)}
-        if vit.family == "aimv2" or vit.swiglu:
-            says["activation"] = vit.activation  # of the gate: SiLU in all of them, whatever a configuration says
+        if vit.family in ("aimv2", "siglip"):
+            says["activation"] = "silu" if vit.family == "aimv2" else ""  # SigLIP's differ from size to size
         if (vit.family == "clip" and vit.quick_gelu) or size == "giantopt":
             says["activation"] = "quick_gelu" if vit.quick_gelu else "gelu_tanh"
         return name + (tag if tag and name + tag in timm.list_pretrained(f"{name}*") else ""), says

@@ -56,7 +56,8 @@ def build_vjepa2(name: str, options: Mapping[str, Any]) -> tuple[nn.Module, int,
 
     Args:
         name: one of `SIZES`.
-        options: img_size, patch_size, in_chans, embed_dim, depth, num_heads and mlp_ratio that differ from it.
+        options: img_size, patch_size, in_chans, embed_dim, depth, num_heads, mlp_ratio and norm_eps that differ from
+            it.
 
     Raises:
         TypeError: an option is another, or a value does not fit.
@@ -65,10 +66,11 @@ def build_vjepa2(name: str, options: Mapping[str, Any]) -> tuple[nn.Module, int,
 
     width, depth, heads, ratio = SIZES[name]
     given: dict[str, Any] = {"img_size": 256, "patch_size": 16, "in_chans": 3, "embed_dim": width, "depth": depth}
-    given |= {"num_heads": heads, "mlp_ratio": ratio}
+    given |= {"num_heads": heads, "mlp_ratio": ratio, "norm_eps": 1e-6}
     if unknown := [key for key in options if key not in given]:
         raise TypeError(f"it has no option '{unknown[0]}', but {', '.join(given)}")
     given |= options
+    eps = float(given.pop("norm_eps"))
     # timm's nearest network has the same blocks; its own tokens, positions and norms are switched off.
     module = timm.create_model(
         "vit_pe_spatial_base_patch16_512",
@@ -77,7 +79,7 @@ def build_vjepa2(name: str, options: Mapping[str, Any]) -> tuple[nn.Module, int,
         use_abs_pos_emb=False,
         use_pre_transformer_norm=False,
         use_post_transformer_norm=True,
-        norm_layer=functools.partial(nn.LayerNorm, eps=1e-6),
+        norm_layer=functools.partial(nn.LayerNorm, eps=eps),
         **given,
     )
     side = int(given["img_size"])

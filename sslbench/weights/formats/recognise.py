@@ -16,7 +16,7 @@ from sslbench.weights.formats.schema import InputImages, Strides
 from sslbench.weights.formats.tables import FormatTable, Split, load_networks, take_variant
 from sslbench.weights.reading import distributed
 from sslbench.weights.reading.files import WeightsFile
-from sslbench.weights.reading.model_folders import NO_CONFIG, ModelConfig
+from sslbench.weights.reading.model_config import NO_CONFIG, ModelConfig
 from sslbench.weights.save import CHECKPOINT_FORMAT
 
 

@@ -14,7 +14,7 @@ import torch
 
 from sslbench.errors import WeightsError
 from sslbench.weights.reading import distributed, haiku, model_folders, other, shards, torch_files, vissl_parts
-from sslbench.weights.reading.model_folders import NO_CONFIG, ModelConfig
+from sslbench.weights.reading.model_config import NO_CONFIG, ModelConfig
 from sslbench.weights.reading.pickled import READABLE, Budget, InertObject, UnsupportedTensor
 from sslbench.weights.reading.sniff import Container, refuse_path, sniff
 from sslbench.weights.reading.unpickle import RestrictedPickle
@@ -134,6 +134,11 @@ def _read_shards(index: Path, *, trust_pickle: bool) -> WeightsFile:
         if both := content.keys() & part.content.keys():
             raise WeightsError(f"{index}: two of its shards have a tensor '{min(both)}'", "Copy them again.")
         content |= part.content
+    if lost := [name for name in model_folders.tensor_names(index) if name not in content]:
+        raise WeightsError(
+            f"{index} names {len(lost)} tensors that its shards do not hold, such as '{lost[0]}'",
+            f"It is of other shards: copy the whole folder of the model to {index.parent}.",
+        )
     return WeightsFile(
         index,
         hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest(),

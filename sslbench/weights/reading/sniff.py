@@ -56,6 +56,10 @@ def refuse_path(path: Path) -> None:
         return _refuse_folder(path)
     if (whole := _whole_of(path)) is not None:
         raise WeightsError(f"{path} is {whole}", f"Give the folder: {path.parent}")
+    if path.is_file() and (error := model_folders.without_index(path)) is not None:
+        raise error
+    if path.is_symlink() and not path.exists():
+        raise WeightsError(f"{path} is a link to {path.readlink()}, which does not exist", _LINKED)
     if not path.exists() and (address := _ADDRESS.match(str(path))):
         raise WeightsError(
             f"{address[1]}://{address[2]} is an address, and this command takes files",
@@ -82,7 +86,12 @@ def _refuse_folder(path: Path) -> None:
         return None
     if (weights := model_folders.weights_file(path)) is not None:
         return refuse_path(weights)
+    if (error := model_folders.without_index(path)) is not None:
+        raise error
     raise WeightsError(f"{path} is a folder, not a weights file", _weights_in(path))
+
+
+_LINKED = "Copy it again with the file that it stands for (cp -L, rsync -L)."
 
 
 def _whole_of(path: Path) -> str | None:
@@ -97,13 +106,22 @@ def _whole_of(path: Path) -> str | None:
 
 
 def _weights_in(folder: Path) -> str | None:
-    """Return the weights or the newest checkpoint of a pretraining run, else the files in a folder."""
-    inner = sorted(inside for inside in folder.iterdir() if is_sharded(inside) or is_distributed(inside))
+    """Return the weights or the newest checkpoint in a folder, else the names of what it holds."""
+    inside = sorted(folder.iterdir(), key=_number_last)
+    inner = [path for path in inside if is_sharded(path) or is_distributed(path)]
+    inner = inner or [path for path in inside if path.is_dir() and model_folders.weights_file(path)]
     saved = inner or sorted([*folder.glob("step_*.ckpt"), *folder.glob("checkpoints/step_*.ckpt")])
+    saved = saved or [path for path in inside if path.is_file() and path.suffix.lower() in SUFFIXES]
     if found := [path for path in (folder / "weights.torch",) if path.is_file()] or saved[-1:]:
-        return f"Did you mean {found[0]}?"
-    inside = sorted(p.name for p in folder.iterdir() if p.is_file())
-    return f"It holds: {', '.join(inside[:5])}{' ...' if len(inside) > 5 else '.'}" if inside else None
+        others = f", the last of {len(saved)}" if len(saved) > 1 and found[0] == saved[-1] else ""
+        return f"Did you mean {found[0]}{others}?"
+    names = [path.name + ("/" if path.is_dir() else "") for path in inside]
+    return f"It holds: {', '.join(names[:5])}{' ...' if len(names) > 5 else '.'}" if names else "It is empty."
+
+
+def _number_last(path: Path) -> list[tuple[bool, int, str]]:
+    """Return a key that sorts checkpoint-1000 behind checkpoint-500."""
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", path.name)]
 
 
 def _files_instead(path: Path) -> str:
