@@ -1,7 +1,7 @@
 """Several trainings that differ in their seed only, and the record of their mean.
 
 Each training has a record of its own; the record of all has the mean of every metric, its range, and an interval over
-other trainings and other test sets (`metrics.intervals.over_trainings`).
+other trainings and other test sets (`results.values.mean_metric`).
 """
 
 import dataclasses
@@ -14,11 +14,10 @@ from sslbench.config import result_settings
 from sslbench.errors import UsageError
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.identity import record_id
-from sslbench.metrics import catalog
-from sslbench.metrics.intervals import known_mean, over_trainings
+from sslbench.metrics.intervals import known_mean
 from sslbench.names import list_names
 from sslbench.protocols import OnImages
-from sslbench.results import Costs, MetricValue, Range, Result, Stage, Training, mean_line, records
+from sslbench.results import Costs, Range, Result, Stage, Training, mean_line, mean_metric, records
 
 Table = Mapping[str, float | None]
 ONE_TRAINING = (
@@ -78,7 +77,7 @@ def together(results: Sequence[Result], *, seeds: int) -> Result:
         raise ValueError(f"{len(results)} records of {seeds} trainings")
     first = results[0]
     names = [name for name in first.metrics if all(name in result.metrics for result in results)]
-    metrics = {name: _mean_of(name, [result.metrics[name] for result in results]) for name in names}
+    metrics = {name: mean_metric(name, [result.metrics[name] for result in results]) for name in names}
     whole = dataclasses.replace(first, seeds=seeds)
     return dataclasses.replace(
         whole,
@@ -129,16 +128,6 @@ def _training(result: Result) -> Training:
     values = {name: metric.value for name, metric in result.metrics.items()}
     file = Path(f"{records.slug(result.weights.name)}-{result.id}.json") if result.file is None else result.file
     return Training(seed=result.seed, record=result.id, record_file=file.name, metrics=values)
-
-
-def _mean_of(name: str, values: Sequence[MetricValue]) -> MetricValue:
-    metric = catalog.known(name)
-    bounds = (
-        (-math.inf, math.inf) if metric is None else (metric.bounds[0] * metric.scale, metric.bounds[1] * metric.scale)
-    )
-    each = [(_number(v.value), _number(v.low), _number(v.high)) for v in values]
-    value, low, high = map(_plain, over_trainings(each, bounds))
-    return MetricValue(value=value, low=low, high=high, n=values[0].n)
 
 
 def _number(value: float | None) -> float:

@@ -14,7 +14,7 @@ from sslbench.leaderboard.model import Board, Cell, Column, Row, value
 from sslbench.leaderboard.ties import mark_best
 from sslbench.metrics.catalog import find
 from sslbench.names import did_you_mean
-from sslbench.results import MetricValue, Result
+from sslbench.results import Result, mean_metric
 
 
 def table(
@@ -22,8 +22,8 @@ def table(
 ) -> Board:
     """Return the table of results: a row per weights and layer, a column per group of comparable results.
 
-    Results of one row and one column that differ in their seed only are averaged; the interval is then the smallest
-    one that covers all of theirs. Missing measurements are holes.
+    Results of one row and one column that differ in their seed only are averaged; the interval is then
+    that of `results.mean_metric`. Missing measurements are holes.
 
     Args:
         results: records, as `records.read_tree` returns them; with their score files, ties can be found.
@@ -132,23 +132,8 @@ def _row(label: str, members: Sequence[Result], columns: Sequence[Column], group
 def _cell(records: Sequence[Result]) -> Cell:
     """Return the cell of the metrics that all its records (one per seed) have."""
     common = [name for name in records[0].metrics if all(name in record.metrics for record in records)]
-    merged = {name: merge_seeds([record.metrics[name] for record in records]) for name in common}
+    merged = {name: mean_metric(name, [record.metrics[name] for record in records]) for name in common}
     return Cell(metrics=merged, records=tuple(records))
-
-
-def merge_seeds(metrics: Sequence[MetricValue]) -> MetricValue:
-    """Return the mean of several seeds, with the smallest interval that covers all; not computable if one is not."""
-    if len(metrics) == 1:
-        return metrics[0]
-    values = [m.value for m in metrics if m.value is not None]
-    lows = [m.low for m in metrics if m.low is not None]
-    highs = [m.high for m in metrics if m.high is not None]
-    return MetricValue(
-        value=sum(values) / len(values) if len(values) == len(metrics) else None,
-        low=min(lows) if len(lows) == len(metrics) else None,
-        high=max(highs) if len(highs) == len(metrics) else None,
-        n=metrics[0].n,
-    )
 
 
 def _sort_key(row: Row, columns: tuple[Column, ...]) -> tuple[float, str, str]:

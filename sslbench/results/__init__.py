@@ -31,7 +31,7 @@ from sslbench.results.parts import (
     WeightsUsed,
     WorkingFolder,
 )
-from sslbench.results.values import as_recorded, canonical, mean_line, percent, percent_metrics, plain
+from sslbench.results.values import as_recorded, canonical, mean_line, mean_metric, percent, percent_metrics, plain
 
 __all__ = [
     "SCHEMA",
@@ -63,6 +63,7 @@ __all__ = [
     "as_recorded",
     "canonical",
     "mean_line",
+    "mean_metric",
     "percent",
     "percent_metrics",
     "plain",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sslbench.metrics import catalog
+from sslbench.metrics.intervals import over_trainings
 from sslbench.results.outcome import Outcome
 from sslbench.results.parts import MetricValue
 from sslbench.text import without_secrets
@@ -25,6 +26,31 @@ def mean_line(metric: str, values: Sequence[float | None], first_seed: int) -> s
     mean = sum(known) / len(known)
     last = first_seed + len(known) - 1
     return f"{metric} {mean:.{digits}f}, the mean of {len(known)} trainings: {each} (seeds {first_seed} to {last})"
+
+
+def mean_metric(name: str, values: Sequence[MetricValue]) -> MetricValue:
+    """Return the mean of a metric over trainings or seeds, with its interval over others and other test sets.
+
+    See `metrics.intervals.over_trainings`; not computable where a value is missing.
+
+    >>> mean_metric("top1", [MetricValue(value=50.0, low=45.0, high=55.0)] * 2).high
+    55.0
+    """
+    if len(values) == 1:
+        return values[0]
+    if any(each.value is None for each in values):
+        return MetricValue(value=None, low=None, high=None, n=values[0].n)
+    metric = catalog.known(name)
+    low, high = (-math.inf, math.inf) if metric is None else metric.bounds
+    scale = 1.0 if metric is None else metric.scale
+    each = [(_number(v.value), _number(v.low), _number(v.high)) for v in values]
+    found = over_trainings(each, (low * scale, high * scale))
+    parts = {part: None if math.isnan(value) else value for part, value in zip(_PARTS, found, strict=True)}
+    return MetricValue(**parts, n=values[0].n)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def percent(fraction: float) -> float | None:

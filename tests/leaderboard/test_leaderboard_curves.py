@@ -29,7 +29,7 @@ def test_seeds_are_averaged_and_shares_of_train_stand_apart():
     one, two = (with_curve("a.torch", {1: value, 4: 60.0}, seed=seed) for seed, value in ((0, 40.0), (1, 50.0)))
     one.variants["10 %"] = two.variants["10 %"] = {"top1": 55.0, "top1_low": None, "top1_high": None}
     (line,) = curves._lines(table([one, two]), 0, "k")
-    assert (line.points[1].value, line.points[1].low, line.points[1].high) == (45.0, 37.0, 52.0)
+    assert (line.points[1].value, line.points[1].low, line.points[1].high) == (45.0, 0.0, 100.0)
     (line,) = curves._lines(table([one, two]), 0, "%")
     assert list(line.points) == [10.0]
 

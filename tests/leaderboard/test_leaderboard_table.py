@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import random
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from sslbench.api import make_leaderboard
 from sslbench.cli.commands.leaderboard import write_board
 from sslbench.errors import ResultError, UsageError
+from sslbench.evaluation.trainings import together
 from sslbench.identity import comparability_key
 from sslbench.leaderboard import table
 from sslbench.leaderboard.headings import data_name, natural, preprocessing_text
@@ -129,9 +131,13 @@ def test_the_origin_of_the_preprocessing_makes_no_second_row():
 
 
 def test_seeds_are_averaged_and_said_to_be_several():
-    board = table([make("a", 80), make("a", 84, seed=1)])
-    (row,) = board.rows
-    assert row.cells[0].metrics["top1"] == MetricValue(value=82, low=78, high=87)
+    each = [make("a", 80 + 4 * (seed == 1), seed=seed) for seed in range(3)]
+    (row,) = table(each[:2]).rows
+    half = 12.706204736 * 2  # t(0.975, 1) s / sqrt(2)
+    found = row.cells[0].metrics["top1"]
+    assert (found.value, found.low, found.high) == pytest.approx((82, 82 - math.hypot(2, half), 100))
+    (row_of_three,) = table(each).rows
+    assert row_of_three.cells[0].metrics == together(each, seeds=3).metrics, "as by seeds=3"
     assert row.flags == ("mean of 2 seeds",)
     holed = table([make("a", 80), make("a", None, seed=1)])
     assert value(holed.rows[0], 0, holed.columns) is None

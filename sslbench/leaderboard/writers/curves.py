@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sslbench.errors import ResultError
-from sslbench.leaderboard.board import merge_seeds, table
+from sslbench.leaderboard.board import table
 from sslbench.leaderboard.model import Board, Column
 from sslbench.leaderboard.writers.panels import COLOURS, MARKERS, finish_panel, panels, write_png
 from sslbench.metrics.catalog import find
-from sslbench.results import MetricValue, Result
+from sslbench.results import MetricValue, Result, mean_metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,7 +92,7 @@ def _points(records: Sequence[Result], metric: str, unit: str) -> dict[float, Me
         merged = [
             MetricValue(value=v.get(metric), low=v.get(f"{metric}_low"), high=v.get(f"{metric}_high")) for v in values
         ]
-        point = merge_seeds(merged)
+        point = mean_metric(metric, merged)
         if point.value is not None:
             found[float(match[2])] = point
     return dict(sorted(found.items()))
