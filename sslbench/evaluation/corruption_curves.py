@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from sslbench.errors import ResultError
+from sslbench.paths import not_written
 from sslbench.results import MetricValue, Result, records
 
 CURVES = ".corruptions.png"
@@ -67,4 +68,4 @@ def write_curves(result: Result, out: Path) -> None:
     try:
         records.replace_file(path, picture.getvalue())
     except OSError as error:
-        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
+        raise ResultError(not_written(path, error)) from error

@@ -19,6 +19,7 @@ from sslbench.metrics.catalog import find as find_metric
 from sslbench.metrics.intervals import Interval, Units, over_trainings
 from sslbench.metrics.sample_means import mean_of_rows
 from sslbench.metrics.summary import one_measure, with_intervals
+from sslbench.paths import not_written
 from sslbench.results import MetricValue, Overlaps, Result, as_recorded, records
 
 log = logging.getLogger("sslbench")
@@ -118,7 +119,7 @@ def with_overlaps(
         else:
             file.unlink(missing_ok=True)
     except OSError as error:
-        raise ResultError(f"cannot write {file}: {error.strerror or error}") from error
+        raise ResultError(not_written(file, error)) from error
     exact = sum(one.how == "exact" for one in pairs)
     without, notes = _without(result, scores, {one.test for one in pairs}) if pairs else (None, ())
     overlaps = Overlaps(

@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from sslbench.arrays import IntArray
 from sslbench.errors import ResultError
 from sslbench.metrics.classification import predicted_classes
+from sslbench.paths import not_written
 from sslbench.results import Result, records
 from sslbench.text import csv_text
 
@@ -51,9 +52,10 @@ def write_predicted(result: Result, scores: records.Scores) -> None:
         files = {records.PREDICTIONS_CSV: csv_text(table).encode()}
     try:
         for suffix, content in files.items():
-            records.replace_file(result.file.with_suffix(suffix), content)
+            file = result.file.with_suffix(suffix)
+            records.replace_file(file, content)
     except OSError as error:
-        raise ResultError(f"cannot write beside {result.file}: {error.strerror or error}") from error
+        raise ResultError(not_written(file, error)) from error
 
 
 def _of_single_labels(

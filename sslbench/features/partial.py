@@ -10,7 +10,6 @@ import contextlib
 import errno
 import itertools
 import os
-import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy.typing as npt
 from sslbench.arrays import IntArray
 from sslbench.errors import StoreError
 from sslbench.features.array import UNREADABLE_HEADER
+from sslbench.paths import FULL, not_written
 
 PENDING, DONE, UNREADABLE = 0, 1, 2
 """States of a row."""
@@ -30,7 +30,6 @@ RECORD = np.dtype([("state", "u1"), ("checksum", "<u4")])
 """Record of a row in `.progress`: its state, and the CRC-32 of its bytes once it is done."""
 
 _BLOCK_BYTES = 1 << 24
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PLAIN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -252,13 +251,11 @@ def naming(file: Path, needed: int = 0) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _DISK_FULL:
+        if error.errno not in FULL:
             remedy = "Give a folder of your own with --store." if error.errno in _NOT_ALLOWED else None
-            raise StoreError(f"cannot write {file}: {error.strerror or error}", remedy) from error
-        bytes_needed = f"{needed:,} bytes are needed" if needed else "more bytes are needed"
-        free = shutil.disk_usage(file.parent).free
+            raise StoreError(not_written(file, error), remedy) from error
         raise StoreError(
-            f"not enough disk space for {file}: {bytes_needed}, {free:,} are free ({error.strerror})",
+            not_written(file, error) + (f"; {needed:,} are needed" if needed else ""),
             "Free disk space, or give a folder on another disk with --store. Extracted features are "
             "kept; the same command continues.",
         ) from error

@@ -6,6 +6,7 @@ from pathlib import Path
 from sslbench.data.source import Source
 from sslbench.errors import DataError, StoreError
 from sslbench.features.store import SKIPPED, read_csv, write_skipped
+from sslbench.paths import not_written
 
 
 def note_skipped(folder: Path, parts: Sequence[Source], skipped: Sequence[Mapping[str, str]]) -> None:
@@ -32,7 +33,7 @@ def note_skipped(folder: Path, parts: Sequence[Source], skipped: Sequence[Mappin
         else:
             file.unlink(missing_ok=True)
     except OSError as error:
-        raise StoreError(f"cannot write {file}: {error.strerror or error}") from error
+        raise StoreError(not_written(file, error)) from error
 
 
 def unread_error(source: Source, unread: Sequence[tuple[str, str]]) -> DataError:

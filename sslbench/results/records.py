@@ -423,7 +423,7 @@ def write_picture(result: Result, picture: bytes) -> None:
     try:
         path.write_bytes(picture)
     except OSError as error:
-        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
+        raise ResultError(not_written(path, error)) from error
 
 
 def scores_path(result: Result) -> Path | None:

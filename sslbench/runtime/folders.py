@@ -6,6 +6,7 @@ import urllib.parse
 from pathlib import Path
 
 from sslbench.errors import UsageError
+from sslbench.paths import not_written
 
 
 def is_address(place: str | Path) -> bool:
@@ -95,4 +96,4 @@ def check_writable(folder: Path) -> None:
         probe.touch()
         probe.unlink(missing_ok=True)
     except OSError as error:
-        raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from error
+        raise UsageError(not_written(folder, error)) from error

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from sslbench import paths
 from sslbench.errors import SslbenchError, UsageError, WeightsError
 from sslbench.train.checkpoint_files import CHECKPOINT
 from sslbench.train.checkpoint_files import files as files
@@ -52,7 +53,7 @@ def write(folder: Path, step: int, content: dict[str, Any], *, keep: int) -> Pat
         with new_file(path) as temporary:
             write_torch(temporary, {"format": FORMAT, "version": VERSION, "step": step, **content})
     except (OSError, SslbenchError) as error:
-        message = error.message if isinstance(error, SslbenchError) else f"cannot write {path}: {error}"
+        message = error.message if isinstance(error, SslbenchError) else paths.not_written(path, error)
         raise not_written(folder, message) from error
     _remove_old(folder, keep)
     return path
@@ -100,7 +101,7 @@ def finish_sharded(part: Path, files: Mapping[str, Mapping[str, int]], content: 
         part.rename(path)
         _sync_names(folder)
     except OSError as error:
-        raise SslbenchError(f"cannot write {path}: {error.strerror or error}") from error
+        raise not_written(folder, paths.not_written(path, error)) from error
     _remove_old(folder, keep)
     return path
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from sslbench import locks
 from sslbench.distributed.collectives import from_first
 from sslbench.errors import UsageError
-from sslbench.paths import naming
+from sslbench.paths import naming, not_written
 
 NAME = "lock"
 """Lock file; it remains in the folder and names the last owner of the lock."""
@@ -50,7 +50,7 @@ def _locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from error
+        raise UsageError(not_written(path, error)) from error
     with os.fdopen(handle, "r+", encoding="utf-8", errors="replace") as file:
         deadline = time.monotonic() + REQUEUE_SECONDS
         while True:

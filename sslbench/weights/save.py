@@ -1,9 +1,7 @@
 """sslbench's own weights file: one backbone under canonical names, with its architecture and provenance."""
 
 import contextlib
-import errno
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
@@ -12,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sslbench.errors import SslbenchError, UsageError, WeightsError
-from sslbench.paths import temporary_beside
+from sslbench.paths import FULL, not_written, temporary_beside
 from sslbench.text import without_secrets
 from sslbench.weights.target import check_target
 
@@ -135,16 +133,12 @@ def new_file(path: Path) -> Iterator[Path]:
             finally:
                 written = temporary.stat().st_size if temporary.exists() else 0
     except OSError as error:
-        if error.errno not in _FULL:
-            raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
-        free = shutil.disk_usage(path.parent).free
+        if error.errno not in FULL:
+            raise UsageError(not_written(path, error)) from error
         raise SslbenchError(
-            f"cannot write {path}: {error.strerror}, after {written:,} bytes",
-            f"{free:,} bytes are free in {path.parent}: free some, or write elsewhere. Nothing incomplete is left.",
+            not_written(path, error),
+            f"Free some, or write elsewhere. Nothing is left of the {written:,} bytes that were written.",
         ) from error
-
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _plain(value: Any, where: str) -> Any:

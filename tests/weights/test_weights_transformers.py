@@ -25,6 +25,14 @@ VIT |= {"image_size": 32, "patch_size": 8}
 ROTARY = {**VIT, "hidden_size": 48, "num_register_tokens": 3}  # heads of 16 dimensions
 GATED = {"use_gated_mlp": True, "hidden_act": "silu", "query_bias": False, "value_bias": False}
 CNN = {"hidden_sizes": [8, 12, 16, 20], "depths": [1, 2, 1, 1], "image_size": 32}
+RESNET = {"embedding_size": 8, "hidden_sizes": [32, 64, 128, 256], "depths": [1, 2, 1, 1]}
+RELATIVE = {"use_relative_position_bias": True}
+SHARED = {
+    "use_shared_relative_position_bias": True,
+    "use_absolute_position_embeddings": True,
+    "use_mean_pooling": False,
+}
+SWIN = {"image_size": 32, "patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
 TEXT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "vocab_size": 9}
 NAFLEX = {key: value for key, value in VIT.items() if key != "image_size"} | {"num_patches": 16}
 
@@ -43,6 +51,14 @@ def pooled(model, x):
 
 def class_token(model, x):
     return model(x).last_hidden_state[:, 0]
+
+
+def class_and_distilled(model, x):
+    return model(x).last_hidden_state[:, :2].mean(1)  # as timm has it
+
+
+def unshuffled(model, x):
+    return model(x, noise=torch.arange(16.0).expand(len(x), 16)).last_hidden_state[:, 0]
 
 
 def mean(model, x):
@@ -98,6 +114,29 @@ MODELS = {
     "aimv2": ("Aimv2VisionModel", "Aimv2VisionConfig", VIT, mean, "huggingface_aimv2", "huggingface_aimv2"),
     "ijepa": ("IJepaModel", "IJepaConfig", VIT, mean, "huggingface_vit", "transformers5_vit"),
     "vjepa2": ("VJEPA2Model", "VJEPA2Config", VIDEO, encoded_image, "huggingface_vjepa2", "huggingface_vjepa2"),
+    "deit": ("DeiTModel", "DeiTConfig", VIT, class_and_distilled, "huggingface_vit", "transformers5_vit"),
+    "vit_mae": (
+        "ViTMAEModel",
+        "ViTMAEConfig",
+        VIT | {"mask_ratio": 0.0},
+        unshuffled,
+        "huggingface_vit",
+        "transformers5_vit",
+    ),
+    "vit_msn": ("ViTMSNModel", "ViTMSNConfig", VIT, class_token, "huggingface_vit", "transformers5_vit"),
+    "resnet": ("ResNetModel", "ResNetConfig", RESNET, pooled, "huggingface_resnet", "huggingface_resnet"),
+    "beit": ("BeitModel", "BeitConfig", VIT | RELATIVE, pooled, "huggingface_beit", "transformers5_beit"),
+    "beit_shared": ("BeitModel", "BeitConfig", VIT | SHARED, class_token, "huggingface_beit", "transformers5_beit"),
+    "data2vec": (
+        "Data2VecVisionModel",
+        "Data2VecVisionConfig",
+        VIT | RELATIVE | {"use_mean_pooling": False},
+        class_token,
+        "huggingface_beit",
+        "huggingface_beit",
+    ),
+    "swin": ("SwinModel", "SwinConfig", SWIN, pooled, "huggingface_swin", "transformers5_swin"),
+    "swinv2": ("Swinv2Model", "Swinv2Config", SWIN, pooled, "huggingface_swinv2", "huggingface_swinv2"),
     "vit": ("ViTModel", "ViTConfig", VIT, class_token, "huggingface_vit", "transformers5_vit"),
     "dinov2": (
         "Dinov2WithRegistersModel",

@@ -244,7 +244,10 @@ def check_config(vit: ViT, shapes: Shapes, config: ModelConfig, weights: str) ->
         "use_relative_position_bias": f"{first}relative_position_bias_table" in shapes,
         "use_shared_relative_position_bias": "rel_pos_bias.relative_position_bias_table" in shapes,
         "use_mean_pooling": vit.pooled_norm,
+        "num_attention_heads": (_any(shapes, "relative_position_bias_table") or (0, config.heads))[1],
     }
+    if config.fields.get("architectures") == ["BeitForMaskedImageModeling"]:
+        del shown["use_mean_pooling"]  # it has its norm beside the encoder
     config.compare(shown, weights, vit.name)
     fixed = {"pool_type": "tok", "final_ln_after_pool": False}  # of open_clip
     if vit.activation and (gate := _FIXED_ACTIVATIONS.get(vit.family)):

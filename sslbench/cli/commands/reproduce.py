@@ -20,6 +20,7 @@ from sslbench.cli.launch import without_option
 from sslbench.cli.options import LocalPath
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, ResultError, UsageError
+from sslbench.paths import not_written
 from sslbench.text import HIDDEN
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _folders(out: Path | None) -> Iterator[tuple[Path, Path]]:
             try:
                 shutil.copytree(results, out, dirs_exist_ok=True)
             except OSError as error:
-                raise ResultError(f"cannot write the new record to {out}: {error}") from error
+                raise ResultError(not_written(out, error)) from error
 
 
 def _temporary_root() -> Path:

@@ -18,6 +18,7 @@ from sslbench.errors import ResultError, SslbenchError, UsageError
 from sslbench.metrics.detection.keypoints import labelled
 from sslbench.metrics.detection.masks import text
 from sslbench.metrics.detection.matches import corner_and_size
+from sslbench.paths import not_written
 
 TRAIN, TEST = "sslbench_train", "sslbench_test"
 """Names of the registered data; their suffix differs from Detectron2's own (coco_2017_train)."""
@@ -232,4 +233,4 @@ def write_truth(source: ObjectSource, path: Path, *, masks: bool, keypoints: boo
     try:
         path.write_text(json.dumps(content), encoding="utf-8")
     except OSError as error:
-        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
+        raise ResultError(not_written(path, error)) from error

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from sslbench.errors import ResultError
+from sslbench.paths import not_written
 from sslbench.results.records import replace_file
 
 if TYPE_CHECKING:
@@ -51,4 +52,4 @@ def write_png(figure: "Figure", path: Path) -> None:
     try:
         replace_file(path, save)
     except OSError as error:
-        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
+        raise ResultError(not_written(path, error)) from error

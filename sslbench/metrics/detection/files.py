@@ -21,7 +21,7 @@ from sslbench.metrics.detection.federated import FREQUENCIES, Federated
 from sslbench.metrics.detection.keypoints import Skeleton
 from sslbench.metrics.detection.masks import text
 from sslbench.metrics.detection.matches import Detections, Truth, corner_and_size
-from sslbench.paths import temporary_beside
+from sslbench.paths import not_written, temporary_beside
 
 
 def write_results(
@@ -59,7 +59,7 @@ def write_results(
             temporary.write_text(json.dumps(rows, allow_nan=False), encoding="utf-8")
             temporary.replace(path)
     except OSError as error:
-        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
+        raise ResultError(not_written(path, error)) from error
 
 
 def read_results(
@@ -171,7 +171,7 @@ def write_objects(path: Path, objects: TestObjects) -> None:
                 np.savez_compressed(file, **arrays)
             temporary.replace(path)
     except OSError as error:
-        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
+        raise ResultError(not_written(path, error)) from error
 
 
 def _federated(arrays: np.lib.npyio.NpzFile) -> Federated:

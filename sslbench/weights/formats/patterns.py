@@ -1,10 +1,14 @@
-"""Key patterns: full keys with named holes. `{i}` matches one dotted segment or part of it, `{rest*}` one or more."""
+"""Key patterns: full keys with named holes.
+
+`{i}` matches one dotted segment or part of it, `{rest*}` one or more, `{i+1}` a number that is one more than `{i}` on
+the other side of a rule, for formats that count from one.
+"""
 
 import dataclasses
 import functools
 import re
 
-_HOLE = re.compile(r"\{([a-z][a-z0-9_]*)(\*?)\}")
+_HOLE = re.compile(r"\{([a-z][a-z0-9_]*)(\*|\+1|)\}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,12 +19,14 @@ class Pattern:
         text: pattern as written.
         holes: names of the holes in order, with `*` for those that may contain dots.
         expression: equivalent regular expression.
+        counted: names of the holes whose number is one more than on the other side.
         start: literal text before the first hole; comparing it first is faster than the expression.
     """
 
     text: str
     holes: tuple[str, ...]
     expression: re.Pattern[str]
+    counted: frozenset[str]
     start: str
 
     def match(self, key: str) -> dict[str, str] | None:
@@ -28,11 +34,13 @@ class Pattern:
         if not key.startswith(self.start):
             return None
         found = self.expression.fullmatch(key)
-        return found.groupdict() if found else None
+        if found is None:
+            return None
+        return {name: _moved(text, -1) if name in self.counted else text for name, text in found.groupdict().items()}
 
     def fill(self, values: dict[str, str]) -> str:
         """Return the key with `values` in the holes."""
-        return _HOLE.sub(lambda hole: values[hole[1]], self.text)
+        return _HOLE.sub(lambda hole: _moved(values[hole[1]], 1) if hole[2] == "+1" else values[hole[1]], self.text)
 
     def shape(self) -> str:
         """Return the pattern without the names of its holes; patterns of equal shape match the same keys."""
@@ -41,6 +49,11 @@ class Pattern:
     def summary(self) -> str:
         """Return the pattern as shown in reports: 'fc.*' for `fc.{rest*}`."""
         return _HOLE.sub("*", self.text)
+
+
+def _moved(number: str, by: int) -> str:
+    """Return a number plus 1 or -1; other text as it is, which the rule then does not give back."""
+    return str(int(number) + by) if number.isdecimal() else number
 
 
 @functools.cache
@@ -67,11 +80,13 @@ def parse(text: str) -> Pattern:
         raise ValueError(f"'{text}' has more than one hole with a *")
     for hole in holes:
         before, after = text[: hole.start()], text[hole.end() :]
-        if hole[2] and not ((before == "" or before[-1] == ".") and (after == "" or after[0] == ".")):
+        if hole[2] == "*" and not ((before == "" or before[-1] == ".") and (after == "" or after[0] == ".")):
             raise ValueError(f"'{text}': a hole with a * stands for whole dotted segments")
     parts = [re.escape(part) for part in literal.split("\0")]
     expression = parts[0]
     for hole, part in zip(holes, parts[1:], strict=True):
-        inside = r"[^.]+(?:\.[^.]+)*" if hole[2] else r"[^.]+"
+        inside = {"*": r"[^.]+(?:\.[^.]+)*", "+1": r"[1-9]\d*", "": r"[^.]+"}[hole[2]]
         expression += f"(?P<{hole[1]}>{inside})" + part
-    return Pattern(text, tuple(hole[1] + hole[2] for hole in holes), re.compile(expression), literal.split("\0")[0])
+    counted = frozenset(hole[1] for hole in holes if hole[2] == "+1")
+    names = [hole[1] + hole[2].removesuffix("+1") for hole in holes]
+    return Pattern(text, tuple(names), re.compile(expression), counted, literal.split("\0")[0])
