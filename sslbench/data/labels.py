@@ -1,5 +1,6 @@
 """Conversion of the text in folders, tables and manifests to `Labels`."""
 
+import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
@@ -35,17 +36,23 @@ def single_labels(names: Sequence[str], classes: Sequence[str] | None = None) ->
     """Return labels with one class per sample.
 
     Args:
-        names: the class name of each sample.
+        names: the class name of each sample; accents as characters of their own (NFD, macOS) make no other class.
         classes: the classes in the source's own order; by default those that occur, sorted by name.
 
     >>> labels = single_labels(["dog", "cat", "dog"])
     >>> labels.classes, labels.values
     (('cat', 'dog'), array([1, 0, 1]))
     """
-    ordered = tuple(sorted(set(names)) if classes is None else classes)
+    composed = {name: unicodedata.normalize("NFC", name) for name in {*names, *(classes or ())}}
+    ordered = tuple(
+        sorted({composed[n] for n in names}) if classes is None else dict.fromkeys(composed[n] for n in classes)
+    )
     number = {name: i for i, name in enumerate(ordered)}
+    of_name = {name: number[text] for name, text in composed.items()}
     return Labels(
-        "single", ordered, np.fromiter((number[name] for name in names), dtype=LABELS["single"].dtype, count=len(names))
+        "single",
+        ordered,
+        np.fromiter((of_name[name] for name in names), dtype=LABELS["single"].dtype, count=len(names)),
     )
 
 
@@ -91,12 +98,15 @@ def multi_labels(
         classes: the classes in the source's own order; by default those that occur, sorted by name.
     """
     hidden = ignored if ignored is not None else [()] * len(present)
-    ordered = tuple(sorted({c for row in (*present, *hidden) for c in row}) if classes is None else classes)
+    composed = {
+        c: unicodedata.normalize("NFC", c) for c in {*(classes or ()), *(c for r in (*present, *hidden) for c in r)}
+    }
+    ordered = tuple(sorted(set(composed.values())) if classes is None else dict.fromkeys(composed[c] for c in classes))
     number = {name: i for i, name in enumerate(ordered)}
     values: npt.NDArray[np.int8] = np.zeros((len(present), len(ordered)), dtype=np.int8)
     for row, (names, ignore) in enumerate(zip(present, hidden, strict=True)):
-        values[row, [number[name] for name in ignore]] = -1
-        values[row, [number[name] for name in names]] = 1
+        values[row, [number[composed[name]] for name in ignore]] = -1
+        values[row, [number[composed[name]] for name in names]] = 1
     return Labels("multi", ordered, values)
 
 

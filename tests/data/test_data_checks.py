@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from sslbench.data.checks.parts import check_parts, open_parts
 from sslbench.data.checks.samples import check, raise_on_errors
+from sslbench.data.decode.reading import DEFAULT
 from sslbench.data.images import Arrays
 from sslbench.data.labels import multi_labels, no_labels, single_labels
 from sslbench.data.source import Labels, Source
@@ -185,3 +188,39 @@ def test_the_same_folder_given_twice_is_an_error(tmp_path, class_folders):
 def test_errors_come_first():
     findings = check(source(single("aabb"), pictures=[1, 1, 2, 3]), held(single("abd")))
     assert [finding.level for finding in findings] == ["error", "note"]
+
+
+@pytest.mark.parametrize(
+    ("channels", "level", "words"),
+    [
+        ((3, 3, 3, 3), "warning", None),
+        ((4, 4, 4, 4), "warning", "has 4 channels: networks of 3 channels refuse it. Give one of 4"),
+        ((2, 2, 2, 2), "warning", "?channels=1 behind the location"),
+        ((3, 4, 3, 4), "error", "images of different numbers of channels"),
+    ],
+)
+def test_channels_of_images_are_told(tmp_path, channels, level, words):
+    for i, number in enumerate(channels):
+        (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
+        np.save(tmp_path / "ab"[i % 2] / f"{i}.npy", np.full((4, 4, number), i, np.uint8))
+    messages = [
+        message
+        for message in of(findings_of(tmp_path), level)
+        if "of 3 channels" in message or "of channels" in message
+    ]
+    assert any(words in message for message in messages) if words else not messages
+
+
+def test_conversions_of_images_are_told(tmp_path):
+    for i in range(4):
+        (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
+        Image.fromarray(np.full((4, 4), i, np.uint8)).convert("P").save(
+            tmp_path / "ab"[i % 2] / f"{i}.png", transparency=1
+        )
+    notes = of(findings_of(tmp_path), "note")
+    assert any("2 images of 2: palette to RGB" in note for note in notes)
+
+
+def findings_of(folder):
+    opened = open_parts(str(folder), None, seed=0, test_fraction=0.5)
+    return check_parts(opened, copies=False, decode=None, workers=0, reading=DEFAULT).findings

@@ -2,6 +2,7 @@
 
 import json
 import tarfile
+import unicodedata
 import zipfile
 
 import numpy as np
@@ -11,6 +12,7 @@ from helpers.containers import add_to_tar, hf_table, pictures, png
 from sslbench.data.checks.samples import check
 from sslbench.data.containers.exports import _EXPORTS, export_of
 from sslbench.data.containers.text import read_text
+from sslbench.data.labels import multi_labels
 from sslbench.data.open import open_data, open_label_maps, open_objects
 from sslbench.data.splits import label_problems
 from sslbench.errors import DataError, UsageError
@@ -412,6 +414,24 @@ def test_a_single_folder_of_a_usual_name_is_no_class(tmp_path):
         (tmp_path / str(number) / name / "0.png").write_bytes(png(0))
         labels = open_data(str(tmp_path / str(number)))["all"].labels
         assert labels.labelled == (name == "cats")
+    for name in ("cat", "dog"):
+        (tmp_path / "0" / "images" / name).mkdir()
+        (tmp_path / "0" / "images" / name / "1.png").write_bytes(png(1))
+    (tmp_path / "0" / "images" / "0.png").unlink()
+    nested = open_data(str(tmp_path / "0"))["all"]
+    assert nested.labels.classes == ("cat", "dog") and nested.ids == ("images/cat/1.png", "images/dog/1.png")
+    assert any("all images lie in images/, whose folders are taken as the classes" in note for note in nested.notes)
+
+
+def test_accents_as_characters_of_their_own_make_no_other_class(tmp_path):
+    name = "H\u00fcndchen"
+    for split, form in (("train", "NFC"), ("test", "NFD")):
+        folder = tmp_path / split / unicodedata.normalize(form, name)
+        folder.mkdir(parents=True)
+        (folder / "0.png").write_bytes(png(0))
+    assert {source.labels.classes for source in open_data(str(tmp_path)).values()} == {(name,)}
+    decomposed = unicodedata.normalize("NFD", name)
+    assert multi_labels([[name], [decomposed]], [[decomposed], []]).values.tolist() == [[1], [1]]
 
 
 def test_a_manifest_in_the_folder_is_named(tmp_path):

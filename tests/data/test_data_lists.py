@@ -1,12 +1,13 @@
 """Tables without a header: paths in a .txt, records and mappings in JSON."""
 
+import base64
 import json
 
 import pytest
 from helpers.containers import png
 
 from sslbench.data.open import open_data
-from sslbench.errors import DataError
+from sslbench.errors import DataError, UsageError
 
 
 @pytest.fixture
@@ -63,3 +64,68 @@ def test_lists_that_cannot_be_used_say_where(listed):
     ):
         with pytest.raises(DataError, match=message):
             open_data(listed(name, content))
+
+
+def test_keys_of_nested_records_are_columns(listed):
+    for name, content in (
+        ("t.jsonl", '{"image": {"path": "a.png"}, "label": "cat"}\n{"image": {"path": "b.png"}, "label": "dog"}\n'),
+        ("t.json", [{"image": {"bytes": None, "path": p}, "label": {"name": k}} for p, k in ROWS]),
+        ("t.json", [{"x": {"src": p}, "annotation": {"label": k}} for p, k in ROWS]),
+        ("t.json", {p: {"label": k} for p, k in ROWS}),
+        ("t.json", [{"images": [p], "label": k} for p, k in ROWS]),
+    ):
+        label = "label.name" if "bytes" in str(content) else None
+        found = open_data(listed(name, content), label_column=label)["all"]
+        assert labelled(found) == {"a.png": "cat", "b.png": "dog"}
+
+
+ROWS = (("a.png", "cat"), ("b.png", "dog"))
+
+
+def test_images_in_base64_are_told(listed):
+    text = base64.b64encode(png(0)).decode()
+    for image in (text, f"data:image/png;base64,{text}", {"bytes": text, "path": "x.png"}):
+        with pytest.raises(UsageError, match=r"the column 'image(\.bytes)?' holds images in base64, not paths"):
+            open_data(listed("t.json", [{"image": image, "label": "cat"}]))
+
+
+def test_texts_of_missing_values_are_classes_with_a_note_and_empty_cells_are_none(listed):
+    for text in ("NA", "nan", "None", "null"):
+        source = open_data(listed("t.csv", f"path,label\na.png,{text}\nb.png,dog\n"))["all"]
+        assert labelled(source)["a.png"] == text
+        assert any(f"'{text}' is the class of 1 row" in note for note in source.notes)
+    for name, content in (
+        ("t.csv", "path,label\na.png,\nb.png,dog\n"),
+        ("t.json", '[{"path": "a.png", "label": NaN}, {"path": "b.png", "label": "dog"}]'),
+        ("t.json", '[{"path": "a.png", "label": null}, {"path": "b.png", "label": "dog"}]'),
+    ):
+        with pytest.raises(DataError, match=r"is empty in (line 2|entry 1)"):
+            open_data(listed(name, content))
+
+
+def test_headers_that_do_not_fit_say_how_to_write_them(listed):
+    for content, remedy in (
+        ("# mine\npath,label\na.png,cat\n", "should name the columns"),
+        ("path,label\na.png,cat, large\n", "Quote cells that hold a separator"),
+    ):
+        with pytest.raises(DataError, match="but the header '") as error:
+            open_data(listed("t.csv", content))
+        assert remedy in error.value.remedy
+
+
+def test_entries_that_occur_twice_in_a_manifest_have_its_remedy(listed):
+    content = {"images": [{"id": 1, "file_name": "a.png"}, {"id": 2, "file_name": "b.png"}], "annotations": []}
+    content["categories"] = [{"id": 1, "name": "cat"}]
+    content["annotations"] = [{"id": 1, "image_id": 1, "category_id": 1}]
+    for table, entry, words in (
+        ("images", {"id": 3, "file_name": "a.png"}, "in a manifest annotations"),
+        ("images", {"id": 1, "file_name": "a.png"}, "an id of its own"),
+        ("annotations", {"id": 1, "image_id": 2, "category_id": 1}, "an id of its own"),
+        ("categories", {"id": 2, "name": "cat"}, "give the annotations of the others its id"),
+    ):
+        with pytest.raises(DataError, match=r"twice|more than once") as error:
+            open_data(listed("m.json", {**content, table: [*content[table], entry]}))
+        assert words in error.value.remedy
+    with pytest.raises(DataError, match="no list 'images'") as error:
+        open_data(listed("m.json", {"path": {"0": "a.png"}, "label": {"0": "cat"}}))
+    assert "A table is a list of records" in error.value.remedy

@@ -17,7 +17,10 @@ from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest, train_test
 from sslbench.data.splits.objects import TrainTestObjects, split_objects
+from sslbench.data.wording import counted, some
 from sslbench.labels import LABELS
+
+_RGB = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,9 +145,10 @@ def check_parts(
     for part, boxes in zip((both.train, both.test), with_boxes, strict=True):
         rows = spread(len(part), decode)
         if boxes is None:
-            scanned = list(loader.scan(part, rows, workers, reading=reading))
-            bad, broken = [(path, reason) for _, path, reason in scanned], {index for index, _, _ in scanned}
+            found = loader.survey(part, rows, workers, reading=reading)
+            bad, broken = [(path, why) for _, path, why in found.unreadable], {i for i, _, _ in found.unreadable}
             findings += [Finding("error", f"{path}: {reason}") for path, reason in bad]
+            findings += _pictures(part, found)
         else:
             problems = unusable_objects(dataclasses.replace(boxes, reading=reading), rows, workers)
             bad, broken = [(part.images.path(index), line) for index, line in problems], {i for i, _ in problems}
@@ -161,6 +165,29 @@ def check_parts(
         for name, part, tally in zip(("train", "test"), (both.train, both.test), tallies, strict=True)
     }
     return CheckedParts(opened, tuple(by_level(findings)), named, tried, decoded, tuple(unreadable), copies, reading)
+
+
+def _pictures(part: Source, found: loader.Survey) -> list[Finding]:
+    """Return findings about channels and conversions of decoded images."""
+    total = sum(map(len, found.channels.values()))
+    findings = [
+        Finding("note", f"{part.name}: {counted(n, 'image')} of {total:,}: {conversion}")
+        for conversion, n in sorted(found.conversions.items())
+    ]
+    listed = some([f"{part.images.path(rows[0])} has {number}" for number, rows in found.channels.items()])
+    if len(found.channels) > 1:
+        findings.append(Finding("error", f"{part.name}: images of different numbers of channels: {listed}"))
+    elif set(found.channels) - {_RGB}:
+        (number,) = found.channels
+        which = "|".join(str(i + 1) for i in range(_RGB if number > _RGB else 1))
+        findings.append(
+            Finding(
+                "warning",
+                f"{listed} channels: networks of 3 channels refuse it. Give one of {number}, such as --backbone "
+                f"resnet50,in_chans={number}, or take some of them by ?channels={which} behind the location",
+            )
+        )
+    return findings
 
 
 def _counts(part: Source) -> list[int]:

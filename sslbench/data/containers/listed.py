@@ -360,7 +360,7 @@ def _refuse_twice(spec: str, names: Sequence[str], ids: Sequence[str], option: s
     twice = sorted(set(again))
     raise DataError(
         f"{spec} lists {counted(len(twice), 'image')} more than once: {some(twice)}",
-        "Keep one entry per image; several labels of one image go into one cell: cat;dog",
+        "Keep one entry per image, with all its labels: in a table one cell (cat;dog), in a manifest annotations.",
     )
 
 

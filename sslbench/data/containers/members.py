@@ -68,7 +68,10 @@ def by_folders(spec: str, names: Sequence[str], images: Images, notes: Sequence[
         DataError: the archive has no image, or a name occurs twice.
     """
     if not names:
-        raise DataError(f"{spec} has no image", f"Image files end in {', '.join(sorted(SUFFIXES)[:8])} or similar.")
+        others = "".join(f"; {note.removeprefix(f'{spec}: ')}" for note in notes)
+        raise DataError(
+            f"{spec} has no image{others}", f"Image files end in {', '.join(sorted(SUFFIXES)[:8])} or similar."
+        )
     tree = _splits(spec, *_without_root(spec, names))
     sources = {}
     for split, members in tree.splits.items():

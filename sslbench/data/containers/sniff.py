@@ -76,6 +76,12 @@ def has_base64_rows(spec: str) -> bool:
     return any(base64_cell(line.rstrip(b"\r").split(b"\t")) is not None for line in lines)
 
 
+def is_base64_image(text: str) -> bool:
+    """Return whether a text is an image in base64, plain or as a data URL."""
+    cell = text[:4096].partition("base64,")[2] if text.startswith("data:image") else text[:4096]
+    return cell.isascii() and _begins_like_image(cell.encode())
+
+
 def _begins_like_image(cell: bytes) -> bool:
     if len(cell) < _SHORTEST_IMAGE or not _BASE64.fullmatch(cell):
         return False

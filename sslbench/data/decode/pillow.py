@@ -1,6 +1,7 @@
 """Decoding through Pillow: complete pictures or a reason, no warnings."""
 
 import io
+import logging
 import struct
 import warnings
 from collections.abc import Iterator
@@ -41,6 +42,8 @@ _METADATA_ERRORS = (
     struct.error,
 )
 _SIGNATURES = {b"\xff\xd8": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
+
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # its errors are raised, too
 
 
 @contextmanager

@@ -55,12 +55,15 @@ def open(spec: str, *, together: bool = False) -> dict[str, Source]:
 
 
 class _Listing(TypedDict):
-    """Images of one split, as plain values that processes share."""
+    """Images of one split, as plain values that processes share.
+
+    The classes are the folders at `level` of the paths, from 0; None: there are none.
+    """
 
     name: str
     root: str
     images: list[str]
-    in_classes: bool
+    level: int | None
     notes: list[str]
 
 
@@ -198,28 +201,33 @@ def _list_split(root: Path, name: str, notes: tuple[str, ...]) -> _Listing:
             f"Image files end in {', '.join(sorted(SUFFIXES)[:8])} or similar; a table (.csv) can list others.",
         )
     in_classes = [image for image in found.images if "/" in image]
-    if len(set(map(_class_of, in_classes))) == 1 and len(in_classes) == len(found.images):
-        flat = all(image.count("/") == 1 for image in in_classes)
-        if (flat and names_no_class(_class_of(in_classes[0]))) or _export_beside(root, found) is not None:
-            in_classes = []  # images/ is no class
-    images = sorted(in_classes or found.images, key=printable)
-    classes = tuple(sorted({_class_of(image) for image in in_classes}))
-    about = [*notes, *_notes(root, found, classes)]
-    return {"name": name, "root": str(root), "images": images, "in_classes": bool(in_classes), "notes": about}
+    level: int | None = 0 if in_classes else None
+    tops = {_class_of(image, 0) for image in in_classes}
+    if len(tops) == 1 and len(in_classes) == len(found.images):
+        depth = min(image.count("/") for image in in_classes)
+        if _export_beside(root, found) is not None or (names_no_class(*tops) and depth == 1):
+            level = None
+        elif names_no_class(*tops):
+            level = 1
+    images = sorted(found.images if level is None else in_classes, key=printable)
+    classes = () if level is None else tuple(sorted({_class_of(image, level) for image in images}))
+    about = [*notes, *_notes(root, found, classes, level or 0)]
+    return {"name": name, "root": str(root), "images": images, "level": level, "notes": about}
 
 
-def _class_of(image: str) -> str:
-    return printable(image.partition("/")[0])
+def _class_of(image: str, level: int) -> str:
+    return printable(image.split("/")[level])
 
 
 def _source(listing: _Listing) -> Source:
     images = tuple(listing["images"])
-    labels = single_labels(list(map(_class_of, images))) if listing["in_classes"] else no_labels(len(images))
+    level = listing["level"]
+    labels = no_labels(len(images)) if level is None else single_labels([_class_of(image, level) for image in images])
     ids = tuple(map(printable, images))
     return Source(listing["name"], ids, labels, Files(images, listing["root"]), tuple(listing["notes"]))
 
 
-def _notes(root: Path, found: _FolderContent, classes: tuple[str, ...]) -> list[str]:
+def _notes(root: Path, found: _FolderContent, classes: tuple[str, ...], level: int) -> list[str]:
     where = f"{root}/"
     notes = []
     if found.hidden:
@@ -240,7 +248,11 @@ def _notes(root: Path, found: _FolderContent, classes: tuple[str, ...]) -> list[
     loose = sorted(image for image in found.images if "/" not in image)
     if loose:
         notes.append(f"{where}: {counted(len(loose), 'image')} outside the class folders left out: {some(loose)}")
-    folders = [e.name for e in root.iterdir() if e.is_dir() and not is_clutter(e.name)]
+    around = root
+    if level:
+        around = root / found.images[0].partition("/")[0]
+        notes.append(f"{where}: all images lie in {around.name}/, whose folders are taken as the classes")
+    folders = [e.name for e in around.iterdir() if e.is_dir() and not is_clutter(e.name)]
     empty = sorted(set(map(printable, folders)) - set(classes) - set(found.loops))
     if empty:
         notes.append(f"{where}: class folders without images, not counted as classes: {some(empty)}")

@@ -115,19 +115,65 @@ def scan(
         preprocessing: of the backbone, whose decoder, channels and limits apply. None: any number of channels.
         reading: start method of the workers; without a preprocessing also the decoder and its limit.
     """
+    return list(survey(source, indices, workers, progress, preprocessing=preprocessing, reading=reading).unreadable)
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """Result of decoding pictures of a source.
+
+    Attributes:
+        unreadable: pictures that cannot be read, in the requested order.
+        conversions: number of the others by conversion.
+        channels: channels -> positions of the others, in the requested order.
+    """
+
+    unreadable: tuple[Unreadable, ...]
+    conversions: Counter[str]
+    channels: dict[int, list[int]]
+
+
+def survey(
+    source: Source,
+    indices: npt.NDArray[np.int64],
+    workers: int,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    preprocessing: Preprocessing | None = None,
+    reading: Reading = DEFAULT,
+) -> Survey:
+    """Decode every picture and return the unreadable ones, with channels and conversions of the others.
+
+    Args:
+        source: as for `scan`, and so are the others.
+        indices: (n,) distinct positions in the source.
+        workers: as in `batches`.
+        progress: called with (samples done, total).
+        preprocessing: of the backbone; None: any number of channels.
+        reading: as for `scan`.
+    """
     chunks = _chunks(source, by_shard(source.images, indices), _SCAN_CHUNK)
-    found: list[Unreadable] = []
+    unreadable: list[Unreadable] = []
+    conversions: Counter[str] = Counter()
+    channels: dict[int, list[int]] = {}
     done = 0
     items = run(
-        _UnreadableDataset(source.images, chunks, preprocessing, reading), workers, start_method=reading.start_method
+        _SurveyDataset(source.images, chunks, preprocessing, reading), workers, start_method=reading.start_method
     )
-    for chunk, unreadable in zip(chunks, items, strict=True):
-        found.extend(unreadable)
+    for chunk, part in zip(chunks, items, strict=True):
+        unreadable.extend(part.unreadable)
+        conversions += part.conversions
+        for number, rows in part.channels.items():
+            channels.setdefault(number, []).extend(rows)
         done += len(chunk)
         if progress is not None:
             progress(done, len(indices))
-    asked = {index: i for i, index in enumerate(indices.tolist())} if found else {}
-    return sorted(found, key=lambda missing: asked[missing[0]])
+    asked = {index: i for i, index in enumerate(indices.tolist())}
+    return Survey(
+        tuple(sorted(unreadable, key=lambda missing: asked[missing[0]])),
+        conversions,
+        {number: sorted(rows, key=asked.__getitem__) for number, rows in sorted(channels.items())},
+    )
 
 
 def _chunks(source: Source, indices: npt.NDArray[np.int64], size: int) -> list[npt.NDArray[np.int64]]:
@@ -206,8 +252,8 @@ def _stack(pictures: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack([picture.permute(1, 2, 0) for picture in pictures]).permute(0, 3, 1, 2)
 
 
-class _UnreadableDataset(Dataset[list[Unreadable] | SslbenchError]):
-    """Dataset of the unreadable pictures of each chunk."""
+class _SurveyDataset(Dataset[Survey | SslbenchError]):
+    """Dataset of the surveys of each chunk."""
 
     def __init__(
         self,
@@ -222,17 +268,23 @@ class _UnreadableDataset(Dataset[list[Unreadable] | SslbenchError]):
     def __len__(self) -> int:
         return len(self.chunks)
 
-    def __getitem__(self, item: int) -> list[Unreadable] | SslbenchError:
-        found: list[Unreadable] = []
+    def __getitem__(self, item: int) -> Survey | SslbenchError:
+        unreadable: list[Unreadable] = []
+        conversions: Counter[str] = Counter()
+        channels: dict[int, list[int]] = {}
         try:
             for index in self.chunks[item].tolist():
                 try:
-                    self._check_resize(self._read(index), index)
+                    decoded = self._read(index)
+                    self._check_resize(decoded, index)
                 except UnreadableImage as error:
-                    found.append((index, error.path, error.reason))
+                    unreadable.append((index, error.path, error.reason))
+                    continue
+                conversions.update(decoded.conversions)
+                channels.setdefault(decoded.image.shape[0], []).append(index)
         except SslbenchError as error:
             return error
-        return found
+        return Survey(tuple(unreadable), conversions, channels)
 
     def _decoder(self, channels: int) -> PictureDecoder:
         wanted = Wanted(channels, deep=True, max_pixels=self.reading.max_pixels)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import re
+import unicodedata
 import zipfile
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,13 @@ GROUPED_KEY, CHANNELS_KEY = "grouped_by", "channels"
 """Keys of that entry: the attribute whose images belong together, and the channels that were chosen."""
 _WHOLE = re.compile(r"0|-?[1-9]\d{0,17}")
 """Text of a number, which is not another one's: '007' is a name."""
+_TWICE = {
+    ("images", "id"): "Keep one entry per image, and give every image an id of its own, which its annotations name.",
+    ("annotations", "id"): "Keep one entry per annotation, and give every annotation an id of its own.",
+    ("categories", "id"): "Keep one entry per category, and give every category an id of its own.",
+    ("categories", "name"): "Keep one of them, and give the annotations of the others its id.",
+}
+"""Remedies."""
 Rows = dict[str, list[dict[str, Any]]]
 """Table -> its rows, as they stand in the manifest."""
 
@@ -157,7 +165,9 @@ def _entries(spec: str) -> Iterator[tuple[str, Any, bool]]:
 def _no_manifest(spec: str, found: str) -> DataError:
     return DataError(
         f"{spec} is not a COCO manifest: it has no list 'images', it is {found}",
-        "A manifest is a mapping with the lists images, annotations and categories.",
+        "A manifest is a mapping with the lists images, annotations and categories. A table is a list of records "
+        '[{"path": "a.jpg", "label": "cat"}, ...] (of pandas: df.to_json(FILE, orient="records")), or maps each image '
+        "to its label.",
     )
 
 
@@ -258,7 +268,8 @@ class _Collector:
                 raise DataError(f"{self.spec}: an entry of '{table}' has no 'name': {one_line(row)}")
             if not isinstance(name, str | int):
                 raise DataError(f"{self.spec}: name of '{table}' should be text, not {name!r}")
-            self._categories.append((number, str(name), str(row.get("supercategory") or name)))
+            row["name"] = unicodedata.normalize("NFC", str(name))
+            self._categories.append((number, row["name"], str(row.get("supercategory") or row["name"])))
 
     def _number(self, table: str, key: str, row: dict[str, Any], named: str) -> int:
         """Return an id of an entry of the table `named`; texts are numbered in the order in which they occur."""
@@ -356,7 +367,7 @@ class _Collector:
         unique, counts = np.unique(values, return_counts=True)
         twice = [str(value) for value in unique[counts > 1]]
         if twice:
-            raise DataError(f"{self.spec}: the same {key} occurs twice in '{table}': {some(twice)}")
+            raise DataError(f"{self.spec}: the same {key} occurs twice in '{table}': {some(twice)}", _TWICE[table, key])
 
     def _positions(self, key: str, table: str, used: IntArray, known: IntArray) -> IntArray:
         order = np.argsort(known, kind="stable")

@@ -15,7 +15,7 @@ from sslbench.config import setting
 from sslbench.data import booleans
 from sslbench.data.containers.listed import ListedFiles, find_listed, finds_all, folders_beside, images_folder
 from sslbench.data.containers.names import by_split, split_name
-from sslbench.data.containers.sniff import has_base64_rows, has_box_columns, is_json_table
+from sslbench.data.containers.sniff import has_base64_rows, has_box_columns, is_base64_image, is_json_table
 from sslbench.data.containers.suffixes import SUFFIXES as IMAGE_SUFFIXES
 from sslbench.data.containers.text import read_text
 from sslbench.data.containers.view import viewed
@@ -46,6 +46,9 @@ LABEL_COLUMNS = tuple(
     "class_id label_id category_id choice diagnosis".split()
 )
 """Names of the label column, in order of precedence."""
+_LIKE_EMPTY = ("nan", "none", "null", "na", "n/a", "<na>", "#n/a")
+"""Texts that programs write for a missing value, in lower case; a class may have such a name."""
+_LOOKED_AT = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +158,7 @@ def read_columns(
     names = [_text(value) for value in table.columns[image]]
     _refuse_empty(table, image, names)
     split = _find(table, None, ("split",), "split")
-    found = _found(spec, names, table.columns[split] if split else (), folders, option)
+    found = _found(table, names, table.columns[split] if split else (), folders, option)
     several = [] if value_columns else _several(table, label_column)
     label = None if value_columns or several else _find(table, label_column, LABEL_COLUMNS, "label", taken=image)
     if blank and (value_columns or label):
@@ -177,13 +180,17 @@ def read_columns(
     return by_split(spec, found.ids, labels, found.files, _splits(table, split), notes, attributes)
 
 
-def _found(spec: str, names: Sequence[str], splits: Sequence[Any], folders: Sequence[Path], option: str) -> ListedFiles:
+def _found(
+    table: TableColumns, names: Sequence[str], splits: Sequence[Any], folders: Sequence[Path], option: str
+) -> ListedFiles:
     """Return the files of a table: as they are named, else in folders with the names of their splits."""
+    spec = table.name
     try:
         return find_listed(spec, names, folders, option)
     except DataError:
         inside = [f"{_text(split)}/{name}" for split, name in zip(splits, names, strict=False)]
         if not inside or not finds_all(inside, folders):
+            _refuse_images_inside(table)
             raise
         return find_listed(spec, inside, folders, option)
 
@@ -202,11 +209,27 @@ def _column_of_files(table: TableColumns, folders: Sequence[Path]) -> str:
     found = [name for name in found if len(set(cells[name])) == len(cells[name])] or found
     if len(found) == 1:
         return found[0]
+    _refuse_images_inside(table)
     several = f" The cells of {some(found)} are image files." if found else ""
     raise UsageError(
         f"{table.name}: no column for the images was recognised among: {listed}",
         f"Name it with --image-col, or call it 'path'.{several}",
     )
+
+
+def _refuse_images_inside(table: TableColumns) -> None:
+    """Refuse a table that holds images itself, in base64.
+
+    Raises:
+        UsageError: one of its columns does.
+    """
+    for name, cells in table.columns.items():
+        if any(isinstance(cell, str) and is_base64_image(cell) for cell in cells[:_LOOKED_AT]):
+            raise UsageError(
+                f"{table.name}: the column '{name}' holds images in base64, not paths",
+                "Write them as files and their paths into the table, or all as Parquet (datasets: to_parquet), which "
+                "is read.",
+            )
 
 
 def _numbers(table: TableColumns, names: Sequence[str]) -> Labels:
@@ -283,7 +306,13 @@ def _read_text(path: Path) -> TableColumns:
     lines = [line for line, _ in rows[1:]]
     for line, row in rows[1:]:
         if len(row) != len(names):
-            raise DataError(f"{path}, line {line}: {counted(len(row), 'cell')}, but the header has {len(names)}")
+            header = ",".join(names)
+            raise DataError(
+                f"{path}, line {line}: {counted(len(row), 'cell')}, but the header '{header:.60}' has {len(names)}",
+                "The first line should name the columns, such as: path,label"
+                if len(names) == 1
+                else 'Quote cells that hold a separator: a.jpg,"cat, large"',
+            )
     columns: dict[str, Sequence[Any]] = {name: [row[i].strip() for _, row in rows[1:]] for i, name in enumerate(names)}
     return TableColumns(str(path), columns, lambda row: f"line {lines[row]}", notes)
 
@@ -310,12 +339,16 @@ def _key(column: str) -> str:
 def _find(
     table: TableColumns, asked: str | None, known: Sequence[str], what: str, taken: str | None = None
 ) -> str | None:
-    """Return the requested column, else the first known one, in any case, with spaces or hyphens for underscores."""
+    """Return the requested column, else the first known one, in any case, with spaces or hyphens for underscores.
+
+    Of nested records (`image.path`) the last key counts, where no column has a known name itself.
+    """
     if asked is not None:
         if asked not in table.columns:
             raise UsageError(f"{table.name} has no column '{asked}' ({what})", did_you_mean(asked, table.columns))
         return asked
-    keys = {_key(column): column for column in reversed(table.columns) if column != taken}
+    left = [column for column in reversed(table.columns) if column != taken]
+    keys = {_key(column.rpartition(".")[2]): column for column in left} | {_key(column): column for column in left}
     return next((keys[name] for name in known if name in keys), None)
 
 
@@ -356,23 +389,30 @@ def _labels(table: TableColumns, column: str) -> tuple[Labels, tuple[str, ...]]:
     empty = [table.row_name(i) for i, text in enumerate(texts) if not text and not isinstance(cells[i], list)]
     if empty:
         raise DataError(f"{table.name}: the label (column '{column}') is empty in {some(empty)}", NONE_OF_THE_CLASSES)
+    absent = collections.Counter(text for text in texts if text.lower() in _LIKE_EMPTY)
+    notes = tuple(
+        f"{table.name}: '{text}' is the class of {counted(n, 'row')}; if these have no label, leave them out or empty"
+        for text, n in absent.items()
+    )
     if lists:
         return multi_labels(
             [[str(name) for name in (cell if isinstance(cell, list) else [cell])] for cell in cells]
-        ), ()
+        ), notes
     if set(texts) & {"-1", "-1.0"} and set(texts) <= set(booleans.FLAGS):
         raise UsageError(
             f"{table.name}: '{column}' holds 0, 1 and -1, and -1 is no class",
             f"--label-col {column}, (with the comma) makes it one class that is present or absent, and -1 not counted.",
         )
     if not any(map(has_separator, texts)):
-        return single_labels(texts), ()
+        return single_labels(texts), notes
     present, ignored = zip(*map(split_cell, texts), strict=True)
-    return multi_labels(present, ignored), ()
+    return multi_labels(present, ignored), notes
 
 
 def _text(cell: object) -> str:
     """Return a cell as text: '007' is kept; 3.0 (Parquet's whole numbers beside empty cells) becomes '3'."""
+    if isinstance(cell, list) and len(cell) == 1:
+        (cell,) = cell
     if cell is None or (isinstance(cell, float) and np.isnan(cell)):
         return ""
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()

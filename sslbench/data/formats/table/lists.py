@@ -97,12 +97,27 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _records(path: Path, records: Any, what: str) -> TableColumns:
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise DataError(f"{path} is not a list of records", 'Such as: [{"path": "a.jpg", "label": "cat"}, ...]')
-    names = list(dict.fromkeys(str(key) for record in records for key in record))
-    nested = [name for name in names if any(_is_nested(record.get(name)) for record in records)]
-    flat = [name for name in names if name not in nested]
-    columns: dict[str, Sequence[Any]] = {name: [record.get(name) for record in records] for name in flat}
+    flat = [_flat(record) for record in records]
+    names = list(dict.fromkeys(key for record in flat for key in record))
+    nested = [name for name in names if any(_is_nested(record.get(name)) for record in flat)]
+    columns: dict[str, Sequence[Any]] = {
+        name: [record.get(name) for record in flat] for name in names if name not in nested
+    }
     notes = (f"{path}: {some(nested)} left out, which hold more than names and numbers",) if nested else ()
     return TableColumns(str(path), columns, lambda row: f"{what} {row + 1}", notes)
+
+
+def _flat(record: dict[Any, Any]) -> dict[str, Any]:
+    """Return a record whose mappings are keys of their own: {"image": {"path": "a.jpg"}} has `image.path`."""
+    found: dict[str, Any] = {}
+    waiting = [(str(key), value) for key, value in reversed(record.items())]
+    while waiting:
+        key, value = waiting.pop()
+        if isinstance(value, dict) and value:
+            waiting += [(f"{key}.{inner}", content) for inner, content in reversed(value.items())]
+        else:
+            found[key] = value
+    return found
 
 
 def _is_nested(value: object) -> bool:
