@@ -140,6 +140,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         code = _fail(_os_problem(error), 1)
     except Exception as error:
+        if _ends_of(error):
+            sys.exit(_interrupted(error))
         if type(error).__name__ != "OutOfMemoryError":
             raise
         code = _fail("the device ran out of memory\nUse a smaller --batch-size, or --precision bf16.", 1)
@@ -171,13 +173,20 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _ends_of(cause: BaseException | None) -> list[KeyboardInterrupt]:
+    """Return the interrupts from which an error was raised: a library may hide one in an error of its own."""
+    found = []
+    while cause is not None:
+        found += [cause] if isinstance(cause, KeyboardInterrupt) else []
+        cause = cause.__cause__ or cause.__context__
+    return found
+
+
 def _interrupted(cause: BaseException | None) -> int:
     """Print that a command was ended from outside, with what it says about that, and return the exit code."""
-    said, by_signal = list[str](), False
-    while cause is not None:  # each may have been raised from another
-        said += map(str, cause.args)
-        by_signal = by_signal or isinstance(cause, _Terminated)
-        cause = cause.__cause__ or cause.__context__
+    ends = _ends_of(cause)
+    by_signal = any(isinstance(end, _Terminated) for end in ends)
+    said = [str(words) for end in ends for words in end.args]
     return _fail(": ".join(["terminated" if by_signal else "interrupted", *said]), 143 if by_signal else 130)
 
 
@@ -221,6 +230,8 @@ def _run(words: list[str]) -> int:
         hint = f"\nSee: {error.ctx.command_path} --help" if isinstance(error, click.UsageError) and error.ctx else ""
         return _fail(_short(error.format_message()) + hint, error.exit_code)
     except SslbenchError as error:
+        if _ends_of(error):
+            return _interrupted(error)
         shown = error.printed_by_rank_0 and shown_elsewhere()
         return error.exit_code if shown else _fail(str(error), error.exit_code)
     except SystemExit as error:

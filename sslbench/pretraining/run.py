@@ -193,9 +193,9 @@ class _PretrainingRun:
                 barrier()  # as in `stop_together`, before which nothing is written in the background
                 raise
             self._wait_for_shards()
-        weights = self._export()
-        for observer in self.observers:
-            observer.finished()
+            weights = self._export()
+            for observer in self.observers:
+                observer.finished()
         resumed = start if found is not None else None
         return PretrainingOutcome(weights, prepared.plan.steps, resumed, self.last, tuple(self.evaluations))
 

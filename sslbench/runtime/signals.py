@@ -48,6 +48,10 @@ def stop_signals() -> Iterator[Callable[[], int]]:
 
     Yields a function that returns the signal received by this process, or 0. A second Ctrl-C stops at once. In threads
     other than the main thread nothing is recorded, because Python handles signals in the main thread only.
+
+    Raises:
+        StoppedError: the block came to its end although a signal was received, in its last update for instance: what
+            follows it does not start. Several processes, which could not agree on it here, go on.
     """
     received = [0]
     if threading.current_thread() is not threading.main_thread():
@@ -66,6 +70,8 @@ def stop_signals() -> Iterator[Callable[[], int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+    if received[0] and world_size() == 1:
+        raise StoppedError(received[0], "the last update")
 
 
 def signal_on_any_process(signal_number: Callable[[], int], device: torch.device, *, compare: bool) -> int:

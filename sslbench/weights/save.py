@@ -58,6 +58,7 @@ def write_torch(path: Path, content: Any) -> None:
 
     Raises:
         OSError: a write failed; torch itself hides it in a RuntimeError.
+        KeyboardInterrupt: likewise.
     """
     with path.open("wb") as file:
         recording = _ErrorRecordingFile(file)
@@ -70,16 +71,16 @@ def write_torch(path: Path, content: Any) -> None:
 
 
 class _ErrorRecordingFile:
-    """Writable file that records the error of a failed write."""
+    """Writable file that records the error of a failed write, and Ctrl-C or SIGTERM during one."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
-        self.error: OSError | None = None
+        self.error: OSError | KeyboardInterrupt | None = None
 
     def write(self, data: Any) -> int:
         try:
             return self.file.write(data)
-        except OSError as error:
+        except (OSError, KeyboardInterrupt) as error:
             self.error = error
             raise
 

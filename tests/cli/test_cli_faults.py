@@ -1,15 +1,20 @@
 """Empty files, Ctrl-C and full disks at the command line: one message that says what happened, and the exit code."""
 
 import errno
+import io
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from sslbench.data.export import kwcoco
+from sslbench.errors import UsageError
 from sslbench.features import job, partial
+from sslbench.weights.save import write_torch
 
 EXTRACT = (
     "extract",
@@ -66,6 +71,28 @@ def test_a_file_that_ends_is_no_interruption(sslbench, monkeypatch, error, code,
     assert (found, said.strip()) == (code, message)
 
 
+@pytest.mark.parametrize("hidden", [RuntimeError("unexpected pos 64"), UsageError("there is no x")])
+def test_an_interrupt_that_a_library_hides_is_one(sslbench, monkeypatch, hidden):
+    def fail(*arguments):
+        try:
+            _interrupt()
+        finally:
+            raise hidden
+
+    monkeypatch.setattr("sslbench.cli.commands.list.list_names", fail)
+    assert sslbench("list", "methods")[::2] == (130, "error: interrupted\n")
+
+
+def test_ctrl_c_while_torch_writes_is_ctrl_c(tmp_path, monkeypatch):
+    class Interrupting(io.BytesIO):
+        def write(self, data):
+            _interrupt()
+
+    monkeypatch.setattr(Path, "open", lambda *_: Interrupting())
+    with pytest.raises(KeyboardInterrupt):
+        write_torch(tmp_path / "w.torch", {"a": torch.zeros(3)})
+
+
 def test_ctrl_c_says_that_what_was_extracted_is_kept(sslbench, world, monkeypatch):
     monkeypatch.setattr(job.ExtractionJob, "check_others", lambda self: _interrupt())
     code, _, said = sslbench(*EXTRACT, "--store", "store", "--batch-size", "4")
@@ -107,7 +134,8 @@ def test_a_full_disk_names_the_file_and_what_is_needed(sslbench, world, monkeypa
     monkeypatch.setattr(partial.os, "posix_fallocate", full)
     code, _, said = sslbench(*EXTRACT, "--store", "store")
     assert code == 1
-    assert ".npy.partial.tmp: " in said and "bytes are needed" in said and "are free (No space left" in said
+    assert ".npy.partial.tmp: No space left on device; " in said and " bytes are free in " in said
+    assert " are needed" in said
 
 
 def test_a_full_disk_under_a_manifest_or_a_name_is_told_with_its_bytes(sslbench, world, monkeypatch, tmp_path):

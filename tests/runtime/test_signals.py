@@ -16,7 +16,10 @@ CPU = torch.device("cpu")
 
 def test_signals_are_recorded_during_the_block_only():
     before = signal.getsignal(signal.SIGTERM)
-    with stop_signals() as signal_number:
+    with (
+        pytest.raises(StoppedError, match="after the last update; everything is saved"),
+        stop_signals() as signal_number,
+    ):
         assert signal_number() == 0
         os.kill(os.getpid(), signal.SIGTERM)
         assert signal_number() == signal.SIGTERM
