@@ -50,6 +50,20 @@ def hugging_face() -> None:
     video = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "pred_num_hidden_layers": 1}
     write("huggingface_vjepa2", "", in_memory("VJEPA2Model", "VJEPA2Config", **video))
     small = {**SMALL, "image_size": 224}
+    beit = {**small, "use_relative_position_bias": True}
+    write("huggingface_beit", "", saved("BeitForImageClassification", "BeitConfig", **beit))
+    write(
+        "huggingface_beit.data2vec", "", saved("Data2VecVisionForImageClassification", "Data2VecVisionConfig", **beit)
+    )
+    masked = {**beit, "use_mask_token": True, "vocab_size": 99}
+    write("huggingface_beit_pretraining", "", saved("BeitForMaskedImageModeling", "BeitConfig", **masked))
+    write("transformers5_beit", "", in_memory("BeitModel", "BeitConfig", **beit))
+    write("huggingface_swin", "", saved("SwinForMaskedImageModeling", "SwinConfig"))
+    write("transformers5_swin", "", in_memory("SwinModel", "SwinConfig"))
+    write("huggingface_swinv2", "", saved("Swinv2ForImageClassification", "Swinv2Config"))
+    write("huggingface_regnet", "", in_memory("RegNetModel", "RegNetConfig"))
+    plain = {"layer_type": "x", "hidden_sizes": [24, 56, 152, 368], "depths": [1, 1, 4, 7], "groups_width": 8}
+    write("huggingface_regnet_x", "", in_memory("RegNetForImageClassification", "RegNetConfig", **plain))
     write("transformers5_vit", "", in_memory("ViTForImageClassification", "ViTConfig", **small))
     write("transformers5_vit.ijepa", "", in_memory("IJepaModel", "IJepaConfig", **small))
     dino = {**small, "patch_size": 14, "image_size": 518}

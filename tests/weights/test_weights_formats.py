@@ -17,6 +17,7 @@ from sslbench.weights.reading.files import WeightsFile
 KEYS = sorted((Path(__file__).parent / "keys").glob("*.txt"))
 VIT_FORMATS = set(
     "dino dinov2 dinov2_chunked12 dinov2_chunked24 dinov2_chunked40 dinov2_swiglu "
+    "huggingface_beit huggingface_beit_pretraining transformers5_beit "
     "huggingface_dinov2 huggingface_dinov2_swiglu huggingface_vit ibot lightly_vit mae mmpretrain_vit "
     "moco_v3_vit msn open_clip openai_clip simmim "
     "aimv2 dinov3 dinov3_swiglu huggingface_aimv2 huggingface_clip huggingface_dinov3 huggingface_dinov3_swiglu "

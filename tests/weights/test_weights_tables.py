@@ -35,10 +35,15 @@ def numbered(keys, shape=(2, 3)):
         ("a+b.{i}", "aab.1", None),
         ("{rest*}", "x", {"rest": "x"}),
         ("a.{i}", "a.b\n", {"i": "b\n"}),
+        ("s{i+1}.b{j}", "s10.b0", {"i": "9", "j": "0"}),
+        ("s{i+1}.b{j}", "s0.b0", None),
+        ("s{i+1}.b{j}", "s01.b0", None),
+        ("s{i+1}.b{j}", "sx.b0", None),
     ],
 )
 def test_a_pattern_fits_whole_keys(pattern, key, values):
     assert patterns.parse(pattern).match(key) == values
+    assert values is None or patterns.parse(pattern).fill(values) == key
 
 
 @pytest.mark.parametrize("text", ["", "a.{", "a.{I}", "{a}{b}", "{a}.{a}", "x{rest*}", "{a*}.{b*}", "a.{i.j}", "}"])

@@ -26,6 +26,7 @@ ROTARY = {**VIT, "hidden_size": 48, "num_register_tokens": 3}  # heads of 16 dim
 GATED = {"use_gated_mlp": True, "hidden_act": "silu", "query_bias": False, "value_bias": False}
 CNN = {"hidden_sizes": [8, 12, 16, 20], "depths": [1, 2, 1, 1], "image_size": 32}
 RESNET = {"embedding_size": 8, "hidden_sizes": [32, 64, 128, 256], "depths": [1, 2, 1, 1]}
+REGNET = {"hidden_sizes": [24, 56, 152, 368], "depths": [1, 1, 4, 7], "groups_width": 8}
 RELATIVE = {"use_relative_position_bias": True}
 SHARED = {
     "use_shared_relative_position_bias": True,
@@ -47,6 +48,10 @@ def encoded_image(model, x):
 
 def pooled(model, x):
     return model(x).pooler_output.flatten(1)
+
+
+def pooled_before_classifier(model, x):
+    return pooled(model.regnet, x)
 
 
 def class_token(model, x):
@@ -136,6 +141,15 @@ MODELS = {
         "huggingface_beit",
     ),
     "swin": ("SwinModel", "SwinConfig", SWIN, pooled, "huggingface_swin", "transformers5_swin"),
+    "regnet": ("RegNetModel", "RegNetConfig", REGNET, pooled, "huggingface_regnet", "huggingface_regnet"),
+    "regnet_x": (
+        "RegNetForImageClassification",
+        "RegNetConfig",
+        REGNET | {"layer_type": "x"},
+        pooled_before_classifier,
+        "huggingface_regnet_x",
+        "huggingface_regnet_x",
+    ),
     "swinv2": ("Swinv2Model", "Swinv2Config", SWIN, pooled, "huggingface_swinv2", "huggingface_swinv2"),
     "vit": ("ViTModel", "ViTConfig", VIT, class_token, "huggingface_vit", "transformers5_vit"),
     "dinov2": (
@@ -382,14 +396,16 @@ UNUSED = {  # fields of all configurations of transformers that no forward of an
     *("architectures", "chunk_size_feed_forward", "dtype", "id2label", "is_encoder_decoder", "label2id"),
     *("output_attentions", "output_hidden_states", "problem_type", "return_dict", "transformers_version"),
     *("out_features", "out_indices", "stage_names"),  # of the maps that transformers' detectors take
+    *("add_fpn", "mask_ratio"),  # of detectors, and of pretraining
 }
-OTHERS = {"hidden_act": "relu", "layer_type": "basic", "model_type": "swin"}
 
 
 def changed_value(key, value):
     """Another value of the same kind; 1 more for numbers that are divided by others would be refused for that alone."""
-    if key in OTHERS:
-        return OTHERS[key]
+    others = {"hidden_act": ("relu", "silu"), "model_type": ("swin", "vit")}
+    others["layer_type"] = ("x", "y") if value in ("x", "y") else ("basic", "bottleneck")
+    if key in others:
+        return next(other for other in others[key] if other != value)
     if isinstance(value, bool):
         return not value
     if isinstance(value, list) and value and isinstance(value[0], int):
@@ -420,13 +436,13 @@ def test_no_field_of_a_configuration_is_read_past(name, folders, tmp_path):
         shapes = {name: tensor.shape for name, tensor in changed.state_dict().items()}
         tensors = {name: t for name, t in model.state_dict().items() if shapes.get(name) == t.shape}
         changed.load_state_dict(tensors, strict=False)  # heads may differ
-        seen = torch.randn(2, 3, other, other) if key == "crop_size" else images
+        seen = torch.randn(2, 3, other, other) if key in ("crop_size", "image_size") else images
         with torch.no_grad():
             torch.testing.assert_close(
                 backbone.module(seen), features(changed, seen), rtol=1e-4, atol=1e-5, msg=f"{key}: {other}"
             )
         same.append(key)
-    assert {"layer_norm_eps", "rms_norm_eps"} & {*same}, same
+    assert {"layer_norm_eps", "rms_norm_eps"} & {*same} or name.startswith(("resnet", "regnet", "swin")), same
 
 
 def test_fields_that_transformers_does_not_write_have_its_defaults(folders, tmp_path):
@@ -580,3 +596,32 @@ def test_the_note_about_mean_and_std_says_those_that_are_used(patch, mean, words
     transformers.ViTModel(transformers.ViTConfig(**VIT | {"patch_size": patch})).save_pretrained(tmp_path)
     backbone = load_backbone(str(tmp_path))
     assert backbone.preprocessing.mean[0] == mean and words in backbone.report.note
+
+
+def test_a_beit_with_its_head_for_pretraining_has_its_norm_beside_the_encoder(tmp_path):
+    config = transformers.BeitConfig(**VIT | RELATIVE | {"use_mask_token": True, "vocab_size": 20})
+    model = transformers.BeitForMaskedImageModeling(config).eval()
+    for tensor in model.parameters():
+        torch.nn.init.normal_(tensor, std=0.2)
+    model.save_pretrained(tmp_path)
+    backbone, images = load_backbone(str(tmp_path)), torch.randn(2, 3, 32, 32)
+    assert backbone.format == "huggingface_beit_pretraining" and not backbone.report.partial
+    with torch.no_grad():
+        wanted = model.layernorm(model.beit(images).last_hidden_state)[:, 0]
+        torch.testing.assert_close(backbone.module(images), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_windows_of_a_swin_v2_are_asked_for_and_those_of_its_pretraining_are_used(tmp_path):
+    options = SWIN | {"pretrained_window_sizes": [2, 2]}
+    model = transformers.Swinv2Model(transformers.Swinv2Config(**options)).eval()
+    for key, tensor in model.named_parameters():
+        torch.nn.init.normal_(tensor, mean=float("norm" in key and key.endswith("weight")), std=0.2)
+    model.save_pretrained(tmp_path)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        found = load_backbone(str(tmp_path))
+        torch.testing.assert_close(found.module(images), pooled(model, images), rtol=1e-4, atol=1e-5)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(BackboneError, match=r"windows of a Swin .* no config\.json") as error:
+        load_backbone(str(tmp_path))
+    assert "window_size=NUMBER" in error.value.remedy

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.convnext import recognise_convnext
 from sslbench.backbones.family import Family
+from sslbench.backbones.regnet import recognise_regnet
 from sslbench.backbones.swin import recognise_swin
 from sslbench.backbones.timm_models import build_timm, check_recorded_options, is_timm_name
 from sslbench.backbones.vit.recognise import UNKNOWN, check_config, recognise_vit
@@ -35,7 +36,8 @@ def _check_recorded(name: str, where: str) -> None:
 def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str, config: ModelConfig) -> str | None:
     vit = recognise_vit(shapes, format=format, config=config)
     if vit is None:
-        return recognise_convnext(shapes, config, weights) or recognise_swin(shapes, config, weights)
+        others = (recognise_convnext, recognise_swin, recognise_regnet)
+        return next((name for recognise in others if (name := recognise(shapes, config, weights))), None)
     check_config(vit, shapes, config, weights)
     beside = f"its {config.path.name} does not say" if config.path else "no config.json is beside them"
     if format == "huggingface_clip" and not vit.activation:
