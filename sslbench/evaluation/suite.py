@@ -220,26 +220,12 @@ def _existing_results(prepared: Prepared, before: dict[str, Path]) -> list[Resul
     return found
 
 
-def _refuse_edited(result: Result) -> None:
-    """Refuse a record with a metric far outside its own interval, which no evaluation writes.
-
-    Raises:
-        ResultError: it has one.
-    """
-    for name, metric in result.metrics.items():
-        if metric.value is None or metric.low is None or metric.high is None:
-            continue
-        # Percentiles of resampled values may lie beside that of a biased metric, by less than their width.
-        room = metric.high - metric.low + 1e-6
-        if not metric.low - room <= metric.value <= metric.high + room:
-            raise ResultError(f"{result.file}: {name} {metric} is outside its own interval; the record was edited")
-
-
 def _read(path: Path) -> Result | None:
     """Return a record with its scores; None if it is damaged, so that it is made again."""
     try:
         result = records.read(path)
-        _refuse_edited(result)
+        if records.is_edited(result):
+            raise ResultError(f"{path}: its metrics are not those that were written; the record was edited")
         if result.scores_file is not None:
             records.read_scores(path)
     except ResultError as error:

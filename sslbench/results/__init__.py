@@ -112,6 +112,7 @@ class Result:
         scores_file: name of the file of per-sample scores beside the record.
         weights_file: name of the weights file beside the record, where the protocol trained a network.
         objects_file: name of the file of the objects of the test part beside the record, for detections.
+        checksum: digest of the metrics as they were written, see `records.is_edited`; None in older records.
         file: path that the record was read from; not written.
     """
 
@@ -158,6 +159,7 @@ class Result:
     scores_file: str | None = None
     weights_file: str | None = None
     objects_file: str | None = None
+    checksum: str | None = dataclasses.field(default=None, compare=False)
     file: Path | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:

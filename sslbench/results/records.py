@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import hashlib
 import importlib.metadata
 import json
 import logging
@@ -27,7 +28,7 @@ from sslbench.metrics.classification import predicted_classes
 from sslbench.metrics.sample_means import SampleMeans
 from sslbench.metrics.summary import CLASS_COLUMNS, ROW_COLUMNS
 from sslbench.paths import files_below, not_written, temporary_beside
-from sslbench.results import SCHEMA, Neighbours, Result, WorkingFolder, plain
+from sslbench.results import SCHEMA, Neighbours, Result, WorkingFolder, canonical, plain
 
 _SCORES = ".scores.npz"
 OVERLAPS = ".overlaps.csv"
@@ -235,7 +236,7 @@ def _write(
     path = path_of(result, folder)
     content = plain(result)
     # refuses a record that could not be read back
-    config.build(Result, content, path.stem)
+    content["checksum"] = checksum = _checksum(config.build(Result, content, path.stem))
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     try:
         if write_scores is not None and not (same_as and _linked(path.with_name(path.stem + _SCORES), same_as)):
@@ -243,7 +244,16 @@ def _write(
         replace_file(path, text.encode())
     except OSError as error:
         raise ResultError(not_written(path, error), "Free some, or give another --out.") from error
-    return dataclasses.replace(result, file=path)
+    return dataclasses.replace(result, checksum=checksum, file=path)
+
+
+def _checksum(result: Result) -> str:
+    return hashlib.sha256(canonical(dict(result.metrics)).encode()).hexdigest()[:16]
+
+
+def is_edited(result: Result) -> bool:
+    """Return whether the metrics of a record are others than those that were written; False for older records."""
+    return result.checksum not in (None, _checksum(result))
 
 
 def _linked(path: Path, file: Path) -> bool:

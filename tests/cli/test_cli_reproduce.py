@@ -57,7 +57,8 @@ def test_a_record_is_reproduced_from_another_folder_and_nothing_is_written(recor
 def test_a_changed_number_is_found(record, sslbench):
     value = read(record).metrics["top1"].value
     changed(record, metrics__top1__value=value - 5)
-    code, out, _ = sslbench("reproduce", record, "--trust-code", "--json")
+    code, out, said = sslbench("reproduce", record, "--trust-code", "--json")
+    assert "the record was edited" in said
     found = json.loads(out)
     assert code == 1 and not found["reproduced"] and found["inputs"] == []
     assert [m["name"] for m in found["metrics"] if not m["agrees"]] == ["top1"]

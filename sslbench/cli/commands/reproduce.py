@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import logging
 import shlex
 import shutil
 import tempfile
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from sslbench.leaderboard.published_runs import PublishedRun, Verdict
     from sslbench.results import Result
     from sslbench.results.reruns import MetricAgain, Rerun
+
+log = logging.getLogger("sslbench")
 
 _LOGGING = {"tensorboard": False, "histograms": False, "wandb": ""}
 """Settings of protocols that write elsewhere, switched off in a second run."""
@@ -75,7 +78,7 @@ def command(
     sslbench reproduce --published knn/imagenet1k/dinov2/dinov2-vit_giant_patch14 --weights w.pth
     """  # noqa: D301
     from sslbench.cli import early, terminal
-    from sslbench.results.records import read
+    from sslbench.results.records import is_edited, read
 
     terminal.show_messages()
     ctx = click.get_current_context()
@@ -83,7 +86,8 @@ def command(
         raise UsageError("name either a RECORD or --published NAME", "sslbench list published")
     early.refuse_mistyped([weights], (data, test_data), backbone=backbone, device=device)
     if record is not None:
-        read(record)
+        if is_edited(read(record)):
+            log.warning(f"{record}: its metrics are not those that were written: the record was edited")
         _refuse_own_folder(record, out)
     given = [("--data", data), ("--test-data", test_data), ("--device", device)]
     typed = [word for flag, value in given if value is not None for word in (flag, _absolute(flag, value))]
