@@ -125,7 +125,7 @@ def test_metrics_of_a_class_do_not_depend_on_its_number(kind):
 
 SMALL = {
     "clustering": {"restarts": 2},
-    "finetune": {"epochs": 1, "batch_size": 8, "lr": (1e-4, 1e-3), "augment": "none"},
+    "finetune": {"epochs": 1, "batch_size": 8, "lr": (1e-4,), "augment": "none"},
     "linear-online": {"epochs": 1, "batch_size": 8},
     "low-shot": {"k": (2, 3), "draws": 2},
     "lsr": {"k": (2,), "draws": 2},
