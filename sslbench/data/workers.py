@@ -1,5 +1,6 @@
 """Worker processes for decoding: any start method, ended with their iterator, their death detected."""
 
+import dataclasses
 import multiprocessing
 import signal
 import sys
@@ -42,7 +43,7 @@ def run(
 
     Raises:
         SslbenchError: an item is one.
-        DataError: a worker was killed.
+        DataError: a worker was killed, or shared memory is full.
     """
     workers = min(workers, len(dataset if sampler is None else sampler))  # type: ignore[arg-type]
     context = _context(start_method) if workers else None
@@ -52,7 +53,7 @@ def run(
         sampler=sampler,
         num_workers=workers,
         prefetch_factor=prefetch if workers else None,
-        collate_fn=_identity,
+        collate_fn=_in_shared_memory if workers else _identity,
         worker_init_fn=(start or _quiet_worker) if workers else None,
         multiprocessing_context=context,
         pin_memory=_cuda_in_use(),
@@ -123,6 +124,33 @@ def _restore_sigchld() -> None:
 
 
 def _identity(item: Any) -> Any:
+    return item
+
+
+def _in_shared_memory(item: Any) -> Any:
+    """Return an item with its tensors in shared memory; the error for the user if that is full.
+
+    The queue would move them there in a thread of its own, print its error and lose the item, and the run would wait
+    for ever.
+    """
+    waiting = [item]
+    try:
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, torch.Tensor):
+                if part.untyped_storage().nbytes():
+                    part.share_memory_()
+            elif isinstance(part, dict | list | tuple):
+                waiting += part.values() if isinstance(part, dict) else part
+            elif dataclasses.is_dataclass(part):
+                waiting += vars(part).values()
+    except RuntimeError as error:
+        if "shared memory" not in str(error) and "No space left" not in str(error):
+            raise
+        return DataError(
+            "the shared memory (/dev/shm) by which processes hand over decoded images is full",
+            "Give fewer --workers, or --workers 0; in a container, raise docker run --shm-size.",
+        )
     return item
 
 

@@ -107,3 +107,13 @@ def test_a_way_that_does_not_exist_here_is_refused(photos, monkeypatch):
 def test_a_missing_decoder_is_refused_before_any_worker_starts(photos):
     with pytest.raises(UsageError, match="no_such_module_anywhere"):
         training(photos, ("no_such_module_anywhere.decode",), 1, "fork")
+
+
+def test_full_shared_memory_is_told_and_nothing_waits(photos, monkeypatch):
+    def full(tensor):
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", full)
+    with pytest.raises(DataError, match="shared memory") as error:
+        list(loader.batches(photos, np.arange(8), Preprocessing(), batch_size=4, workers=2, start_method="fork"))
+    assert "--workers 0" in error.value.remedy
