@@ -19,6 +19,7 @@ from sslbench.methods._parts.checks import need_view_pairs
 from sslbench.methods._parts.classification import cross_entropy
 from sslbench.methods._parts.crops import encode
 from sslbench.methods._parts.heads import mlp
+from sslbench.methods._parts.memory_bank import sums_of
 from sslbench.methods._parts.precision import in_float32, unit_length
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
@@ -63,7 +64,7 @@ def spherical_kmeans(rows: Tensor, centroids: Tensor, iterations: int) -> tuple[
     own = rows[rank() :: world_size()]
     for _ in range(iterations):
         nearest = _nearest(own, centroids)
-        sums = torch.zeros_like(centroids).index_add_(0, nearest, own)
+        sums = sums_of(own, nearest, len(centroids))
         counts = torch.bincount(nearest, minlength=len(centroids))
         means = functional.normalize(sum_(sums) / sum_(counts).clamp(min=1)[:, None], dim=1)
         centroids = torch.where(counts[:, None] > 0, means, centroids)

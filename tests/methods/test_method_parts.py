@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from sslbench.methods._parts.memory_bank import sums_of
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
 from sslbench.methods._parts.precision import in_float32
 from sslbench.methods._parts.vision_transformers import initialise
@@ -48,6 +49,22 @@ def test_momentum_goes_from_start_to_end_along_a_cosine(start, end, where):
         1 - (1 - start) * (math.cos(math.pi * where) + 1) / 2 if end == 1 else cosine_momentum(start, end, where)
     )
     assert min(start, end) - 1e-12 <= cosine_momentum(start, end, where) <= max(start, end) + 1e-12
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_sums_by_place_are_the_same_on_either_device_and_allowed_in_deterministic_runs(on_gpu):
+    class OnGpu(torch.Tensor):
+        is_cuda = True  # the way of a GPU, on the processor
+
+    rows, place = torch.randn(50, 3), torch.randint(4, (50,))
+    expected = torch.stack([rows[place == i].sum(dim=0) for i in range(5)])
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = [sums_of(rows.as_subclass(OnGpu) if on_gpu else rows, place, 5) for _ in range(2)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(found[0], found[1])
+    torch.testing.assert_close(found[0].as_subclass(torch.Tensor), expected)
 
 
 def test_losses_leave_autocast_and_half_precision():

@@ -135,9 +135,24 @@ class MemoryBank(nn.Module):
         rows, place, counts = gather(images).unique(  # type: ignore[no-untyped-call]
             return_inverse=True, return_counts=True
         )
-        new = torch.zeros_like(self.vectors[rows]).index_add_(0, place, gather(embeddings).to(self.vectors.dtype))
+        new = sums_of(gather(embeddings).to(self.vectors.dtype), place, len(rows))
         moved = momentum * self.vectors[rows] + (1 - momentum) * new / counts[:, None]
         self.vectors[rows] = functional.normalize(moved, dim=1)
+
+
+def sums_of(rows: Tensor, place: Tensor, n: int) -> Tensor:
+    """Return the sum of the rows of each place, (n, d), with the same rounding in every run.
+
+    On a GPU, `index_add_` adds in any order and `index_put_` in that of the rows; on a processor it is the other way
+    round.
+
+    Args:
+        rows: (N, d).
+        place: int64 (N,), from 0 to n - 1.
+        n: number of places.
+    """
+    sums = rows.new_zeros((n, rows.shape[1]))
+    return sums.index_put_((place,), rows, accumulate=True) if rows.is_cuda else sums.index_add_(0, place, rows)
 
 
 @in_float32
