@@ -1,6 +1,8 @@
 """Every benchmark that names a folder reads a tiny tree of the official layout below $SSLBENCH_DATA."""
 
+import functools
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,9 @@ import pytest
 from helpers.offenders import offenders
 from PIL import Image
 from sample_data import ade20k, cityscapes, coco_stuff, davis, hpatches, jhmdb, pf_pascal, spair, tss, vip
+from scipy.io import savemat
 
+from sslbench.data.depth.location import open_depth, open_normals
 from sslbench.data.open import (
     open_data,
     open_label_maps,
@@ -26,9 +30,10 @@ OPENERS = {
     "correspondence": open_pairs,
     "tracking": open_videos,
     "saliency": open_masks_as_data,
+    "depth": open_depth,
+    "normals": open_normals,
+    "geolocation": functools.partial(open_data, value_columns=("lat", "lon")),
 }
-ELSEWHERE = ("depth", "normals", "geolocation", "retrieval")
-"""Protocols whose layouts have tests of their own."""
 CLASS_FOLDERS = (
     *("diabetic_retinopathy", "dmlab", "dsprites_location", "dsprites_orientation", "NWPU-RESISC45", "places205"),
     *("small_norb_azimuth", "small_norb_elevation", "ucf101"),
@@ -124,6 +129,67 @@ def inaturalist(root):
         (root / f"{split}2018.json").write_text(json.dumps(content))
 
 
+def depth_of_bts(root, name, lists):
+    """Lists of BTS: a path of an image, one of its depth, and the focal length; split -> folder of the paths."""
+    for split, (file, images, depths) in lists.items():
+        lines = [f"{images}/{split}{i}.jpg {depths}/{split}{i}.png 518.8579" for i in range(2)]
+        folder = {"nyu_depth_v2": {"train": "sync", "test": "official_splits/test"}[split], "kitti_depth": "."}[name]
+        for i in range(2):
+            picture(root / name / folder / images.lstrip("/") / f"{split}{i}.jpg")
+            place = "gt_depth" if name == "kitti_depth" else folder
+            depth = root / name / place / depths.lstrip("/") / f"{split}{i}.png"
+            depth.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((12, 20), 900, np.uint16)).save(depth)
+        (root / name / file).write_text(
+            "\n".join([*lines, *([f"{images}/x.jpg None 721.5"] if name[0] == "k" else [])])
+        )
+
+
+def geolocated(root):
+    for folder in ("mp16", "im2gps", "im2gps3k"):
+        names = [f"{folder}/images/{i}.jpg" for i in range(2)]
+        for name in names:
+            picture(root / name)
+        rows = [f"{Path(name).name},{i},{-i}" for i, name in enumerate(names)]
+        (root / folder / "images.csv").write_text("\n".join(["image,lat,lon", *rows]))
+
+
+def retrieval_sets(root):
+    """Folders as the authors' archives and the comments of the benchmarks' files make them."""
+    for name in ("cars196_retrieval", "cub200_retrieval", "sop"):
+        class_folders(root / name)
+    for folder in ("original", "strong", "crops/50", "jpegqual/75"):
+        picture(root / "copydays" / folder / ("200000.jpg" if folder == "original" else "200001.jpg"))
+    for number in (100000, 100001, 100100, 100101):
+        picture(root / "holidays" / "jpg" / f"{number}.jpg")
+    for name in ("references/R000001.jpg", "references/R000002.jpg", "queries/Q00001.jpg", "queries/Q00002.jpg"):
+        picture(root / "disc21" / name)
+    (root / "disc21" / "dev_ground_truth.csv").write_text("query_id,reference_id\nQ00001,R000002\nQ00002,\n")
+    for name, prefix, below in (("oxford5k", "oxc1_", "jpg"), ("paris6k", "", "jpg/paris/defense")):
+        for i in range(3):
+            picture(root / name / below / f"{name}_00000{i}.jpg")
+        lists = {
+            "query": f"{prefix}{name}_000000 1 1 9 9",
+            "good": f"{name}_000000",
+            "ok": f"{name}_000001",
+            "junk": "",
+        }
+        for kind, text in lists.items():
+            (root / name / f"all_souls_1_{kind}.txt").write_text(text + "\n")
+    for name, below in (("roxford5k", "jpg"), ("rparis6k", "jpg/paris/defense")):
+        for i in range(3):
+            picture(root / name / below / f"{name}_00000{i}.jpg")
+        entry = {"bbx": [1, 1, 9, 9], "easy": [0], "hard": [1], "junk": []}
+        truth = {"imlist": [f"{name}_00000{i}" for i in (1, 2)], "qimlist": [f"{name}_000000"], "gnd": [entry]}
+        (root / name / f"gnd_{name}.pkl").write_bytes(pickle.dumps(truth, protocol=2))
+    names = ["INSTRE-S1/01a_canada_book_box/001.jpg", "INSTRE-S2/01b/001.jpg", "INSTRE-M/01/001.jpg"]
+    for name in names:
+        picture(root / "instre" / name)
+    cells = {"imlist": np.array(names[1:], dtype=object), "qimlist": np.array(names[:1], dtype=object)}
+    truth = np.array([(np.array([[1.0, 2.0]]), np.array([[1.0, 1, 9, 9]]))], dtype=[("ok", object), ("bbx", object)])
+    savemat(root / "instre" / "gnd_INSTRE.mat", {**cells, "gnd": truth})
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
@@ -163,6 +229,31 @@ def root(tmp_path_factory):
     for name in CLASS_FOLDERS:
         class_folders(root / name)
         class_folders(root / "vissl" / name)
+    retrieval_sets(root)
+    geolocated(root)
+    nyu, kitti = "nyudepthv2_{}_files_with_gt.txt", "eigen_{}_files_with_gt.txt"
+    depth_of_bts(
+        root,
+        "nyu_depth_v2",
+        {
+            "train": (nyu.format("train"), "/kitchen_0028b", "/kitchen_0028b"),
+            "test": (nyu.format("test"), "/bath", "/bath"),
+        },
+    )
+    drive = "2011_09_26/2011_09_26_drive_0057_sync"
+    kitti_lists = {
+        split: (
+            kitti.format(split),
+            f"{drive}/image_02/data",
+            "2011_09_26_drive_0057_sync/proj_depth/groundtruth/image_02",
+        )
+        for split in ("train", "test")
+    }
+    depth_of_bts(root, "kitti_depth", kitti_lists)
+    for split in ("train", "test"):
+        for i in range(2):
+            picture(root / "nyu_normals" / split / "images" / f"{i}.png")
+            picture(root / "nyu_normals" / split / "normals" / f"{i}.png", 200)
     for name in ("ecssd", "dut_omron", "duts"):  # with the names that the benchmarks' files ask for
         picture(root / name / "images" / "1.jpg")
         picture(root / name / "masks" / "1.png", 255, channels=1)
@@ -173,8 +264,9 @@ def test_every_benchmark_reads_its_layout(root, monkeypatch):
     monkeypatch.setenv("SSLBENCH_DATA", str(root))
 
     benchmarks = {name: load_benchmark(name) for name in list_names("benchmark")}
-    own = {name: one for name, one in benchmarks.items() if one.folder and one.protocol not in ELSEWHERE}
-    assert len(own) > 80
+    own = {name: one for name, one in benchmarks.items() if one.folder}
+    assert len(own) > 95
+    assert all(one.folder or one.data for one in benchmarks.values())
     read = {}
 
     def reads(name):
@@ -183,6 +275,10 @@ def test_every_benchmark_reads_its_layout(root, monkeypatch):
             if (opener, place) not in read:
                 parts = opener(place)
                 read[opener, place] = bool(parts) and all(len(part) for part in parts.values())
+                values = [
+                    found for part in parts.values() if (found := getattr(part, "pixel_values", None)) is not None
+                ]
+                assert all(np.isfinite(found.read_values(0)).all() for found in values)
             assert read[opener, place]
 
     assert offenders(own, reads) == []
