@@ -74,8 +74,7 @@ def test_keys_of_nested_records_are_columns(listed):
         ("t.json", {p: {"label": k} for p, k in ROWS}),
         ("t.json", [{"images": [p], "label": k} for p, k in ROWS]),
     ):
-        label = "label.name" if "bytes" in str(content) else None
-        found = open_data(listed(name, content), label_column=label)["all"]
+        found = open_data(listed(name, content))["all"]
         assert labelled(found) == {"a.png": "cat", "b.png": "dog"}
 
 

@@ -341,14 +341,17 @@ def _find(
 ) -> str | None:
     """Return the requested column, else the first known one, in any case, with spaces or hyphens for underscores.
 
-    Of nested records (`image.path`) the last key counts, where no column has a known name itself.
+    Of nested records (`image.path`) the last key counts, where no column has a known name itself, or the first if it
+    holds one column (`label.name`).
     """
     if asked is not None:
         if asked not in table.columns:
             raise UsageError(f"{table.name} has no column '{asked}' ({what})", did_you_mean(asked, table.columns))
         return asked
     left = [column for column in reversed(table.columns) if column != taken]
-    keys = {_key(column.rpartition(".")[2]): column for column in left} | {_key(column): column for column in left}
+    tops = collections.Counter(column.partition(".")[0] for column in left)
+    keys = {_key(top): column for column in left if tops[top := column.partition(".")[0]] == 1}
+    keys |= {_key(column.rpartition(".")[2]): column for column in left} | {_key(column): column for column in left}
     return next((keys[name] for name in known if name in keys), None)
 
 
