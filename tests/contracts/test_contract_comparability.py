@@ -45,7 +45,7 @@ MEASURED = {
 }
 AROUND = {
     *("schema", "id", "created", "command", "asked", "versions", "hardware", "working_folder", "preset"),
-    *("scores_file", "weights_file", "objects_file", "file"),
+    *("scores_file", "weights_file", "objects_file", "checksum", "file"),
 }
 TEXT = {
     *("data.train.name", "data.test.name", "data.how", "benchmark.sha256", "benchmark.modified", "benchmark.metric"),
