@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from sslbench.data.formats.table.lists import TableColumns
 from sslbench.data.images import Files
 from sslbench.data.location import locate
 from sslbench.data.maps.layout import in_order
+from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.open import open_data
 from sslbench.data.source import Images, Labels, Source
 from sslbench.data.warped import WarpedImages
@@ -59,11 +60,12 @@ class CameraPairs:
     Attributes:
         images: M images, each of them once.
         places: (N, 2), positions of the first and the second image.
+        sized: the annotations say which side of an image is the longer one, and it is.
     """
 
-    sized: ClassVar[bool | None] = False
     images: Images
     places: IntArray
+    sized: bool = False
 
     def rows(self, index: int) -> tuple[int, ...]:
         """Return the positions of the two images of a pair."""
@@ -72,7 +74,7 @@ class CameraPairs:
     def select(self, indices: IntArray) -> "CameraPairs":
         """Return the pairs at `indices`, in that order, with their images only."""
         used, places = np.unique(self.places[indices], return_inverse=True)
-        return CameraPairs(self.images.select(used), places.reshape(-1, 2))
+        return CameraPairs(self.images.select(used), places.reshape(-1, 2), self.sized)
 
     def fingerprint(self) -> str:
         """Return a hash of the images and of their places, 32 hex digits."""
@@ -121,7 +123,13 @@ def open_camera_pairs(spec: str) -> dict[str, Source]:
 
 
 def pairs_source(
-    name: str, ids: Sequence[str], images: Images, places: IntArray, poses: FloatArray, scenes: Sequence[str]
+    name: str,
+    ids: Sequence[str],
+    images: Images,
+    places: IntArray,
+    poses: FloatArray,
+    scenes: Sequence[str],
+    sized: bool = False,
 ) -> Source:
     """Return the source of N pairs, in order of their ids; pairs of one scene stay together.
 
@@ -132,6 +140,7 @@ def pairs_source(
         places: (N, 2), see `CameraPairs`.
         poses: (N, 4) or (N, 7), quaternions and perhaps translations.
         scenes: of the pairs.
+        sized: see `CameraPairs`.
     """
     order = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
     names = (*ROTATION, *TRANSLATION)[: poses.shape[1]]
@@ -144,7 +153,7 @@ def pairs_source(
         images.select(places[order, 0]),
         attributes={"scene": tuple(scenes[i] for i in order)},
         grouped_by="scene",
-        tuples=CameraPairs(images, places[order]),
+        tuples=CameraPairs(images, places[order], sized),
     )
 
 
@@ -195,10 +204,13 @@ def made_rotations(source: Source, views: int = _VIEWS) -> Source:
 def _navi(text: str, root: Path, scenes: Sequence[Path], options: PoseOptions) -> dict[str, Source]:
     """Return the pairs of NAVI's splits; both images of a pair are of one split."""
     pairs: dict[str, list[tuple[str, str, str, FloatArray]]] = {}
+    sized = True
     for scene in scenes:
         name = scene.parent.relative_to(root).as_posix()
         views: dict[str, list[tuple[str, FloatArray]]] = {}
-        for file, split, pose in _views(scene):
+        own_views, own_sized = _views(scene)
+        sized = sized and own_sized
+        for file, split, pose in own_views:
             views.setdefault(split_name(split) or split, []).append((f"{name}/images/{file}", pose))
         for split, own in views.items():
             number = options.partners if split == "train" else 1
@@ -212,12 +224,17 @@ def _navi(text: str, root: Path, scenes: Sequence[Path], options: PoseOptions) -
         places, files = _placed([(first, second) for _, first, second, _ in listed], [root], text)
         ids = [f"{first} {second}" for _, first, second, _ in listed]
         poses, names = np.array([pose for *_, pose in listed]), [name for name, *_ in listed]
-        found[split] = pairs_source(f"{text} ({split})", ids, files, places, poses, names)
+        found[split] = pairs_source(f"{text} ({split})", ids, files, places, poses, names, sized)
     return in_order(found)
 
 
-def _views(scene: Path) -> list[tuple[str, str, FloatArray]]:
-    """Return file, split and pose in metres of each image of a scene whose file exists."""
+def _views(scene: Path) -> tuple[list[tuple[str, str, FloatArray]], bool]:
+    """Return file, split and pose in metres of each image of a scene whose file exists, and whether sizes are known.
+
+    Raises:
+        DataError: the list is damaged, or a file is turned against its `image_size`: cameras are those of the upright
+            image.
+    """
     try:
         records: Any = json.loads(scene.read_text(encoding="utf-8"))
         found = [
@@ -234,7 +251,19 @@ def _views(scene: Path) -> list[tuple[str, str, FloatArray]]:
         raise DataError(f"{scene} is damaged, or no file of NAVI ({error})") from error
     if wrong := [file for file, _, pose in found if pose.shape != (7,) or not _usable(pose[None])[0]]:
         raise DataError(f"{scene}: the camera of {wrong[0]} is no pose of four and three numbers")
-    return [each for each in found if (scene.parent / "images" / each[0]).is_file()]
+    there = [each for each in found if (scene.parent / "images" / each[0]).is_file()]
+    given = {str(record["filename"]): record.get("image_size") for record in records}
+    if not all(isinstance(size, list) and len(size) == 2 for size in given.values()):
+        return there, False
+    for file, *_ in there:
+        height, width = given[file]
+        own_height, own_width = size_in_file(scene.parent / "images" / file)
+        if (height - width) * (own_height - own_width) < 0:
+            raise DataError(
+                f"{scene}: {file} is {own_width} x {own_height} pixels, but its annotation is for {width} x {height}",
+                "Cameras are those of the upright image: keep the EXIF orientation of the files, or turn their pixels.",
+            )
+    return there, True
 
 
 def _drawn(views: Sequence[tuple[str, FloatArray]], number: int, max_angle: float) -> list[tuple[str, str, FloatArray]]:

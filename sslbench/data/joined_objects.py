@@ -58,4 +58,7 @@ def join_objects(
         attributes=attributes,
         grouped_by=grouped_by,
         federated=None,
+        sized=all(part.sized for part in parts.values()),
+        image_texts={},
+        class_texts={},
     )

@@ -189,6 +189,11 @@ class PixelValues(Protocol):
 class ObjectLabels(Protocol):
     """Objects of N images, in order; `data.objects.types.ObjectSource` has them."""
 
+    @property
+    def sized(self) -> bool:
+        """True if annotations say the size of the images."""
+        ...
+
     def boxes_of(self, index: int) -> npt.NDArray[np.float32]:
         """Return the boxes of an image, (n, 4), in pixels of the upright image, without regions of many objects."""
         ...
@@ -312,7 +317,9 @@ class Source:
         """True if annotations say the size of their images, as maps do, False if not; None: they are of no places."""
         if self.tuples is not None:
             return self.tuples.sized
-        if self.maps is not None or self.pixel_values is not None or self.objects is not None:
+        if self.objects is not None:
+            return self.objects.sized
+        if self.maps is not None or self.pixel_values is not None:
             return True
         of_images: bool | None = getattr(self.images, "sized", None)  # crops of boxes
         return of_images

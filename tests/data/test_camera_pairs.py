@@ -173,3 +173,22 @@ def test_pairs_that_are_all_tied_by_images_are_not_split(tmp_path):
         DataError, match=r"images that samples share tie them to 1 group\nSay the parts in a column 'split'"
     ):
         train_test_of(open_camera_pairs, place)
+
+
+@pytest.mark.parametrize(
+    ("size", "turn", "refused"), [([9, 6], 6, False), ([6, 9], 1, False), ([6, 9], 6, True), ([9, 6], 1, True)]
+)
+def test_navi_images_are_turned_as_their_annotations_say(size, turn, refused, tmp_path):
+    navi(tmp_path)
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    for scene in tmp_path.glob("bear/*"):
+        for file in scene.glob("images/*.jpg"):
+            Image.new("RGB", (18, 12)).save(file, exif=exif)  # of half the size, which changes no pose
+        records = json.loads((scene / "annotations.json").read_text())
+        (scene / "annotations.json").write_text(json.dumps([{**record, "image_size": size} for record in records]))
+    if refused:
+        with pytest.raises(DataError, match=r"000.jpg is .* but its annotation is for"):
+            open_camera_pairs(str(tmp_path))
+    else:
+        assert all(part.sized for part in open_camera_pairs(str(tmp_path)).values())

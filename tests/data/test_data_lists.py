@@ -107,7 +107,7 @@ def test_headers_that_do_not_fit_say_how_to_write_them(listed):
         ("# mine\npath,label\na.png,cat\n", "should name the columns"),
         ("path,label\na.png,cat, large\n", "Quote cells that hold a separator"),
     ):
-        with pytest.raises(DataError, match="but the header '") as error:
+        with pytest.raises(DataError, match="but the header has") as error:
             open_data(listed("t.csv", content))
         assert remedy in error.value.remedy
 

@@ -9,10 +9,13 @@ from sample_data import davis, hpatches, spair
 
 from sslbench.backbones.build import build
 from sslbench.data.boundaries import open_boundaries
+from sslbench.data.checks.parts import check_parts, open_with_boxes
+from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.decode.reading import DEFAULT
 from sslbench.data.depth.location import open_depth, open_normals
 from sslbench.data.images import Files
 from sslbench.data.maps.sizes import size_and_turn, unknown_orientation
-from sslbench.data.open import open_label_maps, open_masks_as_data, open_pairs, open_videos
+from sslbench.data.open import open_data, open_label_maps, open_masks_as_data, open_objects, open_pairs, open_videos
 from sslbench.data.open_signals import open_signals
 from sslbench.errors import DataError
 from sslbench.evaluation import Request, RunSettings, make_task, prepare
@@ -201,3 +204,40 @@ def test_turns_are_found_in_the_heads_of_files(suffix, turn, tmp_path, monkeypat
     turned = unknown_orientation("photos", Files([file]), sized=False)
     assert turned is not None and "1 of 1 image is" in turned
     assert size_and_turn(Files([file]), 0) == ((9, 6) if turn >= 5 else (6, 9), True)
+
+
+def test_maps_and_depth_with_an_orientation_of_their_own_are_refused(tmp_path):
+    exif = Image.Exif()
+    exif[TAG] = 6
+    for i in range(4):
+        photo(tmp_path / "images" / f"{i}.jpg", (6, 9), 6)
+        for kind in ("masks", "depth"):
+            (tmp_path / kind).mkdir(exist_ok=True)
+            Image.fromarray(np.full((6, 9), i, np.uint8)).save(tmp_path / kind / f"{i}.png", exif=exif)
+    for read in (
+        lambda: open_label_maps(f"{tmp_path}?images=images&maps=masks"),
+        lambda: open_depth(str(tmp_path))["all"].pixel_values.read_values(0),
+    ):
+        with pytest.raises((DataError, UnreadableImage), match=r"an EXIF orientation of its own.*exiftool"):
+            read()
+
+
+def test_boxes_whose_sizes_are_those_of_the_files_are_noted(tmp_path):
+    for i in range(4):
+        photo(tmp_path / f"{i}.jpg", (40, 60), 6)
+    for sides in ("width,height,", ""):
+        rows = [f"{i}.jpg,{'40,60,' if sides else ''}cat,5,5,25,25" for i in range(4)]
+        (tmp_path / "b.csv").write_text("\n".join([f"filename,{sides}class,xmin,ymin,xmax,ymax", *rows]))
+        part = open_objects(str(tmp_path / "b.csv"))["all"]
+        assert part.sized == bool(sides)
+        opened = open_with_boxes(str(tmp_path / "b.csv"), None, seed=0, test_fraction=0.5)
+        found = check_parts(opened, copies=False, decode=0, workers=0, reading=DEFAULT).findings
+        assert any(NOTE.partition(",")[0] in finding.message for finding in found) == (not sides)
+    boxes = [{"id": i, "image_id": i, "category_id": 1, "bbox": [5, 5, 20, 20]} for i in range(4)]
+    for size in ({"width": 40, "height": 60}, {}):
+        images = [{"id": i, "file_name": f"{i}.jpg", **size} for i in range(4)]
+        content = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
+        (tmp_path / "m.json").write_text(json.dumps(content))
+        assert open_objects(str(tmp_path / "m.json"))["all"].sized == bool(size)
+        crops = open_data(f"{tmp_path / 'm.json'}?unit=annotation")["all"]
+        assert crops.sized == bool(size)

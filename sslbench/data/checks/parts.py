@@ -14,6 +14,7 @@ from sslbench.data.checks.sheets import Boxes
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.labels import class_counts
 from sslbench.data.loading import loader
+from sslbench.data.maps.sizes import unknown_orientation
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest, train_test
 from sslbench.data.splits.objects import TrainTestObjects, split_objects
@@ -131,6 +132,8 @@ def check_parts(
     both, objects = opened.data, opened.objects
     if objects is not None:
         findings = check_objects(objects.train, objects.test, copies=copies)
+        turned = (unknown_orientation(p.name, p.images, sized=p.sized) for p in (objects.train, objects.test))
+        findings += [Finding("warning", note) for note in turned if note is not None]
         tallies = [part.counts().tolist() for part in (objects.train, objects.test)]
     else:
         unlabelled = not (both.train.labels.labelled or both.test.labels.labelled)

@@ -36,7 +36,7 @@ LARGE = 16 << 20
 """Smallest manifest that is cached, in bytes; parsing a smaller one takes less than a second."""
 
 S = TypeVar("S", Source, ObjectSource)
-_VERSION = 5
+_VERSION = 6
 _META = "meta.json"
 _OBJECTS = "objects"
 _log = logging.getLogger("sslbench")
@@ -172,6 +172,7 @@ def _save_content(folder: Path, source: Source | ObjectSource) -> dict[str, Any]
         "classes": source.classes,
         "class_numbers": source.class_numbers,
         "texts": [source.image_texts, source.class_texts],
+        "sized": source.sized,
         "frequencies": frequencies,
         "skeleton": skeleton,
     }
@@ -216,6 +217,7 @@ def _load_split(folder: Path, part: dict[str, Any]) -> Source | ObjectSource:
         class_numbers=tuple(part["class_numbers"]),
         image_texts=part["texts"][0],
         class_texts=part["texts"][1],
+        sized=part["sized"],
         federated=None if part["frequencies"] is None else _load_federated(folder, part["frequencies"]),
         skeleton=None if part["skeleton"] is None else Skeleton.of_record(part["skeleton"]),
         **common,

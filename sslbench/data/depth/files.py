@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 
 from sslbench.data.decode.picture import UnreadableImage, check_size
 from sslbench.data.decode.pillow import strict_and_silent
-from sslbench.data.maps.files import stored, white_of
+from sslbench.data.maps.files import refuse_turned, stored, white_of
 from sslbench.preprocessing import MAX_PIXELS
 
 SUFFIXES = (".npy", ".npz", ".pfm", ".png", ".tif", ".tiff")
@@ -102,7 +102,9 @@ def _picture(data: bytes, path: str, max_pixels: int) -> npt.NDArray[Any]:
                 if getattr(image, "n_frames", 1) > 1:
                     raise UnreadableImage(path, f"a {image.format} of several frames")
                 white = white_of(image, data)
-                return stored(image, white)
+                values = stored(image, white)
+                refuse_turned(image, path)
+                return values
         except UnidentifiedImageError as error:
             kinds = ", ".join(SUFFIXES)
             name = PurePosixPath(path).name

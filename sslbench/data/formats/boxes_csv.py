@@ -112,7 +112,7 @@ def _read(table: Path, below: Path | None, named: Mapping[str, str]) -> dict[str
         file = listed.folder / path
         boxes = [_row(f"{table.name}, {n}", row, columns["class"]) for n, row in of_image]
         splits.setdefault(split, []).append(
-            AnnotatedImage(own_id, file, size if all(size) else size_in_file(file), boxes, group)
+            AnnotatedImage(own_id, file, size if all(size) else size_in_file(file), boxes, group, all(size))
         )
     return splits
 

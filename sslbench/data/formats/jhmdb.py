@@ -18,7 +18,7 @@ from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.palette_masks import frames_in
 from sslbench.data.poses import poses_source
 from sslbench.data.source import Source
-from sslbench.data.wording import some
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
 
 JOINTS = (
@@ -27,6 +27,8 @@ JOINTS = (
 )
 _SPLITS = {"1": "train", "2": "test"}
 _LIST = "_test_split1"
+_SIZE = (240, 320)
+"""Height and width of the frames as published; files of joints say none."""
 
 
 def recognises(spec: str) -> bool:
@@ -85,11 +87,16 @@ def _split(name: str, root: Path, clips: list[str]) -> Source:
         sizes[clip] = size_in_file(root / "Rename_Images" / clip / found[clip][0])
         videos[clip] = list(range(len(frames), len(frames) + number))
         frames += [f"{clip}/{frame}" for frame in found[clip][:number]]
-    notes = (
-        f"{name}: {len(cut):,} clips have unequal numbers of frames and joints: {some(cut)}; the smaller one counts",
-    )
+    notes = [
+        f"{name}: {len(cut):,} clips have unequal numbers of frames and joints: {some(cut)}; the smaller one counts"
+    ] * bool(cut)
+    if other := [f"{clip} ({w} x {h})" for clip, (h, w) in sizes.items() if (h, w) not in ((0, 0), _SIZE)]:
+        notes.append(
+            f"{name}: joints are of frames of {_SIZE[1]} x {_SIZE[0]} pixels as published, and "
+            f"{counted(len(other), 'clip')} have others: {some(other)}; of resized frames, the scores are wrong"
+        )
     images = Files(tuple(frames), str(root / "Rename_Images"))
-    return poses_source(name, videos, images, joints, sizes, JOINTS, notes if cut else ())
+    return poses_source(name, videos, images, joints, sizes, JOINTS, tuple(notes))
 
 
 def _joints(file: Path) -> FloatArray:

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, PngImagePlugin, PpmImagePlugin, TiffImagePlugin, UnidentifiedImageError
 
-from sslbench.data.decode.picture import UnreadableImage, check_size, declared_too_large
-from sslbench.data.decode.pillow import strict_and_silent
+from sslbench.data.decode.picture import UPRIGHT, UnreadableImage, check_size, declared_too_large
+from sslbench.data.decode.pillow import orientation, strict_and_silent
 from sslbench.data.images import DIGEST_BYTES, Files, digest
 from sslbench.data.label_map import Grid
 from sslbench.data.maps.types import RawMap
@@ -101,6 +101,7 @@ def decode_pixels(data: bytes, path: str, max_pixels: int) -> MapPixels:
                 check_size(*image.size, path, max_pixels)
                 codec, white = str(image.tile), white_of(image, data)  # emptied by load
                 image.load()
+                refuse_turned(image, path)
                 return _pixels(image, path, codec, white)
         except UnreadableImage:
             raise
@@ -111,6 +112,20 @@ def decode_pixels(data: bytes, path: str, max_pixels: int) -> MapPixels:
         except Exception as error:  # decoders raise almost anything on a damaged file
             words = " ".join(str(error).split())[:120]
             raise UnreadableImage(path, "truncated" if "truncated" in words else f"damaged ({words})") from error
+
+
+def refuse_turned(image: Image.Image, path: str) -> None:
+    """Refuse a loaded file of maps that has an EXIF orientation itself: programs copy it from the image, turned or not.
+
+    Raises:
+        UnreadableImage: it has one.
+    """
+    if orientation(image) in UPRIGHT:
+        raise UnreadableImage(
+            path,
+            "an EXIF orientation of its own: `mogrify -auto-orient FILES` if it lies as the stored pixels of the image "
+            "do, `exiftool -Orientation= FILES` if it is upright",
+        )
 
 
 def _check_kind(image: Image.Image, data: bytes, path: str) -> None:

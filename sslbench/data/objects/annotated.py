@@ -30,6 +30,7 @@ class AnnotatedImage:
             area or None, mask or None; perhaps given (the four numbers in the file, where these are no pixels) and
             keypoints (K triples x, y, visibility).
         group: the group it belongs to; '' for none.
+        sized: the annotations say the size; False: it is read from the image's file.
     """
 
     id: str
@@ -37,6 +38,7 @@ class AnnotatedImage:
     size: tuple[int, int]
     rows: list[dict[str, Any]]
     group: str = ""
+    sized: bool = True
 
 
 def object_sources(
@@ -142,6 +144,7 @@ def _source(
         attributes={grouped_by: tuple(images[i].group for i in order)} if grouped_by else {},
         grouped_by=grouped_by,
         skeleton=skeleton,
+        sized=all(image.sized for image in images),
     )
 
 

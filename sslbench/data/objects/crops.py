@@ -70,6 +70,7 @@ class Crops:
         sizes: int64 (N, 2), height and width that the manifest says; zeros where it says nothing.
         margin: added on each side, as a share of the box's side.
         annotated: the boxes are annotations, and not tiles of a grid.
+        from_files: some sizes are those of the image files.
     """
 
     images: Images
@@ -79,6 +80,7 @@ class Crops:
     sizes: npt.NDArray[np.int64]
     margin: float
     annotated: bool = True
+    from_files: bool = False
     _last: _Last = dataclasses.field(default_factory=_Last, repr=False)
 
     def __len__(self) -> int:
@@ -87,7 +89,7 @@ class Crops:
     @property
     def sized(self) -> bool | None:
         """See `source.Source.sized`."""
-        return bool(self.sizes.all()) if self.annotated else None
+        return bool(self.sizes.all()) and not self.from_files if self.annotated else None
 
     def decoded(self, index: int, decoder: PictureDecoder) -> Decoded:
         """Decode the whole image and cut out the box with its margin, clipped to the image.
@@ -151,7 +153,7 @@ class Crops:
         """Return the crops at `indices`, in that order."""
         at = np.asarray(indices, dtype=np.int64)
         parts = self.rows[at], self.numbers[at], self.boxes[at], self.sizes[at]
-        return Crops(self.images, *parts, self.margin, self.annotated)
+        return Crops(self.images, *parts, self.margin, self.annotated, self.from_files)
 
 
 def _grown(box: npt.NDArray[np.float32], margin: float, height: int, width: int) -> tuple[int, int, int, int]:
@@ -234,7 +236,7 @@ def _crops(
     left_out = [counted(n, what) for n, what in out if n]
     notes = (f"{spec}: {', '.join(left_out)} left out",) if left_out else ()
     parts = rows, np.array(ks, dtype=np.int64), np.array(boxes, dtype=np.float32), source.sizes[rows]
-    images = Crops(source.images, *parts, options.margin)
+    images = Crops(source.images, *parts, options.margin, from_files=not source.sized)
     attributes = {IMAGE: source.ids} | dict(source.attributes)
     of_images = {key: tuple(column[row] for row in rows_) for key, column in attributes.items()}
     of_objects = {key: tuple(column[number] for number in numbers_) for key, column in columns.items()}

@@ -42,6 +42,7 @@ class ObjectSource:
         skeleton: the keypoints that objects may have; None: they have none.
         image_texts: of a manifest whose image ids are texts, id of the image -> this text; `numbers` count them.
         class_texts: the same of categories: class -> text.
+        sized: annotations say the sizes; False: some are those of the image files, which tell no turn by EXIF.
         reading: settings of the decoding.
     """
 
@@ -60,6 +61,7 @@ class ObjectSource:
     skeleton: Skeleton | None = None
     image_texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     class_texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    sized: bool = True
     reading: Reading = DEFAULT
 
     def __post_init__(self) -> None:

@@ -92,7 +92,7 @@ def prepare_detection(
     log.info(f"{len(data.train)} train and {len(data.test)} test images, {data.how}")
     state_shortened("detection", request.recipe, request.origins)
     parts = {id(part): part for part in (data.train, data.test)}.values()
-    turned = (unknown_orientation(part.name, part.images, sized=True) for part in parts)
+    turned = (unknown_orientation(part.name, part.images, sized=part.sized) for part in parts)
     data = dataclasses.replace(data, notes=(*data.notes, *(note for note in turned if note is not None)))
     for note in dict.fromkeys((*data.train.notes, *data.test.notes, *data.notes)):
         log.info(note)

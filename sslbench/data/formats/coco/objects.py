@@ -72,6 +72,7 @@ def object_sources(
     if skeleton is None and any(row.get("keypoints") for row in annotations):
         notes = (*notes, f"{spec}: keypoints left out, since no category lists the names of its 'keypoints'")
     federated = _federated(spec, images, categories)
+    sized = [(row.get("height"), row.get("width")) != (None, None) for row in images]
     image_texts, class_texts = (columns.texts.get(table, {}) for table in ("images", "categories"))
     order = sorted(range(len(ids)), key=ids.__getitem__)
     split_of = splits or ["all"] * len(ids)
@@ -92,6 +93,7 @@ def object_sources(
             grouped_by=columns.grouped_by,
             federated=None if federated is None else federated.select(chosen, len(ids)),
             skeleton=skeleton,
+            sized=all(sized[i] for i in chosen),
             image_texts={ids[i]: image_texts[images[i]["id"]] for i in chosen} if image_texts else {},
             class_texts={str(row["name"]): class_texts[row["id"]] for row in categories} if class_texts else {},
         )

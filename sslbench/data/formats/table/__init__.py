@@ -306,10 +306,9 @@ def _read_text(path: Path) -> TableColumns:
     lines = [line for line, _ in rows[1:]]
     for line, row in rows[1:]:
         if len(row) != len(names):
-            header = ",".join(names)
             raise DataError(
-                f"{path}, line {line}: {counted(len(row), 'cell')}, but the header '{header:.60}' has {len(names)}",
-                "The first line should name the columns, such as: path,label"
+                f"{path}, line {line}: {counted(len(row), 'cell')}, but the header has {len(names)}",
+                f"The first line, '{names[0]:.60}', should name the columns, such as: path,label"
                 if len(names) == 1
                 else 'Quote cells that hold a separator: a.jpg,"cat, large"',
             )

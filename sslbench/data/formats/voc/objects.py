@@ -154,7 +154,7 @@ def read_xml(path: Path, file: Path, sample: str) -> AnnotatedImage:
     size = tuple(int(side) if side.isdecimal() else 0 for side in sides)
     rows = [_row(path, i, element) for i, element in enumerate(root.findall("object"), start=1)]
     known = (size[0], size[1]) if all(size) else size_in_file(file)
-    return AnnotatedImage(sample, file, known, rows)
+    return AnnotatedImage(sample, file, known, rows, sized=all(size))
 
 
 def _row(path: Path, number: int, element: ElementTree.Element) -> dict[str, Any]:

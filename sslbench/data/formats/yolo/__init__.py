@@ -307,7 +307,7 @@ def _images(
                 unknown.append(str(file))
                 continue
             rows = _rows(place.annotations / texts[key], size, described)
-        found.append(AnnotatedImage(f"{prefix}{printable(name)}", file, size, rows))
+        found.append(AnnotatedImage(f"{prefix}{printable(name)}", file, size, rows, sized=False))
     if unknown:
         raise DataError(
             f"{place.images}: the size of {counted(len(unknown), 'image')} cannot be read, and boxes are shares of it: "
