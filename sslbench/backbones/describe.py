@@ -125,12 +125,17 @@ def describe(file: WeightsFile, *, backbone: str | None = None, format: str | No
     expected = _shapes(build(backbone).module.state_dict()) if backbone else None
     try:
         found = recognise(file, expected=expected, format=format)
-        seen = dataclasses.replace(found, config=NO_CONFIG) if backbone else found  # what is named comes first
-        known = _with_format(known, seen, load_table(found.definition), file)
+    except WeightsError as error:
+        return dataclasses.replace(known, problem=str(error))
+    # The configuration may be of another network: loading checks it.
+    known = _with_format(known, dataclasses.replace(found, config=NO_CONFIG), load_table(found.definition), file)
+    try:
         loaded = load_file(file, backbone=backbone, format=format)
     except (WeightsError, BackboneError) as error:
         return dataclasses.replace(known, problem=str(error))
     known = _with_backbone(known, loaded)
+    if backbone is None:
+        known = dataclasses.replace(known, architecture=_architecture(found))
     try:
         return _with_heads(known, file, dataclasses.replace(loaded, heads=load_heads(file, found)))
     except WeightsError:  # the backbone loads, the heads are listed by their tensors only

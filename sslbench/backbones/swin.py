@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 
+from sslbench.backbones.vit.recognise import UNKNOWN
 from sslbench.errors import BackboneError
 from sslbench.weights.reading.model_config import NO_CONFIG, ModelConfig
 
@@ -14,6 +15,8 @@ _PUBLISHED: Mapping[tuple[int, tuple[int, ...]], str] = {
     (192, (2, 2, 18, 2)): "large",
 }
 """(width, blocks of each stage) -> timm's word."""
+_HEAD = 32
+"""Dimensions of a head in published networks."""
 _EPS = 1e-5
 """Of the norms in timm's networks."""
 _KNOWN = re.compile(
@@ -58,10 +61,14 @@ def recognise_swin(
     bias = "layers.0.blocks.0.attn.q_bias" if second else "layers.0.blocks.0.attn.qkv.bias"
     word = _PUBLISHED.get((width, depths), "")
     base = f"swin{'v2' if second else ''}_{word or 'tiny'}_{'window8_256' if second else 'patch4_window7_224'}"
-    options: dict[str, object] = {"img_size": image or "NUMBER", "window_size": window or "NUMBER"}
+    usual = (256, 8) if second else (224, 7)
+    options: dict[str, object] = {"img_size": image or UNKNOWN} if image != usual[0] else {}
+    options |= {"window_size": window or UNKNOWN} if window != usual[1] else {}
     options |= {"patch_size": stem[2]} if stem[2] != 4 else {}
     options |= {"in_chans": stem[1]} if stem[1] != 3 else {}
-    options |= {} if word else {"embed_dim": width, "depths": _dashed(depths), "num_heads": _dashed(heads)}
+    options |= {} if word else {"embed_dim": width, "depths": _dashed(depths)}
+    if not word or heads != tuple(width * 2**stage // _HEAD for stage in range(len(depths))):
+        options["num_heads"] = _dashed(heads)
     options |= {"mlp_ratio": hidden[0] / width} if hidden[0] != 4 * width else {}
     options |= {"qkv_bias": False} if bias not in shapes else {}
     trained = config.fields.get("pretrained_window_sizes")

@@ -10,6 +10,8 @@ from timm.layers import resample_abs_pos_embed
 from sslbench.backbones.build import build
 from sslbench.backbones.convnext import recognise_convnext
 from sslbench.backbones.load import load_backbone
+from sslbench.backbones.regnet import recognise_regnet
+from sslbench.backbones.swin import recognise_swin
 from sslbench.backbones.vit.positions import fit_positions
 from sslbench.backbones.vit.recognise import grid_side, recognise_vit
 from sslbench.errors import BackboneError, UsageError, WeightsError
@@ -270,6 +272,25 @@ def test_a_convnext_is_recognised_from_its_shapes(name, options):
         found = recognise_convnext(wanted)
         assert shapes(build(found).module.state_dict()) == wanted
     assert found.startswith(f"timm:{name}") or "depths=1-2-3-1,dims=8-16-24-32" in found
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("swin_tiny_patch4_window7_224", {}),
+        ("swin_large_patch4_window12_384", {}),
+        ("swin_small_patch4_window7_224", {"num_heads": (6, 12, 24, 48), "in_chans": 4}),
+        ("swin_base_patch4_window7_224", {"depths": (1, 2), "embed_dim": 16, "num_heads": (2, 4)}),
+        ("regnety_002", {}),
+        ("regnetx_004_tv", {"in_chans": 1}),
+    ],
+)
+def test_a_swin_or_regnet_is_recognised_from_its_shapes(name, options):
+    recognise = recognise_swin if name.startswith("swin") else recognise_regnet
+    with torch.device("meta"):
+        wanted = shapes(timm.create_model(name, num_classes=0, **options).state_dict())
+        assert shapes(build(recognise(wanted)).module.state_dict()) == wanted
+    assert options or recognise(wanted).startswith(f"timm:{name.partition('_patch4')[0]}")
 
 
 def test_convnexts_with_other_norms_heads_or_activations_are_none():

@@ -17,7 +17,8 @@ from golden_optimizers import resnet_with
 from torch import Tensor
 
 from sslbench.backbones.build import build
-from sslbench.weights.formats.recognise import Recognised, recognise, tensors_at
+from sslbench.weights.formats.places import tensors_at
+from sslbench.weights.formats.recognise import Recognised, recognise
 from sslbench.weights.formats.tables import load_table
 from sslbench.weights.reading.files import WeightsFile, read
 

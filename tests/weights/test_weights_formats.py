@@ -10,7 +10,8 @@ from helpers.offenders import offenders
 from sslbench import names
 from sslbench.backbones.alexnet import recognise_alexnet
 from sslbench.backbones.build import build
-from sslbench.weights.formats.recognise import recognise, tensors_at
+from sslbench.weights.formats.places import tensors_at
+from sslbench.weights.formats.recognise import recognise
 from sslbench.weights.formats.tables import load_table
 from sslbench.weights.reading.files import WeightsFile
 

@@ -5,7 +5,8 @@ import torch
 import torchvision
 
 from sslbench.errors import UsageError, WeightsError
-from sslbench.weights.formats.recognise import common_prefix, recognise
+from sslbench.weights.formats.places import common_prefix
+from sslbench.weights.formats.recognise import recognise
 from sslbench.weights.reading.files import WeightsFile
 from sslbench.weights.save import save
 

@@ -124,7 +124,8 @@ class ViT:
 
     def describe(self) -> str:
         """Return a description: 'ViT of 12 blocks, width 384, 6 heads, patch 14, LayerScale, trained at 518 pixels'."""
-        parts = [f"ViT of {self.depth} blocks, width {self.width}, {self.heads or 'unknown'} heads, patch {self.patch}"]
+        heads = self.heads or "an unknown number of"
+        parts = [f"ViT of {self.depth} blocks, width {self.width}, {heads} heads, patch {self.patch}"]
         parts += [f"{self.registers} registers"] if self.registers else []
         parts += ["LayerScale"] if self.layer_scale else []
         parts += ["SwiGLU"] if self.swiglu else []

@@ -14,7 +14,7 @@ from sslbench.cli.echo import echo
 from sslbench.data.wording import some
 from sslbench.errors import SslbenchError
 from sslbench.names import list_names
-from sslbench.weights.reading.model_folders import weights_file
+from sslbench.weights.reading.model_folders import is_model
 from sslbench.weights.reading.shards import is_distributed, is_unfinished
 from sslbench.weights.reading.sniff import SUFFIXES
 
@@ -129,10 +129,8 @@ def _is_model(what: str) -> bool:
     scheme, _, place = what.partition(":")
     if scheme == "hf" and place and is_named(what):
         folder = Path(place).expanduser()
-        return weights_file(folder) is not None if folder.is_dir() else "?" not in place and not _is_cached(place)
-    return (scheme in ("timm", "vissl") and is_named(what)) or (
-        Path(what).is_dir() and weights_file(Path(what)) is not None
-    )
+        return is_model(folder) if folder.is_dir() else "?" not in place and not _is_cached(place)
+    return (scheme in ("timm", "vissl") and is_named(what)) or (Path(what).is_dir() and is_model(Path(what)))
 
 
 def _model(what: str, backbone: str | None, format_: str | None, as_json: bool, trust_pickle: bool) -> int:

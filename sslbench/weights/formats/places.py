@@ -59,10 +59,11 @@ class Place:
         """Return whether a dotted path, which is not empty, is the end of this one."""
         return f".{self.name.strip('.')}".endswith(f".{where}")
 
-    def behind(self, prefix: str) -> "Place":
-        """Return what the dict holds behind a prefix."""
-        inner = {key.removeprefix(prefix): tensor for key, tensor in self.tensors.items() if key.startswith(prefix)}
-        outside = (self.prefix + key for key in self.tensors if not key.startswith(prefix))
+    def behind(self, prefix: str, *, without: tuple[str, ...] = ()) -> "Place":
+        """Return what the dict holds behind a prefix, less what it holds behind others."""
+        taken = {key: key.startswith(prefix) and not key.startswith(without) for key in self.tensors}
+        inner = {key.removeprefix(prefix): self.tensors[key] for key in taken if taken[key]}
+        outside = (self.prefix + key for key in taken if not taken[key])
         return Place(self.where, inner, self.prefix + prefix, (*self.outside, *outside))
 
 

@@ -1,38 +1,27 @@
 """Recognition of a weights file's format: exactly one table must account for every key of a network."""
 
 import dataclasses
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from sslbench import names
 from sslbench.errors import UsageError, WeightsError
-from sslbench.weights.formats import places, schema
+from sslbench.weights.formats import places
 from sslbench.weights.formats.format_name import find_format
-from sslbench.weights.formats.places import Place, common_prefix, tensors_at
+from sslbench.weights.formats.places import Place, common_prefix
 from sslbench.weights.formats.schema import InputImages, Strides
-from sslbench.weights.formats.tables import FormatTable, Split, load_networks, take_variant
+from sslbench.weights.formats.search import Match, Search, Shapes, same_tensors, tried
+from sslbench.weights.formats.tables import FormatTable, load_networks, take_variant
 from sslbench.weights.reading import distributed
 from sslbench.weights.reading.files import WeightsFile
 from sslbench.weights.reading.model_config import NO_CONFIG, ModelConfig
 from sslbench.weights.save import CHECKPOINT_FORMAT
 
 
-def _unrecognised(
-    file: WeightsFile, roots: Sequence[Place], tables: Sequence[FormatTable], conflicts: Sequence[str], format: str
-) -> WeightsError:
-    """Return the error for a file of unknown format, with the closest format and a key that it lacks.
-
-    Args:
-        file: the weights file.
-        roots: its dicts in which networks were looked for.
-        tables: tables that were tried.
-        conflicts: messages of tables with contradictory rules for this file.
-        format: format named by the user; '' if none.
-    """
-    most = max(roots, key=lambda place: len(place.tensors))
+def _unrecognised(search: Search, roots: Sequence[Place]) -> WeightsError:
+    """Return the error for dicts of a file without a known network, with the closest format and a key that it lacks."""
+    file, most = search.file, max(roots, key=lambda place: len(place.tensors))
     keys = list(most.tensors)
     if (rank := distributed.file_of_a_rank(file.path, file.content, file.stubbed)) is not None:
         return rank
@@ -46,14 +35,16 @@ def _unrecognised(
         holds = ", ".join(f"'{key}'" for key in list(file.content)[:5]) or "nothing"
         stubs = f"; classes that were not loaded: {', '.join(file.stubbed[:3])}" if file.stubbed else ""
         return WeightsError(f"{file.path} holds no tensors; it holds {holds}{stubs}", "Save model.state_dict().")
-    message = f"{file.path} is not of format {format}" if format else f"{file.path} has key names of no known format"
+    message = f"{file.path} " + (
+        f"is not of format {search.format}" if search.format else "has key names of no known format"
+    )
     message += f": its {len(keys)} tensors" + (f" at '{most.where}'" if most.where else "")
     message += " are " + ", ".join(f"'{key}'" for key in keys[:3]) + (" ..." if len(keys) > 3 else "")
     if empty := [key for key, tensor in most.tensors.items() if not tensor.numel()]:
         message += f"; {len(empty)} of them are empty, such as '{empty[0]}'"
     prefix = common_prefix(keys)
-    hint = f"; all start with '{prefix}'" if prefix else _closest(most, tables)
-    hint += f"; {conflicts[0]}" if conflicts else ""
+    hint = f"; all start with '{prefix}'" if prefix else _closest(most, search.tables)
+    hint += f"; {search.conflicts[0]}" if search.conflicts else ""
     return WeightsError(
         message + hint,
         "Give --format NAME if you know it (sslbench list formats), or your own network: --backbone MODULE:FUNCTION.",
@@ -61,8 +52,8 @@ def _unrecognised(
 
 
 def _closest(place: Place, tables: Sequence[FormatTable]) -> str:
-    tries = [(table, split) for table in tables if (split := _tried(table, place)) is not None]
-    known = [(table, s) for table, s in tries if s.canonical and s.unknown and not table.file.fallback]
+    tries = [(table, tried(table, place)) for table in tables if not table.file.fallback]
+    known = [(table, split) for table, split in tries if split and split.canonical and split.unknown]
     if not known:
         return ""
     table, split = max(known, key=lambda pair: (len(pair[1].canonical), -len(pair[1].unknown), not pair[0].is_general))
@@ -71,23 +62,11 @@ def _closest(place: Place, tables: Sequence[FormatTable]) -> str:
     return f"; closest is {table.name}, which does not know {len(split.unknown)} of them, such as '{split.unknown[0]}'"
 
 
-def _tried(table: FormatTable, place: Place) -> Split | None:
-    """Return the tensors of a dict as a table sorts them; None if they are certainly not of this format."""
-    if table.file.marker or not _declared(table, place) or not table.detected(place.tensors):
-        return None
-    try:
-        return table.split(place.tensors)
-    except WeightsError:
-        return None
-
-
 OPTIONAL_LEAF = "num_batches_tracked"
 """Last segment of BatchNorm counters, the only tensors that may be missing: torch < 0.4.1 and other tools omit them."""
 
 MAX_TENSORS = 10_000
 """Largest number of tensors in a file: matching more against every format takes minutes. A ViT-G has about 1,000."""
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,10 +140,6 @@ class Recognised:
         return f"{here}, not {text} (--format {self.others[0]})"
 
 
-_FEWEST = 4  # tensors of a network that is searched for
-_MOST_DICTS = 100  # that are searched, those with the most tensors
-
-
 def recognise(file: WeightsFile, *, expected: Shapes | None = None, format: str | None = None) -> Recognised:
     """Return the backbone in a file under canonical names, and its format.
 
@@ -193,16 +168,16 @@ def recognise(file: WeightsFile, *, expected: Shapes | None = None, format: str 
     tables = marked or [table for table in tables if not table.file.marker]
     if expected is None:
         tables = [table for table in tables if not table.file.needs_backbone]
-    search = _Search(file, expected, tables, format)
+    search = Search(file, expected, tables, format)
     roots = everywhere[:1] if marked else places.selected(file.content, where) if where else everywhere
     if not roots:
         known = [match.place.name for match in search.networks(everywhere)]
         message = f"{file.path} is not of format {format}: nothing lies at '{where}'"
         raise WeightsError(message, names.did_you_mean(where, known) if known else None)
     if not (found := search.networks(roots)):
-        raise _unrecognised(file, roots, tables, search.conflicts, format or "")
+        raise _unrecognised(search, roots)
     exact = [match for match in found if match.place.name.strip(".") == where.strip(".")]
-    return _chosen(file, exact if where and exact else found, search, roots)
+    return _chosen(search, exact if where and exact else found, roots)
 
 
 def _asked(file: WeightsFile, format: str | None) -> tuple[list[FormatTable], str]:
@@ -225,305 +200,7 @@ def _asked(file: WeightsFile, format: str | None) -> tuple[list[FormatTable], st
     raise UsageError(f"format {asked.name} has no network or variant '{asked.network}'", remedy)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Match:
-    """Table that accounts for every key of one dict in the file.
-
-    Attributes:
-        table: the table.
-        root: dict in which the table's places were looked for.
-        where: the place of these, as a dotted path in the root.
-        keys: tensors by the keys that the table was compared with.
-        originals: such a key -> key in the file, where names of wrappers were left out; else empty.
-        split: the tensors.
-        network: name of the network, if its place or its keys show it; else ''.
-    """
-
-    table: FormatTable
-    root: Place
-    where: str
-    keys: Mapping[str, Tensor]
-    originals: Mapping[str, str]
-    split: Split
-    network: str
-
-    @property
-    def place(self) -> Place:
-        """The place in the file."""
-        return Place(places.joined(self.root.where, self.where), {}, self.root.prefix)
-
-    @property
-    def way(self) -> str:
-        """The network as --format takes it."""
-        return f"{self.table.name}:{self.place.name or '.'}"
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of the backbone's keys in the file."""
-        for key, original in self.originals.items():
-            name = key.removeprefix(self.split.prefix)
-            if key.startswith(self.split.prefix) and original.endswith(name):
-                return self.root.prefix + original.removesuffix(name)
-        return self.root.prefix + self.split.prefix
-
-    @functools.cached_property
-    def others(self) -> dict[str, str]:
-        """The format's other networks that have keys in the root: name -> place in the file."""
-        found: dict[str, str] = {}
-        for name, network in self.table.file.networks.items() if self.network else ():
-            other = schema.take(self.table.file, name)
-            starts = tuple(filter(None, network.prefix)) or other.prefix
-            same = other.state_dict == self.table.file.state_dict and other.prefix == self.table.file.prefix
-            for where in () if name == self.network or same else other.state_dict:
-                keys = tensors_at(self.root.content, where)
-                named = any(key.startswith(starts) for key in (*keys, *places.without_wrappers(keys)))
-                if named and ("" not in starts or self.table.detected(keys)):
-                    found.setdefault(name, places.joined(self.root.where, where))
-        return found
-
-
-class _Search:
-    """Search of the networks in a file.
-
-    Attributes:
-        conflicts: messages of tables with contradictory rules for this file.
-        damaged: networks of a known format but for some keys, by their places: place, tensors and the first such key.
-    """
-
-    def __init__(
-        self, file: WeightsFile, expected: Shapes | None, tables: Sequence[FormatTable], format: str | None
-    ) -> None:
-        """Set what is searched.
-
-        Args:
-            file: the file.
-            expected: names and shapes of the backbone, if known.
-            tables: tables to try.
-            format: format named by the user, whose table need not satisfy its `detect` entry.
-        """
-        self.file, self.expected, self.tables, self.format = file, expected, tables, format
-        self.conflicts: list[str] = []
-        self.damaged: dict[str, tuple[Place, Split, str]] = {}
-        # Any keys are those of a fallback, so that it is of no use behind a prefix.
-        self.inner = [table for table in tables if table.file.needs_backbone or not table.file.fallback]
-
-    def networks(self, roots: Sequence[Place]) -> list[_Match]:
-        """Return the networks in these dicts.
-
-        Raises:
-            WeightsError: two tables match the first of them with different tensors.
-        """
-        found: list[_Match] = []
-        taken: set[str] = set()
-        for root in self._worth_a_try(roots):
-            if root.where in taken and not root.prefix:
-                continue
-            try:
-                here = self._at(root, self.tables if root is roots[0] else self.inner)
-            except WeightsError as error:
-                if root is roots[0]:
-                    raise
-                self.conflicts.append(error.message)
-                continue
-            found += here
-            taken.update(place for match in here for place in (match.place.where, *match.others.values()))
-        weak = None if found else self._best(roots[0], self.tables, bare=False)
-        return found if weak is None else [weak]
-
-    @property
-    def _fewest(self) -> int:
-        return min(_FEWEST, len(self.expected)) if self.expected else _FEWEST
-
-    def _worth_a_try(self, roots: Sequence[Place]) -> Iterator[Place]:
-        """Yield the first root, and of the others those that may hold a network."""
-        sizes = sorted((len(root.tensors) for root in roots), reverse=True)
-        least = max(self._fewest, *sizes[_MOST_DICTS - 1 : _MOST_DICTS], 0)
-        for root in roots:
-            outer = len(roots) <= _MOST_DICTS and any(isinstance(value, Mapping) for value in root.content.values())
-            if root is roots[0] or outer or len(root.tensors) >= least:
-                yield root
-
-    def _at(self, root: Place, tables: Sequence[FormatTable]) -> list[_Match]:
-        """Return the network that is the whole dict, else those behind prefixes of its keys.
-
-        A fallback that takes any keys is used only if there is nothing better in the file.
-        """
-        written = self._best(root, tables, bare=False)
-        if written is not None and (not written.table.file.fallback or self._covers(written)):
-            return [self._before(written, tables) or written]
-        if (bare := self._best(root, self.inner, bare=True)) is not None:
-            same = written is not None and _same(written.split.canonical, bare.split.canonical)
-            return [written if written is not None and same else bare]
-        return self._behind(root)
-
-    def _before(self, written: _Match, tables: Sequence[FormatTable]) -> _Match | None:
-        """Return a network of the same format that comes before one and was not found, as it alone has wrappers.
-
-        Raises:
-            WeightsError: there is one, and it has keys that nobody knows: no other is taken in its place.
-        """
-        same = [table for table in tables if table.name == written.table.name]
-        for table in same[: same.index(written.table)]:
-            if (where := written.others.get(table.network)) is None:
-                continue
-            if match := self._match(table, written.root, bare=True):
-                return match
-            split = _tried(table, Place(where, tensors_at(self.file.content, where)))
-            if split is not None and len(split.unknown) < len(split.canonical):
-                raise WeightsError(
-                    f"{self.file.path}: the network '{table.network}' has keys that format {table.name} does not know, "
-                    f"such as '{split.unknown[0]}'",
-                    f"--format {table.name}:{written.network} reads another network of the file.",
-                )
-        return None
-
-    def _behind(self, root: Place) -> list[_Match]:
-        """Return the networks behind the shortest prefixes."""
-        # A network of a known format with some keys that nobody knows is no reason to take another behind a prefix.
-        if self._note_damaged(root) and not root.prefix:
-            return []
-        found: dict[str, _Match] = {}
-        counts = places.prefixes(root.tensors)
-        for prefix, count in counts.items():
-            if count < self._fewest or any(prefix.startswith(shorter) for shorter in found):
-                continue
-            inner = root.behind(prefix)
-            if match := self._best(inner, self.inner, bare=False) or self._best(inner, self.inner, bare=True):
-                found[prefix] = match
-            else:
-                self._note_damaged(inner)
-        around = [outer for outer in counts if any(prefix.startswith(outer) for prefix in found) and outer not in found]
-        for outer in [*reversed(around), ""] if found else ():  # one that lies around or beside them
-            rest = {key for key in root.tensors if key.startswith(outer) and not key.startswith(tuple(found))}
-            if len(rest) < self._fewest:
-                continue
-            beside = Place(
-                root.where,
-                {key.removeprefix(outer): tensor for key, tensor in root.tensors.items() if key in rest},
-                root.prefix + outer,
-                (*root.outside, *(root.prefix + key for key in root.tensors if key not in rest)),
-            )
-            if match := self._best(beside, self.inner, bare=False) or self._best(beside, self.inner, bare=True):
-                found[outer] = match
-                self.damaged.pop(beside.name, None)
-        return list(found.values())
-
-    def _note_damaged(self, place: Place) -> bool:
-        """Return whether this is a network of a known format but for some keys that nobody knows, and keep it."""
-        for table in self.tables:
-            split = None if table.is_general else _tried(table, place)
-            if split is None or not split.canonical or 2 * len(split.unknown) >= len(place.tensors):
-                continue
-            inside = (key for key in split.unknown if self.format or key.startswith(split.prefix))
-            if (key := next((key for key in inside if not places.has_wrapper(key)), None)) is not None:
-                self.damaged[place.name] = (place, split, key)
-                return True
-        return False
-
-    def _best(self, root: Place, tables: Sequence[FormatTable], *, bare: bool) -> _Match | None:
-        """Return the match to use of all tables, None if there is none.
-
-        Args:
-            root: the dict.
-            tables: tables to try.
-            bare: leave out the names of wrappers in keys; None if there are none.
-
-        Raises:
-            WeightsError: two tables match with different tensors.
-        """
-        matches: list[_Match] = []
-        for table in tables:
-            match = self._match(table, root, bare=bare)
-            if match is not None and all(match.table.name != other.table.name for other in matches):
-                matches.append(match)
-        if not matches:
-            return None
-        most = max(self._coverage(match) for match in matches)
-        matches = [match for match in matches if self._coverage(match) == most]
-        matches = [match for match in matches if not match.table.file.fallback] or matches
-        matches = [match for match in matches if _is_preferred(match.table)] or matches
-        matches.sort(key=lambda match: (match.table.is_general, match.table.name))
-        for other in matches[1:]:
-            if not _same(matches[0].split.canonical, other.split.canonical):
-                raise _ambiguous(self.file, matches[0], other)
-        return matches[0]
-
-    def _match(self, table: FormatTable, root: Place, *, bare: bool) -> _Match | None:
-        """Return the match at the first dict whose every key the table accounts for; None if there is none.
-
-        A table whose rules contradict each other on this file does not match; the contradiction is added to
-        `conflicts`. A table named by the user need not satisfy its `detect` entry, which only decides between tables.
-        """
-        for where in self._places(table, root):
-            tensors = tensors_at(root.content, where) if where else root.tensors
-            originals = places.without_wrappers(tensors) if bare else {}
-            if bare:
-                tensors = {key: tensors[original] for key, original in originals.items()}
-            if not tensors or not (self.format or table.detected(tensors)):
-                continue
-            try:
-                split = _with_heads(table, table.split(tensors), root)
-            except WeightsError as error:
-                self.conflicts.append(error.message)
-                continue
-            split = _keep_backbone_heads(split, self.expected)
-            if self._is_complete(table, split):
-                network = table.network if where or _shows_network(table, root, split) else ""
-                return _Match(table, root, where, tensors, originals, split, network)
-        return None
-
-    def _places(self, table: FormatTable, root: Place) -> tuple[str, ...]:
-        """Return the dotted paths in a dict at which a table's state dict may lie."""
-        declared = table.file.state_dict
-        if (owners := _owners(table, root)) and table.network not in owners:
-            return ()
-        if self.format or _declared(table, root):
-            return declared if "" in declared else (*declared, "")
-        return declared
-
-    def _is_complete(self, table: FormatTable, split: Split) -> bool:
-        expected = self.expected or {}
-        if not split.canonical or split.unknown or any(not tensor.numel() for tensor in split.canonical.values()):
-            return False
-        if table.file.needs_backbone and 2 * sum(name in split.canonical for name in expected) <= len(expected):
-            return False
-        return not any(places.has_wrapper(name) and name not in expected for name in split.canonical)
-
-    def _covers(self, match: _Match) -> bool:
-        return match.table.file.needs_backbone or self._coverage(match) > 0
-
-    def _coverage(self, match: _Match) -> int:
-        return self.covered(match.split.canonical)
-
-    def covered(self, canonical: Mapping[str, Tensor]) -> int:
-        """Return the number of tensors of the backbone, if it is known, among these."""
-        expected = (self.expected or {}).items()
-        return sum(name in canonical and tuple(canonical[name].shape) == shape for name, shape in expected)
-
-    def best_covering(self, matches: Sequence[_Match]) -> list[_Match]:
-        """Return the matches with the most tensors of the backbone, if it is known."""
-        most = max(self._coverage(match) for match in matches)
-        return [match for match in matches if self._coverage(match) == most]
-
-
-def _declared(table: FormatTable, place: Place) -> bool:
-    """Return whether a table has its tensors in such a dict."""
-    return any(not where or place.ends_with(where) for where in table.file.state_dict)
-
-
-def _owners(table: FormatTable, place: Place) -> list[str]:
-    """Return the networks of a table whose place this is."""
-    networks = table.file.networks.items()
-    return [name for name, network in networks if any(w and place.ends_with(w) for w in network.state_dict)]
-
-
-def _shows_network(table: FormatTable, root: Place, split: Split) -> bool:
-    """Return whether a dict or its keys show which of the table's networks they are."""
-    network = table.file.networks.get(table.network)
-    return not root.name or bool(_owners(table, root)) or bool(network and network.prefix and split.prefix)
-
-
-def _chosen(file: WeightsFile, found: Sequence[_Match], search: _Search, roots: Sequence[Place]) -> Recognised:
+def _chosen(search: Search, found: Sequence[Match], roots: Sequence[Place]) -> Recognised:
     """Return the network to use, and the others in the file.
 
     Raises:
@@ -540,37 +217,30 @@ def _chosen(file: WeightsFile, found: Sequence[_Match], search: _Search, roots: 
     def order(place: Place) -> int:
         return places.order(f"{place.name.strip('.')}.".removeprefix(shared))
 
-    def rank(match: _Match) -> tuple[bool, int, int]:
+    def rank(match: Match) -> tuple[bool, int, int]:
         declared = 0 if match.root is roots[0] else 1 if match.where or match.root.where in usual else 2
         return order(match.place) > 1, declared, order(match.place)
 
-    different: list[_Match] = []
+    different: list[Match] = []
     for match in sorted(found, key=rank):
-        if not any(_same(match.split.canonical, other.split.canonical) for other in different):
+        if not any(same_tensors(match.split.canonical, other.split.canonical) for other in different):
             different.append(match)
     first, *others = different
     if others and rank(first) == rank(others[0]):
         shown = [f"{match.place.text} ({match.table.name})" for match in different]
         ways = [f"--format {match.way}" for match in different]
         raise WeightsError(
-            f"{file.path} holds {len(different)} networks: {', '.join(shown[:-1])} and {shown[-1]}",
+            f"{search.file.path} holds {len(different)} networks: {', '.join(shown[:-1])} and {shown[-1]}",
             f"Select one: {', '.join(ways[:-1])} or {ways[-1]}",  # no full stop: a prefix ends with a dot itself
         )
     for place, split, key in search.damaged.values():
-        if order(place) <= order(first.place) and search.covered(split.canonical) >= search.covered(
-            first.split.canonical
-        ):
+        if order(place) <= order(first.place) and search.covered(split) >= search.covered(first.split):
             raise WeightsError(
-                f"{file.path} holds several networks, and the one {place.text} has keys that no format knows, such as "
-                f"'{key}'",
+                f"{search.file.path} holds several networks, and the one {place.text} has keys that no format knows, "
+                f"such as '{key}'",
                 f"Give its network, --backbone MODULE:FUNCTION, or read another: --format {first.way}",
             )
-    return _result(first, file, search.format, [match.way for match in others])
-
-
-def _is_preferred(table: FormatTable) -> bool:
-    network = table.file.networks.get(table.network)
-    return network is not None and network.preferred
+    return _result(search, first, [match.way for match in others])
 
 
 def _has_marker(table: FormatTable, file: WeightsFile) -> bool:
@@ -585,33 +255,13 @@ def _has_marker(table: FormatTable, file: WeightsFile) -> bool:
     return True
 
 
-def _with_heads(table: FormatTable, split: Split, root: Place) -> Split:
-    found = {f"heads.{key}": t for where in table.file.heads_at for key, t in tensors_at(root.content, where).items()}
-    if not found:
-        return split
-    return dataclasses.replace(split, heads={**split.heads, **found}, heads_met=(*split.heads_met, "heads.*"))
-
-
-def _keep_backbone_heads(split: Split, expected: Shapes | None) -> Split:
-    kept = {name: tensor for name, tensor in split.heads.items() if expected and name in expected}
-    if not kept:
-        return split
-    left = {name: tensor for name, tensor in split.heads.items() if name not in kept}
-    met = split.heads_met if left else ()
-    return dataclasses.replace(split, canonical={**split.canonical, **kept}, heads=left, heads_met=met)
-
-
-def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(a[name] is b[name] or torch.equal(a[name], b[name]) for name in a)
-
-
-def _result(match: _Match, file: WeightsFile, format: str | None, elsewhere: Sequence[str]) -> Recognised:
-    split, root = match.split, match.root
+def _result(search: Search, match: Match, elsewhere: Sequence[str]) -> Recognised:
+    file, split, root = search.file, match.split, match.root
     table, choices = _variant(match.table, split.canonical, file)
     backbone = file.content.get("backbone") if table.file.marker else None
     definition = table.name
-    if format is not None:
-        asked = find_format(format)
+    if search.format is not None:
+        asked = find_format(search.format)
         known = asked.network in (*table.file.networks, *table.file.variants)
         definition = str(asked.path) + (f":{asked.network}" if known else "")
     return Recognised(
@@ -680,12 +330,4 @@ def refuse_undecided(found: Recognised, what: str) -> None:
         f"{what} is of format {found.format}, whose files hold networks of several kinds, and its tensors do "
         f"not show which: {ways}",
         f"Give the network of its training, such as --format {found.format}:{next(iter(found.choices))}",
-    )
-
-
-def _ambiguous(file: WeightsFile, first: _Match, second: _Match) -> WeightsError:
-    ways = " or ".join(f"{m.table.name} (at {m.where or 'the top of the file'})" for m in (first, second))
-    return WeightsError(
-        f"{file.path} matches two formats that disagree: {ways}",
-        f"Select one, such as --format {first.table.name}.",
     )

@@ -201,7 +201,7 @@ def _range(images: Mapping[str, Any]) -> float:
 def _of_transformers(config: Mapping[str, Any], path: Path) -> ModelConfig:
     """Return the facts in a configuration of transformers; those of the image tower in one of several towers."""
     tower = config.get("vision_config")
-    fields = {**config, **tower} if isinstance(tower, Mapping) else dict(config)
+    fields = {"model_type": config.get("model_type"), **tower} if isinstance(tower, Mapping) else dict(config)
     kind = fields.get("model_type")
     return ModelConfig(path=path, fields={**_DEFAULTS.get(kind if isinstance(kind, str) else "", {}), **fields})
 
@@ -294,9 +294,10 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path} is a link to {path.readlink()}, which does not exist",
             "Copy it again with the file that it stands for (cp -L, rsync -L).",
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        reason = " ".join((getattr(error, "strerror", None) or str(error)).split())[:200]
-        raise WeightsError(
-            f"{path} is damaged: {reason}", "Copy it again; if it is of no model, move it away."
-        ) from error
+    except OSError as error:
+        raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        remedy = "Copy it again; if it is of no model, move it away."
+        raise WeightsError(f"{path} is damaged: {reason}", remedy) from error
     return content

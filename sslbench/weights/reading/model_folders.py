@@ -26,6 +26,13 @@ def weights_file(folder: Path) -> Path | None:
     return next((path for path in paths if path.is_file()), next((path for path in paths if path.is_symlink()), None))
 
 
+def is_model(folder: Path) -> bool:
+    """Return whether a folder holds a network or a part of one: weights, shards, or the checkpoints of a Trainer."""
+    if weights_file(folder) is not None or without_index(folder) is not None:
+        return True
+    return any(weights_file(inner) is not None for inner in folder.glob("checkpoint-*"))
+
+
 def is_index(path: Path) -> bool:
     """Return whether a file is the index of shards."""
     return path.name in INDEXES
@@ -70,7 +77,7 @@ def index_of_shard(path: Path) -> Path | None:
     if "-of-" not in path.name:
         return None
     beside = (path.with_name(name) for name in INDEXES)
-    return next((index for index in beside if index.is_file() and path.name in index.read_text("utf-8")), None)
+    return next((index for index in beside if index.is_file() and path.name.encode() in index.read_bytes()), None)
 
 
 def without_index(path: Path) -> WeightsError | None:
