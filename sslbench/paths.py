@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from sslbench.errors import UsageError
 DataFolder = Literal["benchmarks", "configs", "model_converters"]
 
 
+@functools.cache  # asked a hundred times per weights file
 def builtin_dir(kind: DataFolder) -> Path:
     """Return the data folder shipped with sslbench: inside an installed wheel, else beside the package in a checkout.
 

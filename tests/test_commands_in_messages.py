@@ -1,6 +1,7 @@
 """Commands and options that messages name as remedies: they exist."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -21,8 +22,10 @@ OF_OTHERS = {
 """Options in strings that are none of a command of sslbench."""
 
 
+@functools.cache
 def texts():
-    """Yield the file and line, and the text of each string in the code but docstrings; holes of f-strings are X."""
+    """Return (file and line, text) of each string in the code but docstrings; holes of f-strings are X."""
+    found = []
     for file in sorted(CODE.rglob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -35,7 +38,8 @@ def texts():
                 text = node.value
             else:
                 continue
-            yield f"{file.relative_to(CODE)}:{node.lineno}", text
+            found.append((f"{file.relative_to(CODE)}:{node.lineno}", text))
+    return found
 
 
 def test_commands_in_messages_exist_with_their_options():

@@ -1,7 +1,12 @@
 """Backbones with random weights by name: ResNets, AlexNets, timm models, a user's own module, raw pixels."""
 
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.family import family_of
@@ -34,6 +39,38 @@ def build(name: str, *, seed: int = 0) -> Backbone:
     return backbone
 
 
+class _WithoutInitialValues(TorchFunctionMode):
+    """Steps in which initial values are computed; without memory they change nothing, and take PyTorch long."""
+
+    steps = frozenset(
+        getattr(torch.Tensor, name) for name in ("uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_")
+    )
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Leave a tensor without memory as it is; run everything else."""
+        return args[0] if func in self.steps and args[0].is_meta else func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def laid_out() -> Iterator[None]:
+    """Build networks without memory for their values and without initial ones, for their names and shapes.
+
+    Example:
+        >>> with laid_out():
+        ...     network = build("resnet18").module
+        >>> network.conv1.weight.is_meta
+        True
+    """
+    with torch.device("meta"), _WithoutInitialValues():
+        yield
+
+
 def check_recorded(name: str, where: str, *, numbers: int) -> None:
     """Refuse a backbone that a weights file names unless it is one of sslbench's or timm's that the file could fill.
 
@@ -51,7 +88,7 @@ def check_recorded(name: str, where: str, *, numbers: int) -> None:
     try:
         family = family_of(name)
         family.check_recorded(name, where)
-        with torch.device("meta"):
+        with laid_out():
             module = family.build(name).module
     except BackboneError:
         raise

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.build import build, check_recorded, check_size
+from sslbench.backbones.build import build, check_recorded, check_size, laid_out
 from sslbench.backbones.load import check_recorded_preprocessing
 from sslbench.config import build as build_dataclass
 from sslbench.detection.models.build import build_detector
@@ -169,7 +169,7 @@ def read_detector(path: Path, device: str | torch.device = "cpu") -> tuple[Detec
     layers = *convs, recipe.encoder_layers, recipe.decoder_layers
     if max(number or 0 for number in layers) > _MOST_LAYERS:
         raise WeightsError(f"{path}: its recipe has a head of more than {_MOST_LAYERS} layers")
-    with torch.device("meta"):
+    with laid_out():
         skeleton = build_detector(build(about.backbone), recipe, classes, keypoints=len(about.keypoints), device="meta")
     check_size(skeleton, f"{path}: its detector", numbers=numbers)
     backbone = dataclasses.replace(build(about.backbone), preprocessing=about.preprocessing)

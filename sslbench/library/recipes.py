@@ -53,7 +53,7 @@ def compose(config: str, choices: Mapping[str, str]) -> tuple[dict[str, Any], di
     """
     import yaml
     from hydra import compose as hydra_compose
-    from hydra import initialize
+    from hydra import initialize_config_module
     from hydra.core.config_store import ConfigStore
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
@@ -70,7 +70,7 @@ def compose(config: str, choices: Mapping[str, str]) -> tuple[dict[str, Any], di
     try:
         # Hydra would search the primary file's folder first; from memory, it leaves the order to the search path.
         ConfigStore.instance().store(config, OmegaConf.load(primary))
-        with initialize(None, version_base="1.3"):
+        with initialize_config_module("hydra.conf", version_base="1.3"):  # of its own; `initialize` searches the stack
             composed = hydra_compose(config, overrides=overrides, return_hydra_config=True)
         chosen = OmegaConf.to_container(composed.hydra.runtime.choices)
         own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])

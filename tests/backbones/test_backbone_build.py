@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sslbench.backbones.build import build
+from sslbench.backbones.build import build, laid_out
 from sslbench.backbones.layers import forward_layers, resolve_layers
 from sslbench.errors import BackboneError, UsageError
 from sslbench.preprocessing import Preprocessing
@@ -77,6 +77,16 @@ def test_random_weights_depend_on_the_seed_alone(name):
     again, other = build(name, seed=1).module.state_dict(), build(name, seed=2).module.state_dict()
     assert all(torch.equal(first[key], again[key]) for key in first)
     assert not all(torch.equal(first[key], other[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", ["resnet18w0.125", "timm:test_vit", "timm:test_convnext"])
+def test_a_network_is_laid_out_with_the_names_and_shapes_of_one_that_is_built(name):
+    with laid_out():
+        tensors = build(name).module.state_dict()
+    assert all(tensor.is_meta for tensor in tensors.values())
+    wanted = build(name).module.state_dict()
+    assert {key: tensor.shape for key, tensor in tensors.items()} == {key: t.shape for key, t in wanted.items()}
+    assert torch.ones(2).mul_(3).tolist() == [3, 3], "afterwards tensors have values again"
 
 
 def test_building_leaves_the_global_random_states_alone():

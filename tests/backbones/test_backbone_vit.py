@@ -7,7 +7,7 @@ import timm
 import torch
 from timm.layers import resample_abs_pos_embed
 
-from sslbench.backbones.build import build
+from sslbench.backbones.build import build, laid_out
 from sslbench.backbones.convnext import recognise_convnext
 from sslbench.backbones.load import load_backbone
 from sslbench.backbones.regnet import recognise_regnet
@@ -35,7 +35,7 @@ def prefixed(prefix, tensors):
 
 def random_vit(name, **options):
     torch.manual_seed(3)
-    with torch.device("meta"):  # without timm's own initialisation
+    with laid_out():  # without timm's own initialisation
         module = timm.create_model(name, num_classes=0, **options).eval()
     module.to_empty(device="cpu")
     for parameter in module.parameters():
@@ -185,7 +185,7 @@ def test_a_size_nobody_else_has_needs_the_number_of_heads(tmp_path):
     ],
 )
 def test_every_kind_is_recognised_from_its_shapes(name, options):
-    with torch.device("meta"):
+    with laid_out():
         wanted = shapes(timm.create_model(name, num_classes=0, **options).state_dict())
         vit = recognise_vit(wanted)
         module = build(vit.name).module
@@ -198,7 +198,7 @@ def test_every_kind_is_recognised_from_its_shapes(name, options):
 def test_other_networks_are_none():
     assert recognise_vit({"conv1.weight": (64, 3, 7, 7)}) is None
     for name in ("vit_small_r26_s32_224", "vit_relpos_small_patch16_224", "swin_tiny_patch4_window7_224"):
-        with torch.device("meta"):
+        with laid_out():
             assert recognise_vit(shapes(timm.create_model(name, num_classes=0).state_dict())) is None
 
 
@@ -251,7 +251,7 @@ def test_networks_with_rotary_positions_of_other_kinds_are_none():
         "eva02_tiny_patch14_224 eva_giant_patch14_224 vit_small_patch16_rope_224 vit_medium_patch16_rope_reg1_gap_256"
     )
     for name in names.split():
-        with torch.device("meta"):
+        with laid_out():
             assert recognise_vit(shapes(timm.create_model(name, num_classes=0).state_dict())) is None, name
 
 
@@ -267,7 +267,7 @@ def test_networks_with_rotary_positions_of_other_kinds_are_none():
     ],
 )
 def test_a_convnext_is_recognised_from_its_shapes(name, options):
-    with torch.device("meta"):
+    with laid_out():
         wanted = shapes(timm.create_model(name, num_classes=0, **options).state_dict())
         found = recognise_convnext(wanted)
         assert shapes(build(found).module.state_dict()) == wanted
@@ -295,5 +295,5 @@ def test_a_swin_or_regnet_is_recognised_from_its_shapes(name, options):
 
 def test_convnexts_with_other_norms_heads_or_activations_are_none():
     for name in ("convnext_tiny_hnf", "convnext_zepto_rms", "test_convnext"):
-        with torch.device("meta"):
+        with laid_out():
             assert recognise_convnext(shapes(timm.create_model(name, num_classes=0).state_dict())) is None, name

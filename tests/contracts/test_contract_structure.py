@@ -14,7 +14,6 @@ from sslbench.distributed import parallel
 from sslbench.pretraining import PretrainRequest
 from sslbench.pretraining.networks import make_state
 from sslbench.pretraining.preparation import prepare
-from sslbench.train.method import find_method
 
 EVA = "timm:eva02_tiny_patch14_224,img_size=32,patch_size=8,depth=1,embed_dim=24,num_heads=2"
 SWIN, OWN, LOCAL = (f"{Path(__file__).stem}:{name}" for name in ("swin", "own", "local"))
@@ -71,9 +70,9 @@ def local():
     return Local()
 
 
-def prepared(method, backbone, data):
+def prepared(method, changes, data):
     """A run of two processes that is ready to start."""
-    settings = runs.settings(method, strategy="fsdp", ema=0.9, epochs=1, **({"backbone": backbone} if backbone else {}))
+    settings = runs.settings(method, strategy="fsdp", epochs=1, **changes)
     found = prepare(PretrainRequest(settings, data=data, out=Path("never"), limit=32))
     places = {tensor.device.type for tensor in found.method.state_dict().values()}
     state = make_state(found.method, settings, torch.device("cpu"), "fp32")
@@ -107,13 +106,13 @@ def starts(rank, cases):
     return [start(rank, *case) for case in cases]
 
 
-def start(rank, method, backbone, data):
+def start(rank, method, changes, data):
     torch.manual_seed(rank)  # states that differ as those of programs do
-    run, state, places = prepared(method, backbone, data)
+    run, state, places = prepared(method, changes, data)
     return {
         "places": places,
         "method": content(state.method),
-        "average": content(state.average),
+        "average": None if state.average is None else content(state.average),
         "setup": {**dataclasses.asdict(run.setup), "targets": None},
         "sha": run.init_sha256,
         "name": run.backbone.name,
@@ -149,16 +148,16 @@ def check(cases, *, pickled=True):
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_every_method_starts_from_the_same_networks(part, tmp_path):
-    coloured = runs.coloured(tmp_path / "coloured", 32)
-    data = {"RGB": "sklearn:digits", "lightness": coloured}
-    check([(method, None, data[find_method(method).space]) for method in sorted(runs.METHODS)[part::2]])
+def test_every_method_starts_from_the_same_networks(part, shared):
+    data = str(shared("photos") / "photos" / "train")
+    check([(method, {}, data) for method in sorted(runs.METHODS)[part::2]])
 
 
 @pytest.mark.parametrize("case", BACKBONES.values(), ids=BACKBONES)
-def test_backbones_with_more_than_parameters(case, tmp_path):
-    check([(*case, runs.coloured(tmp_path / "coloured", 32))])
+def test_backbones_with_more_than_parameters(case, shared):
+    method, backbone = case
+    check([(method, {"backbone": backbone, "ema": 0.9}, str(shared("photos") / "photos" / "train"))])
 
 
-def test_what_cannot_be_pickled_is_built_by_every_process(tmp_path):
-    check([("simclr", LOCAL, runs.coloured(tmp_path / "coloured", 32))], pickled=False)
+def test_what_cannot_be_pickled_is_built_by_every_process(shared):
+    check([("simclr", {"backbone": LOCAL}, str(shared("photos") / "photos" / "train"))], pickled=False)

@@ -3,12 +3,11 @@
 import dataclasses
 import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from helpers.two_processes import FORKS
 from PIL import Image
 
 from sslbench import evaluation
@@ -19,6 +18,7 @@ from sslbench.cli.main import main
 from sslbench.data.decode.transforms import normalise
 from sslbench.evaluation import RunSettings
 from sslbench.results import records
+from sslbench.train import checkpoints
 from sslbench.weights.reading import files
 from sslbench.weights.save import save
 
@@ -109,24 +109,20 @@ def test_unreadable_images_are_left_out_and_counted(photos, weights):
     assert (result.data.train.n, result.data.train.n_used) == (36, 35)
 
 
-KILLED = """
-import os
-import signal
-import sys
+def run_killed(environment, command):
+    """Run a command that dies after the first checkpoint of the training that counts."""
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    write = checkpoints.write
 
-from sslbench.cli.main import main
-from sslbench.train import checkpoints
+    def write_and_die(folder, *given, **named):
+        write(folder, *given, **named)
+        if folder.name == "final":
+            os.kill(os.getpid(), signal.SIGKILL)
 
-
-def write_and_die(folder, *given, write=checkpoints.write, **named):
-    write(folder, *given, **named)
-    if folder.name == "final":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-checkpoints.write = write_and_die
-main(sys.argv[1:])
-"""
+    checkpoints.write = write_and_die
+    main(command)
 
 
 def test_a_killed_command_continues_to_the_same_record(photos, weights):
@@ -136,9 +132,10 @@ def test_a_killed_command_continues_to_the_same_record(photos, weights):
     values = ["epochs=3", "batch_size=12", "flip=0", "mixup=0.2", "cutmix=0.5", "lr=[0.05,0.2]", "--no-floors"]
     command = ["eval", *map(str, words), *values, "--out"]
     whole, killed = photos.parent / "whole", photos.parent / "killed"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", KILLED, *command, killed], env=environment, capture_output=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    process = FORKS.Process(target=run_killed, args=(dict(os.environ), [*command, str(killed)]))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert list(killed.rglob("final/step_*.ckpt")) and not list(killed.glob("finetune/*.json"))
     for out in (whole, killed):
         with pytest.raises(SystemExit) as ended:

@@ -7,14 +7,11 @@ line per method. Not part of the suite, which kills a run after a certain update
 import argparse
 import contextlib
 import hashlib
-import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -23,57 +20,75 @@ import torch
 from torch.distributed import TCPStore  # noqa: TID251
 
 from helpers import runs
+from helpers.two_processes import FORKS
+from sslbench.train.observers import Observer
+
+
+class _PauseAfter(Observer):
+    """Observer that says so after a number of updates, and waits until the process is killed or nobody listens."""
+
+    def __init__(self, updates, listener):
+        self.updates, self.listener = updates, listener
+
+    def line(self, record):
+        if record.step == self.updates:
+            self.listener.send("paused")
+            self.listener.recv()
+
+
+def _run(environment, listener, pause_after, method, out, options):
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(1)  # sums depend on their number
+    observers = [_PauseAfter(pause_after, listener)] if pause_after else []
+    runs.run(method, out, observers=observers, **options)
 
 
 def start(method, out, *, processes=1, workers=0, limit=96, changes=None, pause_after=None):
-    """Starts a run of so many processes, each a program of its own: a fork of a process with threads may crash."""
+    """Starts a run of so many processes, which pause after so many updates."""
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # as torchrun serves one to its processes
-    script = [sys.executable, runs.__file__, method, str(out)]
-    words = ["--workers", str(workers), "--limit", str(limit), "--changes", json.dumps(changes or {})]
-    pipes = {}
-    if pause_after:
-        words += ["--pause-after", str(pause_after)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    options = {"workers": workers, "limit": limit, **(changes or {})}
     started = []
     for rank in range(processes):
-        # On one thread, since sums depend on their number.
-        environment = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "OMP_NUM_THREADS": "1"}
-        environment |= {"RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_RANK": str(rank)}
-        environment |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-        started.append(subprocess.Popen([*script, *words], env={**os.environ, **environment}, **pipes))
-        started[-1].store = store  # served as long as the process is known
+        environment = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "LOCAL_RANK": str(rank)}
+        environment |= {"RANK": str(rank), "WORLD_SIZE": str(processes), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        listener, there = FORKS.Pipe()
+        given = ({**os.environ, **environment}, there, pause_after, method, str(out), options)
+        process = FORKS.Process(target=_run, args=given)
+        process.start()
+        there.close()
+        process.store, process.listener = store, listener  # served as long as the process is known
+        started.append(process)
     return started
 
 
 def wait_for_pause(started):
-    """Wait until the first process of a run, which has the observers, has paused as `start` was told."""
-    hanging = threading.Timer(600, kill, [started])
-    hanging.start()
-    paused = b"paused\n" in iter(started[0].stdout.readline, b"")
-    hanging.cancel()
-    if not paused:
+    """Wait until the first process of a run has paused as `start` was told."""
+    try:
+        assert started[0].listener.poll(600), "the run has not paused within 600 s"
+        assert started[0].listener.recv() == "paused"
+    except (AssertionError, EOFError):  # the end of the run
         kill(started)
-        raise AssertionError("the run ended or was killed after 600 s, before it paused")
+        raise
 
 
 def kill(started):
     """SIGKILL to all processes of a run, and to those that decode for them."""
-    everybody = [psutil.Process(process.pid) for process in started if process.poll() is None]
+    everybody = [psutil.Process(process.pid) for process in started if process.is_alive()]
     everybody += [child for process in everybody for child in process.children(recursive=True)]
     for one in everybody:
         with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
     for process in started:
-        process.wait()
-        for pipe in filter(None, (process.stdin, process.stdout)):
-            pipe.close()
+        process.join()
+        process.listener.close()
 
 
 def finish(started):
     """Waits for a run that nobody kills."""
     for process in started:
-        process.wait()
-    if any(process.returncode for process in started):
+        process.join()
+    if any(process.exitcode for process in started):
         raise SystemExit("the run failed")
 
 
@@ -90,7 +105,7 @@ def kill_once(method, out, how, seconds):
     """Starts a run and kills it after so many seconds; True if it was still running then."""
     started = start(method, out, **how)
     time.sleep(seconds)
-    running = all(process.poll() is None for process in started)
+    running = all(process.is_alive() for process in started)
     kill(started)
     return running and not (out / "weights.torch").exists()
 

@@ -1,10 +1,7 @@
 """Small pretraining runs for tests: one setting per method, seconds each on one core."""
 
-import argparse
 import functools
-import json
 import pkgutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,7 +15,6 @@ from sslbench.library.recipes import compose_pretraining
 from sslbench.names import list_names
 from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
 from sslbench.train.method import find_method
-from sslbench.train.observers import Observer
 
 RESNET = "resnet18w0.125"
 VIT = "timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=2,embed_dim=48,num_heads=3,dynamic_img_size=True"
@@ -189,35 +185,3 @@ def run(method, out, /, *, limit=96, observers=(), eval_data=None, **changes):
     data = "sklearn:digits" if find_method(method).space == "RGB" else coloured(Path(out).parent / "coloured")
     request = PretrainRequest(settings(method, **changes), data=data, out=Path(out), limit=limit, eval_data=eval_data)
     return pretrain(request, command="test", observers=observers, evaluator=knn_evaluator(request))
-
-
-class _PauseAfter(Observer):
-    """Observer that says so after a number of updates, and waits until the process is killed or nobody reads."""
-
-    def __init__(self, updates):
-        self.updates = updates
-
-    def line(self, record):
-        if record.step == self.updates:
-            sys.stdout.write("paused\n")
-            sys.stdout.flush()
-            sys.stdin.read()
-
-
-def main():
-    """One run in a process of its own, to be killed: `python runs.py METHOD OUT [--workers N] [--limit N]`."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("method")
-    parser.add_argument("out")
-    parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--limit", type=int, default=96)
-    parser.add_argument("--changes", type=json.loads, default={})
-    parser.add_argument("--pause-after", type=int, help="number of updates; then 'paused' is printed")
-    arguments = parser.parse_args()
-    observers = [_PauseAfter(arguments.pause_after)] if arguments.pause_after else []
-    how = {"limit": arguments.limit, "workers": arguments.workers, "observers": observers}
-    run(arguments.method, arguments.out, **how, **arguments.changes)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -21,6 +21,14 @@ from torch.distributed import TCPStore  # noqa: TID251
 
 from sslbench.distributed.failures import OtherProcessError
 
+FORKS = multiprocessing.get_context("forkserver")
+"""Way to start a process: a fork of one without threads that has imported what takes long."""
+FORKS.set_forkserver_preload(
+    [
+        *("torch.distributed.fsdp", "torch.distributed.tensor", "torchvision", "timm", "sklearn.datasets", "psutil"),
+        *("sslbench.pretraining.preparation", "sslbench.evaluation.pretraining", "sslbench.library.recipes"),
+    ]
+)
 SECONDS = 600.0
 """Time after which a process that has not answered hangs; most need less than a second."""
 _stores: list[TCPStore] = []
@@ -61,8 +69,7 @@ def run(function: Callable[..., Any], *arguments: Any, join: bool = True, second
 @functools.cache
 def _process(rank: int) -> concurrent.futures.ProcessPoolExecutor:
     """Return the process of a rank, always the same: what PyTorch caches about a mesh belongs to one rank."""
-    context = multiprocessing.get_context("spawn")
-    return concurrent.futures.ProcessPoolExecutor(1, mp_context=context, initializer=_start)
+    return concurrent.futures.ProcessPoolExecutor(1, mp_context=FORKS, initializer=_start)
 
 
 def _start() -> None:

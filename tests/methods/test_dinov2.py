@@ -193,8 +193,9 @@ def run_method(rank, images, centering):
     method.double()
     # The first half of the images is masked: the second process has no masked patch.
     masked = (torch.arange(4) < 2)[rank * 4 // world : (rank + 1) * 4 // world].repeat(2)
-    dinov2.draw_masks = lambda *_: masked[:, None] & (torch.arange(16) % 3 == 0)
-    loss = method(Batch(tuple(mine), None, torch.arange(len(mine[0]))), step_of(0, setup))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dinov2, "draw_masks", lambda *_: masked[:, None] & (torch.arange(16) % 3 == 0))
+        loss = method(Batch(tuple(mine), None, torch.arange(len(mine[0]))), step_of(0, setup))
     loss.value.backward()
     method.after_update(step_of(0, setup))
     gradients = [sum_(p.grad) / world for p in method.parameters() if p.requires_grad]
@@ -203,8 +204,7 @@ def run_method(rank, images, centering):
 
 
 @pytest.mark.parametrize("centering", ["sinkhorn", "center"])
-def test_two_processes_do_what_one_does_with_both_their_batches(monkeypatch, centering):
-    monkeypatch.setattr(dinov2, "draw_masks", dinov2.draw_masks)
+def test_two_processes_do_what_one_does_with_both_their_batches(centering):
     images = [random_rows(4, 3, size, size, seed=size) for size in CROPS]
     alone = run_method(0, images, centering)
     for results in two_processes.run(run_method, images, centering):

@@ -169,9 +169,10 @@ def run_method(rank, images):
     world = world_size()
     mine = [torch.from_numpy(v)[rank * 4 // world : (rank + 1) * 4 // world].float() for v in images]
     method, setup, _ = make(images_per_update=4, batch_size=len(mine[0]), world=world)
-    ibot.draw_masks = lambda views, *_: (torch.arange(16) % 3 == 0).expand(views, -1)
     method.double()
-    loss = method(Batch(tuple(v.double() for v in mine), None, torch.arange(len(mine[0]))), step_of(0, setup))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ibot, "draw_masks", lambda views, *_: (torch.arange(16) % 3 == 0).expand(views, -1))
+        loss = method(Batch(tuple(v.double() for v in mine), None, torch.arange(len(mine[0]))), step_of(0, setup))
     loss.value.backward()
     method.after_update(step_of(0, setup))
     gradients = [sum_(p.grad) / world for p in method.parameters() if p.requires_grad]
@@ -179,8 +180,7 @@ def run_method(rank, images):
     return [value.numpy(), method.center.numpy(), method.patch_center.numpy(), *(g.numpy() for g in gradients)]
 
 
-def test_two_processes_do_what_one_does_with_both_their_batches(monkeypatch):
-    monkeypatch.setattr(ibot, "draw_masks", ibot.draw_masks)
+def test_two_processes_do_what_one_does_with_both_their_batches():
     images = [random_rows(4, 3, size, size, seed=size) for size in CROPS]
     alone = run_method(0, images)
     for results in two_processes.run(run_method, images):

@@ -136,7 +136,7 @@ def test_other_settings_do_not_continue_a_run(undisturbed):
 NEUTRAL = {
     "workers": 1,
     "prefetch": 1,
-    "start_method": "spawn",
+    "start_method": "forkserver",
     "log_every": 3,
     "save_every": "1 epoch",
     "keep": 1,
@@ -410,9 +410,9 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_keeps_the_batch(t
     assert kept["views"][0].shape == (16, 3, 32, 32) and len(kept["ids"]) == 16
 
 
-def test_evaluation_beside_training(tmp_path):
-    recorder = Recorder()
-    outcome = runs.run("simclr", tmp_path, observers=[recorder], eval_data="sklearn:digits", eval_every=2)
+def test_evaluation_beside_training(shared, tmp_path):
+    recorder, photos = Recorder(), str(shared("photos") / "photos")
+    outcome = runs.run("simclr", tmp_path, observers=[recorder], eval_data=photos, eval_every=2)
     assert [record["step"] for record in outcome.evaluations] == [0, 12, 18]
     assert all(0 < record["knn_top1"] <= 100 for record in recorder.records)
     assert all(record["rankme"] > 1 and record["alpha_req"] > 0 for record in recorder.records)

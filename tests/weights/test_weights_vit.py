@@ -15,7 +15,7 @@ import torch
 from helpers.offenders import offenders
 from test_weights_formats import KEYS, VIT_FORMATS, entries, file_with, shapes
 
-from sslbench.backbones.build import build
+from sslbench.backbones.build import build, laid_out
 from sslbench.backbones.load import load_file
 from sslbench.backbones.vit.positions import fit_positions
 from sslbench.backbones.vit.recognise import recognise_vit
@@ -78,7 +78,7 @@ def is_the_timm_model(path):
     if path.stem in ARCHITECTURES:
         assert vit.name == f"timm:{ARCHITECTURES[path.stem]}"
         assert vit.heads
-    with torch.device("meta"):
+    with laid_out():
         name = vit.name.replace("NUMBER", "1")  # of heads, for sizes that nobody publishes
         backbone = build(name)
         canonical = {key: torch.empty(tensor.shape) for key, tensor in found.canonical.items()}
