@@ -15,8 +15,12 @@ from sslbench.data.source import Images, Source
 from sslbench.errors import UsageError
 
 
-def split_option(spec: str, options: Mapping[str, str]) -> tuple[tuple[int, ...], dict[str, str]]:
+def split_option(
+    spec: str, options: Mapping[str, str], *, named: bool = False
+) -> tuple[tuple[int, ...], dict[str, str]]:
     """Return the numbers of the chosen channels, from 0, () for all of them; and the options that are left.
+
+    With `named`, the format knows names of channels (`red|nir`), and chooses by these itself.
 
     >>> split_option("photos/", {"channels": "4|1|2", "group": "patient"})
     ((3, 0, 1), {'group': 'patient'})
@@ -27,7 +31,10 @@ def split_option(spec: str, options: Mapping[str, str]) -> tuple[tuple[int, ...]
     if "channels" not in options:
         return (), dict(options)
     words = options["channels"].replace("|", ",").split(",")
-    if not all(word.isdecimal() and 0 < int(word) < 10_000 for word in words):
+    numbers = all(word.isdecimal() and 0 < int(word) < 10_000 for word in words)
+    if named and not numbers:
+        return (), dict(options)
+    if not numbers:
         raise UsageError(
             f"{spec}: ?channels={options['channels']} should be numbers from 1", "For example ?channels=1|2|3."
         )

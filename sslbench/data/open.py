@@ -107,9 +107,8 @@ def open_data(
         text = f"./{text}" if match else text  # a folder may be called 'sklearn:digits'
         reader = _reader_of_path(text)
     of_tiles, options = tiles.split_options(location.text, location.options)
-    take: tuple[int, ...] = ()
-    if "channels" not in {field.name for field in dataclasses.fields(reader.options)}:
-        take, options = bands.split_option(location.text, options)
+    named = "channels" in {field.name for field in dataclasses.fields(reader.options)}
+    take, options = bands.split_option(location.text, options, named=named)
     request = SampleRequest(
         text,
         _parsed_options(location.text, reader, options),

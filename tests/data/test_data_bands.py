@@ -1,5 +1,7 @@
 """Chosen channels of images of any kind: `?channels=4|1|2`."""
 
+import json
+
 import numpy as np
 import pytest
 import tifffile
@@ -66,3 +68,17 @@ def test_channels_of_tiles_and_of_plain_pictures(tmp_path):
     Image.fromarray(pixels).save(tmp_path / "a" / "0.png")
     images = open_data(f"{tmp_path}/?channels=3|2|1&unit=tile&size=4")["all"].images
     np.testing.assert_array_equal(decoded(images, 1), pixels[:4, 4:, ::-1])
+
+
+def test_channels_of_images_of_a_manifest_have_numbers_or_names(fields):
+    folder, pixels = fields
+    images = [{"id": i, "file_name": f"{name}/0.tif"} for i, name in enumerate(pixels)]
+    boxes = [{"id": i, "image_id": i, "category_id": 1, "bbox": [1, 2, 3, 3]} for i in range(2)]
+    content = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "field"}]}
+    (folder / "m.json").write_text(json.dumps(content))
+    chosen = open_data(f"{folder}/m.json?channels=4|1|2")["all"].images
+    np.testing.assert_array_equal(decoded(chosen, 0), pixels["dry"][..., [3, 0, 1]])
+    crops = open_data(f"{folder}/m.json?channels=4|1|2&unit=annotation&min_size=1&margin=0")["all"].images
+    np.testing.assert_array_equal(decoded(crops, 0), pixels["dry"][2:5, 1:4, [3, 0, 1]])
+    with pytest.raises(UsageError, match="channels=red"):
+        open_data(f"{folder}/m.json?channels=red")

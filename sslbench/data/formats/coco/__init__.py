@@ -46,7 +46,7 @@ SUFFIXES = (".json", ".kwcoco.zip", ".sqlite")
 class CocoOptions(ElsewhereOptions):
     """Options of a manifest: photos.json?unit=annotation&margin=0.1."""
 
-    channels: str = setting("", "channels of multi-file images, and their order: red|green|blue|nir")
+    channels: str = setting("", "channels of multi-file images by name, in order: red|green|blue|nir")
     group: str = setting("", "key of the images (or boxes); a seeded split keeps equal values on one side")
 
 
