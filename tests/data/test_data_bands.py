@@ -80,5 +80,5 @@ def test_channels_of_images_of_a_manifest_have_numbers_or_names(fields):
     np.testing.assert_array_equal(decoded(chosen, 0), pixels["dry"][..., [3, 0, 1]])
     crops = open_data(f"{folder}/m.json?channels=4|1|2&unit=annotation&min_size=1&margin=0")["all"].images
     np.testing.assert_array_equal(decoded(crops, 0), pixels["dry"][2:5, 1:4, [3, 0, 1]])
-    with pytest.raises(UsageError, match="channels=red"):
+    with pytest.raises(UsageError, match="None are named: give numbers"):
         open_data(f"{folder}/m.json?channels=red")

@@ -198,7 +198,8 @@ def _wanted(spec: str, assets: Assets, parts: list[list[_Part]], asked: str) -> 
         unknown = [c for c in wanted if c not in every]
         if unknown or len(set(wanted)) < len(wanted):
             what = f"no image has the channel {some(unknown)}" if unknown else f"a channel occurs twice in '{asked}'"
-            raise UsageError(f"{spec}: {what}", f"There are: {'|'.join(every) or 'none that are named'}")
+            named = f"There are: {'|'.join(every)}." if every else "None are named: give numbers, such as 1|2|3."
+            raise UsageError(f"{spec}: {what}", named)
         return wanted
     if len(known) > 1:
         shown = [f"image {assets.numbers[i]} has {'|'.join(names) or 'none'}" for names, i in list(known.items())[:3]]
