@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from sslbench.backbones.vit.recognise import UNKNOWN
+from sslbench.backbones.vit.recognise import UNKNOWN, mlp_ratio
 from sslbench.errors import BackboneError
 from sslbench.weights.reading.model_config import NO_CONFIG, ModelConfig
 
@@ -69,7 +69,7 @@ def recognise_swin(
     options |= {} if word else {"embed_dim": width, "depths": _dashed(depths)}
     if not word or heads != tuple(width * 2**stage // _HEAD for stage in range(len(depths))):
         options["num_heads"] = _dashed(heads)
-    options |= {"mlp_ratio": hidden[0] / width} if hidden[0] != 4 * width else {}
+    options |= {"mlp_ratio": mlp_ratio(hidden[0], width)} if hidden[0] != 4 * width else {}
     options |= {"qkv_bias": False} if bias not in shapes else {}
     trained = config.fields.get("pretrained_window_sizes")
     if second and isinstance(trained, list) and any(trained):
@@ -112,7 +112,7 @@ def _check(
         "depths": depths,
         "num_heads": heads,
         "window_size": window,
-        "mlp_ratio": shapes["layers.0.blocks.0.mlp.fc1.weight"][0] / stem[0],
+        "mlp_ratio": config.ratio(stem[0], shapes["layers.0.blocks.0.mlp.fc1.weight"][0]),
         "qkv_bias": ("layers.0.blocks.0.attn.q_bias" if second else "layers.0.blocks.0.attn.qkv.bias") in shapes,
     }
     config.compare(shown, weights, name)

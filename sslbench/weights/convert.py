@@ -16,8 +16,9 @@ from sslbench.weights.fill import tensors_sha256
 from sslbench.weights.formats import layout, patterns
 from sslbench.weights.formats.format_name import check_format
 from sslbench.weights.formats.places import tensors_at
-from sslbench.weights.formats.recognise import OPTIONAL_LEAF, Recognised, Shapes, recognise, refuse_undecided
+from sslbench.weights.formats.recognise import OPTIONAL_LEAF, Recognised, recognise, refuse_undecided
 from sslbench.weights.formats.schema import InputImages, Strides
+from sslbench.weights.formats.search import Shapes
 from sslbench.weights.formats.tables import FormatTable, load_table, take_variant
 from sslbench.weights.positions import in_timms_layout
 from sslbench.weights.reading import files

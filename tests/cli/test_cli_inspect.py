@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import shlex
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -194,6 +195,10 @@ def test_a_folder_of_save_pretrained_by_its_path_and_behind_hf(sslbench, folder)
         code, out, err = sslbench("inspect", what)
         assert code == 0, err
         assert out.startswith(what) and "huggingface_vit" in out and "1 blocks, width 192, 4 heads" in out
+    for number in ("9", "10"):
+        shutil.copytree("vit", f"run/checkpoint-{number}")
+    code, _, err = sslbench("inspect", "run")
+    assert code == 1 and "Did you mean run/checkpoint-10, the last of 2?" in err
     code, _, err = sslbench("inspect", "hf:./none")
     assert code == 2 and "there is no folder none" in err
 

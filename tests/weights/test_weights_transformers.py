@@ -1,6 +1,7 @@
 """Networks of transformers in their own folders and names: the backbone computes what transformers computes."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -385,6 +386,22 @@ def test_mean_and_std_of_other_ranges_than_0_to_1_are_converted(scale, mean, tmp
     assert found.mean == found.std == pytest.approx((0.5,) * 3)
 
 
+@pytest.mark.parametrize("wrong", [{"image_mean": "0.5"}, {"image_std": [1, None, 1]}, {"rescale_factor": 0}])
+def test_numbers_of_the_images_that_make_no_sense_are_refused(wrong, tmp_path):
+    images = {"image_mean": 0.5, "image_std": [0.25] * 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(images))
+    assert model_folders.read_config(tmp_path / "model.safetensors").mean == (0.5,) * 3
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(images | wrong))
+    with pytest.raises(WeightsError, match=f"preprocessor_config.json: {next(iter(wrong))} should be"):
+        model_folders.read_config(tmp_path / "model.safetensors")
+
+
+def test_mean_and_std_of_the_images_are_also_those_in_a_processor_of_transformers_5(tmp_path):
+    images = {"image_processor": {"image_mean": [0.25] * 3, "image_std": [0.5] * 3}}
+    (tmp_path / "processor_config.json").write_text(json.dumps(images))
+    assert model_folders.read_config(tmp_path / "model.safetensors").mean == (0.25,) * 3
+
+
 def test_an_activation_that_is_no_name_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"hidden_act": ["gelu"]}))
     config = model_folders.read_config(tmp_path / "model.safetensors")
@@ -469,6 +486,8 @@ def test_fields_that_transformers_does_not_write_have_its_defaults(folders, tmp_
         ({"num_attention_heads": "3"}, 'not "3"', "--backbone NAME"),
         ({"num_attention_heads": 5}, "a divisor of the width, 24, not 5", "--backbone NAME"),
         ({"layer_norm_eps": -1}, "layer_norm_eps should be a positive number", "--backbone NAME"),
+        ({"layer_norm_eps": "1e-6"}, "layer_norm_eps should be a positive number", "--backbone NAME"),
+        ({"mlp_ratio": math.nan}, "mlp_ratio should be a positive number", "--backbone NAME"),
         ({"image_size": [32, 48]}, "image_size should be a positive whole number", "--backbone NAME"),
     ],
 )

@@ -7,7 +7,7 @@ from sslbench.backbones.backbone import Backbone, Kind
 from sslbench.backbones.family import Family
 from sslbench.backbones.timm_models import check_recorded_options, parse_options
 from sslbench.backbones.vit import vjepa2
-from sslbench.backbones.vit.recognise import UNKNOWN
+from sslbench.backbones.vit.recognise import UNKNOWN, mlp_ratio
 from sslbench.errors import BackboneError, UsageError
 from sslbench.preprocessing import Preprocessing
 from sslbench.weights.reading.model_config import ModelConfig
@@ -46,7 +46,7 @@ def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str,
     stem, second = shapes.get("patch_embed.proj.weight", ()), shapes.get("blocks.0.mlp.fc2.weight", ())
     if len(stem) != 5 or len(second) != 2:
         return None
-    depth, ratio = sum(name.endswith(".norm1.weight") for name in shapes), second[1] / stem[0]
+    depth = sum(name.endswith(".norm1.weight") for name in shapes)
     size, heads = (stem[0], depth, second[1]), config.heads
     if heads and stem[0] % heads:
         raise config.wrong("num_attention_heads", f"a divisor of the width, {stem[0]}")
@@ -58,7 +58,7 @@ def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str,
     if not base:
         base = VJEPA2_NAMES[0]
         options |= {"embed_dim": stem[0], "depth": depth, "num_heads": heads or UNKNOWN}
-        options |= {"mlp_ratio": ratio if int(stem[0] * ratio) == second[1] else (second[1] + 0.5) / stem[0]}
+        options |= {"mlp_ratio": mlp_ratio(second[1], stem[0])}
     elif heads not in (None, published):
         options["num_heads"] = heads
     options |= {"patch_size": stem[-1]} if stem[-1] != 16 else {}
@@ -66,12 +66,11 @@ def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str,
     options |= {"in_chans": stem[1]} if stem[1] != 3 else {}
     options |= {"norm_eps": eps} if (eps := config.number("layer_norm_eps")) not in (None, 1e-6) else {}
     name = base + "".join(f",{key}={value}" for key, value in options.items())
-    told = config.fields.get("mlp_ratio")
     shown = {
         "model_type": frozenset(("vjepa2",)),
         "hidden_size": stem[0],
         "num_hidden_layers": depth,
-        "mlp_ratio": told if isinstance(told, int | float) and int(stem[0] * told) == second[1] else ratio,
+        "mlp_ratio": config.ratio(stem[0], second[1]),
         "in_chans": stem[1],
         "tubelet_size": stem[2],
         "patch_size": stem[-1],

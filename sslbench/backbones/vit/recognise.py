@@ -216,16 +216,15 @@ def check_config(vit: ViT, shapes: Shapes, config: ModelConfig, weights: str) ->
     """
     if config.heads and vit.width % config.heads:
         raise config.wrong("num_attention_heads", f"a divisor of the width, {vit.width}")
-    ratio = config.fields.get("mlp_ratio")
-    hidden = int(vit.width * ratio) if isinstance(ratio, int | float) else 0
-    hidden = (hidden * 2 // 3 + 7) // 8 * 8 if vit.swiglu else hidden
+    ratio = config.number("mlp_ratio")
+    gated = (int(vit.width * (ratio or 0)) * 2 // 3 + 7) // 8 * 8 if vit.swiglu else 0
     first = "blocks.0.attn."
     shown = {
         "model_type": _MODEL_TYPES.get(vit.family, frozenset()),
         "hidden_size": vit.width,
         "num_hidden_layers": vit.depth,
         "intermediate_size": vit.hidden if ratio is None else config.fields.get("intermediate_size"),
-        "mlp_ratio": ratio if hidden == vit.hidden else vit.hidden / vit.width,
+        "mlp_ratio": ratio if gated == vit.hidden else config.ratio(vit.width, vit.hidden),
         "num_channels": vit.channels,
         "patch_size": vit.patch,
         "image_size": config.fields.get("image_size") if vit.family == "dinov3" else vit.image,
@@ -352,7 +351,7 @@ def _name(vit: ViT, shapes: Shapes, tag: str) -> str:
     base, says = _base(vit, tag)
     options: dict[str, object] = {}
     if not vit.size or says["size"] != vit.size:
-        ratio = (2 if vit.swiglu and vit.family == "dinov2" else 1) * _ratio(vit.hidden, vit.width)
+        ratio = (2 if vit.swiglu and vit.family == "dinov2" else 1) * mlp_ratio(vit.hidden, vit.width)
         options |= {"embed_dim": vit.width, "depth": vit.depth, "num_heads": vit.heads, "mlp_ratio": ratio}
     elif vit.heads != {**_SIZES, **_SIZES_OF.get(vit.family, {})}[vit.width, vit.depth, vit.hidden][1]:
         options |= {"num_heads": vit.heads}
@@ -417,7 +416,7 @@ def _options_of_pe(vit: ViT, says: Mapping[str, object]) -> dict[str, object]:
     return options
 
 
-def _ratio(hidden: int, width: int) -> float:
+def mlp_ratio(hidden: int, width: int) -> float:
     """Return a ratio that timm rounds down to the hidden width."""
     ratio = hidden / width
     return ratio if int(width * ratio) == hidden else (hidden + 0.5) / width

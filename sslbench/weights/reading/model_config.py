@@ -85,6 +85,15 @@ class ModelConfig:
             raise self.wrong(key, "a positive number")
         return None if value is None else float(value)
 
+    def ratio(self, width: int, hidden: int) -> float:
+        """Return the stated `mlp_ratio` if it makes a hidden width of a width, else the ratio of both.
+
+        Raises:
+            BackboneError: it is not a positive number.
+        """
+        told = self.number("mlp_ratio")
+        return told if told is not None and int(width * told) == hidden else hidden / width
+
     @property
     def heads(self) -> int | None:
         """Number of heads of attention; None if not stated."""
@@ -160,26 +169,32 @@ class ModelConfig:
 NO_CONFIG = ModelConfig()
 
 
-def read_configs(paths: tuple[Path, Path, Path]) -> ModelConfig:
+def read_configs(paths: tuple[Path, Path, Path, Path]) -> ModelConfig:
     """Return the facts in the configurations that exist.
 
     Args:
-        paths: of config.json (transformers or timm), open_clip_config.json and preprocessor_config.json.
+        paths: of config.json (transformers or timm), open_clip_config.json, preprocessor_config.json and
+            processor_config.json, which holds the one before where transformers 5 wrote a processor of several towers.
 
     Raises:
         WeightsError: a configuration is damaged.
     """
-    network, open_clip, images = (read_json(path) if path.is_file() or path.is_symlink() else {} for path in paths)
+    network, open_clip, images, processor = (
+        read_json(path) if path.is_file() or path.is_symlink() else {} for path in paths
+    )
+    inner = processor.get("image_processor")
+    if not images and isinstance(inner, Mapping):
+        images, paths = dict(inner), (*paths[:2], paths[3], paths[3])
     found = ModelConfig()
     if network:
         found = _of_timm(network, paths[0]) if "architecture" in network else _of_transformers(network, paths[0])
     elif open_clip:
         found = _of_open_clip(open_clip, paths[1])
     if images:
-        mean, std = (_numbers(images.get(f"image_{key}")) for key in _MOMENTS)
+        mean, std = (_moment(images, f"image_{key}", paths[2]) for key in _MOMENTS)
         if images.get("do_normalize", True) is False:
             mean, std = (0.0,) * 3, (1.0,) * 3
-        range_ = _range(images)
+        range_ = _range(images, paths[2])
         if not math.isclose(range_, 1.0):
             mean, std = tuple(value / range_ for value in mean), tuple(value / range_ for value in std)
         found = dataclasses.replace(found, path=found.path or paths[2], mean=mean, std=std)
@@ -192,10 +207,27 @@ def read_configs(paths: tuple[Path, Path, Path]) -> ModelConfig:
     return found
 
 
-def _range(images: Mapping[str, Any]) -> float:
+def _moment(images: Mapping[str, Any], key: str, path: Path) -> tuple[float, ...]:
+    """Return the mean or standard deviation of each channel; one number is that of all three."""
+    value = images.get(key)
+    found = _numbers([value] * 3 if isinstance(value, int | float) else value)
+    if value is not None and not found:
+        raise WeightsError(
+            f"{path}: {key} should be a list of numbers, not {_text(value)}",
+            "Correct it, or move it away and give --mean and --std.",
+        )
+    return found
+
+
+def _range(images: Mapping[str, Any], path: Path) -> float:
     """Return the value of a white pixel before mean and std: 1, or 255 in networks that take bytes as they are."""
     scale = images.get("rescale_factor", 1 / 255) if images.get("do_rescale", True) else 1
-    return 255 * scale if isinstance(scale, int | float) and scale > 0 else 1.0
+    if not isinstance(scale, int | float) or not 0 < scale < math.inf:
+        raise WeightsError(
+            f"{path}: rescale_factor should be a positive number, not {_text(scale)}",
+            "Correct it, or move it away and give --mean and --std.",
+        )
+    return 255 * float(scale)
 
 
 def _of_transformers(config: Mapping[str, Any], path: Path) -> ModelConfig:
@@ -241,7 +273,8 @@ def _of_open_clip(config: Mapping[str, Any], path: Path) -> ModelConfig:
     if isinstance(width, int) and isinstance(tower.get("layers"), int) and width > 0:
         head = tower.get("head_width", 64)
         fields["num_attention_heads"] = width // head if isinstance(head, int) and head > 0 else head
-        fields["intermediate_size"] = int(width * ratio) if isinstance(ratio, int | float) else ratio
+        fits = isinstance(ratio, int | float) and math.isfinite(ratio)
+        fields["intermediate_size"] = int(width * ratio) if fits else ratio
     numbers = [_numbers(images.get(key)) for key in _MOMENTS]
     return ModelConfig(path=path, fields=fields, mean=numbers[0], std=numbers[1])
 

@@ -11,8 +11,8 @@ WEIGHTS = ("model.safetensors", "pytorch_model.safetensors", "open_clip_model.sa
 """Files of weights that are tried in order: those without pickles first."""
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 """Files that name the shard of every tensor."""
-CONFIGS = ("config.json", "open_clip_config.json", "preprocessor_config.json")
-"""Descriptions of the network and of its images: of transformers or timm, of open_clip, and of transformers."""
+CONFIGS = ("config.json", "open_clip_config.json", "preprocessor_config.json", "processor_config.json")
+"""Descriptions of the network, of transformers or timm and of open_clip, and of its images, of transformers."""
 
 _SHARD = re.compile(r"(?P<name>.+)-\d{5}-of-(?P<number>\d{5})(?P<suffix>\.safetensors|\.bin)")
 
@@ -103,5 +103,5 @@ def read_config(weights: Path) -> ModelConfig:
     """
     if weights.name not in (*WEIGHTS, *INDEXES):
         return NO_CONFIG  # any other file may share its folder with the configuration of another network
-    network, open_clip, images = (weights.with_name(name) for name in CONFIGS)
-    return read_configs((network, open_clip, images))
+    network, open_clip, images, processor = (weights.with_name(name) for name in CONFIGS)
+    return read_configs((network, open_clip, images, processor))
