@@ -59,20 +59,6 @@ class _Loaded:
     problem: SslbenchError | None = None
 
 
-def run_suite(
-    cells: Sequence[SuiteCell],
-    run: RunSettings,
-    *,
-    store: Path,
-    out: Path,
-    command: str,
-    progress: Progress | None = None,
-) -> tuple[list[Result], list[Hole]]:
-    """Evaluate every cell as `run_cells` does, and return all results in one list, and the holes."""
-    found, holes = run_cells(cells, run, store=store, out=out, command=command, progress=progress)
-    return [result for results in found.values() for result in results], holes
-
-
 def run_cells(
     cells: Sequence[SuiteCell],
     run: RunSettings,

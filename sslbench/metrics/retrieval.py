@@ -239,50 +239,6 @@ def random_order_landmark_values(n_positives: int, n_candidates: int) -> FloatAr
     return np.array(found)
 
 
-@dataclasses.dataclass(frozen=True)
-class MicroRanking:
-    """Precision-recall curve over the predictions of all queries in one list.
-
-    Attributes:
-        average_precision: micro AP, the area under the curve by steps.
-        precisions: (M,) precision after each prediction, by falling score.
-        recalls: (M,) recall after each prediction: of all true pairs, also those that were never predicted.
-        recall_at_p90: the largest recall at a precision of at least 0.9; NaN where there is none.
-        threshold_at_p90: the score there.
-    """
-
-    average_precision: float
-    precisions: FloatArray
-    recalls: FloatArray
-    recall_at_p90: float
-    threshold_at_p90: float
-
-
-def micro_ranking(scores: npt.NDArray[np.floating], correct: npt.NDArray[np.bool_], n_pairs: int) -> MicroRanking:
-    """Return micro AP (Perronnin et al., CVPR 2009) and the curve behind it, as DISC2021 ranks copy detection.
-
-    Args:
-        scores: (M,) of the predicted pairs of query and reference, each pair once, higher is surer.
-        correct: (M,) the pair is true.
-        n_pairs: all true pairs.
-
-    >>> round(micro_ranking(np.array([0.9, 0.8, 0.3]), np.array([True, False, True]), 2).average_precision, 6)
-    0.833333
-    """
-    order = np.lexsort((correct, -scores))  # among equal scores the wrong ones first
-    hits = np.cumsum(correct[order])
-    precisions, recalls = hits / np.arange(1, len(hits) + 1), hits / max(n_pairs, 1)
-    sure = np.flatnonzero(precisions >= 0.9)
-    last = int(sure[np.argmax(recalls[sure])]) if len(sure) else -1
-    return MicroRanking(
-        float(precisions[correct[order]].sum() / n_pairs) if n_pairs else float("nan"),
-        precisions,
-        recalls,
-        float(recalls[last]) if len(sure) else float("nan"),
-        float(scores[order][last]) if len(sure) else float("nan"),
-    )
-
-
 def micro_values(
     weights: FloatArray,
     scores: npt.NDArray[np.floating],
@@ -290,7 +246,10 @@ def micro_values(
     queries: npt.NDArray[np.integer],
     pairs: FloatArray,
 ) -> FloatArray:
-    """Return the metrics `COPIES`, (R, 2) fractions, for R weightings of the queries.
+    """Return the metrics `COPIES`, (R, 2) fractions, for R weightings of the queries, as DISC2021 ranks copies.
+
+    They are micro AP (Perronnin et al., CVPR 2009), the area by steps under the precision-recall curve of all
+    predictions in one list, and the largest recall at a precision of at least 0.9.
 
     Args:
         weights: (R, Q) weights of the queries.
@@ -303,7 +262,7 @@ def micro_values(
     >>> micro_values(np.ones((1, 2)), scores, correct, np.array([0, 1, 1]), np.array([1.0, 1.0])).round(3).tolist()
     [[0.833, 0.5]]
     """
-    order = np.lexsort((correct, -scores))  # as in `micro_ranking`
+    order = np.lexsort((correct, -scores))  # among equal scores the wrong ones first
     hit, of_query = correct[order], queries[order]
     found = np.full((len(weights), 2), np.nan)
     for row, weight in enumerate(weights):

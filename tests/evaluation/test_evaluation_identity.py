@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.suites import run_suite
 from PIL import Image
 from torch import nn
 
@@ -18,7 +19,7 @@ from sslbench.backbones.in_memory import from_module
 from sslbench.cli.main import main
 from sslbench.errors import BackboneError, UsageError
 from sslbench.evaluation import Request, RunSettings, floors, make_task
-from sslbench.evaluation.suite import SuiteCell, run_suite
+from sslbench.evaluation.suite import SuiteCell
 from sslbench.leaderboard import table
 from sslbench.library.benchmarks import load_benchmark
 from sslbench.preprocessing import Preprocessing

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from helpers.suites import run_suite
 
 from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.noise import noisy_labels
@@ -121,7 +122,7 @@ def test_noise_without_effect_or_sense_is_refused(changes, problem):
 def test_a_suite_finds_the_records_of_all_shares_again(tmp_path, monkeypatch):
     cells = [suite.SuiteCell("pixels:8", "linear", (request(noise=(0.3,)),))]
     places = {"store": tmp_path / "store", "out": tmp_path / "out", "command": "eval"}
-    first, _ = suite.run_suite(cells, RUN, **places)
+    first, _ = run_suite(cells, RUN, **places)
     monkeypatch.setattr(suite, "evaluate", lambda *_, **__: pytest.fail("computed again"))
-    again, holes = suite.run_suite(cells, RUN, **places)
+    again, holes = run_suite(cells, RUN, **places)
     assert [result.id for result in again] == [result.id for result in first] and len(first) == 2 and not holes

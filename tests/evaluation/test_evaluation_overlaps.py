@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from helpers.suites import run_suite
 from PIL import Image
 from torch import nn
 
@@ -13,7 +14,7 @@ import sslbench
 from sslbench.errors import SslbenchError
 from sslbench.evaluation import RunSettings, evaluate_features, make_task
 from sslbench.evaluation.request import Request
-from sslbench.evaluation.suite import SuiteCell, run_suite
+from sslbench.evaluation.suite import SuiteCell
 from sslbench.features.external import read_train_test
 from sslbench.leaderboard import table
 from sslbench.leaderboard.writers.provenance import how_made

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.suites import run_suite
 from PIL import Image
 
 from sslbench import evaluation
 from sslbench.errors import DataError, ResultError, UsageError
 from sslbench.evaluation import Request, RunSettings, make_task
 from sslbench.evaluation import suite as suite_module
-from sslbench.evaluation.suite import SuiteCell, run_suite
+from sslbench.evaluation.suite import SuiteCell
 from sslbench.library.benchmarks import load_benchmark
 from sslbench.results import holes
 from sslbench.results.holes import Hole

@@ -5,12 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from helpers.suites import run_suite
 from PIL import Image
 
 from sslbench.backbones.build import build
 from sslbench.data.loading import loader
 from sslbench.evaluation import Request, RunSettings, extract_several, make_task, suite
-from sslbench.evaluation.suite import SuiteCell, run_suite
+from sslbench.evaluation.suite import SuiteCell
 from sslbench.features import streams
 
 RUN = RunSettings(workers=0, floors=False, device="cpu", batch_size=8)
