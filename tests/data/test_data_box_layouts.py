@@ -98,6 +98,14 @@ def darknet(root):
     (root / "obj.names").write_text("\n".join(NAMES) + "\n\n")
 
 
+def darknet_of_cvat(root):
+    save(root / "obj_train_data", ALL)
+    write_yolo(root / "obj_train_data", ALL)
+    (root / "obj.names").write_text("\n".join(NAMES) + "\n")
+    (root / "obj.data").write_text("classes = 2\ntrain = data/train.txt\nnames = data/obj.names\n")
+    (root / "train.txt").write_text("".join(f"data/obj_train_data/{stem}.png\n" for stem in ALL))
+
+
 def fiftyone(root):
     save(root / "data", ALL)
     write_coco(root / "labels.json", ALL)
@@ -128,7 +136,7 @@ def voc_xml_in_folders(root):
 
 WHOLE = (
     *(voc_without_lists, two_folders, one_folder, voc_in_folders, voc_xml_in_folders),
-    *(darknet, fiftyone, cvat),
+    *(darknet, darknet_of_cvat, fiftyone, cvat),
 )
 SPLIT = (
     roboflow_voc,

@@ -128,3 +128,19 @@ def test_entries_that_occur_twice_in_a_manifest_have_its_remedy(listed):
     with pytest.raises(DataError, match="no list 'images'") as error:
         open_data(listed("m.json", {"path": {"0": "a.png"}, "label": {"0": "cat"}}))
     assert "A table is a list of records" in error.value.remedy
+
+
+def test_lists_of_pascal_voc_find_their_images(tmp_path):
+    (tmp_path / "JPEGImages").mkdir()
+    (tmp_path / "ImageSets" / "Main").mkdir(parents=True)
+    for i in range(2):
+        (tmp_path / "JPEGImages" / f"2007_00000{i}.png").write_bytes(png(i))
+    (tmp_path / "ImageSets" / "Main" / "train.txt").write_text("2007_000000\n2007_000001\n")
+    source = open_data(str(tmp_path / "ImageSets" / "Main" / "train.txt"))["all"]
+    assert source.ids == ("2007_000000.png", "2007_000001.png") and source.images.read(1) == png(1)
+
+
+def test_a_table_of_boxes_without_header_is_told_one(listed):
+    with pytest.raises(UsageError, match="has no header") as error:
+        open_data(listed("t.csv", "a.png,1,2,3,4,cat\nb.png,1,2,3,4,dog\n"))
+    assert "filename,xmin,ymin,xmax,ymax,class" in error.value.remedy

@@ -77,7 +77,8 @@ def folders_beside(file: Path) -> list[Path]:
 
     For `coco/annotations/instances_val2017.json` these are its own folder, `coco/val2017`, `coco/images/val2017`,
     `coco/images`, `coco` (of LVIS, whose `coco_url` ends in `val2017/NAME.jpg`), folders of usual names and of its own
-    name beside it (`train_labels.csv` beside `train/`), and `coco/coco` (of LVIS beside COCO).
+    name beside it (`train_labels.csv` beside `train/`), `JPEGImages` of Pascal VOC's lists, and `coco/coco` (of LVIS
+    beside COCO).
     """
     folder, stem = file.parent, file.name.partition(".")[0]
     root = folder / ".." if folder.name in ("", "..") else folder.parent
@@ -87,7 +88,8 @@ def folders_beside(file: Path) -> list[Path]:
     names = dict.fromkeys([stem, re.sub(r"_(labels|images)$", "", stem), re.sub(r"[-_]?\d+$", "", part)])
     inside = [folder / name for name in ("images", "data", "JPEGImages")]
     inside += [base / name for name in names if name for base in (folder, folder / "images")]
-    return list(dict.fromkeys([folder, *outside, *inside, root / "coco"]))
+    above = [top.parent / "JPEGImages" for top in file.parents if top.name == "ImageSets"]
+    return list(dict.fromkeys([folder, *outside, *inside, *above, root / "coco"]))
 
 
 def images_folder(spec: str, images: str) -> Path | None:

@@ -49,6 +49,8 @@ LABEL_COLUMNS = tuple(
 _LIKE_EMPTY = ("nan", "none", "null", "na", "n/a", "<na>", "#n/a")
 """Texts that programs write for a missing value, in lower case; a class may have such a name."""
 _LOOKED_AT = 16
+_BOX = 5  # cells of the rows of a table of boxes, at least, without the class
+_BOXES = "filename,xmin,ymin,xmax,ymax,class"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,7 +300,8 @@ def _read_text(path: Path) -> TableColumns:
     names = [name.strip() for name in rows[0][1]]
     if any(PurePosixPath(name.lower()).suffix in IMAGE_SUFFIXES for name in names):
         raise UsageError(
-            f"{path} has no header: its first line is {', '.join(names)}", "Put a line above it, such as: path,label"
+            f"{path} has no header: its first line is {', '.join(names)}",
+            f"Put a line above it, such as: {_BOXES if len(names) > _BOX else 'path,label'}",
         )
     twice = sorted(name for name, times in collections.Counter(names).items() if times > 1)
     if twice:

@@ -76,9 +76,13 @@ def _description_in(folder: Path) -> Path | None:
 
 
 def _annotates(folder: Path) -> bool:
-    """Return whether text files of boxes lie directly in a folder that is labels/, is in it, or has a list of names."""
+    """Return whether text files of boxes lie directly in a folder that is labels/, is in it, or has a list of names.
+
+    CVAT's list, obj.names, lies beside its folder obj_train_data/.
+    """
     inside = "labels" in (folder.name.lower(), folder.parent.name.lower())
-    if not inside and not any((folder / name).is_file() for name in _LISTS):
+    lists = [*(folder / name for name in _LISTS), folder.parent / "obj.names"]
+    if not inside and not any(file.is_file() for file in lists):
         return False
     names = (name for name in file_names(folder) if name.lower().endswith(".txt") and name not in _NO_BOXES)
     first = next(names, None)
