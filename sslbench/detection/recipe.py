@@ -7,9 +7,8 @@ ones are None here, and filled in by `resolved`. `benchmarks/detection/` holds t
 import dataclasses
 from typing import Any, Literal
 
-from sslbench.config import build, setting
+from sslbench.config import setting
 from sslbench.errors import UsageError
-from sslbench.library.benchmarks import load_benchmark
 
 Architecture = Literal["c4", "fpn", "vit_fpn", "retinanet", "fcos", "deformable_detr", "vit_deformable_detr"]
 ONE_STAGE = ("retinanet", "fcos")
@@ -231,20 +230,6 @@ def resolved(recipe: DetectionRecipe) -> DetectionRecipe:
     return dataclasses.replace(
         recipe, **{name: value for name, value in usual.items() if getattr(recipe, name) is None}
     )
-
-
-def load_recipe(name: str) -> DetectionRecipe:
-    """Return the checked recipe of a benchmark, by its name ('detection/voc07') or its YAML file.
-
-    Raises:
-        UsageError: there is no such benchmark, it is not of detection, or its settings are wrong.
-    """
-    benchmark = load_benchmark(name)
-    if benchmark.protocol != "detection":
-        raise UsageError(f"the benchmark '{name}' belongs to {benchmark.protocol}, not to detection")
-    recipe = build(DetectionRecipe, benchmark.settings, f"{name}: settings")
-    check(recipe)
-    return recipe
 
 
 def check(recipe: DetectionRecipe) -> None:

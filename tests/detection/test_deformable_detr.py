@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from helpers.detection_recipes import load_recipe
 from helpers.detector_samples import average_precision, detector, scene
 from torch import nn
 
@@ -14,7 +15,7 @@ from sslbench.detection import train
 from sslbench.detection.detectron2.config import detectron2_options
 from sslbench.detection.models.boxes import Target
 from sslbench.detection.models.build import build_detector
-from sslbench.detection.recipe import DetectionRecipe, check, load_recipe
+from sslbench.detection.recipe import DetectionRecipe, check
 from sslbench.detection.train import make_optimizer
 from sslbench.errors import UsageError
 

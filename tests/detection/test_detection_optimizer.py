@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from helpers.detection_recipes import load_recipe
 
 from sslbench.backbones.build import build
 from sslbench.detection.models.build import build_detector
-from sslbench.detection.recipe import load_recipe
 from sslbench.detection.train import make_optimizer
 
 TINY = {"pyramid_channels": 8, "head_channels": 8, "box_channels": 8}

@@ -3,10 +3,11 @@
 import dataclasses
 
 import pytest
+from helpers.detection_recipes import load_recipe
 
 from sslbench.backbones.build import build
 from sslbench.detection.detectron2.config import detectron2_options
-from sslbench.detection.recipe import DETR, ONE_STAGE, DetectionRecipe, check, load_recipe, resized, resolved
+from sslbench.detection.recipe import DETR, ONE_STAGE, DetectionRecipe, check, resized, resolved
 from sslbench.errors import UsageError
 from sslbench.evaluation.detection.request import make_recipe
 from sslbench.library.benchmarks import load_benchmark
@@ -142,8 +143,6 @@ def test_a_wrong_key_in_a_recipe_names_the_nearest(tmp_path):
     file.write_text("extends: detection/_c4_voc\ntitle: mine\nsettings: {extra_nrom: true}\n")
     with pytest.raises(UsageError, match="unknown key 'extra_nrom'\nDid you mean 'extra_norm'"):
         load_recipe(str(file))
-    with pytest.raises(UsageError, match="belongs to knn, not to detection"):
-        load_recipe("knn/digits")
 
 
 def test_sizes_of_images():

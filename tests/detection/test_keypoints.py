@@ -257,9 +257,9 @@ def test_the_recipe_has_the_published_configuration():
     """Every key of Detectron2's keypoint_rcnn_R_50_FPN_1x, but for those of MSRA's weights and of files."""
     import detectron2
     from detectron2.config import get_cfg
+    from helpers.detection_recipes import load_recipe
 
     from sslbench.detection.detectron2.config import detectron2_options
-    from sslbench.detection.recipe import load_recipe
     from sslbench.metrics.detection.keypoints import COCO_SIGMAS, Skeleton
 
     path = Path(detectron2.__file__).parents[1] / "configs/COCO-Keypoints/keypoint_rcnn_R_50_FPN_1x.yaml"

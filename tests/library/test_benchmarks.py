@@ -6,12 +6,12 @@ import dataclasses
 import functools
 
 import pytest
+from helpers.detection_recipes import load_recipe
 from helpers.offenders import offenders
 
 from sslbench import paths
 from sslbench.config import build
 from sslbench.data.formats import sklearn, torchvision
-from sslbench.detection.recipe import load_recipe
 from sslbench.errors import UsageError
 from sslbench.labels import LABELS
 from sslbench.leaderboard.model import Published
