@@ -159,6 +159,7 @@ def load_file(
         ignored=(*recognised.ignored, *ignored),
     )
     notes = [recognised.note] if recognised.note else []
+    notes += _shown_beside(recognised, weights, built) if backbone is not None else []
     if backbone is None and recognised.backbone is None and _is_cifar(built):
         notes.append(ASSUMED_CIFAR)
     report = dataclasses.replace(
@@ -178,6 +179,25 @@ def load_file(
         gem_power=_learnt_gem_power(recognised, weights),
     )
     return dataclasses.replace(built, heads=load_heads(file, recognised)) if heads else built
+
+
+def _shown_beside(recognised: Recognised, weights: str, named: Backbone) -> list[str]:
+    """Return a note if the configuration beside a file shows another network than the user named."""
+    try:
+        shown = architecture(recognised, weights) if recognised.config.fields else named.name
+    except BackboneError:  # it is why the user names one
+        return []
+    if _without_size(shown) == _without_size(named.name):
+        return []
+    path = recognised.config.path
+    return [f"{path.name if path else 'the configuration'} shows another network: --backbone {shown}"]
+
+
+def _without_size(name: str) -> list[str]:
+    """Return the parts of a backbone's name without timm's tag and the size of the images."""
+    architecture, *options = name.removeprefix("timm:").split(",")
+    sizes = ("img_size=", "dynamic_img_size=")
+    return [architecture.partition(".")[0], *sorted(option for option in options if not option.startswith(sizes))]
 
 
 def _of_config(file: files.WeightsFile) -> str:

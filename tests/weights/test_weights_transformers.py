@@ -524,6 +524,14 @@ def test_a_configuration_that_cannot_be_read_is_one_message(content, problem, fo
     assert str(folder / "config.json") in error.value.message and error.value.remedy
 
 
+def test_a_named_network_that_the_configuration_does_not_show_is_noted(folders):
+    _, folder = folders("vit")
+    name = load_backbone(str(folder)).name
+    same, other = (load_backbone(str(folder), backbone=n) for n in (name, name.replace("num_heads=3", "num_heads=2")))
+    assert "another network" not in same.report.note
+    assert f"config.json shows another network: --backbone {name}" in other.report.note
+
+
 def test_a_byte_order_mark_is_no_part_of_a_configuration(folders, tmp_path):
     folder = shutil.copytree(folders("vit")[1], tmp_path / "vit")
     (folder / "config.json").write_bytes(b"\xef\xbb\xbf" + (folder / "config.json").read_bytes())
