@@ -234,12 +234,13 @@ class Interrupting:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_run_that_was_stopped_continues_bit_for_bit(tmp_path):
+@pytest.mark.parametrize(("updates", "words"), [(12, "of 30"), (30, "the last update")])
+def test_a_run_that_was_stopped_continues_bit_for_bit(tmp_path, updates, words):
     settings = changed(lr=(0.1, 0.3), norm="affine", optimizer="adamw", weight_decay=(0.01,), flip=0.5)
     (whole,) = run(tmp_path / "whole", settings).values()
     with pytest.raises(StoppedError) as caught:
-        run(tmp_path / "parts", settings, progress=Interrupting(after=16 * 12))
-    assert caught.value.exit_code == 143 and "everything is saved" in caught.value.message
+        run(tmp_path / "parts", settings, progress=Interrupting(after=16 * updates))
+    assert caught.value.exit_code == 143 and f"{words}; everything is saved" in caught.value.message
     assert len(list((tmp_path / "parts").glob("*.ckpt"))) == 1
     (parts,) = run(tmp_path / "parts", settings).values()
     assert np.array_equal(parts.scores, whole.scores) and parts.selected == whole.selected

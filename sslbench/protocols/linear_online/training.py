@@ -100,15 +100,15 @@ def _train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatche
             run.save(done, now=bool(stop) and done < plan.updates)
             if stop and done < plan.updates:
                 stop_together(stop, f"update {done} of {plan.updates}")
-    if encode.state_sha256() != frozen:
-        # The checkpoints are wrong too and must not be resumed.
-        for file in checkpoints.files(plan.folder) if rank() == 0 else ():
-            file.unlink(missing_ok=True)
-        raise BackboneError(
-            "the backbone changed while heads were trained on it: parameters or BatchNorm statistics moved",
-            "Its forward pass should not switch to training mode or modify weights.",
-        )
-    run.save(plan.updates, now=start < plan.updates)
+        if encode.state_sha256() != frozen:
+            # The checkpoints are wrong too and must not be resumed.
+            for file in checkpoints.files(plan.folder) if rank() == 0 else ():
+                file.unlink(missing_ok=True)
+            raise BackboneError(
+                "the backbone changed while heads were trained on it: parameters or BatchNorm statistics moved",
+                "Its forward pass should not switch to training mode or modify weights.",
+            )
+        run.save(plan.updates, now=start < plan.updates)
     return time.perf_counter() - began
 
 

@@ -148,14 +148,14 @@ def train(
                 run.save(done, now=bool(stop) and done < plan.updates)
                 if stop and done < plan.updates:
                     stop_together(stop, f"update {done} of {plan.updates}")
-        if encode.encoder.state_sha256() != frozen:
-            for file in checkpoints.files(plan.folder):  # they are wrong too
-                file.unlink(missing_ok=True)
-            raise BackboneError(
-                "the backbone changed while heads were trained on it: parameters or BatchNorm statistics moved",
-                "Its forward pass should not switch to training mode or modify weights.",
-            )
-        run.save(plan.updates, now=start < plan.updates)
+            if encode.encoder.state_sha256() != frozen:
+                for file in checkpoints.files(plan.folder):  # they are wrong too
+                    file.unlink(missing_ok=True)
+                raise BackboneError(
+                    "the backbone changed while heads were trained on it: parameters or BatchNorm statistics moved",
+                    "Its forward pass should not switch to training mode or modify weights.",
+                )
+            run.save(plan.updates, now=start < plan.updates)
     return run.alive
 
 
