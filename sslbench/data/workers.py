@@ -139,7 +139,7 @@ def _in_shared_memory(item: Any) -> Any:
             part = waiting.pop()
             if isinstance(part, torch.Tensor):
                 if part.untyped_storage().nbytes():
-                    part.share_memory_()
+                    part.share_memory_()  # type: ignore[no-untyped-call]
             elif isinstance(part, dict | list | tuple):
                 waiting += part.values() if isinstance(part, dict) else part
             elif dataclasses.is_dataclass(part):

@@ -128,3 +128,18 @@ def test_check_data_reports_what_an_evaluation_refuses(name, tmp_path, capsys):
 
 
 EVAL = ("--weights", "pixels", "--no-floors", "--workers", "0", "k=1", "-o")
+
+
+def test_check_data_reports_images_of_depth_that_cannot_be_read_or_are_turned(tmp_path, capsys):
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    for i in range(3):
+        for kind in ("images", "depth"):
+            (tmp_path / kind).mkdir(exist_ok=True)
+        Image.fromarray(array(0, i, 6, 6, 3)).save(tmp_path / "images" / f"{i}.jpg", exif=exif)
+        np.save(tmp_path / "depth" / f"{i}.npy", np.ones((6, 6), np.float32))
+    for code, words in ((0, "3 of 3 images are turned by EXIF"), (1, "0.jpg: truncated JPEG")):
+        with pytest.raises(SystemExit) as end:
+            main(["check-data", str(tmp_path)])
+        assert (end.value.code or 0) == code and words in capsys.readouterr().out
+        (tmp_path / "images" / "0.jpg").write_bytes((tmp_path / "images" / "0.jpg").read_bytes()[:-40])

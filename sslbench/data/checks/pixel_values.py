@@ -9,7 +9,8 @@ from sslbench.data.checks.findings import Finding, by_level
 from sslbench.data.checks.parts import spread
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.depth.values import Quantity, implausible_unit
-from sslbench.data.maps.sizes import size_and_turn
+from sslbench.data.loading import loader
+from sslbench.data.maps.sizes import size_and_turn, unknown_orientation
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, SslbenchError
@@ -61,10 +62,14 @@ def _checked(source: Source, quantity: Quantity, read: int | None) -> tuple[str,
             without.append(source.ids[index])
         elif quantity == "depth":
             ranges.append((float(known.min()), float(known.max()), float(np.median(known))))
+    unreadable = loader.scan(source, np.array(rows, dtype=np.int64), 0)
+    problems += [f"{path}: {reason}" for _, path, reason in unreadable]
     findings = [Finding("error", problem) for problem in problems[:_LISTED]]
+    if (turned := unknown_orientation(source.name, source.images, sized=True)) is not None:
+        findings.append(Finding("warning", turned))
     if len(problems) > _LISTED:
         findings.append(Finding("error", f"{source.name}: and {len(problems) - _LISTED} more that cannot be used"))
-    if without and len(without) + len(problems) == len(rows):
+    if without and not pixels - unknown:
         findings.append(Finding("error", f"{source.name}: no pixel of the {len(rows):,} images read has a known value"))
     elif without:
         names = f"{counted(len(without), 'image')} without a known {quantity} are not scored: {some(without, 5)}"

@@ -139,7 +139,7 @@ def _from_one(spec: str, sources: Mapping[str, Source], seed: int, test_fraction
         raise UsageError(
             f"{spec} has the splits {', '.join(sources)}: "
             + ("none of them is train" if train is None else "no test or val"),
-            "Give the parts with --data and --test-data.",
+            "Give the training part as data, and the other with --test-data.",
         )
     notes: list[str] = []
     if train.labels.labelled and len(candidates) > 1 and not sources["test"].labels.labelled:

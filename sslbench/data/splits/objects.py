@@ -71,7 +71,7 @@ def _own(spec: str, sources: Mapping[str, ObjectSource]) -> TrainTestObjects:
         raise UsageError(
             f"{spec} has the splits {', '.join(sources)}: "
             + ("none of them is train" if "train" not in sources else "no test or val"),
-            "Give the parts with --data and --test-data.",
+            "Give the training part as data, and the other with --test-data.",
         )
     notes: list[str] = []
     if len(candidates) > 1 and not sources["test"].counts().any():
