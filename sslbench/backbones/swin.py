@@ -39,7 +39,8 @@ def recognise_swin(
         weights: name of the file.
 
     Raises:
-        BackboneError: the configuration is of another network, or there is none and the windows do not show.
+        BackboneError: the configuration is of another network, or there is none and the windows do not show; or the
+            windows do not fill the images.
     """
     stem, blocks = shapes.get("patch_embed.proj.weight", ()), dict[int, int]()
     if len(stem) != 4 or "norm.weight" not in shapes or not all(_KNOWN.fullmatch(name) for name in shapes):
@@ -83,6 +84,13 @@ def recognise_swin(
             f"{weights}: the windows of a Swin Transformer or the size of its images are not visible in the tensors, "
             f"and {beside}",
             f"Put the model's config.json beside the file, or give the numbers of its training: --backbone {name}",
+        )
+    cells = [image // stem[2] // 2**stage for stage in range(len(depths))]
+    if padded := [side for side in cells if side > window and side % window]:
+        raise BackboneError(
+            f"{weights}: its windows of {window} cells do not fill the {padded[0]}x{padded[0]} cells of an image of "
+            f"{image} pixels, and timm fills up another way than transformers",
+            f"For the features of timm, name it: --backbone {name}",
         )
     _check(shapes, config, weights, name, heads=heads, depths=depths, window=window)
     return name

@@ -72,6 +72,7 @@ def build_timm(name: str) -> Backbone:
     eps = {key: options.pop(key) for key in _EPS if key in options}
     if wrong := [key for key, value in eps.items() if not isinstance(value, float | int) or not 0 < value < 1]:
         raise UsageError(f"{wrong[0]}={eps[wrong[0]]} is not a small number", f"Write timm:{name},{wrong[0]}=1e-6.")
+    bare = architecture.startswith("beit") and options.pop("final_norm", True) is False
     try:
         module = timm.create_model(name, pretrained=False, num_classes=0, **options)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
@@ -81,7 +82,9 @@ def build_timm(name: str) -> Backbone:
         raise UsageError(f"timm cannot build {name} with {given}: {error}") from error
     for key, value in eps.items():
         _set_eps(module, _EPS[key], value, name)
-    options |= eps
+    if bare:  # an option of timm's other vision transformers
+        module.norm, module.fc_norm = nn.Identity(), nn.Identity()
+    options |= {**eps, **({"final_norm": False} if bare else {})}
     shapes = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
     return Backbone(
         name=",".join((f"timm:{name}", *(f"{key}={_written(value)}" for key, value in options.items()))),
@@ -158,7 +161,9 @@ _RECORDED_OPTIONS: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("num_heads", "img_size", "window_size"), (int, tuple)),
     **dict.fromkeys(_EPS, (int, float)),
     **dict.fromkeys(("mlp_ratio", "drop_rate", "drop_path_rate", "proj_drop_rate", "attn_drop_rate"), (int, float)),
-    **dict.fromkeys(("no_embed_class", "class_token", "fc_norm", "pre_norm", "qkv_bias", "qk_norm"), bool),
+    **dict.fromkeys(
+        ("no_embed_class", "class_token", "fc_norm", "final_norm", "pre_norm", "qkv_bias", "qk_norm"), bool
+    ),
     **dict.fromkeys(("use_abs_pos_emb", "use_rel_pos_bias", "use_shared_rel_pos_bias", "dynamic_img_size"), bool),
     **dict.fromkeys(("conv_mlp", "use_grn"), bool),
     **dict.fromkeys(("init_values", "ls_init_value"), (int, float, NoneType)),

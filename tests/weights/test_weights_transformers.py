@@ -67,6 +67,10 @@ def unshuffled(model, x):
     return model(x, noise=torch.arange(16.0).expand(len(x), 16)).last_hidden_state[:, 0]
 
 
+def mean_of_patches(model, x):
+    return model(x).last_hidden_state[:, 1:].mean(1)
+
+
 def mean(model, x):
     return model(x).last_hidden_state.mean(1)
 
@@ -138,6 +142,14 @@ MODELS = {
         "Data2VecVisionConfig",
         VIT | RELATIVE | {"use_mean_pooling": False},
         class_token,
+        "huggingface_beit",
+        "huggingface_beit",
+    ),
+    "data2vec_bare": (
+        "Data2VecVisionModel",
+        "Data2VecVisionConfig",
+        VIT | RELATIVE,
+        mean_of_patches,
         "huggingface_beit",
         "huggingface_beit",
     ),
@@ -648,6 +660,10 @@ def test_windows_of_a_swin_v2_are_asked_for_and_those_of_its_pretraining_are_use
     with torch.no_grad():
         found = load_backbone(str(tmp_path))
         torch.testing.assert_close(found.module(images), pooled(model, images), rtol=1e-4, atol=1e-5)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"image_size": 36}))
+    with pytest.raises(BackboneError, match="windows of 4 cells do not fill the 18x18 cells"):
+        load_backbone(str(tmp_path))
     (tmp_path / "config.json").unlink()
     with pytest.raises(BackboneError, match=r"windows of a Swin .* no config\.json") as error:
         load_backbone(str(tmp_path))

@@ -85,6 +85,7 @@ class ViT:
         activation: of the MLP, in timm's words; '' is that of the family. OpenAI's CLIP has 'quick_gelu'.
         eps: of the norms; None is that of the family.
         theta: base of the rotary periods; None is that of the family.
+        no_norm: true if there is no last norm (data2vec-vision, whose patches are averaged as they are).
         pooled_norm: true if the last norm comes after averaging the patches (fine-tuned MAE).
         notes: assumptions that no tensor shows.
     """
@@ -110,6 +111,7 @@ class ViT:
     eps: float | None
     theta: float | None
     pooled_norm: bool
+    no_norm: bool
     notes: tuple[str, ...] = ()
 
     @property
@@ -197,6 +199,7 @@ def recognise_vit(shapes: Shapes, *, format: str = "", config: ModelConfig = NO_
         eps=config.number("layer_norm_eps") or config.number("rms_norm_eps"),
         theta=config.number("rope_theta"),
         pooled_norm="fc_norm.weight" in shapes,
+        no_norm=family == "beit" and not {"norm.weight", "fc_norm.weight"} & shapes.keys(),
         notes=tuple(_notes(family, width, format, told or _ACTIVATIONS.get(format, ""))),
     )
     return dataclasses.replace(vit, name=_name(vit, shapes, _TAGS.get(format, "")))
@@ -243,7 +246,7 @@ def check_config(vit: ViT, shapes: Shapes, config: ModelConfig, weights: str) ->
         "use_absolute_position_embeddings": "pos_embed" in shapes,
         "use_relative_position_bias": f"{first}relative_position_bias_table" in shapes,
         "use_shared_relative_position_bias": "rel_pos_bias.relative_position_bias_table" in shapes,
-        "use_mean_pooling": vit.pooled_norm,
+        "use_mean_pooling": vit.pooled_norm or vit.no_norm,
         "num_attention_heads": (_any(shapes, "relative_position_bias_table") or (0, config.heads))[1],
     }
     if config.fields.get("architectures") == ["BeitForMaskedImageModeling"]:
@@ -391,7 +394,11 @@ def _options_of_family(vit: ViT, shapes: Shapes, says: Mapping[str, object]) -> 
     if vit.family == "beit":
         per_block = "blocks.0.attn.relative_position_bias_table" in shapes
         options |= {"use_abs_pos_emb": "pos_embed" in shapes, "use_rel_pos_bias": per_block}
-        options |= {"use_shared_rel_pos_bias": not per_block, "global_pool": "avg" if vit.pooled_norm else "token"}
+        options |= {
+            "use_shared_rel_pos_bias": not per_block,
+            "global_pool": "avg" if vit.pooled_norm or vit.no_norm else "token",
+        }
+        options |= {"final_norm": False} if vit.no_norm else {}
         options |= {"init_values": 0.1 if vit.layer_scale else None}
     elif vit.pooled_norm:
         options["global_pool"] = "avg"
