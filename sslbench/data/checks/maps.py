@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from sslbench.data.checks.duplicates import exact_copies
 from sslbench.data.checks.findings import Finding, by_level
-from sslbench.data.checks.parts import spread
+from sslbench.data.checks.parts import picture_findings, spread
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.labels import no_labels
 from sslbench.data.loading import loader
@@ -101,7 +101,9 @@ def check_maps(
     for split, part in parts.items():
         rows = spread(len(part), read)
         facts = map_facts(part, rows, workers=workers, reading=reading)
-        lost = [(path, reason) for _, path, reason in loader.scan(plain(part), rows, workers, reading=reading)]
+        decoded = loader.survey(plain(part), rows, workers, reading=reading)
+        lost = [(path, reason) for _, path, reason in decoded.unreadable]
+        findings += picture_findings(plain(part), decoded)
         unreadable += [*lost, *((fact.path, fact.unreadable) for fact in facts if fact.unreadable)]
         good = [fact for fact in facts if fact.unreadable is None]
         counts[split] = _counted(part, good)

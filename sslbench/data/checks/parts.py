@@ -151,7 +151,7 @@ def check_parts(
             found = loader.survey(part, rows, workers, reading=reading)
             bad, broken = [(path, why) for _, path, why in found.unreadable], {i for i, _, _ in found.unreadable}
             findings += [Finding("error", f"{path}: {reason}") for path, reason in bad]
-            findings += _pictures(part, found)
+            findings += picture_findings(part, found)
         else:
             problems = unusable_objects(dataclasses.replace(boxes, reading=reading), rows, workers)
             bad, broken = [(part.images.path(index), line) for index, line in problems], {i for i, _ in problems}
@@ -170,7 +170,7 @@ def check_parts(
     return CheckedParts(opened, tuple(by_level(findings)), named, tried, decoded, tuple(unreadable), copies, reading)
 
 
-def _pictures(part: Source, found: loader.Survey) -> list[Finding]:
+def picture_findings(part: Source, found: loader.Survey) -> list[Finding]:
     """Return findings about channels and conversions of decoded images."""
     total = sum(map(len, found.channels.values()))
     findings = [

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from sslbench.data.checks.findings import Finding, by_level
-from sslbench.data.checks.parts import spread
+from sslbench.data.checks.parts import picture_findings, spread
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.depth.values import Quantity, implausible_unit
 from sslbench.data.loading import loader
@@ -62,9 +62,9 @@ def _checked(source: Source, quantity: Quantity, read: int | None) -> tuple[str,
             without.append(source.ids[index])
         elif quantity == "depth":
             ranges.append((float(known.min()), float(known.max()), float(np.median(known))))
-    unreadable = loader.scan(source, np.array(rows, dtype=np.int64), 0)
-    problems += [f"{path}: {reason}" for _, path, reason in unreadable]
-    findings = [Finding("error", problem) for problem in problems[:_LISTED]]
+    decoded = loader.survey(source, np.array(rows, dtype=np.int64), 0)
+    problems += [f"{path}: {reason}" for _, path, reason in decoded.unreadable]
+    findings = [Finding("error", problem) for problem in problems[:_LISTED]] + picture_findings(source, decoded)
     if (turned := unknown_orientation(source.name, source.images, sized=True)) is not None:
         findings.append(Finding("warning", turned))
     if len(problems) > _LISTED:
