@@ -58,7 +58,7 @@ def refuse_large(backbone: Backbone, remedy: str) -> None:
 
 def any_batch() -> dict[int, Any]:
     """Return the dynamic shape of images (B, C, H, W) of any number."""
-    return {0: torch.export.Dim("batch", min=1)}
+    return {0: torch.export.Dim("batch", min=1, max=2**31 - 1)}  # without an end torch below 2.8 refuses
 
 
 def write_onnx(
