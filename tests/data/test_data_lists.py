@@ -144,3 +144,9 @@ def test_a_table_of_boxes_without_header_is_told_one(listed):
     with pytest.raises(UsageError, match="has no header") as error:
         open_data(listed("t.csv", "a.png,1,2,3,4,cat\nb.png,1,2,3,4,dog\n"))
     assert "filename,xmin,ymin,xmax,ymax,class" in error.value.remedy
+
+
+def test_records_may_be_a_list_or_lines_under_either_suffix(listed):
+    rows = [json.dumps({"path": path, "label": label}) for path, label in ROWS]
+    for name, content in (("t.json", "\n".join(rows) + "\n"), ("t.jsonl", f"[{', '.join(rows)}]")):
+        assert labelled(open_data(listed(name, content))["all"]) == dict(ROWS)

@@ -11,6 +11,7 @@ from sslbench.data.regular import open_regular
 HEAD = 4096
 """Bytes in which a file says what it is."""
 _RECORDS = re.compile(r"\s*\[\s*\{")
+_LINES = re.compile(r"\s*\{[^\r\n]*\}[ \t]*\r?\n\s*\{")
 _FIRST_KEY = re.compile(r'\s*\{\s*"((?:[^"\\]|\\.)*)"\s*:')
 _BASE64 = re.compile(rb"[A-Za-z0-9+/_-]+={0,2}")
 _SHORTEST_IMAGE = 40
@@ -42,9 +43,9 @@ def decoded(content: bytes) -> str:
 
 
 def is_json_table(spec: str) -> bool:
-    """Return whether a .json holds a list of records or a mapping from image file to label, rather than a manifest."""
+    """Return whether a .json holds records, in a list or one per line, or maps image files to labels: no manifest."""
     text = head_text(spec)
-    if _RECORDS.match(text):
+    if _RECORDS.match(text) or _LINES.match(text):
         return True
     match = _FIRST_KEY.match(text)
     return match is not None and PurePosixPath(match[1]).suffix.lower() in SUFFIXES

@@ -158,7 +158,7 @@ def read_columns(
     if image is None:
         image = _column_of_files(table, folders)
     names = [_text(value) for value in table.columns[image]]
-    _refuse_empty(table, image, names)
+    _refuse_empty(table, image, names, "Remove these rows, or name their images.")
     split = _find(table, None, ("split",), "split")
     found = _found(table, names, table.columns[split] if split else (), folders, option)
     several = [] if value_columns else _several(table, label_column)
@@ -305,7 +305,7 @@ def _read_text(path: Path) -> TableColumns:
         )
     twice = sorted(name for name, times in collections.Counter(names).items() if times > 1)
     if twice:
-        raise DataError(f"{path}: the header has the column '{twice[0]}' twice")
+        raise DataError(f"{path}: the header has the column '{twice[0]}' twice", "Rename or remove one of them.")
     lines = [line for line, _ in rows[1:]]
     for line, row in rows[1:]:
         if len(row) != len(names):
@@ -313,7 +313,9 @@ def _read_text(path: Path) -> TableColumns:
                 f"{path}, line {line}: {counted(len(row), 'cell')}, but the header has {len(names)}",
                 f"The first line, '{names[0]:.60}', should name the columns, such as: path,label"
                 if len(names) == 1
-                else 'Quote cells that hold a separator: a.jpg,"cat, large"',
+                else 'Quote cells that hold a separator: a.jpg,"cat, large"'
+                if len(row) > len(names)
+                else "Give every row all cells, empty ones too; is the file complete?",
             )
     columns: dict[str, Sequence[Any]] = {name: [row[i].strip() for _, row in rows[1:]] for i, name in enumerate(names)}
     return TableColumns(str(path), columns, lambda row: f"line {lines[row]}", notes)
@@ -375,7 +377,7 @@ def _splits(table: TableColumns, column: str | None) -> list[str] | None:
     if column is None:
         return None
     cells = ["" if cell is None else str(cell).strip() for cell in table.columns[column]]
-    _refuse_empty(table, column, cells)
+    _refuse_empty(table, column, cells, "Name the split of every row, or remove the column.")
     return [split_name(cell) or cell.lower() for cell in cells]
 
 

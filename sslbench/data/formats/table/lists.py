@@ -55,13 +55,18 @@ def _path_and_label(line: str) -> tuple[str, str | None]:
 
 
 def read_json(path: Path) -> TableColumns:
-    """Read a .json: a list of records, or a mapping from image to label.
+    """Read a .json: a list of records, a mapping from image to label, or a record per line.
 
     Raises:
         DataError: it cannot be read, or is neither.
     """
+    text, _ = read_text(path)
     try:
-        content = json.loads(read_text(path)[0], object_pairs_hook=_without_twins)
+        content = json.loads(text, object_pairs_hook=_without_twins)
+    except json.JSONDecodeError as error:
+        if error.msg != "Extra data":
+            raise DataError(f"{path} is not JSON: {error}") from error
+        return _lines_of_json(path, text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}") from error
     if isinstance(content, dict):
@@ -70,13 +75,17 @@ def read_json(path: Path) -> TableColumns:
 
 
 def read_json_lines(path: Path) -> TableColumns:
-    """Read a .jsonl: a record per line.
+    """Read a .jsonl: a record per line, or as for a .json.
 
     Raises:
         DataError: it cannot be read, or a line is no record.
     """
-    records = []
     text, _ = read_text(path)
+    return read_json(path) if text.lstrip().startswith("[") else _lines_of_json(path, text)
+
+
+def _lines_of_json(path: Path, text: str) -> TableColumns:
+    records = []
     for i, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
