@@ -113,7 +113,7 @@ def run_first_pass(state: State, plan: TrainingPlan, batches: Iterator[RawBatch]
         step = Step(number - plan.per_epoch, plan.steps, plan.per_epoch)
         for part in _split(raw, plan.accumulate):
             with torch.no_grad():
-                _forward(state, plan, _to_device(part, state.device, plan), step)
+                _forward(state, plan, _to_device(part, state, plan), step)
         state.method.after_update(step)
 
 
@@ -192,7 +192,7 @@ def _forward_backward(state: State, plan: TrainingPlan, raw: RawBatch, step: Ste
     for number, part in enumerate(parts):
         final = number == len(parts) - 1
         with contextlib.nullcontext() if final else without_synchronisation(state.model):
-            batch = _to_device(part, state.device, plan)
+            batch = _to_device(part, state, plan)
             loss = _forward(state, plan, batch, step)
             state.scaler.scale(loss.value / len(parts)).backward()  # type: ignore[no-untyped-call]
         if state.online_head is not None and batch.labels is not None:
@@ -289,12 +289,14 @@ def _split(raw: RawBatch, parts: int) -> list[RawBatch]:
     ]
 
 
-def _to_device(raw: RawBatch, device: torch.device, plan: TrainingPlan) -> Batch:
+def _to_device(raw: RawBatch, state: State, plan: TrainingPlan) -> Batch:
+    device = state.device
     moved = [view.to(device, non_blocking=True) for view in raw.views]
     if raw.colours is not None:
         values = raw.colours.unbind(1)
         moved = [change_colours(*each) for each in zip(moved, values, plan.colours, strict=True)]
     views = tuple(normalise(view, plan.normalisation) for view in moved)
+    views = tuple(view.contiguous() for view in views) if state.rows_of_channels else views
     labels = None if raw.labels is None else raw.labels.to(device, non_blocking=True)
     boxes = None if raw.boxes is None else raw.boxes.to(device, non_blocking=True)
     return Batch(views, labels, raw.indices, raw.origins, boxes)

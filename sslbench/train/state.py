@@ -48,6 +48,7 @@ class State:
         average: exponential moving average of `method.averaged()`, or None.
         step: optimizer updates done.
         online_head: classifier trained beside the method, or None.
+        rows_of_channels: images are laid out channel by channel: see `new_state`.
     """
 
     method: Method[Any]
@@ -57,6 +58,7 @@ class State:
     average: nn.Module | None = None
     step: int = 0
     online_head: OnlineHead | None = None
+    rows_of_channels: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -91,16 +93,17 @@ def new_state(  # noqa: PLR0913  how a run computes, each from another setting
         precision: of the forward pass; fp16 has a scaler.
         strategy: see `wrap`.
         zero: shard the optimizer state over the processes.
-        channels_last: memory layout of convolutions.
+        channels_last: memory layout of convolutions, where the device's library computes all of them in it.
         compiled: compile the networks of the method.
         averaged: keep a moving average of `method.averaged()`.
         layers: see `parameter_groups`.
         parts: see `parameter_groups`.
     """
     sharded = strategy == "fsdp" and world_size() > 1
+    overflows = device.type == "cpu" and _overflows(method)
     if not sharded:  # FSDP moves one block after the other, and supports contiguous parameters only
         method = method.to(device)
-        method = method.to(memory_format=torch.channels_last) if channels_last else method
+        method = method.to(memory_format=torch.channels_last) if channels_last and not overflows else method
     average = moving_average(method.averaged()) if averaged else None
     model = wrap(method, device, strategy, dtype=DTYPES[precision], block_methods=method.block_methods)
     if average is not None and sharded:
@@ -111,7 +114,20 @@ def new_state(  # noqa: PLR0913  how a run computes, each from another setting
     own_optimizer = make_optimizer(groups, optimizer, zero=zero)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     seed_process(seed, rank())
-    return State(method, model, own_optimizer, scaler, average)
+    return State(method, model, own_optimizer, scaler, average, rows_of_channels=overflows)
+
+
+def _overflows(method: nn.Module) -> bool:
+    """Return whether a network has convolutions whose gradient oneDNN writes past its memory (its issue 6035).
+
+    They have kernels of 1 x 1, strides, and fewer channels than a register holds; large images end the process.
+    """
+    narrow = (part for part in method.modules() if isinstance(part, nn.Conv2d) and part.in_channels < _REGISTER)
+    return any(max(part.kernel_size) == 1 < max(part.stride) for part in narrow)
+
+
+_REGISTER = 16
+"""Numbers of fp32 in a register of AVX-512."""
 
 
 def moving_average(network: nn.Module) -> nn.Module:
