@@ -206,14 +206,15 @@ def test_turns_are_found_in_the_heads_of_files(suffix, turn, tmp_path, monkeypat
     assert size_and_turn(Files([file]), 0) == ((9, 6) if turn >= 5 else (6, 9), True)
 
 
-def test_maps_and_depth_with_an_orientation_of_their_own_are_refused(tmp_path):
+@pytest.mark.parametrize(("turn", "size"), [(3, (6, 9)), (2, (6, 9)), (6, (6, 6))])
+def test_maps_and_depth_with_an_orientation_of_their_own_are_refused(turn, size, tmp_path):
     exif = Image.Exif()
-    exif[TAG] = 6
+    exif[TAG] = turn
     for i in range(4):
-        photo(tmp_path / "images" / f"{i}.jpg", (6, 9), 6)
+        photo(tmp_path / "images" / f"{i}.jpg", size, turn)
         for kind in ("masks", "depth"):
             (tmp_path / kind).mkdir(exist_ok=True)
-            Image.fromarray(np.full((6, 9), i, np.uint8)).save(tmp_path / kind / f"{i}.png", exif=exif)
+            Image.fromarray(np.full(size, i, np.uint8)).save(tmp_path / kind / f"{i}.png", exif=exif)
     for read in (
         lambda: open_label_maps(f"{tmp_path}?images=images&maps=masks"),
         lambda: open_depth(str(tmp_path))["all"].pixel_values.read_values(0),

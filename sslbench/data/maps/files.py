@@ -115,12 +115,15 @@ def decode_pixels(data: bytes, path: str, max_pixels: int) -> MapPixels:
 
 
 def refuse_turned(image: Image.Image, path: str) -> None:
-    """Refuse a loaded file of maps that has an EXIF orientation itself: programs copy it from the image, turned or not.
+    """Refuse a loaded file of maps with an EXIF orientation of its own, unless it swaps sides, so that the size tells.
+
+    Programs copy the tag from the image, whether they turn the pixels or not.
 
     Raises:
         UnreadableImage: it has one.
     """
-    if orientation(image) in UPRIGHT:
+    turn = orientation(image)
+    if turn in UPRIGHT and (not UPRIGHT[turn][0] or image.width == image.height):
         raise UnreadableImage(
             path,
             "an EXIF orientation of its own: `mogrify -auto-orient FILES` if it lies as the stored pixels of the image "
