@@ -140,6 +140,7 @@ class ArrayObjects:
 
     boxes: np.ndarray
     masked: bool = True
+    sized: bool = True
 
     def boxes_of(self, index):
         return self.boxes[index : index + 1].astype(np.float32)
