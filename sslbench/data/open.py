@@ -177,7 +177,7 @@ def _refuse_export_in(spec: str, problem: str, sources: Mapping[str, Source]) ->
     """Refuse an archive, and a folder whose annotations are an export of another tool or a manifest.
 
     Raises:
-        UsageError: it is one.
+        UsageError: an export or a manifest lies there.
     """
     if spec.lower().endswith((".zip", *remote.SHARDS)):
         notes = [note for source in sources.values() for note in source.notes if NOT_READ in note]

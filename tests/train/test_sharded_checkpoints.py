@@ -266,7 +266,7 @@ def test_a_part_or_an_unfinished_folder_is_refused_by_its_name(copied):
     for folder in (copied, copied.parent):
         with pytest.raises(WeightsError, match="is a folder") as caught:
             read(folder)
-        assert caught.value.remedy == f"Did you mean {whole}?"
+        assert caught.value.remedy.startswith(f"Did you mean {whole}")
     torn = checkpoints.unfinished(copied, 4)
     whole.rename(torn)
     (torn / shards.STATE).unlink()

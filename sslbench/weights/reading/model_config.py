@@ -66,7 +66,7 @@ class ModelConfig:
         """Return a positive whole number, the side of squares included; None if it is not stated.
 
         Raises:
-            BackboneError: it is none.
+            BackboneError: the field is another value.
         """
         value = _plain(self.fields.get(key))
         if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and value > 0):
@@ -77,7 +77,7 @@ class ModelConfig:
         """Return a positive number; None if it is not stated.
 
         Raises:
-            BackboneError: it is none.
+            BackboneError: the field is another value.
         """
         value = self.fields.get(key)
         fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
