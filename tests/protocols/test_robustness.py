@@ -86,7 +86,7 @@ def encode(network, pictures):
 
 
 def generator(seed, name, image):
-    key = hashlib.sha256(f"{seed}\n{name}\n{image}".encode()).digest()
+    key = hashlib.sha256(f"{seed}\n{name}\n{image.rpartition('/')[2]}".encode()).digest()
     return np.random.default_rng(int.from_bytes(key[:16], "little"))
 
 
