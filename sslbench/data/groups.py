@@ -68,7 +68,7 @@ def choose_groups(labels: Labels, groups: IntArray, n: int, rng: np.random.Gener
         n: samples to choose.
         rng: the only source of chance.
     """
-    groups = _by_first_sample(groups)
+    groups = groups_by_first_sample(groups)
     table = _GroupCounts(numbered_by_samples(labels), groups)
     share = n / max(len(groups), 1)
     best, best_score = np.zeros(table.n, dtype=bool), (np.inf, np.inf)
@@ -82,7 +82,7 @@ def choose_groups(labels: Labels, groups: IntArray, n: int, rng: np.random.Gener
     return best[groups]
 
 
-def _by_first_sample(groups: IntArray) -> IntArray:
+def groups_by_first_sample(groups: IntArray) -> IntArray:
     """Return the groups numbered in the order of their first samples."""
     _, first, number = np.unique(groups, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[number]
@@ -147,7 +147,7 @@ def group_folds(labels: Labels, groups: IntArray, number: int) -> IntArray:
         groups: (N,) the group of each, numbered in any way.
         number: folds.
     """
-    groups = _by_first_sample(groups)
+    groups = groups_by_first_sample(groups)
     table = _GroupCounts(numbered_by_samples(labels), groups)
     folds = np.full(table.n, -1)
     filled = np.zeros(number, dtype=np.int64)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -80,35 +81,40 @@ def _printable(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def ranked(
-    ids: Sequence[str], labels: Labels, digests: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint8]]
+    ids: Sequence[str],
+    kind: LabelKind,
+    digests: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint8]] | None = None,
 ) -> npt.NDArray[np.int64]:
     """Return the place of each sample by its file name, without folders, (N,): no name or number of a class counts.
 
-    Files of one name in several class folders (1.png in each) are ordered by the sizes of the classes and, of equal
-    ones, by the content of the first file of each; others of one name by their ids. Samples without one class each have
-    the order of their ids: their folders are no classes.
+    Files of one name in several folders (1.png in each) are ordered by the sizes of the folders and, of equal ones, by
+    the content of the first file of each, then by their ids. Samples without one class each have the order of their
+    ids: their folders are no classes.
 
     Args:
         ids: of the N samples, ascending.
-        labels: of the N samples.
-        digests: rows, ascending -> a hash of the content of each, (n, 16).
+        kind: of their labels; their values, which noise changes, do not count.
+        digests: rows, ascending -> a hash of the content of each, (n, 16); None: the content is not known.
 
-    >>> from sslbench.data.labels import single_labels
-    >>> content, labels = np.array([[9], [8], [7], [6]], dtype=np.uint8), single_labels(["cat", "cat", "dog", "dog"])
-    >>> ranked(("cat/1.png", "cat/3.png", "dog/1.png", "dog/2.png"), labels, content.__getitem__).tolist()
+    >>> content = np.array([[9], [8], [7], [6]], dtype=np.uint8)
+    >>> ranked(("cat/1.png", "cat/3.png", "dog/1.png", "dog/2.png"), "single", content.__getitem__).tolist()
     [1, 3, 0, 2]
     """
-    if labels.kind != "single":
+    if kind != "single":
         return np.arange(len(ids))
     names = [sample.rpartition("/")[2] for sample in ids]
-    order = sorted(range(len(names)), key=names.__getitem__)
-    if len(set(names)) < len(names):
-        present, first, sizes = np.unique(labels.values[order], return_index=True, return_counts=True)
-        rows = np.asarray(order, dtype=np.int64)[first]
-        by_row = np.argsort(rows)
-        content = [bytes(digest) for digest in digests(rows[by_row])]
-        of_class = dict(zip(present[by_row].tolist(), zip(sizes[by_row].tolist(), content, strict=True), strict=True))
-        order.sort(key=lambda row: (names[row], of_class[int(labels.values[row])]))
+    order = np.asarray(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64)
+    name = np.cumsum([False, *(names[a] != names[b] for a, b in itertools.pairwise(order.tolist()))])
+    if len(order) and name[-1] < len(order) - 1:
+        known = dict[str, int]()
+        folder = np.array([known.setdefault(sample.rpartition("/")[0], len(known)) for sample in ids])[order]
+        _, first, sizes = np.unique(folder, return_index=True, return_counts=True)
+        keys = sizes.astype(">i8").view(np.uint8).reshape(len(sizes), -1)
+        if digests is not None:
+            by_row = np.argsort(order[first])
+            keys = np.hstack([keys, digests(order[first][by_row])[np.argsort(by_row)]])
+        of_folder = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+        order = order[np.lexsort((of_folder[folder], name))]
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     return place
@@ -343,7 +349,7 @@ class Source:
     @functools.cached_property
     def rank(self) -> npt.NDArray[np.int64]:
         """(N,) place of each sample in an order that draws follow, so that no name of a class folder moves them."""
-        return ranked(self.ids, self.labels, lambda rows: self.images.select(rows).digests())
+        return ranked(self.ids, self.labels.kind, lambda rows: self.images.select(rows).digests())
 
     def as_hashed(self) -> "Source":
         """Return the parts that `fingerprint` holds, for protocols: without notes, weights and further attributes."""

@@ -16,7 +16,7 @@ from sslbench.data.booleans import FLAGS
 from sslbench.data.containers.names import split_name
 from sslbench.data.groups import group_numbers
 from sslbench.data.labels import NONE_OF_THE_CLASSES, among_classes, labels_of, no_labels, single_labels
-from sslbench.data.source import Labels
+from sslbench.data.source import Labels, ranked
 from sslbench.data.splits import holdout
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
@@ -476,7 +476,9 @@ def _split(table: _Table, fraction: float, seed: int) -> tuple[npt.NDArray[np.in
         return parts["train"], parts[scored], description
     order = np.argsort(np.array(table.id), kind="stable")  # embeddings of the same samples in another order: same parts
     groups = None if table.groups is None else table.groups[order]
-    fit, held_out = (order[part] for part in holdout(table.labels.select(order), fraction, seed, groups=groups))
+    rank = ranked([table.id[i] for i in order], table.labels.kind)
+    parts = holdout(table.labels.select(order), fraction, seed, groups=groups, rank=rank)
+    fit, held_out = (order[part] for part in parts)
     if table.groups is not None and not (len(fit) and len(held_out)):
         raise DataError(
             f"the {len(table.labels)} rows cannot be split without separating a {table.grouped_by}",
@@ -500,7 +502,8 @@ def _features(x: npt.NDArray[np.floating], table: _Table, rows: npt.NDArray[np.i
     groups = None if table.groups is None else table.groups[order]
     # A memory-mapped file whose rows are in order stays on disk: at ImageNet's size a copy of it is 5 to 10 GB.
     as_it_is = x.flags.c_contiguous and np.array_equal(order, np.arange(len(x)))
-    return Features(x if as_it_is else x[order], labels.select(order), ids, attributes, groups)
+    x, rank = (x if as_it_is else x[order]), ranked(ids, labels.kind)
+    return Features(x, labels.select(order), ids, attributes, groups, rank=rank)
 
 
 def _fingerprint(features: Features) -> str:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from helpers.suites import run_suite
 
+from sslbench.data.images import Arrays
 from sslbench.data.labels import multi_labels, single_labels
-from sslbench.data.noise import noisy_labels
-from sslbench.data.source import Labels
+from sslbench.data.noise import noisy_labels, with_label_noise
+from sslbench.data.source import Labels, Source
 from sslbench.errors import UsageError
 from sslbench.evaluation import Request, RunSettings, evaluate, make_task, prepare, suite
 from sslbench.leaderboard import table
@@ -33,6 +34,16 @@ def test_exactly_the_share_of_single_labels_is_wrong_and_every_other_class_occur
     assert distances[0] == 0 and distances[1:].min() > 0.5 * wrong.sum() / 4
     smaller = noisy_labels(labels, share / 2, seed=3).values != labels.values
     assert (wrong | ~smaller).all(), "the wrong labels of a smaller share are among those of a larger one"
+
+
+def test_wrong_labels_leave_the_order_of_draws():
+    """Else it would depend on the names of class folders: files of one name can get one class."""
+    ids = tuple(f"{'abcd'[i // 3]}/{i % 3}.png" for i in range(12))
+    images = Arrays(np.arange(36, dtype=np.uint8).reshape(12, 1, 1, 3), "drawn")
+    source = Source("drawn", ids, single_labels([sample[0] for sample in ids]), images)
+    noisy = with_label_noise(source, 0.5, seed=0)
+    assert (noisy.labels.values != source.labels.values).sum() == 6
+    assert noisy.rank.tolist() == source.rank.tolist()
 
 
 def test_several_labels_and_numbers_change_places():

@@ -76,6 +76,18 @@ def test_val_is_scored_where_there_is_no_test(tmp_path):
     assert read.whole is None and "val is scored" in read.how
 
 
+def test_renamed_class_folders_in_ids_move_no_part(tmp_path):
+    """Draws follow the file names, as those of images do."""
+    files = [f"{file:02d}.png" for file in np.random.default_rng(0).permutation(20)]
+    found = []
+    for folders in (("ant", "bee"), ("b", "a")):
+        rows = [[folders[i % 2], f"{folders[i % 2]}/{file}"] for i, file in enumerate(files)]
+        read = pair(tmp_path, rows, column="id")
+        drawn = [[part.ids[row].rpartition("/")[2] for row in part.order] for part in (read.train, read.test)]
+        found.append((*drawn, *(sorted(part.x[:, 0]) for part in (read.train, read.test))))
+    assert found[0] == found[1] and found[0][0] == sorted(found[0][0])
+
+
 def test_rows_of_other_parts_are_counted(tmp_path):
     rows = [["cat", "train"], ["cat", "val"], ["cat", "test"], ["cat", ""]]
     read = pair(tmp_path, rows, column="split")

@@ -190,6 +190,17 @@ def test_a_share_of_train_is_one_of_whole_groups(stratified):
         assert len(whole.rows) == 200
 
 
+@pytest.mark.parametrize("stratified", [True, False])
+def test_numbers_of_groups_move_no_share_of_train(stratified):
+    train = grouped(40, 5)
+    order = few_shot.ByName(train.ids, 0)
+    rows = [
+        few_shot.share(train.labels, 0.2, 0, order, stratified=stratified, groups=groups).rows
+        for groups in (train.groups, 100 - train.groups)
+    ]
+    np.testing.assert_array_equal(*rows)
+
+
 def test_the_scores_of_all_draws_are_handed_back():
     found = lsr.run(grouped(60, 1), grouped(seed=1), lsr.Settings(k=(4,), draws=3), seed=0)
     assert len(found.draws) == 3

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
-from sslbench.data.groups import choose_groups
+from sslbench.data.groups import choose_groups, groups_by_first_sample
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
@@ -211,8 +211,9 @@ def _whole_groups(labels: Labels, groups: IntArray, n: int, seed: int, *, strati
     """Return the rows of about n samples; at least of one group."""
     if stratified and (mask := choose_groups(labels, groups, n, np.random.default_rng(seed))).any():
         return np.flatnonzero(mask)
-    names, place, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    order = np.random.RandomState(seed).permutation(len(names))
+    place = groups_by_first_sample(groups)
+    sizes = np.bincount(place)
+    order = np.random.RandomState(seed).permutation(len(sizes))
     selected = order[: max(1, int(np.searchsorted(np.cumsum(sizes[order]), n, side="right")))]
     return np.flatnonzero(np.isin(place, selected))
 
