@@ -156,7 +156,7 @@ def pixel_grid(backbone: Backbone, grid: tuple[int, int]) -> Backbone:
 
 
 def cached(key: str, data: DataUsed, folder: Path | None = None) -> tuple[Result, records.Scores] | None:
-    """Return a floor's or a training's result from an earlier evaluation; one that is damaged is passed over.
+    """Return a floor's or a training's result from an earlier evaluation; one that is damaged or edited is passed over.
 
     Args:
         key: `identity.record_id` of it.
@@ -165,7 +165,7 @@ def cached(key: str, data: DataUsed, folder: Path | None = None) -> tuple[Result
     """
     for path in sorted((folder or _folder()).glob(f"*/*-{key}.json")):
         try:
-            result, scores = records.read(path), records.read_scores(path)
+            result, scores = records.read_intact(path), records.read_scores(path)
         except ResultError as error:
             log.warning(f"a stored result is computed again: {error.message}")
             continue
@@ -197,7 +197,7 @@ def show(result: Result, scores: records.Scores, out: Path) -> None:
     Where the user asked for it by name (`--weights random`), the record there holds more.
     """
     try:
-        found = records.read(records.path_of(result, out))
+        found = records.read_intact(records.path_of(result, out))
         stored = found.asked if records.scores_path(found) is not None else None
     except ResultError:
         stored = None

@@ -209,9 +209,7 @@ def _existing_results(prepared: Prepared, before: dict[str, Path]) -> list[Resul
 def _read(path: Path) -> Result | None:
     """Return a record with its scores; None if it is damaged, so that it is made again."""
     try:
-        result = records.read(path)
-        if records.is_edited(result):
-            raise ResultError(f"{path}: its metrics are not those that were written; the record was edited")
+        result = records.read_intact(path)
         if result.scores_file is not None:
             records.read_scores(path)
     except ResultError as error:

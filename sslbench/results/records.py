@@ -335,6 +335,18 @@ def read(path: Path) -> Result:
     return dataclasses.replace(_with_train_part(result), file=path)
 
 
+def read_intact(path: Path) -> Result:
+    """Read one record that is to stand for a measurement, so that this is not made again.
+
+    Raises:
+        ResultError: as for `read`, or its metrics were edited.
+    """
+    result = read(path)
+    if is_edited(result):
+        raise ResultError(f"{path}: its metrics are not those that were written; the record was edited")
+    return result
+
+
 def _with_train_part(result: Result) -> Result:
     """Return a record with the part of train that a network was finetuned on, which older ones have in `layer` only."""
     _, _, part = result.layer.partition(", ")

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from sslbench.detection import VERSION
+from sslbench.evaluation.detection.objects import finished_result
 
 NET = ("--weights", "random", "--backbone", "resnet18w0.125", "--device", "cpu")
 QUICK = (
@@ -83,6 +84,11 @@ def test_a_detector_is_trained_scored_and_recorded(world, sslbench):
     assert code == 0 and "finished before, nothing is computed" in err and "detecting" not in err
     assert only_record() == result and again_out == out_of_run, "the time of its training included"
 
+    record, written = Path(f"{stem}.json"), Path(f"{stem}.json").read_text()
+    record.write_text(written.replace(f'"value": {result.metrics["AP"].value}', '"value": 49.0'))
+    assert finished_result(result, Path("results")) is None, "its metrics were edited"
+    record.write_text(written)
+    assert finished_result(result, Path("results")) == result
     Path(f"{stem}.predictions.json").unlink()
     code, _, err = sslbench("eval", "detection", *NET, *QUICK)
     assert code == 0 and "already trained: " in err and "iteration 2 of 2: loss" not in err

@@ -324,7 +324,7 @@ class TestFloors:
     def stored(self):
         return sorted((paths.cache_dir() / "floors").rglob("*.json"))
 
-    @pytest.mark.parametrize("damage", ["json", "scores", "no scores", "another"])
+    @pytest.mark.parametrize("damage", ["json", "scores", "no scores", "another", "edited"])
     def test_a_damaged_one_is_computed_again(self, photos, caplog, damage):
         net = sequence(nn.ReLU())
         (first,) = evaluate(net, photos, run=RUN)
@@ -337,6 +337,10 @@ class TestFloors:
                 scores.write_bytes(scores.read_bytes()[:50])
             elif damage == "no scores":
                 scores.unlink()
+            elif damage == "edited":
+                written = json.loads(file.read_text())
+                written["metrics"][written["headline"]]["value"] = 49.0
+                file.write_text(json.dumps(written))
             else:
                 file.write_text(file.read_text().replace('"fp32"', '"bf16"'))
         (second,) = evaluate(net, photos, run=RUN)

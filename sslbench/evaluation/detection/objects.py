@@ -1,5 +1,6 @@
 """Files beside a record of detections: the objects of the test part, and the search for finished records."""
 
+import logging
 from pathlib import Path
 
 from sslbench.data.objects.types import ObjectSource
@@ -8,6 +9,8 @@ from sslbench.identity import digest, record_id
 from sslbench.metrics.detection import Truth
 from sslbench.metrics.detection.files import TestObjects, write_objects
 from sslbench.results import Result, records
+
+log = logging.getLogger("sslbench")
 
 
 def keep_objects(test: ObjectSource, truth: Truth, folder: Path) -> str:
@@ -28,7 +31,7 @@ def keep_objects(test: ObjectSource, truth: Truth, folder: Path) -> str:
 
 
 def finished_result(blank: Result, out: Path) -> Result | None:
-    """Return the record of a finished measurement whose files are all there; None if there is none.
+    """Return the record of a finished measurement whose files are all there and not edited; else None.
 
     Args:
         blank: the record without results.
@@ -38,8 +41,9 @@ def finished_result(blank: Result, out: Path) -> Result | None:
     if not path.is_file():
         return None
     try:
-        result = records.read(path)
-    except ResultError:  # it is made again
+        result = records.read_intact(path)
+    except ResultError as error:
+        log.warning(f"computed again: {error.message}")
         return None
     beside = [*records.predictions_paths(result).values(), path.with_name(result.objects_file or "")]
     whole = result.objects_file is not None and all(file.is_file() for file in beside)
