@@ -1,5 +1,7 @@
 """Checks before scoring: each problem gives one plain sentence of the right level, and clean data gives none."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -50,6 +52,13 @@ def test_errors_of_classes_and_splits():
         assert message in of(findings, "error")[0]
         with pytest.raises(DataError, match=message):
             raise_on_errors(findings)
+
+
+def test_one_class_with_folders_inside_names_them():
+    ids = ("data/train/a/1.png", "data/test/a/2.png")
+    train = dataclasses.replace(source(single(["data", "data"])), ids=ids)
+    errors = of(check(train, held(single(["data"]))), "error")
+    assert errors[0].endswith("nothing can be distinguished. 'data' has folders inside (test, train): give that folder")
 
 
 def test_no_labels_is_one_error_that_says_what_to_do():

@@ -1,6 +1,7 @@
 """Exports of annotation tools: named with a way to use them, or read."""
 
 import json
+import pickle
 import tarfile
 import unicodedata
 import zipfile
@@ -268,14 +269,22 @@ def test_arrays_that_are_no_images_say_so(tmp_path):
     for content, message in (
         ({"features": np.zeros((6, 4))}, r"no arrays of images of known names: it has features\n.*--features"),
         ({"train_images": np.zeros((2, 9, 9, 9), np.uint8)}, "holds volumes"),
-        ({"images": images.transpose(0, 3, 1, 2)}, "channels before height and width"),
-        ({"images": images / 255.0}, "images are uint8"),
+        ({"images": images.transpose(0, 3, 1, 2)}, r"channels before height and width\n.*x\.transpose\(0, 2, 3, 1\)"),
+        ({"images": images / 255.0}, r"images are uint8.*\n.*\(255 \* x\)\.round\(\)\.astype\('uint8'\)"),
         ({"images": images, "labels": labels[:5]}, "6 images and 5 labels"),
-        ({"images": np.array([{}], dtype=object)}, "Object arrays cannot be loaded"),
+        ({"images": np.array([{}], dtype=object)}, "a.npz, images holds objects of Python"),
+        ({"images": images, "labels": labels.astype(object)}, r"a.npz, labels .*\n.*x\.astype\(str\)"),
     ):
         np.savez(tmp_path / "a.npz", **content)
         with pytest.raises((UsageError, DataError), match=message):
             open_data(str(tmp_path / "a.npz"))
+
+
+def test_pickles_without_a_suffix_are_named(tmp_path):
+    (tmp_path / "data_batch_1").write_bytes(pickle.dumps({b"labels": [0]}))
+    for spec in (tmp_path / "data_batch_1", tmp_path):
+        with pytest.raises((UsageError, DataError), match=r"is a pickle[\s\S]*torchvision:CIFAR10@FOLDER"):
+            open_data(str(spec))
 
 
 def test_files_of_rows_need_no_prefix(tmp_path):

@@ -282,7 +282,7 @@ def test_a_table_that_cannot_be_used_says_why(table):
         ("path,label\nimg/a.png,cat\nimg/x.png,dog\nz.png,dog\n", "2 of 3 image files missing: img/x.png, z.png"),
         ("path,label\nimg/a.png,cat,extra\n", "line 2: 3 cells, but the header has 2"),
         ("path,label,label\nimg/a.png,cat,dog\n", "'label' twice"),
-        ('path,label\nimg/a.png,"cat\n', "not a table"),
+        ('path,label\nimg/a.png,"cat\nimg/b.png,dog\n', "not a table: .*begins in line 2"),
         ("path,label,split\nimg/a.png,cat,\n", "'split' is empty in line 2"),
         ("path,cat,dog\nimg/a.png,1,0\nimg/b.png,,1\n", "'cat' is empty in line 3"),
     ):

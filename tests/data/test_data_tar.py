@@ -223,3 +223,10 @@ def test_a_tar_of_another_tool_is_read(tmp_path):
                 add_to_tar(archive, name, png(i), mtime=1.5 if form == tarfile.PAX_FORMAT else 1)
         (tmp_path / "t.tar").write_bytes(file.getvalue())
         assert open_data(str(tmp_path / "t.tar"))["all"].ids == ("a/1.png", "b/ü.png")
+
+
+def test_texts_without_an_image_of_their_key_are_no_labels(tar):
+    members = {"cat/1.png": png(1), "dog/2.png": png(2), "labels.txt": b"cat dog", "cat/notes.json": b"not JSON"}
+    source = open_data(tar(members))["all"]
+    assert texts(source) == ["cat", "dog"]
+    assert "2 files of other kinds (.txt, .json) left out" in "\n".join(source.notes)

@@ -50,6 +50,7 @@ def dino() -> None:
     write("ibot", "teacher", prefixed("backbone.", small) | both)
     masked = {"backbone.masked_embed": empty(1, 384)}
     write("ibot.student", "student", prefixed("module.", prefixed("backbone.", small) | masked | both))
+    write("ibot.backbone", "state_dict", small | {"masked_embed": empty(1, 384)})
     write("timm.dino_hub", "", small)
 
 
@@ -225,8 +226,15 @@ def mmpretrain() -> None:
     write("mmpretrain_vit.dinov2", "state_dict", prefixed("backbone.", renamed(dinov2, names)))
 
 
+def torchvision() -> None:
+    entries = network("vit_b_16")
+    write("torchvision_vit", "", entries)
+    old = {key.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): entries[key] for key in entries}
+    write("torchvision_vit_files", "", old)
+
+
 def main() -> None:
-    for part in (dino, dinov2, moco_v3, msn_and_mae, simmim, hugging_face, clip, mmpretrain):
+    for part in (dino, dinov2, moco_v3, msn_and_mae, simmim, hugging_face, clip, mmpretrain, torchvision):
         part()
 
 

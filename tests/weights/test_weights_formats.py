@@ -23,7 +23,8 @@ VIT_FORMATS = set(
     "moco_v3_vit msn open_clip openai_clip simmim "
     "aimv2 dinov3 dinov3_swiglu huggingface_aimv2 huggingface_clip huggingface_dinov3 huggingface_dinov3_swiglu "
     "huggingface_siglip huggingface_siglip2 ijepa perception_encoder perception_encoder_vision transformers5_dinov2 "
-    "transformers5_dinov2_swiglu transformers5_dinov3 transformers5_dinov3_swiglu transformers5_vit".split()
+    "transformers5_dinov2_swiglu transformers5_dinov3 transformers5_dinov3_swiglu transformers5_vit "
+    "torchvision_vit torchvision_vit_files".split()
 )
 # Formats of a ResNet-50, by the name of its key list.
 RESNET50 = (

@@ -7,7 +7,7 @@ import torchvision
 from sslbench.errors import UsageError, WeightsError
 from sslbench.weights.formats.places import common_prefix
 from sslbench.weights.formats.recognise import recognise
-from sslbench.weights.reading.files import WeightsFile
+from sslbench.weights.reading.files import WeightsFile, read
 from sslbench.weights.save import save
 
 
@@ -364,3 +364,10 @@ def test_a_student_is_not_read_for_a_teacher_with_keys_that_nobody_knows(nested,
 def test_a_key_that_begins_as_optimizer_does_may_hold_the_network(tmp_path, resnet):
     content = {"optimal_model": resnet, "optimizer": {"state": {}}, "optimizerD": dict(resnet)}
     assert recognise(file(tmp_path, content)).where == "optimal_model"
+
+
+def test_a_network_of_which_tensors_were_left_out_says_so(tmp_path):
+    tensors = torchvision.models.resnet18().state_dict()
+    torch.save({name: t.to_sparse() if t.ndim == 4 else t for name, t in tensors.items()}, tmp_path / "w.pth")
+    with pytest.raises(WeightsError, match=r"20 tensors of unsupported kinds were left out, such as .*\(sparse\)"):
+        recognise(read(tmp_path / "w.pth"))

@@ -49,6 +49,7 @@ ARCHITECTURES = {
     "huggingface_dinov2": "vit_small_patch14_dinov2,img_size=224",
     "huggingface_vit": "vit_base_patch16_224",
     "ibot": "vit_small_patch16_224",
+    "ibot.backbone": "vit_small_patch16_224",
     "lightly_vit": "vit_base_patch16_224",
     "mae": "vit_base_patch16_224.mae",
     "mmpretrain_vit": "vit_base_patch16_224",
@@ -58,6 +59,8 @@ ARCHITECTURES = {
     "openai_clip": "vit_base_patch32_clip_quickgelu_224.openai",
     "timm.deit_distilled": "deit_small_distilled_patch16_224",
     "timm.dino_hub": "vit_small_patch16_224",
+    "torchvision_vit": "vit_base_patch16_224",
+    "torchvision_vit_files": "vit_base_patch16_224",
     "timm.mae_finetuned": "vit_base_patch16_224,global_pool=avg",
 }
 
@@ -445,7 +448,8 @@ TIMM = {
     ),
 }
 WRITES = {
-    "vit": "dino ibot mae msn moco_v3_vit lightly_vit huggingface_vit mmpretrain_vit timm",
+    "vit": "dino ibot mae msn moco_v3_vit lightly_vit huggingface_vit mmpretrain_vit timm "
+    "torchvision_vit torchvision_vit_files",
     "dinov2": "dinov2 huggingface_dinov2 mmpretrain_vit timm",
     "registers": "dinov2 huggingface_dinov2 timm",
     "swiglu": "dinov2_swiglu huggingface_dinov2_swiglu timm",
@@ -475,3 +479,21 @@ def test_every_format_writes_what_it_can_hold_and_reads_it_back(kind, to, tmp_pa
     back = torch.load(tmp_path / "back.pth", weights_only=True)
     assert back.keys() == tensors.keys()
     assert all(torch.equal(tensor, back[key]) for key, tensor in tensors.items())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reg_tokens": 4},
+        {"reg_tokens": 4, "no_embed_class": True},
+        {"reg_tokens": 4, "init_values": 0.1},
+        {"reg_tokens": 3, "class_token": False, "global_pool": "avg"},
+        {"no_embed_class": True},
+        {"no_embed_class": True, "pre_norm": True},
+    ],
+)
+def test_position_embeddings_of_registers_and_class_token_are_counted(options):
+    with laid_out():
+        net = timm.create_model("vit_tiny_patch16_224", num_classes=0, **options)
+        vit = recognise_vit(shapes(net.state_dict()), format="timm")
+        assert shapes(build(vit.name).module.state_dict()) == shapes(net.state_dict())

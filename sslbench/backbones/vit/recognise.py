@@ -389,8 +389,9 @@ def _options_of_family(vit: ViT, shapes: Shapes, says: Mapping[str, object]) -> 
     """Return the options for registers, positions, pooling and LayerScale."""
     options: dict[str, object] = {}
     if vit.family != "beit" and says.get("registers", 0) != vit.registers:
-        rotary = {"num_reg_tokens": vit.registers}
-        options |= rotary if vit.family == "dinov3" else {"reg_tokens": vit.registers, "no_embed_class": True}
+        options["num_reg_tokens" if vit.family == "dinov3" else "reg_tokens"] = vit.registers
+    if vit.family in ("vit", "dinov2", "clip") and _of_patches_only(vit, shapes) != bool(says.get("registers")):
+        options["no_embed_class"] = _of_patches_only(vit, shapes)
     if vit.family == "beit":
         per_block = "blocks.0.attn.relative_position_bias_table" in shapes
         options |= {"use_abs_pos_emb": "pos_embed" in shapes, "use_rel_pos_bias": per_block}
@@ -409,6 +410,12 @@ def _options_of_family(vit: ViT, shapes: Shapes, says: Mapping[str, object]) -> 
     if vit.family == "pe":
         options |= _options_of_pe(vit, says)
     return options
+
+
+def _of_patches_only(vit: ViT, shapes: Shapes) -> bool:
+    """Return whether only patches have position embeddings; one of DINOv2's class token is added to the token."""
+    others = shapes.get("pos_embed", (1, 0))[1] - (vit.image // vit.patch) ** 2
+    return others < vit.class_token + vit.registers if vit.registers else vit.class_token and not others
 
 
 def _options_of_pe(vit: ViT, says: Mapping[str, object]) -> dict[str, object]:

@@ -86,6 +86,10 @@ def _single_classes(train: Source, test: Source) -> list[Finding]:
     if len(there) == 1:
         name = next(iter(there))
         message = f"{train.name} has one class only, '{name}': nothing can be distinguished"
+        inside = {tuple(sample.split("/")[:2]) if sample.count("/") > 1 else () for sample in train.ids}
+        if len(inside) > 1 and {parts[:1] for parts in inside} == {(name,)}:
+            folders = some(sorted(parts[1] for parts in inside))
+            message += f". '{name}' has folders inside ({folders}): give that folder"
         findings.append(Finding("error", message))
     untrained = [name for name, n in in_test.items() if n and not counts.get(name) and name in counts]
     if untrained:

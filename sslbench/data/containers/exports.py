@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sslbench.data.containers.sniff import head_text
+from sslbench.data.containers.sniff import head, head_text
 from sslbench.data.containers.suffixes import is_clutter
 from sslbench.errors import UsageError
 
@@ -290,6 +290,8 @@ _EXPORTS = (
 )
 
 
+_PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
+"""First bytes of pickles."""
 _SUFFIXES = tuple({suffix for export in _EXPORTS if export.pattern for suffix in export.suffixes})
 
 
@@ -313,8 +315,11 @@ def export_by(name: str, head: Callable[[], str]) -> Export | None:
 
 
 def export_of(path: Path) -> Export | None:
-    """Return the kind of a file that is an export; None for any other."""
-    return export_by(path.name, lambda: head_text(str(path))) if path.is_file() else None
+    """Return the kind of a file that is an export; None for any other. CIFAR's pickles have no suffix."""
+    if not path.is_file():
+        return None
+    name = path.name + ".pkl" * (not path.suffix and head(str(path))[:2] in _PICKLES)
+    return export_by(name, lambda: head_text(str(path)))
 
 
 def export_in(folder: Path, *, without_images: bool = False) -> tuple[Path, Export] | None:

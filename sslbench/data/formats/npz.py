@@ -76,15 +76,28 @@ def _parts(spec: str, keys: list[str]) -> dict[str, dict[str, str]]:
 
 def _source(spec: str, split: str, arrays: Any, keys: dict[str, str]) -> Source:
     name = spec if split == "all" else f"{spec} ({split})"
-    images = _checked(f"{spec}, {keys['images']}", arrays[keys["images"]], Path(spec))
+    images = _checked(f"{spec}, {keys['images']}", _array(spec, arrays, keys["images"]), Path(spec))
     labels = no_labels(len(images))
     if "labels" in keys:
-        values = arrays[keys["labels"]]
+        values = _array(spec, arrays, keys["labels"])
         column = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
         if len(values) != len(images):
             raise DataError(f"{spec}: {counted(len(images), 'image')} and {counted(len(values), 'label')} ({split})")
         labels = labels_of(column, len(images), name=f"{spec}, {keys['labels']}")
     return Source(name, numbered_ids(len(images)), labels, Arrays(images, name))
+
+
+def _array(spec: str, arrays: Any, key: str) -> npt.NDArray[Any]:
+    try:
+        values: npt.NDArray[Any] = arrays[key]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise DataError(
+            f"{spec}, {key} holds objects of Python, which are not read",
+            f"Write numbers or text: numpy.savez(FILE, {key}=x.astype(str), ...) for names.",
+        ) from error
+    return values
 
 
 def _checked(where: str, images: npt.NDArray[Any], path: Path) -> npt.NDArray[np.uint8]:
@@ -95,12 +108,17 @@ def _checked(where: str, images: npt.NDArray[Any], path: Path) -> npt.NDArray[np
     """
     shape = images.shape
     if images.ndim not in _AXES or not len(images) or images.dtype != np.uint8:
+        remedy = "Write bytes; values from 0 to 1 become them by (255 * x).round().astype('uint8')."
         raise UsageError(
-            f"{where}: {images.dtype} {shape}, and images are uint8 (N, height, width[, channels])", in_python(path)
+            f"{where}: {images.dtype} {shape}, and images are uint8 (N, height, width[, channels])",
+            remedy if images.ndim in _AXES and len(images) else in_python(path),
         )
     if images.ndim == max(_AXES) and shape[-1] not in _USUAL_CHANNELS:
         if shape[1] in _USUAL_CHANNELS:
-            raise UsageError(f"{where} {shape} has the channels before height and width", in_python(path))
+            raise UsageError(
+                f"{where} {shape} has the channels before height and width",
+                "Write x.transpose(0, 2, 3, 1) in its place.",
+            )
         if shape[1] == shape[2] == shape[3]:
             raise UsageError(f"{where} {shape} holds volumes, not images", "Use slices of them: x[:, :, :, 14].")
     return images

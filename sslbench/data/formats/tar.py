@@ -104,10 +104,13 @@ def _is_label(name: str, *, dotted: bool = False) -> bool:
 def _label_members(shown: str, names: Sequence[str]) -> list[str]:
     """Return the members that hold labels: by webdataset's rule, or, where that finds none, of keys with dots.
 
+    A key is that of another member, the image; README.txt has none.
+
     Raises:
         DataError: there are labels of both kinds of keys, so that some would be lost.
     """
-    usual = [name for name in names if _is_label(name)]
+    keys = {split_key(name)[0] for name in names if not _is_label(name)}
+    usual = [name for name in names if _is_label(name) and split_key(name)[0] in keys]
     of_images = {split_key(name, dotted=True)[0] for name in names if is_image(name)}
     dotted = [name for name in names if _is_label(name, dotted=True) and not _is_label(name)]
     dotted = [name for name in dotted if split_key(name, dotted=True)[0] in of_images]
@@ -268,7 +271,7 @@ def _indexed(shard: _Shard) -> tuple[Index, Stamp]:
             _images([shard], [(index, shard.origin.stamp)]).digests()
         return index
 
-    return indexed(shard.path, "tar 4", build_and_hash, shard.origin)
+    return indexed(shard.path, "tar 5", build_and_hash, shard.origin)
 
 
 def _images(shards: Sequence[_Shard], indexes: Sequence[tuple[Index, Stamp]]) -> Slices:

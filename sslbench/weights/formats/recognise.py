@@ -45,9 +45,15 @@ def _unrecognised(search: Search, roots: Sequence[Place]) -> WeightsError:
     prefix = common_prefix(keys)
     hint = f"; all start with '{prefix}'" if prefix else _closest(most, search.tables)
     hint += f"; {search.conflicts[0]}" if search.conflicts else ""
+    if file.unreadable:
+        kinds = f"{len(file.unreadable)} tensors of unsupported kinds were left out, such as {file.unreadable[0]}"
+        return WeightsError(
+            f"{message}; {kinds}", "Save them dense and in float32: x.to_dense(), x.dequantize(), x.float()."
+        )
     return WeightsError(
         message + hint,
-        "Give --format NAME if you know it (sslbench list formats), or your own network: --backbone MODULE:FUNCTION.",
+        "Give --format NAME if you know it (sslbench list formats), or the network: --backbone timm:NAME, "
+        "--backbone MODULE:FUNCTION (your own).",
     )
 
 

@@ -206,7 +206,8 @@ def _sniff_zip(path: Path) -> Container:
     if is_script and not is_torch:
         raise WeightsError(f"{path} is a TorchScript program without weights", "Save model.state_dict() instead.")
     if not is_torch and not (names and all(name.endswith(".npy") for name in names)):
-        raise WeightsError(f"{path} is a zip archive with no weights; it holds {', '.join(names[:3]) or 'nothing'}")
+        inside = f"it holds {', '.join(names[:3]) or 'nothing'}"
+        raise WeightsError(f"{path} is a zip archive with no weights; {inside}", "Unpack it, and give the file in it.")
     if damaged is not None:
         raise WeightsError(f"{path} is damaged: the checksum of '{damaged}' in it is wrong", "Get the file again.")
     if is_script:

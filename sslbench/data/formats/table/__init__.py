@@ -290,11 +290,15 @@ def _read_text(path: Path) -> TableColumns:
         separator, text = given[1], text[given.end() :]
     elif separator not in header and (other := next((s for s in ";\t,|" if s in header), None)):
         separator, notes = other, (*notes, f"{path}: columns are separated by {other!r}")
+    reader, end, rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True), 0, []
     try:
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-        rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+        for row in reader:
+            end = reader.line_num
+            rows += [(end, row)] if any(cell.strip() for cell in row) else []
     except csv.Error as error:
-        raise DataError(f"{path} is not a table: {error}") from error
+        raise DataError(
+            f"{path} is not a table: {error}, in the row that begins in line {end + 1}", "Close or remove its quotes."
+        ) from error
     if not rows:
         raise DataError(f"{path} is empty", "Its first line should be a header such as: path,label")
     names = [name.strip() for name in rows[0][1]]
