@@ -177,7 +177,7 @@ def ends(
         both = [bound + sign * middle * by for middle in (distance, moved) for by in (1 / ratio, ratio)]
     else:
         both = [middle + sign * factor * error for middle in (value, value - bias) for sign in (-1.0, 1.0)]
-    return min(both), max(both)
+    return min(value, *both), max(value, *both)  # rounding may leave an end beyond the value
 
 
 def wilson(share: float, n: float, quantile: float) -> tuple[float, float]:

@@ -28,6 +28,15 @@ def test_95_percent_intervals_cover_the_truth_95_percent_of_the_time():
     assert np.mean((found.low <= chance) & (chance <= found.high)) == pytest.approx(0.95, abs=0.015)
 
 
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (0.0, np.inf), (-np.inf, np.inf)])
+def test_every_interval_holds_its_value_in_all_digits(bounds):
+    for value in (0.0, 0.1, 1 / 3, 1.0):
+        for error in (0.0, 1e-3, 0.4):
+            for n in (1, 2, 3, 7):
+                low, high = ends(value, error, size=n, bounds=bounds)
+                assert low <= value <= high, (value, error, n)
+
+
 def test_two_models_of_one_quality_are_tied_95_percent_of_the_time():
     generator = np.random.default_rng(2)
     covered = 0
