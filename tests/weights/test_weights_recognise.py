@@ -266,6 +266,18 @@ def test_the_closest_format_is_named_with_what_it_does_not_know(tmp_path, resnet
         recognise(file(tmp_path, dict(resnet) | {"extra.w": torch.ones(1)}))
 
 
+def test_of_formats_that_know_as_many_keys_the_one_with_fewest_unknown_is_closest(tmp_path, monkeypatch):
+    folder = tmp_path / "extra" / "model_converters"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("SSLBENCH_PATH", str(folder.parent))
+    for name, drop in (("few", "[]"), ("most", "['queue.{rest*}']")):
+        rules = 'rules:\n  - ["net.{rest*}", "{rest*}"]\n'
+        (folder / f"{name}.yaml").write_text(f"title: {name}\nsource: https://example.org\ndrop: {drop}\n{rules}")
+    content = {f"net.{i}": torch.ones(1) for i in range(4)} | {"queue.a": torch.ones(1), "odd": torch.ones(1)}
+    with pytest.raises(WeightsError, match="closest is most, which does not know 1 of them, such as 'odd'"):
+        recognise(file(tmp_path, content))
+
+
 def test_a_format_that_is_named_must_fit(tmp_path, resnet):
     with pytest.raises(WeightsError, match="is not of format moco"):
         recognise(file(tmp_path, resnet), format="moco")
