@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from sslbench import paths
+from sslbench.data.checks.objects import check_objects
 from sslbench.data.open import DEFAULT_OBJECTS, open_objects
 from sslbench.data.splits.objects import split_objects
 from sslbench.errors import DataError, UsageError
@@ -141,6 +142,12 @@ def test_a_mask_without_area_is_reported(coco):
     assert masks.areas(source.truth(masks=True).masks).tolist() == [0]
 
 
+def test_a_mask_as_run_lengths_of_another_size_is_found_before_training(coco):
+    source = open_objects(coco([[box(1, 1, 5, 5, segmentation={"size": [4, 5], "counts": [3, 17]})], []]))["all"]
+    errors = [finding.message for finding in check_objects(source, source) if finding.level == "error"]
+    assert any(error.endswith(f"is {WIDTH} x {HEIGHT} pixels, and a mask of it 5 x 4") for error in errors)
+
+
 def test_boxes_that_mostly_leave_the_image_are_suspected_to_be_corners(coco):
     source = open_objects(coco([[box(20, 20, 35, 28), box(10, 10, 38, 25)], []]))["all"]
     assert "check that boxes are x, y, width, height" in source.notes[0]
@@ -154,6 +161,9 @@ def test_a_damaged_annotation_is_named_with_its_file(coco):
         (box(1, 2, 3), "four numbers"),
         ({}, "no bbox"),
         (box(1, 1, 2, 2, segmentation=[[1, 2, 3, 4, 5]]), "segmentation cannot be used: a polygon is"),
+        (box(1, 1, 2, 2, segmentation={"size": [4], "counts": [16]}), "the size of run lengths is height and width"),
+        (box(1, 1, 2, 2, segmentation={"size": [4, 4], "counts": [1.5, 14.5]}), "run lengths are whole numbers"),
+        (box(1, 1, 2, 2, segmentation={"size": [4, 4], "counts": [3, 2]}), "the sum of run lengths is 5, and 4 x 4"),
         (box(1, 1, 2, 2, area=float("nan")), "its area is nan"),
         (box(1, 1, 2, 2, category_id=99), "category_id 99, which is not in 'categories'"),
     ):

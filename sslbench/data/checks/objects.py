@@ -34,7 +34,7 @@ def check_objects(train: ObjectSource, test: ObjectSource, *, copies: bool = Tru
     images = check(as_source(train), as_source(test), copies=copies)
     findings = [Finding("warning" if reports_changed_boxes(f.message) else f.level, f.message) for f in images]
     for part, is_train in ((train, True), (test, False)):
-        findings += _odd_objects(part)
+        findings += [*_odd_objects(part), *listed(part.name, _masks_of_other_sizes(part))]
         findings += _keypoints(part, train=is_train)
     if train.skeleton is not None and test.skeleton is not None and train.skeleton.names != test.skeleton.names:
         findings.append(Finding("error", f"{train.name} and {test.name} have different keypoints"))
@@ -82,6 +82,17 @@ def _odd_objects(part: ObjectSource) -> list[Finding]:
     if tiny:
         findings.append(Finding("note", f"{part.name}: {counted(tiny, 'box')} less than {TINY:g} pixels wide or high"))
     return findings
+
+
+def _masks_of_other_sizes(part: ObjectSource) -> list[Problem]:
+    """Return the images with masks as run lengths of another size, which training and scoring of masks refuse."""
+    problems = []
+    for i, (objects, (height, width)) in enumerate(zip(part.objects, part.sizes.tolist(), strict=True)):
+        coded = [mask["size"] for mask in objects.masks or () if isinstance(mask, dict) and "counts" in mask]
+        if height and (other := next((size for size in coded if list(size) != [height, width]), None)):
+            where = f"{part.name}: {part.images.path(i)}"
+            problems.append((i, f"{where} is {width} x {height} pixels, and a mask of it {other[1]} x {other[0]}"))
+    return problems
 
 
 def _keypoints(part: ObjectSource, *, train: bool) -> list[Finding]:

@@ -43,14 +43,25 @@ def problem(segmentation: object) -> str | None:
         if "exterior" in segmentation:
             rings = [segmentation["exterior"], *(segmentation.get("interiors") or [])]
             return next((found for ring in rings if (found := _ring_problem(ring))), None)
-        if not isinstance(segmentation.get("counts"), list | str | bytes) or len(segmentation.get("size") or ()) != 2:
-            return "run lengths need 'counts' and 'size'"
-        return None
+        return _run_lengths_problem(segmentation.get("counts"), segmentation.get("size"))
     if not isinstance(segmentation, list):
         return f"it is {type(segmentation).__name__}, neither polygons nor run lengths"
     if segmentation and all(isinstance(part, dict) for part in segmentation):
         return next((found for part in segmentation if (found := problem(part))), None)
     return next((found for part in segmentation if (found := _polygon_problem(part))), None)
+
+
+def _run_lengths_problem(counts: object, size: Any) -> str | None:
+    if size is None or not isinstance(counts, list | str | bytes):
+        return "run lengths need 'counts' and 'size'"
+    sides = size if isinstance(size, list | tuple) else ()
+    if len(sides) != 2 or not all(isinstance(n, int | np.integer) for n in sides):
+        return f"the size of run lengths is height and width, not {size}"
+    if isinstance(counts, list) and any(not isinstance(n, int | np.integer) or n < 0 for n in counts):
+        return "run lengths are whole numbers"
+    if isinstance(counts, list) and sum(counts) != size[0] * size[1]:
+        return f"the sum of run lengths is {sum(counts):,}, and {size[0]} x {size[1]} pixels are {size[0] * size[1]:,}"
+    return None
 
 
 def first_problem(segmentations: Sequence[object]) -> tuple[int, str] | None:
