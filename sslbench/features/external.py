@@ -477,8 +477,8 @@ def _split(table: _Table, fraction: float, seed: int) -> tuple[npt.NDArray[np.in
     order = np.argsort(np.array(table.id), kind="stable")  # embeddings of the same samples in another order: same parts
     groups = None if table.groups is None else table.groups[order]
     rank = ranked([table.id[i] for i in order], table.labels.kind)
-    parts = holdout(table.labels.select(order), fraction, seed, groups=groups, rank=rank)
-    fit, held_out = (order[part] for part in parts)
+    fit, held_out = holdout(table.labels.select(order), fraction, seed, groups=groups, rank=rank)
+    fit, held_out = order[fit], order[held_out]
     if table.groups is not None and not (len(fit) and len(held_out)):
         raise DataError(
             f"the {len(table.labels)} rows cannot be split without separating a {table.grouped_by}",
