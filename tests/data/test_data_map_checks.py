@@ -152,6 +152,15 @@ def test_smoothness_is_not_seen_in_classes_that_touch():
     assert is_smooth(np.asarray(Image.fromarray(blocks.astype(np.uint8)).resize((200, 200))).astype(np.int32))
 
 
+def test_maps_of_the_only_class_are_an_error_as_in_an_evaluation(check, data):
+    (data / "classes.txt").unlink()
+    for path in data.glob("masks/*/*.png"):
+        mask(path, halves(0, 0))
+    code, out = check(str(data))
+    assert code == 1
+    assert "(train): every pixel that is not ignored is of the class '0'" in out
+
+
 def test_classes_without_pixels_and_pixels_that_do_not_count(check, data):
     (data / "classes.txt").write_text("sky\nroad\ntree\ncar\n")
     mask(data / "masks" / "val" / "0.png", halves(2, 2))

@@ -217,7 +217,7 @@ def _about_pixels(part: LabelMapSource, facts: Sequence[MapFacts], counts: PartC
     if blank:
         found.append(Finding("warning", f"{part.name}: {counted(len(blank), 'map')} without any class: {some(blank)}"))
     present = np.flatnonzero(counts.pixels)
-    if len(present) == 1 and len(part.classes) > 1:
+    if len(present) == 1:
         message = f"{part.name}: every pixel that is not ignored is of the class '{part.classes[present[0]]}'"
         found.append(Finding("error" if counts.read == len(part) else "warning", message))
     if counts.read == len(part):
