@@ -3,8 +3,11 @@
 import gc
 import logging
 import os
+import random
+import sys
 
 import hypothesis
+import numpy as np
 import pytest
 
 pytest_plugins = ["world"]
@@ -26,6 +29,15 @@ def pytest_collection():
         gc.freeze()
         gc.set_threshold(2000, 10, 30)
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """Let every test and fixture begin with the same random numbers, whatever ran before."""
+    random.seed(0)
+    np.random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="session")

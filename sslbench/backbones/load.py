@@ -100,7 +100,7 @@ def load_backbone(  # noqa: PLR0913  the options of the command
 
 def read_weights(weights: str, *, trust_pickle: bool = False) -> files.WeightsFile:
     """Read a weights file by its path, name or address; errors as for `named.fetch` and `files.read`."""
-    path = named.fetch(weights).path if named.is_named(weights) else Path(weights)
+    path = named.local(weights).path if named.is_named(weights) else Path(weights)
     return files.read(path, trust_pickle=trust_pickle)
 
 

@@ -93,7 +93,14 @@ def pixels_backbone(weights: str, backbone: str | None) -> str:
 
 def backbone_of(weights: str, backbone: str | None) -> str | None:
     """Return --backbone; without it, the architecture that a name of weights determines."""
-    return backbone or (fetch(weights).backbone if is_named(weights) else None)
+    return backbone or (local(weights).backbone if is_named(weights) else None)
+
+
+def local(weights: str) -> FetchedWeights:
+    """Return the folder that `hf:FOLDER` means now, from the working directory; of other names see `fetch`."""
+    address, _, fragment = weights.partition("#")
+    folder = _hub_folder(address) if address.startswith("hf:") and not fragment else None
+    return fetch(weights) if folder is None else FetchedWeights(folder, str(folder))
 
 
 @functools.cache

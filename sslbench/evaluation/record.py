@@ -425,7 +425,7 @@ def weights_used(backbone: Backbone, given: str, name: str | None = None) -> Wei
     """
     trained = not backbone.kind.pixels and given != "random"
     total = len(backbone.module.state_dict())
-    fetched = named.fetch(given) if trained and not backbone.kind.in_memory and named.is_named(given) else None
+    fetched = named.local(given) if trained and not backbone.kind.in_memory and named.is_named(given) else None
     path = Path(given).resolve() if fetched is None else fetched.path
     usual = named.weights_name(given) if trained else backbone.title
     return WeightsUsed(

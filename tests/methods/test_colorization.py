@@ -138,7 +138,7 @@ def test_the_loss_is_that_of_lightness_and_colours_of_the_pictures():
         for y, x in np.ndindex(8, 8):
             encoded = slow_encoding(lab[y, x][None], 5, 5.0)[0]
             total -= (i != 3) * float(method.weights[encoded.argmax()]) * (encoded * log_p[i, y, x]).sum()
-    assert found == pytest.approx(total / (8 * 64), rel=0.01)  # OpenCV's tables
+    assert found == pytest.approx(total / (8 * 64), rel=0.02)  # OpenCV's tables: 0.6 to 1.2 % with 12 seeds
 
 
 def test_the_first_pass_counts_colours_and_weights_them():

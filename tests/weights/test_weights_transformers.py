@@ -296,6 +296,9 @@ def test_hf_and_a_folder_is_that_folder(folders, tmp_path, monkeypatch):
         assert with_checkpoints([weights]) == ([weights], {}), "taken for checkpoints of a pretraining run"
     with pytest.raises(UsageError, match="there is no folder"):
         load_backbone("hf:./nothing")
+    (tmp_path / "elsewhere" / "vit").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert named.local("hf:./vit").path == tmp_path / "elsewhere" / "vit", "not the folder of the last directory"
 
 
 def test_a_folder_is_converted_to_timm_and_computes_the_same(folders, tmp_path):
