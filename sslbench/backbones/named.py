@@ -97,10 +97,19 @@ def backbone_of(weights: str, backbone: str | None) -> str | None:
 
 
 def local(weights: str) -> FetchedWeights:
-    """Return the folder that `hf:FOLDER` means now, from the working directory; of other names see `fetch`."""
+    """Return the folder that `hf:FOLDER` means now, from the working directory; of other names see `fetch`.
+
+    Raises:
+        UsageError: a hash of a folder, which has none; and as `fetch`.
+        WeightsError: as `fetch`.
+    """
     address, _, fragment = weights.partition("#")
-    folder = _hub_folder(address) if address.startswith("hf:") and not fragment else None
-    return fetch(weights) if folder is None else FetchedWeights(folder, str(folder))
+    folder = _hub_folder(address) if address.startswith("hf:") else None
+    if folder is None:
+        return fetch(weights)
+    if fragment:
+        raise UsageError(f"--weights {weights}: a folder has no SHA-256", f"Leave out '#{fragment}'.")
+    return FetchedWeights(folder, str(folder))
 
 
 @functools.cache
@@ -108,7 +117,7 @@ def fetch(weights: str) -> FetchedWeights:
     """Return the local copy of weights given by name; downloaded when it is not there yet.
 
     Args:
-        weights: `hf:OWNER/MODEL[@REVISION][:FILE]`, `hf:FOLDER`, `timm:MODEL`, `vissl:NAME`, or the address of a file:
+        weights: `hf:OWNER/MODEL[@REVISION][:FILE]`, `timm:MODEL`, `vissl:NAME`, or the address of a file:
             https://, s3://, gs:// and others of fsspec. `#sha256=HEX` behind it is compared with the file before
             anything else reads it.
 
@@ -122,8 +131,7 @@ def fetch(weights: str) -> FetchedWeights:
     if scheme == "timm":
         found = _from_timm(address)
     elif scheme == "hf":
-        folder = _hub_folder(address)
-        found = _from_hub(address) if folder is None else FetchedWeights(folder, str(folder))
+        found = _from_hub(address)
     elif scheme == "vissl":
         found = _from_url(_of_zoo(address))
     else:

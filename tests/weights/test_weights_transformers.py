@@ -296,6 +296,8 @@ def test_hf_and_a_folder_is_that_folder(folders, tmp_path, monkeypatch):
         assert with_checkpoints([weights]) == ([weights], {}), "taken for checkpoints of a pretraining run"
     with pytest.raises(UsageError, match="there is no folder"):
         load_backbone("hf:./nothing")
+    with pytest.raises(UsageError, match="a folder has no SHA-256"):
+        load_backbone("hf:./vit#sha256=" + 64 * "a")
     (tmp_path / "elsewhere" / "vit").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert named.local("hf:./vit").path == tmp_path / "elsewhere" / "vit", "not the folder of the last directory"
