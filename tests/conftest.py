@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import random
+import shutil
 import sys
 
 import hypothesis
@@ -65,6 +66,8 @@ def own_cache(tmp_path_factory, run_folder, monkeypatch):
     monkeypatch.setenv("SSLBENCH_CACHE", str(cache))
     for name in ("SSLBENCH_PATH", "SSLBENCH_DATA", "RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
+    yield
+    shutil.rmtree(cache, ignore_errors=True)  # a file may be open still
 
 
 @pytest.fixture(autouse=True)
