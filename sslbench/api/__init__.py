@@ -287,8 +287,8 @@ def evaluate_detection(  # noqa: PLR0913  its data, its recipe, and what all hav
         baselines: 'random' for the untrained backbone, or weights files: trained alike, to stand beside.
         out: folder for the records; None: a temporary one, removed when Python ends.
         run: settings of the run, as one object.
-        **options: settings by the names of the flags: device, workers, seed, ...; the fields of
-            `evaluation.RunSettings` and `evaluation.detection.DetectionRequest`.
+        **options: settings by the names of the flags: device, workers, seed, backend, ...; the fields of
+            `evaluation.RunSettings` and `evaluation.Request`.
 
     Returns:
         Results of the baselines, then that of the model; rates in percent.
@@ -296,28 +296,24 @@ def evaluate_detection(  # noqa: PLR0913  its data, its recipe, and what all hav
     Raises:
         SslbenchError: anything that is wrong with the arguments, the weights or the data.
     """
-    values, origins, benchmark = detection.make_recipe(settings or {}, load_benchmark(str(recipe)))
-    run_settings, request_options = options_of(options, run, detection.DetectionRequest)
+    of_backend: dict[str, Any] = {key: options.pop(key) for key in ("backend", "d2") if key in options}
+    task = evaluation.make_task("detection", {**(settings or {}), **of_backend}, load_benchmark(str(recipe)))
+    run_settings, request_options = options_of(options, run, evaluation.Request)
     backbone = None
     if isinstance(model, nn.Module):
         backbone = from_user(unwrapped(model), request_options.get("backbone"))
-    request_fields: dict[str, Any] = {
-        "recipe": values,
-        "origins": origins,
-        "benchmark": benchmark,
-        "baselines": tuple(map(str, baselines)),
-        "name": name,
-    }
-    detection_request = detection.DetectionRequest(
+    request = evaluation.Request(
         weights=backbone.name if backbone is not None else str(model),
         data=location(train, "train", BOXES),
+        tasks=(task,),
         test_data=None if test is None else location(test, "test", BOXES),
-        **request_fields,
+        baselines=tuple(map(str, baselines)),
+        name=name,
         **request_options,
     )
     folder = folder_of(out)
     evaluation.check_writable(folder)
-    prepared = detection.prepare_detection(detection_request, run_settings, backbone=backbone)
+    prepared = detection.prepare_detection(request, run_settings, backbone=backbone)
     command = "sslbench.evaluate_detection(...)"
     return Results(detection.evaluate_detection(prepared, out=folder, command=command))
 

@@ -80,9 +80,7 @@ def _nearest_option(key: str, known: Collection[str]) -> str:
     return did_you_mean(key, set(known) - {key})
 
 
-_OWN_ARGUMENTS = frozenset(
-    ("weights", "data", "test_data", "tasks", "name", "recipe", "origins", "benchmark", "baselines")
-)
+_OWN_ARGUMENTS = frozenset(("weights", "data", "test_data", "tasks", "name", "recipe", "baselines"))
 """Fields of requests that are arguments of their own."""
 
 

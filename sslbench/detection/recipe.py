@@ -5,7 +5,7 @@ ones are None here, and filled in by `resolved`. `benchmarks/detection/` holds t
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
@@ -222,7 +222,10 @@ _USUAL: dict[str, dict[str, Any]] = {
 }
 
 
-def resolved(recipe: DetectionRecipe) -> DetectionRecipe:
+R = TypeVar("R", bound=DetectionRecipe)
+
+
+def resolved(recipe: R) -> R:
     """Return the recipe with the architecture-dependent defaults filled in."""
     usual = dict(_USUAL[recipe.architecture])
     if recipe.architecture not in (*ONE_STAGE, *DETR):

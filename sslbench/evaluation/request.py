@@ -147,6 +147,8 @@ class Request:
     """Evaluation to run; the fields have the names and meaning of the flags.
 
     Attributes:
+        baselines: 'random' for the untrained backbone, or weights: detection trains the same detector from each, and
+            its result stands beside.
         name: name of the weights in records and tables; None: that of their file, or the class of a module.
     """
 
@@ -168,6 +170,7 @@ class Request:
     groups: tuple[str, ...] = ()
     value_columns: tuple[str, ...] = ()
     noise: tuple[float, ...] = ()
+    baselines: tuple[str, ...] = ()
     name: str | None = None
 
 
@@ -231,15 +234,16 @@ def make_task(
     Raises:
         UsageError: no such protocol or setting.
     """
-    sample_kind(protocol)
     definition = protocols.find(protocol)
     layers = protocols.settings_layers(protocol, benchmark, preset, overrides)
     alone, _ = resolve(definition.settings, layers[:1])
     published, _ = resolve(definition.settings, layers[:2])
     settings, origins = resolve(definition.settings, layers)
+    published_whole, (settings, completed) = definition.complete(published)[0], definition.complete(settings)
+    differs = result_settings(settings) != result_settings(published_whole)
     changed = set(overrides) & {*result_settings(settings), *_new_places(published, settings)}
-    if benchmark is not None and (changed or alone != published or benchmark.protocol != protocol):
+    if benchmark is not None and (changed or differs or alone != published or benchmark.protocol != protocol):
         benchmark = dataclasses.replace(benchmark, modified=True)
-    if preset is not None and result_settings(settings) != result_settings(published):
+    if preset is not None and differs:
         preset = dataclasses.replace(preset, modified=True)
-    return Task(protocol, settings, origins, benchmark, preset)
+    return Task(protocol, settings, {**origins, **completed}, benchmark, preset)

@@ -8,8 +8,9 @@ import dataclasses
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
+from sslbench.config import result_settings
 from sslbench.labels import LabelKind
 from sslbench.runtime.cost import Cost
 
@@ -238,6 +239,11 @@ def any_settings(settings: object) -> None:
     """Accept all settings."""
 
 
+def as_given(settings: S) -> tuple[S, Mapping[str, str]]:
+    """Return the settings themselves: none depends on another."""
+    return settings, {}
+
+
 def both_parts(settings: object) -> Part | None:
     """Return None: train and test are used, whatever the settings."""
     return None
@@ -369,6 +375,8 @@ class Protocol(Generic[S]):
         kind: its functions, by the data it takes.
         check_settings: raises a UsageError for settings that are not possible, whatever the data. The command line
             calls it first of all, so it imports nothing heavy.
+        complete: fills in the settings that follow from others; returns them and the origin of each of these.
+        recorded: settings as records hold them.
     """
 
     version: int
@@ -376,6 +384,8 @@ class Protocol(Generic[S]):
     settings: type[S]
     kind: OnFeatures[S] | OnImages[S] | OnSets[S] | OnObjects
     check_settings: Callable[[S], None] = any_settings
+    complete: Callable[[S], tuple[S, Mapping[str, str]]] = as_given
+    recorded: Callable[[S], Mapping[str, Any]] = result_settings
 
     @property
     def needs_labels(self) -> bool:

@@ -91,7 +91,7 @@ def folder(tmp_path, monkeypatch):
     """A current folder with a benchmark, a preset and a suite for a protocol."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SSLBENCH_PATH", str(tmp_path))
-    monkeypatch.setattr("sslbench.evaluation.detection.check_backend", lambda request: None)
+    monkeypatch.setattr("sslbench.detection.detectron2.library.require", lambda: None)
 
     def write(protocol):
         base = "extends: detection/_cpu\n" if protocol == "detection" else ""

@@ -9,15 +9,15 @@ import re
 import numpy as np
 import pytest
 from helpers.annotated import pictures, save, write_coco
-from helpers.drawn_rectangles import recipe
+from helpers.drawn_rectangles import task
 
 from sslbench.data.containers import view
 from sslbench.data.export.kwcoco import write_kwcoco
 from sslbench.data.open import open_objects
 from sslbench.detection.batches import order, repeat_factors
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation import RunSettings
-from sslbench.evaluation.detection import DetectionRequest, evaluate_detection, prepare_detection
+from sslbench.evaluation import Request, RunSettings
+from sslbench.evaluation.detection import evaluate_detection, prepare_detection
 
 RUN = RunSettings(device="cpu", workers=0)
 
@@ -115,8 +115,8 @@ def test_images_are_repeated_as_often_as_their_factors_on_average():
 
 
 def test_a_detector_is_trained_and_scored_on_lvis(lvis, tmp_path):
-    settings = recipe(iterations=2, steps=(), metric="lvis", detections=300, repeat_threshold=0.5)
-    request = DetectionRequest("random", str(lvis), settings, {}, backbone="resnet_basic_1-1-1-1w0.125")
+    used = task(iterations=2, steps=(), metric="lvis", detections=300, repeat_threshold=0.5)
+    request = Request("random", str(lvis), (used,), backbone="resnet_basic_1-1-1-1w0.125")
     prepared = prepare_detection(request, RUN)
     assert prepared.data.test.federated is not None
     (result,) = evaluate_detection(prepared, out=tmp_path / "out", command="")
@@ -129,4 +129,5 @@ def test_a_detector_is_trained_and_scored_on_lvis(lvis, tmp_path):
     with pytest.raises(DataError, match="does not say which classes were looked for"):
         prepare_detection(request, RUN)
     with pytest.raises(UsageError, match="metric=lvis is a setting of the torchvision backend"):
-        prepare_detection(dataclasses.replace(request, backend="detectron2"), RUN)
+        settings = dataclasses.replace(used.settings, backend="detectron2")
+        prepare_detection(dataclasses.replace(request, tasks=(dataclasses.replace(used, settings=settings),)), RUN)

@@ -6,15 +6,15 @@ import json
 
 import numpy as np
 import pytest
-from helpers.drawn_rectangles import recipe, source
+from helpers.drawn_rectangles import recipe, source, task
 from PIL import Image
 
 from sslbench.data.decode.handlers import Reading
 from sslbench.detection import batches as b
 from sslbench.detection.readable import check_readable
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation import RunSettings
-from sslbench.evaluation.detection import DetectionRequest, evaluate_detection, prepare_detection
+from sslbench.evaluation import Request, RunSettings
+from sslbench.evaluation.detection import evaluate_detection, prepare_detection
 from sslbench.evaluation.detection.record import blank_result
 from sslbench.library.benchmarks import load_benchmark
 
@@ -50,16 +50,16 @@ def manifest(tmp_path, monkeypatch):
 
 
 def prepared(manifest, backbone=NET, **run):
-    request = DetectionRequest("random", str(manifest), recipe(iterations=2, steps=()), {}, backbone=backbone)
+    request = Request("random", str(manifest), (task(iterations=2, steps=()),), backbone=backbone)
     return prepare_detection(request, dataclasses.replace(RUN, **run))
 
 
 def test_another_number_of_images_than_the_benchmark_has_marks_the_result(manifest):
     for samples, modified in (({"train": 8, "test": 2}, False), ({"train": 9}, True), ({"test": 3}, True)):
         benchmark = dataclasses.replace(load_benchmark("detection/toy"), samples=samples, classes=1, modified=False)
-        settings = recipe(iterations=2, steps=())
-        request = DetectionRequest("random", str(manifest), settings, {}, benchmark, backbone=NET)
-        assert prepare_detection(request, RUN).request.benchmark.modified == modified
+        on_benchmark = dataclasses.replace(task(iterations=2, steps=()), benchmark=benchmark)
+        request = Request("random", str(manifest), (on_benchmark,), backbone=NET)
+        assert prepare_detection(request, RUN).task.benchmark.modified == modified
 
 
 @pytest.mark.parametrize("workers", [0, 1])

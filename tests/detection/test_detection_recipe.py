@@ -9,7 +9,7 @@ from sslbench.backbones.build import build
 from sslbench.detection.detectron2.config import detectron2_options
 from sslbench.detection.recipe import DETR, ONE_STAGE, DetectionRecipe, check, resized, resolved
 from sslbench.errors import UsageError
-from sslbench.evaluation.detection.request import make_recipe
+from sslbench.evaluation import make_task
 from sslbench.library.benchmarks import load_benchmark
 from sslbench.names import list_names
 
@@ -101,7 +101,8 @@ def test_recipes_for_a_processor_train_on_features_of_any_scale():
     ],
 )
 def test_a_warm_up_and_steps_that_no_longer_fit_are_shortened(given, expected):
-    recipe, origins, _ = make_recipe(given, load_benchmark("detection/toy"))
+    task = make_task("detection", given, load_benchmark("detection/toy"))
+    recipe, origins = task.settings, task.origins
     assert (recipe.warmup_iterations, recipe.steps) == expected
     changed = origins["steps"] == "in proportion to the shorter training"
     assert changed == ("steps" not in given)

@@ -25,11 +25,12 @@ from sslbench.detection.models.heads import Regions
 from sslbench.detection.models.keypoints import KeypointHead, with_visible
 from sslbench.detection.recipe import DetectionRecipe, check
 from sslbench.detection.saved import DetectorDescription, read_detector, save_detector
+from sslbench.detection.settings import DetectionSettings
 from sslbench.detection.train import TrainingRun, train
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.detection.record import describe
-from sslbench.evaluation.detection.request import DetectionRequest, PreparedDetection
-from sslbench.evaluation.request import RunSettings
+from sslbench.evaluation.detection.request import PreparedDetection
+from sslbench.evaluation.request import Request, RunSettings, Task
 from sslbench.metrics.detection import keypoint_ap
 from sslbench.preprocessing import Preprocessing
 
@@ -197,7 +198,8 @@ def test_a_detector_learns_writes_and_reads_its_keypoints(tmp_path):
 @pytest.mark.parametrize(("used", "names"), [(recipe(), NAMES), (drawn_rectangles.recipe(), ())])
 def test_the_file_of_a_detector_of_boxes_names_no_keypoints(used, names):
     data = TrainTestObjects(source(2), source(2), "")
-    prepared = PreparedDetection(DetectionRequest("w", "d", used, {}), RunSettings(), build(NET), data, {})
+    task = Task("detection", DetectionSettings(**dataclasses.asdict(used)), {})
+    prepared = PreparedDetection(Request("w", "d", (task,)), RunSettings(), build(NET), data, task)
     assert describe(prepared, prepared.backbone, "w", "").keypoints == names
 
 

@@ -1,5 +1,7 @@
 """White rectangles on black, and a detector and a recipe small enough to train on them in a test."""
 
+import dataclasses
+
 import numpy as np
 
 from sslbench.backbones.build import build
@@ -7,6 +9,8 @@ from sslbench.data.images import Arrays
 from sslbench.data.objects.types import Objects, ObjectSource, no_objects
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.recipe import DetectionRecipe, resolved
+from sslbench.detection.settings import DetectionSettings
+from sslbench.evaluation import Task
 
 SMALL = {
     **{"architecture": "fpn", "freeze_at": 0, "norm": "batch", "pyramid_channels": 8, "box_channels": 8},
@@ -19,6 +23,10 @@ SMALL = {
 
 def recipe(**changes):
     return resolved(DetectionRecipe(**{**SMALL, **changes}))
+
+
+def task(**changes):
+    return Task("detection", DetectionSettings(**dataclasses.asdict(recipe(**changes))), {})
 
 
 def small_detector(**changes):

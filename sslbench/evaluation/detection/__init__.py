@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sslbench import protocols
 from sslbench.arithmetic import arithmetic
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.load import load_backbone
@@ -29,15 +30,15 @@ from sslbench.detection.train import TrainingRun, check_processes
 from sslbench.distributed import this_process
 from sslbench.distributed.collectives import from_first, process_group, rank, world_size
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation.detection.backends import check_backend, run_backend, try_backend
+from sslbench.evaluation.detection.backends import run_backend, try_backend
 from sslbench.evaluation.detection.compare import DetectorResult, compared, without_comparisons
 from sslbench.evaluation.detection.objects import finished_result, keep_objects
 from sslbench.evaluation.detection.record import METRICS, blank_result, describe, export, finished, run_exported
-from sslbench.evaluation.detection.request import DetectionRequest, PreparedDetection, make_recipe
+from sslbench.evaluation.detection.request import PreparedDetection
 from sslbench.evaluation.floors import UNTRAINED_SEED
 from sslbench.evaluation.preparation import on_data, with_preprocessing
 from sslbench.evaluation.references import compare_references
-from sslbench.evaluation.request import RunSettings
+from sslbench.evaluation.request import Request, RunSettings
 from sslbench.evaluation.trainings import together
 from sslbench.metrics.detection.files import read_results, write_results
 from sslbench.protocols import state_shortened
@@ -47,36 +48,41 @@ from sslbench.runtime.workers import default_workers
 from sslbench.train.loop import NotFiniteError
 
 __all__ = [
-    "DetectionRequest",
     "PreparedDetection",
-    "check_backend",
     "evaluate_detection",
-    "make_recipe",
     "prepare_detection",
 ]
 
 log = logging.getLogger("sslbench")
 
+_UNUSED = (
+    *("layers", "image_column", "label_column", "limit", "preprocessing", "test_classes", "groups", "value_columns"),
+    "noise",
+)
+"""Fields of a request without an effect on detection; the command line refuses their flags."""
 _SAVE_EVERY = 500  # upper bound, in iterations
 _NO_BASELINE = "--baseline random trains the same detector from the untrained backbone"
 
 
-def prepare_detection(
-    request: DetectionRequest, run: RunSettings, *, backbone: Backbone | None = None
-) -> PreparedDetection:
+def prepare_detection(request: Request, run: RunSettings, *, backbone: Backbone | None = None) -> PreparedDetection:
     """Open weights and data, and build the detector once, to find what does not fit.
 
     Args:
-        request: detection to run.
+        request: detection to run, its only task.
         run: settings of the run.
         backbone: takes the place of request.weights when it is in memory already.
 
     Raises:
         SslbenchError: anything that is wrong; no image has been decoded then.
     """
-    check_backend(request)
+    (task,) = request.tasks
+    recipe = task.settings.recipe
+    plain = Request(request.weights, request.data, request.tasks)
+    if unused := [name for name in _UNUSED if getattr(request, name) != getattr(plain, name)]:
+        raise UsageError(f"detection has no option '{unused[0]}'")
+    protocols.find("detection").check_settings(task.settings)
     run.extract_settings()  # refuses numbers out of range
-    check_processes(request.recipe, this_process().world)
+    check_processes(recipe, this_process().world)
     backbone, _ = with_preprocessing(backbone or _load(request, run), _decoding(run))
     if backbone.report is not None:
         log.info(f"{request.weights}: {backbone.name}, {backbone.report.line()}")
@@ -85,23 +91,22 @@ def prepare_detection(
             f"detectors take RGB images, and {backbone.name} takes {backbone.preprocessing.channels} channels",
             "Detection supports three channels only: give --backbone NAME without in_chans.",
         )
-    check_weights(backbone, request.recipe, request.weights)
-    backend = try_backend(request, run, backbone)
-    baselines = tuple(_baselines(request, backbone))
+    check_weights(backbone, recipe, request.weights)
+    task = dataclasses.replace(task, settings=try_backend(task.settings, run, backbone))
+    baselines = tuple(_baselines(request, recipe, backbone))
     data = split_objects(request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction)
     log.info(f"{len(data.train)} train and {len(data.test)} test images, {data.how}")
-    state_shortened("detection", request.recipe, request.origins)
+    state_shortened("detection", recipe, task.origins)
     parts = {id(part): part for part in (data.train, data.test)}.values()
     turned = (unknown_orientation(part.name, part.images, sized=part.sized) for part in parts)
     data = dataclasses.replace(data, notes=(*data.notes, *(note for note in turned if note is not None)))
     for note in dict.fromkeys((*data.train.notes, *data.test.notes, *data.notes)):
         log.info(note)
-    _check_data(request, data)
+    _check_data(recipe, data)
     counts = {"train": len(data.train), "test": len(data.test)}
-    benchmark = on_data(request.benchmark, counts, len(data.train.classes), "images", any_classes=True)
-    request = dataclasses.replace(request, benchmark=benchmark)
+    benchmark = on_data(task.benchmark, counts, len(data.train.classes), "images", any_classes=True)
     data = _read_by(data, backbone, run)
-    return PreparedDetection(request, run, backbone, data, backend, baselines)
+    return PreparedDetection(request, run, backbone, data, dataclasses.replace(task, benchmark=benchmark), baselines)
 
 
 def _decoding(run: RunSettings) -> dict[str, Any]:
@@ -121,7 +126,7 @@ def _read_by(data: TrainTestObjects, backbone: Backbone, run: RunSettings) -> Tr
     return dataclasses.replace(data, train=train, test=test)
 
 
-def _load(request: DetectionRequest, run: RunSettings) -> Backbone:
+def _load(request: Request, run: RunSettings) -> Backbone:
     if request.weights.partition(":")[0] == "pixels":
         raise UsageError("a detector needs a network, and 'pixels' is none", "Give weights, or random with --backbone.")
     return load_backbone(
@@ -136,7 +141,7 @@ def _load(request: DetectionRequest, run: RunSettings) -> Backbone:
     )
 
 
-def _baselines(request: DetectionRequest, backbone: Backbone) -> Iterator[tuple[str, Backbone]]:
+def _baselines(request: Request, recipe: DetectionRecipe, backbone: Backbone) -> Iterator[tuple[str, Backbone]]:
     """Yield the baselines, of the same architecture: only the weights may differ.
 
     Raises:
@@ -155,14 +160,13 @@ def _baselines(request: DetectionRequest, backbone: Backbone) -> Iterator[tuple[
                 f"--baseline {weights} is a {other.name}, and --weights {request.weights} a {backbone.name}",
                 "Compare weights of one architecture, so that the difference is due to the weights.",
             )
-        check_weights(other, request.recipe, weights)
+        check_weights(other, recipe, weights)
         used = backbone.preprocessing
         read = dataclasses.replace(other.preprocessing, decoder=used.decoder, max_pixels=used.max_pixels)
         yield weights, dataclasses.replace(other, preprocessing=read)
 
 
-def _check_data(request: DetectionRequest, data: TrainTestObjects) -> None:
-    recipe = request.recipe
+def _check_data(recipe: DetectionRecipe, data: TrainTestObjects) -> None:
     _refuse_narrow(data.train, recipe.max_size_train, "max_size_train")
     _refuse_narrow(data.test, recipe.max_size_test, "max_size_test")
     if recipe.metric == "lvis" and data.test.federated is None:
@@ -271,7 +275,7 @@ def evaluate_detection(
                 diverged[weights] = f"its training diverged: {error.message}"
         if rank() != 0:
             return []
-        result = compared(own, baselines, prepared.data, request.recipe, prepared.run)
+        result = compared(own, baselines, prepared.data, prepared.recipe, prepared.run)
         result = _with_missing(result, diverged, asked="random" in request.baselines)
         result = dataclasses.replace(result, asked=requested)
         return [*(other.result for other in baselines), records.write_without_scores(result, out)]
@@ -336,7 +340,7 @@ def _measure(
         result,
         command=command,
         asked=None,
-        references=compare_references(prepared.request.benchmark, result.weights, result.metrics),
+        references=compare_references(prepared.task.benchmark, result.weights, result.metrics),
     )
     found = {name: detections for one in each for name, detections in one.found.items()}
     return DetectorResult(records.write_without_scores(result, out), found)
@@ -352,7 +356,7 @@ def _train_and_score(
     watch: Watch,
 ) -> DetectorResult:
     """Train and score one detector and write its record, without comparisons; a finished one is read."""
-    recipe, run, data = prepared.request.recipe, prepared.run, prepared.data
+    recipe, run, data = prepared.recipe, prepared.run, prepared.data
     blank = blank_result(prepared, backbone, weights, command)
     stem = records.path_of(blank, out).with_suffix("")
     if from_first(lambda: finished_result(blank, out) is not None):
@@ -394,7 +398,7 @@ def _train_and_score(
     result = finished(blank, ran, scores, of_masks, of_keypoints, n=len(data.test), seconds=seconds)
     result = dataclasses.replace(
         result,
-        references=compare_references(prepared.request.benchmark, result.weights, result.metrics),
+        references=compare_references(prepared.task.benchmark, result.weights, result.metrics),
         objects_file=keep_objects(data.test, truth, stem.parent),
     )
     return DetectorResult(records.write_without_scores(result, out), {f"seed {run.seed}": ran.found})

@@ -3,7 +3,6 @@
 import dataclasses
 import time
 from pathlib import Path
-from typing import Any
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.detection.detectron2 import backend
@@ -13,10 +12,10 @@ from sslbench.detection.evaluate import detect
 from sslbench.detection.log import Watch
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.detector import Detector
+from sslbench.detection.settings import DetectionSettings
 from sslbench.detection.train import Trained, TrainingRun, make_optimizer, train
 from sslbench.distributed import this_process
-from sslbench.errors import UsageError
-from sslbench.evaluation.detection.request import DetectionRequest, PreparedDetection
+from sslbench.evaluation.detection.request import PreparedDetection
 from sslbench.evaluation.request import RunSettings
 from sslbench.metrics.detection import Detections
 from sslbench.results import plain
@@ -46,41 +45,19 @@ class DetectorRun:
     notes: tuple[str, ...] = ()
 
 
-def check_backend(request: DetectionRequest) -> None:
-    """Refuse a backend that is not available, before anything is opened.
-
-    Raises:
-        UsageError: Detectron2 cannot be used (the message says how it is installed), or d2.KEY=value without it.
-    """
-    if request.backend == "detectron2":
-        recipe = request.recipe
-        if recipe.metric == "lvis" or recipe.repeat_threshold:
-            key = "metric=lvis" if recipe.metric == "lvis" else f"repeat_threshold={recipe.repeat_threshold:g}"
-            raise UsageError(f"{key} is a setting of the torchvision backend", "Leave out --backend detectron2.")
-        require()
-    elif request.d2:
-        key = next(iter(request.d2))
-        raise UsageError(
-            f"d2.{key} is a setting of Detectron2, but the backend is {request.backend}", "Add --backend detectron2."
-        )
-
-
-def try_backend(request: DetectionRequest, run: RunSettings, backbone: Backbone) -> dict[str, Any]:
-    """Build the detector once, to find what does not fit.
-
-    Returns:
-        What belongs to the settings of the measurement: the backend, and the user's keys as Detectron2 takes them.
+def try_backend(settings: DetectionSettings, run: RunSettings, backbone: Backbone) -> DetectionSettings:
+    """Build the detector once, to find what does not fit; return the settings with the keys as Detectron2 takes them.
 
     Raises:
         SslbenchError: recipe, keys and backbone do not go together.
     """
-    if request.backend == "torchvision":
-        make_optimizer(build_detector(backbone, request.recipe, 1, keypoints=1), request.recipe)
-        return {"backend": "torchvision"}
+    if settings.backend == "torchvision":
+        make_optimizer(build_detector(backbone, settings.recipe, 1, keypoints=1), settings.recipe)
+        return settings
 
     device, processes = run.torch_device(), this_process().world
-    checked = check_configuration(backbone, request.recipe, request.d2, device=device, processes=processes)
-    return {"backend": "detectron2", "d2": plain(checked.given)}
+    checked = check_configuration(backbone, settings.recipe, settings.d2 or {}, device=device, processes=processes)
+    return dataclasses.replace(settings, d2=plain(checked.given))
 
 
 def run_backend(
@@ -105,14 +82,14 @@ def run_backend(
     Raises:
         SslbenchError: an image cannot be read, the loss is not finite, a signal came.
     """
-    request, data = prepared.request, prepared.data
+    settings, recipe, data = prepared.task.settings, prepared.recipe, prepared.data
     classes = len(data.train.classes)
     keypoints = 0 if data.train.skeleton is None else len(data.train.skeleton)
     detector = None
-    if request.backend == "torchvision":
+    if settings.backend == "torchvision":
         detector = build_detector(
             backbone,
-            request.recipe,
+            recipe,
             classes,
             keypoints=keypoints,
             device=training.device,
@@ -123,7 +100,8 @@ def run_backend(
         found = detect(detector, data.test, workers=training.workers, progress=progress)
         return DetectorRun(detector, trained, found, time.perf_counter() - began)
 
-    ran = backend.run(backbone, request.recipe, request.d2, data, training, stem=stem, watch=watch, progress=progress)
-    detector = backend.as_detector(backbone, request.recipe, classes, ran, request.d2, keypoints)
+    d2 = settings.d2 or {}
+    ran = backend.run(backbone, recipe, d2, data, training, stem=stem, watch=watch, progress=progress)
+    detector = backend.as_detector(backbone, recipe, classes, ran, d2, keypoints)
     versions = {"detectron2": require().version or ""}
     return DetectorRun(detector, ran.trained, ran.found, ran.seconds, ran.variants, versions, ran.notes)

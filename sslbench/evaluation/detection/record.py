@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sslbench import detection
+from sslbench import detection, protocols
 from sslbench.backbones.backbone import Backbone
 from sslbench.data.objects.types import ObjectSource
 from sslbench.detection import VERSION
@@ -36,10 +36,10 @@ _FEW = 20  # test objects of the rarest class; the coverage below it is measured
 
 def blank_result(prepared: PreparedDetection, backbone: Backbone, given: str, command: str) -> Result:
     """Return the record without results; its id is known before training, for the checkpoints."""
-    request, run, data = prepared.request, prepared.run, prepared.data
+    request, run, data, task = prepared.request, prepared.run, prepared.data, prepared.task
     weights = weights_used(backbone, given, request.name if backbone is prepared.backbone else None)
-    preprocessing = _statistics(backbone, request.recipe)
-    settings = plain(request.recipe) | prepared.backend
+    preprocessing = _statistics(backbone, prepared.recipe)
+    settings = plain(protocols.find("detection").recorded(task.settings))
     protocol = ProtocolUsed(name="detection", version=detection.VERSION, settings=settings)
     used = DataUsed(
         train=data_part(data.train),
@@ -48,7 +48,7 @@ def blank_result(prepared: PreparedDetection, backbone: Backbone, given: str, co
         labels="none",
         split_seed=prepared.split_seed,
     )
-    benchmark, layer = request.benchmark, request.recipe.architecture
+    benchmark, layer = task.benchmark, prepared.recipe.architecture
     named: dict[str, Any] = {"weights": weights, "layer": layer, "preprocessing": preprocessing, "precision": "fp32"}
     named |= {
         "protocol": protocol,
@@ -71,7 +71,7 @@ def blank_result(prepared: PreparedDetection, backbone: Backbone, given: str, co
         working_folder=records.working_folder(),
         notes=(
             *dict.fromkeys((*data.train.notes, *data.test.notes, *data.notes)),
-            *_frozen(request.recipe),
+            *_frozen(prepared.recipe),
             *few_objects(data.test),
             *([ONE_TRAINING] if run.seeds == 1 else []),
         ),
@@ -113,17 +113,18 @@ def data_part(source: ObjectSource) -> DataPart:
 
 def describe(prepared: PreparedDetection, backbone: Backbone, weights: str, measurement: str) -> DetectorDescription:
     """Return the provenance of a detector, for its file and its checkpoints."""
-    request, data, skeleton = prepared.request, prepared.data, prepared.data.train.skeleton
+    recipe, benchmark, data = prepared.recipe, prepared.task.benchmark, prepared.data
+    skeleton = data.train.skeleton
     return DetectorDescription(
-        recipe=request.recipe,
+        recipe=recipe,
         classes=data.train.classes,
         backbone=backbone.name,
         preprocessing=backbone.preprocessing,
         weights=weights,
         data=data.train.name,
-        benchmark="" if request.benchmark is None else request.benchmark.name,
+        benchmark="" if benchmark is None else benchmark.name,
         measurement=measurement,
-        keypoints=() if skeleton is None or not request.recipe.keypoints else skeleton.names,
+        keypoints=() if skeleton is None or not recipe.keypoints else skeleton.names,
         version=VERSION,
     )
 
@@ -209,7 +210,7 @@ def run_exported(
         WeightsError: the file is damaged.
     """
     path = exported(stem)
-    if prepared.request.backend != "torchvision" or not from_first(path.is_file):
+    if prepared.task.settings.backend != "torchvision" or not from_first(path.is_file):
         return None
     detector, about = read_detector(path, training.device)
     log.info(f"already trained: {path}")
@@ -245,5 +246,5 @@ def export(
     if rank() != 0:
         return
     save_detector(exported(stem), state, about, command=command)
-    if prepared.request.backend == "torchvision":
+    if prepared.task.settings.backend == "torchvision":
         shutil.rmtree(training.folder, ignore_errors=True)

@@ -1,9 +1,7 @@
-"""Request of a detection, and the recipe with the origin of every setting."""
+"""Detection that is opened and checked, and backbones in memory for it."""
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
 
 from torch import nn
 from torchvision.models import ResNet as TorchvisionResNet
@@ -13,48 +11,11 @@ from sslbench.backbones.in_memory import users_preprocessing
 from sslbench.backbones.load import load_file
 from sslbench.backbones.resnet import ResNet
 from sslbench.backbones.vit.of_timm import is_timm_vit
-from sslbench.config import resolve
 from sslbench.data.splits.objects import TrainTestObjects
-from sslbench.detection.recipe import DetectionRecipe, check, resolved
+from sslbench.detection.recipe import DetectionRecipe
 from sslbench.errors import UsageError
-from sslbench.evaluation.request import RunSettings
-from sslbench.library.benchmarks import Benchmark
-from sslbench.protocols import settings_layers
+from sslbench.evaluation.request import Request, RunSettings, Task
 from sslbench.weights.reading.files import WeightsFile
-
-Backend = Literal["torchvision", "detectron2"]
-
-
-@dataclasses.dataclass(frozen=True)
-class DetectionRequest:
-    """Detection to run; the fields have the names and meaning of the flags.
-
-    Attributes:
-        recipe: of the detector and its training.
-        origins: of each setting of it, for the user.
-        benchmark: origin of the recipe, or None.
-        baselines: 'random' for the untrained backbone, or weights: the same detector is trained from each, and its
-            result stands beside.
-        backend: library that trains and runs the detector.
-        d2: d2.KEY=value: changes of Detectron2's configuration, without 'd2.'.
-        name: of the weights in records and tables; None: that of their file.
-    """
-
-    weights: str
-    data: str
-    recipe: DetectionRecipe
-    origins: dict[str, str]
-    benchmark: Benchmark | None = None
-    test_data: str | None = None
-    backbone: str | None = None
-    format: str | None = None
-    allow_partial: bool = False
-    trust_pickle: bool = False
-    stem: str | None = None
-    baselines: tuple[str, ...] = ()
-    backend: Backend = "torchvision"
-    d2: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    name: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,19 +23,24 @@ class PreparedDetection:
     """Detection with everything opened and checked, nothing decoded yet.
 
     Attributes:
-        backend: name and settings of the backend, which stand beside the recipe's among the settings of the record:
-            results of two backends do not share a column.
+        task: of the request, the only one, with the settings of the backend as it takes them.
         baselines: baselines that were asked for in their place, and the backbone.
         split_seed: seed of the split, where this is one of several trainings with another seed.
     """
 
-    request: DetectionRequest
+    request: Request
     run: RunSettings
     backbone: Backbone
     data: TrainTestObjects
-    backend: dict[str, Any]
+    task: Task
     baselines: tuple[tuple[str, Backbone], ...] = ()
     split_seed: int | None = None
+
+    @property
+    def recipe(self) -> DetectionRecipe:
+        """Recipe of the detector."""
+        recipe: DetectionRecipe = self.task.settings.recipe
+        return recipe
 
     def each_training(self) -> "list[PreparedDetection]":
         """Return the same with one training each; the parts of the data stay."""
@@ -83,37 +49,6 @@ class PreparedDetection:
             dataclasses.replace(self, run=run, split_seed=None if run.seed == split else split)
             for run in self.run.each_seed()
         ]
-
-
-def make_recipe(
-    overrides: Mapping[str, Any], benchmark: Benchmark | None, *, limit_iterations: int | None = None
-) -> tuple[DetectionRecipe, dict[str, str], Benchmark | None]:
-    """Return the recipe: the defaults, then the benchmark's, then the user's; with the origin of every setting.
-
-    A warm-up and steps that no longer fit into fewer iterations of the user's become shorter in proportion.
-
-    Args:
-        overrides: settings by the user.
-        benchmark: of detection; it comes back as modified if the user changed anything.
-        limit_iterations: training ends after so many; its rates are those of the whole.
-
-    Raises:
-        UsageError: an unknown setting or a wrong value.
-    """
-    layers = settings_layers("detection", benchmark, None, overrides)
-    recipe, origins = resolve(DetectionRecipe, layers)
-    check(recipe)
-    full = resolved(recipe)
-    filled = [f.name for f in dataclasses.fields(full) if getattr(full, f.name) != getattr(recipe, f.name)]
-    origins |= dict.fromkeys(filled, f"default of {recipe.architecture}")
-    iterations = min(limit_iterations or full.iterations, full.iterations)
-    shortened = iterations < full.iterations
-    if shortened:
-        full = dataclasses.replace(full, iterations=iterations)
-        origins["iterations"] = "flag --limit-iters"
-    if benchmark is not None and (overrides or shortened):
-        benchmark = dataclasses.replace(benchmark, modified=True)
-    return full, origins, benchmark
 
 
 def from_user(module: nn.Module, name: str | None = None) -> Backbone:

@@ -17,8 +17,8 @@ from sslbench.errors import UsageError
 from sslbench.names import list_names
 
 if TYPE_CHECKING:
-    from sslbench.evaluation.detection import DetectionRequest, PreparedDetection
-    from sslbench.evaluation.request import RunSettings
+    from sslbench.evaluation.detection import PreparedDetection
+    from sslbench.evaluation.request import Request, RunSettings, Task
     from sslbench.library.benchmarks import Benchmark
     from sslbench.results import Result
 
@@ -93,7 +93,7 @@ def named_benchmarks(protocols: Sequence[str], benchmarks: Sequence[str], suite:
 class DetectionPlan:
     """Training and scoring of a detector; `origins` are those of the run's settings, for the user."""
 
-    request: "DetectionRequest"
+    request: "Request"
     run: "RunSettings"
     origins: dict[str, str]
     out: Path
@@ -116,6 +116,7 @@ def make_plan(
     """
     from sslbench.cli import early
     from sslbench.cli.words import nearest_setting, resolve_run
+    from sslbench.evaluation import make_task
 
     if len(chosen.weights) > 1:
         raise UsageError("detection takes one file of weights at a time")
@@ -123,34 +124,20 @@ def make_plan(
     refuse_unused_of_weights(ctx, chosen)
     d2 = {key.removeprefix(_D2): value for key, value in values.items() if key.startswith(_D2)}
     plain = {key.removeprefix("detection."): value for key, value in values.items() if not key.startswith(_D2)}
+    if d2:
+        plain["d2"] = d2
     known = [f.name for f in dataclasses.fields(protocols.find("detection").settings)]
     for key in plain:
         if key not in (*known, *_RUN):
             raise UsageError(f"detection has no setting '{key}'", nearest_setting(key, (*known, *_RUN)))
-    _refuse_wrong_recipe({key: value for key, value in plain.items() if key not in _RUN}, chosen, benchmarks)
-
+    typed = {"limit_iters": chosen.limit_iters, "backend": chosen.backend}
+    recipe = {key: value for key, value in plain.items() if key not in _RUN}
+    recipe |= {key: value for key, value in typed.items() if value is not None}
+    task = make_task("detection", recipe, _benchmark(chosen, benchmarks))
+    protocols.find("detection").check_settings(task.settings)
     settings, origins = resolve_run({key: value for key, value in plain.items() if key in _RUN}, chosen.run.settings())
     early.refuse_wrong_network(chosen.network.format, chosen.network.stem)
-
-    from sslbench.evaluation.detection import check_backend
-
-    recipe = {key: value for key, value in plain.items() if key not in _RUN}
-    request = _request(recipe, chosen, benchmarks, d2)
-    check_backend(request)
-    return DetectionPlan(request, settings, origins, Path(chosen.out), chosen.dry_run)
-
-
-def _refuse_wrong_recipe(recipe: Mapping[str, Any], chosen: EvalOptions, benchmarks: Sequence[str]) -> None:
-    """Refuse settings of the detector that are not possible, before anything heavy is imported.
-
-    Raises:
-        UsageError: there is no benchmark, or a value that a setting cannot have.
-    """
-    from sslbench.config import resolve
-
-    protocol, benchmark = protocols.find("detection"), _benchmark(chosen, benchmarks)
-    settings, _ = resolve(protocol.settings, protocols.settings_layers("detection", benchmark, None, recipe))
-    protocol.check_settings(settings)
+    return DetectionPlan(_request(task, chosen, benchmarks), settings, origins, Path(chosen.out), chosen.dry_run)
 
 
 def run(plan: DetectionPlan, command: str) -> None:
@@ -186,11 +173,9 @@ def results_of(plan: DetectionPlan, command: str) -> list["Result"]:
         return detection.evaluate_detection(prepared, out=plan.out, command=command, progress=progress, watch=watch)
 
 
-def _request(
-    values: dict[str, Any], chosen: EvalOptions, benchmarks: Sequence[str], d2: dict[str, Any]
-) -> "DetectionRequest":
+def _request(task: "Task", chosen: EvalOptions, benchmarks: Sequence[str]) -> "Request":
     from sslbench.data.open import DEFAULT_OBJECTS
-    from sslbench.evaluation.detection import DetectionRequest, make_recipe
+    from sslbench.evaluation import Request
     from sslbench.library.benchmarks import data_of
 
     if not chosen.weights:
@@ -212,19 +197,12 @@ def _request(
                 "the same detector is also trained from the untrained backbone, for comparison (--no-floors skips it)",
                 err=True,
             )
-    recipe, origins, used = make_recipe(values, benchmark, limit_iterations=chosen.limit_iters)
-    if used is not None and d2:
-        used = dataclasses.replace(used, modified=True)
-    return DetectionRequest(
+    return Request(
         **chosen.network.loading(),
         data=data,
+        tasks=(task,),
         test_data=test_data,
-        recipe=recipe,
-        origins=origins,
-        benchmark=used,
         baselines=baselines,
-        backend=chosen.backend or "torchvision",
-        d2=d2,
         name=chosen.name,
     )
 
@@ -256,11 +234,12 @@ def _print_plan(prepared: "PreparedDetection", run_origins: dict[str, str]) -> N
         for part in (data.train, data.test)
     ]
     section("data", [*parts, ("split", data.how, "")])
-    title = f"detection ({request.benchmark.name} v{request.benchmark.version})" if request.benchmark else "detection"
-    recipe = {f.name: getattr(request.recipe, f.name) for f in dataclasses.fields(request.recipe)}
-    section(title, [(key, show_value(value), request.origins[key]) for key, value in recipe.items()])
-    rows = [(key, show_value(value), "command line") for key, value in prepared.backend.get("d2", {}).items()]
-    section("backend", [(request.backend, "", "flag" if request.backend != "torchvision" else "default"), *rows])
+    task, recipe = prepared.task, dataclasses.asdict(prepared.recipe)
+    title = f"detection ({task.benchmark.name} v{task.benchmark.version})" if task.benchmark else "detection"
+    section(title, [(key, show_value(value), task.origins[key]) for key, value in recipe.items()])
+    rows = [(key, show_value(value), "command line") for key, value in (task.settings.d2 or {}).items()]
+    backend = task.settings.backend
+    section("backend", [(backend, "", "flag" if backend != "torchvision" else "default"), *rows])
     seeds, detectors = len(prepared.run.each_seed()), 1 + len(prepared.baselines)
     told = f"{seeds * detectors}: {detectors} detector{'s' if detectors > 1 else ''} x {seeds} seed{'s' * (seeds > 1)}"
     section("trainings", [("detection", told, "")])
