@@ -73,6 +73,7 @@ def _process(rank: int) -> concurrent.futures.ProcessPoolExecutor:
 
 
 def _start() -> None:
+    os.chdir("/")  # it starts in the folder of the test that runs then, which is removed at the end of that test
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
