@@ -40,10 +40,21 @@ def pytest_runtest_teardown(item):
             lines.write(json.dumps({"test": item.nodeid, "numbers": numbers}) + "\n")
 
 
+def files_in(folder):
+    """Yield the files at any depth, without a call within a call per folder."""
+    folders = [folder]
+    while folders:
+        for path in folders.pop().iterdir():
+            if path.is_dir() and not path.is_symlink():
+                folders.append(path)
+            else:
+                yield path
+
+
 def numbers_in(folder):
     """Return what the records, scores and logs below a folder hold: place without the identity -> content."""
     found = {}
-    for path in sorted(Path(place, file) for place, _, files in os.walk(folder) for file in files):
+    for path in sorted(files_in(folder)):
         name = path.relative_to(folder).as_posix()
         if path.suffix == ".json" and (record := of_record(path)) is not None:
             found[name.replace(record["id"], "ID")] = record
