@@ -139,6 +139,21 @@ def headline(kind: LabelKind, values: npt.NDArray[np.integer], scores: npt.NDArr
     return ranking.mean_average_precision(values, scores)
 
 
+def without_intervals(
+    kind: LabelKind, values: npt.NDArray[np.integer], scores: npt.NDArray[np.floating]
+) -> dict[str, float]:
+    """Return all metrics of one evaluation by name, see `summarise`.
+
+    >>> found = without_intervals("value", np.array([[1.0], [3.0]]), np.array([[1.0], [2.0]]))
+    >>> found["r2"], found["mae"]
+    (0.5, 0.5)
+    """
+    found: dict[str, float] = {}
+    for measure in measures(kind, values, scores, Units.of(len(scores), None)):
+        found |= dict(zip(measure.names, measure.statistic(np.ones((1, len(scores))))[0].tolist(), strict=True))
+    return found
+
+
 def measures(
     kind: LabelKind,
     values: npt.NDArray[np.integer],

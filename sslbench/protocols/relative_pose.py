@@ -21,8 +21,8 @@ from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.labels import LABELS
-from sslbench.metrics.comparisons import POSE_COLUMNS, pose_measures
-from sslbench.metrics.summary import summarise
+from sslbench.metrics.comparisons import POSE_COLUMNS
+from sslbench.metrics.summary import summarise, without_intervals
 from sslbench.protocols._parts.costs import FLOAT, summary_cost
 from sslbench.protocols._parts.selection import check_features
 from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
@@ -112,8 +112,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         headline=headline,
         scores=scores,
         per_class={},
-        train=_values(fitted, train.labels)[headline],
-        chance=_values(mean, test.labels),
+        train=without_intervals("camera_pairs", train.labels.values, _columns(fitted))[headline],
+        chance=without_intervals("camera_pairs", test.labels.values, _columns(mean)),
         notes=("Chance is the mean pose of train.",),
     )
 
@@ -122,13 +122,6 @@ def _columns(poses: FloatArray) -> FloatArray:
     """Return poses (N, 4 or 7) as the columns of scores, without translation NaN."""
     missing = np.full((len(poses), len(POSE_COLUMNS) - poses.shape[1]), np.nan)
     return np.concatenate([poses, missing], axis=1)
-
-
-def _values(poses: FloatArray, labels: Labels) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for measure in pose_measures(_columns(poses), labels.values):
-        found |= dict(zip(measure.names, measure.statistic(np.ones((1, len(poses))))[0].tolist(), strict=True))
-    return found
 
 
 _CALLS = 25  # of array functions, for each layer in an update

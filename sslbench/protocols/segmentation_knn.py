@@ -35,6 +35,8 @@ from sslbench.metrics.dense import matching, segmentation
 from sslbench.metrics.intervals import Units, Values
 from sslbench.metrics.summary import summarise, with_intervals
 from sslbench.protocols._parts.costs import DOUBLE, FLOAT, search_cost, summary_cost
+from sslbench.protocols._parts.dense.classes import check_classes, class_cells, notes_on_classes, read_classes
+from sslbench.protocols._parts.dense.task import ALL_IGNORED
 from sslbench.protocols._parts.engines import fastest_engine
 from sslbench.protocols.protocol import MAPS, OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
@@ -117,11 +119,7 @@ def check(settings: Settings, train: Labels) -> None:
             "Give data with label maps: images/ and masks/, ADE20K, Cityscapes, Pascal VOC, a manifest with masks.",
         )
     check_settings(settings)
-    if len(train.classes) < 2:
-        raise DataError(
-            f"segmentation-knn needs two classes, and all pixels of the maps belong to '{', '.join(train.classes)}'",
-            "If it means ignored (255), nothing is labelled: `sslbench check-data` shows the values.",
-        )
+    check_classes("segmentation-knn", train)
 
 
 def check_targets(
@@ -143,9 +141,7 @@ def check_targets(
         DataError: maps of another size than their image, damaged or missing ones, values that are no classes, a part
             without a counted pixel.
     """
-    from sslbench.protocols._parts.dense.classes import class_cells, read_classes
     from sslbench.protocols._parts.dense.survey import refuse_problems, survey
-    from sslbench.protocols._parts.dense.task import ALL_IGNORED
 
     found = []
     for source in parts:
@@ -168,8 +164,6 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     Raises:
         DataError: features that are not finite, or maps that cannot be used or have no counted pixel.
     """
-    from sslbench.protocols._parts.dense.classes import notes_on_classes
-
     memory = patch_memory(train, settings.memory, seed)
     classes = train.labels.classes
     areas, tables = np.zeros((len(test), 3, len(classes)), np.int64), list[IntArray]()

@@ -67,7 +67,7 @@ OPENED = {
 
 
 def values(source):
-    from sslbench.protocols._parts.dense.pixel_values import read_pixel_values
+    from sslbench.protocols._parts.dense.task import read_pixel_values
 
     return read_pixel_values(source, 0, (9, 6))
 

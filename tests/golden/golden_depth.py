@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from sslbench.metrics.dense import depth, normals
 from sslbench.metrics.dense.pooling import means
-from sslbench.protocols.depth import scores as depth_protocol
-from sslbench.protocols.normals import scores as normals_protocol
+from sslbench.protocols import depth as depth_protocol
+from sslbench.protocols import normals as normals_protocol
 from sslbench.solvers.dense import heads, losses, windows
 
 _NAMES = {"a1": "d1", "a2": "d2", "a3": "d3", "rms": "depth_rmse", "rmse": "depth_rmse", "log_10": "log10"}
@@ -175,11 +175,11 @@ def _protocol_scores(case: Case, crop: depth.Crop, bounds: tuple[float, float], 
     settings = depth_protocol.Settings(
         min_depth=bounds[0], max_depth=bounds[1], scored="all" if crop == "none" else crop
     )
-    task = depth_protocol.task(settings, depth_protocol.limits_of(settings, None))
+    task = depth_protocol.Depth(settings, depth_protocol.limits_of(settings, None))
     rows = []
     for low, (_, target, _) in zip(numbered(case.inputs(), "pred_low", "pred"), maps, strict=True):
         rows.append(task.row(torch.from_numpy(low)[None], np.where(target > 0, target, np.nan)[None]))
-    found = depth_protocol.values_of("depth", np.stack(rows))
+    found = task.values(np.stack(rows))
     values = np.array([[found[metric.name] for metric in depth.DEPTH]])
     pixels = int(min(row[0] for row in rows))
     for key, value in case.expected().items():
@@ -301,7 +301,7 @@ def _protocol_loss(name: str, prediction: Tensor, target: Tensor, value: float, 
         return
 
     def of(settings: depth_protocol.Settings) -> float:
-        task = depth_protocol.task(settings, depth_protocol.limits_of(settings, None))
+        task = depth_protocol.Depth(settings, depth_protocol.limits_of(settings, None))
         return float(task.loss(prediction.detach(), target, 0))
 
     if name == "dinov3_gradient_log":
@@ -417,7 +417,7 @@ def _normal_losses(given: dict[str, np.ndarray], expected: dict[str, np.ndarray]
             continue
         parts = [given["pred"], *([given["kappa"]] if "kappa" in given else [])]
         outputs = torch.from_numpy(np.concatenate(parts, axis=1)[:, : 4 if uncertain else 3]).requires_grad_()
-        task = normals_protocol.task(normals_protocol.Settings(uncertainty=uncertain))
+        task = normals_protocol.Normals(normals_protocol.Settings(uncertainty=uncertain))
         loss = losses.angular_loss(outputs[:, :3], target, valid, outputs[:, 3:] if uncertain else None)
         loss.backward()
         assert torch.isfinite(loss) and torch.isfinite(outputs.grad).all()

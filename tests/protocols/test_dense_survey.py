@@ -8,10 +8,9 @@ import torch
 from helpers.targets import map_pictures
 
 from sslbench.features.settings import ExtractSettings
-from sslbench.protocols import segmentation
 from sslbench.protocols._parts.dense import survey as surveyed
 from sslbench.protocols._parts.dense.survey import GRID, survey
-from sslbench.protocols.segmentation.scores import task
+from sslbench.protocols.segmentation import Segmentation, Settings
 
 ENGINE = ExtractSettings(torch.device("cpu"), workers=0)
 
@@ -19,7 +18,7 @@ ENGINE = ExtractSettings(torch.device("cpu"), workers=0)
 def test_sums_are_those_of_all_images(monkeypatch):
     monkeypatch.setattr(surveyed, "_CHUNK", 3)
     pictures = map_pictures(8, 0)
-    one = task(pictures, segmentation.Settings())
+    one = Segmentation(Settings(), pictures.labels.classes)
     found = survey(pictures, one.read, one.cells, ENGINE)
     cells = [one.cells(one.read(pictures, i, (16, 24)), GRID) for i in range(8)]
     np.testing.assert_array_equal(found.sums, sum(sums for sums, _ in cells))
@@ -31,7 +30,7 @@ def test_sums_are_those_of_all_images(monkeypatch):
 def test_memory_does_not_grow_with_the_number_of_images(monkeypatch):
     monkeypatch.setattr(surveyed, "_CHUNK", 1)
     pictures = map_pictures(60, 0)
-    one = task(pictures, segmentation.Settings())
+    one = Segmentation(Settings(), pictures.labels.classes)
     of_chunk = 8 * 4 * GRID[0] * GRID[1]
     tracemalloc.start()
     survey(pictures, one.read, one.cells, ENGINE)

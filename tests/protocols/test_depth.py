@@ -17,10 +17,9 @@ from sslbench.metrics.dense.depth import COLUMNS
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import depth, normals
 from sslbench.protocols._parts.selection import holdout_rows
-from sslbench.protocols.depth import scores as of_depth
-from sslbench.protocols.normals import scores as of_normals
 from sslbench.results import percent_metrics
 from sslbench.runtime.seeds import seeded
+from sslbench.solvers.dense import losses
 
 PROTOCOLS = {"depth": depth, "normals": normals}
 QUICK = {"steps": 60, "warmup_steps": 6, "batch_size": 8, "lr": (1e-2,), "upsample": 1, "colours": "none"}
@@ -64,7 +63,7 @@ def test_colours_that_tell_the_value_are_learnt_well_above_the_floors(kind, back
 def test_the_row_of_an_image_by_hand():
     """Prediction 2 and 4 m for a true 1 and 4 m; a pixel without depth and one beyond max_depth do not count."""
     settings = depth.Settings(min_depth=0.1, max_depth=10.0, align="median")
-    one = of_depth.task(settings, of_depth.limits_of(settings, None))
+    one = depth.Depth(settings, depth.limits_of(settings, None))
     target = np.array([[[1.0, 4.0, np.nan, 12.0]]], dtype=np.float32)
     row = dict(zip(COLUMNS, one.row(torch.tensor([[[2.0, 4.0, 7.0, 3.0]]]), target).tolist(), strict=True))
     assert row["pixels"] == 2 and row["below 1.25"] == 1 and row["below 1.25^3"] == 1
@@ -77,7 +76,7 @@ def test_the_row_of_an_image_by_hand():
 
 def test_predictions_are_enlarged_before_they_are_clipped():
     settings = depth.Settings(min_depth=1.0, max_depth=3.0)
-    one = of_depth.task(settings, of_depth.limits_of(settings, None))
+    one = depth.Depth(settings, depth.limits_of(settings, None))
     row = one.row(torch.tensor([[[0.0, 4.0]]]), np.full((1, 1, 4), 2.0, dtype=np.float32))
     # bilinear: 0, 1, 3, 4; clipped: 1, 1, 3, 3
     assert row[COLUMNS.index("absolute")] == 4 and row[COLUMNS.index("pixels")] == 4
@@ -85,7 +84,7 @@ def test_predictions_are_enlarged_before_they_are_clipped():
 
 def test_the_loss_is_that_of_the_known_pixels():
     settings = depth.Settings(bins=8, min_depth=1.0, max_depth=8.0)
-    one = of_depth.task(settings, of_depth.limits_of(settings, None))
+    one = depth.Depth(settings, depth.limits_of(settings, None))
     outputs = one.activated(torch.randn(2, 8, 3, 4, generator=torch.Generator().manual_seed(0)))
     assert outputs.shape == (2, 1, 3, 4) and float(outputs.min()) >= 1 and float(outputs.max()) <= 8
     target = torch.full((2, 1, 3, 4), float("nan"))
@@ -94,25 +93,25 @@ def test_the_loss_is_that_of_the_known_pixels():
     known = error[~target.isnan()]
     assert float(one.loss(outputs, target, 0)) == pytest.approx(float((known.var() + 0.15 * known.mean() ** 2).sqrt()))
     mean_only = dataclasses.replace(settings, mean_steps=5)
-    early = of_depth.task(mean_only, of_depth.limits_of(mean_only, None)).loss
+    early = depth.Depth(mean_only, depth.limits_of(mean_only, None)).loss
     assert float(early(outputs, target, 4)) == pytest.approx(float(0.15**0.5 * known.mean().abs()))
     assert float(early(outputs, target, 5)) == pytest.approx(float(one.loss(outputs, target, 0)))
 
 
 def test_steps_of_the_mean_alone_keep_their_share_where_few_images_end_the_training(backbone, tmp_path, monkeypatch):
-    seen, of_both = [], of_depth.sig_loss
+    seen, of_both = [], losses.sig_loss
     monkeypatch.setattr(
-        of_depth, "sig_loss", lambda *given, mean_only: seen.append(mean_only) or of_both(*given, mean_only=mean_only)
+        losses, "sig_loss", lambda *given, mean_only: seen.append(mean_only) or of_both(*given, mean_only=mean_only)
     )
     run("depth", backbone, tmp_path, mean_steps=30, max_epochs=2)  # 6 updates in place of 60
     assert seen[::2] == seen[1::2] == [True] * 3 + [False] * 3  # the head, and that of the floor
     with pytest.raises(UsageError, match="mean_steps should be 0 or more and below steps=60, not 60"):
-        depth.check_settings(depth.Settings(**QUICK, mean_steps=60))
+        depth.PROTOCOL.check_settings(depth.Settings(**QUICK, mean_steps=60))
 
 
 def test_logarithmic_bins_have_equal_ratios_between_the_limits():
     settings = depth.Settings(bins=4, spacing="logarithmic", min_depth=0.1, max_depth=100.0)
-    one = of_depth.task(settings, of_depth.limits_of(settings, None))
+    one = depth.Depth(settings, depth.limits_of(settings, None))
     logits = torch.full((1, 4, 1, 1), -1.0)
     logits[0, 1] = 1e6
     assert float(one.activated(logits)) == pytest.approx(1.0, rel=1e-4)
@@ -129,11 +128,11 @@ def test_logarithmic_bins_have_equal_ratios_between_the_limits():
 def test_the_scored_region(scored, size, region):
     expected = np.zeros(size, dtype=bool)
     expected[region] = True
-    np.testing.assert_array_equal(of_depth.scored_region(np.ones(size), (0.001, 80), scored), expected)
+    np.testing.assert_array_equal(depth.scored_region(np.ones(size), (0.001, 80), scored), expected)
 
 
 def test_flipped_normals_change_the_sign_of_x_and_flips_average():
-    one = of_normals.task(normals.Settings())
+    one = normals.Normals(normals.Settings())
     outputs = torch.tensor([3.0, 0.0, -4.0, 7.0]).reshape(1, 4, 1, 1)
     assert one.averaged(outputs).flatten().tolist() == pytest.approx([0.6, 0.0, -0.8])
     assert one.mirrored(one.averaged(outputs)).flatten().tolist() == pytest.approx([-0.6, 0.0, -0.8])
@@ -141,7 +140,7 @@ def test_flipped_normals_change_the_sign_of_x_and_flips_average():
 
 
 def test_a_mean_of_opposite_normals_is_scored_as_any_direction():
-    row = of_normals.task(normals.Settings()).row(
+    row = normals.Normals(normals.Settings()).row(
         torch.zeros(3, 1, 1), np.array([0, 0, -1], dtype=np.float32)[:, None, None] + np.zeros((3, 2, 2), "f4")
     )
     assert row[0] == 4 and row[1] == 0
@@ -162,11 +161,11 @@ def test_images_without_values_are_left_out_and_listed(kind, backbone, tmp_path)
 
 def test_the_limits_come_from_the_settings_or_from_train():
     train = value_pictures("depth", 4, 0)
-    known = of_depth.range_of(train, 0)
+    known = depth.range_of(train, 0)
     assert (known.low, known.high) == (1, 8)
-    assert of_depth.limits_of(depth.Settings(), known) == of_depth.Limits((1, 8), (0, np.inf))
+    assert depth.limits_of(depth.Settings(), known) == depth.Limits((1, 8), (0, np.inf))
     both = depth.Settings(min_depth=0.5, max_depth=9.0)
-    assert of_depth.limits_of(both, known) == of_depth.Limits((0.5, 9), (0.5, 9))
+    assert depth.limits_of(both, known) == depth.Limits((0.5, 9), (0.5, 9))
 
 
 def scaled(factor):
@@ -232,6 +231,6 @@ def test_a_held_out_part_without_values_is_refused_before_training(backbone, tmp
 
 def test_a_held_out_part_outside_the_scored_region_is_refused(backbone, tmp_path, monkeypatch):
     """The survey sees known depths, and the region has none of them."""
-    monkeypatch.setattr(of_depth, "scored_region", lambda target, limits, scored: np.zeros(target.shape, dtype=bool))
+    monkeypatch.setattr(depth, "scored_region", lambda target, limits, scored: np.zeros(target.shape, dtype=bool))
     with pytest.raises(DataError, match=r"no head has a score on the \d images held out"):
         run("depth", backbone, tmp_path, lr=(1e-3, 1e-2), steps=4, warmup_steps=1)

@@ -18,8 +18,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import discovery, saliency
-from sslbench.protocols._parts.objects import searched_maps
-from sslbench.protocols._parts.own_sizes import _sizes
+from sslbench.protocols._parts.objects import _sizes, searched_maps
 from sslbench.runtime.seeds import seeded
 
 PLAIN = Preprocessing(resize=None, crop=None, mean=(0.5,) * 3, std=(0.25,) * 3, origin="test")
@@ -219,7 +218,7 @@ def test_labels_of_another_kind_are_one_message(module, word):
 
 
 def test_a_map_of_too_many_cells_names_the_image_and_the_remedy(tmp_path, monkeypatch):
-    monkeypatch.setattr("sslbench.protocols._parts.own_sizes.MOST_CELLS", 50)
+    monkeypatch.setattr("sslbench.protocols._parts.objects.MOST_CELLS", 50)
     with pytest.raises(DataError, match=r"32 x 32 pixels are a map of 8 x 8 cells.*\n.*longest_side=640"):
         run(discovery, colours(), ["0"], bright_objects(3, 1), tmp_path)
     run(discovery, colours(), ["0"], bright_objects(3, 1), tmp_path, longest_side=16)

@@ -19,7 +19,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import edges
-from sslbench.protocols.edges.scores import annotations, read_boundaries, task
+from sslbench.protocols.edges import Edges, annotations
 from sslbench.runtime.seeds import seeded
 from sslbench.solvers.dense.losses import balanced_cross_entropy
 
@@ -61,10 +61,10 @@ def test_files_of_bsds_have_a_map_for_every_annotator(bsds):
 
 def test_a_target_has_the_consensus_and_every_annotator(bsds):
     test = open_boundaries(str(bsds))["test"]
-    target = read_boundaries(0.5, test, 1, SIZE)
+    target = Edges(edges.Settings()).read(test, 1, SIZE)
     assert (target[0, :, 4] == 1).all() and np.isnan(target[0, :, 9]).all() and (target[0, :, 5] == 0).all()
     np.testing.assert_array_equal(annotations(target), lines(4, 4, 9))
-    assert (read_boundaries(0.3, test, 1, SIZE)[0, :, 9] == 1).all()
+    assert (Edges(edges.Settings(consensus=0.3)).read(test, 1, SIZE)[0, :, 9] == 1).all()
 
 
 @pytest.mark.parametrize("content", [b"", b"no matlab" * 40, b"MATLAB 5.0 MAT-file" + bytes(300)])
@@ -121,8 +121,8 @@ def test_the_loss_is_that_of_a_slow_loop():
 
 def test_a_perfect_map_scores_1_in_all_metrics(bsds):
     source = open_boundaries(str(bsds))["test"]
-    one = task(edges.Settings())
-    target = read_boundaries(0.5, source, 0, SIZE)
+    one = Edges(edges.Settings())
+    target = one.read(source, 0, SIZE)
     row = one.row(torch.tensor(target[:1]), target)
     assert row.shape == (396,) and one.value(row[None]) == 1.0
 

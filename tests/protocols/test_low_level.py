@@ -23,8 +23,7 @@ from sslbench.features.settings import ExtractSettings
 from sslbench.metrics.dense.signals import signal_row
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import low_level
-from sslbench.protocols._parts.dense.pixel_values import cell_sums
-from sslbench.protocols.low_level.scores import read_signal
+from sslbench.protocols._parts.dense.task import cell_sums
 from sslbench.runtime.seeds import seeded
 
 
@@ -143,8 +142,8 @@ def test_features_that_hold_the_derivatives_predict_edges_better_than_all_floors
 
 
 def test_the_target_has_the_size_of_the_image_in_its_file():
-    source = blobs(2, 3)
-    target = read_signal("corners", 1.0, derivatives().preprocessing, source, 1, (32, 32))
+    source, corners = blobs(2, 3), low_level.Settings(signal="corners", sigma=1.0)
+    target = low_level.LowLevel(corners, derivatives().preprocessing).read(source, 1, (32, 32))
     assert target.shape == (1, 32, 32) and target.dtype == np.float32
     np.testing.assert_array_equal(target[0], signal_of(source.images.read(1), "corners", 1.0))
 
@@ -175,13 +174,14 @@ def test_images_are_read_as_for_the_backbone(tmp_path):
             tifffile.imwrite(tmp_path / part / f"{i}.tif", rng.integers(0, 256, (8, 9, 5)).astype(np.uint8))
     source, own = open_signals(str(tmp_path))["train"], derivatives().preprocessing
     names = [Path(source.images.path(i)).name for i in range(len(source))]
+    settings = low_level.Settings(sigma=1.0)
     colours, bands = names.index("0.png"), names.index("0.tif")
     with pytest.raises(UnreadableImage, match="9 x 8 pixels, more than the limit of 71"):
-        read_signal("edges", 1.0, dataclasses.replace(own, max_pixels=71), source, colours, (8, 9))
+        low_level.LowLevel(settings, dataclasses.replace(own, max_pixels=71)).read(source, colours, (8, 9))
     of_bands = dataclasses.replace(own, mean=(0.5,) * 5, std=(0.25,) * 5)
     raw = tifffile.imread(tmp_path / "train" / "0.tif").astype(np.float32)
     grey = np.repeat(raw.mean(axis=2, keepdims=True), 3, axis=2)
-    found = read_signal("edges", 1.0, of_bands, source, bands, (8, 9))
+    found = low_level.LowLevel(settings, of_bands).read(source, bands, (8, 9))
     np.testing.assert_allclose(found[0], signal_of(grey, "edges", 1.0), rtol=1e-4)
 
 

@@ -16,8 +16,10 @@ from sslbench.data.signals import orientation_of
 from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
+from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import orientation
-from sslbench.protocols.orientation.scores import mirrored, orientation_loss
+
+TASK = orientation.Orientation(orientation.Settings(), Preprocessing())
 
 
 def test_the_target_is_the_first_eigenvector_of_the_structure_tensor():
@@ -38,7 +40,7 @@ def test_the_orientations_of_a_mirrored_image_are_the_mirrored_ones():
     image = np.random.default_rng(1).integers(0, 256, (12, 9, 3)).astype(np.uint8)
     own = torch.from_numpy(orientation_of(image, 1.5))
     turned = orientation_of(np.ascontiguousarray(image[:, ::-1]), 1.5)
-    np.testing.assert_allclose(mirrored(own.flip(2)).numpy(), turned, atol=1e-5)
+    np.testing.assert_allclose(TASK.mirrored(own.flip(2)).numpy(), turned, atol=1e-5)
 
 
 def test_the_loss_is_the_mean_doubled_angle_weighted_by_coherence():
@@ -55,9 +57,9 @@ def test_the_loss_is_the_mean_doubled_angle_weighted_by_coherence():
                 length = math.hypot(*targets[b, :, r, c])
                 total += length * abs((a - t + math.pi) % (2 * math.pi) - math.pi)
                 weights += length
-    found = orientation_loss(torch.from_numpy(outputs), torch.from_numpy(targets), 0)
+    found = TASK.loss(torch.from_numpy(outputs), torch.from_numpy(targets), 0)
     assert float(found) == pytest.approx(total / weights, rel=1e-3)
-    assert float(orientation_loss(torch.ones(1, 2, 2, 2), torch.full((1, 2, 2, 2), math.nan), 0)) == 0
+    assert float(TASK.loss(torch.ones(1, 2, 2, 2), torch.full((1, 2, 2, 2), math.nan), 0)) == 0
 
 
 class Products(nn.Module):

@@ -26,12 +26,12 @@ from sslbench.protocols._parts.dense.run import _different_crops
 from sslbench.protocols._parts.dense.scoring import Inference, outputs_of
 from sslbench.protocols._parts.dense.training import rate_factor
 from sslbench.protocols._parts.selection import holdout_rows
-from sslbench.protocols.segmentation import Settings
-from sslbench.protocols.segmentation.scores import _regions, task
+from sslbench.protocols.segmentation import Segmentation, Settings, regions
 from sslbench.results import percent_metrics
 from sslbench.runtime.seeds import seeded
 
 QUICK = Settings(steps=40, warmup_steps=4, batch_size=8)
+TASK = Segmentation(QUICK, map_pictures(1, 0).labels.classes)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_images_in_one_forward_pass_have_the_outputs_of_each_alone(backbone):
     heads, encode = heads_of(backbone)
     images = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 3, 20, 33)).astype(np.float32))
     inference = Inference(Sizes(None, (16, 16), (16, 16), (10, 10)), scales=(1.0, 1.5), flip=True)
-    options = (heads, encode, task(map_pictures(4, 0), QUICK), inference)
+    options = (heads, encode, TASK, inference)
     with torch.inference_mode():
         together = [list(each) for each in outputs_of(images, [(20, 33)] * 3, *options)]
         alone = [list(next(outputs_of(image[None], [(20, 33)], *options))) for image in images]
@@ -163,7 +163,7 @@ def test_windows_are_the_mean_of_the_windows(backbone):
     image = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 3, 20, 33)).astype(np.float32))
     inference = Inference(Sizes(None, (16, 16), (16, 16), (10, 10)))
     with torch.inference_mode():
-        (found, *_) = next(outputs_of(image, [(20, 33)], heads, encode, task(map_pictures(4, 0), QUICK), inference))
+        (found, *_) = next(outputs_of(image, [(20, 33)], heads, encode, TASK, inference))
         total, number = torch.zeros(4, 20, 33), torch.zeros(20, 33)
         for top in (0, 4):
             for left in (0, 10, 17):
@@ -180,7 +180,7 @@ def test_flips_and_scales_average_probabilities(backbone):
     image = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 3, 16, 24)).astype(np.float32))
     inference = Inference(Sizes(None, (16, 16), None, (10, 10)), scales=(1.0, 2.0), flip=True)
     with torch.inference_mode():
-        (found, *_) = next(outputs_of(image, [(32, 48)], heads, encode, task(map_pictures(4, 0), QUICK), inference))
+        (found, *_) = next(outputs_of(image, [(32, 48)], heads, encode, TASK, inference))
         large = functional.interpolate(image, (32, 48), mode="bilinear", align_corners=False)
         wanted = []
         for each in (image, large):
@@ -239,7 +239,7 @@ def _first_batch(settings, backbone):
         yield normalise(batch.images, backbone.preprocessing)
 
 
-def test_instances_are_the_connected_regions(backbone, tmp_path):
+def test_instances_are_the_connectedregions(backbone, tmp_path):
     settings = dataclasses.replace(QUICK, panoptic=True)
     with pytest.raises(UsageError, match="panoptic=true needs label maps that know instances"):
         run(backbone, tmp_path / "none", settings)
@@ -260,7 +260,7 @@ class WithInstances(ArrayMaps):
 
     def read_map(self, index, *, size=None):
         semantic = super().read_map(index, size=size).semantic
-        return LabelMap(semantic, _regions(semantic, np.array([False, True, True, False])).astype(np.int32))
+        return LabelMap(semantic, regions(semantic, np.array([False, True, True, False])).astype(np.int32))
 
     def select(self, indices):
         return WithInstances(self.maps[np.asarray(indices)])
@@ -376,7 +376,18 @@ def test_windows_in_small_batches_are_the_same(backbone):
     whole = Inference(Sizes(None, (16, 16), (16, 16), (5, 5)), batch=1000)
     with torch.inference_mode():
         found = [
-            next(next(outputs_of(image, [(20, 33)], heads, encode, task(map_pictures(4, 0), QUICK), inference)))
+            next(
+                next(
+                    outputs_of(
+                        image,
+                        [(20, 33)],
+                        heads,
+                        encode,
+                        TASK,
+                        inference,
+                    )
+                )
+            )
             for inference in (whole, dataclasses.replace(whole, batch=3))
         ]
     torch.testing.assert_close(*found)

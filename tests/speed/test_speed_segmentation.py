@@ -1,6 +1,5 @@
 """What an update of a linear head on maps costs beside a bare PyTorch step on the same crops: `make bench`."""
 
-import functools
 import statistics
 import time
 
@@ -15,10 +14,8 @@ from sslbench.data.decode.transforms import normalise
 from sslbench.errors import DataError
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.heads import MapEncoder, head_inputs, make_heads
-from sslbench.protocols._parts.dense.task import DenseTask
 from sslbench.protocols._parts.dense.training import Training, _Run
-from sslbench.protocols.segmentation import Settings
-from sslbench.protocols.segmentation.scores import _loss
+from sslbench.protocols.segmentation import Segmentation, Settings
 from sslbench.solvers.upsampling import upsampled_classes
 
 pytestmark = pytest.mark.speed
@@ -62,9 +59,7 @@ def own_seconds(batches, folder):
     encode = MapEncoder(DenseEncoder(backbone, maps), 3, pixels=False)
     heads = make_heads(inputs, encode, CLASSES, settings, seed=0)
     plan = Training(UPDATES, 0, Preprocessing(), folder, 0, lambda: DataError("unreadable"))
-    unused = dict.fromkeys(("read", "row", "value", "cells", "drawn", "caption"))
-    task = DenseTask(name="segmentation", outputs=CLASSES, loss=functools.partial(_loss, "scored"), **unused)
-    run = _Run(heads, task, settings, plan)
+    run = _Run(heads, Segmentation(settings, tuple(map(str, range(CLASSES)))), settings, plan)
     began = time.process_time()
     for index, (images, targets) in enumerate(batches):
         run.update(encode(normalise(images, plan.preprocessing)), targets, index)

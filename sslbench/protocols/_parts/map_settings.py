@@ -7,6 +7,7 @@ from sslbench.arrays import FloatArray
 from sslbench.backbones.facets import Facet
 from sslbench.config import setting
 from sslbench.errors import UsageError
+from sslbench.protocols.protocol import ImageWork, Shapes
 from sslbench.solvers.discovery import DiscoveredObject, Ties, lost, token_cut
 
 Shape = Literal["aspect", "square", "pad"]
@@ -74,6 +75,11 @@ def check_search(settings: SearchSettings, protocol: str) -> None:
             f"{protocol}: threshold must be a cosine, epsilon positive and mass a share, not "
             f"{settings.threshold:g}, {settings.epsilon:g} and {settings.mass:g}"
         )
+
+
+def search_work(settings: SearchSettings, shapes: Shapes) -> ImageWork:
+    """Return one pass per image."""
+    return ImageWork(shapes.test, rest="the search for regions in the maps")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,21 +1,129 @@
-"""One object per image by LOST, TokenCut or DINO-seg, from maps of a frozen backbone."""
+"""One object per image by LOST, TokenCut or DINO-seg, in maps of a frozen backbone of images at their own sizes."""
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812  torch's customary name
 from torch import Tensor, nn
 
 from sslbench.arrays import FloatArray
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.dense import DenseInput, layer_inputs
 from sslbench.backbones.layers import Layer, resolve_layers
-from sslbench.errors import UsageError
-from sslbench.protocols._parts.map_settings import SearchSettings
-from sslbench.protocols._parts.own_sizes import MappedImage, attention_block
-from sslbench.solvers.discovery import DiscoveredObject, dino_seg
+from sslbench.data.decode.transforms import normalise, resize_and_crop, resized
+from sslbench.data.groups import source_groups
+from sslbench.data.loading import loader
+from sslbench.errors import DataError, UsageError
+from sslbench.labels import LabelKind
+from sslbench.metrics.summary import summarise, without_intervals
+from sslbench.protocols._parts.images import unreadable_images
+from sslbench.protocols._parts.map_settings import Fit, SearchSettings
+from sslbench.protocols._parts.untrained import MapRun
+from sslbench.results import Outcome
+from sslbench.solvers.discovery import DiscoveredObject, Mask, dino_seg
+
+Box = tuple[float, float, float, float]
+"""Left, upper, right and lower end in pixels of an image."""
+
+MOST_CELLS = 10_000
+"""Largest number of cells of a map; all pairs of them take 800 MB per matrix of float64."""
+_CHUNK = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class MappedImage:
+    """Maps of one image.
+
+    Attributes:
+        index: of the image in its source.
+        size: height and width in its file.
+        scale: factor from pixels of the file to pixels that were encoded, without padding.
+        encoded: float32 (channels, H, W), the normalised pixels with their padding.
+        maps: name of an input -> float32 (C, h, w).
+    """
+
+    index: int
+    size: tuple[int, int]
+    scale: tuple[float, float]
+    encoded: Tensor
+    maps: dict[str, Tensor]
+
+    def cell(self, grid: tuple[int, int]) -> tuple[float, float]:
+        """Return height and width of a cell of a map with these rows and columns, in pixels of the file."""
+        down, across = (
+            side / cells / factor for side, cells, factor in zip(self.encoded.shape[1:], grid, self.scale, strict=True)
+        )
+        return down, across
+
+
+def mapped_images(run: MapRun[Any], *, fit: Fit, longest_side: int, title: str) -> Iterator[MappedImage]:
+    """Yield the maps of every test image, in any order, in memory for a few images.
+
+    Args:
+        run: images, encoder, workers and progress; of the preprocessing decoder, mean and std are used.
+        fit: see `Fit`.
+        longest_side: larger images are reduced to this longer side; 0: none is.
+        title: for progress.
+
+    Raises:
+        DataError: images that cannot be read, or maps of more than `MOST_CELLS` cells.
+    """
+    source, encoder, preprocessing, engine = run.test, run.encoder, run.preprocessing, run.engine
+    whole = dataclasses.replace(preprocessing, resize=None, crop=None, squash=None)
+    rows, done = np.arange(len(source)), 0
+    for batch in loader.batches(
+        source,
+        rows,
+        whole,
+        batch_size=_CHUNK,
+        workers=engine.workers,
+        start_method=engine.start_method,
+        mixed_sizes=True,
+    ):
+        if batch.unreadable:
+            raise unreadable_images(source, preprocessing, engine)
+        if not len(batch.indices):
+            continue
+        size = int(batch.images.shape[2]), int(batch.images.shape[3])
+        kept, padded = _sizes(size, encoder.multiple, fit, longest_side)
+        images = batch.images
+        if kept != size:
+            how = "lanczos" if fit == "resize" else preprocessing.interpolation
+            changed = dataclasses.replace(whole, resize=kept, interpolation=how)
+            images = torch.stack([resize_and_crop(image, changed) for image in images])
+        encoded = F.pad(normalise(images, preprocessing), (0, padded[1] - kept[1], 0, padded[0] - kept[0]))
+        maps = {name: found.cpu() for name, found in encoder(encoded).items()}
+        for name, found in maps.items():
+            if found.shape[2] * found.shape[3] > MOST_CELLS:
+                path = source.images.path(int(batch.indices[0]))
+                raise DataError(
+                    f"{path}: {size[1]} x {size[0]} pixels are a map of {found.shape[3]} x {found.shape[2]} cells of "
+                    f"{name}, more than {MOST_CELLS:,}",
+                    "Reduce large images: longest_side=640.",
+                )
+        scale = kept[0] / size[0], kept[1] / size[1]
+        for i, index in enumerate(batch.indices.tolist()):
+            yield MappedImage(index, size, scale, encoded[i], {name: found[i] for name, found in maps.items()})
+        done += len(batch.indices)
+        if run.progress is not None:
+            run.progress(title, done, len(source))
+
+
+def _sizes(
+    size: tuple[int, int], multiple: int, fit: Fit, longest_side: int
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return height and width before and after the padding."""
+    if longest_side and max(size) > longest_side:
+        size = resized(*size, longest_side, "longer")
+    if fit == "resize":
+        height, width = (max(1, round(side / multiple)) * multiple for side in size)
+        return (height, width), (height, width)
+    height, width = (-(-side // multiple) * multiple for side in size)
+    return size, (height, width)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +187,81 @@ def searched_maps(backbone: Backbone, layers: Sequence[Layer], settings: SearchS
             each = SearchedMap(own.name, (own,))
         found[each.name] = each
     return tuple(found.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """Region of an image.
+
+    Attributes:
+        box: around it; None if nothing is found.
+        mask: its pixels, (H, W).
+    """
+
+    box: Box | None
+    mask: Mask
+
+
+def regions_of_images(
+    run: MapRun[Any], *, fit: Fit, title: str
+) -> Iterator[tuple[MappedImage, dict[str, dict[str, Region]]]]:
+    """Yield every test image with the regions of each row: '' the one found in the map, and those of the floors.
+
+    Raises:
+        DataError: see `mapped_images`.
+    """
+    settings = run.settings
+    searched = searched_maps(run.backbone, run.layers, settings)
+    for image in mapped_images(run, fit=fit, longest_side=settings.longest_side, title=title):
+        height, width = image.size
+        rows = {}
+        for row in searched:
+            found, grid = row.object_of(image, settings)
+            rows[row.name] = {"": _region(found, image, grid)}
+            if not row.heads:
+                rows[row.name]["pixels"] = _region(row.object_in_pixels(image, settings), image, grid)
+            rows[row.name]["whole image"] = _filled((0.0, 0.0, float(width), float(height)), image.size)
+            rows[row.name]["centred box"] = _filled(centred_box(image.size), image.size)
+        yield image, rows
+
+
+def _region(found: DiscoveredObject | None, image: MappedImage, grid: tuple[int, int]) -> Region:
+    if found is None:
+        return Region(None, np.zeros(image.size, np.bool_))
+    cell = image.cell(grid)
+    return Region(found.box(cell, *image.size), found.pixels(cell, *image.size))
+
+
+def _filled(box: Box, size: tuple[int, int]) -> Region:
+    mask = np.zeros(size, np.bool_)
+    left, top, right, bottom = (round(side) for side in box)
+    mask[top:bottom, left:right] = True
+    return Region(box, mask)
+
+
+def outcome_of_regions(
+    kind: LabelKind, values: Mapping[str, FloatArray], run: MapRun[Any], notes: Sequence[str], picture: bytes
+) -> Outcome:
+    """Return the outcome of a row.
+
+    Args:
+        kind: of the labels.
+        values: '' and floors -> values (N, K) of the regions of the test images.
+        run: images and seed.
+        notes: one sentence each.
+        picture: PNG of some images.
+    """
+    labels, scores = run.test.labels.values, values[""]
+    metrics, headline, _ = summarise(kind, (), labels, scores, seed=run.seed, groups=source_groups(run.test))
+    return Outcome(
+        metrics=metrics,
+        headline=headline,
+        scores=scores.astype(np.float32),
+        per_class={},
+        notes=tuple(notes),
+        floors={name: without_intervals(kind, labels, each) for name, each in values.items() if name},
+        picture=picture,
+    )
 
 
 def maps_of_rows(
@@ -147,7 +330,7 @@ def standardised(features: FloatArray) -> FloatArray:
     return np.asarray((features - features.mean()) / np.sqrt(features.var() + 1e-5))
 
 
-def centred_box(size: tuple[int, int]) -> tuple[float, float, float, float]:
+def centred_box(size: tuple[int, int]) -> Box:
     """Return a box in the centre of an image of this height and width, with half of its area.
 
     >>> [round(side) for side in centred_box((100, 200))]
@@ -156,3 +339,16 @@ def centred_box(size: tuple[int, int]) -> tuple[float, float, float, float]:
     height, width = size
     margin = (1 - math.sqrt(0.5)) / 2
     return margin * width, margin * height, (1 - margin) * width, (1 - margin) * height
+
+
+def attention_block(backbone: Backbone, layer: Layer) -> str | None:
+    """Return the block whose attention a layer holds: a block itself, or the last one for the tokens behind it.
+
+    None for layers of networks without attention.
+    """
+    paths = set(dict(backbone.module.named_modules()))
+    if f"{layer.path}.attn.qkv" in paths:
+        return layer.path
+    blocks = [path for path in paths if f"{path}.attn.qkv" in paths and path.startswith("blocks.")]
+    inside = layer.path.startswith("blocks.")
+    return None if inside or not blocks else max(blocks, key=lambda path: int(path.rpartition(".")[2]))

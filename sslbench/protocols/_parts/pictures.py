@@ -80,6 +80,13 @@ def sheet(
     return file.getvalue()
 
 
+def sheet_by_overlap(source: Source, overlap: FloatArray, draw: Drawing, preprocessing: Preprocessing) -> bytes:
+    """Return a sheet of the images of best, median and worst IoU (N,), with these below them."""
+    chosen = chosen_by_score(overlap)
+    captions = {i: f"IoU {overlap[i]:.2f}" for rows in chosen.values() for i in rows}
+    return sheet(source, chosen, captions, draw, preprocessing)
+
+
 def _small(source: Source, row: int, decoder: PictureDecoder, draw: Drawing) -> Image.Image:
     image = loader.read(source.images, row, decoder).image
     image = image[:3] if len(image) >= 3 else image[:1].expand(3, -1, -1)

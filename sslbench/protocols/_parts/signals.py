@@ -8,6 +8,7 @@ import numpy.typing as npt
 from sslbench.config import setting
 from sslbench.data.source import Source
 from sslbench.data.views import MapColours
+from sslbench.errors import UsageError
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.settings import HeadSettings
 
@@ -27,6 +28,16 @@ class SignalSettings(HeadSettings):
     colours: MapColours = setting(
         "none", "none; photometric or gamma would change images and not their signals: see segmentation"
     )
+
+
+def check_sigma(settings: SignalSettings, protocol: str) -> None:
+    """Refuse a Gaussian that is not possible.
+
+    Raises:
+        UsageError: its standard deviation is out of its range.
+    """
+    if not 0 < settings.sigma <= 100:
+        raise UsageError(f"{protocol}: sigma should be from above 0 to 100 pixels, not {settings.sigma:g}")
 
 
 def read_image(

@@ -4,11 +4,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.poses import Poses
-from sslbench.data.source import Labels
 from sslbench.data.tracks import Videos
 from sslbench.errors import DataError
-from sslbench.metrics.intervals import Units
-from sslbench.metrics.summary import measures, summarise
+from sslbench.metrics.summary import summarise, without_intervals
 from sslbench.protocols._parts.dense_images import pixel_floors
 from sslbench.protocols._parts.untrained import MapRun
 from sslbench.protocols.tracking.joints import track_joints
@@ -56,19 +54,10 @@ def _outcome(found: list[Tracked], name: str, floor: str, run: MapRun[Settings])
         headline=headline,
         scores=rows[name],
         per_class=per_class,
-        chance=_values(labels, rows[KEPT]),
-        floors={"pixels": _values(labels, rows[floor])},
+        chance=without_intervals(labels.kind, labels.values, rows[KEPT]),
+        floors={"pixels": without_intervals(labels.kind, labels.values, rows[floor])},
         notes=_notes(rows[name], run),
     )
-
-
-def _values(labels: Labels, rows: npt.NDArray[np.float32]) -> dict[str, float]:
-    """Return the metrics of rows of scores, without intervals."""
-    values: dict[str, float] = {}
-    for measure in measures(labels.kind, labels.values, rows, Units.of(len(rows), None)):
-        each = measure.statistic(np.ones((1, len(rows))))[0].tolist()
-        values |= dict(zip(measure.names, each, strict=True))
-    return values
 
 
 def _notes(rows: npt.NDArray[np.float32], run: MapRun[Settings]) -> tuple[str, ...]:

@@ -1,20 +1,37 @@
 """Classes of pixels as targets: their reading, and the counts of the survey."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import BoolArray
 from sslbench.data.label_map import IGNORED
-from sslbench.data.loading.joint import Target
-from sslbench.data.source import Source
+from sslbench.data.source import Labels, Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError
+from sslbench.protocols._parts.dense.task import Cells
 from sslbench.solvers.in_context import class_counts
 
+if TYPE_CHECKING:
+    from sslbench.data.loading.joint import Target
 
-def read_classes(source: Source, index: int, size: tuple[int, int]) -> Target:
+
+def check_classes(protocol: str, train: Labels) -> None:
+    """Refuse label maps of one class.
+
+    Raises:
+        DataError: all pixels belong to one class.
+    """
+    if len(train.classes) < 2:
+        raise DataError(
+            f"{protocol} needs two classes, and all pixels of the maps belong to '{', '.join(train.classes)}'",
+            "If it means ignored (255), nothing is labelled: `sslbench check-data` shows the values.",
+        )
+
+
+def read_classes(source: Source, index: int, size: tuple[int, int] | None = None) -> "Target":
     """Return the classes of the pixels of an image, float32 (1, H, W), nan where they do not count.
 
     Raises:
@@ -29,7 +46,7 @@ def read_classes(source: Source, index: int, size: tuple[int, int]) -> Target:
     return classes[None]
 
 
-def as_label(target: Target) -> npt.NDArray[np.int32]:
+def as_label(target: "Target") -> npt.NDArray[np.int32]:
     """Return the classes (H, W) of a target, `IGNORED` where they do not count."""
     return np.where(np.isnan(target[0]), IGNORED, target[0]).astype(np.int32)
 
@@ -52,9 +69,7 @@ def notes_on_classes(classes: Sequence[str], in_train: BoolArray, in_test: BoolA
     return notes
 
 
-def class_cells(
-    n_classes: int, target: Target, grid: tuple[int, int]
-) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
+def class_cells(n_classes: int, target: "Target", grid: tuple[int, int]) -> Cells:
     """Return the pixels of each class (C, h, w) and all counted ones (h, w) in the cells of a grid."""
     counts = class_counts(as_label(target), grid, n_classes, ignore=(IGNORED,)).T.reshape(n_classes, *grid)
     return counts.astype(np.float64), counts.sum(axis=0).astype(np.float64)

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from sslbench.protocols._parts.dense.heads import (
 from sslbench.protocols._parts.dense.scoring import Inference, outputs
 from sslbench.protocols._parts.dense.settings import HeadSettings
 from sslbench.protocols._parts.dense.survey import Survey, refuse_problems, survey
-from sslbench.protocols._parts.dense.task import DenseTask
+from sslbench.protocols._parts.dense.task import DenseRow, DenseTask
 from sslbench.protocols._parts.dense.training import Training, number_of_updates, train
 from sslbench.protocols._parts.images import unreadable_images
 from sslbench.protocols._parts.pictures import chosen_by_score, sheet
@@ -53,44 +53,6 @@ _TRAIN_IMAGES = 200
 """Training images at most that the chosen heads are scored on, to see whether they fit."""
 _SHOWN = 3
 """Images in each group of the picture."""
-
-
-@dataclasses.dataclass(frozen=True)
-class DenseRow:
-    """Result of one row.
-
-    Attributes:
-        rows: (N, R), scores of the test images in order.
-        floors: 'constant', 'position only' and 'pixels' -> (N, R), scores of the same images.
-        train: leading metric on training images.
-        train_mean: (K,), mean of the best output over all known pixels of train.
-        selected: chosen settings, as records hold them.
-        notes: one sentence each.
-        picture: PNG of the best, median and worst test images with truth and prediction.
-    """
-
-    rows: FloatArray
-    floors: dict[str, FloatArray]
-    train: float
-    train_mean: FloatArray
-    selected: dict[str, Any]
-    notes: tuple[str, ...]
-    picture: bytes = b""
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Parts of a run that are a protocol's own.
-
-    Attributes:
-        task: targets, loss and scores.
-        view: augmentation of the task; sizes, flip, rotation, colours and fill come from the settings.
-        outcome: metrics with intervals of the scores of a row.
-    """
-
-    task: DenseTask
-    view: JointView
-    outcome: Callable[[DenseRow], Outcome]
 
 
 def checked_rows(
@@ -119,38 +81,35 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
     layers: Sequence[Layer],
     train_part: Source,
     test: Source,
-    task: DenseTask,
-    settings: HeadSettings,
-    view: JointView,
+    task: DenseTask[Any],
     *,
     seed: int,
     engine: ExtractSettings,
     folder: Path,
     progress: Progress | None = None,
-) -> dict[str, DenseRow]:
+) -> dict[str, Outcome]:
     """Train heads on train, choose one per row on a held-out part of it, and score the test images.
 
     Args:
         backbone: stays as it is.
-        layers: a row of results each, unless `settings.blocks` is set.
+        layers: a row of results each, unless `blocks` is set.
         train_part: images with targets.
         test: test part.
-        task: targets, loss and scores.
-        settings: see `HeadSettings`.
-        view: augmentation of the task; sizes, flip, rotation, colours and fill come from the settings.
-        seed: of the held-out part, the order, the augmentation and the first weights.
+        task: targets, loss, scores and metrics.
+        seed: of the held-out part, the order, the augmentation, the first weights and the intervals.
         engine: device, precision and workers.
         folder: for checkpoints: the same call continues from the newest one there.
         progress: called with what, images done and images in all.
 
     Returns:
-        Row -> result; a row of which every head diverged is left out.
+        Row -> outcome; a row of which every head diverged is left out.
 
     Raises:
         DataError: images or targets cannot be used; all of them are listed. Or no pixel of the held-out part counts.
         NotFiniteError: every head diverged.
         StoppedError: a signal came; everything is saved.
     """
+    settings = task.settings
     surveyed = _survey(train_part, test, task, backbone, engine, progress)
     fit, held_out = _split(train_part, settings, seed, surveyed)
     inputs, maps = head_inputs(backbone, layers, settings, protocol=task.name)
@@ -158,9 +117,9 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
     encode = MapEncoder(encoder, backbone.preprocessing.channels, pixels=True)
     sizes = fitted_sizes(settings, encode.multiple, surveyed.short_side, backbone.preprocessing.trained_side or 1)
     inference = Inference(sizes, settings.scales, settings.flip_test, settings.batch_size)
-    run = _Run(backbone, encode, task, settings, inference, seed, engine, progress)
+    run = _Run(backbone, encode, task, inference, seed, engine, progress)
     heads = _make_heads(inputs, encode, task, settings, seed)
-    alive = run.train(heads, fit, view, folder, square=surveyed.square)
+    alive = run.train(heads, fit, folder, square=surveyed.square)
     living = [head for head, lives in zip(heads, alive, strict=True) if lives]
     if not any(head.input in inputs for head in living):
         raise NotFiniteError(
@@ -173,7 +132,7 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
         _check_values(values, held_out, task)
     best = _best(living, values)
     chosen = list(best.values())
-    fixed = {"constant": surveyed.constant, "position only": surveyed.by_position}
+    fixed = {"constant": surveyed.constant, "position only": surveyed.by_position, **task.constants()}
     on_test, floors = run.score(chosen, test, "scoring", fixed)
     on_train, _ = run.score(chosen, _sample(fit, min(len(test), _TRAIN_IMAGES), seed), "scoring a part of")
     notes = (_training_note(settings, fit, held_out), sizes.text, *_unknown_note(surveyed))
@@ -184,7 +143,7 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
             continue
         head, others = best[row], [other for other in heads if other.input.row == row]
         pixels = best.get(encode.pixel_input(head.input).row)
-        rows[row] = DenseRow(
+        result = DenseRow(
             on_test[head.number],
             floors if pixels is None else {**floors, PIXELS: on_test[pixels.number]},
             task.value(on_train[head.number]),
@@ -193,6 +152,7 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
             (*notes, *_notes(head, others, alive, settings)),
             run.picture(head, on_test[head.number], test),
         )
+        rows[row] = task.outcome(result, test, seed)
     return rows
 
 
@@ -202,21 +162,18 @@ class _Run:
 
     backbone: Backbone
     encode: MapEncoder
-    task: DenseTask
-    settings: HeadSettings
+    task: DenseTask[Any]
     inference: Inference
     seed: int
     engine: ExtractSettings
     progress: Progress | None
 
-    def train(
-        self, heads: Sequence[DenseHead], fit: Source, view: JointView, folder: Path, *, square: bool
-    ) -> list[bool]:
+    def train(self, heads: Sequence[DenseHead], fit: Source, folder: Path, *, square: bool) -> list[bool]:
         """Train the heads in place, on images that are all `square`; return a mask of those that did not diverge."""
-        settings, own = self.settings, self.backbone.preprocessing
+        settings, own = self.task.settings, self.backbone.preprocessing
         updates, warmup = number_of_updates(settings, len(fit))
         log.info(f"{len(heads)} heads on {self.backbone.name}, {updates} updates of {settings.batch_size} crops")
-        view = _view(view, settings, self.inference.sizes, own)
+        view = _view(self.task, self.inference.sizes, own)
         data = JointBatches(
             fit,
             self.task.read,
@@ -305,7 +262,7 @@ class _Run:
 def _survey(
     train_part: Source,
     test: Source,
-    task: DenseTask,
+    task: DenseTask[Any],
     backbone: Backbone,
     engine: ExtractSettings,
     progress: Progress | None,
@@ -367,7 +324,7 @@ def _one_rate(settings: HeadSettings) -> str:
 
 
 def _make_heads(
-    inputs: Sequence[HeadInput], encode: MapEncoder, task: DenseTask, settings: HeadSettings, seed: int
+    inputs: Sequence[HeadInput], encode: MapEncoder, task: DenseTask[Any], settings: HeadSettings, seed: int
 ) -> list[DenseHead]:
     """Return the heads of all rows, and those on the colours."""
     pixels = dict.fromkeys(encode.pixel_input(each) for each in inputs)
@@ -375,16 +332,18 @@ def _make_heads(
     return [head.to(encode.device) for head in heads]
 
 
-def _view(view: JointView, settings: HeadSettings, sizes: Sizes, own: Preprocessing) -> JointView:
-    return dataclasses.replace(
-        view,
+def _view(task: DenseTask[Any], sizes: Sizes, own: Preprocessing) -> JointView:
+    settings = task.settings
+    return JointView(
         crop=sizes.crop,
         short_side=sizes.short_side,
         resize_range=settings.resize_range,
+        most_of_one=task.most_of_one,
         flip=settings.flip,
         rotation=settings.rotation,
         colours=settings.colours,
         interpolation=own.interpolation,
+        region=task.region,
         fill=tuple(255 * value for value in own.mean),
     )
 
@@ -397,7 +356,7 @@ def _different_crops(view: JointView, images: int) -> int | None:
     return images * (2 if 0 < view.flip < 1 else 1)
 
 
-def _check_values(values: Mapping[int, float], held_out: Source, task: DenseTask) -> None:
+def _check_values(values: Mapping[int, float], held_out: Source, task: DenseTask[Any]) -> None:
     """Refuse a choice among heads of which none has a score.
 
     Raises:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ def outputs_of(
     sizes: Sequence[tuple[int, int]],
     heads: Sequence[DenseHead],
     encode: MapEncoder,
-    task: DenseTask,
+    task: DenseTask[Any],
     inference: Inference,
 ) -> Iterator[Iterator[Tensor]]:
     """Yield the outputs (K, h, w) of the heads for each image; the backbone sees each window once.
@@ -78,7 +79,7 @@ def _outputs_of_heads(
     size: tuple[int, int],
     heads: Sequence[DenseHead],
     multiple: int,
-    task: DenseTask,
+    task: DenseTask[Any],
     inference: Inference,
 ) -> Iterator[Tensor]:
     """Yield the output (K, h, w) of each head for one image from the maps of the windows of its views."""
@@ -91,7 +92,9 @@ def _outputs_of_heads(
         yield (next(outputs) if len(views) == 1 else _averaged(views, outputs, size, task))[0]
 
 
-def _averaged(views: Sequence["_View"], outputs: Iterator[Tensor], size: tuple[int, int], task: DenseTask) -> Tensor:
+def _averaged(
+    views: Sequence["_View"], outputs: Iterator[Tensor], size: tuple[int, int], task: DenseTask[Any]
+) -> Tensor:
     """Return the mean (1, K, H, W) of the outputs of several views."""
     total = torch.zeros(())
     for view, output in zip(views, outputs, strict=True):
@@ -147,7 +150,7 @@ def _assembled(
     maps: Sequence[dict[str, Tensor]],
     head: DenseHead,
     multiple: int,
-    task: DenseTask,
+    task: DenseTask[Any],
     window: tuple[int, int] | None,
     stride: tuple[int, int],
 ) -> Tensor:
@@ -168,7 +171,7 @@ def outputs(
     heads: Sequence[DenseHead],
     encode: MapEncoder,
     source: Source,
-    task: DenseTask,
+    task: DenseTask[Any],
     preprocessing: Preprocessing,
     inference: Inference,
     engine: ExtractSettings,

@@ -1,7 +1,7 @@
 """Survey of all targets before training: what cannot be used is listed at once, and floors are computed."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -9,14 +9,17 @@ from torch.utils.data import Dataset
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.loading import loader
-from sslbench.data.loading.joint import ReadTarget
+from sslbench.data.loading.joint import ReadTarget, Target
 from sslbench.data.maps.sizes import size_and_turn
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, SslbenchError
 from sslbench.features.settings import ExtractSettings
-from sslbench.protocols._parts.dense.task import ReadCells
+from sslbench.protocols._parts.dense.task import Cells
 from sslbench.runtime.progress import StageProgress
+
+ReadCells = Callable[[Target, tuple[int, int]], Cells]
+"""Function from a target and the height and width of a grid to sums and numbers in its cells; picklable."""
 
 GRID = (32, 32)
 """Grid of the floor 'position only'."""

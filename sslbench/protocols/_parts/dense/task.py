@@ -1,67 +1,312 @@
-"""Dense task: what distinguishes classes, depths and surface normals of pixels where heads are trained and scored.
+"""Dense task: what a protocol with trained heads predicts for every pixel, its loss, its scores and its metrics.
 
 Shapes: B images; k values of a target and H x W pixels; K values of an output; R numbers of an image's score.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
-from torch import Tensor
 
-from sslbench.arrays import FloatArray
-from sslbench.data.loading.joint import ReadTarget, Target, unchanged
+from sslbench.arrays import BoolArray, FloatArray
+from sslbench.data.groups import source_groups
+from sslbench.data.source import Labels, Source
+from sslbench.data.wording import counted, some
+from sslbench.errors import DataError
+from sslbench.labels import LABELS, LabelKind
+from sslbench.metrics import catalog
+from sslbench.metrics.intervals import Values
+from sslbench.metrics.summary import headline, summarise, without_intervals
+from sslbench.preprocessing import Preprocessing
+from sslbench.protocols._parts.dense.settings import HeadSettings, check_heads
+from sslbench.results import Outcome
 
-ReadCells = Callable[[Target, tuple[int, int]], tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]]
-"""Sums (K, h, w) and numbers (h, w) in the cells of a grid, from a target and the grid's height and width."""
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
+
+    from sslbench.data.loading.joint import Target
+
+S = TypeVar("S", bound=HeadSettings)
+Cells = tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]
+"""Sums (K, h, w) and numbers (h, w) in the cells of a grid."""
 
 ALL_IGNORED = "all are ignored; `sslbench check-data` shows which values are classes"
 """Reason why no pixel of label maps counts."""
 
 
-def _any_totals(part: str, totals: FloatArray) -> None:
-    """Accept every part with a known pixel."""
+@dataclasses.dataclass(frozen=True)
+class DenseRow:
+    """Result of one row.
+
+    Attributes:
+        rows: (N, R), scores of the test images in order.
+        floors: 'pixels', 'position only', 'constant' and other constants -> (N, R), scores of the same images.
+        train: value on training images.
+        train_mean: (K,), mean of the best output over all known pixels of train.
+        selected: chosen settings, as records hold them, with values.
+        notes: one sentence each.
+        picture: PNG of the best, median and worst test images with truth and prediction.
+    """
+
+    rows: FloatArray
+    floors: dict[str, FloatArray]
+    train: float
+    train_mean: FloatArray
+    selected: dict[str, Any]
+    notes: tuple[str, ...]
+    picture: bytes = b""
 
 
 @dataclasses.dataclass(frozen=True)
-class DenseTask:
-    """Task with a target for every pixel. Functions that workers call (`read`, `cells`, `mirrored`) are picklable.
+class DenseTask(Generic[S]):
+    """Task with a target for every pixel; each protocol with trained heads extends it.
+
+    Methods that are here and not only declared fit values of pixels: one row of sums or means per image, whose first
+    number is 0 where no pixel counts. Workers get a copy of the task, so it is small and can be pickled.
 
     Attributes:
-        name: name of the protocol, for messages.
-        outputs: channels of a head: classes, or bins of depth.
-        read: target of an image, float32 (k, H, W), nan where unknown; raises DataError for one that cannot be used.
-        loss: scalar from outputs (B, K, H, W) at the size of the targets, targets (B, k, H, W) and the number of the
-            update, which counts from 0 to `steps`.
-        row: score of an image, float64 (R,), from its output (K, h, w) and its target (k, H, W). The output may have
-            another size, mostly that at which the network saw the image: the function brings it to that of the target.
-        value: leading metric of rows (N, R), larger is better; heads are chosen by it.
-        cells: sums (K, h, w) over the known pixels of each cell of a grid of what the best output would be there, and
-            their numbers (h, w), from a target and the grid's height and width; for the floors 'constant' and
-            'position only', which output the means.
-        check_totals: raises DataError where the sums (K,) of `cells` over all images of a part, 'train' or 'test', show
-            that nothing can be learnt or scored.
-        activated: outputs (B, K, h, w) from a head's channels (B, outputs, h, w), before they are enlarged.
-        averaged: quantity averaged over flips and scales, from outputs (B, K, H, W): probabilities of classes.
-        drawn: pictures of the truth and of an output (K, h, w), at the size of the target.
-        caption: text below the pictures of an image, from the `value` of its row.
+        name: that of the protocol, for messages.
+        label_kind: kind of the labels.
+        needs: words between the name and "and these samples have ...", for data with other labels.
+        advice: data to give instead of those.
         no_value: reason why a pixel does not count, for the message about parts without one that does.
-        mirrored: correction of the values of a flipped map, targets and outputs alike: normals change the sign of x.
+        settings: of the protocol.
     """
 
-    name: str
-    outputs: int
-    read: ReadTarget
-    loss: Callable[[Tensor, Tensor, int], Tensor]
-    row: Callable[[Tensor, Target], FloatArray]
-    value: Callable[[FloatArray], float]
-    cells: ReadCells
-    drawn: Callable[[Tensor, Target], tuple[Image.Image, Image.Image]]
-    caption: Callable[[float], str]
-    no_value: str = ALL_IGNORED
-    check_totals: Callable[[str, FloatArray], None] = _any_totals
-    activated: Callable[[Tensor], Tensor] = unchanged
-    averaged: Callable[[Tensor], Tensor] = unchanged
-    mirrored: Callable[[Tensor], Tensor] = unchanged
+    name: ClassVar[str]
+    label_kind: ClassVar[LabelKind]
+    needs: ClassVar[str]
+    advice: ClassVar[str | None] = None
+    no_value: ClassVar[str] = ALL_IGNORED
+
+    settings: S
+
+    @classmethod
+    def check_settings(cls, settings: S) -> None:
+        """Refuse settings that are not possible, whatever the data and the backbone.
+
+        Raises:
+            UsageError: a setting is not possible.
+        """
+        check_heads(settings, protocol=cls.name)
+
+    @classmethod
+    def check(cls, settings: S, train: Labels) -> None:
+        """Refuse settings and labels that cannot work, before anything else is opened.
+
+        Raises:
+            UsageError: settings that are not possible.
+            DataError: labels of another kind.
+        """
+        cls.check_settings(settings)
+        if train.kind != cls.label_kind:
+            raise DataError(f"{cls.name} {cls.needs}, and these samples have {LABELS[train.kind].text}", cls.advice)
+
+    @classmethod
+    def of(cls, settings: S, train: Source, preprocessing: Preprocessing, seed: int) -> Self:
+        """Return the task of a training part, for a backbone with that preprocessing.
+
+        Raises:
+            DataError: targets of train that cannot be used.
+            UsageError: settings that do not fit them.
+        """
+        return cls(settings)
+
+    @property
+    def outputs(self) -> int:
+        """Channels of a head: classes, or bins of depth."""
+        raise NotImplementedError
+
+    @property
+    def region(self) -> tuple[int, int, int, int] | None:
+        """Left, top, right and bottom of the part of training images that crops are from; None: all."""
+        return None
+
+    @property
+    def most_of_one(self) -> float:
+        """Share of the known pixels of a crop above which, if one value fills it, the crop is drawn again."""
+        return 1.0
+
+    def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "Target":
+        """Return the target of an image of that height and width, float32 (k, H, W), nan where unknown.
+
+        Raises:
+            UnreadableImage: there is no complete target.
+            DataError: it cannot be used: it is of another size than the image, or impossible.
+        """
+        return read_pixel_values(source, index, size)
+
+    def cells(self, target: "Target", grid: tuple[int, int]) -> Cells:
+        """Return sums of what the best output would be over the known pixels of each cell, and their numbers.
+
+        The floors 'constant' and 'position only' output the means.
+        """
+        return cell_sums(target, grid)
+
+    def check_totals(self, part: str, sums: FloatArray) -> None:
+        """Refuse a part, 'train' or 'test', in which nothing can be learnt or scored.
+
+        Args:
+            part: its name.
+            sums: (K,), those of `cells` over all images.
+
+        Raises:
+            DataError: there is nothing to learn or to score.
+        """
+
+    def constants(self) -> dict[str, FloatArray]:
+        """Return outputs (K, 1, 1) that chance may be beside the mean of train: the best for each metric."""
+        return {}
+
+    def activated(self, channels: "Tensor") -> "Tensor":
+        """Return outputs (B, K, h, w) of a head's channels (B, outputs, h, w), before they are enlarged."""
+        return channels
+
+    def loss(self, outputs: "Tensor", targets: "Tensor", update: int) -> "Tensor":
+        """Return the loss of outputs (B, K, H, W) at the size of the targets (B, k, H, W).
+
+        Args:
+            outputs: activated and enlarged.
+            targets: nan where unknown.
+            update: number of the update, which counts from 0 to `steps`.
+        """
+        raise NotImplementedError
+
+    def averaged(self, outputs: "Tensor") -> "Tensor":
+        """Return the quantity that is averaged over flips and scales, of outputs (B, K, H, W)."""
+        return outputs
+
+    def mirrored(self, x: "Tensor") -> "Tensor":
+        """Return the corrected values of a flipped map, targets and outputs alike: normals change the sign of x."""
+        return x
+
+    def row(self, output: "Tensor", target: "Target") -> FloatArray:
+        """Return the score of an image (R,), from an output (K, h, w) of any size and the target (k, H, W)."""
+        raise NotImplementedError
+
+    def drawn(self, output: "Tensor", target: "Target") -> "tuple[Image.Image, Image.Image]":
+        """Return pictures of the truth and of an output (K, h, w), at the size of the target."""
+        raise NotImplementedError
+
+    def caption(self, value: float) -> str:
+        """Return the text below the pictures of an image, from the `value` of its row."""
+        raise NotImplementedError
+
+    @property
+    def sign(self) -> int:
+        """Direction of the leading metric: 1 if more is better, else -1."""
+        return catalog.find(LABELS[self.label_kind].metric).sign
+
+    def value(self, rows: FloatArray) -> float:
+        """Return the leading metric of rows (N, R) with `sign`, so that more is better; heads are chosen by it."""
+        return self.sign * headline(self.label_kind, np.zeros((len(rows), 0), dtype=np.int8), rows)
+
+    def known(self, rows: FloatArray) -> BoolArray:
+        """Return True for the images that have a pixel to score, (N,)."""
+        return rows[:, 0] > 0
+
+    def measured(self, rows: FloatArray) -> BoolArray:
+        """Return True for the images that metrics are computed of, (N,)."""
+        return self.known(rows)
+
+    def metrics(self, rows: FloatArray, test: Source, seed: int) -> tuple[Values, str, dict[str, float]]:
+        """Return metrics with intervals over images, the name of the leading one, and values of classes."""
+        scores, groups = self.scores(rows), source_groups(test)
+        used = self.measured(rows)
+        return summarise(
+            self.label_kind,
+            (),
+            test.labels.values[used],
+            scores[used],
+            seed=seed,
+            groups=None if groups is None else np.unique(groups[used], return_inverse=True)[1],
+        )
+
+    def values(self, rows: FloatArray) -> dict[str, float]:
+        """Return the metrics of rows (N, R), without intervals."""
+        used = rows[self.measured(rows)]
+        return without_intervals(self.label_kind, np.zeros((len(used), 0), dtype=np.int8), used)
+
+    def scores(self, rows: FloatArray) -> npt.NDArray[np.float32]:
+        """Return the numbers of each image that are stored."""
+        return rows.astype(np.float32)
+
+    def notes(self, row: DenseRow, test: Source) -> Sequence[str]:
+        """Return remarks of the task, one sentence each."""
+        return without_values(self.known(row.rows), test)
+
+    def outcome(self, row: DenseRow, test: Source, seed: int) -> Outcome:
+        """Return metrics with intervals over images, and floors, of the scores of a row."""
+        metrics, leading, per_class = self.metrics(row.rows, test, seed)
+        floors = {name: self.values(rows) for name, rows in row.floors.items()}
+        constants = [floors.pop(name) for name in ("constant", *self.constants())]
+        selected = row.selected
+        if selected:
+            tried = {name: self.sign * value for name, value in selected["tried"].items()}
+            selected = {**selected, "score": self.sign * selected["score"], "tried": tried}
+        return Outcome(
+            metrics=metrics,
+            headline=leading,
+            scores=self.scores(row.rows),
+            per_class=per_class,
+            train=self.sign * row.train,
+            selected=selected,
+            chance={name: _best(name, [values[name] for values in constants]) for name in constants[0]},
+            floors=floors,
+            notes=(*row.notes, *self.notes(row, test)),
+            picture=row.picture,
+            scored=int(self.known(row.rows).sum()),
+        )
+
+
+def _best(metric: str, values: Sequence[float]) -> float:
+    return max(values, key=lambda value: catalog.find(metric).sign * value)
+
+
+def enlarged(output: "Tensor", target: "Target") -> "Tensor":
+    """Return an output (K, h, w) at the size of a target (k, H, W), bilinear, float32 (K, H, W) in main memory."""
+    from sslbench.solvers.dense.windows import resized
+
+    return resized(output[None].float(), (target.shape[1], target.shape[2]))[0].cpu()
+
+
+def read_pixel_values(source: Source, index: int, size: tuple[int, int] | None = None) -> "Target":
+    """Return the values of the pixels of an image, float32 (k, H, W), nan where unknown.
+
+    Raises:
+        UnreadableImage: there are no complete values.
+        DataError: they are of another size than the image, or impossible.
+    """
+    if source.pixel_values is None:
+        raise DataError(f"{source.name} has no values of pixels")
+    values = source.pixel_values.read_values(index, size=size)
+    return np.ascontiguousarray(np.moveaxis(values, 2, 0))
+
+
+def cell_sums(target: "Target", grid: tuple[int, int]) -> Cells:
+    """Return the sums (k, h, w) of the known values in the cells of a grid, and their numbers (h, w).
+
+    >>> sums, numbers = cell_sums(np.array([[[1.0, 3.0, np.nan, 5.0]]], dtype=np.float32), (1, 2))
+    >>> sums.tolist(), numbers.tolist()
+    ([[[4.0, 5.0]]], [[2.0, 1.0]])
+    """
+    (rows, columns), (height, width) = grid, target.shape[1:]
+    cells = (np.arange(height) * rows // height)[:, None] * columns + np.arange(width) * columns // width
+    known = ~np.isnan(target).any(axis=0)
+    numbers = np.bincount(cells[known], minlength=rows * columns)
+    sums = [np.bincount(cells[known], weights=each[known], minlength=rows * columns) for each in target]
+    return np.stack(sums).astype(np.float64).reshape(-1, *grid), numbers.astype(np.float64).reshape(grid)
+
+
+def without_values(known: BoolArray, test: Source) -> tuple[str, ...]:
+    """Return the note on test images without a scored pixel, False in `known` (N,); () without any."""
+    absent = [test.ids[index] for index in np.flatnonzero(~known).tolist()]
+    if not absent:
+        return ()
+    verb = "has" if len(absent) == 1 else "have"
+    return (
+        f"{counted(len(absent), 'test image')} {verb} no pixel to score, left out of all means: {some(absent, 5)}.",
+    )

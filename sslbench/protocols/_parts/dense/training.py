@@ -101,7 +101,7 @@ def train(
     heads: Sequence[DenseHead],
     encode: MapEncoder,
     data: JointBatches,
-    task: DenseTask,
+    task: DenseTask[Any],
     settings: HeadSettings,
     plan: Training,
 ) -> list[bool]:
@@ -171,7 +171,9 @@ def _keep_again(maps_of: KeptMaps, data: JointBatches, start: int) -> None:
 class _Run:
     """State of a training."""
 
-    def __init__(self, heads: Sequence[DenseHead], task: DenseTask, settings: HeadSettings, plan: Training) -> None:
+    def __init__(
+        self, heads: Sequence[DenseHead], task: DenseTask[Any], settings: HeadSettings, plan: Training
+    ) -> None:
         self.heads, self.task, self.settings, self.plan = nn.ModuleList(heads).train(), task, settings, plan
         self.all, self.alive = list(heads), [True] * len(heads)
         self.factor = rate_factor(settings, plan.updates, plan.warmup)

@@ -1,0 +1,167 @@
+"""Regression of low-level signals by heads on frozen features: a number at every pixel.
+
+The signal is computed from the image itself, at its own size, so any images serve: the strength of edges or corners,
+from the luminance of colours or the mean of any other channels. Or it is read from maps of numbers beside the images
+(`--data 'taskonomy?maps=keypoints2d'`, see `data/signal_maps`). A linear head on the patches
+predicts it (mean absolute error, AdamW), enlarged to the image by bilinear interpolation. The score is the correlation
+over the pixels of an image, mean over images: a constant scores 0, whatever its error. What a grid of patches can
+express at best is in no score: a finer grid scores higher.
+
+Chen, Marks and Cheng, 2024 (arXiv 2411.17474) and VisBench compare networks by such tasks. VisBench computes corners by
+the same formula, after resizing the image to 224 pixels; its edges, keypoints and edges of occlusion are maps of
+Taskonomy (Zamir et al., CVPR 2018).
+
+Floors: a constant; the mean signal at each position; the same head on raw colours; the untrained network.
+"""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from sslbench.arrays import BoolArray, FloatArray
+from sslbench.config import setting
+from sslbench.data.signals import Signal, signal_of
+from sslbench.data.source import Labels, Source
+from sslbench.errors import DataError, UsageError
+from sslbench.metrics.dense.signals import signal_row
+from sslbench.preprocessing import Preprocessing
+from sslbench.protocols._parts.dense import DenseTask, trained_heads
+from sslbench.protocols._parts.dense.task import enlarged
+from sslbench.protocols._parts.signals import SignalSettings, check_sigma, read_image
+from sslbench.protocols.protocol import Protocol
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
+
+    from sslbench.data.loading.joint import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(SignalSettings):
+    """Settings of the regression of signals by trained heads."""
+
+    signal: Signal | None = setting(
+        None,
+        "edges: strength of the gradient; corners: Shi and Tomasi's; null: the maps of ?maps=NAME, otherwise edges",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LowLevel(DenseTask[Settings]):
+    """Signals of pixels, (1, h, w); an image's row has the values `metrics.dense.signals.COLUMNS`.
+
+    Attributes:
+        preprocessing: that of the backbone, as for which images are decoded.
+    """
+
+    name = "low-level"
+    label_kind = "signal"
+    needs = "predicts signals of pixels"
+    outputs = 1
+
+    preprocessing: Preprocessing
+
+    @classmethod
+    def check_settings(cls, settings: Settings) -> None:
+        """Refuse settings that are not possible, whatever the data and the backbone.
+
+        Raises:
+            UsageError: a setting is not possible.
+        """
+        super().check_settings(settings)
+        check_sigma(settings, cls.name)
+
+    @classmethod
+    def check(cls, settings: Settings, train: Labels) -> None:
+        """Refuse settings that cannot work, before anything else is opened.
+
+        Raises:
+            UsageError: settings that are not possible, or have no effect on maps from files.
+            DataError: labels that are no signals.
+        """
+        super().check(settings, train)
+        if train.classes == ("signal",):
+            return
+        for name in ("signal", "sigma"):
+            if getattr(settings, name) != getattr(Settings(), name):
+                raise UsageError(
+                    f"low-level: {name} has no effect on the maps of {train.classes[0]}/",
+                    f"Leave out {name}=, or ?maps=.",
+                )
+
+    @classmethod
+    def of(cls, settings: Settings, train: Source, preprocessing: Preprocessing, seed: int) -> Self:
+        """Return the task for a backbone with that preprocessing."""
+        return cls(settings, preprocessing)
+
+    def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "Target":
+        """Return the signal of an image at its own size, float32 (1, H, W): from its file, or computed.
+
+        Raises:
+            UnreadableImage: the image, or its file of numbers, cannot be read.
+            DataError: the file's numbers cannot be used.
+        """
+        if source.pixel_values is not None:
+            return super().read(source, index, size)
+        settings = self.settings
+        return signal_of(read_image(self.preprocessing, source, index), settings.signal or "edges", settings.sigma)[
+            None
+        ]
+
+    def check_totals(self, part: str, sums: FloatArray) -> None:
+        """Refuse a part without any signal.
+
+        Raises:
+            DataError: every image has one colour, or every map is 0.
+        """
+        if not sums.any():
+            raise DataError(
+                f"low-level: every {part} image is of one colour, or has a map of zeros, so there is no signal to "
+                "predict"
+            )
+
+    def loss(self, outputs: "Tensor", targets: "Tensor", update: int) -> "Tensor":
+        """Return the mean absolute error over the known pixels; padding around a crop is unknown."""
+        from torch.nn.functional import l1_loss
+
+        known = ~targets.isnan()
+        return l1_loss(outputs[known], targets[known])
+
+    def row(self, output: "Tensor", target: "Target") -> FloatArray:
+        """Return correlation and errors of an image; the output is enlarged to the target, bilinearly."""
+        return signal_row(enlarged(output, target)[0].numpy(), target[0])
+
+    def drawn(self, output: "Tensor", target: "Target") -> "tuple[Image.Image, Image.Image]":
+        """Return the signal and the predicted one, white at the largest value of the signal."""
+        from sslbench.protocols._parts.pictures import grey
+
+        high = float(np.nanmax(target))
+        return grey(target[0], 0.0, high), grey(enlarged(output, target)[0].numpy(), 0.0, high)
+
+    def caption(self, value: float) -> str:
+        """Return the correlation of an image."""
+        return f"correlation {value:.2f}"
+
+    def value(self, rows: FloatArray) -> float:
+        """Return the mean correlation over images, the leading metric."""
+        return float(np.nanmean(rows[:, 0])) if self.known(rows).any() else math.nan
+
+    def known(self, rows: FloatArray) -> BoolArray:
+        """Return True for the images with a known pixel."""
+        return np.asarray(~np.isnan(rows[:, 0]))
+
+    def measured(self, rows: FloatArray) -> BoolArray:
+        """Return True for all images: the metrics leave out rows of NaN."""
+        return np.ones(len(rows), dtype=np.bool_)
+
+
+PROTOCOL = Protocol(
+    version=3,
+    summary="low-level signals: heads on frozen features predict edges, corners or maps at every pixel.",
+    settings=Settings,
+    kind=trained_heads(LowLevel),
+    check_settings=LowLevel.check_settings,
+)

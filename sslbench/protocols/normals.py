@@ -1,0 +1,156 @@
+"""Surface normals from single images by heads trained on frozen features, as probe3d reports them.
+
+El Banani et al., "Probing the 3D awareness of visual foundation models", CVPR 2024 (probe3d): a head predicts a vector
+and a concentration per pixel, trained by the negative log-likelihood of the angle (Bae et al., ICCV 2021). Errors are
+angles in degrees, of all pixels together as most papers report them, and as means over images as probe3d does.
+
+Differences from its code: vectors are enlarged bilinearly, images without a known normal are left out of the means, and
+the learning rate is chosen on a held-out part of train. Predictions and truth are in one frame: that of the data.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from sslbench.arrays import FloatArray
+from sslbench.config import setting
+from sslbench.data.source import Source
+from sslbench.data.views import MapColours
+from sslbench.errors import UsageError
+from sslbench.metrics.dense.normals import angular_errors, normals_row
+from sslbench.protocols._parts.dense import DenseTask, HeadSettings, trained_heads
+from sslbench.protocols._parts.dense.settings import Enlarge
+from sslbench.protocols._parts.dense.task import DenseRow, enlarged
+from sslbench.protocols.protocol import Protocol
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
+
+    from sslbench.data.loading.joint import Target
+
+_ZERO = 1e-12
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(HeadSettings):
+    """Settings of surface normals by trained heads."""
+
+    upsample: int = setting(4, "factor by which the maps are enlarged before the head, to cells of 3 pixels at least")
+    weight_decay: float = setting(1e-2, "weight decay of AdamW")
+    steps: int = setting(38_400, "updates, at most", unit="updates")
+    warmup_steps: int = setting(5_760, "updates of linear warm-up, of `steps`", unit="updates", part_of="steps")
+    schedule: Literal["poly", "cosine", "constant"] = setting("cosine", "schedule of lr: poly, cosine or constant")
+    size: int | None = setting(480, "short side of the resized images; null: their own", unit="pixels")
+    enlarge: Enlarge = setting(
+        "trained",
+        "small images: none: size and crop shrink to the data's short side; trained: but not below the side of the "
+        "images that the backbone was trained on; size: images are enlarged to size",
+    )
+    resize_range: tuple[float, float] = setting((1.0, 1.0), "range of a random factor of the size in training")
+    crop: tuple[int, int] = setting((480, 480), "height and width of the crops", unit="pixels")
+    colours: MapColours = setting(
+        "gamma", "photometric: brightness, contrast, saturation, hue as SSD; gamma: as BTS; none"
+    )
+    window: tuple[int, int] | None = setting(
+        None, "height and width of the sliding window in scoring; null: the whole image", unit="pixels"
+    )
+    uncertainty: bool = setting(
+        True,
+        "predict a concentration per pixel, too, and train by its negative log-likelihood; false: by the mean angle",
+    )
+
+
+class Normals(DenseTask[Settings]):
+    """Surface normals of pixels.
+
+    An output is a vector, and perhaps a concentration, (3 or 4, h, w); an image's row has the sums and the histogram
+    `metrics.dense.normals.COLUMNS`.
+    """
+
+    name = "normals"
+    label_kind = "normals"
+    needs = "needs a surface normal for every pixel"
+    advice = "Give images/ with normals/, a list or a table of pairs, or skimage:motorcycle."
+    no_value = "a normal of length 0 or NaN is unknown"
+
+    @classmethod
+    def check_settings(cls, settings: Settings) -> None:
+        """Refuse settings that are not possible, whatever the data and the backbone.
+
+        Raises:
+            UsageError: a setting is not possible.
+        """
+        super().check_settings(settings)
+        if settings.rotation:
+            raise UsageError(f"normals: rotation={settings.rotation:g} would turn the images and not their normals")
+
+    @property
+    def outputs(self) -> int:
+        """Coordinates of a vector, and a concentration."""
+        return 4 if self.settings.uncertainty else 3
+
+    def loss(self, outputs: "Tensor", targets: "Tensor", update: int) -> "Tensor":
+        """Return the angular loss of the known pixels."""
+        from sslbench.solvers.dense.losses import angular_loss
+
+        valid = ~targets.isnan().any(dim=1, keepdim=True)
+        concentration = outputs[:, 3:] if self.settings.uncertainty else None
+        return angular_loss(outputs[:, :3], targets.nan_to_num(), valid, concentration)
+
+    def averaged(self, outputs: "Tensor") -> "Tensor":
+        """Return unit vectors (B, 3, H, W)."""
+        from torch.nn.functional import normalize
+
+        return normalize(outputs[:, :3], dim=1)
+
+    def mirrored(self, x: "Tensor") -> "Tensor":
+        """Return normals (..., k, H, W) of a mirrored map: x changes its sign.
+
+        >>> import torch
+        >>> Normals(Settings()).mirrored(torch.tensor([1.0, 2.0, 3.0]).reshape(3, 1, 1)).flatten().tolist()
+        [-1.0, 2.0, 3.0]
+        """
+        sign = x.new_ones(x.shape[-3])
+        sign[0] = -1
+        return x * sign[:, None, None]
+
+    def row(self, output: "Tensor", target: "Target") -> FloatArray:
+        """Return the sums and the histogram of an image's angles; vectors are enlarged to the target."""
+        predicted = enlarged(output[:3], target).numpy()
+        # A mean of opposite vectors may vanish; any direction then counts, here that to the camera.
+        predicted[2][(np.abs(predicted) < _ZERO).all(axis=0)] = -1.0
+        return normals_row(angular_errors(predicted, target, np.asarray(~np.isnan(target).any(axis=0))))
+
+    def drawn(self, output: "Tensor", target: "Target") -> "tuple[Image.Image, Image.Image]":
+        """Return the true and the predicted normals, x, y and z from -1 to 1 as red, green and blue; unknown: black."""
+        return _coloured(target), _coloured(self.averaged(enlarged(output, target)[None])[0].numpy())
+
+    def caption(self, value: float) -> str:
+        """Return the error of an image."""
+        return f"{-value:.0f} degrees"
+
+    def notes(self, row: DenseRow, test: Source) -> list[str]:
+        """Return remarks on images without normals, and on the means."""
+        means = (
+            "Metrics are of all pixels together, those called (images) are means over images; chance is the mean "
+            "normal of train."
+        )
+        return [*super().notes(row, test), means]
+
+
+def _coloured(normals: "Target") -> "Image.Image":
+    from PIL import Image
+
+    rgb = np.nan_to_num(127.5 * (normals + 1))
+    return Image.fromarray(np.moveaxis(rgb.clip(0, 255).round().astype(np.uint8), 0, 2).copy())
+
+
+PROTOCOL = Protocol(
+    version=3,
+    summary="surface normals from single images: heads trained on frozen features of patches.",
+    settings=Settings,
+    kind=trained_heads(Normals),
+    check_settings=Normals.check_settings,
+)

@@ -1,0 +1,147 @@
+"""Salient regions without labels: the object that TokenCut, LOST or DINO-seg finds, against masks of the foreground.
+
+Wang et al., CVPR 2022 (TokenCut), section 4, without its bilateral solver: images are resized to the nearest multiple
+of the patch by Lanczos, the region is brought to the size of the mask by nearest neighbours. Scores of ECSSD, DUTS and
+DUT-OMRON: the maximal F (beta squared 0.3; the mean over images at the best of 255 thresholds), IoU and pixel accuracy,
+means over images. A region is 0 or 1, so its F is the same at every threshold below 1.
+
+Floors: the same network untrained; the same method on the mean colours of the cells; the whole image as foreground; a
+centred box of half the image's area.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sslbench.arrays import ByteArray, FloatArray, IntArray
+from sslbench.config import setting
+from sslbench.data.label_map import IGNORED
+from sslbench.data.source import Labels, PixelLabels, Source
+from sslbench.errors import DataError
+from sslbench.labels import LABELS
+from sslbench.metrics.dense.discovery import columns, saliency_values
+from sslbench.preprocessing import Preprocessing
+from sslbench.protocols._parts.map_settings import Fit, SearchSettings, check_search, search_work
+from sslbench.protocols._parts.untrained import MapRun, without_training
+from sslbench.protocols.protocol import FOREGROUND, Protocol
+from sslbench.results import Outcome
+
+if TYPE_CHECKING:
+    from sslbench.backbones.backbone import Backbone
+    from sslbench.backbones.dense import DenseInput
+    from sslbench.backbones.layers import Layer
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(SearchSettings):
+    """Settings of unsupervised saliency."""
+
+    fit: Fit = setting("resize", "resize images to the nearest multiple of the patch, or pad them to the next one")
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that are out of their range or have no effect, whatever the data.
+
+    Raises:
+        UsageError: one is.
+    """
+    check_search(settings, "saliency")
+
+
+def check(settings: Settings, train: Labels) -> None:
+    """Refuse settings and labels that cannot work, before any image is decoded.
+
+    Raises:
+        UsageError: a number is out of its range, or has no effect.
+        DataError: the images have no masks of a foreground.
+    """
+    if train.kind != "mask":
+        raise DataError(
+            f"saliency: needs masks of the foreground, and these samples have {LABELS[train.kind].text}",
+            "Give a folder of images and one of masks with the values 0 and 255.",
+        )
+    check_settings(settings)
+
+
+def maps(backbone: "Backbone", layers: "Sequence[Layer]", settings: Settings) -> "Mapping[str, tuple[DenseInput, ...]]":
+    """Return the rows of results with their maps; see `objects.maps_of_rows`."""
+    from sslbench.protocols._parts.objects import maps_of_rows
+
+    return maps_of_rows(backbone, layers, settings)
+
+
+def score(run: MapRun[Settings]) -> dict[str, Outcome]:
+    """Find the salient region of every image and score it.
+
+    Raises:
+        DataError: an image or a mask cannot be read, their sizes differ, or a map is too large.
+    """
+    from sslbench.protocols._parts.objects import outcome_of_regions, regions_of_images
+
+    test, width, empty = run.test, len(columns("mask")), 0
+    if test.maps is None:
+        raise DataError("saliency needs images with masks of the foreground")
+    values: dict[str, dict[str, FloatArray]] = {}
+    found: dict[str, dict[int, ByteArray]] = {}
+    title = f"searching salient regions by {run.settings.method}"
+    for image, rows in regions_of_images(run, fit=run.settings.fit, title=title):
+        truth = _mask(test.maps, image.index, image.size)
+        empty += not (truth == 1).any()
+        known = truth != IGNORED
+        for row, regions in rows.items():
+            for name, region in regions.items():
+                scores = values.setdefault(row, {}).setdefault(name, np.full((len(test), width), np.nan))
+                scores[image.index] = saliency_values(region.mask[known].astype(np.float64), truth[known] == 1).row
+            found.setdefault(row, {})[image.index] = np.packbits(regions[""].mask)
+    notes = [f"{empty:,} of {len(test):,} masks have no foreground; any region is wrong there."] if empty else []
+    return {
+        row: outcome_of_regions(
+            "mask", scores, run, notes, _picture(scores[""][:, 0], found[row], test, test.maps, run.preprocessing)
+        )
+        for row, scores in values.items()
+    }
+
+
+def _mask(masks: PixelLabels, index: int, size: tuple[int, int]) -> IntArray:
+    from sslbench.data.decode.picture import UnreadableImage
+
+    try:
+        return np.asarray(masks.read_map(index, size=size).semantic, dtype=np.int64)
+    except UnreadableImage as error:
+        raise DataError(f"saliency: {error.path}: {error.reason}") from error
+
+
+def _picture(
+    overlap: FloatArray,
+    regions: Mapping[int, ByteArray],
+    test: Source,
+    masks: PixelLabels,
+    preprocessing: Preprocessing,
+) -> bytes:
+    """Return a sheet of the images of best, median and worst IoU: the found region red, the mask beside it green."""
+    from PIL import Image
+
+    from sslbench.protocols._parts.pictures import FOUND, TRUE, sheet_by_overlap, with_mask
+
+    def draw(picture: Image.Image, index: int, factor: float) -> Image.Image:
+        truth = masks.read_map(index).semantic
+        found = np.unpackbits(regions[index], count=truth.size).reshape(truth.shape).astype(np.bool_)
+        both = Image.new("RGB", (2 * picture.width, picture.height))
+        both.paste(with_mask(picture, found, FOUND), (0, 0))
+        both.paste(with_mask(picture, truth == 1, TRUE), (picture.width, 0))
+        return both
+
+    return sheet_by_overlap(test, overlap, draw, preprocessing)
+
+
+PROTOCOL = Protocol(
+    version=1,
+    summary="salient regions without training: the object of TokenCut, LOST or DINO-seg against masks.",
+    settings=Settings,
+    kind=without_training(
+        check, maps, score, work=search_work, label_kinds=FOREGROUND, part=lambda settings: settings.part
+    ),
+    check_settings=check_settings,
+)
