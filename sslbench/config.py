@@ -15,7 +15,7 @@ from sslbench.names import did_you_mean
 T = TypeVar("T")
 
 
-def setting(
+def setting(  # noqa: PLR0913  the facts of a setting
     default: Any,
     meaning: str,
     *,
@@ -25,6 +25,7 @@ def setting(
     changes_result: bool = True,
     by_content: bool = False,
     part_of: str = "",
+    added_later: bool = False,
 ) -> Any:
     """Return a dataclass field with its meaning.
 
@@ -42,6 +43,7 @@ def setting(
         by_content: True for the place of a file or folder, of which records hold the content in place of the name.
         part_of: setting with the length of the whole training, of which this is a part or a point in time: see
             `shortened`.
+        added_later: records leave out the default, so that those of versions without the setting are still found.
     """
     metadata = {
         "meaning": meaning,
@@ -51,14 +53,19 @@ def setting(
         "changes_result": changes_result and not by_content,
         "by_content": by_content,
         "part_of": part_of,
+        "added_later": added_later,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def result_settings(settings: Any) -> dict[str, Any]:
     """Return name -> value of the settings that a result depends on."""
-    fields = dataclasses.fields(settings)
-    return {f.name: getattr(settings, f.name) for f in fields if f.metadata.get("changes_result", True)}
+    return {
+        f.name: getattr(settings, f.name)
+        for f in dataclasses.fields(settings)
+        if f.metadata.get("changes_result", True)
+        and not (f.metadata.get("added_later") and getattr(settings, f.name) == f.default)
+    }
 
 
 @dataclasses.dataclass(frozen=True)

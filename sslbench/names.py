@@ -18,13 +18,14 @@ from typing import Any, Literal, Self
 from sslbench import paths
 from sslbench.errors import UsageError
 
-ModuleKind = Literal["protocol", "source", "method"]
+ModuleKind = Literal["protocol", "source", "method", "optimizer"]
 FileKind = Literal["benchmark", "suite", "preset", "method", "format", "augment", "optimizer", "schedule", "launcher"]
 
 _PACKAGES: dict[str, str] = {
     "protocol": "sslbench.protocols",
     "source": "sslbench.data.formats",
     "method": "sslbench.methods",
+    "optimizer": "sslbench.train.optimizers",
 }
 _FOLDERS: dict[str, tuple[paths.DataFolder, str]] = {
     "benchmark": ("benchmarks", ""),
@@ -82,16 +83,17 @@ def list_names(kind: str) -> list[str]:
     if kind in _FOLDERS:
         return sorted(_yaml_files(kind))
     if kind in _PACKAGES:
-        return sorted(_modules(kind))
+        return sorted(modules(kind))
     raise UsageError(f"there is no kind of thing called '{kind}'", did_you_mean(kind, KINDS))
 
 
 @functools.cache  # asked hundreds of times per evaluation
-def _modules(kind: str) -> dict[str, str]:
-    """Return name -> module; protocols and sources have hyphens (low-shot), methods underscores (barlow_twins)."""
+def modules(kind: str) -> dict[str, str]:
+    """Return name -> module, built-in ones; protocols and sources have hyphens (low-shot), others underscores."""
     package = importlib.import_module(_PACKAGES[kind])
     stems = [m.name for m in pkgutil.iter_modules(package.__path__) if m.name[0] != "_" and m.name != kind]
-    return {stem if kind == "method" else stem.replace("_", "-"): f"{_PACKAGES[kind]}.{stem}" for stem in stems}
+    hyphens = kind in ("protocol", "source")
+    return {stem.replace("_", "-") if hyphens else stem: f"{_PACKAGES[kind]}.{stem}" for stem in stems}
 
 
 def _yaml_files(kind: str) -> dict[str, Path]:
@@ -177,12 +179,12 @@ class NamedByFile(str):
 
 
 def find_module(kind: ModuleKind, name: str) -> ModuleType:
-    """Import the module of a protocol, source or method: a built-in name, or a dotted path of the user's own.
+    """Import the module of a protocol, source, method or optimizer: a built-in name, or the user's own dotted path.
 
     Raises:
         UsageError: no such name, the user's module cannot be imported, or a file names it and the user does not.
     """
-    builtin = _modules(kind)
+    builtin = modules(kind)
     if name in builtin:
         return importlib.import_module(builtin[name])
     if "." in name:
@@ -197,7 +199,7 @@ def module_file(kind: ModuleKind, name: str) -> Path | None:
     Raises:
         UsageError: no such name; or a file names the user's module and the user does not.
     """
-    builtin = _modules(kind)
+    builtin = modules(kind)
     if name in builtin:
         spec = importlib.util.find_spec(builtin[name])
         return None if spec is None or spec.origin is None else Path(spec.origin)
@@ -252,6 +254,10 @@ def without_code(content: dict[str, Any], where: str) -> dict[str, Any]:
     if isinstance(fixed, dict) and "decoder" in fixed:
         decoder = from_file(fixed["decoder"], f"{where}: preprocessing.decoder", "--decoder {}")
         changed["preprocessing"] = {**fixed, "decoder": decoder}
+    settings = content.get("settings")
+    if isinstance(settings, dict) and "optimizer" in settings:
+        optimizer = from_file(settings["optimizer"], f"{where}: settings.optimizer", "optimizer={}")
+        changed["settings"] = {**settings, "optimizer": optimizer}
     for key, text in _texts(content.get("settings"), ""):
         refuse_location(text, f"{where}: settings.{key}", f"{key}={text}")
     return changed

@@ -25,6 +25,7 @@ ROOT = Path(sslbench.__file__).parent
 # come from? What is read from a file goes through `names.from_file` or `names.refuse_location` first.
 CALLS = {
     *("import_module", "__import__", "exec", "eval", "compile", "find_object", "find_module", "run_module", "run_path"),
+    "resolve_name",
     *("instantiate", "get_class", "get_object", "get_method", "locate_object", "unsafe_load", "full_load"),
 }
 PLACES = {
@@ -58,8 +59,9 @@ PLACES = {
     "train/method.py": {"find_module"},
     # observers: a flag
     "cli/commands/pretrain/__init__.py": {"find_object"},
-    # an optimizer: the user's word; recipes go through recipes._mark_code
-    "train/optimizers.py": {"find_object"},
+    # an optimizer: the user's word; recipes go through recipes._mark_code, benchmarks and presets through
+    # names.without_code; and a fixed name
+    "train/optimizers/optimizer.py": {"find_object", "find_module", "resolve_name"},
     # a protocol: the user's word; benchmarks and presets go through names.without_code
     "evaluation/record.py": {"find_module"},
     "protocols/__init__.py": {"find_module"},
@@ -250,6 +252,13 @@ def test_a_benchmark_or_preset_does_not_choose_a_decoder(bomb, tmp_path, kind):
     asked = ("eval", f"--{kind}", file, *WEIGHTS, "--data", "sklearn:digits")
     refused(bomb, *asked, flag="--decoder bomb.code.decode")
     runs(bomb, *asked, "--decoder", "bomb.code.decode")
+
+
+@pytest.mark.parametrize("protocol", ["finetune", "linear-online", "depth"])
+def test_a_benchmark_does_not_choose_an_optimizer(bomb, tmp_path, protocol):
+    text = f"title: x\nversion: 1\nprotocol: {protocol}\nsettings: {{optimizer: bomb.code}}\n"
+    asked = ("eval", "--benchmark", yaml(tmp_path / "mine.yaml", text), *WEIGHTS[:2], "--data", "sklearn:digits")
+    refused(bomb, *asked, flag="optimizer=bomb.code")
 
 
 def test_a_benchmark_does_not_choose_a_source(bomb, tmp_path):

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
+from sslbench.train.optimizers.optimizer import refuse_unknown
 
 Architecture = Literal["c4", "fpn", "vit_fpn", "retinanet", "fcos", "deformable_detr", "vit_deformable_detr"]
 ONE_STAGE = ("retinanet", "fcos")
@@ -37,7 +38,7 @@ class DetectionRecipe:
     batch_size: int = setting(16, "images per iteration over all processes")
     accumulate: int = setting(1, "parts of each process's batch, computed in turn; their losses are averaged")
     precision: Literal["fp32", "bf16"] = setting("fp32", "precision of training; detection is always in fp32")
-    optimizer: Literal["sgd", "adamw"] = setting("sgd", "optimizer")
+    optimizer: str = setting("sgd", "sgd, adamw, lars, larc, timm:NAME, or your own my_pkg.my_optimizer")
     lr: float = setting(0.02, "learning rate after warm-up")
     steps: tuple[int, ...] = setting(
         (18000, 22000), "iterations after which the rate is multiplied by gamma", part_of="iterations"
@@ -243,6 +244,7 @@ def check(recipe: DetectionRecipe) -> None:
     """
     full = resolved(recipe)
     _check_ranges(full)
+    refuse_unknown(full.optimizer)
     if any(a >= b for a, b in zip(full.steps, full.steps[1:], strict=False)):
         raise UsageError(f"steps should ascend, not {list(full.steps)}")
     if full.rpn_overlaps[0] > full.rpn_overlaps[1]:

@@ -35,6 +35,9 @@ from sslbench.runtime.signals import SIGNAL_INTERVAL, signal_on_any_process, sto
 from sslbench.train import checkpoints
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import NotFiniteError
+from sslbench.train.optimizers.optimizer import OptimizerSettings, set_rates
+from sslbench.train.optimizers.optimizer import make_optimizer as make_grouped_optimizer
+from sslbench.train.parameter_groups import GroupRates, grouped, norm_parameters, numbered_layers
 from sslbench.train.resume import continue_from, newest_whole
 
 
@@ -203,8 +206,7 @@ def _loop(
     # Always closed: workers that outlive the loop would block the end of the process.
     with stop_signals() as signal_number, contextlib.closing(every) as batches:  # type: ignore[type-var]
         for iteration, batch in enumerate(batches, start=start):
-            for group in optimizer.param_groups:
-                group["lr"] = rate(recipe, iteration) * group["lr_factor"]
+            set_rates(optimizer, lr=rate(recipe, iteration))
             optimizer.zero_grad(set_to_none=True)
             weights = weights_of_parts(detector, batch, recipe.accumulate, run.device)
             losses = _gradients(model, batch, weights, recipe, run, iteration)
@@ -334,12 +336,6 @@ def precise_statistics(detector: Detector, batches: Iterator[Batch], *, seed: in
         cast(Tensor, layer.running_var).copy_(variance + square - mean**2)
 
 
-_VIT = "backbone.net."
-_BLOCKS = f"{_VIT}blocks."
-_FIRST = tuple(_VIT + part for part in ("patch_embed", "pos_embed", "cls_token", "reg_token", "norm_pre"))
-_POSITIONS = tuple(_VIT + part for part in ("pos_embed", "cls_token", "reg_token"))
-
-
 def rate(recipe: DetectionRecipe, iteration: int) -> float:
     """Return the learning rate of an iteration (from 0): linear warm-up, times gamma after each step (Detectron2)."""
     value = recipe.lr * recipe.gamma ** bisect.bisect_right(recipe.steps, iteration)
@@ -349,8 +345,13 @@ def rate(recipe: DetectionRecipe, iteration: int) -> float:
     return value * (recipe.warmup_factor * (1 - done) + done)
 
 
+_VIT = "backbone.net."
+_UNDECAYED = tuple(_VIT + part for part in ("pos_embed", "cls_token", "reg_token"))
+_OFFSETS = (".sampling_offsets.", ".reference_points.")
+
+
 def make_optimizer(detector: Detector, recipe: DetectionRecipe) -> torch.optim.Optimizer:
-    """Return SGD or AdamW over the trained parameters, grouped by weight decay and factor of the learning rate.
+    """Return the optimizer over the trained parameters, grouped by weight decay and factor of the learning rate.
 
     Of a vision transformer the rate of each block is `layer_decay` times that of the block above it, and the positions
     do not decay (ViTDet: Li et al. 2022, arXiv 2203.16527, appendix A.2, with the exceptions of its configuration in
@@ -358,48 +359,35 @@ def make_optimizer(detector: Detector, recipe: DetectionRecipe) -> torch.optim.O
     further factors of the rate.
 
     Raises:
-        UsageError: layer_decay for a backbone without transformer blocks.
+        UsageError: layer_decay for a backbone without transformer blocks, or an optimizer that cannot be built.
     """
+    above = _layers_above(detector, recipe.layer_decay) if recipe.layer_decay != 1 else {}
+    in_norm = norm_parameters(detector, largest_dim=None)
+    trunk = "backbone." if recipe.architecture == "c4" else ("backbone.bottom_up.", _VIT)
+
+    def rates_of(name: str, parameter: nn.Parameter) -> GroupRates:
+        decay = recipe.weight_decay_norm if name in in_norm else recipe.weight_decay
+        factor = recipe.layer_decay ** above.get(name, 0)
+        if name.startswith(trunk):
+            factor *= recipe.backbone_rate
+        elif recipe.architecture in DETR and any(part in name for part in _OFFSETS):
+            factor *= recipe.offset_rate
+        return GroupRates(own_weight_decay=0.0 if name in _UNDECAYED else decay, lr_factor=factor)
+
+    trained = [(name, parameter) for name, parameter in detector.named_parameters() if parameter.requires_grad]
+    settings = OptimizerSettings(name=recipe.optimizer, lr=recipe.lr, lr_scaling="none", momentum=recipe.momentum)
+    return make_grouped_optimizer(grouped(trained, rates_of), settings, fused=False)  # rounds as Detectron2 does
+
+
+def _layers_above(detector: Detector, layer_decay: float) -> dict[str, int]:
+    """Return the number of layers above each parameter of a vision transformer (get_vit_lr_decay_rate)."""
     names = [name for name, _ in detector.named_parameters()]
-    blocks = {int(name.removeprefix(_BLOCKS).partition(".")[0]) for name in names if name.startswith(_BLOCKS)}
-    if recipe.layer_decay != 1 and not blocks:
+    if not any(name.startswith(f"{_VIT}blocks.") for name in names):
         raise UsageError(
-            f"layer_decay={recipe.layer_decay} needs a vision transformer: this backbone has no blocks",
+            f"layer_decay={layer_decay} needs a vision transformer: this backbone has no blocks",
             "Give layer_decay=1.",
         )
-    in_norm = {
-        f"{prefix}.{leaf}"
-        for prefix, layer in detector.named_modules()
-        if "norm" in type(layer).__name__.lower()
-        for leaf, _ in layer.named_parameters(recurse=False)
-    }
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for name, parameter in detector.named_parameters():
-        if parameter.requires_grad:
-            decay = recipe.weight_decay_norm if name in in_norm else recipe.weight_decay
-            decay = 0.0 if name in _POSITIONS else decay
-            factor = recipe.layer_decay ** _layers_above(name, len(blocks)) * _share_of_rate(name, recipe)
-            groups.setdefault((decay, factor), []).append(parameter)
-    keys = sorted(groups)
-    options = [{"params": groups[key], "weight_decay": key[0], "lr_factor": key[1]} for key in keys]
-    if recipe.optimizer == "adamw":
-        return torch.optim.AdamW(options, lr=recipe.lr)
-    return torch.optim.SGD(options, lr=recipe.lr, momentum=recipe.momentum)
-
-
-_OFFSETS = (".sampling_offsets.", ".reference_points.")
-
-
-def _share_of_rate(name: str, recipe: DetectionRecipe) -> float:
-    """Return the factor of a parameter's rate by its part of the detector: backbone, offsets of a DETR, or the rest."""
-    trunk = "backbone." if recipe.architecture == "c4" else ("backbone.bottom_up.", _VIT)
-    if name.startswith(trunk):
-        return recipe.backbone_rate
-    return recipe.offset_rate if recipe.architecture in DETR and any(part in name for part in _OFFSETS) else 1.0
-
-
-def _layers_above(name: str, blocks: int) -> int:
-    """Return a parameter's number of layers above: transformer blocks, one for the rest (get_vit_lr_decay_rate)."""
-    if name.startswith(_BLOCKS):
-        return blocks - int(name.removeprefix(_BLOCKS).partition(".")[0])
-    return blocks + 1 if name.startswith(_FIRST) else 0
+    in_network = [f"backbone.{name.removeprefix(_VIT)}" if name.startswith(_VIT) else f"head.{name}" for name in names]
+    layers = numbered_layers(in_network)
+    last = max(layers.values())
+    return {name: last - layer for name, layer in zip(names, layers.values(), strict=True)}

@@ -243,11 +243,14 @@ def _with_keys_of(module: nn.Module, optimizer: torch.optim.Optimizer, state: di
 
 
 def _renamed(optimizer: torch.optim.Optimizer, state: dict[str, Any], order: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the state of an optimizer under other keys of its parameters, with this optimizer's choice of kernels."""
+    """Return the state of an optimizer under other keys of its parameters, with this optimizer's choice of kernels.
+
+    Facts of a group that the state has not are this optimizer's: earlier versions had fewer.
+    """
     groups = []
     for group, mine in zip(state["param_groups"], optimizer.param_groups, strict=True):
         kernels = {key: mine[key] for key in ("fused", "foreach") if key in mine}  # sharded parameters have fewer
-        groups.append({**group, **kernels, "params": [order[key] for key in group["params"]]})
+        groups.append({**mine, **group, **kernels, "params": [order[key] for key in group["params"]]})
     return {**state, "state": {order[key]: value for key, value in state["state"].items()}, "param_groups": groups}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from sslbench import paths
 from sslbench.config import in_proportion, is_number, read_yaml
 from sslbench.errors import UsageError
-from sslbench.names import did_you_mean, find_file, from_file, list_names
+from sslbench.names import did_you_mean, find_file, from_file, list_names, modules
 
 log = logging.getLogger("sslbench")
 GROUPS = ("augment", "optimizer", "schedule", "launcher")
@@ -243,10 +243,9 @@ def _marked_change(entry: Any, method: str, allowed: Sequence[str]) -> Any:
 
 def _same_optimizer(method: str, choices: Mapping[str, str], changed: Mapping[str, str], old: Any, new: Any) -> None:
     """Refuse another optimizer without another learning rate, which only the user can know."""
-    if new not in list_names("optimizer") and ":" not in str(new):
-        raise UsageError(
-            f"optimizer.name: there is no optimizer called '{new}'", did_you_mean(str(new), list_names("optimizer"))
-        )
+    known = modules("optimizer")
+    if new not in known and not {".", ":"} & set(str(new)):
+        raise UsageError(f"optimizer.name: there is no optimizer called '{new}'", did_you_mean(str(new), known))
     if "optimizer" in changed or old != new:
         chosen = changed.get("optimizer", new)
         raise UsageError(

@@ -43,8 +43,8 @@ from sslbench.runtime.workers import resolve_workers
 from sslbench.train import schedules
 from sslbench.train.loop import RateSchedules, TrainingPlan
 from sslbench.train.method import Method, Setup, find_method
-from sslbench.train.optimizer_settings import PartSettings
-from sslbench.train.optimizers import class_of, parameter_groups, scaled_lr
+from sslbench.train.optimizers.optimizer import PartSettings, find, scaled_lr
+from sslbench.train.parameter_groups import parameter_groups
 
 T = TypeVar("T")
 log = logging.getLogger("sslbench")
@@ -84,7 +84,7 @@ class PreparedPretraining:
         """Return a digest of the user's own code in this run; empty if there is none."""
         name, settings = self.backbone.name, self.request.settings
         builder = [find_object(name)] if self.backbone.kind.users else []
-        own = [*builder, class_of(settings.optimizer.name), *self.method.modules(), *resolve(settings.decoder)]
+        own = [*builder, find(settings.optimizer.name).builder, *self.method.modules(), *resolve(settings.decoder)]
         specs = [settings.schedule.lr, settings.schedule.weight_decay, settings.schedule.momentum]
         specs += [spec for part in (settings.groups or {}).values() for spec in (part.schedule or {}).values()]
         own += [function for spec in specs for function in schedules.own_functions(spec)]

@@ -19,7 +19,7 @@ from sslbench.runtime.workers import StartMethod
 from sslbench.text import without_secrets
 from sslbench.train import schedules
 from sslbench.train.method_settings import declared_config
-from sslbench.train.optimizer_settings import OptimizerSettings, PartSettings
+from sslbench.train.optimizers.optimizer import OptimizerSettings, PartSettings
 
 Spec = dict[str, Any] | float
 

@@ -22,7 +22,7 @@ from sslbench.runtime.device_names import Precision
 from sslbench.runtime.signals import SIGNAL_INTERVAL, signal_on_any_process, stop_together
 from sslbench.train.meter import LogRecord, TrainingMeter
 from sslbench.train.method import Batch, Loss, Method, Step
-from sslbench.train.optimizers import set_rates
+from sslbench.train.optimizers.optimizer import set_rates
 from sslbench.train.schedules import Schedule
 from sslbench.train.state import State, update_average
 

@@ -30,8 +30,8 @@ from sslbench.runtime.device_names import Precision
 from sslbench.runtime.seeds import random_states, restore_random_states, seed_process
 from sslbench.train.method import Method
 from sslbench.train.online_head import OnlineHead
-from sslbench.train.optimizer_settings import OptimizerSettings, PartSettings
-from sslbench.train.optimizers import make_optimizer, parameter_groups
+from sslbench.train.optimizers.optimizer import OptimizerSettings, PartSettings, make_optimizer
+from sslbench.train.parameter_groups import parameter_groups
 
 log = logging.getLogger("sslbench")
 

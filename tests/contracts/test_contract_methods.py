@@ -18,7 +18,8 @@ from sslbench.names import find_module
 from sslbench.runtime.seeds import restore_random_states
 from sslbench.train import checkpoints
 from sslbench.train.method import Method, Step, find_method
-from sslbench.train.optimizers import make_optimizer, parameter_groups
+from sslbench.train.optimizers.optimizer import make_optimizer
+from sslbench.train.parameter_groups import parameter_groups
 from sslbench.train.state import from_checkpoint, new_state, to_checkpoint
 from sslbench.weights import heads
 

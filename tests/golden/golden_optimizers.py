@@ -11,9 +11,10 @@ from golden_losses import not_offered, recorded_precisions
 from torch import nn
 
 from sslbench.backbones.build import build
-from sslbench.train.lars import LARC, LARS
-from sslbench.train.optimizer_settings import OptimizerSettings
-from sslbench.train.optimizers import parameter_groups
+from sslbench.train.optimizers.larc import LARC
+from sslbench.train.optimizers.lars import LARS
+from sslbench.train.optimizers.optimizer import OptimizerSettings
+from sslbench.train.parameter_groups import parameter_groups
 
 _TOLERANCES = {"f32": {"rtol": 2e-6, "atol": 1e-7}, "f64": {"rtol": 1e-12, "atol": 1e-15}}
 

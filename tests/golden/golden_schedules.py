@@ -11,8 +11,7 @@ import pytest
 from golden_cases import Case, option
 
 from sslbench.train import schedules
-from sslbench.train.optimizer_settings import OptimizerSettings
-from sslbench.train.optimizers import scaled_lr
+from sslbench.train.optimizers.optimizer import OptimizerSettings, scaled_lr
 from sslbench.train.schedules import Schedule
 
 _KEYS = {

@@ -16,8 +16,8 @@ from sslbench.pretraining.networks import make_method
 from sslbench.runtime.device_names import Precision
 from sslbench.train.loop import RateSchedules, TrainingPlan, train
 from sslbench.train.method import Setup
-from sslbench.train.optimizer_settings import OptimizerSettings
-from sslbench.train.optimizers import make_optimizer, parameter_groups
+from sslbench.train.optimizers.optimizer import OptimizerSettings, make_optimizer
+from sslbench.train.parameter_groups import parameter_groups
 from sslbench.train.state import State
 
 

@@ -31,7 +31,7 @@ from sslbench.protocols.finetune.recipe import Rates as Rates_
 from sslbench.protocols.finetune.recipe import optimizer_settings
 from sslbench.runtime.signals import StoppedError
 from sslbench.train.method import Setup
-from sslbench.train.optimizers import parameter_groups
+from sslbench.train.parameter_groups import parameter_groups
 
 QUICK = finetune.Settings(epochs=3, batch_size=16, lr=(0.5,), head_lr_factor=1.0, flip=0.0, scale=(0.5, 1.0))
 ENGINE = ExtractSettings(torch.device("cpu"), workers=0, batch_size=16)

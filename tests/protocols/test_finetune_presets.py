@@ -9,7 +9,7 @@ from sslbench.data.source import Labels
 from sslbench.library.presets import load_preset
 from sslbench.protocols import finetune
 from sslbench.protocols.finetune.recipe import candidates, check_labels, check_settings, optimizer_settings, schedule
-from sslbench.train.optimizers import scaled_lr
+from sslbench.train.optimizers.optimizer import scaled_lr
 
 # Name -> epoch -> learning rate of the last layers of the backbone, by the formulas of the published scripts.
 PUBLISHED = {

@@ -9,8 +9,8 @@ from sslbench.library.presets import load_preset
 from sslbench.protocols import linear_online
 from sslbench.protocols.linear_online.heads import Bank, Heads
 from sslbench.protocols.linear_online.recipe import check_settings, optimizer_settings, schedule
-from sslbench.train.lars import LARS
-from sslbench.train.optimizers import make_optimizer, set_rates
+from sslbench.train.optimizers.lars import LARS
+from sslbench.train.optimizers.optimizer import make_optimizer, set_rates
 
 # Name -> epoch -> learning rate of the update that begins there, by the formulas of the published scripts.
 PUBLISHED = {

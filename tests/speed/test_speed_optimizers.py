@@ -6,9 +6,10 @@ import pytest
 import torch
 import torchvision
 
-from sslbench.train.lars import LARC, LARS
-from sslbench.train.optimizer_settings import OptimizerSettings
-from sslbench.train.optimizers import make_optimizer, parameter_groups
+from sslbench.train.optimizers.larc import LARC
+from sslbench.train.optimizers.lars import LARS
+from sslbench.train.optimizers.optimizer import OptimizerSettings, make_optimizer
+from sslbench.train.parameter_groups import parameter_groups
 
 pytestmark = pytest.mark.speed
 

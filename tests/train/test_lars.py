@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from sslbench.train.lars import LARC, LARS
+from sslbench.train.optimizers.larc import LARC
+from sslbench.train.optimizers.lars import LARS
 
 SHAPES = ((4, 3), (5, 2, 3, 3), (4,), (5,), ())
 

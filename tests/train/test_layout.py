@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sslbench.train.optimizer_settings import OptimizerSettings
+from sslbench.train.optimizers.optimizer import OptimizerSettings
 from sslbench.train.state import new_state
 
 

@@ -4,21 +4,35 @@ import copy
 import dataclasses
 import io
 import logging
+import sys
 
 import pytest
 import timm
 import timm.optim
 import torch
 import torchvision
+from helpers.drawn_rectangles import recipe as small_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from sslbench import paths
-from sslbench.config import build, read_yaml
+from sslbench.backbones.build import build as build_backbone
+from sslbench.config import build, read_yaml, result_settings
+from sslbench.detection import recipe as detection
+from sslbench.detection.models.build import build_detector
+from sslbench.detection.train import make_optimizer as of_detector
 from sslbench.errors import UsageError
-from sslbench.train.optimizer_settings import OptimizerSettings, PartSettings
-from sslbench.train.optimizers import make_optimizer, parameter_groups, scaled_lr, set_rates
+from sslbench.names import modules
+from sslbench.protocols._parts.dense import settings as dense_settings
+from sslbench.protocols.finetune import recipe as finetune_recipe
+from sslbench.protocols.finetune import settings as finetune_settings
+from sslbench.protocols.finetune.recipe import Rates
+from sslbench.protocols.linear_online import recipe as online_recipe
+from sslbench.protocols.linear_online import settings as linear_online
+from sslbench.protocols.linear_online.heads import Bank, Head, Heads
+from sslbench.train.optimizers.optimizer import OptimizerSettings, PartSettings, make_optimizer, scaled_lr, set_rates
+from sslbench.train.parameter_groups import parameter_groups
 
 
 class Model(nn.Module):
@@ -175,7 +189,7 @@ def test_the_rate_follows_the_images_per_update(lr, images, base):
     assert scaled_lr(settings, base) == lr
 
 
-NAMES = ("sgd", "adamw", "lars", "larc")
+NAMES = sorted(modules("optimizer"))
 
 
 def run(model, optimizer, first, last):
@@ -370,6 +384,72 @@ def test_optimizers_of_libraries_take_rates_decay_and_options(name):
         assert tuple(optimizer.param_groups[0]["betas"]) == (0.8, 0.9)
 
 
+OWN = """
+import torch
+from sslbench.train.optimizers.optimizer import OptimizerKind
+
+OPTIMIZER = OptimizerKind(torch.optim.NAdam, uses={"betas": "betas"}, finetune_lr=0.001)
+"""
+
+
+@pytest.fixture
+def own_optimizer(tmp_path, monkeypatch):
+    """Name of an optimizer that a file defines, as those of the package do."""
+    (tmp_path / "of_mine").mkdir()
+    (tmp_path / "of_mine" / "nadam.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "of_mine.nadam"
+    for name in ("of_mine.nadam", "of_mine"):
+        sys.modules.pop(name, None)
+
+
+def test_an_optimizer_is_one_file_for_every_kind_of_training(own_optimizer):
+    chosen = OptimizerSettings(name=own_optimizer, betas=(0.7, 0.9), options={"momentum_decay": 0.01})
+    optimizer = make_optimizer(parameter_groups(_two_layers(), chosen), chosen)
+    assert isinstance(optimizer, torch.optim.NAdam)
+    assert optimizer.param_groups[0]["betas"] == (0.7, 0.9) and optimizer.param_groups[0]["momentum_decay"] == 0.01
+
+    finetuning = finetune_settings.Settings(optimizer=own_optimizer, betas=(0.8, 0.9))
+    finetune_recipe.check_settings(finetuning)
+    assert [rates.lr for rates in finetune_recipe.candidates(finetuning)] == [0.001]
+    assert finetune_recipe.optimizer_settings(finetuning, Rates(0.1, 0.0)).head_lr_factor == 1.0
+
+    online_settings = linear_online.Settings(optimizer=own_optimizer)
+    options = online_recipe.optimizer_settings(online_settings)
+    heads = Heads([Bank("x", [Head(0.1), Head(0.2)], widths=(3, 3), classes=2)])
+    optimizer = make_optimizer(heads.groups(options, 256), options)
+    assert isinstance(optimizer, torch.optim.NAdam) and {g["lr"] for g in optimizer.param_groups} == {0.1, 0.2}
+
+    dense = dense_settings.HeadSettings(optimizer=own_optimizer, betas=(0.8, 0.9))
+    dense_settings.check_heads(dense, protocol="depth")
+    assert result_settings(dense)["optimizer"] == own_optimizer
+    assert "optimizer" not in result_settings(dense_settings.HeadSettings())  # records are those of versions without it
+
+    detector = build_detector(build_backbone("resnet_basic_1-1-1-1w0.125"), small_recipe(optimizer=own_optimizer), 2)
+    detection.check(detector.recipe)
+    assert isinstance(of_detector(detector, detector.recipe), torch.optim.NAdam)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda name: finetune_recipe.check_settings(finetune_settings.Settings(optimizer=name)),
+        lambda name: online_recipe.check_settings(linear_online.Settings(optimizer=name)),
+        lambda name: dense_settings.check_heads(dense_settings.HeadSettings(optimizer=name), protocol="depth"),
+        lambda name: detection.check(detection.DetectionRecipe(optimizer=name)),
+    ],
+)
+def test_a_mistyped_optimizer_is_told_with_the_nearest_one(check):
+    with pytest.raises(UsageError, match=r"no optimizer called 'sdg'\nDid you mean 'sgd'"):
+        check("sdg")
+
+
+def test_finetuning_with_an_optimizer_without_a_usual_rate_asks_for_one():
+    finetune_recipe.check_settings(finetune_settings.Settings(optimizer="lars", lr=(0.1,)))
+    with pytest.raises(UsageError, match=r"optimizer=lars has no usual learning rate\nGive lr="):
+        finetune_recipe.check_settings(finetune_settings.Settings(optimizer="lars"))
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -379,6 +459,8 @@ def test_optimizers_of_libraries_take_rates_decay_and_options(name):
         ("timm:adahessian", None, "second derivatives"),
         ("sgd", {"momentum": 0.9}, "optimizer.options has no effect on sgd"),
         ("collections:Counter", None, "Counter"),
+        ("my_pkg.nothing", None, "there is no Python module 'my_pkg.nothing'"),
+        ("sslbench.train.lock", None, r"lock\.py defines no optimizer\nDefine OPTIMIZER"),
     ],
 )
 def test_optimizers_that_do_not_exist_or_fit_are_refused(name, options, message):

@@ -28,7 +28,7 @@ from sslbench.runtime.seeds import seeded
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 from sslbench.train.mixing import make_mix
-from sslbench.train.optimizers import numbered_layers
+from sslbench.train.parameter_groups import numbered_layers
 from sslbench.weights.fill import fill
 
 _STAGE = re.compile(r"layer(\d+)\.")

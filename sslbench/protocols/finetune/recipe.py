@@ -9,8 +9,8 @@ from sslbench.data.views import View
 from sslbench.errors import UsageError
 from sslbench.labels import LabelKind
 from sslbench.protocols._parts.rates import rate_schedule
-from sslbench.protocols.finetune.settings import HEAD_LR_FACTOR, LR, Settings
-from sslbench.train.optimizer_settings import OptimizerSettings
+from sslbench.protocols.finetune.settings import Settings
+from sslbench.train.optimizers.optimizer import OptimizerSettings, find, refuse_unknown
 
 NAME = "finetune"
 
@@ -29,8 +29,22 @@ class Rates:
 
 
 def candidates(settings: Settings) -> tuple[Rates, ...]:
-    """Return the candidates of the selection, every learning rate with every weight decay."""
-    return tuple(Rates(lr, decay) for lr in settings.lr or (LR[settings.optimizer],) for decay in settings.weight_decay)
+    """Return the candidates of the selection, every learning rate with every weight decay.
+
+    Raises:
+        UsageError: no learning rate is given, and the optimizer has no usual one.
+    """
+    rates = settings.lr
+    if not rates:
+        usual = find(settings.optimizer).finetune_lr
+        if usual is None:
+            raise UsageError(f"finetune: optimizer={settings.optimizer} has no usual learning rate", "Give lr=....")
+        rates = (usual,)
+    return tuple(Rates(lr, decay) for lr in rates for decay in settings.weight_decay)
+
+
+_OF_OPTIMIZERS = ("momentum", "nesterov", "betas")
+"""Settings that not every optimizer has."""
 
 
 def check_settings(settings: Settings) -> None:
@@ -40,14 +54,14 @@ def check_settings(settings: Settings) -> None:
         UsageError: the message names the setting.
     """
     _check_numbers(settings)
+    refuse_unknown(settings.optimizer)
     for name in ("lr", "weight_decay", "fractions", "images", "per_class"):
         values = getattr(settings, name)
         _check(len(set(values)) == len(values), f"{name} holds a value twice: {list(values)}")
+    used_by_optimizer = find(settings.optimizer).uses
     for used, name, without in (
         (settings.augment == "crop", "size", "augment=none"),
-        (settings.optimizer == "sgd", "momentum", "optimizer=adamw"),
-        (settings.optimizer == "sgd", "nesterov", "optimizer=adamw"),
-        (settings.optimizer == "adamw", "betas", "optimizer=sgd"),
+        *((name in used_by_optimizer, name, f"optimizer={settings.optimizer}") for name in _OF_OPTIMIZERS),
         (settings.augment == "crop", "scale", "augment=none"),
         (settings.augment == "crop", "ratio", "augment=none"),
         (settings.augment == "crop", "interpolation", "augment=none"),
@@ -137,6 +151,7 @@ def optimizer_settings(settings: Settings, rates: Rates, kind: LabelKind = "sing
     Raises:
         UsageError: a value is out of range.
     """
+    usual = 1.0 if kind == "value" else find(settings.optimizer).finetune_head_factor
     return OptimizerSettings(
         name=settings.optimizer,
         lr=rates.lr,
@@ -148,7 +163,7 @@ def optimizer_settings(settings: Settings, rates: Rates, kind: LabelKind = "sing
         decay_norm=settings.decay_norm,
         decay_bias=settings.decay_bias,
         no_decay=settings.no_decay,
-        head_lr_factor=settings.head_lr_factor or (1.0 if kind == "value" else HEAD_LR_FACTOR[settings.optimizer]),
+        head_lr_factor=settings.head_lr_factor or usual,
         layer_decay=settings.layer_decay,
     )
 

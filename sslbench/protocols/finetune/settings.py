@@ -5,11 +5,6 @@ from typing import Any, Literal
 
 from sslbench.config import setting
 
-LR = {"sgd": 0.05, "adamw": 0.0005}
-"""Optimizer -> learning rate for 256 images per update, where none is given."""
-HEAD_LR_FACTOR = {"sgd": 10.0, "adamw": 1.0}
-"""Optimizer -> learning rate of the head relative to that of the backbone, where none is given."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -21,7 +16,7 @@ class Settings:
     )
     batch_size: int = setting(128, "images per update over all processes; fewer where train has fewer", unit="images")
     accumulate: int = setting(1, "forward passes per update")
-    optimizer: Literal["sgd", "adamw"] = setting("sgd", "sgd or adamw")
+    optimizer: str = setting("sgd", "sgd, adamw, lars, larc, timm:NAME, or your own my_pkg.my_optimizer")
     lr: tuple[float, ...] = setting(
         (), "learning rate; of several the best on held-out samples is selected. []: 0.05 for sgd, 0.0005 for adamw"
     )

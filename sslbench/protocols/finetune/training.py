@@ -43,7 +43,7 @@ from sslbench.train.loop import NotFiniteError, RateSchedules, TrainingPlan
 from sslbench.train.meter import LogRecord
 from sslbench.train.method import Setup, Step
 from sslbench.train.observers import Observer, RunInfo
-from sslbench.train.optimizers import scaled_lr
+from sslbench.train.optimizers.optimizer import scaled_lr
 from sslbench.train.resume import continue_from, newest_whole
 from sslbench.train.schedules import scaled
 from sslbench.train.state import State, from_checkpoint, new_state, to_checkpoint

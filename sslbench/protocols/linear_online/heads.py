@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from sslbench.arrays import IntArray
 from sslbench.distributed.collectives import sum_
-from sslbench.train.optimizer_settings import OptimizerSettings
-from sslbench.train.optimizers import scaled_lr
+from sslbench.train.optimizers.optimizer import OptimizerSettings, scaled_lr
+from sslbench.train.parameter_groups import GroupRates, group
 
 Norm = Literal["none", "batch", "affine"]
 Init = Literal["normal", "zeros", "uniform"]
@@ -165,7 +165,7 @@ class Heads(nn.Module):
         )
 
     def groups(self, settings: OptimizerSettings, batch_size: int) -> list[dict[str, Any]]:
-        """Return parameter groups for `train.optimizers.make_optimizer`: one or two per head, with its rate and decay.
+        """Return parameter groups for `make_optimizer`: one or two per head, with its rate and decay.
 
         The rates are in `lr_factor`: the optimizer's own rate is the factor of the schedule.
         """
@@ -182,9 +182,10 @@ class Heads(nn.Module):
             plain |= {"scale", "shift"} if not settings.decay_norm else set()
             plain |= {"shift"} if not settings.decay_bias else set()
             for decayed in (True, False):
-                names = [name for name in own if (name not in plain) == decayed]
-                if names:
-                    groups.append(_group(names, [own[name] for name in names], rate, head.weight_decay, decayed))
+                named = {name: parameter for name, parameter in own.items() if (name not in plain) == decayed}
+                if named:
+                    rates = GroupRates(decayed=decayed, own_weight_decay=head.weight_decay, lr_factor=rate)
+                    groups.append(group(named, rates))
         return groups
 
     def share_gradients(self) -> None:
@@ -212,20 +213,6 @@ class Heads(nn.Module):
         own = nn.Parameter(whole.data[h])
         self._views.append((whole, h, own))
         return own
-
-
-def _group(
-    names: Sequence[str], params: list[nn.Parameter], rate: float, decay: float, decayed: bool
-) -> dict[str, Any]:
-    return {
-        "params": params,
-        "names": names,
-        "lr_factor": rate,
-        "weight_decay_factor": float(decayed),
-        "own_weight_decay": decay,
-        "constant_lr": False,
-        "layer": 0,
-    }
 
 
 def head_losses(logits: Tensor, labels: Tensor, total: int, labelled: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ from sslbench.errors import UsageError
 from sslbench.protocols._parts.rates import rate_schedule
 from sslbench.protocols.linear_online.settings import Settings
 from sslbench.train import schedules
-from sslbench.train.optimizer_settings import OptimizerSettings
+from sslbench.train.optimizers.optimizer import OptimizerSettings
 
 
 def check_settings(settings: Settings) -> None:

@@ -21,7 +21,7 @@ class Settings:
     lr_scaling: Literal["linear", "sqrt", "none"] = setting(
         "linear", "scaling of lr, given for 256 images per update, with batch_size"
     )
-    optimizer: Literal["sgd", "lars", "larc", "adamw"] = setting("sgd", "sgd, lars, larc or adamw")
+    optimizer: str = setting("sgd", "sgd, lars, larc, adamw, timm:NAME, or your own my_pkg.my_optimizer")
     momentum: float = setting(0.9, "momentum of sgd, lars and larc")
     nesterov: bool = setting(False, "Nesterov momentum (sgd, lars, larc)")
     trust_coefficient: float = setting(1e-3, "trust coefficient: norm of a step over norm of the tensor (lars, larc)")

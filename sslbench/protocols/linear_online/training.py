@@ -22,8 +22,7 @@ from sslbench.runtime.signals import signal_on_any_process, stop_signals, stop_t
 from sslbench.train import checkpoints
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import NotFiniteError
-from sslbench.train.optimizer_settings import OptimizerSettings
-from sslbench.train.optimizers import make_optimizer, set_rates
+from sslbench.train.optimizers.optimizer import OptimizerSettings, make_optimizer, set_rates
 from sslbench.train.resume import continue_from, newest_whole
 from sslbench.train.schedules import Schedule
 

@@ -7,6 +7,7 @@ from typing import Literal
 from sslbench.config import setting
 from sslbench.data.views import MapColours
 from sslbench.errors import UsageError
+from sslbench.train.optimizers.optimizer import find, refuse_unknown
 
 HeadName = Literal["linear", "conv", "dpt"]
 Enlarge = Literal["none", "trained", "size"]
@@ -35,8 +36,11 @@ class HeadSettings:
     lr: tuple[float, ...] = setting(
         (5e-4, 1e-3, 2e-3), "learning rates; a head is trained with each and the best is selected"
     )
-    weight_decay: float = setting(1e-4, "weight decay of AdamW")
-    betas: tuple[float, float] = setting((0.9, 0.999), "decay rates of AdamW's averages")
+    optimizer: str = setting(
+        "adamw", "sgd, adamw, lars, larc, timm:NAME, or your own my_pkg.my_optimizer", added_later=True
+    )
+    weight_decay: float = setting(1e-4, "weight decay")
+    betas: tuple[float, float] = setting((0.9, 0.999), "adamw: decay rates of its averages")
     clip_norm: float | None = setting(None, "largest norm of a head's gradient; null: any")
     steps: int = setting(40_000, "updates, at most", unit="updates")
     max_epochs: float | None = setting(
@@ -95,6 +99,9 @@ def check_heads(settings: HeadSettings, *, protocol: str) -> None:
     need(positive(settings.power), f"power should be above 0, not {settings.power}")
     need(settings.max_epochs is None or positive(settings.max_epochs), "max_epochs should be above 0")
     need(settings.power == 1 or settings.schedule == "poly", f"power has no effect with schedule={settings.schedule}")
+    refuse_unknown(settings.optimizer)
+    if settings.betas != type(settings)().betas:
+        need("betas" in find(settings.optimizer).uses, f"betas has no effect with optimizer={settings.optimizer}")
     need(settings.weight_decay >= 0, f"weight_decay should be 0 or more, not {settings.weight_decay}")
     need(settings.clip_norm is None or positive(settings.clip_norm), "clip_norm should be above 0")
     for name in ("dropout", "flip"):

@@ -26,8 +26,8 @@ from sslbench.solvers.dense.windows import resized
 from sslbench.train import checkpoints, schedules
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import NotFiniteError
-from sslbench.train.optimizer_settings import OptimizerSettings
-from sslbench.train.optimizers import make_optimizer, set_rates
+from sslbench.train.optimizers.optimizer import OptimizerSettings, make_optimizer, set_rates
+from sslbench.train.parameter_groups import GroupRates, group
 from sslbench.train.resume import continue_from, newest_whole
 
 log = logging.getLogger("sslbench")
@@ -178,9 +178,11 @@ class _Run:
         self.all, self.alive = list(heads), [True] * len(heads)
         self.factor = rate_factor(settings, plan.updates, plan.warmup)
         options = OptimizerSettings(
-            name="adamw", lr=1.0, lr_scaling="none", weight_decay=settings.weight_decay, betas=settings.betas
+            name=settings.optimizer, lr=1.0, lr_scaling="none", weight_decay=settings.weight_decay, betas=settings.betas
         )
-        self.optimizer = make_optimizer([_group(head) for head in heads], options)
+        self.optimizer = make_optimizer(
+            [group(dict(head.named_parameters()), GroupRates(lr_factor=head.lr)) for head in heads], options
+        )
         self.reported = self.saved = time.perf_counter()
 
     def resume(self) -> int:
@@ -247,19 +249,6 @@ class _Run:
         content = {"heads": state, "optimizer": self.optimizer.state_dict(), "alive": self.alive}
         checkpoints.write(self.plan.folder, done, content, keep=1)
         self.saved = time.perf_counter()
-
-
-def _group(head: DenseHead) -> dict[str, Any]:
-    named = dict(head.named_parameters())
-    return {
-        "params": list(named.values()),
-        "names": list(named),
-        "lr_factor": head.lr,
-        "weight_decay_factor": 1.0,
-        "own_weight_decay": None,
-        "constant_lr": False,
-        "layer": 0,
-    }
 
 
 def _dropout_seed(seed: int, index: int) -> int:

@@ -1,4 +1,4 @@
-"""SGD with layer-wise adaptive rates: LARS (You et al. 2017, arXiv 1708.03888) and LARC.
+"""SGD with layer-wise adaptive rates: LARS (You et al. 2017, arXiv 1708.03888).
 
 The rate of a tensor is `trust_coefficient * |p| / |g|`, so each tensor moves by about the same fraction of its norm.
 Differences between the published implementations are options here; `momentum_buffer` and the update are those of
@@ -12,6 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
+
+from sslbench.train.optimizers.optimizer import OptimizerKind
 
 Denominator = Literal["joint", "separate"]
 _CACHE_ELEMENTS = 2**16
@@ -117,14 +119,6 @@ class LARS(torch.optim.Optimizer):
         torch._foreach_add_(params, d, alpha=-group["lr"])
 
 
-class LARC(LARS):
-    """SGD with layer-wise adaptive rates as NVIDIA's apex has it: `LARS` with `denominator="separate"`."""
-
-    def __init__(self, params: ParamsT, lr: float, **options: Any) -> None:
-        """Set the options; see `LARS`."""
-        super().__init__(params, lr, **{"denominator": "separate", **options})
-
-
 class _Part:
     """Parameters of one group with the same treatment: layer-wise scales or not, and the same weight decay."""
 
@@ -197,3 +191,12 @@ def _scales(part: _Part, of_params: Tensor, of_divisors: Tensor) -> Tensor:
         # d is the weight decay alone where |g| is 0, and the gradient itself where |p| is 0.
         scale = torch.where(of_divisors == 0, 0.0, scale)
     return scale
+
+
+OPTIMIZER = OptimizerKind(
+    LARS,
+    uses={
+        **{name: name for name in ("momentum", "nesterov", "trust_coefficient")},
+        "exclude_norm_and_bias": "exclude_1d",
+    },
+)
