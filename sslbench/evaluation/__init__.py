@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sslbench.evaluation.encode import extract_only, extract_several
     from sslbench.evaluation.opening import InMemoryData
-    from sslbench.evaluation.preparation import Prepared, has_own_classes, needs_labels, prepare
+    from sslbench.evaluation.preparation import Prepared, has_own_classes, prepare
     from sslbench.evaluation.request import Request, RunSettings, Task, make_task
     from sslbench.evaluation.run import check_features_for, evaluate, evaluate_features
     from sslbench.runtime.folders import check_writable
@@ -29,7 +29,6 @@ __all__ = [
     "extract_several",
     "has_own_classes",
     "make_task",
-    "needs_labels",
     "prepare",
 ]
 

@@ -16,24 +16,23 @@ import numpy as np
 
 from sslbench import protocols
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.layers import Layer, resolve_layers
+from sslbench.backbones.layers import Layer
 from sslbench.data.checks import near
 from sslbench.data.decode import transforms
 from sslbench.data.sharded import rows_of
 from sslbench.data.source import Labels, Source
 from sslbench.distributed import this_process
 from sslbench.errors import ResourceError
-from sslbench.evaluation.floors import floor_backbones
-from sslbench.evaluation.preparation import Prepared, one_part
+from sslbench.evaluation.on_features import floor_layers, floors_of
+from sslbench.evaluation.preparation import Prepared, one_part, shared_part
 from sslbench.evaluation.rates import Rate, measure_rate
-from sslbench.evaluation.request import RunSettings, Task, only_part
+from sslbench.evaluation.request import RunSettings, Task
 from sslbench.evaluation.rounding import in_fp32
-from sslbench.evaluation.sets import is_on_sets
 from sslbench.features import partial
 from sslbench.features.external import FeaturePair
 from sslbench.features.extract import store_key
 from sslbench.features.store import open_entry
-from sslbench.protocols import NotEstimated, OnFeatures, OnImages, OnSets, Shapes
+from sslbench.protocols import NotEstimated, Shapes
 from sslbench.runtime import machine
 from sslbench.runtime.cost import Cost
 
@@ -149,7 +148,7 @@ def _smaller(part: Part, free: float) -> str:
         task, shapes = part.task, part.shapes
         if (memory := getattr(task.settings, "max_memory", None)) is not None:
             for smaller in (memory / divisor for divisor in (2, 4, 8, 16)):
-                cost = _cost_of(dataclasses.replace(task, settings=_with_memory(task.settings, smaller)), shapes)
+                cost = task.kind.cost_of(_with_memory(task.settings, smaller), shapes)
                 if isinstance(cost, Cost) and cost.memory <= free:
                     advice.insert(0, f"max_memory={smaller:g}")
                     break
@@ -163,7 +162,7 @@ def quicker(part: Part) -> str:
     task, shapes = part.task, part.shapes
     if task is None or shapes is None or part.seconds is None or part.seconds < VERY_LONG:
         return ""
-    cost = _cost_of(task, shapes)
+    cost = task.kind.cost_of(task.settings, shapes)
     if not isinstance(cost, Cost):
         return ""
     whole, advice = machine.speed().seconds(cost), []
@@ -173,14 +172,14 @@ def quicker(part: Part) -> str:
         if not isinstance(values, tuple) or len(values) < 2:
             continue
         one = dataclasses.replace(task, settings=dataclasses.replace(task.settings, **{name: values[:1]}))
-        cost = _cost_of(one, shapes)
+        cost = one.kind.cost_of(one.settings, shapes)
         if isinstance(cost, Cost) and (seconds := machine.speed().seconds(cost)) < whole / 2:
             advice.append(f"one value of {name} ({time_text(runs * seconds)})")
     for name in _OTHERS:
         found = protocols.find(name)
         own = Task(name, found.settings(), {})
-        if name != task.protocol and isinstance(found.kind, OnFeatures) and shapes.labels in found.kind.label_kinds:
-            cost = _cost_of(own, shapes)
+        if name != task.protocol and shapes.labels in found.kind.label_kinds:
+            cost = own.kind.cost_of(own.settings, shapes)
             if isinstance(cost, Cost) and (seconds := machine.speed().seconds(cost)) < whole / 10:
                 advice.append(f"{name} ({time_text(runs * seconds)})")
     return f"shorter: {', '.join([*advice, _FEWER])}"
@@ -192,10 +191,10 @@ def _with_memory(settings: Any, memory: float) -> Any:
 
 def _fits(name: str, shapes: Shapes, free: float) -> bool:
     found = protocols.find(name)
-    kind = found.kind
-    if not isinstance(kind, OnFeatures) or isinstance(kind.cost, NotEstimated):
+    if shapes.labels not in found.kind.label_kinds:
         return False
-    return shapes.labels in kind.label_kinds and kind.cost(found.settings(), shapes).memory <= free
+    cost = found.kind.cost_of(found.settings(), shapes)
+    return isinstance(cost, Cost) and cost.memory <= free
 
 
 def time_text(seconds: float) -> str:
@@ -272,7 +271,9 @@ def _costs_of_features(
 ) -> list[tuple[Task | None, Cost | NotEstimated]]:
     """Return the cost of each protocol, and that of the search for copies, which is of none."""
     shapes = _shapes_of_features(pair)
-    found: list[tuple[Task | None, Cost | NotEstimated]] = [(task, _cost_of(task, shapes)) for task in tasks]
+    found: list[tuple[Task | None, Cost | NotEstimated]] = [
+        (task, task.kind.cost_of(task.settings, shapes)) for task in tasks
+    ]
     if run.overlaps and pair.train is not pair.test:
         found.append((None, _overlaps(shapes.train, shapes.test, shapes.width)))
     return found
@@ -291,8 +292,7 @@ def estimate(prepared: Prepared, store: Path, out: Path) -> Estimate:
         store: folder of the feature store.
         out: folder of the records.
     """
-    on_images = [task for task in prepared.request.tasks if isinstance(_kind(task), OnImages)]
-    on_features = [task for task in prepared.request.tasks if not isinstance(_kind(task), OnImages)]
+    on_images, on_features = prepared.image_tasks, prepared.feature_tasks
     parts: list[Part] = []
     rates: dict[str, Rate | None] = {}
     if on_features:
@@ -311,30 +311,9 @@ def estimate(prepared: Prepared, store: Path, out: Path) -> Estimate:
     return Estimate(tuple(parts), machine.free_memory(), *free)
 
 
-def _kind(task: Task) -> OnFeatures[Any] | OnImages[Any] | OnSets[Any]:
-    kind = protocols.find(task.protocol).kind
-    if not isinstance(kind, OnFeatures | OnImages | OnSets):
-        raise TypeError(f"{task.protocol} runs on objects")
-    return kind
-
-
-def _encoders(prepared: Prepared, tasks: Sequence[Task]) -> dict[str, tuple[Backbone, tuple[Layer, ...]]]:
-    """Return the backbones that encode train and test, with their layers: '' and the floors."""
-    found = {"": (prepared.backbone, prepared.layers)}
-    if not prepared.run.floors or (all(is_on_sets(task) for task in tasks) and not prepared.run.baseline):
-        return found
-    floors = floor_backbones(prepared.backbone, is_floor=prepared.request.weights == "random").found
-    for name, backbone in floors.items():
-        same = backbone.name == prepared.backbone.name
-        found[name] = (backbone, prepared.layers if same else resolve_layers(backbone, (backbone.default_layer,)))
-    return found
-
-
 def _sources(prepared: Prepared, tasks: Sequence[Task]) -> list[Source]:
     """Return the sources that are encoded, each once."""
-    parts, data = {only_part(task) for task in tasks}, prepared.data
-    if len(parts) == 1 and (part := next(iter(parts))) is not None:
-        data = one_part(data, part)
+    data = one_part(prepared.data, shared_part(tasks))
     if data.whole is not None:
         return [data.whole]
     return [data.test] if data.train is data.test else [data.train, data.test]
@@ -382,7 +361,7 @@ def _missing(
 def _evidently_short(prepared: Prepared, store: Path) -> bool:
     """Return True for work of some seconds even on a slow machine, which is not worth a measurement."""
     tasks = prepared.request.tasks
-    if any(isinstance(_kind(task), OnImages) for task in tasks):
+    if prepared.image_tasks:
         return len(prepared.data.train) + len(prepared.data.test) <= _FEW_IMAGES
     encoded, width = 0, 0
     for source in _sources(prepared, tasks):
@@ -392,7 +371,8 @@ def _evidently_short(prepared: Prepared, store: Path) -> bool:
     encoded += sum(len(each.source) for sets in prepared.sets for each in sets.values())
     if encoded > _FEW_IMAGES:
         return False
-    costs = [_cost_of(task, _task_shapes(prepared, task, width, prepared.layers[0])) for task in tasks]
+    shapes = [_task_shapes(prepared, task, width, prepared.layers[0]) for task in tasks]
+    costs = [task.kind.cost_of(task.settings, own) for task, own in zip(tasks, shapes, strict=True)]
     layers = len(prepared.layers)
     return layers * sum(machine.SLOW.seconds(each) for each in costs if isinstance(each, Cost)) < _SHORT
 
@@ -403,7 +383,8 @@ def _extractions(
     """Yield the extraction of each backbone; its rate is put into `rates`."""
     run, item = prepared.run, np.dtype(prepared.run.feature_dtype).itemsize
     sources = _sources(prepared, tasks)
-    for name, (backbone, layers) in _encoders(prepared, tasks).items():
+    for name, backbone in {"": prepared.backbone, **floors_of(prepared, tasks).found}.items():
+        layers = floor_layers(prepared, backbone)
         stored = 0.0
         widths: dict[str, int] = {}
         waiting: list[_Waiting] = []
@@ -449,7 +430,7 @@ def _sample_in_fp32(prepared: Prepared, tasks: Sequence[Task], store: Path) -> l
     runs = 2 * (1 + len(prepared.request.noise))
     scored = [
         dataclasses.replace(part, seconds=None if part.seconds is None else runs * part.seconds, written=0.0)
-        for part in _feature_parts(exact, [task for task in tasks if not is_on_sets(task)], store, rates)
+        for part in _feature_parts(exact, tasks, store, rates)
     ]
     return [dataclasses.replace(part, name=f"fp32 beside int8: {part.name}") for part in [*parts, *scored]]
 
@@ -472,17 +453,9 @@ def _shapes(labels: Labels, train: int, test: int, width: int, layer: Layer | No
 
 def _task_shapes(prepared: Prepared, task: Task, width: int, layer: Layer) -> Shapes:
     """Return the shapes of a protocol's features at one layer."""
-    part = only_part(task)
-    data = prepared.data if part is None else one_part(prepared.data, part)
+    data = one_part(prepared.data, task.part)
     size = transforms.output_size(prepared.backbone.preprocessing) or (_FEW_IMAGES, _FEW_IMAGES)
     return _shapes(data.train.labels, len(data.train), len(data.test), width, layer, size[0] * size[1])
-
-
-def _cost_of(task: Task, shapes: Shapes) -> Cost | NotEstimated:
-    kind = _kind(task)
-    if isinstance(kind, OnImages):
-        return NotEstimated("it takes images")
-    return kind.cost if isinstance(kind.cost, NotEstimated) else kind.cost(task.settings, shapes)
 
 
 def _part(name: str, cost: Cost | NotEstimated, runs: int) -> Part:
@@ -500,7 +473,8 @@ def _feature_parts(prepared: Prepared, tasks: Sequence[Task], store: Path, rates
     shares = 1 + len(prepared.request.noise)
     parts = []
     for task in tasks:
-        beside = [] if is_on_sets(task) else [name for name in rates if name]
+        lacking = task.kind.lacking_floors(baseline=prepared.run.baseline)
+        beside = [name for name in rates if name and name not in lacking]
         total: Part | None = None
         for layer in prepared.layers:
             widths = [own.widths[layer.text]]
@@ -509,13 +483,13 @@ def _feature_parts(prepared: Prepared, tasks: Sequence[Task], store: Path, rates
                 widths += [] if rate is None else [rate.widths.get(layer.text, next(iter(rate.widths.values())))]
             for width in widths:
                 shapes = _task_shapes(prepared, task, width, layer)
-                stage = _part(task.protocol, _cost_of(task, shapes), shares)
+                stage = _part(task.protocol, task.kind.cost_of(task.settings, shapes), shares)
                 total = _joined(total, dataclasses.replace(stage, task=task, shapes=shapes))
         if total is not None:
             floors = f" with {_count(len(beside), 'floor', 'floors')}" if beside else ""
             layers = f", {len(prepared.layers)} layers" if len(prepared.layers) > 1 else ""
             parts.append(dataclasses.replace(total, name=f"{task.protocol}{floors}{layers}"))
-    if prepared.run.overlaps and not all(only_part(task) for task in tasks):
+    if prepared.run.overlaps and not all(task.part for task in tasks):
         vectors = rates.get("pixels") or own
         width = next(iter(vectors.widths.values()))
         parts.append(_part(_COPIES, _overlaps(len(prepared.data.train), len(prepared.data.test), width), 1))
@@ -547,15 +521,12 @@ def _overlaps(train: int, test: int, width: int) -> Cost:
 
 def _image_part(prepared: Prepared, task: Task, rate: Rate | None) -> Part:
     """Return a protocol on images, with the untrained network beside it where that is run."""
-    kind = _kind(task)
-    if not isinstance(kind, OnImages):
-        raise TypeError(f"{task.protocol} runs on features")
-    if isinstance(kind.work, NotEstimated):
-        return Part(task.protocol, None, remark=kind.work.reason)
+    work = task.kind.work_of(task.settings, _task_shapes(prepared, task, 0, prepared.layers[0]))
+    if isinstance(work, NotEstimated):
+        return Part(task.protocol, None, remark=work.reason)
     if rate is None:
         return Part(task.protocol, None, remark="a first image cannot be encoded")
-    work = kind.work(task.settings, _task_shapes(prepared, task, 0, prepared.layers[0]))
-    twice = (prepared.run.floors and not kind.trains) or prepared.run.baseline
+    twice = (prepared.run.floors and not task.kind.trains) or prepared.run.baseline
     passes = (work.forward + _TRAINED * work.trained) * (2 if twice else 1) * (1 + len(prepared.request.noise))
     remark = f"passes of images only, at least; without {work.rest}" if work.rest else ""
     floor, number = " with 1 floor" if twice else "", _count(round(passes), "pass", "passes")

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from sslbench import protocols
 from sslbench.arrays import FloatArray, Matrix
 from sslbench.backbones import named
 from sslbench.backbones.classifier import Classifier, find_classifier, read_classifier
@@ -20,17 +19,11 @@ from sslbench.data.source import Labels, Source
 from sslbench.data.splits import TrainTest, match_classes
 from sslbench.errors import UsageError
 from sslbench.evaluation.class_names import read_class_names
-from sslbench.evaluation.request import Request, RunSettings, Task
-from sslbench.protocols import FileClassifier, FileClassifierChoice, OnSets
+from sslbench.evaluation.request import Request, RunSettings
+from sslbench.protocols import FileClassifier, FileClassifierChoice
 from sslbench.results import WeightsUsed
 
 _ROWS = 8192
-
-
-def choice_of(task: Task) -> FileClassifierChoice | None:
-    """Return a task's choice of the classifier in the weights file; None where the protocol trains its own."""
-    kind = protocols.find(task.protocol).kind
-    return kind.file_classifier(task.settings) if isinstance(kind, OnSets) else None
 
 
 def load_file_classifier(request: Request, run: RunSettings, data: TrainTest) -> FileClassifier | None:
@@ -48,7 +41,8 @@ def load_file_classifier(request: Request, run: RunSettings, data: TrainTest) ->
         UsageError: another task or layer beside it, an untrained floor, or classes without names.
         WeightsError: the file has no classifier.
     """
-    chosen = [choice for choice in map(choice_of, request.tasks) if choice is not None]
+    choices = (task.kind.chosen_classifier(task.settings) for task in request.tasks)
+    chosen = [choice for choice in choices if choice is not None]
     if not chosen:
         return None
     setting = "classifier=file"

@@ -5,13 +5,11 @@ import functools
 import itertools
 import logging
 import shutil
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from sslbench import protocols
 from sslbench.backbones.backbone import Backbone
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.groups import source_groups
@@ -21,17 +19,16 @@ from sslbench.distributed.collectives import gather_objects, process_group, rank
 from sslbench.errors import DataError
 from sslbench.evaluation import floors
 from sslbench.evaluation.costs import encoding_costs, measured
-from sslbench.evaluation.dense import as_read
 from sslbench.evaluation.groups import with_details
 from sslbench.evaluation.preparation import Prepared, one_part, task_with_noise, with_noise
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, recorded, weights_at
 from sslbench.evaluation.references import compare_references
-from sslbench.evaluation.request import RunSettings, Task, only_part
-from sslbench.evaluation.trainings import scores_together, together, trains
+from sslbench.evaluation.request import RunSettings, Task
+from sslbench.evaluation.trainings import scores_together, together
 from sslbench.features.array import Features
 from sslbench.features.extract import check_shared
 from sslbench.identity import record_id
-from sslbench.protocols import OnImages
+from sslbench.protocols import ImageInputs
 from sslbench.results import ExcludedImage, NetworkWeights, Result, Stage, records
 from sslbench.runtime.progress import Progress
 from sslbench.weights.save import save
@@ -43,13 +40,12 @@ _NO_BASELINE = "baseline=true also trains on the untrained backbone, in twice th
 
 
 def evaluate_on_images(
-    prepared: Prepared, tasks: Sequence[Task], *, out: Path, command: str, progress: Progress | None = None
+    prepared: Prepared, *, out: Path, command: str, progress: Progress | None = None
 ) -> list[Result]:
     """Run protocols on images and write one record per row of each; every process of a run calls this.
 
     Args:
         prepared: from `prepare`.
-        tasks: of it, those on images.
         out: folder for the records, and for checkpoints while a protocol runs.
         command: command line of the user, for the record.
         progress: called with what, images done and images in all.
@@ -60,37 +56,26 @@ def evaluate_on_images(
     Raises:
         SslbenchError: as the protocol.
     """
+    if not prepared.image_tasks:
+        return []
     check_shared(prepared.backbone)
     images: dict[tuple[str | None, float], _ImageEvaluation] = {}  # of each part that tasks use, and label noise
     results = []
     with process_group(prepared.run.torch_device()):
-        for task, share in itertools.product(tasks, (0.0, *prepared.request.noise)):
-            part = only_part(task)
+        for task, share in itertools.product(prepared.image_tasks, (0.0, *prepared.request.noise)):
+            part = task.part
             if (part, share) not in images:
                 used = with_noise(prepared, share)
-                used = used if part is None else dataclasses.replace(used, data=one_part(used.data, part))
+                used = dataclasses.replace(used, data=one_part(used.data, part))
                 images[part, share] = _ImageEvaluation(used, share, out, command, progress)
             results += images[part, share].measure(task_with_noise(task, share))
     return results
 
 
-def row_names(prepared: Prepared, task: Task, backbone: Backbone) -> tuple[str, ...]:
-    """Return what the results of a protocol on images are called."""
-    data = prepared.data.train
-    return _kind(task).rows(backbone, prepared.layers, data, task.settings, seed=prepared.run.seed)
-
-
 def as_hashed(backbone: Backbone, task: Task) -> Backbone:
     """Return a backbone with what the key of a record holds, for a protocol, which can read nothing else."""
-    read = as_read(backbone.preprocessing, (task,))
+    read = task.kind.as_read(backbone.preprocessing, task.settings)
     return dataclasses.replace(backbone, preprocessing=read, report=None, format=None, gem_power=None, usual_input=None)
-
-
-def _kind(task: Task) -> OnImages[Any]:
-    kind = protocols.find(task.protocol).kind
-    if not isinstance(kind, OnImages):
-        raise TypeError(f"{task.protocol} does not run on images")
-    return kind
 
 
 class _ImageEvaluation:
@@ -131,7 +116,7 @@ class _ImageEvaluation:
     def _rows(self, task: Task, backbone: Backbone) -> dict[str, tuple[Result, records.Scores]]:
         """Return the record of each row, not yet written; {} on processes other than the first."""
         seeds = self.prepared.run.each_seed()
-        if len(seeds) == 1 or not trains(task):
+        if len(seeds) == 1 or not task.kind.trains:
             return self._run(task, backbone, seeds[0])
         each = [self._training(task, backbone, run, number) for number, run in enumerate(seeds)]
         if rank() != 0:
@@ -190,17 +175,18 @@ class _ImageEvaluation:
         """Run a protocol with one seed; return the record of each row, {} on processes other than the first."""
         train, test = _without_columns(self.train), _without_columns(self.test)
         with measured(run.torch_device()) as meter:
-            outcomes = _kind(task).run(
-                as_hashed(backbone, task),
-                self.prepared.layers,
+            inputs = ImageInputs(
+                task.settings,
+                run.seed,
                 self.train.as_hashed(),
                 self.test.as_hashed(),
-                task.settings,
-                seed=run.seed,
+                backbone=as_hashed(backbone, task),
+                layers=self.prepared.layers,
                 engine=self.engine,
                 folder=self._folder(task, backbone, run),
                 progress=self.progress,
             )
+            outcomes = task.kind.outcomes(inputs)
         rows = {}
         for row, outcome in outcomes.items():
             subject = self._described(backbone, row, run)
@@ -237,7 +223,7 @@ class _ImageEvaluation:
         backbone, run = self.prepared.backbone, self.prepared.run
         if not run.floors or backbone.kind.pixels:
             return {}, {}
-        trains = _kind(task).trains
+        trains = task.kind.trains
         views = f"{task.protocol} trains on views of images; its floor is the untrained backbone"
         missing = {"pixels": views} if trains else {}
         if self.prepared.request.weights == "random":
@@ -269,7 +255,8 @@ class _ImageEvaluation:
     def _row_names(self, task: Task, backbone: Backbone) -> tuple[str, ...]:
         key = id(task), id(backbone)
         if key not in self._names:
-            self._names[key] = row_names(self.prepared, task, backbone)
+            data, seed = self.prepared.data.train, self.prepared.run.seed
+            self._names[key] = task.row_names(backbone, self.prepared.layers, data, seed)
         return self._names[key]
 
     def _id(self, backbone: Backbone, row: str, task: Task) -> str:

@@ -11,7 +11,7 @@ from sslbench.data.splits import TrainTest, choose_test, choose_train, limit, tr
 from sslbench.distributed.collectives import process_group_if_known
 from sslbench.errors import UsageError
 from sslbench.evaluation.dense import DATA, dense_kind
-from sslbench.evaluation.request import Request, RunSettings, only_part
+from sslbench.evaluation.request import Request, RunSettings
 from sslbench.labels import LABELS, LabelKind
 
 InMemoryData = Mapping[str, Mapping[str, Source]]
@@ -77,7 +77,7 @@ def _dense_data(kind: LabelKind, request: Request, run: RunSettings) -> TrainTes
     named = [flag for flag in ("image_column", "label_column", "groups", "value_columns") if getattr(request, flag)]
     if named:
         raise UsageError(f"{request.data} has {LABELS[kind].text} and no columns, so {named[0]} has no effect")
-    parts = {only_part(task) for task in request.tasks}
+    parts = {task.part for task in request.tasks}
     if len(parts) == 1 and (part := parts.pop()) is not None:
         if part == "test" and request.test_data and request.data not in (request.test_data, DATA[kind].default):
             name = request.tasks[0].protocol

@@ -12,7 +12,7 @@ from sslbench.data.checks.near import NearDuplicates, near_pairs
 from sslbench.errors import ResultError
 from sslbench.evaluation.preparation import Prepared
 from sslbench.evaluation.record import Encoded
-from sslbench.evaluation.request import RunSettings, Task, only_part
+from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features
 from sslbench.labels import LABELS
 from sslbench.metrics.catalog import find as find_metric
@@ -55,7 +55,7 @@ def find(prepared: Prepared, encoded: Encoded, pixels: Encoded | None) -> Suspec
     Returns:
         None if it is not wanted, or every protocol scores a part by itself.
     """
-    if not prepared.run.overlaps or all(only_part(task) for task in prepared.request.tasks):
+    if not prepared.run.overlaps or all(task.part for task in prepared.request.tasks):
         return None
     start = time.perf_counter()
     by = "pixels" if pixels is not None else f"features of {prepared.backbone.name}"
@@ -109,7 +109,7 @@ def with_overlaps(
     """
     file = list_of(result, out)
     try:
-        if found is None or only_part(task):
+        if found is None or task.part:
             file.unlink(missing_ok=True)
             return result
         scored = set(scores.ids)

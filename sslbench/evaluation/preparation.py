@@ -12,12 +12,10 @@ from sslbench import names, protocols
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, names_head, resolve_layers
 from sslbench.backbones.load import load_backbone
-from sslbench.backbones.sizes import built_for
 from sslbench.config import convert
 from sslbench.data.checks import samples
 from sslbench.data.checks.enlarged import enlargement
 from sslbench.data.decode.handlers import identified
-from sslbench.data.decode.transforms import output_size
 from sslbench.data.images import Files
 from sslbench.data.labels import no_labels
 from sslbench.data.maps.sizes import unknown_orientation
@@ -35,35 +33,23 @@ from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
 from sslbench.evaluation.calibration import calibrated
-from sslbench.evaluation.dense import SIZES, as_read, dense_layers, on_places, takes_own_sizes, whole_image
 from sslbench.evaluation.file_classifier import labelled_by, load_file_classifier
 from sslbench.evaluation.groups import check_groups
 from sslbench.evaluation.opening import InMemoryData, open_train_test
-from sslbench.evaluation.request import Request, RunSettings, Task, only_part, sample_kind
+from sslbench.evaluation.request import Request, RunSettings, Task
 from sslbench.evaluation.trainings import check_seeds
 from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
 from sslbench.labels import LabelKind
 from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols import FileClassifier, ImageSet, OnFeatures, OnImages, OnObjects, OnSets
+from sslbench.protocols import FileClassifier, ImageSet, Part
 from sslbench.results import records
-
-
-def needs_labels(task: Task) -> bool:
-    """Return False for a protocol that can use unlabelled data."""
-    return protocols.find(task.protocol).needs_labels
-
-
-def is_on_images(task: Task) -> bool:
-    """Return True for a protocol that takes images in place of features."""
-    return isinstance(protocols.find(task.protocol).kind, OnImages)
 
 
 def has_own_classes(tasks: Sequence[Task]) -> bool:
     """Return True for protocols that learn no classes, so that test may have others than train."""
-    kinds = [protocols.find(task.protocol).kind for task in tasks]
-    return all(isinstance(kind, OnFeatures) and kind.own_classes for kind in kinds)
+    return all(task.kind.own_classes for task in tasks)
 
 
 def without_useless_labels(data: TrainTest) -> TrainTest:
@@ -78,14 +64,22 @@ def without_useless_labels(data: TrainTest) -> TrainTest:
 
 def fitted_labels(task: Task, data: TrainTest) -> Labels:
     """Return the labels that a protocol learns from, for its `check`."""
-    part = only_part(task)
+    part = task.part
     if part and data.whole is not None:
         return data.whole.labels
     return data.test.labels if part == "test" else data.train.labels
 
 
-def one_part(data: TrainTest, part: str) -> TrainTest:
+def shared_part(tasks: Sequence[Task]) -> Part | None:
+    """Return the only part of the data that all tasks use; None: they use both, or different ones."""
+    parts = {task.part for task in tasks}
+    return parts.pop() if len(parts) == 1 else None
+
+
+def one_part(data: TrainTest, part: Part | None) -> TrainTest:
     """Return the data with one part in the place of both; data without parts of its own is taken whole."""
+    if part is None:
+        return data
     if data.whole is not None:
         return dataclasses.replace(data, train=data.whole, test=data.whole, how=f"all of {data.whole.name}, not split")
     source = data.train if part == "train" else data.test
@@ -96,7 +90,7 @@ def one_part_of_features(
     train: Features, test: Features, whole: Features | None, task: Task
 ) -> tuple[Features, Features]:
     """Return features with one part in the place of both, see `one_part`."""
-    part = only_part(task)
+    part = task.part
     if part is None:
         return train, test
     features = whole if whole is not None else train if part == "train" else test
@@ -136,6 +130,20 @@ class Prepared:
     classifier: FileClassifier | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def image_tasks(self) -> tuple[Task, ...]:
+        """Tasks that get the images."""
+        return tuple(task for task in self.request.tasks if task.kind.needs_images)
+
+    @property
+    def feature_tasks(self) -> tuple[Task, ...]:
+        """Tasks that get features, of one extraction."""
+        return tuple(task for task in self.request.tasks if not task.kind.needs_images)
+
+    def sets_of(self, task: Task) -> Mapping[str, ImageSet]:
+        """Return the further sets of a task of the request; {} for most protocols."""
+        return self.sets[self.request.tasks.index(task)]
+
 
 def prepare(
     request: Request,
@@ -167,11 +175,11 @@ def prepare(
     if request.test_classes == "numbers":
         data = dataclasses.replace(data, test=name_numbered(data.train, data.test))
     check_groups(data.test, request.groups)
-    labels = any(needs_labels(task) for task in request.tasks)
+    labels = any(task.kind.needs_labels for task in request.tasks)
     data = data if labels else without_useless_labels(data)
     _check_whole(request, data)
     own_classes = data.test.labels.kind == "single" and has_own_classes(request.tasks)
-    if own_classes and not all(only_part(task) for task in request.tasks):
+    if own_classes and not all(task.part for task in request.tasks):
         train, test = unite_classes(data.train, data.test)
         data = dataclasses.replace(data, train=train, test=test)
     copies = data.train is not data.test
@@ -183,7 +191,7 @@ def prepare(
     classifier = load_file_classifier(request, run, data)
     if classifier is not None:
         layers, data = resolve_layers(backbone, (classifier.layer,)), labelled_by(data, classifier)
-    if data.whole is not None and all(only_part(task) for task in request.tasks):
+    if data.whole is not None and all(task.part for task in request.tasks):
         log.info(f"{len(data.whole)} samples, not split")
     elif data.train is data.test:
         log.info(f"{len(data.test)} test samples, {data.how}")
@@ -191,9 +199,9 @@ def prepare(
         log.info(
             f"{len(data.train)} train and {len(data.test)} test samples, {data.how}{class_counts(data.train.labels)}"
         )
-    own_sizes = takes_own_sizes(request.tasks)
-    log.info(f"images: {as_read(backbone.preprocessing, request.tasks).text(sizes=not own_sizes)}")
-    if not own_sizes and (warning := enlargement(data.test.images, backbone.preprocessing)):
+    view = request.view
+    log.info(f"images: {request.as_read(backbone.preprocessing).text(sizes=view.sized)}")
+    if view.sized and (warning := enlargement(data.test.images, backbone.preprocessing)):
         log.warning(warning)
     for finding in findings:
         log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
@@ -204,8 +212,8 @@ def prepare(
     backbone = calibrated(backbone, data.train, run)
     tasks = tuple(dataclasses.replace(task, benchmark=_on_these(task, data)) for task in request.tasks)
     request = dataclasses.replace(request, tasks=tasks)
-    if classifier is not None and (part := only_part(tasks[0])) is not None:
-        data = one_part(data, part)
+    if classifier is not None:
+        data = one_part(data, tasks[0].part)
     sets = tuple(open_sets(task, data, backbone.preprocessing, request.limit, run.seed) for task in request.tasks)
     return Prepared(request, run, loaded, backbone, layers, data, origins, findings, sets, classifier, notes)
 
@@ -215,7 +223,7 @@ def _notes_of_record(request: Request, data: TrainTest) -> tuple[str, ...]:
 
     Images that EXIF turns while nothing tells the pixels of their annotations are a warning, too.
     """
-    used = {only_part(task) for task in request.tasks}
+    used = {task.part for task in request.tasks}
     parts = {"train": data.train, "test": data.test}
     chosen = parts.values() if None in used else [parts[part] for part in used if part is not None]
     notes = list(data.notes)
@@ -235,7 +243,7 @@ def check_features(pair: FeaturePair, tasks: Sequence[Task]) -> None:
     Raises:
         DataError: a protocol cannot use them.
     """
-    if not any(needs_labels(task) for task in tasks) or not pair.train.labels.labelled:
+    if not any(task.kind.needs_labels for task in tasks) or not pair.train.labels.labelled:
         return  # what needs them is refused by itself
     parts = [
         Source(f"{pair.data} ({name})", part.ids, part.labels, Files(part.ids))  # no image is read
@@ -255,7 +263,7 @@ def _check_on_the_fly(request: Request, run: RunSettings) -> None:
     """
     if not run.on_the_fly:
         return
-    if not on_places(request.tasks) or takes_own_sizes(request.tasks):
+    if not request.view.streams:
         raise UsageError(
             f"--on-the-fly is for grids of features (segmentation-knn), not for {request.tasks[0].protocol}"
         )
@@ -277,20 +285,16 @@ def _check_tasks(
     check_seeds(run, request.tasks)
     for task in request.tasks:
         protocols.state_shortened(task.protocol, task.settings, task.origins)
-        kind = sample_kind(task.protocol)
         if request.noise:
             _check_noise(task)
         check_label_kind(task, data.train.labels.kind)
-        if not isinstance(protocols.find(task.protocol).kind, OnFeatures):
+        if not task.kind.int8:
             run.extract_settings().float_precision()
-        kind.check(task.settings, fitted_labels(task, data))
+        task.kind.check(task.settings, fitted_labels(task, data))
         if request.test_classes == "subset":
             subset.check(task.protocol)
-        if isinstance(kind, OnFeatures):
-            kind.check_test(task.settings, data.test)
-        if isinstance(kind, OnImages):
-            _check_single(task, backbone, layers)
-            kind.rows(backbone, layers, data.train, task.settings, seed=run.seed)
+        task.kind.check_test(task.settings, data.test)
+        task.row_names(backbone, layers, data.train, run.seed)
 
 
 def open_sets(
@@ -305,14 +309,11 @@ def open_sets(
         most: largest number of images of another set; None: all.
         seed: of the choice among them.
     """
-    kind = protocols.find(task.protocol).kind
-    if not isinstance(kind, OnSets):
-        return {}
 
     def limited(source: Source) -> Source:
         return source if most is None else limit(source, most, seed)
 
-    return kind.open_sets(task.settings, data.train, data.test, preprocessing, limited)
+    return task.kind.further_sets(task.settings, data.train, data.test, preprocessing, limited)
 
 
 def _check_whole(request: Request, data: TrainTest) -> None:
@@ -335,23 +336,11 @@ def _check_whole(request: Request, data: TrainTest) -> None:
         raise UsageError(
             f"{data.test.name} is a retrieval set: --limit would cut answers to its queries", "Leave it out."
         )
-    if not all(only_part(task) for task in request.tasks):
+    if not all(task.part for task in request.tasks):
         raise UsageError(
             f"{data.whole.name} is a retrieval set, and cannot be split into images to learn from and to search",
             f"Give other images to learn from: --data OTHER --test-data {request.data}",
         )
-
-
-def _check_single(task: Task, backbone: Backbone, layers: Sequence[Layer]) -> None:
-    """Refuse, for a protocol that trains on images, features that only an extraction makes.
-
-    Raises:
-        UsageError: several scales, or joined layers.
-    """
-    if backbone.preprocessing.scales != (1.0,):
-        raise UsageError(f"{task.protocol} trains on views of one scale, so --scales has no effect on it")
-    if joined := [layer.text for layer in layers if layer.parts]:
-        raise UsageError(f"{task.protocol} trains one head per layer, and {joined[0]} joins several", "Name one layer.")
 
 
 def with_noise(prepared: Prepared, share: float) -> Prepared:
@@ -378,7 +367,7 @@ def _check_noise(task: Task) -> None:
     Raises:
         UsageError: a protocol trains on neither.
     """
-    if not _trains_on_labels(task.protocol) or only_part(task):
+    if not _trains_on_labels(task.protocol) or task.part:
         able = [name for name in names.list_names("protocol") if _trains_on_labels(name)]
         problem = f"--noise: {task.protocol} does not train on labels of samples"
         raise UsageError(problem, f"Those that do: {', '.join(able)}.")
@@ -386,9 +375,7 @@ def _check_noise(task: Task) -> None:
 
 def _trains_on_labels(name: str) -> bool:
     found = protocols.find(name)
-    if isinstance(found.kind, OnImages):
-        return found.kind.trains and "single" in found.kind.label_kinds
-    return isinstance(found.kind, OnFeatures) and found.needs_labels and not found.kind.part(found.settings())
+    return found.kind.trains_on_labels(found.settings())
 
 
 def check_label_kind(task: Task, kind: LabelKind) -> None:
@@ -397,7 +384,7 @@ def check_label_kind(task: Task, kind: LabelKind) -> None:
     Raises:
         DataError: they are numbers, and 'value' is not among the label kinds of the protocol.
     """
-    if kind != "value" or "value" in sample_kind(task.protocol).label_kinds:
+    if kind != "value" or "value" in task.kind.label_kinds:
         return
     able = [name for name in names.list_names("protocol") if _predicts_numbers(name)]
     raise DataError(
@@ -407,8 +394,8 @@ def check_label_kind(task: Task, kind: LabelKind) -> None:
 
 
 def _predicts_numbers(protocol: str) -> bool:
-    found = protocols.find(protocol)
-    return found.needs_labels and not isinstance(found.kind, OnObjects) and "value" in found.kind.label_kinds
+    kind = protocols.find(protocol).kind
+    return kind.needs_labels and "value" in kind.label_kinds
 
 
 def load(request: Request, run: RunSettings) -> Backbone:
@@ -433,10 +420,8 @@ def load(request: Request, run: RunSettings) -> Backbone:
 
 
 def layers_of(backbone: Backbone, request: Request) -> tuple[Layer, ...]:
-    """Return the layers of a request; of protocols on label maps, those with a map."""
-    if on_places(request.tasks):
-        return dense_layers(backbone, request.tasks, request.layers)
-    return resolve_layers(backbone, request.layers or (backbone.default_layer,))
+    """Return the layers of a request; of protocols on places in images, those with a map."""
+    return request.view.layers(backbone, request.layers)
 
 
 def class_counts(train: Labels) -> str:
@@ -459,15 +444,10 @@ def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple
     Raises:
         UsageError: see `with_preprocessing` and `sizes.built_for`.
     """
-    values = {**request.preprocessing, **run.decoding()}
-    if on_places(request.tasks):
-        values = whole_image(backbone.preprocessing, request.tasks, values)
-    backbone, origins = with_preprocessing(backbone, values)
-    if takes_own_sizes(request.tasks):
-        if as_read(backbone.preprocessing, request.tasks).trained_side is not None:
-            origins["trained_side"] = origins["crop"]
-        return backbone, {name: origin for name, origin in origins.items() if name not in SIZES}
-    return built_for(backbone, output_size(backbone.preprocessing)), origins
+    view, values = request.view, {**request.preprocessing, **run.decoding()}
+    protocol = request.tasks[0].protocol if request.tasks else ""
+    backbone, origins = with_preprocessing(backbone, view.asked(backbone.preprocessing, values, protocol))
+    return view.fitted(backbone, origins, trained_side=request.reads_trained_side)
 
 
 def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[Backbone, dict[str, str]]:
@@ -506,8 +486,7 @@ def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[B
 
 def _on_these(task: Task, data: TrainTest) -> Benchmark | None:
     """Return a task's benchmark as it is run on the data, see `on_data`."""
-    part = only_part(task)
-    data = one_part(data, part) if part and data.whole is not None else data
+    data = one_part(data, task.part) if data.whole is not None else data
     counts = {"train": len(data.train), "test": len(data.test)}
     return on_data(task.benchmark, counts, len(data.train.labels.classes))
 

@@ -20,23 +20,20 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import head_layers
 from sslbench.config import result_settings
 from sslbench.errors import UsageError
-from sslbench.evaluation import floors, subset
-from sslbench.evaluation.costs import measured
-from sslbench.evaluation.dense import as_read
+from sslbench.evaluation import floors
 from sslbench.evaluation.file_classifier import with_classifier
 from sslbench.evaluation.groups import UNNAMED, groups_of, with_details
 from sslbench.evaluation.predicted import write_predicted
-from sslbench.evaluation.preparation import Prepared, is_on_images
+from sslbench.evaluation.preparation import Prepared
 from sslbench.evaluation.references import compare_references
-from sslbench.evaluation.request import RunSettings, Task, sample_kind
-from sslbench.evaluation.trainings import ONE_TRAINING, draws, trains
+from sslbench.evaluation.request import RunSettings, Task
+from sslbench.evaluation.trainings import ONE_TRAINING, draws
 from sslbench.features.array import Features
 from sslbench.identity import Measurement, groups_digest, record_id
 from sslbench.labels import LABELS
 from sslbench.library.benchmarks import Benchmark
 from sslbench.metrics.classification import places
 from sslbench.names import did_you_mean
-from sslbench.protocols import OnFeatures, OnImages, OnSets
 from sslbench.results import (
     BenchmarkUsed,
     Costs,
@@ -115,7 +112,7 @@ def measurement(subject: Subject, task: Task) -> Measurement:
         preprocessing=_as_read(subject.preprocessing, task),
         precision=subject.precision,
         # Protocols on images store no features.
-        feature_dtype="float32" if is_on_images(task) else subject.feature_dtype,
+        feature_dtype="float32" if task.kind.needs_images else subject.feature_dtype,
         protocol=_protocol(task),
         benchmark=None if benchmark is None else benchmark_used(benchmark),
         preset=None
@@ -129,17 +126,15 @@ def measurement(subject: Subject, task: Task) -> Measurement:
         ),
         data=subject.data,
         seed=subject.run.seed,
-        seeds=subject.run.seeds if trains(task) else None,
+        seeds=subject.run.seeds if task.kind.trains else None,
         calibration=subject.calibration,
     )
 
 
 def _as_read(preprocessing: dict[str, Any], task: Task) -> dict[str, Any]:
     """Return the values of a preprocessing that one of several protocols reads."""
-    kind = sample_kind(task.protocol)
-    if isinstance(kind, OnImages) and not kind.reads_trained_side(task.settings):
-        return {name: value for name, value in preprocessing.items() if name != "trained_side"}
-    return preprocessing
+    read = task.kind.reads_trained_side_of(task.settings)
+    return {name: value for name, value in preprocessing.items() if name != "trained_side" or read}
 
 
 def benchmark_used(benchmark: Benchmark) -> BenchmarkUsed:
@@ -156,15 +151,8 @@ def benchmark_used(benchmark: Benchmark) -> BenchmarkUsed:
 def asked(subject: Subject, task: Task) -> RequestedParts:
     """Return what the record of a subject is asked to hold beside its metrics."""
     run = subject.run
-    baseline = run.baseline and isinstance(sample_kind(task.protocol), OnImages | OnSets)
+    baseline = run.baseline and task.kind.baseline
     return RequestedParts(groups=dict(subject.members), overlaps=run.overlaps, floors=run.floors, baseline=baseline)
-
-
-def score(subject: Subject, task: Task, train: Features, test: Features) -> tuple[Result, records.Scores]:
-    """Run one protocol and return its record, without groups; nothing is written yet."""
-    with measured(subject.run.torch_device()) as meter:
-        outcome = _run(task, train, test, subject.run)
-    return recorded(subject, task, outcome, train, test, seconds=meter.stage.seconds, stage=meter.stage)
 
 
 def recorded(
@@ -197,7 +185,7 @@ def recorded(
         )
         note = f"Groups are kept together in selections and intervals: {written}."
         outcome = dataclasses.replace(outcome, notes=(*outcome.notes, note))
-    if trains(task) and draws(task) == 1:
+    if task.kind.trains and draws(task) == 1:
         outcome = dataclasses.replace(outcome, notes=(*outcome.notes, ONE_TRAINING))
     for note in outcome.notes:
         log.info(f"{task.protocol}: {note}", extra={"once": True})  # floors have the same notes
@@ -296,19 +284,6 @@ def _costs(subject: Subject, task: Task, stage: Stage) -> Costs:
     return dataclasses.replace(costs, stages={**costs.stages, task.protocol: stage})
 
 
-def _run(task: Task, train: Features, test: Features, run: RunSettings) -> Outcome:
-    """Return the protocol's outcome; with a subset of classes in test no other class can be predicted."""
-    kind, device = sample_kind(task.protocol), str(run.torch_device())
-    if not isinstance(kind, OnFeatures):
-        raise UsageError(f"{task.protocol} takes images and cannot run on features")
-    train, test = (dataclasses.replace(part, attributes={}) for part in (train, test))  # no key holds them
-    if not subset.is_subset(train.labels, test.labels):
-        return kind.run(train, test, task.settings, seed=run.seed, device=device)
-    widened = subset.widened(train.labels, test)
-    outcome = kind.run(train, widened, task.settings, seed=run.seed, device=device)
-    return subset.restricted(outcome, task.protocol, train.labels, test, seed=run.seed)
-
-
 def _with_headline(benchmark: Benchmark | None, outcome: Outcome) -> Outcome:
     """Return the outcome with the benchmark's metric first; the score on train is known for the usual one only."""
     metric = benchmark.metric if benchmark is not None else ""
@@ -385,7 +360,7 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
     used = DataUsed(
         train=parts[0], test=parts[1], how=data.how, labels=data.train.labels.kind, unreadable=encoded.unreadable
     )
-    effective, read = {"origin", *prepared.preprocessing_origins}, as_read(backbone.preprocessing, request.tasks)
+    effective, read = {"origin", *prepared.preprocessing_origins}, request.as_read(backbone.preprocessing)
     preprocessing = {name: value for name, value in read.record().items() if name in effective}
     precision = "fp32" if prepared.run.precision == "int8" and backbone.kind.pixels else prepared.run.precision
     timings = {"extract": round(encoded.seconds, 3), "images decoded": float(encoded.decoded)}

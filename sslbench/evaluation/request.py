@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from sslbench import protocols
@@ -13,13 +13,17 @@ from sslbench.features.settings import ExtractSettings
 from sslbench.labels import LABELS
 from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
-from sslbench.preprocessing import MAX_PIXELS
-from sslbench.protocols import OnFeatures, OnImages, OnObjects, OnSets
+from sslbench.preprocessing import MAX_PIXELS, Preprocessing
+from sslbench.protocols import WHOLE_IMAGES, Kind, Part, WholeImages
 from sslbench.runtime.device_names import EncodingPrecision, refuse_unknown_device
 from sslbench.runtime.workers import StartMethod, resolve_workers
 
 if TYPE_CHECKING:
     import torch
+
+    from sslbench.backbones.backbone import Backbone
+    from sslbench.backbones.layers import Layer
+    from sslbench.data.source import Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +145,20 @@ class Task:
     benchmark: Benchmark | None = None
     preset: Preset | None = None
 
+    @property
+    def kind(self) -> Kind[Any]:
+        """Kind of the protocol."""
+        return protocols.find(self.protocol).kind
+
+    @property
+    def part(self) -> Part | None:
+        """The only part of the data that the protocol uses with these settings; None: both."""
+        return self.kind.part(self.settings)
+
+    def row_names(self, backbone: "Backbone", layers: "Sequence[Layer]", train: "Source", seed: int) -> tuple[str, ...]:
+        """Return the names of the results, see `Kind.row_names`."""
+        return self.kind.row_names(self.protocol, backbone, layers, train, self.settings, seed=seed)
+
 
 @dataclasses.dataclass(frozen=True)
 class Request:
@@ -173,29 +191,43 @@ class Request:
     baselines: tuple[str, ...] = ()
     name: str | None = None
 
+    @property
+    def view(self) -> WholeImages:
+        """View of the images that all tasks take.
 
-def sample_kind(protocol: str) -> OnFeatures[Any] | OnImages[Any] | OnSets[Any]:
-    """Return the functions of a protocol on labelled samples.
+        Raises:
+            UsageError: the tasks take labels of different kinds, or different views.
+        """
+        refuse_different_labels(task.protocol for task in self.tasks)
+        views = {task.kind.view: task.protocol for task in reversed(self.tasks)}
+        if len(views) > 1:
+            first, second = list(views.values())[:-3:-1]
+            raise UsageError(f"{first} cannot run together with {second}", "Run one after the other.")
+        return next(iter(views), WHOLE_IMAGES)
 
-    Raises:
-        UsageError: no such protocol, or it is for annotated objects.
-    """
-    kind = protocols.find(protocol).kind
-    if isinstance(kind, OnObjects):
-        raise UsageError(
-            f"{protocol} trains a network on annotated objects and cannot run together with protocols on samples",
-            "In Python, call sslbench.evaluate_detection.",
-        )
-    return kind
+    @property
+    def reads_trained_side(self) -> bool:
+        """True where a task sets sizes by those that the backbone was trained on."""
+        return any(task.kind.reads_trained_side_of(task.settings) for task in self.tasks)
+
+    def as_read(self, own: Preprocessing) -> Preprocessing:
+        """Return a preprocessing as the tasks read it."""
+        return self.view.as_read(own, trained_side=self.reads_trained_side)
 
 
 def refuse_different_labels(names: Iterable[str]) -> None:
     """Refuse protocols for which no data have the right labels.
 
     Raises:
-        UsageError: two of them take labels of different kinds.
+        UsageError: two of them take labels of different kinds, or one is for annotated objects.
     """
-    kinds = {name: sample_kind(name).label_kinds for name in names}
+    found = {name: protocols.find(name).kind for name in names}
+    if on_objects := [name for name, kind in found.items() if not kind.on_samples]:
+        raise UsageError(
+            f"{on_objects[0]} trains a network on annotated objects and cannot run together with protocols on samples",
+            "In Python, call sslbench.evaluate_detection.",
+        )
+    kinds = {name: kind.label_kinds for name, kind in found.items()}
     for first, second in itertools.combinations(kinds, 2):
         if kinds[first].isdisjoint(kinds[second]):
             texts = [
@@ -205,14 +237,6 @@ def refuse_different_labels(names: Iterable[str]) -> None:
                 f"{first} and {second} take labels of different kinds ({'; '.join(texts)}) and cannot run together",
                 "Run them one after the other.",
             )
-
-
-def only_part(task: Task) -> str | None:
-    """Return 'train' or 'test' where a protocol, with these settings, uses one part of the data only, else None."""
-    kind = protocols.find(task.protocol).kind
-    if isinstance(kind, OnImages):
-        return None if kind.trains else kind.part(task.settings)
-    return kind.part(task.settings) if isinstance(kind, OnFeatures | OnSets) else None
 
 
 def _new_places(published: Any, settings: Any) -> list[str]:

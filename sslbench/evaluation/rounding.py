@@ -10,8 +10,9 @@ from sslbench.data.splits import limit
 from sslbench.errors import SslbenchError
 from sslbench.evaluation.encode import extract_part, rows_of
 from sslbench.evaluation.preparation import Prepared, one_part_of_features
-from sslbench.evaluation.record import Encoded, Subject, score
+from sslbench.evaluation.record import Encoded, Subject
 from sslbench.evaluation.request import Task
+from sslbench.evaluation.score import score
 from sslbench.features.array import Features
 from sslbench.features.tuples import side_by_side
 from sslbench.metrics.catalog import find
@@ -99,7 +100,7 @@ def rounding(subject: Subject, task: Task, sample: Sample, noisy: Source | None 
         parts.append(one_part_of_features(train, test, None, task))
     n_train, n_test = len(parts[0][0]), len(parts[0][1])
     try:
-        (int8, int8_scores), (fp32, fp32_scores) = (score(subject, task, *pair) for pair in parts)
+        (int8, int8_scores), (fp32, fp32_scores) = (score(subject, task, *pair)[""] for pair in parts)
     except SslbenchError as error:
         return Rounding(train=n_train, test=n_test, problem=f"the sample cannot be scored: {error.message}")
     metric = fp32.headline

@@ -15,7 +15,6 @@ from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import headline, summarise
-from sslbench.protocols import OnFeatures
 from sslbench.results import Outcome
 
 
@@ -30,16 +29,12 @@ def check(protocol: str) -> None:
     Raises:
         UsageError: it trains on images, or reports a mean over several classifiers.
     """
-    kind = protocols.find(protocol).kind
-    if not isinstance(kind, OnFeatures) or not kind.class_subsets:
+    if not protocols.find(protocol).kind.class_subsets:
         raise _refused(protocol)
 
 
 def _refused(protocol: str) -> UsageError:
-    able = []
-    for name in names.list_names("protocol"):
-        kind = protocols.find(name).kind
-        able += [name] if isinstance(kind, OnFeatures) and kind.class_subsets else []
+    able = [name for name in names.list_names("protocol") if protocols.find(name).kind.class_subsets]
     return UsageError(
         f"{protocol} cannot be scored on test data with a subset of train's classes",
         f"Protocols that support it: {', '.join(able)}.",

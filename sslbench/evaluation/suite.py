@@ -12,12 +12,11 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.distributed import this_process
 from sslbench.errors import ResultError, SslbenchError
 from sslbench.evaluation.file_classifier import with_classifier
-from sslbench.evaluation.images import row_names
-from sslbench.evaluation.preparation import Prepared, is_on_images, load, one_part, prepare, task_with_noise, with_noise
+from sslbench.evaluation.preparation import Prepared, load, one_part, prepare, task_with_noise, with_noise
 from sslbench.evaluation.record import Encoded, asked, describe, measurement, weights_at
-from sslbench.evaluation.request import Request, RunSettings, only_part
+from sslbench.evaluation.request import Request, RunSettings
 from sslbench.evaluation.run import evaluate
-from sslbench.evaluation.sets import is_on_sets, row_subjects, sets_of
+from sslbench.evaluation.score import row_subjects
 from sslbench.evaluation.together import can_encode_ahead, encode_ahead, likewise
 from sslbench.features.together import TOGETHER_BYTES, parameter_bytes
 from sslbench.identity import record_id
@@ -185,19 +184,17 @@ def _existing_results(prepared: Prepared, before: dict[str, Path]) -> list[Resul
     """Return the records of the whole request if all of them exist."""
     found = []
     for each, share in itertools.product(prepared.request.tasks, (0.0, *prepared.request.noise)):
-        part, task = only_part(each), task_with_noise(each, share)
+        part, task = each.part, task_with_noise(each, share)
         seen = with_noise(prepared, share)
-        seen = seen if part is None else dataclasses.replace(seen, data=one_part(seen.data, part))
+        seen = dataclasses.replace(seen, data=one_part(seen.data, part))
         # Compares only ids and counts of samples; the counts are not part of a measurement's identity.
         train, test = ({"": cast(Any, part)} for part in (seen.data.train, seen.data.test))
         subject = describe(seen, seen.backbone, "", Encoded(train, test, (), 0.0, 0), "")
-        layers = tuple(layer.text for layer in seen.layers)
-        for row in row_names(seen, task, seen.backbone) if is_on_images(task) else layers:
+        for row in task.row_names(seen.backbone, seen.layers, seen.data.train, seen.run.seed):
             used = dataclasses.replace(subject.weights, code=seen.backbone.identity)
             used = with_classifier(weights_at(row, seen.backbone, used), seen.classifier)
             subject = dataclasses.replace(subject, layer=row, weights=used)
-            rows = row_subjects(subject, task, sets_of(prepared, task)) if is_on_sets(task) else {"": (subject, task)}
-            for own, own_task in rows.values():
+            for own, own_task in row_subjects(subject, task, prepared.sets_of(each)).values():
                 path = before.get(record_id(measurement(own, own_task)))
                 result = None if path is None else _read(path)
                 if result is None or result.asked != asked(own, own_task):

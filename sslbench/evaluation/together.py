@@ -10,9 +10,8 @@ from sslbench.backbones.layers import Layer
 from sslbench.distributed import this_process
 from sslbench.errors import SslbenchError
 from sslbench.evaluation import floors
-from sslbench.evaluation.preparation import Prepared, for_request, is_on_images, layers_of, one_part
-from sslbench.evaluation.request import Request, only_part
-from sslbench.evaluation.sets import is_on_sets
+from sslbench.evaluation.preparation import Prepared, for_request, layers_of, one_part, shared_part
+from sslbench.evaluation.request import Request
 from sslbench.features.together import extract_together
 from sslbench.runtime.progress import Progress, stage_progress
 
@@ -38,8 +37,7 @@ def likewise(prepared: Prepared, request: Request, loaded: Backbone) -> Prepared
 
 def can_encode_ahead(prepared: Prepared) -> bool:
     """Return whether features can be stored ahead: one process, and no protocol that encodes images in its own way."""
-    tasks = prepared.request.tasks
-    own = any(is_on_images(task) or is_on_sets(task) for task in tasks)
+    own = any(task.kind.needs_images or task.kind.several_sets for task in prepared.request.tasks)
     return not own and not prepared.run.on_the_fly and this_process().world == 1
 
 
@@ -53,10 +51,8 @@ def encode_ahead(several: Sequence[Prepared], *, store: Path, progress: Progress
         store: folder of the feature store.
         progress: receiver of the progress.
     """
-    first, parts = several[0], {only_part(task) for task in several[0].request.tasks}
-    data = first.data
-    if len(parts) == 1 and (part := parts.pop()) is not None:
-        data = one_part(data, part)
+    first = several[0]
+    data = one_part(first.data, shared_part(first.request.tasks))
     wanted = [pair for each in several for pair in _wanted(each) if pair[0].known and not pair[0].kind.pixels]
     if len(wanted) < 2:
         return

@@ -16,7 +16,6 @@ from sslbench.evaluation.request import RunSettings, Task
 from sslbench.identity import record_id
 from sslbench.metrics.intervals import known_mean
 from sslbench.names import list_names
-from sslbench.protocols import OnImages
 from sslbench.results import Costs, Range, Result, Stage, Training, mean_line, mean_metric, records
 
 Table = Mapping[str, float | None]
@@ -26,32 +25,25 @@ ONE_TRAINING = (
 )
 
 
-def trains(task: Task) -> bool:
-    """Return True for a protocol that trains a network or heads by stochastic gradient descent."""
-    kind = protocols.find(task.protocol).kind
-    return isinstance(kind, OnImages) and kind.trains
-
-
 def check_seeds(run: RunSettings, tasks: Sequence[Task]) -> None:
     """Refuse several trainings where no protocol trains, or where one repeats its training already.
 
     Raises:
         UsageError: a protocol does not train, or repeats its training already.
     """
-    if run.only_seed is not None and not all(map(trains, tasks)):
-        names = " ".join(task.protocol for task in tasks if not trains(task))
+    if run.only_seed is not None and not all(task.kind.trains for task in tasks):
+        names = " ".join(task.protocol for task in tasks if not task.kind.trains)
         raise UsageError(f"only_seed={run.only_seed} has no effect on {names}, which trains nothing", "Leave it out.")
     if run.seeds == 1:
         return
     names = " ".join(dict.fromkeys(task.protocol for task in tasks))
-    if not any(map(trains, tasks)):
-        kinds = {name: protocols.find(name).kind for name in list_names("protocol")}
-        takers = [name for name, kind in kinds.items() if isinstance(kind, OnImages) and kind.trains]
+    if not any(task.kind.trains for task in tasks):
+        takers = [name for name in list_names("protocol") if protocols.find(name).kind.trains]
         raise UsageError(
             f"seeds={run.seeds} has no effect on {names}: it repeats trainings by stochastic gradient descent",
             f"Leave it out. Protocols that take it: {', '.join([*takers, 'detection'])}.",
         )
-    if any(trains(task) and draws(task) > 1 for task in tasks):
+    if any(task.kind.trains and draws(task) > 1 for task in tasks):
         raise UsageError(
             f"seeds={run.seeds} and draws exclude each other: every draw is a training with a seed of its own",
             f"Give seeds={run.seeds} and draws=1, or draws={run.seeds} alone.",

@@ -5,21 +5,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from sslbench import names
+from sslbench.backbones.views import WHOLE_IMAGES, WholeImages
 from sslbench.config import shortened
 from sslbench.errors import UsageError
 from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
 from sslbench.protocols.protocol import (
     MAPS,
+    FeatureInputs,
     FileClassifier,
     FileClassifierChoice,
+    ImageInputs,
     ImageSet,
     ImageWork,
+    Kind,
     NotEstimated,
     OnFeatures,
     OnImages,
     OnObjects,
     OnSets,
+    Part,
     Protocol,
     Shapes,
     any_targets,
@@ -27,17 +32,23 @@ from sslbench.protocols.protocol import (
 
 __all__ = [
     "MAPS",
+    "WHOLE_IMAGES",
+    "FeatureInputs",
     "FileClassifier",
     "FileClassifierChoice",
+    "ImageInputs",
     "ImageSet",
     "ImageWork",
+    "Kind",
     "NotEstimated",
     "OnFeatures",
     "OnImages",
     "OnObjects",
     "OnSets",
+    "Part",
     "Protocol",
     "Shapes",
+    "WholeImages",
     "any_targets",
     "find",
     "settings_layers",

@@ -4,13 +4,16 @@ The name of the module is the name of the protocol; `protocols.find` loads it. m
 signatures of the functions, so a protocol is complete when it type-checks.
 """
 
+import abc
 import dataclasses
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+from sslbench.backbones.views import WHOLE_IMAGES, WholeImages
 from sslbench.config import result_settings
+from sslbench.errors import UsageError
 from sslbench.labels import LabelKind
 from sslbench.runtime.cost import Cost
 
@@ -235,6 +238,10 @@ UNKNOWN_COST = NotEstimated("the protocol does not state its work")
 """Default of protocols of a user's own; built-in ones state their work or a reason of their own."""
 
 
+def any_labels(settings: object, train: "Labels") -> None:
+    """Accept all labels."""
+
+
 def any_settings(settings: object) -> None:
     """Accept all settings."""
 
@@ -279,89 +286,326 @@ def any_test(settings: object, test: "Source") -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class OnFeatures(Generic[S]):
-    """Protocol on the frozen features of one layer.
+class FeatureInputs(Generic[S]):
+    """Input of a run on features: all that it may read.
+
+    Attributes:
+        settings: of the protocol.
+        seed: of selections and intervals.
+        train: features with their labels.
+        test: likewise.
+        sets: features of the further sets.
+        classifier: that of the weights file, where the settings choose it.
+        device: of the arithmetic.
+    """
+
+    settings: S
+    seed: int
+    train: "Features"
+    test: "Features"
+    sets: "Mapping[str, Features]"
+    classifier: FileClassifier | None
+    device: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageInputs(Generic[S]):
+    """Input of a run on images: all that it may read.
+
+    Attributes:
+        settings: of the protocol.
+        seed: of selections, trainings and intervals.
+        train: images with their labels.
+        test: likewise.
+        backbone: what the key of a record holds of it.
+        layers: of the backbone.
+        engine: device, precision and processes.
+        folder: of checkpoints.
+        progress: called with what, images done and images in all.
+    """
+
+    settings: S
+    seed: int
+    train: "Source"
+    test: "Source"
+    backbone: "Backbone"
+    layers: "Sequence[Layer]"
+    engine: "ExtractSettings"
+    folder: Path
+    progress: Callable[[str, int, int], None] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind(abc.ABC, Generic[S]):
+    """Kind of protocol: the data it takes, and the way from them to its outcomes.
 
     Attributes:
         check: raises a UsageError or DataError for settings and training labels that do not go together; it is called
             before any image is decoded.
-        run: from features to metrics and per-sample scores.
         label_kinds: kinds of labels that it can use; with 'none' among them it needs no labels.
         part: the only part of the data that is used with these settings; None: both.
+        view: view of the images that it takes.
+        trains: it trains a network or heads by stochastic gradient descent.
+        own_classes: it does not learn the classes of train, so test may have others.
         class_subsets: its metrics follow from its scores per class, so test data with only some of train's classes can
             be scored. Not so if they are means over several classifiers.
-        own_classes: it does not learn the classes of train, so test may have others.
         check_test: raises a UsageError or DataError for settings and test samples that do not go together, before any
             image is decoded.
         check_targets: for a protocol whose targets are read from files: reads all of them before any image is decoded.
-        cost: work of one run for the shapes at hand; estimates are within a factor of two.
+        needs_images: a run gets images and the backbone, and its images are encoded by itself; otherwise features.
+        baseline: its score on the untrained backbone costs as much as the run itself, and is made with `baseline`.
+        several_sets: it scores further sets of images beside test.
+        int8: it may get what a network in int8 computes.
     """
 
     check: "Callable[[S, Labels], None]"
-    run: RunOnFeatures[S]
-    cost: Callable[[S, Shapes], Cost] | NotEstimated = UNKNOWN_COST
+    _: dataclasses.KW_ONLY
     label_kinds: frozenset[LabelKind] = CLASSES
     part: Callable[[S], Part | None] = both_parts
-    class_subsets: bool = False
+    view: WholeImages = WHOLE_IMAGES
+    trains: bool = False
     own_classes: bool = False
+    class_subsets: bool = False
     check_test: "Callable[[S, Source], None]" = any_test
     check_targets: CheckTargets[S] = any_targets
 
+    needs_images: ClassVar[bool] = False
+    baseline: ClassVar[bool] = False
+    several_sets: ClassVar[bool] = False
+    int8: ClassVar[bool] = False
+    on_samples: ClassVar[bool] = True
+
+    @property
+    def needs_labels(self) -> bool:
+        """False for a protocol that can use unlabelled data."""
+        return "none" not in self.label_kinds
+
+    def trains_on_labels(self, settings: S) -> bool:
+        """Return True if wrong labels of train change what is learnt."""
+        return False
+
+    def reads_trained_side_of(self, settings: S) -> bool:
+        """Return True if sizes of images are set by those that the backbone was trained on."""
+        return False
+
+    def as_read(self, preprocessing: "Preprocessing", settings: S) -> "Preprocessing":
+        """Return a preprocessing as a run reads it, which is what its key holds."""
+        return self.view.as_read(preprocessing, trained_side=self.reads_trained_side_of(settings))
+
+    def row_names(
+        self, protocol: str, backbone: "Backbone", layers: "Sequence[Layer]", train: "Source", settings: S, *, seed: int
+    ) -> tuple[str, ...]:
+        """Return the names of the results, by default those of the layers.
+
+        Args:
+            protocol: its name, for messages.
+            backbone: that is scored.
+            layers: of it.
+            train: images to learn from.
+            settings: of the protocol.
+            seed: of selections.
+
+        Raises:
+            UsageError: backbone, layers and settings do not go together; no image is decoded before.
+        """
+        return tuple(layer.text for layer in layers)
+
+    def further_sets(
+        self,
+        settings: S,
+        train: "Source",
+        test: "Source",
+        preprocessing: "Preprocessing",
+        limited: "Callable[[Source], Source]",
+    ) -> "Mapping[str, ImageSet]":
+        """Return the further sets of images that are scored, by name; see `OpenImageSets`."""
+        return {}
+
+    def settings_of_set(self, settings: S) -> S:
+        """Return the settings that the record of a further set depends on, the others at their defaults."""
+        return settings
+
+    def chosen_classifier(self, settings: S) -> FileClassifierChoice | None:
+        """Return the choice of the classifier in the weights file; None: these settings train one."""
+        return None
+
+    def lacking_floors(self, *, baseline: bool) -> dict[str, str]:
+        """Return the floors, 'pixels' or 'untrained', whose features are not scored beside the others -> the reason."""
+        return {}
+
+    def cost_of(self, settings: S, shapes: Shapes) -> Cost | NotEstimated:
+        """Return the work of a run on features of these shapes."""
+        return NotEstimated("it takes images")
+
+    def work_of(self, settings: S, shapes: Shapes) -> ImageWork | NotEstimated:
+        """Return the passes of images through the network of a run."""
+        return NotEstimated("it takes features")
+
+    @abc.abstractmethod
+    def outcomes(self, inputs: Any) -> "Mapping[str, Outcome]":
+        """Run; return the outcome of each row. Those of features have one row of the layer, '', and recorded sets."""
+
 
 @dataclasses.dataclass(frozen=True)
-class OnImages(Generic[S]):
+class OnFeatures(Kind[S]):
+    """Protocol on the frozen features of one layer.
+
+    Attributes:
+        run: from features to metrics and per-sample scores.
+        cost: work of one run for the shapes at hand; estimates are within a factor of two.
+    """
+
+    run: RunOnFeatures[S]
+    cost: Callable[[S, Shapes], Cost] | NotEstimated = UNKNOWN_COST
+
+    int8: ClassVar[bool] = True
+
+    def trains_on_labels(self, settings: S) -> bool:
+        """Return True if it learns from labels of train."""
+        return self.needs_labels and self.part(settings) is None
+
+    def cost_of(self, settings: S, shapes: Shapes) -> Cost | NotEstimated:
+        """Return the stated work."""
+        return self.cost if isinstance(self.cost, NotEstimated) else self.cost(settings, shapes)
+
+    def outcomes(self, inputs: FeatureInputs[S]) -> "Mapping[str, Outcome]":
+        """Run on the features; those of train and test are all that there are."""
+        return {"": self.run(inputs.train, inputs.test, inputs.settings, seed=inputs.seed, device=inputs.device)}
+
+
+@dataclasses.dataclass(frozen=True)
+class OnImages(Kind[S]):
     """Protocol that takes images in place of features, with the backbone in it.
 
     Attributes:
-        check: as for `OnFeatures`.
         rows: checks backbone, layers and settings; names of the results, for instance one per layer.
         run: from images to the outcome of each row.
-        label_kinds: as for `OnFeatures`.
-        trains: it trains. Otherwise it takes one part alone, and the untrained backbone beside it by default.
-        part: of a protocol that does not train, the part that it takes.
         work: passes of images through the network of one run; the shapes have no width.
+        trains: otherwise the untrained backbone stands beside it by default.
         reads_trained_side: a protocol on places in images sets sizes by `Preprocessing.trained_side` with these
             settings; it gets no other size of the backbone's preprocessing.
     """
 
-    check: "Callable[[S, Labels], None]"
     rows: RowNames[S]
     run: RunOnImages[S]
     work: Callable[[S, Shapes], ImageWork] | NotEstimated = UNKNOWN_COST
-    label_kinds: frozenset[LabelKind] = CLASSES
-    trains: bool = True
-    part: Callable[[S], Part] = test_part
+    trains: bool = dataclasses.field(default=True, kw_only=True)
     reads_trained_side: Callable[[S], bool] = reads_no_size
+
+    needs_images: ClassVar[bool] = True
+    baseline: ClassVar[bool] = True
+
+    def trains_on_labels(self, settings: S) -> bool:
+        """Return True if it trains on classes of samples."""
+        return self.trains and "single" in self.label_kinds
+
+    def reads_trained_side_of(self, settings: S) -> bool:
+        """Return `reads_trained_side`."""
+        return self.reads_trained_side(settings)
+
+    def row_names(
+        self, protocol: str, backbone: "Backbone", layers: "Sequence[Layer]", train: "Source", settings: S, *, seed: int
+    ) -> tuple[str, ...]:
+        """Return the rows; features that only an extraction makes are refused, several scales or joined layers."""
+        if backbone.preprocessing.scales != (1.0,):
+            raise UsageError(f"{protocol} trains on views of one scale, so --scales has no effect on it")
+        if joined := [layer.text for layer in layers if layer.parts]:
+            raise UsageError(f"{protocol} trains one head per layer, and {joined[0]} joins several", "Name one layer.")
+        return self.rows(backbone, layers, train, settings, seed=seed)
+
+    def work_of(self, settings: S, shapes: Shapes) -> ImageWork | NotEstimated:
+        """Return the stated work."""
+        return self.work if isinstance(self.work, NotEstimated) else self.work(settings, shapes)
+
+    def outcomes(self, inputs: ImageInputs[S]) -> "Mapping[str, Outcome]":
+        """Run on the images; every process of a distributed run calls this, and only the first one gets outcomes."""
+        return self.run(
+            inputs.backbone,
+            inputs.layers,
+            inputs.train,
+            inputs.test,
+            inputs.settings,
+            seed=inputs.seed,
+            engine=inputs.engine,
+            folder=inputs.folder,
+            progress=inputs.progress,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
-class OnSets(Generic[S]):
+class OnSets(Kind[S]):
     """Protocol on the frozen features of one layer, of train, test and further sets of images that its settings name.
 
     Attributes:
-        check: as for `OnFeatures`.
         open_sets: the further sets, by name.
         run: from features to the outcome on test, and one for each set that has a record of its own.
         of_a_set: the settings that the record of a set depends on, the others at their defaults.
-        label_kinds: as for `OnFeatures`.
-        part: as for `OnFeatures`.
-        file_classifier: choice of the classifier in the weights file; None: these settings train one.
         cost: as for `OnFeatures`, without the further sets.
+        file_classifier: choice of the classifier in the weights file; None: these settings train one.
     """
 
-    check: "Callable[[S, Labels], None]"
     open_sets: OpenImageSets[S]
     run: RunOnSets[S]
     of_a_set: Callable[[S], S]
     cost: Callable[[S, Shapes], Cost] | NotEstimated = UNKNOWN_COST
-    label_kinds: frozenset[LabelKind] = CLASSES
-    part: Callable[[S], Part | None] = both_parts
     file_classifier: Callable[[S], FileClassifierChoice | None] = trains_own_classifier
+
+    baseline: ClassVar[bool] = True
+    several_sets: ClassVar[bool] = True
+
+    def further_sets(
+        self,
+        settings: S,
+        train: "Source",
+        test: "Source",
+        preprocessing: "Preprocessing",
+        limited: "Callable[[Source], Source]",
+    ) -> "Mapping[str, ImageSet]":
+        """Return the sets that the settings name."""
+        return self.open_sets(settings, train, test, preprocessing, limited)
+
+    def settings_of_set(self, settings: S) -> S:
+        """Return `of_a_set`."""
+        return self.of_a_set(settings)
+
+    def chosen_classifier(self, settings: S) -> FileClassifierChoice | None:
+        """Return `file_classifier`."""
+        return self.file_classifier(settings)
+
+    def lacking_floors(self, *, baseline: bool) -> dict[str, str]:
+        """Return the pixels, which are too few to be changed, and without `baseline` the untrained backbone."""
+        lacking = {"pixels": "the images of this floor have 8 x 8 pixels, too few to be changed"}
+        if not baseline:
+            lacking["untrained"] = "baseline=true also encodes all sets with the untrained backbone, in twice the time"
+        return lacking
+
+    def cost_of(self, settings: S, shapes: Shapes) -> Cost | NotEstimated:
+        """Return the stated work."""
+        return self.cost if isinstance(self.cost, NotEstimated) else self.cost(settings, shapes)
+
+    def outcomes(self, inputs: FeatureInputs[S]) -> "Mapping[str, Outcome]":
+        """Run on the features of all sets."""
+        return self.run(
+            inputs.train,
+            inputs.test,
+            inputs.sets,
+            inputs.settings,
+            seed=inputs.seed,
+            device=inputs.device,
+            classifier=inputs.classifier,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
-class OnObjects:
+class OnObjects(Kind[S]):
     """Protocol on annotated boxes and masks; `sslbench.evaluation.detection` prepares and runs it."""
+
+    check: "Callable[[S, Labels], None]" = any_labels
+    on_samples: ClassVar[bool] = False
+
+    def outcomes(self, inputs: Any) -> "Mapping[str, Outcome]":
+        """Refuse: it does not run on samples."""
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -382,12 +626,7 @@ class Protocol(Generic[S]):
     version: int
     summary: str
     settings: type[S]
-    kind: OnFeatures[S] | OnImages[S] | OnSets[S] | OnObjects
+    kind: Kind[S]
     check_settings: Callable[[S], None] = any_settings
     complete: Callable[[S], tuple[S, Mapping[str, str]]] = as_given
     recorded: Callable[[S], Mapping[str, Any]] = result_settings
-
-    @property
-    def needs_labels(self) -> bool:
-        """False for a protocol that can use unlabelled data."""
-        return isinstance(self.kind, OnObjects) or "none" not in self.kind.label_kinds

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
+from sslbench.backbones.views import GRIDS
 from sslbench.config import setting
 from sslbench.data.label_map import IGNORED, Grid
 from sslbench.data.source import Labels, PixelLabels, Source
@@ -359,6 +360,6 @@ PROTOCOL = Protocol(
     version=1,
     summary="semantic segmentation by the labels of the nearest training patches, without training.",
     settings=Settings,
-    kind=OnFeatures(check=check, run=run, cost=cost, label_kinds=MAPS, check_targets=check_targets),
+    kind=OnFeatures(check=check, run=run, cost=cost, label_kinds=MAPS, view=GRIDS, check_targets=check_targets),
     check_settings=check_settings,
 )

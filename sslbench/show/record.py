@@ -16,10 +16,9 @@ from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.errors import DataError, ResultError, SslbenchError, UsageError
 from sslbench.evaluation.preparation import Prepared, one_part, prepare
-from sslbench.evaluation.request import Request, RunSettings, make_task, only_part
+from sslbench.evaluation.request import Request, RunSettings, make_task
 from sslbench.names import from_file, refuse_location
 from sslbench.preprocessing import MAX_PIXELS
-from sslbench.protocols import OnSets
 from sslbench.protocols import find as find_protocol
 from sslbench.results import Result, records
 
@@ -141,7 +140,7 @@ def reopen(result: Result, typed: AsTyped, run: RunSettings, *, with_weights: bo
     protocol = typed.protocol or from_file(
         result.protocol.name, f"{result.file}: protocol.name", f"sslbench show {{}} {result.file}"
     )
-    if isinstance(find_protocol(protocol).kind, OnSets):
+    if find_protocol(protocol).kind.several_sets:
         raise ResultError(
             f"{result.file}: {result.protocol.name} scores several sets of images, which show cannot draw"
         )
@@ -186,8 +185,8 @@ def _prepared(result: Result, request: Request, run: RunSettings) -> Prepared:
             f"the data or weights of {result.file} cannot be used: {error.message}",
             " ".join(filter(None, (error.remedy, "Data in another place: --data, --test-data, --label-col."))),
         ) from error
-    part = only_part(prepared.request.tasks[0])
-    return prepared if part is None else dataclasses.replace(prepared, data=one_part(prepared.data, part))
+    part = prepared.request.tasks[0].part
+    return dataclasses.replace(prepared, data=one_part(prepared.data, part))
 
 
 def _difference(result: Result, data: TrainTest) -> SslbenchError | None:

@@ -32,7 +32,7 @@ PROTOCOLS = [
     for name in list_names("protocol")
     if isinstance(find(name).kind, OnFeatures)
     for kind in ("single", "multi")
-    if kind in find(name).kind.label_kinds and find(name).needs_labels
+    if kind in find(name).kind.label_kinds and find(name).kind.needs_labels
 ]
 
 

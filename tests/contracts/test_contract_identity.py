@@ -20,7 +20,7 @@ from sslbench.backbones.build import build
 from sslbench.backbones.in_memory import from_module
 from sslbench.evaluation import Request, RunSettings, make_task, prepare
 from sslbench.evaluation.record import Encoded, asked, describe, measurement
-from sslbench.evaluation.sets import is_on_sets, row_subjects
+from sslbench.evaluation.score import row_subjects
 from sslbench.features.extract import store_key
 from sslbench.features.store import StoreEntry
 from sslbench.leaderboard.compare import differing
@@ -100,8 +100,7 @@ class World:
         train, test = ({layer: part} for part in (prepared.data.train, prepared.data.test))
         test = {layer: test[layer].select(range(len(test[layer]) - self.skipped))}
         subject = describe(prepared, prepared.backbone, layer, Encoded(train, test, (), 0.0, 0), "a command")
-        if is_on_sets(task):
-            subject, _ = row_subjects(subject, task, prepared.sets[0])[""]
+        subject, _ = row_subjects(subject, task, prepared.sets[0])[""]
         if self.protocol == "finetune":
             (part,) = portions(task.settings, prepared.data.train)
             used = dataclasses.replace(subject.data, train_part=part.listed or part.text)

@@ -14,11 +14,11 @@ from PIL import Image
 from sample_data import jhmdb, spair, vip
 
 from sslbench.backbones.load import load_backbone
+from sslbench.backbones.views import SIZES
 from sslbench.evaluation import Request, RunSettings, evaluate, make_task, prepare
-from sslbench.evaluation.dense import SIZES, takes_own_sizes
 from sslbench.library.presets import load_preset
 from sslbench.names import list_names
-from sslbench.protocols import OnImages, find
+from sslbench.protocols import find
 from sslbench.protocols._parts.presets import full_settings
 
 GEOMETRY = {"resize", "crop", "interpolation"}
@@ -97,7 +97,7 @@ def photos(tmp_path_factory):
 
 def trains(name):
     kind = PROTOCOLS[name].kind
-    return not isinstance(kind, OnImages) or kind.trains
+    return not kind.needs_images or kind.trains
 
 
 PLAIN = [name for name in SORTED if trains(name)]
@@ -166,8 +166,7 @@ def test_a_preset_of_a_protocol_that_trains_nothing_runs_on_its_architecture(nam
 def fixes_all_of_the_geometry(name):
     preset = PRESETS[name]
     fixed = set(preset.preprocessing) - {"squash", "resized_side", "scales"}
-    own_sizes = isinstance(PROTOCOLS[name].kind, OnImages) and LABELS[kind_of_labels(name)].pixels
-    wanted = GEOMETRY - {"resize", "crop"} if own_sizes else GEOMETRY
+    wanted = GEOMETRY if PROTOCOLS[name].kind.view.sized else GEOMETRY - {"resize", "crop"}
     assert fixed == wanted, "the backbone's own values would fill the gap, whatever they are"
 
 
@@ -199,7 +198,7 @@ def test_a_preset_runs_on_the_architecture_that_it_was_published_for(name, photo
     results = evaluate(prepared, store=store, out=tmp_path / "out", command="")
     assert len(results) >= max(1, len(preset.layers))
     wanted = loaded.preprocessing.values() | preprocessing
-    if takes_own_sizes([task]):
+    if not task.kind.view.sized:
         wanted = {key: value for key, value in wanted.items() if key not in SIZES}
     for result in results:
         used = {

@@ -189,7 +189,7 @@ def test_names_and_order_of_the_classes_do_not_matter_to_the_leading_metric(name
     assert renamed.metrics[outcome.headline][0] == pytest.approx(outcome.metrics[outcome.headline][0], abs=1e-6)
 
 
-@pytest.mark.parametrize("name", [name for name in PROTOCOLS if not ALL[name].needs_labels])
+@pytest.mark.parametrize("name", [name for name in PROTOCOLS if not ALL[name].kind.needs_labels])
 def test_what_needs_no_labels_gives_the_same_without(name):
     assert usual(name, "none").metrics.items() <= usual(name, kinds_of(ALL[name])[0]).metrics.items()
 

@@ -93,7 +93,8 @@ def test_protocols_on_images_train_on_the_wrong_labels(protocol, tmp_path):
 
 def test_the_labels_that_the_probe_gets_are_the_noisy_ones_of_the_same_samples(tmp_path):
     from sslbench.evaluation import encode
-    from sslbench.evaluation import run as module
+    from sslbench.evaluation import on_features as module
+    from sslbench.evaluation.score import NO_SETS
 
     seen = []
     for noise in ((), (0.3,)):
@@ -102,7 +103,8 @@ def test_the_labels_that_the_probe_gets_are_the_noisy_ones_of_the_same_samples(t
         data = module.with_noise(prepared, share)
         encoded = encode.encode_parts(prepared.backbone, prepared.data, prepared.layers, RUN, tmp_path, None)
         layer = prepared.layers[0].text
-        _, train, test = module._describe_parts(data, prepared.backbone, layer, encoded, request().tasks[0], "", share)
+        scored = module._Scored(prepared.backbone, encoded, {0: NO_SETS})
+        _, train, test = module._describe_parts(data, scored, layer, request().tasks[0], 0, "", share)
         seen.append((train, test))
     (clean, test), (noisy, same) = seen
     assert (

@@ -24,9 +24,7 @@ SMALLER = {"c": (0.01, 1.0), "costs": (0.01, 0.1), "draws": 2}
 
 def predicts_classes(protocol):
     kind = protocol.kind
-    return (
-        isinstance(kind, OnFeatures) and protocol.needs_labels and "single" in kind.label_kinds and not kind.own_classes
-    )
+    return isinstance(kind, OnFeatures) and kind.needs_labels and "single" in kind.label_kinds and not kind.own_classes
 
 
 PROTOCOLS = [name for name in list_names("protocol") if predicts_classes(find(name))]

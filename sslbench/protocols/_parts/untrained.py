@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from sslbench.backbones.views import OWN_SIZES
 from sslbench.data.source import Labels, Source
 from sslbench.labels import LabelKind
 from sslbench.preprocessing import Preprocessing
@@ -128,4 +129,4 @@ def without_training(
         )
         return score(MapRun(backbone, layers, encoder, test, settings, seed, engine, progress))
 
-    return OnImages(check, rows, run, work, label_kinds=label_kinds, trains=False, part=part)
+    return OnImages(check, rows, run, work, label_kinds=label_kinds, trains=False, part=part, view=OWN_SIZES)

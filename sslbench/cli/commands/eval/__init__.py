@@ -238,13 +238,12 @@ def _skipping(skips: bool, protocols_run: Sequence[str]) -> list[str]:
 def separate_seeds(plan: "DetectionPlan | EmbeddingsPlan | SamplesPlan") -> tuple[int, ...]:
     """Return the seeds of which each is a job of its own; () where there is one, or a protocol that trains nothing."""
     from sslbench.cli.commands.eval import samples
-    from sslbench.evaluation.trainings import trains
 
     if isinstance(plan, samples.EmbeddingsPlan):
         return ()
     if isinstance(plan, samples.SamplesPlan):
         requests = [*plan.requests, *(request for cell in plan.cells for request in cell.requests)]
-        if not all(trains(task) for request in requests for task in request.tasks):
+        if not all(task.kind.trains for request in requests for task in request.tasks):
             return ()
     seeds = tuple(run.seed for run in plan.run.each_seed())
     return seeds if len(seeds) > 1 else ()

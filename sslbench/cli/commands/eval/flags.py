@@ -14,7 +14,6 @@ from sslbench.cli import options
 from sslbench.cli.remote_folder import local_folder
 from sslbench.errors import UsageError
 from sslbench.names import list_names
-from sslbench.protocols import OnFeatures, OnImages, OnSets
 from sslbench.runtime.folders import is_address, refuse_unwritable
 
 TestClasses = Literal["same", "subset", "numbers"]
@@ -192,8 +191,7 @@ def refuse_unused(ctx: click.Context, chosen: EvalOptions, names: Sequence[str])
         options.refuse(ctx, used=used | settings, what=what, reasons={**_REASONS, **_EMBEDDING_REASONS})
         return
     used = frozenset(settings)
-    used = used.union(*(ON_FEATURES for each in found if isinstance(each.kind, OnFeatures | OnSets)))
-    used = used.union(*(ON_IMAGES for each in found if isinstance(each.kind, OnImages)))
+    used = used.union(*(ON_IMAGES if each.kind.needs_images else ON_FEATURES for each in found if each.kind.on_samples))
     options.refuse(ctx, used=used, what=" ".join(dict.fromkeys(names)), reasons=_REASONS)
     refuse_unused_of_weights(ctx, chosen)
 

@@ -27,17 +27,14 @@ _UNCHANGED = ("default", "configs/eval.yaml")
 
 def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path, out: Path) -> None:
     """Print the plan of one evaluation; nothing has been decoded."""
-    from sslbench.evaluation.dense import as_read
-    from sslbench.evaluation.preparation import is_on_images, one_part
-    from sslbench.evaluation.request import only_part
-    from sslbench.evaluation.trainings import trains
+    from sslbench.evaluation.preparation import one_part, shared_part
     from sslbench.features.extract import store_key
     from sslbench.features.store import open_entry, what_changed
 
     request, backbone, data = prepared.request, prepared.backbone, prepared.data
     loaded = backbone.report.line() if backbone.report else "nothing loaded"
     section("weights", [(request.weights, f"{backbone.name}: {loaded}", "")])
-    read = as_read(backbone.preprocessing, request.tasks)
+    read = request.as_read(backbone.preprocessing)
     rows = [
         (name, str(getattr(read, name)), _origin_of(request, name, origin))
         for name, origin in prepared.preprocessing_origins.items()
@@ -55,11 +52,11 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path, out
     noise = [("label noise", ", ".join(f"{100 * share:g} %" for share in request.noise), "flag --noise")]
     section("data", [*sizes, ("split", data.how, ""), *(noise if request.noise else [])])
     _print_tasks(request.tasks)
-    trained = [task for task in request.tasks if trains(task)]
+    trained = [task for task in request.tasks if task.kind.trains]
     if trained:
         section("trainings", [(task.protocol, _trainings(prepared), _of_floors(prepared)) for task in trained])
     _print_run(prepared.run, run_origins)
-    if all(is_on_images(task) for task in request.tasks):
+    if all(task.kind.needs_images for task in request.tasks):
         section(
             "features",
             [(part.name, "none: the protocol reads the images itself", "") for part in (data.train, data.test)],
@@ -67,9 +64,7 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path, out
         _print_estimate_of(prepared, store, out)
         return
     rows = []
-    used = {only_part(task) for task in request.tasks}
-    if len(used) == 1 and (part_used := used.pop()) is not None:
-        data = one_part(data, part_used)
+    data = one_part(data, shared_part(request.tasks))
     encoded = [data.test] if data.train is data.test else [data.train, data.test]
     sources = [(backbone, part) for part in (encoded if data.whole is None else [data.whole])]
     for sets in prepared.sets:

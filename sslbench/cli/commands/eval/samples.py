@@ -13,7 +13,6 @@ from sslbench.cli.commands.eval.flags import EvalOptions, refuse_mistyped, refus
 from sslbench.data.noise import check_values
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, list_names
-from sslbench.protocols import OnFeatures, OnObjects
 from sslbench.protocols import find as find_protocol
 from sslbench.runtime.device_names import float_precision
 
@@ -255,7 +254,7 @@ def check(
     refuse_unused(ctx, chosen, [run.protocol for run in runs])
     checked = _settings(chosen, values, benchmarks, runs)
     _refuse_wrong_settings(checked)
-    if not benchmarks and not all(isinstance(find_protocol(run.protocol).kind, OnFeatures) for run in runs):
+    if not benchmarks and not all(find_protocol(run.protocol).kind.int8 for run in runs):
         float_precision(checked.run.precision)
     early.refuse_wrong_network(chosen.network.format, chosen.network.stem)
     chosen.network.layer_names()
@@ -287,7 +286,7 @@ def _check_embeddings(
     runs = presets.runs(names, chosen.presets, benchmarks)
     refuse_unused(ctx, chosen, [run.protocol for run in runs])
     checked = _settings(chosen, values, benchmarks, runs)
-    if not chosen.labels and any(find_protocol(run.protocol).needs_labels for run in runs):
+    if not chosen.labels and any(find_protocol(run.protocol).kind.needs_labels for run in runs):
         text = "--features needs --labels: an array, or a table with a column 'label', one line per row of the features"
         own = f" A file that sslbench extract wrote has both: --labels {chosen.features}."
         written = str(chosen.features).endswith((".npz", ".parquet", ".h5"))
@@ -327,12 +326,12 @@ def _refuse_wrong_settings(checked: CheckedCommand) -> None:
     """
     from sslbench.evaluation import make_task
     from sslbench.evaluation.request import refuse_different_labels
-    from sslbench.evaluation.trainings import check_seeds, trains
+    from sslbench.evaluation.trainings import check_seeds
 
     tasks = []
     for run in checked.runs:
         protocol = find_protocol(run.protocol)
-        if isinstance(protocol.kind, OnObjects):
+        if not protocol.kind.on_samples:
             continue  # in a suite it is a hole, with a remedy
         own: Sequence[Benchmark | None] = [each for each in checked.benchmarks if each.protocol == run.named] or [None]
         for benchmark in own:
@@ -340,7 +339,7 @@ def _refuse_wrong_settings(checked: CheckedCommand) -> None:
             protocol.check_settings(tasks[-1].settings)
     if not checked.benchmarks:
         refuse_different_labels(task.protocol for task in tasks)
-    if not any(trains(task) for task in tasks):  # with others, those that train may be several requests
+    if not any(task.kind.trains for task in tasks):  # with others, those that train may be several requests
         check_seeds(checked.run, tasks)
 
 
@@ -422,9 +421,7 @@ def _refuse_unscored_test(option: str, tasks: Sequence["Task"]) -> None:
     Raises:
         UsageError: no protocol scores the test part.
     """
-    from sslbench.evaluation.request import only_part
-
-    if tasks and all(only_part(task) == "train" for task in tasks):
+    if tasks and all(task.part == "train" for task in tasks):
         named = " and ".join(dict.fromkeys(task.protocol for task in tasks))
         raise UsageError(
             f"{option} has no effect: {named}, with these settings, scores the training samples only",

@@ -13,7 +13,6 @@ from sslbench.cli.echo import echo
 from sslbench.distributed import this_process
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.names import list_names
-from sslbench.protocols import OnObjects
 from sslbench.text import visible
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ def _problem(benchmark: "Benchmark", chosen: "EvalOptions") -> SslbenchError | N
     """Return the reason why a benchmark cannot be run here, known before anything is opened."""
     from sslbench.library.benchmarks import data_of
 
-    if isinstance(protocols.find(benchmark.protocol).kind, OnObjects):
+    if not protocols.find(benchmark.protocol).kind.on_samples:
         remedy = f"Run it alone: sslbench eval detection --benchmark {benchmark.name}"
         return UsageError(f"{benchmark.name} trains a detector, and suites run protocols on frozen features", remedy)
     try:

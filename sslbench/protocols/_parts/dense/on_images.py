@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sslbench.backbones.views import OWN_SIZES
 from sslbench.data.source import Source
 from sslbench.protocols._parts.dense.settings import HeadSettings
 from sslbench.protocols._parts.dense.task import DenseTask, S
@@ -62,5 +63,6 @@ def trained_heads(task: type[DenseTask[S]]) -> OnImages[S]:
         run,
         heads_work,
         label_kinds=frozenset({task.label_kind}),
+        view=OWN_SIZES,
         reads_trained_side=lambda settings: settings.enlarge == "trained",
     )

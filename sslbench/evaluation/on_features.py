@@ -1,0 +1,291 @@
+"""Protocols on features, from data to record: one extraction for all of them, their scores by layer, and the floors."""
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.layers import Layer, resolve_layers
+from sslbench.distributed import this_process
+from sslbench.distributed.collectives import from_first, process_group
+from sslbench.evaluation import floors, overlaps
+from sslbench.evaluation.corruption_curves import write_curves
+from sslbench.evaluation.encode import encode, extract_part, rows_of
+from sslbench.evaluation.groups import with_details
+from sslbench.evaluation.neighbours import write_sheet
+from sslbench.evaluation.preparation import (
+    Prepared,
+    one_part,
+    one_part_of_features,
+    shared_part,
+    task_with_noise,
+    with_noise,
+)
+from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement
+from sslbench.evaluation.request import Task
+from sslbench.evaluation.rounding import encode_sample, rounding, rounding_line
+from sslbench.evaluation.score import NO_SETS, FurtherSets, row_subjects, rows_of_set, score
+from sslbench.features.array import Features
+from sslbench.features.skipped import note_skipped
+from sslbench.identity import record_id
+from sslbench.protocols import FileClassifier, any_targets
+from sslbench.results import ExcludedImage, Neighbours, Result, Rounding, records
+from sslbench.runtime.progress import Progress
+
+log = logging.getLogger("sslbench")
+
+Rows = dict[str, tuple[Result, records.Scores]]
+"""Records by their names, see `score`."""
+_NO_OTHER_CLASSIFIER = "the classifier of the weights file takes features of its own backbone only"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scored:
+    """Backbone whose features are scored: the evaluated one, or a floor.
+
+    Attributes:
+        parts: features of train and test.
+        further: further sets of each task, by its number; a floor that a task lacks has none of them.
+    """
+
+    backbone: Backbone
+    parts: Encoded
+    further: Mapping[int, FurtherSets]
+
+
+def evaluate_on_features(
+    prepared: Prepared, *, store: Path, out: Path, command: str, progress: Progress | None = None
+) -> list[Result]:
+    """Encode the images once, then run every protocol on features on every layer; arguments as for `run.evaluate`."""
+    tasks = prepared.feature_tasks
+    if not tasks:
+        return []
+    prepared = dataclasses.replace(prepared, data=one_part(prepared.data, shared_part(tasks)))
+    _check_targets(prepared, tasks, progress)
+    beside = floors_of(prepared, tasks)
+    rounded = prepared.backbone.calibration is not None
+    with contextlib.ExitStack() as stack:
+        scored, stores = {}, {}
+        for name, backbone in {"": prepared.backbone, **beside.found}.items():
+            stores[name] = stack.enter_context(_store_for(backbone, store))
+            layers = floor_layers(prepared, backbone)
+            parts = encode(backbone, prepared, layers, stores[name], progress, work=not name)
+            scored[name] = _Scored(backbone, parts, {})
+        for name, each in scored.items():
+            further = {
+                number: _encode_sets(each.backbone, prepared, task, stores[name], progress)
+                for number, task in enumerate(tasks)
+                if name not in _lacking(prepared, task)
+            }
+            scored[name] = dataclasses.replace(each, further=further)
+        sample = encode_sample(prepared, scored[""].parts, stores[""], progress) if rounded else None
+        # The other processes help to encode only.
+        if this_process().rank != 0:
+            return []
+        encoded = scored[""].parts
+        unreadable = [dataclasses.asdict(image) for image in encoded.unreadable]
+        note_skipped(out, (prepared.data.train, prepared.data.test), unreadable)
+        # Colours of a coarse grid do not tell images apart; those of 8 x 8 pixels do.
+        with_pixels = "pixels" in scored and prepared.request.view.pixel_cells(prepared.layers) is None
+        suspected = overlaps.find(prepared, encoded, scored["pixels"].parts if with_pixels else None)
+        results = []
+        for layer in (layer.text for layer in prepared.layers):
+            for number, task in enumerate(tasks):
+                for share in (0.0, *prepared.request.noise):
+                    data, changed = with_noise(prepared, share), task_with_noise(task, share)
+                    beside_it = {
+                        name: _floor(data, floor, layer, changed, number, out, command, share)
+                        for name, floor in scored.items()
+                        if name and number in floor.further
+                    }
+                    subject, train, test = _describe_parts(data, scored[""], layer, changed, number, command, share)
+                    effect = None
+                    if sample is not None:
+                        effect = rounding(subject, changed, sample, data.data.train if share else None)
+                    measured = measure(
+                        subject,
+                        changed,
+                        train,
+                        test,
+                        out,
+                        further=scored[""].further[number],
+                        classifier=prepared.classifier,
+                        beside=beside_it,
+                        missing={**beside.missing, **_lacking(prepared, task)},
+                        suspected=suspected,
+                        effect=effect,
+                    )
+                    for result, neighbours in measured:
+                        used = one_part(data.data, changed.part)
+                        write_sheet(result, neighbours, used, prepared.backbone.preprocessing)
+                        write_curves(result, out)
+                        results.append(result)
+        return results
+
+
+def measure(  # noqa: PLR0913
+    subject: Subject,
+    task: Task,
+    train: Features,
+    test: Features,
+    out: Path,
+    *,
+    missing: Mapping[str, str],
+    suspected: overlaps.SuspectedOverlaps | None,
+    further: FurtherSets = NO_SETS,
+    classifier: FileClassifier | None = None,
+    beside: Mapping[str, Rows] | None = None,
+    effect: Rounding | None = None,
+) -> list[tuple[Result, tuple[Neighbours, ...]]]:
+    """Score one protocol on one layer and write its records with the floors.
+
+    Args:
+        subject: subject of the measurement, with the test part.
+        task: the protocol.
+        train: features of train.
+        test: features of test.
+        out: folder of the records.
+        missing: floors that there are not -> the reason.
+        suspected: test images that are in train too.
+        further: further sets of the task.
+        classifier: that of the weights file, where the task chooses it.
+        beside: name of a floor -> its records.
+        effect: difference that int8 makes.
+
+    Returns:
+        Each record with the neighbours to show.
+    """
+    written = []
+    for row, (result, scores) in score(subject, task, train, test, further, classifier).items():
+        if effect is not None:
+            log.info(line := f"{task.protocol}: {rounding_line(effect)}")
+            result = dataclasses.replace(result, rounding=effect, notes=(*result.notes, line))
+        result = with_details(result, scores, {} if row else subject.groups)
+        if not row:
+            result = overlaps.with_overlaps(result, scores, suspected, task, out)
+        floor_rows = {name: rows[row] for name, rows in (beside or {}).items()}
+        written.append((finish(result, scores, floor_rows, missing, out), scores.neighbours))
+    return written
+
+
+def _check_targets(prepared: Prepared, tasks: Sequence[Task], progress: Progress | None) -> None:
+    """Read the targets that lie in files, on the first of several processes.
+
+    Raises:
+        DataError: some cannot be used; all of them are listed.
+    """
+    data, run = prepared.data, prepared.run
+    parts = (data.train,) if data.train is data.test else (data.train, data.test)
+    checks = [
+        functools.partial(task.kind.check_targets, task.settings, parts)
+        for task in tasks
+        if task.kind.check_targets is not any_targets
+    ]
+    if checks:
+        with process_group(run.torch_device()):
+            for check in checks:
+                from_first(functools.partial(check, engine=run.extract_settings(), progress=progress))
+
+
+@contextlib.contextmanager
+def _store_for(backbone: Backbone, store: Path) -> Iterator[Path]:
+    """Yield the feature store; for features that may not be reused, a temporary folder in it."""
+    if backbone.known:
+        yield store
+        return
+    store.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="not-kept-", dir=store, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def floors_of(prepared: Prepared, tasks: Sequence[Task]) -> floors.FloorBackbones:
+    """Return the backbones whose features are scored beside those of the evaluated one."""
+    lacking = [task.kind.lacking_floors(baseline=prepared.run.baseline) for task in tasks]
+    if not prepared.run.floors or all({"pixels", "untrained"} <= each.keys() for each in lacking):
+        return floors.FloorBackbones({}, {})
+    found = floors.floor_backbones(prepared.backbone, is_floor=prepared.request.weights == "random")
+    cells = prepared.request.view.pixel_cells(prepared.layers)
+    if cells is not None and "pixels" in found.found:
+        pixels = floors.pixel_grid(prepared.backbone, cells)
+        return floors.FloorBackbones(found.found | {"pixels": pixels}, found.missing)
+    return found
+
+
+def floor_layers(prepared: Prepared, backbone: Backbone) -> tuple[Layer, ...]:
+    """Return the layers of a floor: the untrained backbone has the ones evaluated, the pixels one of their own."""
+    same = backbone.name == prepared.backbone.name
+    return prepared.layers if same else resolve_layers(backbone, (backbone.default_layer,))
+
+
+def _lacking(prepared: Prepared, task: Task) -> dict[str, str]:
+    """Return the floors that there might be and a task lacks, with the reasons."""
+    if not prepared.run.floors or prepared.backbone.kind.pixels:
+        return {}
+    if prepared.classifier is not None:
+        return dict.fromkeys(("pixels", "untrained"), _NO_OTHER_CLASSIFIER)
+    lacking = task.kind.lacking_floors(baseline=prepared.run.baseline)
+    return {
+        name: reason for name, reason in lacking.items() if (name, prepared.request.weights) != ("untrained", "random")
+    }
+
+
+def _describe_parts(
+    prepared: Prepared, scored: _Scored, layer: str, task: Task, number: int, command: str, noise: float
+) -> tuple[Subject, Features, Features]:
+    """Return the description and features that a protocol uses: both parts, or one of them in the place of both.
+
+    With label noise, the train labels are those of `prepared`.
+    """
+    parts = scored.parts
+    train, test = one_part_of_features(parts.train[layer], parts.test[layer], parts.whole.get(layer), task)
+    train = rows_of(train, prepared.data.train) if noise else train
+    if task.part:
+        prepared = dataclasses.replace(prepared, data=one_part(prepared.data, task.part))
+        parts = dataclasses.replace(parts, train={layer: train}, test={layer: test})
+    subject = describe(prepared, scored.backbone, layer, parts, command)
+    further = scored.further[number]
+    timings = {"further sets": round(further.seconds, 3)} if further.sets else {}
+    data = dataclasses.replace(subject.data, label_noise=noise)
+    return dataclasses.replace(subject, data=data, timings={**subject.timings, **timings}), train, test
+
+
+def _floor(
+    prepared: Prepared, floor: _Scored, layer: str, task: Task, number: int, out: Path, command: str, noise: float
+) -> Rows:
+    """Return a floor's records at the same layer (the pixels have one of their own), cached if possible."""
+    layer = layer if layer in floor.parts.train else next(iter(floor.parts.train))
+    subject, train, test = _describe_parts(prepared, floor, layer, task, number, command, noise)
+    further = floor.further[number]
+    # The key of a record on test does not tell which images of further sets could be read.
+    kept = floor.backbone.known and not further.sets
+    found = floors.cached(record_id(measurement(subject, task)), subject.data) if not further.sets else None
+    rows = score(subject, task, train, test, further) if found is None else {"": found}
+    for row, (own, own_task) in row_subjects(subject, task, further.sets).items():
+        result, scores = rows[row]
+        if found is None and kept:
+            scores = floors.keep(result, scores)
+        result = dataclasses.replace(result, asked=dataclasses.replace(asked(own, own_task), overlaps=False))
+        rows[row] = with_details(result, scores, own.groups), scores
+        floors.show(*rows[row], out)
+    return rows
+
+
+def _encode_sets(
+    backbone: Backbone, prepared: Prepared, task: Task, store: Path, progress: Progress | None
+) -> FurtherSets:
+    """Return the features of the further sets, and the time of their extraction."""
+    sets = prepared.sets_of(task)
+    found: dict[str, dict[str, Features]] = {}
+    unreadable: dict[str, tuple[ExcludedImage, ...]] = {}
+    seconds = 0.0
+    for name, each in sets.items():
+        encoder = dataclasses.replace(backbone, preprocessing=each.preprocessing)
+        extraction = extract_part(encoder, each.source, prepared.layers, prepared.run, store, name, progress)
+        found[name] = {layer: rows_of_set(features, each.source) for layer, features in extraction.features.items()}
+        unreadable[name] = tuple(ExcludedImage(**row) for row in extraction.unreadable)
+        seconds += extraction.seconds
+    return FurtherSets(sets, found, unreadable, seconds)

@@ -1,0 +1,129 @@
+"""Scores of a protocol on features: the records of test and, of a protocol on several sets, of each recorded set."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from sslbench.data.source import Source
+from sslbench.evaluation import subset
+from sslbench.evaluation.costs import measured
+from sslbench.evaluation.record import Subject, recorded
+from sslbench.evaluation.request import RunSettings, Task
+from sslbench.features.array import Features
+from sslbench.protocols import FeatureInputs, FileClassifier, ImageSet
+from sslbench.results import DataPart, DataUsed, ExcludedImage, Outcome, Result, records
+
+
+@dataclasses.dataclass(frozen=True)
+class FurtherSets:
+    """Further sets of images of a task.
+
+    Attributes:
+        sets: name -> the images.
+        features: name -> layer -> features.
+        unreadable: name -> images that were left out.
+        seconds: time of their extraction.
+    """
+
+    sets: Mapping[str, ImageSet] = dataclasses.field(default_factory=dict)
+    features: Mapping[str, Mapping[str, Features]] = dataclasses.field(default_factory=dict)
+    unreadable: Mapping[str, tuple[ExcludedImage, ...]] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+
+
+NO_SETS = FurtherSets()
+
+
+def score(
+    subject: Subject,
+    task: Task,
+    train: Features,
+    test: Features,
+    further: FurtherSets = NO_SETS,
+    classifier: FileClassifier | None = None,
+) -> dict[str, tuple[Result, records.Scores]]:
+    """Run one protocol and return its records, without groups: '' for test, and the names of recorded sets.
+
+    Args:
+        subject: subject of the measurement, with the test part.
+        task: the protocol.
+        train: features of train.
+        test: features of test.
+        further: further sets of the task.
+        classifier: that of the weights file, where the task chooses it.
+    """
+    features = {name: layers[subject.layer] for name, layers in further.features.items()}
+    with measured(subject.run.torch_device()) as meter:
+        outcomes = _outcomes(task, train, test, features, subject.run, classifier)
+    found = {}
+    for name, (own, own_task) in row_subjects(subject, task, further.sets).items():
+        scored = test if not name else features[name]
+        parts = tuple(dataclasses.replace(part, n_used=len(features[part.name])) for part in own.data.further)
+        data = dataclasses.replace(own.data, further=parts)
+        if name:
+            used = dataclasses.replace(data.test, n_used=len(scored))
+            alone = data.train == data.test
+            train_part = used if alone else data.train
+            data = dataclasses.replace(data, train=train_part, test=used, unreadable=further.unreadable[name])
+        own = dataclasses.replace(own, data=data)
+        found[name] = recorded(
+            own, own_task, outcomes[name], train, scored, seconds=meter.stage.seconds, stage=meter.stage
+        )
+    return found
+
+
+def _outcomes(
+    task: Task,
+    train: Features,
+    test: Features,
+    sets: Mapping[str, Features],
+    run: RunSettings,
+    classifier: FileClassifier | None,
+) -> Mapping[str, Outcome]:
+    """Return the protocol's outcomes; with a subset of classes in test no other class can be predicted."""
+    train, test = (dataclasses.replace(part, attributes={}) for part in (train, test))  # no key holds them
+    inputs = FeatureInputs(task.settings, run.seed, train, test, sets, classifier, str(run.torch_device()))
+    if not subset.is_subset(train.labels, test.labels):
+        return task.kind.outcomes(inputs)
+    outcomes = task.kind.outcomes(dataclasses.replace(inputs, test=subset.widened(train.labels, test)))
+    return {"": subset.restricted(outcomes[""], task.protocol, train.labels, test, seed=run.seed)}
+
+
+def row_subjects(subject: Subject, task: Task, sets: Mapping[str, ImageSet]) -> dict[str, tuple[Subject, Task]]:
+    """Return subject and task of each record: '' for test, and the names of recorded sets.
+
+    The record on test names all sets that it depends on. That of a set is the same whatever else is scored.
+    """
+    further = tuple(
+        DataPart(name=name, fingerprint=each.fingerprint, n=len(each.source), n_used=len(each.source), classes=())
+        for name, each in sets.items()
+    )
+    rows = {"": (dataclasses.replace(subject, data=dataclasses.replace(subject.data, further=further)), task)}
+    for name, each in sets.items():
+        if each.recorded:
+            own = dataclasses.replace(
+                task, settings=task.kind.settings_of_set(task.settings), benchmark=None, preset=None
+            )
+            data = _data_of_set(subject, name, each.source, alone=own.part == "test")
+            rows[name] = dataclasses.replace(subject, data=data, groups={}, members={}), own
+    return rows
+
+
+def _data_of_set(subject: Subject, name: str, source: Source, *, alone: bool) -> DataUsed:
+    """Return a set as the test part of its own record; `alone`: it stands for train too, which is not used."""
+    part = DataPart(
+        name=name, fingerprint=source.fingerprint(), n=len(source), n_used=len(source), classes=source.labels.classes
+    )
+    if alone:
+        how = f"{name} ({source.name}) alone"
+        return dataclasses.replace(subject.data, train=part, test=part, how=how, unreadable=())
+    how = f"{subject.data.train.name} against {name} ({source.name})"
+    return dataclasses.replace(subject.data, test=part, how=how, unreadable=())
+
+
+def rows_of_set(features: Features, source: Source) -> Features:
+    """Return stored features with the labels of a set."""
+    readable = set(features.ids)
+    labelled = source.select(np.array([i for i, name in enumerate(source.ids) if name in readable], dtype=np.int64))
+    return dataclasses.replace(features, labels=labelled.labels)
