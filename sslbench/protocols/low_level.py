@@ -16,7 +16,7 @@ Floors: a constant; the mean signal at each position; the same head on raw colou
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,10 +26,9 @@ from sslbench.data.signals import Signal, signal_of
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense.signals import signal_row
-from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.dense import DenseTask, trained_heads
+from sslbench.protocols._parts.dense import trained_heads
 from sslbench.protocols._parts.dense.task import enlarged
-from sslbench.protocols._parts.signals import SignalSettings, check_sigma, read_image
+from sslbench.protocols._parts.signals import SignalSettings, SignalTask
 from sslbench.protocols.protocol import Protocol
 
 if TYPE_CHECKING:
@@ -49,30 +48,13 @@ class Settings(SignalSettings):
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class LowLevel(DenseTask[Settings]):
-    """Signals of pixels, (1, h, w); an image's row has the values `metrics.dense.signals.COLUMNS`.
-
-    Attributes:
-        preprocessing: that of the backbone, as for which images are decoded.
-    """
+class LowLevel(SignalTask[Settings]):
+    """Signals of pixels, (1, h, w); an image's row has the values `metrics.dense.signals.COLUMNS`."""
 
     name = "low-level"
     label_kind = "signal"
     needs = "predicts signals of pixels"
     outputs = 1
-
-    preprocessing: Preprocessing
-
-    @classmethod
-    def check_settings(cls, settings: Settings) -> None:
-        """Refuse settings that are not possible, whatever the data and the backbone.
-
-        Raises:
-            UsageError: a setting is not possible.
-        """
-        super().check_settings(settings)
-        check_sigma(settings, cls.name)
 
     @classmethod
     def check(cls, settings: Settings, train: Labels) -> None:
@@ -92,11 +74,6 @@ class LowLevel(DenseTask[Settings]):
                     f"Leave out {name}=, or ?maps=.",
                 )
 
-    @classmethod
-    def of(cls, settings: Settings, train: Source, preprocessing: Preprocessing, seed: int) -> Self:
-        """Return the task for a backbone with that preprocessing."""
-        return cls(settings, preprocessing)
-
     def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "Target":
         """Return the signal of an image at its own size, float32 (1, H, W): from its file, or computed.
 
@@ -107,9 +84,7 @@ class LowLevel(DenseTask[Settings]):
         if source.pixel_values is not None:
             return super().read(source, index, size)
         settings = self.settings
-        return signal_of(read_image(self.preprocessing, source, index), settings.signal or "edges", settings.sigma)[
-            None
-        ]
+        return signal_of(self.image(source, index), settings.signal or "edges", settings.sigma)[None]
 
     def check_totals(self, part: str, sums: FloatArray) -> None:
         """Refuse a part without any signal.

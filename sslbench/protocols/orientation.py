@@ -13,7 +13,7 @@ the untrained network.
 
 import colorsys
 import dataclasses
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,10 +22,9 @@ from sslbench.data.signals import orientation_of
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense.orientations import orientation_row
-from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.dense import DenseTask, trained_heads
+from sslbench.protocols._parts.dense import trained_heads
 from sslbench.protocols._parts.dense.task import DenseRow, enlarged
-from sslbench.protocols._parts.signals import SignalSettings, check_sigma, read_image
+from sslbench.protocols._parts.signals import SignalSettings, SignalTask
 from sslbench.protocols.protocol import Protocol
 
 if TYPE_CHECKING:
@@ -43,23 +42,17 @@ class Settings(SignalSettings):
     """Settings of the regression of orientations by trained heads."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Orientation(DenseTask[Settings]):
+class Orientation(SignalTask[Settings]):
     """Orientations of pixels.
 
     An output is a vector of doubled angle (2, h, w) of any length; an image's row has the values
     `metrics.dense.orientations.COLUMNS`.
-
-    Attributes:
-        preprocessing: that of the backbone, as for which images are decoded.
     """
 
     name = "orientation"
     label_kind = "orientation"
     needs = "computes its targets"
     outputs = 2
-
-    preprocessing: Preprocessing
 
     @classmethod
     def check_settings(cls, settings: Settings) -> None:
@@ -69,16 +62,10 @@ class Orientation(DenseTask[Settings]):
             UsageError: a setting is not possible.
         """
         super().check_settings(settings)
-        check_sigma(settings, cls.name)
         if settings.rotation:
             raise UsageError(
                 f"orientation: rotation={settings.rotation:g} would turn the images and not their orientations"
             )
-
-    @classmethod
-    def of(cls, settings: Settings, train: Source, preprocessing: Preprocessing, seed: int) -> Self:
-        """Return the task for a backbone with that preprocessing."""
-        return cls(settings, preprocessing)
 
     def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "Target":
         """Return the orientations of an image at its own size, float32 (2, H, W); see `orientation_of`.
@@ -86,7 +73,7 @@ class Orientation(DenseTask[Settings]):
         Raises:
             UnreadableImage: the image cannot be read.
         """
-        return orientation_of(read_image(self.preprocessing, source, index), self.settings.sigma)
+        return orientation_of(self.image(source, index), self.settings.sigma)
 
     def check_totals(self, part: str, sums: FloatArray) -> None:
         """Refuse a part without any orientation.
@@ -104,6 +91,7 @@ class Orientation(DenseTask[Settings]):
 
         >>> import torch
         >>> along_x, oblique = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 0.5])  # 45 degrees apart
+        >>> from sslbench.preprocessing import Preprocessing
         >>> task = Orientation(Settings(), Preprocessing())
         >>> round(float(task.loss(along_x[None, :, None, None], oblique[None, :, None, None], 0)), 4)
         1.5708
@@ -130,6 +118,7 @@ class Orientation(DenseTask[Settings]):
         """Return orientations (..., 2, H, W) of a mirrored map: an angle t becomes 180 degrees - t, so the sine turns.
 
         >>> import torch
+        >>> from sslbench.preprocessing import Preprocessing
         >>> task = Orientation(Settings(), Preprocessing())
         >>> task.mirrored(torch.tensor([0.5, 0.25]).reshape(2, 1, 1)).flatten().tolist()
         [0.5, -0.25]

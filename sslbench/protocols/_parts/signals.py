@@ -1,6 +1,7 @@
-"""Protocols on signals that are computed from images: their settings, and reading an image as its backbone does."""
+"""Protocols on signals that are computed from images: their settings, and images decoded as for a backbone."""
 
 import dataclasses
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,7 @@ from sslbench.data.source import Source
 from sslbench.data.views import MapColours
 from sslbench.errors import UsageError
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.dense.settings import HeadSettings
+from sslbench.protocols._parts.dense import DenseTask, HeadSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,30 +31,47 @@ class SignalSettings(HeadSettings):
     )
 
 
-def check_sigma(settings: SignalSettings, protocol: str) -> None:
-    """Refuse a Gaussian that is not possible.
+S = TypeVar("S", bound=SignalSettings)
 
-    Raises:
-        UsageError: its standard deviation is out of its range.
+
+@dataclasses.dataclass(frozen=True)
+class SignalTask(DenseTask[S]):
+    """Task whose targets are computed from the images.
+
+    Attributes:
+        preprocessing: that of the backbone, as for which images are decoded.
     """
-    if not 0 < settings.sigma <= 100:
-        raise UsageError(f"{protocol}: sigma should be from above 0 to 100 pixels, not {settings.sigma:g}")
 
+    preprocessing: Preprocessing
 
-def read_image(
-    preprocessing: Preprocessing, source: Source, index: int
-) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
-    """Return an image (H, W, C) at its own size, decoded as for a backbone, from 0 to 255.
+    @classmethod
+    def check_settings(cls, settings: S) -> None:
+        """Refuse settings that are not possible, whatever the data and the backbone.
 
-    Raises:
-        UnreadableImage: the image cannot be read.
-    """
-    from sslbench.data.decode.handlers import Reading
-    from sslbench.data.loading import loader
-    from sslbench.data.loading.batch import training_decoder
+        Raises:
+            UsageError: a setting is not possible.
+        """
+        super().check_settings(settings)
+        if not 0 < settings.sigma <= 100:
+            raise UsageError(f"{cls.name}: sigma should be from above 0 to 100 pixels, not {settings.sigma:g}")
 
-    reading = Reading(preprocessing.decoder, preprocessing.max_pixels)
-    decoder = training_decoder(source.images, reading, preprocessing.channels)
-    pixels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
-    pixels = loader.read(source.images, index, decoder).image.permute(1, 2, 0).numpy()
-    return pixels
+    @classmethod
+    def of(cls, settings: S, train: Source, preprocessing: Preprocessing, seed: int) -> Self:
+        """Return the task for a backbone with that preprocessing."""
+        return cls(settings, preprocessing)
+
+    def image(self, source: Source, index: int) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
+        """Return an image (H, W, C) at its own size, from 0 to 255.
+
+        Raises:
+            UnreadableImage: the image cannot be read.
+        """
+        from sslbench.data.decode.handlers import Reading
+        from sslbench.data.loading import loader
+        from sslbench.data.loading.batch import training_decoder
+
+        own = self.preprocessing
+        decoder = training_decoder(source.images, Reading(own.decoder, own.max_pixels), own.channels)
+        pixels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+        pixels = loader.read(source.images, index, decoder).image.permute(1, 2, 0).numpy()
+        return pixels

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
+from sslbench.config import setting
 from sslbench.data.source import Labels, Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
@@ -25,10 +26,10 @@ from sslbench.metrics.summary import summarise_places
 from sslbench.protocols._parts.costs import summary_cost
 from sslbench.protocols._parts.selection import check_features
 from sslbench.protocols.geolocation.cells import Cells, leaf_indices, mean_places, partition
-from sslbench.protocols.geolocation.settings import Settings
 from sslbench.protocols.linear import LinearProbe, train_probe
 from sslbench.protocols.linear import check_settings as check_linear
 from sslbench.protocols.linear.cost import probe_cost
+from sslbench.protocols.linear.settings import GRID
 from sslbench.protocols.linear.settings import Settings as LinearSettings
 from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
@@ -37,6 +38,18 @@ from sslbench.runtime.cost import Cost
 _SORTED, _WEIGHT_HELD = 5000, 100  # bytes per weight of a half-sample: weighted medians of distances
 _WEIGHTS = 4_000_000  # weights in memory at a time, `metrics.intervals`
 _ROWS = 4096  # rows classified together, so that the scores of all cells need little memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of geolocation."""
+
+    max_images: int = setting(5000, "training images above which a cell is split into four")
+    min_images: int = setting(50, "training images below which a cell, with its images, is left out of training")
+    c: tuple[float, ...] = setting(
+        GRID, "classifier of cells: candidates of the inverse regularisation, as for the protocol linear"
+    )
+    holdout: float = setting(0.2, "classifier of cells: share of train held out to select c")
 
 
 def check_settings(settings: Settings) -> None:

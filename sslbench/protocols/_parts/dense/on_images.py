@@ -1,5 +1,6 @@
 """Protocols that train dense heads: their functions on images, made of the class of their task."""
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,42 +26,50 @@ def heads_work(settings: HeadSettings, shapes: Shapes) -> ImageWork:
     return ImageWork(crops + shapes.test * len(settings.scales), rest="heads, windows and metrics")
 
 
+def rows_of(
+    task: type[DenseTask[S]],
+    backbone: "Backbone",
+    layers: "Sequence[Layer]",
+    train: Source,
+    settings: S,
+    *,
+    seed: int,
+) -> tuple[str, ...]:
+    """Refuse what does not go together before any image is decoded; return the rows of results."""
+    from sslbench.protocols._parts.dense.run import checked_rows
+
+    return checked_rows(backbone, layers, train, settings, protocol=task.name, seed=seed)
+
+
+def run(  # noqa: PLR0913  the signature of every protocol on images
+    task: type[DenseTask[S]],
+    backbone: "Backbone",
+    layers: "Sequence[Layer]",
+    train: Source,
+    test: Source,
+    settings: S,
+    *,
+    seed: int,
+    engine: "ExtractSettings",
+    folder: Path,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Outcome]:
+    """Train heads on train, choose one per row on a held-out part of it, score test; see `train_and_score`."""
+    from sslbench.protocols._parts.dense.run import train_and_score
+
+    task.check(settings, train.labels)
+    own = task.of(settings, train, backbone.preprocessing, seed)
+    return train_and_score(
+        backbone, layers, train, test, own, seed=seed, engine=engine, folder=folder, progress=progress
+    )
+
+
 def trained_heads(task: type[DenseTask[S]]) -> OnImages[S]:
-    """Return the functions of a protocol that trains heads on frozen maps for a task."""
-
-    def rows(
-        backbone: "Backbone", layers: "Sequence[Layer]", train: Source, settings: S, *, seed: int
-    ) -> tuple[str, ...]:
-        """Refuse what does not go together before any image is decoded; return the rows of results."""
-        from sslbench.protocols._parts.dense.run import checked_rows
-
-        return checked_rows(backbone, layers, train, settings, protocol=task.name, seed=seed)
-
-    def run(  # noqa: PLR0913  the signature of every protocol on images
-        backbone: "Backbone",
-        layers: "Sequence[Layer]",
-        train: Source,
-        test: Source,
-        settings: S,
-        *,
-        seed: int,
-        engine: "ExtractSettings",
-        folder: Path,
-        progress: Callable[[str, int, int], None] | None = None,
-    ) -> dict[str, Outcome]:
-        """Train heads on train, choose one per row on a held-out part of it, score test; see `train_and_score`."""
-        from sslbench.protocols._parts.dense.run import train_and_score
-
-        task.check(settings, train.labels)
-        own = task.of(settings, train, backbone.preprocessing, seed)
-        return train_and_score(
-            backbone, layers, train, test, own, seed=seed, engine=engine, folder=folder, progress=progress
-        )
-
+    """Return the kind of a protocol that trains heads on frozen maps for a task."""
     return OnImages(
         task.check,
-        rows,
-        run,
+        functools.partial(rows_of, task),
+        functools.partial(run, task),
         heads_work,
         label_kinds=frozenset({task.label_kind}),
         view=OWN_SIZES,

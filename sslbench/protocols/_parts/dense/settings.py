@@ -72,6 +72,28 @@ class HeadSettings:
     holdout: float = setting(0.1, "share of train held out to select a head, if there are several")
 
 
+@dataclasses.dataclass(frozen=True)
+class SurfaceSettings(HeadSettings):
+    """Settings that depth and normals share: those of DINOv2 and probe3d on NYUv2."""
+
+    upsample: int = setting(4, "factor by which the maps are enlarged before the head, to cells of 3 pixels at least")
+    steps: int = setting(38_400, "updates, at most", unit="updates")
+    schedule: Literal["poly", "cosine", "constant"] = setting("cosine", "schedule of lr: poly, cosine or constant")
+    size: int | None = setting(480, "short side of the resized images; null: their own", unit="pixels")
+    enlarge: Enlarge = setting(
+        "trained",
+        "small images: none: size and crop shrink to the data's short side; trained: but not below the side of the "
+        "images that the backbone was trained on; size: images are enlarged to size",
+    )
+    resize_range: tuple[float, float] = setting((1.0, 1.0), "range of a random factor of the size in training")
+    colours: MapColours = setting(
+        "gamma", "photometric: brightness, contrast, saturation, hue as SSD; gamma: as BTS; none"
+    )
+    window: tuple[int, int] | None = setting(
+        None, "height and width of the sliding window in scoring; null: the whole image", unit="pixels"
+    )
+
+
 def check_heads(settings: HeadSettings, *, protocol: str) -> None:
     """Refuse settings that are not possible, whatever the data and the backbone.
 
