@@ -19,6 +19,7 @@ from sslbench.api.arguments import (
     location,
     options_of,
     places_of,
+    recognised_backbone,
     record_of,
     refuse_other_fields,
     refuse_other_models,
@@ -33,8 +34,6 @@ from sslbench.config import build
 from sslbench.data.containers.members import is_image
 from sslbench.detection import predict as detectors
 from sslbench.errors import SslbenchError, UsageError
-from sslbench.evaluation import detection
-from sslbench.evaluation.detection.request import from_user
 from sslbench.evaluation.estimators import KNNProbe, LinearProbe
 from sslbench.evaluation.export import export_network
 from sslbench.evaluation.prediction import PredictionCounts
@@ -296,12 +295,13 @@ def evaluate_detection(  # noqa: PLR0913  its data, its recipe, and what all hav
     Raises:
         SslbenchError: anything that is wrong with the arguments, the weights or the data.
     """
-    of_backend: dict[str, Any] = {key: options.pop(key) for key in ("backend", "d2") if key in options}
+    flags = {"backend": "program", "d2": "d2"}
+    of_backend = {name: options.pop(flag) for flag, name in flags.items() if flag in options}
     task = evaluation.make_task("detection", {**(settings or {}), **of_backend}, load_benchmark(str(recipe)))
     run_settings, request_options = options_of(options, run, evaluation.Request)
     backbone = None
     if isinstance(model, nn.Module):
-        backbone = from_user(unwrapped(model), request_options.get("backbone"))
+        backbone = recognised_backbone(unwrapped(model), request_options.get("backbone"))
     request = evaluation.Request(
         weights=backbone.name if backbone is not None else str(model),
         data=location(train, "train", BOXES),
@@ -313,9 +313,9 @@ def evaluate_detection(  # noqa: PLR0913  its data, its recipe, and what all hav
     )
     folder = folder_of(out)
     evaluation.check_writable(folder)
-    prepared = detection.prepare_detection(request, run_settings, backbone=backbone)
-    command = "sslbench.evaluate_detection(...)"
-    return Results(detection.evaluate_detection(prepared, out=folder, command=command))
+    prepared = evaluation.prepare(request, run_settings, backbone=backbone)
+    store, command = paths.cache_dir() / "features", "sslbench.evaluate_detection(...)"
+    return Results(evaluation.evaluate(prepared, store=store, out=folder, command=command))
 
 
 @public

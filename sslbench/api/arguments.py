@@ -11,18 +11,24 @@ from typing import Any
 
 import torch
 from torch import nn
+from torchvision.models import ResNet as TorchvisionResNet
 
 from sslbench import evaluation
 from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.in_memory import from_module, unwrapped, users_preprocessing
 from sslbench.backbones.layer_spec import split_layers
+from sslbench.backbones.load import load_file
+from sslbench.backbones.resnet import ResNet
+from sslbench.backbones.vit.of_timm import is_timm_vit
 from sslbench.config import build_partial, resolve
 from sslbench.data.in_memory import Columns, sources_of
 from sslbench.errors import UsageError
 from sslbench.features.external import are_features
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
+from sslbench.protocols import find as find_protocol
 from sslbench.results import Result, Results, records
+from sslbench.weights.reading.files import WeightsFile
 
 
 def refuse_other_models(model: object) -> None:
@@ -45,13 +51,37 @@ def copied_backbone(model: nn.Module, request: Mapping[str, Any]) -> Backbone:
     return from_module(name, module, users_preprocessing(name, inner))
 
 
+def recognised_backbone(module: nn.Module, name: str | None = None) -> Backbone:
+    """Return a backbone with a copy of the module's tensors, recognised like those of a file.
+
+    Args:
+        module: a ResNet of sslbench or torchvision, or a vision transformer of timm; its classifier is left out.
+        name: of the architecture, where the tensors do not show it.
+
+    Raises:
+        UsageError: it is something else: a detector takes the network apart, so it has to know its parts.
+        WeightsError: the tensors do not fit the architecture.
+    """
+    if not (isinstance(module, ResNet | TorchvisionResNet) or is_timm_vit(module)):
+        raise UsageError(
+            f"a detector cannot be built around a {type(module).__name__}",
+            "Give a ResNet of sslbench or torchvision, a vision transformer of timm, or a weights file.",
+        )
+    tensors = {key: tensor.detach().cpu().clone() for key, tensor in module.state_dict().items()}
+    file = WeightsFile(Path(type(module).__name__), "", tensors, "torch zip")
+    backbone = load_file(file, backbone=module.spec.name if isinstance(module, ResNet) else name)
+    if getattr(module, "preprocessing", None) is None:
+        return backbone
+    return dataclasses.replace(backbone, preprocessing=users_preprocessing(backbone.name, module))
+
+
 def tasks_of(
     protocols: str | Sequence[str], settings: Mapping[str, Mapping[str, Any]] | None
 ) -> tuple[evaluation.Task, ...]:
     """Return the protocols with their settings.
 
     Raises:
-        UsageError: settings of another protocol, or no mapping of protocols to their settings.
+        UsageError: settings of another protocol, no mapping of protocols to their settings, or one needs a benchmark.
     """
     names = [protocols] if isinstance(protocols, str) else protocols
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
@@ -66,6 +96,11 @@ def tasks_of(
             )
         if not isinstance(values, Mapping):
             raise UsageError(f"settings of {key} should map names to values, not {values!r:.80}")
+    for name in names:
+        if (needed := find_protocol(name).benchmark) is not None:
+            raise UsageError(
+                f"{name} needs a benchmark, {needed.content}", f"Call sslbench.evaluate_{name}(..., recipe=...)."
+            )
     return tuple(evaluation.make_task(name, (settings or {}).get(name, {})) for name in names)
 
 

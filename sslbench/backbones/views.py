@@ -136,4 +136,28 @@ class OwnSizes(WholeImages):
         return dataclasses.replace(own, **unset, trained_side=side if trained_side else None)
 
 
-WHOLE_IMAGES, GRIDS, OWN_SIZES = WholeImages(), Grids(), OwnSizes()
+class DetectedImages(OwnSizes):
+    """Images that a detector reads, with all of the network around which it is built."""
+
+    def asked(self, own: Preprocessing, values: Mapping[str, Any], protocol: str) -> dict[str, Any]:
+        """Return the values; a decoder that reduces the size is refused, too."""
+        if "fast" in values.get("decoder", ()):
+            raise UsageError(
+                "--decoder fast decodes at a reduced size, and boxes refer to the full image",
+                "Leave it out; detection decodes JPEGs by libjpeg-turbo anyway.",
+            )
+        return super().asked(own, values, protocol)
+
+    def fitted(
+        self, backbone: "Backbone", origins: Mapping[str, str], *, trained_side: bool
+    ) -> "tuple[Backbone, dict[str, str]]":
+        """Return the backbone as it is; its decoder, mean and std have an effect."""
+        read = ("mean", "std", "decoder", "max_pixels")
+        return backbone, {name: origin for name, origin in origins.items() if name in read}
+
+    def layers(self, backbone: "Backbone", specs: Sequence[str]) -> "tuple[Layer, ...]":
+        """Return (): the detector takes the network apart by itself."""
+        return ()
+
+
+WHOLE_IMAGES, GRIDS, OWN_SIZES, DETECTED_IMAGES = WholeImages(), Grids(), OwnSizes(), DetectedImages()

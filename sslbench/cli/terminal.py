@@ -12,7 +12,7 @@ import click
 
 from sslbench.cli.echo import echo, is_quiet, is_verbose, note
 from sslbench.distributed import this_process
-from sslbench.runtime.progress import ProgressBars, Rate
+from sslbench.runtime.progress import ProgressBars, Rate, TrainingLine
 from sslbench.steps import Advance, shown_by
 
 
@@ -73,7 +73,7 @@ class ProgressLines:
         """Report `done` of `total` images of one job."""
         now = time.monotonic()
         rate = self.rates.setdefault(title, Rate())(done)
-        if done < total and now - self.last < 10:
+        if done < total and now - self.last < QUIET:
             return
         if done >= total:  # the next job may have the same title: the untrained network is finetuned alike
             del self.rates[title]
@@ -83,6 +83,14 @@ class ProgressLines:
         self.last = now
         self.shown.add(title)
         note(f"{title}: {done} of {total}" + ("" if rate is None else f", {rate:.0f} images/s"))
+
+    def line(self, line: TrainingLine) -> None:
+        """Report the state of a training when it is time, and its end."""
+        last = line.iteration == line.iterations
+        if last or time.monotonic() - self.last >= QUIET:
+            self.last = time.monotonic()
+            left = "" if last else f"  {duration(line.left)} left"
+            note(f"iteration {line.iteration} of {line.iterations}: {line.summary()}{left}")
 
     @contextmanager
     def steps(self, title: str, unit: str, total: int) -> Iterator[Advance]:

@@ -127,6 +127,10 @@ def route(values: Mapping[str, Any], run_keys: Sequence[str], protocols: Sequenc
     fields = {name: {f.name for f in dataclasses.fields(find_protocol(name).settings)} for name in protocols}
     for key, value in values.items():
         prefix, _, rest = key.partition(".")
+        if rest and (takers := [name for name in protocols if prefix in fields[name]]):  # d2.SOLVER.BASE_LR: a mapping
+            for name in takers:
+                per_protocol[name].setdefault(prefix, {})[rest] = value
+            continue
         if prefix in fields and rest:
             if rest not in fields[prefix]:
                 raise UsageError(f"{prefix} has no setting '{rest}'", nearest_setting(rest, fields[prefix]))

@@ -19,9 +19,9 @@ class DetectionSettings(DetectionRecipe):
         within="[1, inf)",
         changes_result=False,  # `iterations` is what is measured
     )
-    backend: Literal["torchvision", "detectron2"] = setting(
+    program: Literal["torchvision", "detectron2"] = setting(
         "torchvision",
-        "library that trains the detector",
+        "library that trains the detector (--backend)",
         changes_result=False,  # a benchmark is not modified by it; `recorded` has it
     )
     d2: dict[str, Any] | None = setting(None, "d2.KEY=value: changes of Detectron2's own configuration")
@@ -40,15 +40,15 @@ def check_settings(settings: DetectionSettings) -> None:
         UsageError: one is not, or is of the other backend, or Detectron2 cannot be used (it says how it is installed).
     """
     check(settings)
-    if settings.backend != "detectron2" and settings.d2:
+    if settings.program != "detectron2" and settings.d2:
         key = next(iter(settings.d2))
         raise UsageError(
-            f"d2.{key} is a setting of Detectron2, but the backend is {settings.backend}", "Add --backend detectron2."
+            f"d2.{key} is a setting of Detectron2, but the backend is {settings.program}", "Add --backend detectron2."
         )
-    if settings.backend == "detectron2" and (settings.metric == "lvis" or settings.repeat_threshold):
+    if settings.program == "detectron2" and (settings.metric == "lvis" or settings.repeat_threshold):
         key = "metric=lvis" if settings.metric == "lvis" else f"repeat_threshold={settings.repeat_threshold:g}"
         raise UsageError(f"{key} is a setting of the torchvision backend", "Leave out --backend detectron2.")
-    if settings.backend == "detectron2":
+    if settings.program == "detectron2":
         library.require()
 
 
@@ -66,5 +66,5 @@ def complete(settings: DetectionSettings) -> tuple[DetectionSettings, dict[str, 
 
 def recorded(settings: DetectionSettings) -> dict[str, Any]:
     """Return the settings as records hold them: results of two backends do not share a column."""
-    of_backend = {"d2": settings.d2 or {}} if settings.backend == "detectron2" else {}
-    return {**result_settings(settings.recipe), "backend": settings.backend, **of_backend}
+    of_backend = {"d2": settings.d2 or {}} if settings.program == "detectron2" else {}
+    return {**result_settings(settings.recipe), "backend": settings.program, **of_backend}

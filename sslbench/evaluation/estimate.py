@@ -307,6 +307,7 @@ def estimate(prepared: Prepared, store: Path, out: Path) -> Estimate:
             else measure_rate(prepared.backbone, prepared.data.test, prepared.layers, prepared.run)
         )
         parts += [_image_part(prepared, task, rate) for task in on_images]
+    parts += [Part(task.protocol, None, remark="it trains a detector") for task in prepared.object_tasks]
     free = machine.free_disk(store), machine.free_disk(out)
     return Estimate(tuple(parts), machine.free_memory(), *free)
 
@@ -361,6 +362,8 @@ def _missing(
 def _evidently_short(prepared: Prepared, store: Path) -> bool:
     """Return True for work of some seconds even on a slow machine, which is not worth a measurement."""
     tasks = prepared.request.tasks
+    if prepared.object_tasks:
+        return True
     if prepared.image_tasks:
         return len(prepared.data.train) + len(prepared.data.test) <= _FEW_IMAGES
     encoded, width = 0, 0

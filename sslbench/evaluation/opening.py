@@ -8,6 +8,7 @@ from typing import Any
 from sslbench.data.open import open_data, refuse_label_maps
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest, choose_test, choose_train, limit, train_test, train_test_of
+from sslbench.data.splits.objects import train_test_objects
 from sslbench.distributed.collectives import process_group_if_known
 from sslbench.errors import UsageError
 from sslbench.evaluation.dense import DATA, dense_kind
@@ -40,6 +41,8 @@ def _opened(request: Request, run: RunSettings, in_memory: InMemoryData | None) 
             raise UsageError(
                 f"{request.tasks[0].protocol} needs a location of {LABELS[kind].text}, not images in memory"
             )
+        if any(task.kind.on_objects for task in request.tasks):
+            return _objects(request, run)
         return _dense_data(kind, request, run)
     if in_memory:
         opener = functools.partial(open_parts, request, in_memory=in_memory)
@@ -49,6 +52,19 @@ def _opened(request: Request, run: RunSettings, in_memory: InMemoryData | None) 
     return train_test(
         request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction, **_columns(request)
     )
+
+
+def _objects(request: Request, run: RunSettings) -> TrainTest:
+    """Return the parts for a detector: images without objects stay, and every class is in both parts.
+
+    Raises:
+        UsageError: an option was given that the data have no columns or samples for.
+    """
+    plain = Request(request.weights, request.data, request.tasks)
+    for name in ("layers", "image_column", "label_column", "limit", "test_classes", "groups", "value_columns", "noise"):
+        if getattr(request, name) != getattr(plain, name):
+            raise UsageError(f"{name} has no effect on {request.tasks[0].protocol}", "Leave it out.")
+    return train_test_objects(request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction)
 
 
 def open_parts(request: Request, place: str, in_memory: InMemoryData | None = None) -> Mapping[str, Source]:

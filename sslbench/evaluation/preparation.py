@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import subset
 from sslbench.evaluation.calibration import calibrated
 from sslbench.evaluation.file_classifier import labelled_by, load_file_classifier
+from sslbench.evaluation.floors import UNTRAINED_SEED
 from sslbench.evaluation.groups import check_groups
 from sslbench.evaluation.opening import InMemoryData, open_train_test
 from sslbench.evaluation.request import Request, RunSettings, Task
@@ -114,6 +115,7 @@ class Prepared:
         preprocessing_origins: origin of each value of it that has an effect.
         findings: warnings and notes about the data.
         notes: remarks on the data that belong into the records.
+        baselines: weights of the request's baselines, and the backbone with them.
         sets: for each task of the request the further sets of images that it scores, by name.
         classifier: the one in the weights file, whose classes the data then have; None: protocols train their own.
     """
@@ -129,11 +131,17 @@ class Prepared:
     sets: tuple[Mapping[str, ImageSet], ...] = ()
     classifier: FileClassifier | None = None
     notes: tuple[str, ...] = ()
+    baselines: tuple[tuple[str, Backbone], ...] = ()
+
+    @property
+    def object_tasks(self) -> tuple[Task, ...]:
+        """Tasks that get the images with their objects."""
+        return tuple(task for task in self.request.tasks if task.kind.on_objects)
 
     @property
     def image_tasks(self) -> tuple[Task, ...]:
         """Tasks that get the images."""
-        return tuple(task for task in self.request.tasks if task.kind.needs_images)
+        return tuple(task for task in self.request.tasks if task.kind.needs_images and not task.kind.on_objects)
 
     @property
     def feature_tasks(self) -> tuple[Task, ...]:
@@ -215,7 +223,8 @@ def prepare(
     if classifier is not None:
         data = one_part(data, tasks[0].part)
     sets = tuple(open_sets(task, data, backbone.preprocessing, request.limit, run.seed) for task in request.tasks)
-    return Prepared(request, run, loaded, backbone, layers, data, origins, findings, sets, classifier, notes)
+    further = sets, classifier, notes, tuple(_baselines(request, backbone))
+    return Prepared(request, run, loaded, backbone, layers, data, origins, findings, *further)
 
 
 def _notes_of_record(request: Request, data: TrainTest) -> tuple[str, ...]:
@@ -293,7 +302,7 @@ def _check_tasks(
         task.kind.check(task.settings, fitted_labels(task, data))
         if request.test_classes == "subset":
             subset.check(task.protocol)
-        task.kind.check_test(task.settings, data.test)
+        task.kind.refuse_parts(task.settings, data.train, data.test)
         task.row_names(backbone, layers, data.train, run.seed)
 
 
@@ -412,11 +421,40 @@ def load(request: Request, run: RunSettings) -> Backbone:
         trust_pickle=request.trust_pickle,
         stem=request.stem,
         seed=run.seed,
+        as_stored=request.as_stored,
         heads=any(names_head(layer) for layer in request.layers),
     )
     if backbone.report is not None:
         log.info(f"{request.weights}: {backbone.name}, {backbone.report.line()}")
     return backbone
+
+
+def _baselines(request: Request, backbone: Backbone) -> Iterator[tuple[str, Backbone]]:
+    """Yield the baselines, of the same architecture and for the same images: only the weights may differ.
+
+    Raises:
+        UsageError: one is of another architecture.
+    """
+    used = backbone.preprocessing
+    for weights in dict.fromkeys(request.baselines):
+        if weights == request.weights:
+            continue
+        if weights == "random":
+            other = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
+            yield weights, dataclasses.replace(other, preprocessing=used)
+            continue
+        other = load_backbone(
+            weights, backbone=request.backbone, trust_pickle=request.trust_pickle, as_stored=request.as_stored
+        )
+        if other.name != backbone.name:
+            raise UsageError(
+                f"--baseline {weights} is a {other.name}, and --weights {request.weights} a {backbone.name}",
+                "Compare weights of one architecture, so that the difference is due to the weights.",
+            )
+        for task in request.tasks:
+            task.kind.refuse_weights(task.settings, other, weights)
+        read = dataclasses.replace(other.preprocessing, decoder=used.decoder, max_pixels=used.max_pixels)
+        yield weights, dataclasses.replace(other, preprocessing=read)
 
 
 def layers_of(backbone: Backbone, request: Request) -> tuple[Layer, ...]:
@@ -444,6 +482,8 @@ def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple
     Raises:
         UsageError: see `with_preprocessing` and `sizes.built_for`.
     """
+    for task in request.tasks:
+        task.kind.refuse_weights(task.settings, backbone, request.weights)
     view, values = request.view, {**request.preprocessing, **run.decoding()}
     protocol = request.tasks[0].protocol if request.tasks else ""
     backbone, origins = with_preprocessing(backbone, view.asked(backbone.preprocessing, values, protocol))
@@ -488,14 +528,13 @@ def _on_these(task: Task, data: TrainTest) -> Benchmark | None:
     """Return a task's benchmark as it is run on the data, see `on_data`."""
     data = one_part(data, task.part) if data.whole is not None else data
     counts = {"train": len(data.train), "test": len(data.test)}
-    return on_data(task.benchmark, counts, len(data.train.labels.classes))
+    return on_data(task.benchmark, counts, len(data.train.labels.classes), any_classes=task.kind.on_objects)
 
 
 def on_data(
     benchmark: Benchmark | None,
     counts: Mapping[str, int],
     classes: int,
-    unit: str = "samples",
     *,
     any_classes: bool = False,
 ) -> Benchmark | None:
@@ -505,7 +544,6 @@ def on_data(
         benchmark: named by the user, or None.
         counts: number of samples of each split.
         classes: number of classes.
-        unit: noun of the samples, for the warning.
         any_classes: a recipe that is trained on any data: another number of classes marks the result as well.
 
     Raises:
@@ -526,5 +564,5 @@ def on_data(
         if counts[split] == n:
             continue
         others[split] = n
-        log.warning(f"{benchmark.name} has {n} {split} {unit}, this data has {counts[split]}: the result is marked")
+        log.warning(f"{benchmark.name} has {n} {split} samples, this data has {counts[split]}: the result is marked")
     return dataclasses.replace(benchmark, modified=True) if others else benchmark

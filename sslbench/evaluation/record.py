@@ -18,7 +18,6 @@ from sslbench.arrays import Matrix
 from sslbench.backbones import named
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import head_layers
-from sslbench.config import result_settings
 from sslbench.errors import UsageError
 from sslbench.evaluation import floors
 from sslbench.evaluation.file_classifier import with_classifier
@@ -334,7 +333,7 @@ def _protocol(task: Task) -> ProtocolUsed:
     return ProtocolUsed(
         name=task.protocol,
         version=protocols.find(task.protocol).version,
-        settings=plain(result_settings(task.settings)),
+        settings=plain(protocols.find(task.protocol).recorded(task.settings)),
         code=user_code.sha256([names.find_module("protocol", task.protocol)]),
     )
 

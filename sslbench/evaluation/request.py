@@ -192,6 +192,11 @@ class Request:
     name: str | None = None
 
     @property
+    def as_stored(self) -> bool:
+        """True where the settings of all tasks decide what a file of weights may leave open, see `Kind`."""
+        return bool(self.tasks) and all(task.kind.as_stored for task in self.tasks)
+
+    @property
     def view(self) -> WholeImages:
         """View of the images that all tasks take.
 
@@ -219,15 +224,9 @@ def refuse_different_labels(names: Iterable[str]) -> None:
     """Refuse protocols for which no data have the right labels.
 
     Raises:
-        UsageError: two of them take labels of different kinds, or one is for annotated objects.
+        UsageError: two of them take labels of different kinds.
     """
-    found = {name: protocols.find(name).kind for name in names}
-    if on_objects := [name for name, kind in found.items() if not kind.on_samples]:
-        raise UsageError(
-            f"{on_objects[0]} trains a network on annotated objects and cannot run together with protocols on samples",
-            "In Python, call sslbench.evaluate_detection.",
-        )
-    kinds = {name: kind.label_kinds for name, kind in found.items()}
+    kinds = {name: protocols.find(name).kind.label_kinds for name in names}
     for first, second in itertools.combinations(kinds, 2):
         if kinds[first].isdisjoint(kinds[second]):
             texts = [

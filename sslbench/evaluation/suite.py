@@ -88,7 +88,7 @@ def run_cells(
         ResultError: `holes.csv` cannot be written.
     """
     before = {path.stem.rpartition("-")[2]: path for path in sorted(out.glob("*/*.json"))}
-    loaded: dict[str, _Loaded] = {}
+    loaded: dict[tuple[str, bool], _Loaded] = {}
     ahead: set[tuple[str, int]] = set()
     prepared: Prepared | None = None
     others: list[Prepared] = []
@@ -101,7 +101,7 @@ def run_cells(
             if cell.problem is not None:
                 raise cell.problem
             for position, request in enumerate(cell.requests):
-                if request.weights not in loaded:
+                if _file_of(request) not in loaded:
                     loaded, prepared, others = {}, None, []  # the last weights are released before the next are read
                     loaded, ahead = _load_together(cells[number - 1 :], run), set()
                 prepared = _prepared(request, run, loaded)
@@ -127,25 +127,30 @@ def run_cells(
     return results, holes
 
 
-def _prepared(request: Request, run: RunSettings, loaded: Mapping[str, _Loaded]) -> Prepared:
+def _file_of(request: Request) -> tuple[str, bool]:
+    """Return what names a backbone in memory: the weights, and whether the protocols say the order of its colours."""
+    return request.weights, request.as_stored
+
+
+def _prepared(request: Request, run: RunSettings, loaded: Mapping[tuple[str, bool], _Loaded]) -> Prepared:
     """Open and check one request."""
-    own = loaded[request.weights]
+    own = loaded[_file_of(request)]
     if own.problem is not None:
         raise own.problem
     return prepare(request, run, backbone=own.backbone)
 
 
-def _load_together(cells: Sequence[SuiteCell], run: RunSettings) -> dict[str, _Loaded]:
+def _load_together(cells: Sequence[SuiteCell], run: RunSettings) -> dict[tuple[str, bool], _Loaded]:
     """Load the weights of the first cell, and those of the next ones as far as `TOGETHER_BYTES` go, each once."""
-    found: dict[str, _Loaded] = {}
+    found: dict[tuple[str, bool], _Loaded] = {}
     size = 0
     for cell in cells:
         for request in cell.requests if cell.problem is None else ():
-            if request.weights in found:
+            if _file_of(request) in found:
                 continue
             if found and (this_process().world > 1 or size > TOGETHER_BYTES):
                 return found
-            own = found[request.weights] = _Loaded()
+            own = found[_file_of(request)] = _Loaded()
             try:
                 own.backbone = load(request, run)
                 size += parameter_bytes(own.backbone)
@@ -159,7 +164,7 @@ def _others(
     cell: SuiteCell,
     position: int,
     following: Sequence[SuiteCell],
-    loaded: Mapping[str, _Loaded],
+    loaded: Mapping[tuple[str, bool], _Loaded],
     before: dict[str, Path],
 ) -> list[Prepared]:
     """Return the same evaluation for the other weights that are loaded and have no records of it yet."""
@@ -169,7 +174,7 @@ def _others(
         if other.benchmark != cell.benchmark or position >= len(other.requests):
             continue
         request = other.requests[position]
-        backbone = loaded.get(request.weights, _Loaded()).backbone
+        backbone = loaded.get(_file_of(request), _Loaded()).backbone
         if backbone is None or dataclasses.replace(request, weights=cell.weights, backbone=None) != asked_for:
             continue
         try:
@@ -183,6 +188,8 @@ def _others(
 def _existing_results(prepared: Prepared, before: dict[str, Path]) -> list[Result] | None:
     """Return the records of the whole request if all of them exist."""
     found = []
+    if prepared.object_tasks:
+        return None  # they read what is finished by themselves
     for each, share in itertools.product(prepared.request.tasks, (0.0, *prepared.request.noise)):
         part, task = each.part, task_with_noise(each, share)
         seen = with_noise(prepared, share)

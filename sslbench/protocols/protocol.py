@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from sslbench.backbones.views import WHOLE_IMAGES, WholeImages
+from sslbench.backbones.views import DETECTED_IMAGES, WHOLE_IMAGES, WholeImages
 from sslbench.config import result_settings
 from sslbench.errors import UsageError
 from sslbench.labels import LabelKind
@@ -356,6 +356,8 @@ class Kind(abc.ABC, Generic[S]):
         baseline: its score on the untrained backbone costs as much as the run itself, and is made with `baseline`.
         several_sets: it scores further sets of images beside test.
         int8: it may get what a network in int8 computes.
+        on_objects: a run gets images with objects and trains a detector, which is its own encoder.
+        as_stored: its settings say the order of colours and the places of strides, which files may leave open.
     """
 
     check: "Callable[[S, Labels], None]"
@@ -373,7 +375,8 @@ class Kind(abc.ABC, Generic[S]):
     baseline: ClassVar[bool] = False
     several_sets: ClassVar[bool] = False
     int8: ClassVar[bool] = False
-    on_samples: ClassVar[bool] = True
+    on_objects: ClassVar[bool] = False
+    as_stored: ClassVar[bool] = False
 
     @property
     def needs_labels(self) -> bool:
@@ -383,6 +386,13 @@ class Kind(abc.ABC, Generic[S]):
     def trains_on_labels(self, settings: S) -> bool:
         """Return True if wrong labels of train change what is learnt."""
         return False
+
+    def refuse_weights(self, settings: S, backbone: "Backbone", weights: str) -> None:
+        """Refuse weights that do not go together with the settings; `weights` are those of the user."""
+
+    def refuse_parts(self, settings: S, train: "Source", test: "Source") -> None:
+        """Refuse data that do not go together with the settings, before any image is decoded."""
+        self.check_test(settings, test)
 
     def reads_trained_side_of(self, settings: S) -> bool:
         """Return True if sizes of images are set by those that the backbone was trained on."""
@@ -598,14 +608,61 @@ class OnSets(Kind[S]):
 
 @dataclasses.dataclass(frozen=True)
 class OnObjects(Kind[S]):
-    """Protocol on annotated boxes and masks; `sslbench.evaluation.detection` prepares and runs it."""
+    """Protocol that trains a detector around the backbone, on images with boxes or masks of objects.
+
+    Attributes:
+        check_weights: raises a UsageError for settings and weights that do not go together.
+        check_parts: raises a DataError for settings and data that do not go together.
+        rows: checks backbone and settings; names of the results.
+    """
 
     check: "Callable[[S, Labels], None]" = any_labels
-    on_samples: ClassVar[bool] = False
+    _: dataclasses.KW_ONLY
+    check_weights: "Callable[[S, Backbone, str], None]"
+    check_parts: "Callable[[S, Source, Source], None]"
+    rows: RowNames[S]
+    label_kinds: frozenset[LabelKind] = BOXES
+    view: WholeImages = DETECTED_IMAGES
+    trains: bool = True
+
+    needs_images: ClassVar[bool] = True
+    on_objects: ClassVar[bool] = True
+    as_stored: ClassVar[bool] = True
+
+    def refuse_weights(self, settings: S, backbone: "Backbone", weights: str) -> None:
+        """Call `check_weights`."""
+        self.check_weights(settings, backbone, weights)
+
+    def refuse_parts(self, settings: S, train: "Source", test: "Source") -> None:
+        """Call `check_parts`."""
+        self.check_parts(settings, train, test)
+
+    def row_names(
+        self, protocol: str, backbone: "Backbone", layers: "Sequence[Layer]", train: "Source", settings: S, *, seed: int
+    ) -> tuple[str, ...]:
+        """Return the rows."""
+        return self.rows(backbone, layers, train, settings, seed=seed)
 
     def outcomes(self, inputs: Any) -> "Mapping[str, Outcome]":
-        """Refuse: it does not run on samples."""
-        raise NotImplementedError
+        """Refuse: what is found has detections in the place of scores, see `evaluation.on_objects`."""
+        raise TypeError("a detector has no scores of samples")
+
+
+@dataclasses.dataclass(frozen=True)
+class NeededBenchmark:
+    """Benchmark without which a protocol is not run, since its settings alone are of no use.
+
+    Attributes:
+        default: benchmark that is run where no data are given.
+        data: title of its data, for the user.
+        content: what a benchmark gives, for messages.
+        advice: sentence on the choice of one for data of the user's.
+    """
+
+    default: str
+    data: str
+    content: str
+    advice: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -621,6 +678,7 @@ class Protocol(Generic[S]):
             calls it first of all, so it imports nothing heavy.
         complete: fills in the settings that follow from others; returns them and the origin of each of these.
         recorded: settings as records hold them.
+        benchmark: one has to be named on data of the user's; None: the settings alone are enough.
     """
 
     version: int
@@ -630,3 +688,4 @@ class Protocol(Generic[S]):
     check_settings: Callable[[S], None] = any_settings
     complete: Callable[[S], tuple[S, Mapping[str, str]]] = as_given
     recorded: Callable[[S], Mapping[str, Any]] = result_settings
+    benchmark: NeededBenchmark | None = None

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sslbench.distributed import this_process
 from sslbench.steps import Advance, shown_by
@@ -20,6 +20,25 @@ Progress = Callable[[str, int, int], None]
 
 StageProgress = Callable[[int, int], None]
 """Callback of a single stage with (images done, images in all)."""
+
+
+class TrainingLine(Protocol):
+    """State of a training after an update."""
+
+    @property
+    def iteration(self) -> int:
+        """Number of updates."""
+
+    @property
+    def iterations(self) -> int:
+        """Number of all updates."""
+
+    @property
+    def left(self) -> float:
+        """Estimated seconds to the end."""
+
+    def summary(self, *, whole: bool = True) -> str:
+        """Return loss, rate and pace; `whole`: with the parts of the loss."""
 
 
 def stage_progress(progress: Progress | None, stage: str) -> StageProgress | None:
@@ -100,6 +119,13 @@ class ProgressBars:
 
     def __call__(self, title: str, done: int, total: int) -> None:
         """Report `done` of `total` images of one job."""
+        self._move(title, done, total, "")
+
+    def line(self, line: TrainingLine) -> None:
+        """Report the state of a training."""
+        self._move("training", line.iteration, line.iterations, line.summary(whole=False))
+
+    def _move(self, title: str, done: int, total: int, text: str) -> None:
         from rich.progress import TaskID
 
         self.bars.start()  # without effect after the first time
@@ -107,8 +133,9 @@ class ProgressBars:
             self.tasks[title] = (self.bars.add_task(title, total=total, text=""), Rate())
         task, rate_at = self.tasks[title]
         rate = rate_at(done)
-        self.bars.update(TaskID(task), completed=done, text="" if rate is None else f"{rate:.0f} images/s")
-        if done >= total:
+        text = text or ("" if rate is None else f"{rate:.0f} images/s")
+        self.bars.update(TaskID(task), completed=done, text=text)
+        if done >= total:  # the next training has a bar of its own
             del self.tasks[title]
 
     @contextmanager

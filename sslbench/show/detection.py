@@ -11,7 +11,7 @@ from sslbench.data.splits.objects import split_objects
 from sslbench.detection.batches import read
 from sslbench.detection.pictures import draw_pair
 from sslbench.errors import DataError, ResultError, UsageError
-from sslbench.evaluation.detection.scored import PROTOCOL, parts_to_score
+from sslbench.evaluation.scored import PROTOCOL, parts_to_score
 from sslbench.metrics.detection import Detections, Truth
 from sslbench.metrics.detection.files import read_results
 from sslbench.results import Result, records

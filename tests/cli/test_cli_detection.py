@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from sslbench.detection import VERSION
-from sslbench.evaluation.detection.objects import finished_result
+from sslbench.evaluation.detections import finished
 
 NET = ("--weights", "random", "--backbone", "resnet18w0.125", "--device", "cpu")
 QUICK = (
@@ -57,7 +57,7 @@ def only_record(folder="results"):
 def test_a_detector_is_trained_scored_and_recorded(world, sslbench):
     code, out, err = sslbench("eval", "detection", *NET, *QUICK)
     assert code == 0, err
-    assert "8 train and 2 test images" in err and "iteration 2 of 2: loss" in err
+    assert "8 train and 2 test samples" in err and "iteration 2 of 2: loss" in err
     result = only_record()
     assert (result.protocol.name, result.protocol.version, result.headline) == ("detection", VERSION, "AP")
     assert {"AP", "AP50", "AP75", "APs", "AR100"} <= set(result.metrics) and result.metrics["AP"].n == 2
@@ -86,9 +86,9 @@ def test_a_detector_is_trained_scored_and_recorded(world, sslbench):
 
     record, written = Path(f"{stem}.json"), Path(f"{stem}.json").read_text()
     record.write_text(written.replace(f'"value": {result.metrics["AP"].value}', '"value": 49.0'))
-    assert finished_result(result, Path("results")) is None, "its metrics were edited"
+    assert finished(result, Path("results")) is None, "its metrics were edited"
     record.write_text(written)
-    assert finished_result(result, Path("results")) == result
+    assert finished(result, Path("results")) == result
     Path(f"{stem}.predictions.json").unlink()
     code, _, err = sslbench("eval", "detection", *NET, *QUICK)
     assert code == 0 and "already trained: " in err and "iteration 2 of 2: loss" not in err
@@ -159,7 +159,7 @@ def test_nothing_is_trained_in_a_dry_run(world, sslbench):
 
 MISTAKES = [
     (["architecture=c4", "anchor_sizes=[[32,64]]"], "c4", 2),
-    (["batchsize=4"], "no setting 'batchsize'\n  Did you mean 'batch_size'", 2),
+    (["batchsize=4"], "no setting 'batchsize' of detection\n  Did you mean 'batch_size'", 2),
     (["lr=fast"], "lr: should be a number", 2),
     (["--batch-size", "4"], "--batch-size does not go with detection", 2),
     (["--device", "cuda"], "torch finds no CUDA GPU on this machine", 2),

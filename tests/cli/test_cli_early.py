@@ -251,7 +251,7 @@ CASES = {
     "eval depth -w weights.pth bins=1": "depth: bins should be at least 2",
     "eval tracking -w weights.pth topk=0": "tracking: topk must be at least 1",
     "eval robustness -w weights.pth corrupt=fogg": "Did you mean 'fog'",
-    "eval detection -w weights.pth max_iter=9": "detection has no setting 'max_iter'",
+    "eval detection -w weights.pth max_iter=9": "there is no setting 'max_iter' of detection",
     "eval linear-online -w weights.pth strategy=fsdp": "It is a setting of finetune.",
     "eval detection -w weights.pth strategy=fsdp": "It is a setting of finetune.",
     "eval finetune -w weights.pth --precision int8": "precision int8 is for protocols on features",

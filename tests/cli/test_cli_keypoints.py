@@ -12,7 +12,7 @@ import pytest
 from helpers.drawn_figures import NAMES, write
 
 from sslbench.cli.main import main
-from sslbench.evaluation import detection
+from sslbench.evaluation import on_objects
 from sslbench.metrics.detection import Detections
 from sslbench.results import records
 
@@ -88,15 +88,15 @@ def trained(tmp_path_factory):
     command += ["--data", str(folder / "train/person_keypoints.json")]
     command += ["--test-data", str(folder / "test/person_keypoints.json")]
     command += ["--benchmark", str(folder / "recipe.yaml"), "-o", str(folder / "out")]
-    run_backend = detection.run_backend
+    run_backend = on_objects.run_backend
 
-    def run_and_move(prepared, *given, **named):
-        done = run_backend(prepared, *given, **named)
+    def run_and_move(settings, backbone, data, *given, **named):
+        done = run_backend(settings, backbone, data, *given, **named)
         assert done.found.keypoints.shape[1:] == (len(NAMES), 3)
-        return dataclasses.replace(done, found=moved(prepared.data.test.truth(skeleton=prepared.data.test.skeleton)))
+        return dataclasses.replace(done, found=moved(data.test.truth(skeleton=data.test.skeleton)))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(detection, "run_backend", run_and_move)
+        patch.setattr(on_objects, "run_backend", run_and_move)
         done = run(command)
     assert done.returncode == 0, done.stderr
     (path,) = (folder / "out/detection").glob("*[0-9a-f].json")

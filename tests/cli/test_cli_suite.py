@@ -132,9 +132,9 @@ def test_a_mistake_in_the_command_stops_before_any_cell(run):
     assert result.code == 2 and "Did you mean 'digits'" in result.err
 
 
-def test_a_suite_with_detection_says_to_run_it_alone(run, tmp_path, monkeypatch):
+def test_a_suite_with_detection_has_a_hole_for_weights_without_a_network(run, tmp_path, monkeypatch):
     monkeypatch.setenv("SSLBENCH_PATH", str(tmp_path))
     (tmp_path / "benchmarks" / "suites").mkdir(parents=True)
     (tmp_path / "benchmarks" / "suites" / "m.yaml").write_text("title: t\nbenchmarks: [knn/digits, detection/toy]\n")
     result = run("eval", "--suite", "m", "--weights", "pixels:2", "--no-floors")
-    assert result.code == 2 and "detection trains a network" in result.err
+    assert result.code == 1 and "pixels:2 on detection/toy: a detector needs a network" in result.err

@@ -83,7 +83,6 @@ def test_suites_and_presets_are_swept():
 MISTAKES = [
     ("knn --weights a.pth kk=1,2", "there is no setting 'kk'"),
     ("knn --weights a.pth seed=1 --seed 2", "same setting"),
-    ("detection --weights a.pth", "a sweep has no detection"),
     ("knn k=10", "--weights is missing"),
     ("knn --weights a.pth k=5,0", "knn: k should be one or several different numbers of at least 1"),
     ("--weights a.pth", "no protocol is named"),

@@ -8,7 +8,7 @@ import pytest
 
 from sslbench import paths
 from sslbench.cli import options, words
-from sslbench.cli.commands.eval import command, detection, samples
+from sslbench.cli.commands.eval import command, samples
 from sslbench.cli.commands.eval.flags import EvalOptions
 from sslbench.cli.words import split_words
 from sslbench.errors import UsageError
@@ -43,7 +43,7 @@ VALUES = {
     "start_method": "spawn",
     "std": "0.1,0.2,0.3",
     "stem": "sum",
-    "backend": "detectron2",
+    "program": "detectron2",
     "test_classes": "subset",
 }
 NETWORK = ("--weights", "some.pth", "--backbone", "resnet18w0.25")
@@ -72,9 +72,6 @@ def plan(typed_words):
     with ctx:
         chosen = EvalOptions.of(ctx)
         names, values = split_words(chosen.words)
-        benchmarks = detection.named_benchmarks(names, chosen.benchmarks, chosen.suite)
-        if benchmarks is not None:
-            return detection.make_plan(ctx, chosen, benchmarks, values)
         make = samples.make_plan if chosen.features is None else samples.plan_embeddings
         return make(ctx, chosen, names, values)
 

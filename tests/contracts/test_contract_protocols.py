@@ -22,7 +22,7 @@ from sslbench.metrics.catalog import find as find_metric
 from sslbench.metrics.summary import CLASS_COLUMNS, ROW_COLUMNS, summarise
 from sslbench.names import list_names
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols import OnFeatures, OnImages, OnObjects, OnSets, find
+from sslbench.protocols import OnFeatures, OnImages, OnSets, find
 from sslbench.results import Outcome
 from sslbench.runtime.seeds import seeded
 
@@ -33,7 +33,7 @@ def names_on(takes):
     return [name for name, protocol in ALL.items() if isinstance(protocol.kind, takes)]
 
 
-ON_SAMPLES = [name for name in ALL if name not in names_on(OnObjects)]
+ON_SAMPLES = [name for name in ALL if not ALL[name].kind.on_objects]
 PROTOCOLS, ON_SETS = names_on(OnFeatures), names_on(OnSets)
 TRAINED_ON_IMAGES = [name for name in names_on(OnImages) if ALL[name].kind.trains]
 OF_CLASSES = [name for name in ON_SAMPLES if LABELS[kinds_of(ALL[name])[0]].classes]

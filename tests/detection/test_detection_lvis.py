@@ -14,10 +14,10 @@ from helpers.drawn_rectangles import task
 from sslbench.data.containers import view
 from sslbench.data.export.kwcoco import write_kwcoco
 from sslbench.data.open import open_objects
+from sslbench.data.splits.objects import objects_of
 from sslbench.detection.batches import order, repeat_factors
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation import Request, RunSettings
-from sslbench.evaluation.detection import evaluate_detection, prepare_detection
+from sslbench.evaluation import Request, RunSettings, evaluate, prepare
 
 RUN = RunSettings(device="cpu", workers=0)
 
@@ -117,9 +117,9 @@ def test_images_are_repeated_as_often_as_their_factors_on_average():
 def test_a_detector_is_trained_and_scored_on_lvis(lvis, tmp_path):
     used = task(iterations=2, steps=(), metric="lvis", detections=300, repeat_threshold=0.5)
     request = Request("random", str(lvis), (used,), backbone="resnet_basic_1-1-1-1w0.125")
-    prepared = prepare_detection(request, RUN)
-    assert prepared.data.test.federated is not None
-    (result,) = evaluate_detection(prepared, out=tmp_path / "out", command="")
+    prepared = prepare(request, RUN)
+    assert objects_of(prepared.data.test).federated is not None
+    (result,) = evaluate(prepared, store=tmp_path, out=tmp_path / "out", command="")
     assert result.hardware.float32 == "ieee"
     assert {"AP", "APr", "APf", "AR300"} <= set(result.metrics) and "AP" in result.floors["constant box"]
     content = json.loads(lvis.read_text())
@@ -127,7 +127,7 @@ def test_a_detector_is_trained_and_scored_on_lvis(lvis, tmp_path):
         del row["neg_category_ids"]
     lvis.write_text(json.dumps(content))
     with pytest.raises(DataError, match="does not say which classes were looked for"):
-        prepare_detection(request, RUN)
+        prepare(request, RUN)
     with pytest.raises(UsageError, match="metric=lvis is a setting of the torchvision backend"):
-        settings = dataclasses.replace(used.settings, backend="detectron2")
-        prepare_detection(dataclasses.replace(request, tasks=(dataclasses.replace(used, settings=settings),)), RUN)
+        settings = dataclasses.replace(used.settings, program="detectron2")
+        prepare(dataclasses.replace(request, tasks=(dataclasses.replace(used, settings=settings),)), RUN)

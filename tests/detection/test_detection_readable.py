@@ -13,9 +13,8 @@ from sslbench.data.decode.handlers import Reading
 from sslbench.detection import batches as b
 from sslbench.detection.readable import check_readable
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation import Request, RunSettings
-from sslbench.evaluation.detection import evaluate_detection, prepare_detection
-from sslbench.evaluation.detection.record import blank_result
+from sslbench.evaluation import Request, RunSettings, prepare
+from sslbench.evaluation.on_objects import _ObjectEvaluation
 from sslbench.library.benchmarks import load_benchmark
 
 NET = "resnet_basic_1-1-1-1w0.125"
@@ -51,7 +50,12 @@ def manifest(tmp_path, monkeypatch):
 
 def prepared(manifest, backbone=NET, **run):
     request = Request("random", str(manifest), (task(iterations=2, steps=()),), backbone=backbone)
-    return prepare_detection(request, dataclasses.replace(RUN, **run))
+    found = prepare(request, dataclasses.replace(RUN, **run))
+    return _ObjectEvaluation(found, *found.object_tasks, manifest.parent / "out", "test", None)
+
+
+def preprocessing(evaluation):
+    return evaluation._blank(evaluation.prepared.backbone, "random", evaluation.run).preprocessing
 
 
 def test_another_number_of_images_than_the_benchmark_has_marks_the_result(manifest):
@@ -59,7 +63,7 @@ def test_another_number_of_images_than_the_benchmark_has_marks_the_result(manife
         benchmark = dataclasses.replace(load_benchmark("detection/toy"), samples=samples, classes=1, modified=False)
         on_benchmark = dataclasses.replace(task(iterations=2, steps=()), benchmark=benchmark)
         request = Request("random", str(manifest), (on_benchmark,), backbone=NET)
-        assert prepare_detection(request, RUN).task.benchmark.modified == modified
+        assert prepare(request, RUN).request.tasks[0].benchmark.modified == modified
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -69,7 +73,7 @@ def test_all_that_cannot_be_read_is_listed_before_training(workers, manifest):
     Image.new("RGB", (20, 20)).save(manifest.parent / "7.png")
     found = prepared(manifest, workers=workers)
     with pytest.raises(DataError) as caught:
-        evaluate_detection(found, out=manifest.parent / "out", command="test")
+        found.results()
     text = str(caught.value)
     assert "2.png: truncated PNG" in text and "4.png: empty file" in text
     assert "7.png is 20 x 20 pixels, but the annotations are for 48 x 48" in text
@@ -80,9 +84,9 @@ def test_all_that_cannot_be_read_is_listed_before_training(workers, manifest):
 
 def test_larger_pictures_than_the_limit_are_not_read(manifest):
     with pytest.raises(DataError, match="48 x 48 pixels, more than the limit of 2,000"):
-        evaluate_detection(prepared(manifest, max_pixels=2000), out=manifest.parent / "out", command="test")
+        prepared(manifest, max_pixels=2000).results()
     found = prepared(manifest, max_pixels=3000)
-    check_readable((found.data.train, found.data.test))
+    check_readable((found.train, found.test))
     with pytest.raises(UsageError, match="max_pixels"):
         prepared(manifest, max_pixels=0)
 
@@ -90,24 +94,23 @@ def test_larger_pictures_than_the_limit_are_not_read(manifest):
 def test_the_users_decoder_reads_what_it_knows(manifest):
     (manifest.parent / "3.png").write_bytes(b"of a camera that nobody knows")
     found = prepared(manifest, decoder=("decoders_of_detection_tests.dark",))
-    check_readable((found.data.train, found.data.test))
-    part = next(p for p in (found.data.train, found.data.test) if any("3.png" in i for i in p.ids))
+    check_readable((found.train, found.test))
+    part = next(p for p in (found.train, found.test) if any("3.png" in i for i in p.ids))
     index = next(i for i, name in enumerate(part.ids) if "3.png" in name)
     assert b.read(part, index).max() == 0
-    seen = blank_result(found, found.backbone, "random", "").preprocessing["decoder"]
+    seen = preprocessing(found)["decoder"]
     assert seen[0].startswith("decoders_of_detection_tests.dark@")
 
 
 def test_the_usual_way_of_reading_leaves_records_as_they_were(manifest):
-    found = prepared(manifest)
-    assert set(blank_result(found, found.backbone, "random", "").preprocessing) == {"mean", "std", "origin"}
+    assert set(preprocessing(prepared(manifest))) == {"mean", "std", "origin"}
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_decoder_that_gives_no_picture_is_named(workers, manifest):
     found = prepared(manifest, decoder=("decoders_of_detection_tests.no_picture",))
     with pytest.raises(UsageError, match="no_picture returned a str") as caught:
-        check_readable((found.data.train,), workers=workers)
+        check_readable((found.train,), workers=workers)
     assert "Traceback" not in str(caught.value)
 
 
@@ -136,7 +139,7 @@ def test_every_process_reads_its_share_and_all_are_told_of_everything(manifest, 
 
     (manifest.parent / "0.png").write_bytes(b"")
     (manifest.parent / "1.png").write_bytes(b"")
-    part = prepared(manifest).data.train
+    part = prepared(manifest).train
     own = {}
     for rank in (0, 1):
         monkeypatch.setattr(readable, "rank", lambda rank=rank: rank)

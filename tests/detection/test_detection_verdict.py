@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 from helpers.drawn_rectangles import source
 
-from sslbench.evaluation.detection.compare import at_constant_box, verdict
-from sslbench.evaluation.detection.record import few_objects
+from sslbench.evaluation.detections import at_constant_box, few_objects, verdict
 
 
 def record(name, ap, seeds=1):

@@ -8,8 +8,8 @@ from helpers import drawn_figures, drawn_rectangles
 from PIL import Image
 
 from sslbench.data.open import open_objects
+from sslbench.detection.foreign import read_foreign
 from sslbench.errors import ResultError
-from sslbench.evaluation.detection.foreign import read_foreign
 from sslbench.metrics.detection import masks
 
 

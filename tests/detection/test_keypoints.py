@@ -4,6 +4,7 @@ import dataclasses
 import math
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,12 +26,10 @@ from sslbench.detection.models.heads import Regions
 from sslbench.detection.models.keypoints import KeypointHead, with_visible
 from sslbench.detection.recipe import DetectionRecipe, check
 from sslbench.detection.saved import DetectorDescription, read_detector, save_detector
-from sslbench.detection.settings import DetectionSettings
 from sslbench.detection.train import TrainingRun, train
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation.detection.record import describe
-from sslbench.evaluation.detection.request import PreparedDetection
-from sslbench.evaluation.request import Request, RunSettings, Task
+from sslbench.evaluation.on_objects import _ObjectEvaluation
+from sslbench.evaluation.request import Task
 from sslbench.metrics.detection import keypoint_ap
 from sslbench.preprocessing import Preprocessing
 
@@ -197,10 +196,8 @@ def test_a_detector_learns_writes_and_reads_its_keypoints(tmp_path):
 
 @pytest.mark.parametrize(("used", "names"), [(recipe(), NAMES), (drawn_rectangles.recipe(), ())])
 def test_the_file_of_a_detector_of_boxes_names_no_keypoints(used, names):
-    data = TrainTestObjects(source(2), source(2), "")
-    task = Task("detection", DetectionSettings(**dataclasses.asdict(used)), {})
-    prepared = PreparedDetection(Request("w", "d", (task,)), RunSettings(), build(NET), data, task)
-    assert describe(prepared, prepared.backbone, "w", "").keypoints == names
+    run = SimpleNamespace(recipe=used, train=source(2), task=Task("detection", used, {}))
+    assert _ObjectEvaluation._about(run, build(NET), "w", "").keypoints == names
 
 
 @REAL

@@ -14,7 +14,7 @@ from sslbench.evaluation import estimate
 from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
 from sslbench.names import list_names
-from sslbench.protocols import NotEstimated, OnFeatures, OnImages, OnObjects, OnSets, Shapes, find
+from sslbench.protocols import NotEstimated, OnFeatures, OnImages, OnSets, Shapes, find
 from sslbench.runtime import machine
 from sslbench.runtime.machine import Speed
 
@@ -53,8 +53,8 @@ def shapes_for(name, factor=1, **changed):
 
 def states_its_work_or_a_reason(name):
     kind, settings = find(name).kind, find(name).settings()
-    if isinstance(kind, OnObjects):
-        return  # prepared and run by `evaluation.detection`, without an estimate
+    if kind.on_objects:
+        return  # without an estimate
     stated = kind.work if isinstance(kind, OnImages) else kind.cost
     if isinstance(stated, NotEstimated):
         assert len(stated.reason) > 20 and "does not state" not in stated.reason

@@ -200,13 +200,11 @@ def _without(words: Sequence[str], flag: str) -> list[str]:
 
 def _evaluate(words: list[str], before: "Result", store: Path, out: Path, *, trust_code: bool) -> "list[Result]":
     """Return the results of the words of `eval`, restricted to the protocol and weights of a record."""
-    from sslbench.cli.commands.eval import detection, samples
+    from sslbench.cli.commands.eval import samples
 
     typed = shlex.join(["sslbench", "eval", *words])
     echo(f"{Path.cwd()}: {typed}", err=True)
     plan = _plan(words, trust_code=trust_code)
-    if isinstance(plan, detection.DetectionPlan):
-        return detection.results_of(dataclasses.replace(plan, run=_trainings(plan.run, before), out=out), typed)
     run = dataclasses.replace(_trainings(plan.run, before), floors=False, overlaps=False)
     if isinstance(plan, samples.EmbeddingsPlan):
         return samples.results_of_embeddings(dataclasses.replace(plan, run=run, out=out), typed)
@@ -235,7 +233,7 @@ def _plan(words: list[str], *, trust_code: bool) -> Any:
 
 def _requests(plan: "SamplesPlan", before: "Result") -> "tuple[Request, ...]":
     """Return the requests of a plan for the weights, benchmark and protocol of a record."""
-    from sslbench.config import result_settings
+    from sslbench.protocols import find as find_protocol
     from sslbench.results import plain
 
     every = [request for cell in plan.cells for request in cell.requests] or list(plan.requests)
@@ -250,7 +248,8 @@ def _requests(plan: "SamplesPlan", before: "Result") -> "tuple[Request, ...]":
             if task.protocol == before.protocol.name
             and benchmark in (None, task.benchmark.name if task.benchmark is not None else None)
         ]
-        same = [task for task in tasks if plain(result_settings(task.settings)) == before.protocol.settings]
+        recorded = [plain(find_protocol(task.protocol).recorded(task.settings)) for task in tasks]
+        same = [task for task, own in zip(tasks, recorded, strict=True) if own == before.protocol.settings]
         tasks = [dataclasses.replace(task, settings=_without_logging(task.settings)) for task in same or tasks]
         if tasks:
             found.append(dataclasses.replace(_of_floor(request, before), tasks=tuple(tasks)))
@@ -316,7 +315,7 @@ def _measure_published(
     name: str, weights: str | None, backbone: str | None, typed: list[str], store: Path, out: Path, as_json: bool
 ) -> int:
     """Run the protocol of a published number, print the verdict and return the exit code."""
-    from sslbench.cli.commands.eval import detection, samples
+    from sslbench.cli.commands.eval import samples
     from sslbench.leaderboard.published_runs import closest_layer, find_published, verdicts
     from sslbench.library.benchmarks import load_benchmark
 
@@ -328,11 +327,8 @@ def _measure_published(
     command_line = shlex.join(["sslbench", "eval", *words])
     echo(command_line, err=True)
     plan = _plan(words, trust_code=True)
-    if isinstance(plan, detection.DetectionPlan):
-        results = detection.results_of(dataclasses.replace(plan, out=out), command_line)
-    else:
-        settings = dataclasses.replace(plan.run, floors=False, overlaps=False)
-        results = samples.results_of(dataclasses.replace(plan, run=settings, store=store, out=out), command_line)
+    settings = dataclasses.replace(plan.run, floors=False, overlaps=False)
+    results = samples.results_of(dataclasses.replace(plan, run=settings, store=store, out=out), command_line)
     if this_process().rank != 0:
         return 0
     result = closest_layer(run, results)

@@ -68,10 +68,10 @@ def command(
     refuse_unwritable(Path(out))
 
     from sslbench import evaluation
-    from sslbench.cli.commands.eval.detection import print_detection
-    from sslbench.evaluation.detection.scored import ScoreRequest, score_files
+    from sslbench.cli.commands.eval import table
+    from sslbench.evaluation.scored import ScoreRequest, score_files
 
     evaluation.check_writable(Path(out))
     request = ScoreRequest(files, data, test_data, metric, name, oks_sigma or 0.0)
     run = evaluation.RunSettings(device="cpu", seed=seed, floors=not no_floors)
-    print_detection([score_files(request, run, out=Path(out), command=str(ctx.obj))], Path(out))
+    table.print_results([score_files(request, run, out=Path(out), command=str(ctx.obj))], Path(out))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sslbench.evaluation.sweep import SweepRun
 
 _NOT_HERE = (
-    *("features", "labels", "test_features", "test_labels", "limit_iters", "baselines", "backend"),
+    *("features", "labels", "test_features", "test_labels", "limit_iters", "baselines", "program"),
     "skip_existing",  # as a sweep does always
 )
 """Options of `eval` for embeddings and detection, and those without a choice here."""
@@ -116,7 +116,7 @@ def plan(ctx: click.Context, chosen: "EvalOptions") -> list["SweepRun"]:
     Raises:
         UsageError: a name or setting that does not exist, or detection.
     """
-    from sslbench.cli.commands.eval import detection, samples
+    from sslbench.cli.commands.eval import samples
     from sslbench.cli.commands.eval.flags import protocol_names
     from sslbench.cli.words import combinations, split_sweep
     from sslbench.library.benchmarks import load_suite
@@ -125,8 +125,6 @@ def plan(ctx: click.Context, chosen: "EvalOptions") -> list["SweepRun"]:
     names = protocol_names(chosen, names)
     if chosen.run.seed is not None and "seed" in values:
         raise UsageError("--seed and seed= are the same setting", "Leave one out.")
-    if detection.named_benchmarks(names, chosen.benchmarks, chosen.suite) is not None:
-        raise UsageError("a sweep has no detection", "Run sslbench eval detection once for each setting.")
     benchmarks = (*chosen.benchmarks, *(load_suite(chosen.suite) if chosen.suite else ()))
     groups: list[tuple[EvalOptions, list[str]]] = []
     for benchmark in benchmarks or (None,):

@@ -3,11 +3,14 @@
 import dataclasses
 from collections.abc import Mapping
 
+import numpy as np
+
 from sslbench.data.groups import group_numbers
 from sslbench.data.labels import multi_labels
 from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.data.open import open_objects
-from sslbench.data.splits import choose_test, choose_train, holdout, nearest_class
+from sslbench.data.source import Labels, Source
+from sslbench.data.splits import TrainTest, choose_test, choose_train, holdout, nearest_class
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 
@@ -63,6 +66,32 @@ def split_objects(
     else:
         parts = _own(data, sources)
     return _matched(parts)
+
+
+def train_test_objects(data: str, test_data: str | None = None, *, seed: int, test_fraction: float) -> TrainTest:
+    """Return the parts as samples with their objects; arguments and errors as for `split_objects`."""
+    found = split_objects(data, test_data, seed=seed, test_fraction=test_fraction)
+    train, test = (
+        Source(
+            part.name,
+            part.ids,
+            Labels("boxes", part.classes, np.zeros((len(part), 0), dtype=np.int8)),
+            part.images,
+            part.notes,
+            attributes=part.attributes,
+            grouped_by=part.grouped_by,
+            objects=part,
+        )
+        for part in (found.train, found.test)
+    )
+    return TrainTest(train, test, found.how, found.notes, seeded=found.seeded)
+
+
+def objects_of(source: Source) -> ObjectSource:
+    """Return the images of a source with their objects."""
+    if not isinstance(source.objects, ObjectSource):
+        raise TypeError(f"{source.name} has no objects")
+    return source.objects
 
 
 def _own(spec: str, sources: Mapping[str, ObjectSource]) -> TrainTestObjects:

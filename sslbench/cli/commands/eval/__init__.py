@@ -2,7 +2,6 @@
 
 import dataclasses
 import shlex
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +16,6 @@ from sslbench.errors import told_on_interrupt
 from sslbench.names import list_names
 
 if TYPE_CHECKING:
-    from sslbench.cli.commands.eval.detection import DetectionPlan
     from sslbench.cli.commands.eval.samples import EmbeddingsPlan, SamplesPlan
 
 KEPT = "records, features and checkpoints that were written are kept; the same command continues"
@@ -127,6 +125,7 @@ class EvalCommand(SettingsCommand):
 )
 @click.option(
     "--backend",
+    "program",
     type=click.Choice(("torchvision", "detectron2")),
     help="detection: library that trains the detector [default: torchvision]; d2.KEY=VALUE sets Detectron2's keys.",
 )
@@ -182,13 +181,10 @@ def command(**_: Any) -> int | None:
         return _run(dataclasses.replace(plan, out=folder), typed)
 
 
-def _run(plan: "DetectionPlan | EmbeddingsPlan | SamplesPlan", typed: str) -> int | None:
+def _run(plan: "EmbeddingsPlan | SamplesPlan", typed: str) -> int | None:
     """Evaluate a plan, or print it; return the exit code, None where all went well."""
-    from sslbench.cli.commands.eval import detection, samples
+    from sslbench.cli.commands.eval import samples
 
-    if isinstance(plan, detection.DetectionPlan):
-        detection.run(plan, typed)
-        return None
     if isinstance(plan, samples.EmbeddingsPlan):
         samples.run_embeddings(plan, typed)
         return None
@@ -216,40 +212,28 @@ def commands_of(ctx: click.Context) -> list[list[str]]:
         settings = [word for word in words if "=" in word]
         options = launch.without_option(options, "--suite", "--benchmark")
         skips = bool(ctx.params["suite"]) and len(weights) == 1 and not ctx.params["skip_existing"]
-        return [
-            ["eval", *settings, *options, *_skipping(skips, [load_benchmark(name).protocol]), "--benchmark", name, *own]
-            for name in named
-        ]
+        skipping = ["--skip-existing"] if skips else []
+        return [["eval", *settings, *options, *skipping, "--benchmark", name, *own] for name in named]
     if len(weights) > 1:
-        protocols_run = [load_benchmark(name).protocol for name in named] or [word for word in words if "=" not in word]
-        skips = not ctx.params["skip_existing"]
-        return [
-            [*launch.without_backbone(common, word), *_skipping(skips, protocols_run), "--weights", word]
-            for word in weights
-        ]
+        skipping = [] if ctx.params["skip_existing"] else ["--skip-existing"]
+        return [[*launch.without_backbone(common, word), *skipping, "--weights", word] for word in weights]
     return [[*common, *own]]
 
 
-def _skipping(skips: bool, protocols_run: Sequence[str]) -> list[str]:
-    """Return --skip-existing, unless it is not wanted or detection has none: it goes on from its checkpoints."""
-    return ["--skip-existing"] if skips and "detection" not in protocols_run else []
-
-
-def separate_seeds(plan: "DetectionPlan | EmbeddingsPlan | SamplesPlan") -> tuple[int, ...]:
+def separate_seeds(plan: "EmbeddingsPlan | SamplesPlan") -> tuple[int, ...]:
     """Return the seeds of which each is a job of its own; () where there is one, or a protocol that trains nothing."""
     from sslbench.cli.commands.eval import samples
 
     if isinstance(plan, samples.EmbeddingsPlan):
         return ()
-    if isinstance(plan, samples.SamplesPlan):
-        requests = [*plan.requests, *(request for cell in plan.cells for request in cell.requests)]
-        if not all(task.kind.trains for request in requests for task in request.tasks):
-            return ()
+    requests = [*plan.requests, *(request for cell in plan.cells for request in cell.requests)]
+    if not all(task.kind.trains for request in requests for task in request.tasks):
+        return ()
     seeds = tuple(run.seed for run in plan.run.each_seed())
     return seeds if len(seeds) > 1 else ()
 
 
-def make_plan(ctx: click.Context, *, check_paths: bool = False) -> "DetectionPlan | EmbeddingsPlan | SamplesPlan":
+def make_plan(ctx: click.Context, *, check_paths: bool = False) -> "EmbeddingsPlan | SamplesPlan":
     """Return what a parsed command will evaluate; nothing is opened.
 
     Args:
@@ -259,19 +243,13 @@ def make_plan(ctx: click.Context, *, check_paths: bool = False) -> "DetectionPla
     Raises:
         UsageError: a name, option or setting that does not exist or has no effect.
     """
-    from sslbench.cli.commands.eval import detection, samples
-    from sslbench.cli.commands.eval.flags import EvalOptions, protocol_names, refuse_mistyped
+    from sslbench.cli.commands.eval import samples
+    from sslbench.cli.commands.eval.flags import EvalOptions, protocol_names
     from sslbench.cli.words import split_words
 
     chosen = EvalOptions.of(ctx)
     names, values = split_words(chosen.words)
     names = protocol_names(chosen, names)
-    benchmarks = detection.named_benchmarks(names, chosen.benchmarks, chosen.suite)
-    if benchmarks is not None:
-        of_detectron2 = chosen.backend == "detectron2" or any(value.startswith("d2.") for value in values)
-        if check_paths and not of_detectron2:  # where Detectron2 is missing, that is the first thing to say
-            refuse_mistyped(chosen)
-        return detection.make_plan(ctx, chosen, benchmarks, values)
     if chosen.features is not None:
         return samples.plan_embeddings(ctx, chosen, names, values, check_paths=check_paths)
     return samples.make_plan(ctx, chosen, names, values, check_paths=check_paths)

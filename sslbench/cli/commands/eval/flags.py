@@ -56,7 +56,7 @@ class EvalOptions:
     on_the_fly: bool
     limit_iters: int | None
     baselines: tuple[str, ...]
-    backend: Backend | None
+    program: Backend | None
     out: str
     name: str | None
     dry_run: bool
@@ -110,6 +110,8 @@ _PROTOCOL_SETTINGS: Mapping[str, Callable[[Any], Any]] = {
     "tensorboard": bool,
     "histograms": bool,
     "wandb": str,
+    "limit_iters": int,
+    "program": str,
 }
 """Options that change a protocol setting of the same name -> conversion of the typed value.
 
@@ -123,7 +125,7 @@ _NETWORK = _ALWAYS | {
     *("benchmarks", "suite", "weights", "backbone", "format", "allow_partial", "stem", "trust_pickle"),
     *("data", "test_data", "workers", "decoder", "max_pixels", "start_method", "dry_run"),
 }
-ON_OBJECTS = _NETWORK | {"limit_iters", "baselines", "backend"}
+ON_OBJECTS = _NETWORK | {"baselines", "skip_existing"}
 """Options with an effect on a protocol on objects."""
 ON_IMAGES = _NETWORK | {
     *("presets", "layers", "image_column", "label_column", "limit", "test_classes", "value_columns", "groups"),
@@ -146,7 +148,7 @@ LABELLED_EMBEDDINGS = EMBEDDINGS | {
 _REASONS = {
     "limit_iters": "Only detection has --limit-iters.",
     "baselines": "Only detection has --baseline.",
-    "backend": "Only detection has --backend.",
+    "program": "Only detection has --backend.",
     **dict.fromkeys(("labels", "test_features", "test_labels"), "Use it together with --features."),
     **dict.fromkeys(("feature_dtype", "store", "on_the_fly"), "Protocols on images store no features."),
     "skip_existing": "It needs --weights and --data, and a protocol on images or their features.",
@@ -155,6 +157,27 @@ _REASONS = {
     **dict.fromkeys(("tensorboard", "histograms", "wandb"), "It logs the training of finetune."),
     "max_memory": "It limits the memory of the search of neighbours (knn, retrieval) and of svm.",
 }
+_OBJECT_REASONS = {
+    **_REASONS,
+    **dict.fromkeys(("labels", "test_features", "test_labels", "layers"), "Detection trains on images."),
+    **dict.fromkeys(
+        ("resize", "crop", "interpolation"), "Set the sizes with min_size_test=800, min_sizes_train=640,800."
+    ),
+    **dict.fromkeys(
+        ("image_column", "label_column", "value_columns"), "Boxes are read from manifests and VOC trees only."
+    ),
+    **dict.fromkeys(("precision", "feature_dtype", "store"), "Detection stores no features and computes in fp32."),
+    **dict.fromkeys(("mean", "std"), "Mean and std belong to the weights' format."),
+    "batch_size": "Set the images per update with batch_size=16.",
+    "groups": "Objects are not scored by groups of images.",
+    "limit": "--limit-iters shortens the training.",
+    "no_overlaps": "Detection does not search for overlaps.",
+    "no_estimate": "Detection is not estimated.",
+    "on_error": "Detection reads all images first and stops if one is unreadable.",
+    "presets": "Published recipes are benchmarks: --benchmark detection/NAME.",
+    "test_classes": "The classes of train and test are the categories of the manifests.",
+}
+"""Reasons where detectors alone are trained."""
 _UNLABELLED = (
     "It needs --labels: an array of labels, or a table with a column 'label', one line per row of the features."
 )
@@ -171,7 +194,7 @@ _EMBEDDING_REASONS = {
 
 
 def refuse_unused(ctx: click.Context, chosen: EvalOptions, names: Sequence[str]) -> None:
-    """Refuse options that have no effect on protocols on samples.
+    """Refuse options that have no effect on the protocols.
 
     Args:
         ctx: the context of the command.
@@ -190,10 +213,15 @@ def refuse_unused(ctx: click.Context, chosen: EvalOptions, names: Sequence[str])
         )
         options.refuse(ctx, used=used | settings, what=what, reasons={**_REASONS, **_EMBEDDING_REASONS})
         return
-    used = frozenset(settings)
-    used = used.union(*(ON_IMAGES if each.kind.needs_images else ON_FEATURES for each in found if each.kind.on_samples))
-    options.refuse(ctx, used=used, what=" ".join(dict.fromkeys(names)), reasons=_REASONS)
+    used = frozenset(settings).union(*(_options_of(each.kind) for each in found))
+    reasons = _OBJECT_REASONS if all(each.kind.on_objects for each in found) else _REASONS
+    options.refuse(ctx, used=used, what=" ".join(dict.fromkeys(names)), reasons=reasons)
     refuse_unused_of_weights(ctx, chosen)
+
+
+def _options_of(kind: protocols.Kind[Any]) -> frozenset[str]:
+    """Return the options with an effect on a kind of protocol."""
+    return ON_OBJECTS if kind.on_objects else ON_IMAGES if kind.needs_images else ON_FEATURES
 
 
 def refuse_unused_of_weights(ctx: click.Context, chosen: EvalOptions) -> None:

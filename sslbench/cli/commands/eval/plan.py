@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sslbench.cli.settings_page import section, show_value, together
+from sslbench.data.wording import counted
 from sslbench.evaluation import Prepared
 from sslbench.preprocessing import Preprocessing
 
@@ -33,7 +34,8 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path, out
 
     request, backbone, data = prepared.request, prepared.backbone, prepared.data
     loaded = backbone.report.line() if backbone.report else "nothing loaded"
-    section("weights", [(request.weights, f"{backbone.name}: {loaded}", "")])
+    others = [(name, f"{other.name}, for comparison", "baseline") for name, other in prepared.baselines]
+    section("weights", [(request.weights, f"{backbone.name}: {loaded}", ""), *others])
     read = request.as_read(backbone.preprocessing)
     rows = [
         (name, str(getattr(read, name)), _origin_of(request, name, origin))
@@ -44,7 +46,8 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path, out
     fixed = [p for p in _published(request) if p.layers and p.layers == request.layers]
     given = _published_name(fixed[0]) if fixed else "flag --layers" if request.layers else "the backbone's default"
     given = given if prepared.classifier is None else "the classifier's"
-    section("layers", [(layer.text, layer.path or "output", given) for layer in prepared.layers])
+    if prepared.layers:
+        section("layers", [(layer.text, layer.path or "output", given) for layer in prepared.layers])
     sizes = [
         (part.name, f"{len(part)} images, {len(part.labels.classes)} classes, {part.labels.kind} label", "")
         for part in (data.train, data.test)
@@ -156,6 +159,8 @@ def _trainings(prepared: Prepared) -> str:
 
 
 def _of_floors(prepared: Prepared) -> str:
+    if prepared.baselines:
+        return f"as many again of {counted(len(prepared.baselines), 'baseline')}"
     return "as many again of the untrained backbone" if prepared.run.baseline and prepared.run.floors else ""
 
 

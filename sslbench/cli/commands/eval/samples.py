@@ -10,7 +10,9 @@ import click
 from sslbench.backbones.named import is_pixels, pixels_backbone, random_backbone
 from sslbench.cli import options
 from sslbench.cli.commands.eval.flags import EvalOptions, refuse_mistyped, refuse_unused
+from sslbench.cli.echo import echo
 from sslbench.data.noise import check_values
+from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, list_names
 from sslbench.protocols import find as find_protocol
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from sslbench.evaluation.suite import SuiteCell
     from sslbench.features.external import FeaturePair
     from sslbench.library.benchmarks import Benchmark
+    from sslbench.protocols import NeededBenchmark
     from sslbench.results import Result
 
 
@@ -248,12 +251,12 @@ def check(
     from sslbench.cli.commands.eval import presets, suite
 
     benchmarks = _benchmarks(chosen, names)
-    if check_paths:
-        refuse_mistyped(chosen)
     runs = presets.runs(names, chosen.presets, benchmarks)
     refuse_unused(ctx, chosen, [run.protocol for run in runs])
     checked = _settings(chosen, values, benchmarks, runs)
     _refuse_wrong_settings(checked)
+    if check_paths:
+        refuse_mistyped(chosen)
     if not benchmarks and not all(find_protocol(run.protocol).kind.int8 for run in runs):
         float_precision(checked.run.precision)
     early.refuse_wrong_network(chosen.network.format, chosen.network.stem)
@@ -331,8 +334,6 @@ def _refuse_wrong_settings(checked: CheckedCommand) -> None:
     tasks = []
     for run in checked.runs:
         protocol = find_protocol(run.protocol)
-        if not protocol.kind.on_samples:
-            continue  # in a suite it is a hole, with a remedy
         own: Sequence[Benchmark | None] = [each for each in checked.benchmarks if each.protocol == run.named] or [None]
         for benchmark in own:
             tasks.append(make_task(run.protocol, checked.routed.protocols[run.protocol], benchmark, run.preset))
@@ -353,6 +354,14 @@ def _benchmarks(chosen: EvalOptions, names: Sequence[str]) -> list["Benchmark"]:
             raise UsageError(f"there is no protocol called '{name}'", did_you_mean(name, known))
     suite = load_suite(chosen.suite) if chosen.suite else ()
     benchmarks = [load_benchmark(name) for name in [*chosen.benchmarks, *suite]]
+    alone = [each.protocol for each in benchmarks if find_protocol(each.protocol).kind.on_objects]
+    if alone and not chosen.suite and (others := [name for name in names if name not in alone]):
+        raise UsageError(
+            f"{alone[0]} trains a network and cannot go together with {', '.join(others)}", "Run sslbench eval twice."
+        )
+    for name in names if not benchmarks else ():
+        if (needed := find_protocol(name).benchmark) is not None:
+            return [_needed_benchmark(name, needed, chosen, names)]
     if not benchmarks and not names and not chosen.presets:
         raise UsageError("no protocol is named: give a protocol, a --preset or a --benchmark", did_you_mean("", known))
     if benchmarks and names:
@@ -360,6 +369,24 @@ def _benchmarks(chosen: EvalOptions, names: Sequence[str]) -> list["Benchmark"]:
         if not benchmarks:
             raise UsageError(f"none of the requested benchmarks uses the protocol {' or '.join(names)}")
     return benchmarks
+
+
+def _needed_benchmark(name: str, needed: "NeededBenchmark", chosen: EvalOptions, names: Sequence[str]) -> "Benchmark":
+    """Return the benchmark of a protocol that is not run without one, where no data are given.
+
+    Raises:
+        UsageError: data are given, or other protocols are named.
+    """
+    from sslbench.library.benchmarks import load_benchmark
+
+    if others := [other for other in names if other != name]:
+        raise UsageError(
+            f"{name} trains a network and cannot go together with {', '.join(others)}", "Run sslbench eval twice."
+        )
+    if chosen.data.data:
+        there = ", ".join(each for each in list_names("benchmark") if each.startswith(f"{name}/"))
+        raise UsageError(f"--benchmark, {needed.content}, is missing", f"{needed.advice} Benchmarks: {there}.")
+    return load_benchmark(needed.default)
 
 
 def _requests(
@@ -396,6 +423,11 @@ def _requests(
         data, common["test_data"] = chosen.data.data, chosen.data.test_data
         if benchmark is not None:
             data, common["test_data"] = data_of(benchmark, data, chosen.data.test_data)
+        common["baselines"] = chosen.baselines
+        needed = None if benchmark is None else find_protocol(benchmark.protocol).benchmark
+        if needed is not None and not (chosen.data.data or chosen.benchmarks or chosen.suite):
+            data = options.default_data(str(data), needed.data)
+            common["baselines"] = chosen.baselines or _shown_beside(chosen)
         common["test_classes"] = chosen.test_classes or (benchmark.test_classes if benchmark else "same")
         tasks = []
         for run in runs:
@@ -413,6 +445,18 @@ def _requests(
             _refuse_unscored_test("--test-data", [task for task, _ in tasks])
         requests += grouped(common, data, tasks)
     return tuple(requests)
+
+
+def _shown_beside(chosen: EvalOptions) -> tuple[str, ...]:
+    """Return the baselines on bundled data, which show only that the weights beat an untrained backbone."""
+    if chosen.no_floors:
+        return ()
+    if this_process().rank == 0 and chosen.weights != ("random",):
+        echo(
+            "the same detector is also trained from the untrained backbone, for comparison (--no-floors skips it)",
+            err=True,
+        )
+    return ("random",)
 
 
 def _refuse_unscored_test(option: str, tasks: Sequence["Task"]) -> None:
@@ -440,15 +484,16 @@ def _print(plan: SamplesPlan) -> None:
 def results_of(plan: SamplesPlan, command: str) -> list["Result"]:
     """Evaluate the requests of a plan and return the results; [] on processes other than the first."""
     from sslbench import evaluation
+    from sslbench.backbones.backbone import Backbone
     from sslbench.cli import terminal
     from sslbench.features.presence import announced
 
-    backbone = None
+    loaded: dict[bool, Backbone] = {}
     with announced(plan.store), terminal.progress() as progress:
         written = []
         for request in plan.requests:
-            prepared = evaluation.prepare(request, plan.run, backbone=backbone)
-            backbone = prepared.loaded
+            prepared = evaluation.prepare(request, plan.run, backbone=loaded.get(request.as_stored))
+            loaded[request.as_stored] = prepared.loaded
             evaluation.check_writable(plan.out)
             written += evaluation.evaluate(prepared, store=plan.store, out=plan.out, command=command, progress=progress)
     return written

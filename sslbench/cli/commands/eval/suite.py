@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sslbench import protocols
 from sslbench.cli.echo import echo
 from sslbench.distributed import this_process
 from sslbench.errors import SslbenchError, UsageError
@@ -167,9 +166,6 @@ def _problem(benchmark: "Benchmark", chosen: "EvalOptions") -> SslbenchError | N
     """Return the reason why a benchmark cannot be run here, known before anything is opened."""
     from sslbench.library.benchmarks import data_of
 
-    if not protocols.find(benchmark.protocol).kind.on_samples:
-        remedy = f"Run it alone: sslbench eval detection --benchmark {benchmark.name}"
-        return UsageError(f"{benchmark.name} trains a detector, and suites run protocols on frozen features", remedy)
     try:
         data_of(benchmark, chosen.data.data, chosen.data.test_data)
     except UsageError as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 from sslbench.cli.echo import echo, note
 from sslbench.cli.tables import INTERVAL, print_table
 from sslbench.results import MetricValue, Result, mean_line
+from sslbench.results.records import PREDICTIONS, predictions_paths
 
 SCORED_ELSEWHERE = "detections"  # of `sslbench score`, which trains nothing
 
@@ -43,6 +44,9 @@ def print_results(results: list[Result], out: Path) -> None:
     _print_groups(results)
     for result in results:
         _print_parts(result)
+    for result in results:
+        if result.objects_file is not None:
+            _print_detections(result)
     for line in _remarks(results):
         echo(line)
     for result in results:
@@ -109,6 +113,31 @@ def _print_parts(result: Result) -> None:
     echo(f"\n{_protocol(result)} on {result.weights.name}, {result.layer}:")
     headings = ("metric", "of", "value", INTERVAL, *(f"severity {at}" for at in places))
     print_table(headings, rows, names=("metric", "of"))
+
+
+def _print_detections(result: Result) -> None:
+    """Print the metrics, classes, files and notes of a detector."""
+    from sslbench.evaluation.trainings import ONE_TRAINING
+
+    first = [name for name in ("AP", "AP50", "AP75") if name in result.metrics]
+    values = {name: result.metrics[name].value for name in dict.fromkeys([*first, *result.metrics])}
+    echo(f"{result.weights.name}: " + ", ".join(f"{k} {_number(v, 1)}" for k, v in values.items()))
+    echo("per class: " + ", ".join(f"{k} {_number(v, 1)}" for k, v in result.per_class.items()))
+    for name in ("keypoint_AP", "uniform_keypoint_AP"):
+        if name in result.floors.get("mean pose", {}):
+            echo(f"mean pose in the detected boxes: {name} {_number(result.floors['mean pose'][name], 1)}")
+    if of_keypoints := result.variants.get("per keypoint, AP"):
+        echo("per keypoint: " + ", ".join(f"{k} {_number(v, 1)}" for k, v in of_keypoints.items()))
+    for path in predictions_paths(result).values():
+        stem = str(path).removesuffix(PREDICTIONS)
+        echo(f"predictions: {path}")
+        if Path(f"{stem}.png").is_file():
+            echo(f"pictures: {stem}.png")
+        if Path(f"{stem}.detector.torch").is_file():  # a network of Detectron2 alone has no detector file
+            echo(f"detector: {stem}.detector.torch")
+    for line in result.notes:
+        if line != ONE_TRAINING:  # the table has it
+            echo(line, err=not re.match(rf"{re.escape(result.weights.name)}: \w*AP ", line))
 
 
 def _of_set(result: Result, results: list[Result]) -> str:

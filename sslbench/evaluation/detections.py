@@ -1,20 +1,29 @@
-"""Comparison of detectors on the same test images."""
+"""Records of detections: scores, the files beside them, and comparisons of detectors on the same test images."""
 
 import dataclasses
+import logging
+import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
 from sslbench.arrays import FloatArray
-from sslbench.data.splits.objects import TrainTestObjects
+from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.constant_box import constant_boxes
-from sslbench.detection.evaluate import score, truth_of
+from sslbench.detection.evaluate import per_keypoint, score, truth_of
 from sslbench.detection.mean_pose import mean_pose, with_pose
 from sslbench.detection.recipe import DetectionRecipe
+from sslbench.errors import ResultError
+from sslbench.evaluation.record import hardware
 from sslbench.evaluation.request import RunSettings
+from sslbench.identity import Measurement, digest, record_id
 from sslbench.metrics.detection import Detections, Truth, keypoint_ap
 from sslbench.metrics.detection.difference import DEFINITIONS, detector_difference
-from sslbench.results import Result, percent
+from sslbench.metrics.detection.files import TestObjects, read_results, write_objects, write_results
+from sslbench.results import DataPart, MetricValue, Result, percent, records
+
+log = logging.getLogger("sslbench")
 
 CONSTANT_BOX = "constant box"
 """Name of the floor that predicts the median box of each class."""
@@ -30,10 +39,118 @@ class DetectorResult:
     found: Mapping[str, Detections]
 
 
+def unscored(measured: Measurement, run: RunSettings, command: str, notes: tuple[str, ...]) -> Result:
+    """Return the record without results; its id is known before training, for the checkpoints."""
+    return Result(
+        **{field.name: getattr(measured, field.name) for field in dataclasses.fields(measured)},
+        id=record_id(measured),
+        created=records.now(),
+        command=command,
+        headline="AP",
+        metrics={},
+        versions=records.versions(),
+        hardware=hardware(run),
+        working_folder=records.working_folder(),
+        notes=notes,
+    )
+
+
+def data_part(source: ObjectSource) -> DataPart:
+    """Return a part of the data as records hold it."""
+    n = len(source)
+    return DataPart(name=source.name, fingerprint=source.fingerprint(), n=n, n_used=n, classes=source.classes)
+
+
+_FEW = 20  # test objects of the rarest class; the coverage below it is measured in docs/intervals.md
+
+
+def few_objects(test: ObjectSource) -> tuple[str, ...]:
+    """Return a note if a class has so few test objects that the intervals are too narrow; else nothing."""
+    present = [(n, name) for n, name in zip(test.counts().tolist(), test.classes, strict=True) if n]
+    number, name = min(present, default=(_FEW, ""))
+    if number >= _FEW:
+        return ()
+    return (
+        f"The intervals are too narrow: class {name} has {number} test object{'s' if number > 1 else ''}. With fewer "
+        f"than {_FEW} of the rarest class, 95 % intervals covered 77 to 86 % in simulations, and AP was too high.",
+    )
+
+
+def scored(
+    blank: Result, found: Detections, test: ObjectSource, truth: Truth, recipe: DetectionRecipe, out: Path
+) -> Result:
+    """Return the record with the scores of boxes, masks and keypoints; detections and objects lie beside its place.
+
+    Args:
+        blank: the record without results.
+        found: the detections.
+        test: the images.
+        truth: their objects, with all that the recipe scores.
+        recipe: its metric counts.
+        out: folder of the records.
+    """
+    began = time.perf_counter()
+    scores, of_regions = score(truth, found, recipe, seed=blank.seed)
+    of_keypoints = per_keypoint(truth, found)
+    variants = {"per class, AP50": scores.per_class_50}
+    variants |= {"per keypoint, AP": of_keypoints} if of_keypoints else {}
+    stem = records.path_of(blank, out).with_suffix("")
+    write_results(stem.with_name(stem.name + records.PREDICTIONS), found, test.numbers, test.class_numbers)
+    return dataclasses.replace(
+        blank,
+        metrics={
+            name: MetricValue(value=percent(value), low=percent(low), high=percent(high), n=len(test))
+            for name, (value, low, high) in (scores.metrics | of_regions).items()
+        },
+        per_class={name: percent(value) for name, value in scores.per_class.items()},
+        variants={key: {name: percent(value) for name, value in values.items()} for key, values in variants.items()},
+        objects_file=_keep_objects(test, truth, stem.parent),
+        timings={**blank.timings, "score": round(time.perf_counter() - began, 3)},
+    )
+
+
+def _keep_objects(test: ObjectSource, truth: Truth, folder: Path) -> str:
+    """Write the objects of a test part, once for all records on it, and return the name of the file."""
+    numbers: list[object] = [test.numbers, test.class_numbers, truth.masks is not None]
+    numbers += [] if truth.skeleton is None else [truth.skeleton.sigmas]
+    name = f"test-{digest([test.fingerprint(), numbers])}{records.OBJECTS}"
+    if not (folder / name).is_file():
+        objects = TestObjects(truth, test.ids, test.numbers, test.class_numbers, test.sizes)
+        write_objects(folder / name, objects)
+    return name
+
+
+def finished(blank: Result, out: Path) -> Result | None:
+    """Return the record of a finished measurement whose files are all there and not edited; else None.
+
+    Args:
+        blank: the record without results.
+        out: folder of the records.
+    """
+    path = records.path_of(blank, out)
+    if not path.is_file():
+        return None
+    try:
+        result = records.read_intact(path)
+    except ResultError as error:
+        log.warning(f"computed again: {error.message}")
+        return None
+    beside = [*records.predictions_paths(result).values(), path.with_name(result.objects_file or "")]
+    whole = result.objects_file is not None and all(file.is_file() for file in beside)
+    return result if whole and result.id == record_id(result) == blank.id else None
+
+
+def detections_of(result: Result, test: ObjectSource) -> dict[str, Detections]:
+    """Return the detections of a record, of each of its trainings."""
+    paths = records.predictions_paths(result)
+    return {name: read_results(path, test.numbers, test.class_numbers, test.sizes) for name, path in paths.items()}
+
+
 def compared(
     own: DetectorResult,
     baselines: list[DetectorResult],
-    data: TrainTestObjects,
+    train: ObjectSource,
+    test: ObjectSource,
     recipe: DetectionRecipe,
     run: RunSettings,
 ) -> Result:
@@ -42,16 +159,17 @@ def compared(
     Args:
         own: the one in question.
         baselines: the same detector trained alike from other weights.
-        data: train and test part.
+        train: training part, for the floors.
+        test: test part.
         recipe: its metric counts.
         run: its seed is that of the bootstrap; without floors the constant box is left out.
     """
     result, variants, notes = own.result, dict(own.result.variants), list(own.result.notes)
     recipe = dataclasses.replace(recipe, masks=False)
-    truth, definition, floors = truth_of(data.test, recipe), DEFINITIONS[recipe.metric], dict(result.floors)
+    truth, definition, floors = truth_of(test, recipe), DEFINITIONS[recipe.metric], dict(result.floors)
     if run.floors:
-        boxes = constant_boxes(data.train, data.test)
-        poses = mean_pose(data.train) if recipe.keypoints else None
+        boxes = constant_boxes(train, test)
+        poses = mean_pose(train) if recipe.keypoints else None
         boxes = boxes if poses is None else with_pose(boxes, poses)
         scores, of_keypoints = score(truth, boxes, recipe, seed=run.seed, resamples=0)
         values = scores.metrics | of_keypoints

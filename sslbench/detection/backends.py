@@ -1,10 +1,16 @@
 """Backends that train and run a detector: torchvision's parts, or Detectron2, with the same kind of result."""
 
 import dataclasses
+import logging
+import shutil
 import time
 from pathlib import Path
 
+import torch
+
 from sslbench.backbones.backbone import Backbone
+from sslbench.data.objects.types import ObjectSource
+from sslbench.data.splits.objects import TrainTestObjects
 from sslbench.detection.detectron2 import backend
 from sslbench.detection.detectron2.backend import check_configuration
 from sslbench.detection.detectron2.library import require
@@ -12,14 +18,17 @@ from sslbench.detection.evaluate import detect
 from sslbench.detection.log import Watch
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.detector import Detector
+from sslbench.detection.saved import SUFFIX, DetectorDescription, read_detector, save_detector
 from sslbench.detection.settings import DetectionSettings
 from sslbench.detection.train import Trained, TrainingRun, make_optimizer, train
 from sslbench.distributed import this_process
-from sslbench.evaluation.detection.request import PreparedDetection
-from sslbench.evaluation.request import RunSettings
+from sslbench.distributed.collectives import from_first, rank
+from sslbench.distributed.parallel import module_state
 from sslbench.metrics.detection import Detections
-from sslbench.results import plain
+from sslbench.results import plain, records
 from sslbench.runtime.progress import Progress
+
+log = logging.getLogger("sslbench")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,24 +54,24 @@ class DetectorRun:
     notes: tuple[str, ...] = ()
 
 
-def try_backend(settings: DetectionSettings, run: RunSettings, backbone: Backbone) -> DetectionSettings:
+def try_backend(settings: DetectionSettings, backbone: Backbone, device: torch.device) -> DetectionSettings:
     """Build the detector once, to find what does not fit; return the settings with the keys as Detectron2 takes them.
 
     Raises:
         SslbenchError: recipe, keys and backbone do not go together.
     """
-    if settings.backend == "torchvision":
+    if settings.program == "torchvision":
         make_optimizer(build_detector(backbone, settings.recipe, 1, keypoints=1), settings.recipe)
         return settings
-
-    device, processes = run.torch_device(), this_process().world
-    checked = check_configuration(backbone, settings.recipe, settings.d2 or {}, device=device, processes=processes)
+    given, processes = settings.d2 or {}, this_process().world
+    checked = check_configuration(backbone, settings.recipe, given, device=device, processes=processes)
     return dataclasses.replace(settings, d2=plain(checked.given))
 
 
 def run_backend(
-    prepared: PreparedDetection,
+    settings: DetectionSettings,
     backbone: Backbone,
+    data: TrainTestObjects,
     training: TrainingRun,
     *,
     stem: Path,
@@ -72,8 +81,9 @@ def run_backend(
     """Train a detector around the backbone and run it on the test part; every process calls this.
 
     Args:
-        prepared: recipe and data.
-        backbone: the one of the request, or the untrained one.
+        settings: of the detector.
+        backbone: that it is trained from.
+        data: both parts.
         training: seed, device, workers, folder of the checkpoints.
         stem: of the record's files.
         watch: told of every line of the training's log, on the first process.
@@ -82,18 +92,11 @@ def run_backend(
     Raises:
         SslbenchError: an image cannot be read, the loss is not finite, a signal came.
     """
-    settings, recipe, data = prepared.task.settings, prepared.recipe, prepared.data
-    classes = len(data.train.classes)
-    keypoints = 0 if data.train.skeleton is None else len(data.train.skeleton)
-    detector = None
-    if settings.backend == "torchvision":
+    recipe, classes, skeleton = settings.recipe, len(data.train.classes), data.train.skeleton
+    keypoints = 0 if skeleton is None else len(skeleton)
+    if settings.program == "torchvision":
         detector = build_detector(
-            backbone,
-            recipe,
-            classes,
-            keypoints=keypoints,
-            device=training.device,
-            seed=training.seed,
+            backbone, recipe, classes, keypoints=keypoints, device=training.device, seed=training.seed
         )
         trained = train(detector, data.train, training, watch)
         began = time.perf_counter()
@@ -102,6 +105,50 @@ def run_backend(
 
     d2 = settings.d2 or {}
     ran = backend.run(backbone, recipe, d2, data, training, stem=stem, watch=watch, progress=progress)
-    detector = backend.as_detector(backbone, recipe, classes, ran, d2, keypoints)
+    as_ours = backend.as_detector(backbone, recipe, classes, ran, d2, keypoints)
     versions = {"detectron2": require().version or ""}
-    return DetectorRun(detector, ran.trained, ran.found, ran.seconds, ran.variants, versions, ran.notes)
+    return DetectorRun(as_ours, ran.trained, ran.found, ran.seconds, ran.variants, versions, ran.notes)
+
+
+def run_exported(
+    settings: DetectionSettings, test: ObjectSource, training: TrainingRun, stem: Path, progress: Progress | None
+) -> DetectorRun | None:
+    """Run the detector that an earlier run wrote beside `stem`; None if there is none. Detectron2 runs its own again.
+
+    Raises:
+        WeightsError: the file is damaged.
+    """
+    path = stem.with_name(stem.name + SUFFIX)
+    if settings.program != "torchvision" or not from_first(path.is_file):
+        return None
+    detector, about = read_detector(path, training.device)
+    log.info(f"already trained: {path}")
+    began = time.perf_counter()
+    found = detect(detector, test, workers=training.workers, progress=progress)
+    notes = ("The detector was trained in an earlier run; this run only scored it.",)
+    record = stem.with_name(f"{stem.name}.json")
+    timings = records.read(record).timings if record.is_file() else {}
+    done = int(timings.get("train iterations", 0))
+    trained = Trained(timings.get("train", 0.0), done, about.recipe.iterations - done or None)
+    return DetectorRun(detector, trained, found, time.perf_counter() - began, notes=notes)
+
+
+def export(
+    settings: DetectionSettings,
+    detector: Detector,
+    about: DetectorDescription,
+    training: TrainingRun,
+    stem: Path,
+    command: str,
+) -> None:
+    """Write the detector; every process calls this. The checkpoints are removed, except Detectron2's, which it resumes.
+
+    Raises:
+        UsageError: the detector cannot be written.
+    """
+    state = module_state(detector)
+    if rank() != 0:
+        return
+    save_detector(stem.with_name(stem.name + SUFFIX), state, about, command=command)
+    if settings.program == "torchvision":
+        shutil.rmtree(training.folder, ignore_errors=True)

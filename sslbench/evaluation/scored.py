@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -10,20 +9,23 @@ from typing import Any, Literal
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.open import open_objects
 from sslbench.data.splits import choose_test, choose_train
-from sslbench.data.splits.objects import TrainTestObjects
-from sslbench.detection.evaluate import per_keypoint, score, truth_of
+from sslbench.detection.evaluate import truth_of
+from sslbench.detection.foreign import read_foreign
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation.detection.compare import CONSTANT_BOX, DetectorResult, compared
-from sslbench.evaluation.detection.foreign import read_foreign
-from sslbench.evaluation.detection.objects import keep_objects
-from sslbench.evaluation.detection.record import data_part, few_objects, with_scores
-from sslbench.evaluation.record import hardware
+from sslbench.evaluation.detections import (
+    CONSTANT_BOX,
+    DetectorResult,
+    compared,
+    data_part,
+    few_objects,
+    scored,
+    unscored,
+)
 from sslbench.evaluation.request import RunSettings
 from sslbench.evaluation.trainings import ONE_TRAINING, together
-from sslbench.identity import Measurement, record_id
+from sslbench.identity import Measurement
 from sslbench.metrics.detection import Detections
-from sslbench.metrics.detection.files import write_results
 from sslbench.results import DataUsed, ProtocolUsed, Result, WeightsUsed, records
 
 PROTOCOL = "detections"
@@ -77,25 +79,15 @@ def score_files(request: ScoreRequest, run: RunSettings, *, out: Path, command: 
     for number, (path, foreign) in enumerate(zip(request.files, read, strict=True)):
         own_run = dataclasses.replace(run, seed=run.seed + number)
         notes = (*foreign.notes, *few_objects(test), *([ONE_TRAINING] if len(read) == 1 else []))
-        blank = _blank(request, own_run, parts, recipe, _used(request, [path]))
-        blank = dataclasses.replace(blank, command=command, notes=notes)
-        began = time.perf_counter()
-        scores, of_masks = score(truth, foreign.found, recipe, seed=own_run.seed)
-        result = with_scores(blank, scores, of_masks, per_keypoint(truth, foreign.found), n=len(test))
-        stem = records.path_of(blank, out).with_suffix("")
-        write_results(stem.with_name(stem.name + records.PREDICTIONS), foreign.found, test.numbers, test.class_numbers)
-        result = dataclasses.replace(
-            result,
-            objects_file=keep_objects(test, truth, stem.parent),
-            timings={"score": round(time.perf_counter() - began, 3)},
-        )
+        measured = _measurement(request, own_run, parts, recipe, _used(request, [path]))
+        result = scored(unscored(measured, own_run, command, notes), foreign.found, test, truth, recipe, out)
         each.append(DetectorResult(records.write_without_scores(result, out), {f"seed {own_run.seed}": foreign.found}))
     own = each[0] if len(each) == 1 else _mean(each, _used(request, request.files), command)
     if train is None:
         missing = {CONSTANT_BOX: _NO_TRAIN} if run.floors else {}
         result = dataclasses.replace(own.result, missing_floors=missing)
     else:
-        result = compared(own, [], TrainTestObjects(train, test, ""), recipe, run)
+        result = compared(own, [], train, test, recipe, run)
     return records.write_without_scores(result, out)
 
 
@@ -170,19 +162,19 @@ def _used(request: ScoreRequest, files: Sequence[Path]) -> WeightsUsed:
     )
 
 
-def _blank(
+def _measurement(
     request: ScoreRequest,
     run: RunSettings,
     parts: tuple[ObjectSource | None, ObjectSource],
     recipe: DetectionRecipe,
     weights: WeightsUsed,
-) -> Result:
-    """Return the record without results."""
+) -> Measurement:
+    """Return what is measured, in place of that of a protocol."""
     train, test = parts
     settings: dict[str, Any] = {"metric": request.metric, "masks": recipe.masks}
     settings |= {"keypoints": True, "oks_sigma": recipe.oks_sigma} if recipe.keypoints else {}
     regions = ["boxes", *(["masks"] if recipe.masks else []), *(["keypoints"] if recipe.keypoints else [])]
-    measured = Measurement(
+    return Measurement(
         weights=weights,
         layer=" and ".join(regions),
         preprocessing={},
@@ -196,15 +188,4 @@ def _blank(
         ),
         seed=run.seed,
         seeds=1,
-    )
-    return Result(
-        **{field.name: getattr(measured, field.name) for field in dataclasses.fields(measured)},
-        id=record_id(measured),
-        created=records.now(),
-        command="",
-        headline="AP",
-        metrics={},
-        versions=records.versions(),
-        hardware=hardware(run),
-        working_folder=records.working_folder(),
     )

@@ -1,0 +1,276 @@
+"""Evaluation of protocols on objects: a detector around the backbone is trained and scored, once for each seed.
+
+Beside the record lie the trained detector, its detections, a picture, the log of the training, and checkpoints while it
+runs. A finished training is read from its record, so that the same command continues after an interruption.
+"""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from sslbench.backbones.backbone import Backbone
+from sslbench.data.decode.handlers import Reading
+from sslbench.data.splits.objects import TrainTestObjects, objects_of
+from sslbench.detection import VERSION
+from sslbench.detection.backends import export, run_backend, run_exported, try_backend
+from sslbench.detection.evaluate import draw, truth_of
+from sslbench.detection.log import DetectionLogLine, Watch
+from sslbench.detection.readable import check_readable
+from sslbench.detection.recipe import what_is_trained
+from sslbench.detection.saved import DetectorDescription
+from sslbench.detection.train import TrainingRun
+from sslbench.distributed.collectives import from_first, process_group, rank, world_size
+from sslbench.evaluation.detections import (
+    DetectorResult,
+    compared,
+    data_part,
+    detections_of,
+    few_objects,
+    finished,
+    scored,
+    unscored,
+    without_comparisons,
+)
+from sslbench.evaluation.preparation import Prepared
+from sslbench.evaluation.record import Subject, measurement, weights_used
+from sslbench.evaluation.references import compare_references
+from sslbench.evaluation.request import RunSettings, Task
+from sslbench.evaluation.trainings import ONE_TRAINING, together
+from sslbench.results import DataUsed, RequestedParts, Result, records
+from sslbench.runtime.progress import Progress
+from sslbench.runtime.workers import default_workers
+from sslbench.train.loop import NotFiniteError
+
+log = logging.getLogger("sslbench")
+
+_SAVE_EVERY = 500  # upper bound, in iterations
+_NO_BASELINE = "--baseline random trains the same detector from the untrained backbone"
+
+
+def evaluate_on_objects(
+    prepared: Prepared, *, out: Path, command: str, progress: Progress | None = None
+) -> list[Result]:
+    """Run protocols on objects and write their records; every process of a run calls this.
+
+    Args:
+        prepared: from `prepare`.
+        out: folder for the records.
+        command: command line of the user.
+        progress: of what is done; one with a method `line` is told of the lines of the training's log, which otherwise
+            go to the log of the program.
+
+    Returns:
+        Results of the baselines, then the one in question; empty on processes but the first. A baseline whose
+        training diverges is missing, and the record says so (in several processes the run ends, after the weights).
+
+    Raises:
+        SslbenchError: an image cannot be read, the loss is not finite, or the folder cannot be written.
+        StoppedError: SIGTERM, SIGUSR1 or SIGINT came during training; everything is saved.
+    """
+    results = []
+    for task in prepared.object_tasks:
+        with process_group(prepared.run.torch_device()):
+            results += _ObjectEvaluation(prepared, task, out, command, progress).results()
+    return results
+
+
+class _ObjectEvaluation:
+    """Trainings of a detector from the weights and from the baselines."""
+
+    def __init__(self, prepared: Prepared, task: Task, out: Path, command: str, progress: Progress | None) -> None:
+        self.prepared, self.run, self.out, self.command, self.progress = prepared, prepared.run, out, command, progress
+        settings = try_backend(task.settings, prepared.backbone, self.run.torch_device())
+        self.task, self.settings, self.recipe = dataclasses.replace(task, settings=settings), settings, settings.recipe
+        used = prepared.backbone.preprocessing
+        reading = Reading(used.decoder, used.max_pixels, self.run.start_method)
+        parts = (prepared.data.train, prepared.data.test)
+        self.train, self.test = (dataclasses.replace(objects_of(part), reading=reading) for part in parts)
+        self.workers = self.run.workers if self.run.workers != "auto" else _workers(self.run)
+        self.watch: Watch = getattr(progress, "line", None) or _log_line
+
+    def results(self) -> list[Result]:
+        """Return the results; those of a finished run of the same command are read."""
+        if self.run.only_seed is not None:
+            (self.run,) = self.run.each_seed()
+        requested = self._requested()
+        if (found := from_first(lambda: self._finished_run(requested))) is not None:
+            return found if rank() == 0 else []
+        check_readable((self.train, self.test), workers=self.workers, progress=self.progress)
+        # The weights come first: what happens to a baseline does not cost them their result.
+        own = self._trainings(self.prepared.backbone, self.prepared.request.weights)
+        baselines, diverged = list[DetectorResult](), dict[str, str]()
+        for weights, backbone in self.prepared.baselines:
+            try:
+                baselines.append(self._trainings(backbone, weights))
+            except NotFiniteError as error:
+                if world_size() > 1:  # the others may still be training
+                    raise
+                log.warning(error.message)
+                diverged[weights] = f"its training diverged: {error.message}"
+        if rank() != 0:
+            return []
+        result = compared(own, baselines, self.train, self.test, self.recipe, self.run)
+        result = self._with_missing(result, diverged)
+        result = records.write_without_scores(dataclasses.replace(result, asked=requested), self.out)
+        return [*(other.result for other in baselines), result]
+
+    def _requested(self) -> RequestedParts:
+        """Return what the record is asked to hold: floors, and the detectors that it is compared with."""
+        against = tuple(self._blank(backbone, weights, self.run).id for weights, backbone in self.prepared.baselines)
+        return RequestedParts(overlaps=False, floors=self.run.floors, baseline=bool(against), against=against)
+
+    def _finished_run(self, requested: RequestedParts) -> list[Result] | None:
+        """Return the results of a finished run of the same command; None if anything is missing."""
+        own = finished(self._blank(self.prepared.backbone, self.prepared.request.weights, self.run), self.out)
+        if own is None or own.asked != requested:
+            return None
+        others = []
+        for weights, backbone in self.prepared.baselines:
+            other = finished(self._blank(backbone, weights, self.run), self.out)
+            missing = own.missing_floors.get("untrained", "") if weights == "random" else "".join(own.notes)
+            if other is None and "diverged" not in missing:
+                return None
+            others += [other] if other is not None else []
+        log.info(f"finished before, nothing is computed: {own.file}")
+        return [*others, own]
+
+    def _with_missing(self, result: Result, diverged: Mapping[str, str]) -> Result:
+        """Return the record with the baselines that are missing: the untrained one as a floor, others as notes."""
+        asked = "random" in self.prepared.request.baselines
+        missing = {} if asked or result.weights.untrained else {"untrained": _NO_BASELINE}
+        if "random" in diverged:
+            missing["untrained"] = diverged["random"]
+        notes = [f"no comparison with {name}: {reason}" for name, reason in diverged.items() if name != "random"]
+        return dataclasses.replace(result, missing_floors=missing, notes=(*result.notes, *notes))
+
+    def _trainings(self, backbone: Backbone, weights: str) -> DetectorResult:
+        """Train and score a detector, once for each seed, and write the records; the last one is that of their mean."""
+        each = []
+        for number, run in enumerate(self.run.each_seed()):
+            if self.run.seeds > 1:
+                log.info(f"training {number + 1} of {self.run.seeds} (seed {run.seed})")
+            each.append(self._training(backbone, weights, run))
+        if len(each) == 1 or rank() != 0:
+            return each[0]
+        result = together([one.result for one in each], seeds=len(each))
+        references = compare_references(self.task.benchmark, result.weights, result.metrics)
+        result = dataclasses.replace(result, command=self.command, asked=None, references=references)
+        found = {name: detections for one in each for name, detections in one.found.items()}
+        return DetectorResult(records.write_without_scores(result, self.out), found)
+
+    def _training(self, backbone: Backbone, weights: str, run: RunSettings) -> DetectorResult:
+        """Train and score one detector and write its record, without comparisons; a finished one is read."""
+        blank, recipe, progress = self._blank(backbone, weights, run), self.recipe, self.progress
+        stem = records.path_of(blank, self.out).with_suffix("")
+        if from_first(lambda: finished(blank, self.out) is not None):
+            log.info(f"finished before: {stem}.json")
+            before = finished(blank, self.out) if rank() == 0 else None
+            if before is None:
+                return DetectorResult(blank, {})
+            return DetectorResult(without_comparisons(before), detections_of(before, self.test))
+        about = self._about(backbone, weights, blank.id)
+        training = TrainingRun(
+            run.seed,
+            run.torch_device(),
+            self.workers,
+            stem.with_name(f"{stem.name}.checkpoints"),
+            save_every=max(min(_SAVE_EVERY, recipe.iterations // 5), 1),
+            metrics=stem.with_name(f"{stem.name}.metrics.jsonl"),
+            about=about.text(),
+        )
+        name = blank.weights.name
+        log.info(f"{name}: a detector, trained for {recipe.iterations} iterations of {recipe.batch_size} images")
+        ran = run_exported(self.settings, self.test, training, stem, progress)
+        if ran is None:
+            parts = TrainTestObjects(self.train, self.test, self.prepared.data.how)
+            try:
+                ran = run_backend(
+                    self.settings, backbone, parts, training, stem=stem, watch=self.watch, progress=progress
+                )
+            except NotFiniteError as error:
+                raise NotFiniteError(f"{name}: {error.message}", error.remedy) from error
+            if ran.detector is not None:
+                export(self.settings, ran.detector, about, training, stem, self.command)
+        if rank() != 0:
+            return DetectorResult(blank, {})
+        trained, notes = ran.trained, [*blank.notes, *ran.notes]
+        if trained.resumed_from is not None and trained.iterations:
+            notes.append(f"Training was resumed after iteration {trained.resumed_from}; the time covers the rest only.")
+        timings = {
+            "train": round(trained.seconds, 3),
+            "train iterations": float(trained.iterations),
+            "detect": round(ran.seconds, 3),
+        }
+        truth = truth_of(self.test, recipe)
+        result = scored(dataclasses.replace(blank, timings=timings), ran.found, self.test, truth, recipe, self.out)
+        draw(self.test, truth, ran.found, stem.with_name(f"{stem.name}.png"))
+        result = dataclasses.replace(
+            result,
+            variants=result.variants | ran.variants,
+            versions=result.versions | ran.versions,
+            notes=tuple(notes),
+            references=compare_references(self.task.benchmark, result.weights, result.metrics),
+        )
+        return DetectorResult(records.write_without_scores(result, self.out), {f"seed {run.seed}": ran.found})
+
+    @functools.cached_property
+    def _data(self) -> DataUsed:
+        """Both parts as records hold them; the images are hashed once."""
+        train, test = data_part(self.train), data_part(self.test)
+        return DataUsed(train=train, test=test, how=self.prepared.data.how, labels="none")
+
+    def _blank(self, backbone: Backbone, weights: str, run: RunSettings) -> Result:
+        """Return the record without results; its id is known before training, for the checkpoints."""
+        prepared, recipe, used = self.prepared, self.recipe, backbone.preprocessing
+        values = {key: value for key, value in used.values().items() if key in ("decoder", "max_pixels")}
+        if recipe.pixel_mean:
+            values |= {"mean": recipe.pixel_mean, "std": recipe.pixel_std, "origin": "recipe"}
+        else:
+            values |= {"mean": used.mean, "std": used.std, "origin": used.origin}
+        split = None if run.seed == prepared.run.seed else prepared.run.seed
+        subject = Subject(
+            weights_used(backbone, weights, prepared.request.name if backbone is prepared.backbone else None),
+            recipe.architecture,
+            values,
+            "fp32",
+            "float32",
+            dataclasses.replace(self._data, split_seed=split),
+            run,
+            self.command,
+            {},
+        )
+        frozen = f"The backbone was frozen (freeze_at=5); what was trained: {what_is_trained(recipe)}."
+        notes = (
+            *prepared.notes,
+            *([frozen] if recipe.freeze_at >= 5 else []),
+            *few_objects(self.test),
+            *([ONE_TRAINING] if run.seeds == 1 else []),
+        )
+        return unscored(measurement(subject, self.task), run, self.command, notes)
+
+    def _about(self, backbone: Backbone, weights: str, record: str) -> DetectorDescription:
+        """Return the provenance of a detector, for its file and its checkpoints."""
+        skeleton, benchmark = self.train.skeleton, self.task.benchmark
+        return DetectorDescription(
+            recipe=self.recipe,
+            classes=self.train.classes,
+            backbone=backbone.name,
+            preprocessing=backbone.preprocessing,
+            weights=weights,
+            data=self.train.name,
+            benchmark="" if benchmark is None else benchmark.name,
+            measurement=record,
+            keypoints=() if skeleton is None or not self.recipe.keypoints else skeleton.names,
+            version=VERSION,
+        )
+
+
+def _log_line(line: DetectionLogLine) -> None:
+    log.info(f"iteration {line.iteration} of {line.iterations}: {line.summary()}")
+
+
+def _workers(run: RunSettings) -> int:
+    """Return the number of decoding processes: none beside a detector on the processor, which is the slower one."""
+    return 0 if run.torch_device().type == "cpu" else max(default_workers(), 1)
