@@ -12,7 +12,6 @@ from sslbench.evaluation.estimate import announce, announce_features
 from sslbench.evaluation.groups import check_groups, groups_of_features
 from sslbench.evaluation.images import evaluate_on_images
 from sslbench.evaluation.on_features import evaluate_on_features, measure
-from sslbench.evaluation.on_objects import evaluate_on_objects
 from sslbench.evaluation.preparation import (
     Prepared,
     check_features,
@@ -105,7 +104,11 @@ def evaluate(
     if this_process().rank == 0:
         announce(prepared, store, out)
     with arithmetic(prepared.run.torch_device()):
-        results = evaluate_on_objects(prepared, out=out, command=command, progress=progress)
+        results: list[Result] = []
+        if prepared.object_tasks:
+            from sslbench.evaluation.on_objects import evaluate_on_objects
+
+            results += evaluate_on_objects(prepared, out=out, command=command, progress=progress)
         results += evaluate_on_images(prepared, out=out, command=command, progress=progress)
         return results + evaluate_on_features(prepared, store=store, out=out, command=command, progress=progress)
 
