@@ -3,6 +3,7 @@
 import csv
 import io
 import logging
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -140,3 +141,24 @@ def csv_text(rows: Iterable[Sequence[object]], *, escape: bool = True) -> str:
     for row in rows:
         writer.writerow([spreadsheet_cell(cell) for cell in row] if escape else row)
     return buffer.getvalue()
+
+
+def printable(name: str) -> str:
+    r"""Return a file name that can be printed and written as UTF-8: stray bytes become \xNN."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        try:
+            return os.fsencode(name).decode("utf-8", "backslashreplace")
+        except UnicodeEncodeError:  # a lone surrogate, which JSON allows but file names do not
+            return name.encode("utf-8", "backslashreplace").decode()
+    return name
+
+
+def all_printable(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return texts that can be written as UTF-8; those of JSON may hold half a character."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return tuple(map(printable, texts))
+    return texts

@@ -61,7 +61,7 @@ class ClassifierInfo:
 
     layer: str
     norm: HeadNorm
-    labels: Literal["single", "multi", "value"]
+    labels: Literal["single", "multi", "value"]  # names of targets, as weights files hold them
     classes: tuple[str, ...]
 
 

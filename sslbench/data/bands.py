@@ -11,8 +11,9 @@ import torch
 from sslbench.data.decode.handlers import PictureDecoder, make_decoder, picture_of
 from sslbench.data.decode.picture import Decoded, OtherChannels, UnreadableImage, Wanted, as_wanted
 from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST
-from sslbench.data.source import Images, Source
+from sslbench.data.source import Source
 from sslbench.errors import UsageError
+from sslbench.targets.images import Images
 
 
 def split_option(

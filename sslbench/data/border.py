@@ -10,7 +10,8 @@ from sslbench.arrays import IntArray
 from sslbench.data.decode.handlers import Handler, PictureDecoder, handlers_of, picture_decoder, picture_of
 from sslbench.data.decode.picture import Decoded, UnreadableImage
 from sslbench.data.images import UNREADABLE_DIGEST, digest
-from sslbench.data.source import Images, Source
+from sslbench.data.source import Source
+from sslbench.targets.images import Images
 
 
 def without_border(source: Source, pixels: int = 1) -> Source:

@@ -26,11 +26,14 @@ from sslbench.data.maps.foreground import binary_masks
 from sslbench.data.maps.layout import by_folder, by_key, in_order, pair, walk
 from sslbench.data.maps.sizes import SAME_SIZE, size_difference
 from sslbench.data.open import open_masks_as_data
-from sslbench.data.source import Labels, PixelLabels, Source
+from sslbench.data.source import Source
 from sslbench.data.textures import PREFIX
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense.contours import thinned
+from sslbench.targets.foreground import Foreground
+from sslbench.targets.label_maps import PixelLabels
+from sslbench.targets.pixel_values import Boundaries
 
 _ANNOTATED = "groundTruth"
 _MAPS = ("boundaries", "edges", "edge_maps")
@@ -50,6 +53,9 @@ class MatFiles:
 
     name: str
     files: Files
+
+    def __len__(self) -> int:
+        return len(self.files)
 
     def path(self, index: int) -> str:
         """Return the file of an image's boundaries."""
@@ -89,6 +95,9 @@ class MaskBoundaries:
     masks: PixelLabels
     regions: bool
 
+    def __len__(self) -> int:
+        return len(self.masks)
+
     def path(self, index: int) -> str:
         """Return a name of an image's boundaries."""
         return f"boundaries of image {index + 1} of {self.name}"
@@ -124,7 +133,7 @@ def open_boundaries(spec: str) -> dict[str, Source]:
         UsageError: the location does not exist, or has no boundaries.
         DataError: it is damaged, or no image has boundaries.
 
-    >>> open_boundaries("textures:images")["test"].pixel_values.read_values(0).shape
+    >>> open_boundaries("textures:images")["test"].target.pixels.read_values(0).shape
     (128, 128, 1)
     """
     location = locate(spec)
@@ -212,16 +221,11 @@ def _bsds(spec: str, root: Path) -> dict[str, Source]:
             if left
         ]
         values = MatFiles(title, pairs.maps)
-        labels = Labels("boundaries", (), np.zeros((len(pairs.ids), 0), dtype=np.int8))
-        found[split] = Source(title, pairs.ids, labels, pairs.images, tuple(notes), pixel_values=values)
+        found[split] = Source(title, pairs.ids, Boundaries(values), pairs.images, tuple(notes))
     if not found:
         raise DataError(f"{spec} has no folders train/ and test/ in both images/ and {_ANNOTATED}/")
     return in_order(found)
 
 
 def _with_boundaries(part: Source, name: str, *, regions: bool) -> Source:
-    if part.maps is None:
-        raise DataError(f"{name} has no masks")
-    labels = Labels("boundaries", (), np.zeros((len(part), 0), dtype=np.int8))
-    values = MaskBoundaries(name, part.maps, regions)
-    return dataclasses.replace(part, labels=labels, maps=None, objects=None, pixel_values=values)
+    return dataclasses.replace(part, target=Boundaries(MaskBoundaries(name, Foreground.of(part.target).maps, regions)))

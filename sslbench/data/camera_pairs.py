@@ -28,11 +28,13 @@ from sslbench.data.location import locate
 from sslbench.data.maps.layout import in_order
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.open import open_data
-from sslbench.data.source import Images, Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.warped import WarpedImages
-from sslbench.data.wording import printable
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
+from sslbench.targets.camera_pairs import CameraPairs
+from sslbench.targets.images import Images
+from sslbench.text import printable
 
 PREFIX = "rotations:"
 ROTATION = ("qw", "qx", "qy", "qz")
@@ -53,36 +55,6 @@ class PoseOptions:
     max_angle: float = setting(120.0, "NAVI: largest rotation between the images of a pair", unit="degrees")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class CameraPairs:
-    """N pairs among M images; see `source.ImageTuples`. The poses are the labels of the samples.
-
-    Attributes:
-        images: M images, each of them once.
-        places: (N, 2), positions of the first and the second image.
-        sized: the annotations say which side of an image is the longer one, and it is.
-    """
-
-    images: Images
-    places: IntArray
-    sized: bool = False
-
-    def rows(self, index: int) -> tuple[int, ...]:
-        """Return the positions of the two images of a pair."""
-        return tuple(self.places[index].tolist())
-
-    def select(self, indices: IntArray) -> "CameraPairs":
-        """Return the pairs at `indices`, in that order, with their images only."""
-        used, places = np.unique(self.places[indices], return_inverse=True)
-        return CameraPairs(self.images.select(used), places.reshape(-1, 2), self.sized)
-
-    def fingerprint(self) -> str:
-        """Return a hash of the images and of their places, 32 hex digits."""
-        digest = hashlib.sha256(self.images.digests().tobytes())
-        digest.update(np.ascontiguousarray(self.places, dtype=np.int64).tobytes())
-        return digest.hexdigest()[:32]
-
-
 def open_camera_pairs(spec: str) -> dict[str, Source]:
     """Open pairs of images with relative poses.
 
@@ -91,7 +63,7 @@ def open_camera_pairs(spec: str) -> dict[str, Source]:
             split and scene, or rotations:PLACE.
 
     Returns:
-        Split name -> source of kind 'camera_pairs', whose labels are the pose of the second camera relative to the
+        Split name -> source of `CameraPairs`, whose values are the pose of the second camera relative to the
         first: x2 = R x1 + t for a point in the coordinates of both cameras.
 
     Raises:
@@ -99,7 +71,7 @@ def open_camera_pairs(spec: str) -> dict[str, Source]:
         DataError: it is damaged, a file does not exist, or a number is none.
 
     >>> made = open_camera_pairs("rotations:textures:images")["test"]
-    >>> len(made), made.labels.classes
+    >>> len(made), made.target.classes
     (192, ('qw', 'qx', 'qy', 'qz'))
     """
     if spec.startswith(PREFIX):
@@ -149,11 +121,10 @@ def pairs_source(
     return Source(
         name,
         tuple(ids[i] for i in order),
-        Labels("camera_pairs", names, np.concatenate([quaternions, poses[order, 4:]], axis=1)),
+        CameraPairs(names, np.concatenate([quaternions, poses[order, 4:]], axis=1), images, places[order], sized),
         images.select(places[order, 0]),
         attributes={"scene": tuple(scenes[i] for i in order)},
         grouped_by="scene",
-        tuples=CameraPairs(images, places[order], sized),
     )
 
 

@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from sslbench.arrays import BoolArray, IntArray
-from sslbench.data.labels import class_counts, numbered_by_samples, present_classes
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.wording import some
-from sslbench.labels import LABELS
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.target import OfClasses, SeveralImages, Target
 
 _ATTEMPTS = 10
 _CLOSE = 0.02
@@ -28,13 +29,13 @@ def inseparable(source: Source) -> IntArray | None:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    groups, tuples = source_groups(source), source.tuples
-    if tuples is None:
+    groups, target = source_groups(source), source.target
+    if not isinstance(target, SeveralImages):
         return groups
-    rows = [tuples.rows(index) for index in range(len(source))]
+    rows = [target.rows(index) for index in range(len(source))]
     samples = np.repeat(np.arange(len(source)), [len(row) for row in rows])
     images = len(source) + np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
-    nodes = len(source) + len(tuples.images)
+    nodes = len(source) + len(target.images)
     if groups is not None:  # each group is a node that its samples are tied to
         samples, images = np.append(samples, np.arange(len(source))), np.append(images, nodes + groups)
         nodes += int(groups.max()) + 1
@@ -54,7 +55,7 @@ def group_numbers(names: Sequence[str]) -> IntArray | None:
     return None if len(known) + len(singletons) == len(names) else numbers
 
 
-def choose_groups(labels: Labels, groups: IntArray, n: int, rng: np.random.Generator) -> BoolArray:
+def choose_groups(labels: Target, groups: IntArray, n: int, rng: np.random.Generator) -> BoolArray:
     """Choose whole groups with about `n` of N samples together; return a mask, (N,) bool.
 
     Classes are dealt rarest first (by groups), as for several labels per sample (Sechidis et al. 2011, On the
@@ -69,7 +70,7 @@ def choose_groups(labels: Labels, groups: IntArray, n: int, rng: np.random.Gener
         rng: the only source of chance.
     """
     groups = groups_by_first_sample(groups)
-    table = _GroupCounts(numbered_by_samples(labels), groups)
+    table = _GroupCounts(labels.numbered_by_samples(), groups)
     share = n / max(len(groups), 1)
     best, best_score = np.zeros(table.n, dtype=bool), (np.inf, np.inf)
     for _ in range(_ATTEMPTS):
@@ -98,7 +99,7 @@ class _GroupCounts:
         spread: int64 (C,), groups of each class.
     """
 
-    def __init__(self, labels: Labels, groups: IntArray) -> None:
+    def __init__(self, labels: Target, groups: IntArray) -> None:
         self.sizes = np.bincount(groups)
         self.n = len(self.sizes)
         rows, classes = _pairs(labels)
@@ -136,7 +137,7 @@ class _GroupCounts:
         return missing, float(np.abs(np.append(shares, whole) - share).mean())
 
 
-def group_folds(labels: Labels, groups: IntArray, number: int) -> IntArray:
+def group_folds(labels: Target, groups: IntArray, number: int) -> IntArray:
     """Return the fold of each sample, (N,), 0 to number - 1; all samples of a group are in one fold.
 
     Classes are dealt rarest first (by groups): each of its groups, the largest first, goes to the fold that has least
@@ -148,7 +149,7 @@ def group_folds(labels: Labels, groups: IntArray, number: int) -> IntArray:
         number: folds.
     """
     groups = groups_by_first_sample(groups)
-    table = _GroupCounts(numbered_by_samples(labels), groups)
+    table = _GroupCounts(labels.numbered_by_samples(), groups)
     folds = np.full(table.n, -1)
     filled = np.zeros(number, dtype=np.int64)
     for c in np.argsort(table.spread, kind="stable"):
@@ -166,11 +167,11 @@ def group_folds(labels: Labels, groups: IntArray, number: int) -> IntArray:
     return np.asarray(folds[groups])
 
 
-def _pairs(labels: Labels) -> tuple[IntArray, IntArray]:
+def _pairs(labels: Target) -> tuple[IntArray, IntArray]:
     """Return sample and class of every label that is present."""
-    if labels.kind == "single":
+    if isinstance(labels, Classes):
         return np.arange(len(labels)), np.asarray(labels.values)
-    if labels.kind == "multi":
+    if isinstance(labels, MultiLabel):
         rows, classes = np.nonzero(labels.values == 1)
         return rows, classes
     return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
@@ -222,15 +223,15 @@ def torn_classes(source: Source, test: Source, *, grouped: bool) -> tuple[str, .
         test: its test part.
         grouped: whole groups were kept together.
     """
-    if not LABELS[source.labels.kind].classes:
+    if not isinstance(source.target, OfClasses):
         return ()
-    counts = class_counts(source.labels)
+    counts = source.target.counts()
     if grouped:
-        missing = (counts > 0) & ~present_classes(test.labels)
-        singletons = [name for name, is_missing in zip(source.labels.classes, missing, strict=True) if is_missing]
+        missing = (counts > 0) & ~OfClasses.of(test.target).present()
+        singletons = [name for name, is_missing in zip(source.target.classes, missing, strict=True) if is_missing]
         what = f"classes that lie in too few groups ({source.grouped_by}) are in train only"
         return (f"{what}: {some(singletons, 5)}",) if singletons else ()
-    singletons = [name for name, n in zip(source.labels.classes, counts, strict=True) if n == 1]
-    if singletons and source.labels.kind == "single":
+    singletons = [name for name, n in zip(source.target.classes, counts, strict=True) if n == 1]
+    if singletons and isinstance(source.target, Classes):
         return (f"classes with one image are in train only: {some(singletons, 5)}",)
     return (f"classes with one image are on one side only: {some(singletons, 5)}",) if singletons else ()

@@ -1,105 +1,22 @@
 """Pairs of images with corresponding points, or related by a homography."""
 
-import dataclasses
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
 
-from sslbench.arrays import FloatArray, IntArray
-from sslbench.data.labels import no_labels
-from sslbench.data.source import Images, Labels, Source
+from sslbench.arrays import FloatArray
+from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class PointPair:
-    """Pair of images with K corresponding points.
-
-    Coordinates are x, y in pixels of the upright images: (0, 0) is the centre of the first pixel.
-
-    Attributes:
-        source: position of the source image in `ImagePairs.images`.
-        target: position of the target image.
-        source_points: (K, 2).
-        target_points: (K, 2), the same points in the target image.
-        side: length to which the thresholds of PCK refer, in pixels of the target image: the longer side of the box of
-            its object, or of the image.
-        keypoints: the points are a few distinct ones, of which a match may hit another; not those of dense flow.
-    """
-
-    source: int
-    target: int
-    source_points: FloatArray
-    target_points: FloatArray
-    side: float
-    keypoints: bool = True
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class HomographyPair:
-    """Pair of images of one plane.
-
-    Attributes:
-        source: position of the source image in `ImagePairs.images`.
-        target: position of the target image.
-        homography: (3, 3), from pixels of the source image to pixels of the target; the centre of the first pixel is
-            (0, 0).
-        unit_square: the homography maps shares of width and height, from the outer corner on, in place of pixels.
-    """
-
-    source: int
-    target: int
-    homography: FloatArray
-    unit_square: bool = False
-
-
-Pair = PointPair | HomographyPair
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ImagePairs:
-    """N pairs among M images; see `source.ImageTuples`.
-
-    Attributes:
-        images: M images, each of them once.
-        pairs: N pairs of one kind.
-        sized: the annotations say the size of the images.
-    """
-
-    images: Images
-    pairs: tuple[Pair, ...]
-    sized: bool = False
-
-    def rows(self, index: int) -> tuple[int, ...]:
-        """Return the positions of the source and the target image of a pair."""
-        return self.pairs[index].source, self.pairs[index].target
-
-    def select(self, indices: IntArray) -> "ImagePairs":
-        """Return the pairs at `indices`, in that order, with their images only."""
-        chosen = [self.pairs[i] for i in indices]
-        used = sorted({row for pair in chosen for row in (pair.source, pair.target)})
-        place = {row: i for i, row in enumerate(used)}
-        moved = (dataclasses.replace(p, source=place[p.source], target=place[p.target]) for p in chosen)
-        images = self.images.select(np.array(used, dtype=np.int64))
-        return dataclasses.replace(self, images=images, pairs=tuple(moved))
-
-    def fingerprint(self) -> str:
-        """Return a hash of the images and of all numbers, 32 hex digits."""
-        digest = hashlib.sha256(self.images.digests().tobytes())
-        for pair in self.pairs:
-            for value in dataclasses.astuple(pair):
-                array = np.ascontiguousarray(value)
-                digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
-        return digest.hexdigest()[:32]
+from sslbench.targets.images import Images
+from sslbench.targets.pairs import Homographies, HomographyPair, PointPair, Points
 
 
 def pairs_source(
     name: str,
     ids: Sequence[str],
     images: Images,
-    pairs: Sequence[Pair],
+    pairs: Sequence[PointPair | HomographyPair],
     *,
     classes: Sequence[str] = (),
     notes: tuple[str, ...] = (),
@@ -124,21 +41,23 @@ def pairs_source(
     if not pairs:
         raise DataError(f"{name} has no pair of images")
     order = sorted(range(len(ids)), key=ids.__getitem__)
-    chosen = tuple(pairs[i] for i in order)
-    labels = dataclasses.replace(no_labels(len(ids)), kind="homography")
+    chosen = [pairs[i] for i in order]
+    target: Points | Homographies
     if isinstance(chosen[0], PointPair):
         names = tuple(sorted(set(classes)))
-        labels = Labels("points", names, np.array([names.index(classes[i]) for i in order], dtype=np.int64))
+        values = np.array([names.index(classes[i]) for i in order], dtype=np.int64)
+        target = Points(names, values, images, tuple(p for p in chosen if isinstance(p, PointPair)), sized)
+    else:
+        target = Homographies(images, tuple(p for p in chosen if isinstance(p, HomographyPair)), sized)
     first = images.select(np.array([pair.source for pair in chosen], dtype=np.int64))
     return Source(
         name,
         tuple(ids[i] for i in order),
-        labels,
+        target,
         first,
         notes,
         {"image": tuple(images.path(pair.source) for pair in chosen)},
         "image",
-        tuples=ImagePairs(images, chosen, sized),
     )
 
 

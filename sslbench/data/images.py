@@ -17,7 +17,7 @@ import numpy.typing as npt
 from sslbench.data.hashes import HashMemo, Stamp, settled, stamp_of
 from sslbench.data.regular import open_image, read_all
 from sslbench.data.text_rows import TextRows, write_texts
-from sslbench.data.wording import printable
+from sslbench.text import printable
 
 DIGEST_BYTES = 16
 _CHUNK = 4096

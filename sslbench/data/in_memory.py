@@ -21,10 +21,13 @@ from sslbench.data.containers.names import numbered_ids, split_name
 from sslbench.data.formats.table import IMAGE_COLUMNS, LABEL_COLUMNS, read_columns
 from sslbench.data.formats.table.lists import TableColumns
 from sslbench.data.images import DIGEST_BYTES, Arrays, Files, digest
-from sslbench.data.labels import labels_of, no_labels
-from sslbench.data.source import Images, Labels, Source
+from sslbench.data.labels import labels_of
+from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
+from sslbench.targets.images import Images
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.target import Target
 
 SUPPORTED = (
     "Supported: a location as text; a torch Dataset or DataLoader; a Hugging Face Dataset; a pandas frame with a "
@@ -85,7 +88,7 @@ def sources_of(data: Any, name: str, columns: Columns | None = None) -> dict[str
     Examples:
         >>> images = np.zeros((2, 8, 8, 3), dtype=np.uint8)
         >>> source = sources_of((images, ["cat", "dog"]), "two")["all"]
-        >>> source.ids, source.labels.classes, source.images.path(1)
+        >>> source.ids, source.target.classes, source.images.path(1)
         (('0', '1'), ('cat', 'dog'), 'two[1]')
     """
     columns = columns or Columns()
@@ -127,7 +130,7 @@ def _of_images(data: Any, name: str) -> Source:
         return _of_pairs(data, name)
     if isinstance(data, list | tuple | np.ndarray | torch.Tensor) or _from(data, "pandas"):
         found = _images(data, name)
-        return Source(name, numbered_ids(len(found)), no_labels(len(found)), found)
+        return Source(name, numbered_ids(len(found)), Unlabelled(len(found)), found)
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         return _of_pairs(data, name)
     raise UsageError(f"{name}: these are no images", SUPPORTED)
@@ -434,7 +437,7 @@ def _of_hugging_face(data: Any, name: str, columns: Columns) -> Source:
     plain = data.with_format(None)
     usual = [key for key in LABEL_COLUMNS if key in given and key != image]
     label = _column(name, columns.label, given, usual, "label")
-    labels = no_labels(len(data)) if label is None else _hugging_face_labels(plain, label, given[label], name)
+    labels = Unlabelled(len(data)) if label is None else _hugging_face_labels(plain, label, given[label], name)
     encoded = plain.select_columns([image]).cast_column(image, type(given[image])(decode=False))
     items = _Column(encoded, image)
     attributes = {}
@@ -451,13 +454,13 @@ def _column(name: str, asked: str | None, given: Mapping[str, Any], usual: Seque
     return asked if asked is not None else next(iter(usual), None)
 
 
-def _hugging_face_labels(data: Any, column: str, feature: Any, name: str) -> Labels:
+def _hugging_face_labels(data: Any, column: str, feature: Any, name: str) -> Target:
     """Return the labels of a column; a ClassLabel names its numbers, and -1 marks unlabelled splits."""
     feature = feature if hasattr(feature, "names") else getattr(feature, "feature", feature)  # a list of ClassLabel
     classes = tuple(getattr(feature, "names", None) or ())
     cells = list(data[column])
     if classes and all(cell == -1 for cell in cells):
-        return no_labels(len(cells))
+        return Unlabelled(len(cells))
     return labels_of(cells, len(cells), classes=classes, name=f"{name}, column '{column}'")
 
 

@@ -12,11 +12,17 @@ import numpy.typing as npt
 
 from sslbench.arrays import IntArray
 from sslbench.data.images import DIGEST_BYTES
-from sslbench.data.labels import among_classes, no_labels
+from sslbench.data.labels import among_classes
 from sslbench.data.sharded import Sharded, shards_of
-from sslbench.data.source import ORIGIN, Images, Labels, Source
+from sslbench.data.source import ORIGIN, Source
 from sslbench.data.wording import counted
 from sslbench.errors import DataError
+from sslbench.targets.classes import Classes
+from sslbench.targets.images import Images
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import OfClasses, Target
 
 
 class HasAttributes(Protocol):
@@ -153,15 +159,22 @@ def join(sources: Mapping[str, Source], name: str, weights: Mapping[str, float] 
     Raises:
         DataError: numbers to predict differ, or stand beside classes; a source has queries of its own.
     """
-    if own := next((source.name for source in sources.values() if source.queries is not None), None):
+    if own := next(
+        (
+            source.name
+            for source in sources.values()
+            if isinstance(source.target, Classes) and source.target.queries is not None
+        ),
+        None,
+    ):
         raise DataError(f"{own} is a retrieval set with its own ground truth, and cannot be joined with others")
     ordered = {key: sources[key] for key in sorted(sources, key=lambda key: f"{key}/")}  # in ascending order of ids
-    labels, notes = join_labels({key: source.labels for key, source in ordered.items()}, name)
+    target, notes = join_labels({key: source.target for key, source in ordered.items()}, name)
     attributes, grouped_by = join_attributes(ordered)
     return Source(
         name,
         ids=tuple(f"{key}/{sample}" for key, source in ordered.items() for sample in source.ids),
-        labels=labels,
+        target=target,
         images=joined_images([source.images for source in ordered.values()]),
         notes=(*notes, *(f"{key}: {note}" for key, source in ordered.items() for note in source.notes)),
         attributes=attributes,
@@ -199,7 +212,7 @@ def _groups(sources: Mapping[str, HasAttributes]) -> tuple[str, dict[str, tuple[
     return name, {name: tuple(groups)}
 
 
-def join_labels(labels: Mapping[str, Labels], name: str = "") -> tuple[Labels, tuple[str, ...]]:
+def join_labels(labels: Mapping[str, Target], name: str = "") -> tuple[Target, tuple[str, ...]]:
     """Concatenate the labels of several sources; return them with notes.
 
     - one class each: the classes of all, matched by name; the first source's order, then what others have besides.
@@ -215,14 +228,13 @@ def join_labels(labels: Mapping[str, Labels], name: str = "") -> tuple[Labels, t
     Raises:
         DataError: numbers to predict differ, or stand beside classes.
     """
-    kinds = {part.kind for part in labels.values()}
-    if "value" in kinds:
+    if any(isinstance(part, Numbers) for part in labels.values()):
         return _numbers(labels, name), ()
-    if "none" in kinds:
+    if not all(part.labelled for part in labels.values()):
         without = [key for key, part in labels.items() if not part.labelled]
         others = [key for key in labels if key not in without]
         note = f"{' and '.join(without)} without labels, so the labels of {' and '.join(others)} are not used"
-        return no_labels(sum(map(len, labels.values()))), (note,) if others else ()
+        return Unlabelled(sum(map(len, labels.values()))), (note,) if others else ()
     classes = tuple(dict.fromkeys(c for part in labels.values() for c in part.classes))
     notes = tuple(
         f"{key} has {len(part.classes):,} of all {counted(len(classes), 'class')}"
@@ -232,31 +244,21 @@ def join_labels(labels: Mapping[str, Labels], name: str = "") -> tuple[Labels, t
     number = {c: i for i, c in enumerate(classes)}
     columns = [np.array([number[c] for c in part.classes], dtype=np.int64) for part in labels.values()]
     parts = list(labels.values())
-    if kinds == {"single"}:
+    if all(isinstance(part, Classes) for part in parts):
         values = [column[part.values] for column, part in zip(columns, parts, strict=True)]
-        return Labels("single", classes, np.concatenate(values)), notes
-    return Labels("multi", classes, _multi_values(parts, columns, len(classes))), notes
+        return Classes(classes, np.concatenate(values)), notes
+    spread = [
+        among_classes(OfClasses.of(part).flags(), column, len(classes))
+        for column, part in zip(columns, parts, strict=True)
+    ]
+    return MultiLabel(classes, np.concatenate(spread)), notes
 
 
-def _multi_values(parts: Sequence[Labels], columns: Sequence[IntArray], classes: int) -> npt.NDArray[np.int8]:
-    spread = (among_classes(_flags(part), column, classes) for part, column in zip(parts, columns, strict=True))
-    return np.concatenate(list(spread))
-
-
-def _flags(labels: Labels) -> npt.NDArray[np.int8]:
-    """Return the labels as multi-label values, (N, c)."""
-    if labels.kind == "multi":
-        return labels.values
-    flags = np.zeros((len(labels), len(labels.classes)), dtype=np.int8)
-    flags[np.arange(len(labels)), labels.values] = 1
-    return flags
-
-
-def _numbers(labels: Mapping[str, Labels], name: str) -> Labels:
+def _numbers(labels: Mapping[str, Target], name: str) -> Target:
     first = next(iter(labels.values()))
     for key, part in labels.items():
-        if part.kind != "value" or sorted(part.classes) != sorted(first.classes):
-            has = ", ".join(part.classes) if part.kind == "value" else "classes" if part.classes else "no labels"
+        if not isinstance(part, Numbers) or sorted(part.classes) != sorted(first.classes):
+            has = ", ".join(part.classes) if isinstance(part, Numbers) else "classes" if part.classes else "no labels"
             raise DataError(
                 f"{name}: the sources have different things to predict: {key} {has}, "
                 f"{next(iter(labels))} {', '.join(first.classes) or 'no labels'}",
@@ -264,4 +266,4 @@ def _numbers(labels: Mapping[str, Labels], name: str) -> Labels:
             )
     orders = [[part.classes.index(c) for c in first.classes] for part in labels.values()]
     values = [part.values[:, order] for part, order in zip(labels.values(), orders, strict=True)]
-    return Labels("value", first.classes, np.concatenate(values))
+    return Numbers(first.classes, np.concatenate(values))

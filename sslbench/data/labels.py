@@ -1,4 +1,4 @@
-"""Conversion of the text in folders, tables and manifests to `Labels`."""
+"""Conversion of the text in folders, tables and manifests to targets."""
 
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.source import Labels
 from sslbench.errors import DataError
-from sslbench.labels import LABELS
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import Target
 
 SEPARATORS = (";", "|")
 """Separators of several labels in one cell of a table."""
@@ -27,12 +30,7 @@ NUMBERED_FOLDERS = "the class folders are numbers"
 """Words of the note of folders named by numbers, which is wrong where these number the classes of train."""
 
 
-def no_labels(n: int) -> Labels:
-    """Return the labels of N unlabelled samples."""
-    return Labels("none", (), np.zeros((n, 0), dtype=LABELS["none"].dtype))
-
-
-def single_labels(names: Sequence[str], classes: Sequence[str] | None = None) -> Labels:
+def single_labels(names: Sequence[str], classes: Sequence[str] | None = None) -> Classes:
     """Return labels with one class per sample.
 
     Args:
@@ -49,47 +47,17 @@ def single_labels(names: Sequence[str], classes: Sequence[str] | None = None) ->
     )
     number = {name: i for i, name in enumerate(ordered)}
     of_name = {name: number[text] for name, text in composed.items()}
-    return Labels(
-        "single",
+    return Classes(
         ordered,
-        np.fromiter((of_name[name] for name in names), dtype=LABELS["single"].dtype, count=len(names)),
+        np.fromiter((of_name[name] for name in names), dtype=np.int64, count=len(names)),
     )
-
-
-def by_first_sample(labels: Labels) -> npt.NDArray[np.int64]:
-    """Return the class numbers in the order of the samples that have them, (C,), for labels with classes.
-
-    What is drawn class after class in this order depends neither on the names of the classes nor on their order.
-
-    >>> by_first_sample(single_labels(["dog", "cat", "dog"])).tolist()
-    [1, 0]
-    """
-    if labels.kind == "single":
-        found, first = np.unique(labels.values, return_index=True)
-        known = found[np.argsort(first)]
-        return np.concatenate([known, np.setdiff1d(np.arange(len(labels.classes)), known)])
-    keys = [(column != 1).tobytes() + column.tobytes() for column in labels.values.T]
-    return np.asarray(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
-
-
-def numbered_by_samples(labels: Labels) -> Labels:
-    """Return labels whose classes are numbered by the samples that have them, see `by_first_sample`.
-
-    >>> numbered_by_samples(single_labels(["dog", "cat", "dog"])).classes
-    ('dog', 'cat')
-    """
-    if labels.kind not in ("single", "multi"):
-        return labels
-    order = by_first_sample(labels)
-    values = np.argsort(order)[labels.values] if labels.kind == "single" else labels.values[:, order]
-    return Labels(labels.kind, tuple(labels.classes[c] for c in order), values)
 
 
 def multi_labels(
     present: Sequence[Collection[str]],
     ignored: Sequence[Collection[str]] | None = None,
     classes: Sequence[str] | None = None,
-) -> Labels:
+) -> MultiLabel:
     """Return labels with any number of classes per sample.
 
     Args:
@@ -107,10 +75,10 @@ def multi_labels(
     for row, (names, ignore) in enumerate(zip(present, hidden, strict=True)):
         values[row, [number[composed[name]] for name in ignore]] = -1
         values[row, [number[composed[name]] for name in names]] = 1
-    return Labels("multi", ordered, values)
+    return MultiLabel(ordered, values)
 
 
-def labels_of(values: Any, n: int, *, classes: Sequence[str] = (), name: str = "labels") -> Labels:
+def labels_of(values: Any, n: int, *, classes: Sequence[str] = (), name: str = "labels") -> Target:
     """Return labels in memory as those of a data set.
 
     Args:
@@ -127,11 +95,11 @@ def labels_of(values: Any, n: int, *, classes: Sequence[str] = (), name: str = "
 
     >>> labels_of([2, 0, 2], 3).classes, labels_of([2, 0, 2], 3, classes=["cat", "dog", "owl"]).classes
     (('0', '2'), ('cat', 'owl'))
-    >>> labels_of([[0, 1], [1, 1]], 2).kind, labels_of([0.5, 1.0], 2).kind
+    >>> labels_of([[0, 1], [1, 1]], 2).name, labels_of([0.5, 1.0], 2).name
     ('multi', 'value')
     """
     if values is None:
-        return no_labels(n)
+        return Unlabelled(n)
     _refuse_other_kinds(values, name)
     if getattr(values, "ndim", 1) > 2:
         raise DataError(f"{name}: labels should be an array (N,) or (N, C), not {tuple(values.shape)}")
@@ -140,14 +108,14 @@ def labels_of(values: Any, n: int, *, classes: Sequence[str] = (), name: str = "
         raise DataError(f"{name}: {n:,} samples and {len(rows):,} labels")
     if rows and all(isinstance(row, list | tuple | set | frozenset) for row in rows):
         found = _of_lists([list(row) for row in rows], classes, name)
-        if found.kind == "multi" and hasattr(values, "ndim") and len(found.classes) != values.shape[1]:
+        if isinstance(found, MultiLabel) and hasattr(values, "ndim") and len(found.classes) != values.shape[1]:
             raise DataError(f"{name}: an array {tuple(values.shape)} of labels should hold 0, 1 and -1 (ignore)")
         return found
     if rows and all(type(row) is float for row in rows):
         if not np.isfinite(rows).all():
             raise DataError(f"{name}: {int((~np.isfinite(rows)).sum()):,} labels are no finite number")
         if not all(row.is_integer() for row in rows):
-            return Labels("value", ("value",), np.array(rows, dtype=np.float64)[:, None])
+            return Numbers(("value",), np.array(rows, dtype=np.float64)[:, None])
     texts = [_class_name(row, classes, name) for row in rows]
     used = set(texts)
     if not classes and any(map(has_separator, used)):
@@ -169,7 +137,7 @@ def _refuse_other_kinds(values: Any, name: str) -> None:
         )
 
 
-def _of_lists(rows: list[list[Any]], classes: Sequence[str], name: str) -> Labels:
+def _of_lists(rows: list[list[Any]], classes: Sequence[str], name: str) -> Target:
     """Return the labels of rows of equal length of flags or numbers, or of rows of names."""
     widths = {len(row) for row in rows}
     numeric = all(isinstance(cell, int | float) for row in rows for cell in row)
@@ -177,11 +145,11 @@ def _of_lists(rows: list[list[Any]], classes: Sequence[str], name: str) -> Label
         return labels_of([row[0] for row in rows], len(rows), classes=classes, name=name)
     if numeric and len(widths) == 1 and {cell for row in rows for cell in row} <= {-1, 0, 1}:
         names = tuple(classes) if len(classes) in widths else tuple(map(str, range(len(rows[0]))))
-        return Labels("multi", names, np.array(rows, dtype=LABELS["multi"].dtype))
+        return MultiLabel(names, np.array(rows, dtype=np.int8))
     if numeric and len(widths) == 1 and any(isinstance(cell, float) for row in rows for cell in row):
         if not np.isfinite(rows).all():
             raise DataError(f"{name}: a number to predict is not finite")
-        return Labels("value", tuple(f"value{i}" for i in range(len(rows[0]))), np.array(rows, dtype=np.float64))
+        return Numbers(tuple(f"value{i}" for i in range(len(rows[0]))), np.array(rows, dtype=np.float64))
     return multi_labels([[_class_name(cell, classes, name) for cell in row] for row in rows], classes=classes or None)
 
 
@@ -231,21 +199,9 @@ def has_separator(cell: str) -> bool:
 
 
 def split_cell(cell: str) -> tuple[list[str], list[str]]:
-    """Split a cell of a table into present and ignored labels ('?name', as `Labels.text` writes)."""
+    """Split a cell of a table into present and ignored labels ('?name', as `MultiLabel.text` writes)."""
     for separator in SEPARATORS[1:]:
         cell = cell.replace(separator, SEPARATORS[0])
     names = [name for part in cell.split(SEPARATORS[0]) if (name := part.strip())]
     ignored = [name[1:] for name in names if name.startswith("?") and len(name) > 1]
     return [name for name in names if not (name.startswith("?") and len(name) > 1)], ignored
-
-
-def present_classes(labels: Labels) -> npt.NDArray[np.bool_]:
-    """Return a mask of the classes with at least one sample, (C,)."""
-    return class_counts(labels) > 0
-
-
-def class_counts(labels: Labels) -> npt.NDArray[np.int64]:
-    """Return the number of samples of each class, (C,)."""
-    if labels.kind == "single":
-        return np.bincount(labels.values, minlength=len(labels.classes)).astype(np.int64)
-    return np.asarray((labels.values == 1).sum(axis=0), dtype=np.int64)

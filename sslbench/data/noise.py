@@ -6,9 +6,11 @@ import math
 import numpy as np
 
 from sslbench.arrays import IntArray
-from sslbench.data.labels import by_first_sample, numbered_by_samples
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import UsageError
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.target import Target
 
 
 def check_values(shares: tuple[float, ...]) -> None:
@@ -24,7 +26,7 @@ def check_values(shares: tuple[float, ...]) -> None:
         raise UsageError(f"--noise {','.join(f'{share:g}' for share in shares)} has a share twice")
 
 
-def check_shares(shares: tuple[float, ...], labels: Labels) -> None:
+def check_shares(shares: tuple[float, ...], labels: Target) -> None:
     """Refuse shares of wrong labels that are impossible, given twice, or too small to change a label.
 
     Args:
@@ -36,9 +38,9 @@ def check_shares(shares: tuple[float, ...], labels: Labels) -> None:
     """
     check_values(shares)
     for share in shares:
-        if round(share * len(labels)) < (1 if labels.kind == "single" else 2):
+        if round(share * len(labels)) < (1 if isinstance(labels, Classes) else 2):
             raise UsageError(f"--noise {share:g}: none of the {len(labels)} train labels would be wrong")
-        if labels.kind != "single":
+        if not isinstance(labels, Classes):
             _refuse_beyond_others(share, _numbered(labels))
 
 
@@ -65,19 +67,19 @@ def _refuse_beyond_others(share: float, numbers: IntArray) -> None:
 
 def with_label_noise(source: Source, share: float, seed: int) -> Source:
     """Return a source with a share of its labels replaced by wrong ones; see `noisy_labels`."""
-    labels, order = source.labels, np.argsort(source.rank)
+    labels, order = source.target, np.argsort(source.rank)
     ordered, values = labels.select(order), np.empty_like(labels.values)
-    noisy = noisy_labels(numbered_by_samples(ordered), share, seed).values
-    if labels.kind == "single":
-        values[order] = by_first_sample(ordered)[noisy]
-    elif labels.kind == "multi":
-        values[np.ix_(order, by_first_sample(ordered))] = noisy
+    noisy = noisy_labels(ordered.numbered_by_samples(), share, seed).values
+    if isinstance(ordered, Classes):
+        values[order] = ordered.by_first_sample()[noisy]
+    elif isinstance(ordered, MultiLabel):
+        values[np.ix_(order, ordered.by_first_sample())] = noisy
     else:
         values[order] = noisy
-    return dataclasses.replace(source, labels=dataclasses.replace(labels, values=values))
+    return dataclasses.replace(source, target=labels.changed(values=values))
 
 
-def noisy_labels(labels: Labels, share: float, seed: int) -> Labels:
+def noisy_labels(labels: Target, share: float, seed: int) -> Target:
     """Return labels of which a share is wrong.
 
     One class per sample: another class, drawn uniformly (symmetric noise). Several labels or numbers per sample: every
@@ -103,7 +105,7 @@ def noisy_labels(labels: Labels, share: float, seed: int) -> Labels:
     order, draws = generator.permutation(len(labels)), generator.random(len(labels))
     rows = order[: (n := round(share * len(labels)))]
     values = labels.values.copy()
-    if labels.kind == "single":
+    if isinstance(labels, Classes):
         others = len(labels.classes) - 1
         values[rows] = (values[rows] + 1 + (draws[rows] * others).astype(values.dtype)) % len(labels.classes)
     else:
@@ -114,10 +116,10 @@ def noisy_labels(labels: Labels, share: float, seed: int) -> Labels:
         most = int(np.unique(numbers[chosen], return_counts=True)[1].max(initial=0))
         # Sorted by their labels and moved on by the largest number of equal ones, no sample meets its own labels.
         values[by_labels] = values[np.roll(by_labels, most)]
-    return dataclasses.replace(labels, values=values)
+    return labels.changed(values=values)
 
 
-def _numbered(labels: Labels) -> IntArray:
+def _numbered(labels: Target) -> IntArray:
     """Return a number (N,) for the labels of each sample, the same for equal labels."""
     return np.asarray(np.unique(labels.values, axis=0, return_inverse=True)[1], dtype=np.int64).reshape(-1)
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-import numpy as np
 import yaml
 
 from sslbench import config
@@ -40,10 +39,12 @@ from sslbench.data.maps.layout import by_folder
 from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.missing import refuse_missing
 from sslbench.data.objects.types import ObjectSource
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean, list_names
+from sslbench.targets.label_maps import LabelMaps
+from sslbench.targets.objects import Boxes
 
 DEFAULT_OBJECTS = "kwcoco:shapes64-128"
 """Data with objects when the user names none: 64 drawn images of 128 x 128 pixels."""
@@ -95,7 +96,7 @@ def open_data(
         DataError: the format is known but the data are damaged or inconsistent.
 
     >>> digits = open_data("sklearn:digits")["all"]
-    >>> len(digits), digits.labels.kind, digits.labels.classes[:3]
+    >>> len(digits), digits.target.name, digits.target.classes[:3]
     (1797, 'single', ('0', '1', '2'))
     """
     location = locate(spec)
@@ -257,12 +258,11 @@ def open_maps_as_data(spec: str) -> dict[str, Source]:
         split: Source(
             found.name,
             found.ids,
-            Labels("map", found.classes, np.zeros((len(found), 0), dtype=np.int8)),
+            LabelMaps(found.classes, found),
             found.images,
             _notes_of_maps(found),
             attributes=found.attributes,
             grouped_by=found.grouped_by,
-            maps=found,
         )
         for split, found in open_label_maps(spec).items()
     }
@@ -287,16 +287,14 @@ def open_boxes_as_data(spec: str) -> dict[str, Source]:
             )
         if kept:
             part = part.select(kept)
-            labels = Labels("boxes", part.classes, np.zeros((len(part), 0), dtype=np.int8))
             sources[split] = Source(
                 part.name,
                 part.ids,
-                labels,
+                Boxes(part.classes, part),
                 part.images,
                 tuple(notes),
                 attributes=part.attributes,
                 grouped_by=part.grouped_by,
-                objects=part,
             )
     if not sources:
         total = sum(map(len, found.values()))

@@ -4,17 +4,15 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
 from sslbench.data.depth.location import holds_values, open_depth, open_normals
 from sslbench.data.location import locate
 from sslbench.data.maps import pairs
 from sslbench.data.maps.layout import in_order
 from sslbench.data.open import are_label_maps, open_data, open_maps_as_data
 from sslbench.data.signal_maps import TASKONOMY, is_taskonomy, open_signal_maps
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import UsageError
-from sslbench.labels import LabelKind
+from sslbench.targets.pixel_values import Orientations, Signals
 
 
 def open_signals(spec: str) -> dict[str, Source]:
@@ -29,18 +27,18 @@ def open_signals(spec: str) -> dict[str, Source]:
         UsageError: the location does not exist, or its format is not known.
         DataError: a file is damaged.
 
-    >>> open_signals("textures:images")["test"].labels.kind
+    >>> open_signals("textures:images")["test"].target.name
     'signal'
     """
     location = locate(spec)
     if "maps" in location.options:
         return open_signal_maps(location)
-    return _as(_images_alone(spec), "signal")
+    return _as(_images_alone(spec), Signals)
 
 
 def open_orientations(spec: str) -> dict[str, Source]:
     """Open images whose orientations are computed from them; maps and labels beside them are left out."""
-    return _as(_images_alone(spec), "orientation")
+    return _as(_images_alone(spec), Orientations)
 
 
 def _images_alone(spec: str) -> Mapping[str, Source]:
@@ -72,15 +70,5 @@ def _of_places(text: str, places: list[pairs.Place]) -> dict[str, Source]:
     return in_order(found)
 
 
-def _as(sources: Mapping[str, Source], kind: LabelKind) -> dict[str, Source]:
-    return {
-        split: dataclasses.replace(
-            found,
-            labels=Labels(kind, (kind,), np.zeros((len(found), 0), dtype=np.int8)),
-            queries=None,
-            maps=None,
-            pixel_values=None,
-            objects=None,
-        )
-        for split, found in sources.items()
-    }
+def _as(sources: Mapping[str, Source], kind: type[Signals] | type[Orientations]) -> dict[str, Source]:
+    return {split: dataclasses.replace(found, target=kind(len(found))) for split, found in sources.items()}

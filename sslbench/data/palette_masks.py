@@ -11,10 +11,11 @@ from sslbench.data.maps.files import load
 from sslbench.data.maps.sizes import SAME_SIZE, size_difference
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.source import Source
-from sslbench.data.tracks import UNLABELLED, Ids, videos_source
+from sslbench.data.tracks import UNLABELLED, videos_source
 from sslbench.data.wording import some
 from sslbench.errors import DataError
 from sslbench.preprocessing import MAX_PIXELS
+from sslbench.targets.videos import Ids
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,53 +1,15 @@
 """Videos with the joints of a person in every frame."""
 
-import dataclasses
-import hashlib
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import numpy as np
 
-from sslbench.arrays import BoolArray, FloatArray, IntArray
-from sslbench.data.labels import no_labels
-from sslbench.data.source import Images, Source
+from sslbench.arrays import BoolArray, FloatArray
+from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Poses:
-    """N videos of M frames in all; see `source.ImageTuples`.
-
-    Attributes:
-        images: M frames.
-        frames: of each video, the positions of its frames in order.
-        joints: of each video of T frames, (T, J, 2) x and y in pixels; (0, 0) is the centre of the first pixel.
-    """
-
-    sized: ClassVar[bool | None] = False
-    images: Images
-    frames: tuple[tuple[int, ...], ...]
-    joints: tuple[FloatArray, ...]
-
-    def rows(self, index: int) -> tuple[int, ...]:
-        """Return the positions of the frames of a video, in order."""
-        return self.frames[index]
-
-    def select(self, indices: IntArray) -> "Poses":
-        """Return the videos at `indices`, in that order, with their frames only."""
-        chosen = [self.frames[i] for i in indices]
-        used = np.array([row for rows in chosen for row in rows], dtype=np.int64)
-        ends = np.cumsum([len(rows) for rows in chosen]).tolist()
-        moved = tuple(tuple(range(end - len(rows), end)) for rows, end in zip(chosen, ends, strict=True))
-        return Poses(self.images.select(used), moved, tuple(self.joints[i] for i in indices))
-
-    def fingerprint(self) -> str:
-        """Return a hash of frames, joints and their order, 32 hex digits."""
-        digest = hashlib.sha256(self.images.digests().tobytes())
-        digest.update(repr(self.frames).encode())
-        for each in self.joints:
-            digest.update(repr(each.shape).encode() + np.ascontiguousarray(each, dtype=np.float64).tobytes())
-        return digest.hexdigest()[:32]
+from sslbench.targets.images import Images
+from sslbench.targets.videos import Poses
 
 
 def inside(joints: FloatArray, size: tuple[int, int]) -> BoolArray:
@@ -96,8 +58,8 @@ def poses_source(
         raise DataError(f"{name}:\n" + "\n".join(lines), "Leave these videos out.")
     frames = tuple(tuple(videos[video]) for video in ids)
     first = images.select(np.array([rows[0] for rows in frames], dtype=np.int64))
-    labels = dataclasses.replace(no_labels(len(ids)), kind="poses", classes=names)
-    return Source(name, ids, labels, first, notes, tuples=Poses(images, frames, tuple(joints[video] for video in ids)))
+    target = Poses(names, images, frames, tuple(joints[video] for video in ids))
+    return Source(name, ids, target, first, notes)
 
 
 def _problem(joints: FloatArray, size: tuple[int, int]) -> str:

@@ -7,9 +7,10 @@ import numpy as np
 
 from sslbench.arrays import IntArray
 from sslbench.data.remote import cache
-from sslbench.data.source import Images, Source
+from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.errors import UsageError
+from sslbench.targets.images import Images
 
 WINDOW = 4
 """Default number of shards that sampler=shards mixes."""

@@ -27,10 +27,12 @@ from sslbench.data.images import Files
 from sslbench.data.location import Location
 from sslbench.data.maps.layout import Pairs, by_folder, by_key, in_order, pair, walk
 from sslbench.data.maps.sizes import SAME_SIZE, size_difference
-from sslbench.data.source import Labels, Source
-from sslbench.data.wording import printable, some
+from sslbench.data.source import Source
+from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
+from sslbench.targets.pixel_values import Signals
+from sslbench.text import printable
 
 _IMAGES = ("images", "image", "imgs", "rgb", "img", "photos")
 _DOMAIN = "_domain_"
@@ -78,6 +80,9 @@ class SignalFiles:
     valid: Files | None = None
     scale: float | None = None
     log: bool = False
+
+    def __len__(self) -> int:
+        return len(self.files)
 
     def path(self, index: int) -> str:
         """Return the file of an image's numbers."""
@@ -134,7 +139,7 @@ def open_signal_maps(location: Location) -> dict[str, Source]:
     """Open images with a map of numbers each, `DATA?maps=NAME`.
 
     Returns:
-        Split name -> source of kind 'signal' with `pixel_values`; {"all": source} if there are no splits.
+        Split name -> source of `Signals` with `pixels`; {"all": source} if there are no splits.
 
     Raises:
         UsageError: there are no such folders, or an option is not known.
@@ -239,9 +244,9 @@ def _source(
     of_image = {printable(path): key for key, path in keys.items()}
     valid = None if place.valid is None else _masks(name, place.valid, pairs, of_image)
     values = SignalFiles(name, pairs.maps, valid, options.scale, bool(options.log))
-    labels = Labels("signal", (options.maps or "",), np.zeros((len(pairs.ids), 0), dtype=np.int8))
+    target = Signals(len(pairs.ids), (options.maps or "",), values)
     buildings = tuple(each.rpartition("/")[0] for each in pairs.ids) if taskonomy else ()
-    source = Source(name, pairs.ids, labels, pairs.images, notes, pixel_values=values)
+    source = Source(name, pairs.ids, target, pairs.images, notes)
     if not any(buildings):
         return source
     return dataclasses.replace(source, attributes={"building": buildings}, grouped_by="building")

@@ -18,6 +18,7 @@ from sslbench.data.objects.crops import IMAGE, Crops
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.errors import UsageError
+from sslbench.targets.classes import Classes
 
 _THREADS = 8  # that read the heads of files
 _MOST = 10**7  # tiles of a source: each takes about a kilobyte
@@ -75,7 +76,7 @@ def tiles_of(source: Source, options: TileOptions) -> Source:
     Raises:
         UsageError: the source has queries, which are whole images; or the tiles are too many.
     """
-    if source.queries is not None:
+    if isinstance(source.target, Classes) and source.target.queries is not None:
         raise UsageError(f"{source.name}: queries of a retrieval data set are whole images", "Leave out unit=tile.")
     with ThreadPoolExecutor(_THREADS) as pool:
         sizes = list(pool.map(lambda row: size_and_turn(source.images, row)[0], range(len(source))))
@@ -107,7 +108,7 @@ def tiles_of(source: Source, options: TileOptions) -> Source:
     return Source(
         source.name,
         tuple(tile[0] for tile in found),
-        source.labels.select(rows),
+        source.target.select(rows),
         Crops(source.images, rows, numbers, boxes, known[rows], margin=0.0, annotated=False),
         (*source.notes, note),
         {key: tuple(column[row] for row in rows) for key, column in attributes.items()},

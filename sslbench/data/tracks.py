@@ -1,79 +1,17 @@
 """Videos with masks of objects, or of classes of parts, in every frame."""
 
-import dataclasses
-import hashlib
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from sslbench.arrays import IntArray
-from sslbench.data.labels import no_labels
-from sslbench.data.source import Images, Source
+from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError
+from sslbench.targets.images import Images
+from sslbench.targets.videos import Ids, ObjectIds, Parts, Tracks
 
-Ids = npt.NDArray[np.int32]
-"""(H, W) numbers of objects or classes, 0 for background."""
 UNLABELLED = 255
 """Number of pixels without a class, in masks of classes."""
-
-
-class ObjectIds(Protocol):
-    """Masks of objects in M frames, read one by one, from any process (an implementation must be picklable)."""
-
-    def read_ids(self, row: int) -> Ids:
-        """Return the objects of a frame; a number stands for the same object in all frames of a video.
-
-        In masks of classes a number stands for the same class in all videos.
-
-        Raises:
-            DataError: the masks cannot be read.
-        """
-        ...
-
-    def select(self, indices: IntArray) -> "ObjectIds":
-        """Return the masks at `indices`, in that order."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Return a hash of the masks."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Videos:
-    """N videos of M frames in all; see `source.ImageTuples`.
-
-    Attributes:
-        images: M frames.
-        masks: of the same M frames.
-        frames: of each video, the positions of its frames in order.
-    """
-
-    sized: ClassVar[bool | None] = True
-    images: Images
-    masks: ObjectIds
-    frames: tuple[tuple[int, ...], ...]
-
-    def rows(self, index: int) -> tuple[int, ...]:
-        """Return the positions of the frames of a video, in order."""
-        return self.frames[index]
-
-    def select(self, indices: IntArray) -> "Videos":
-        """Return the videos at `indices`, in that order, with their frames only."""
-        chosen = [self.frames[i] for i in indices]
-        used = np.array([row for rows in chosen for row in rows], dtype=np.int64)
-        ends = np.cumsum([len(rows) for rows in chosen]).tolist()
-        moved = tuple(tuple(range(end - len(rows), end)) for rows, end in zip(chosen, ends, strict=True))
-        return Videos(self.images.select(used), self.masks.select(used), moved)
-
-    def fingerprint(self) -> str:
-        """Return a hash of frames, masks and their order, 32 hex digits."""
-        digest = hashlib.sha256(self.images.digests().tobytes())
-        digest.update((self.masks.fingerprint() + repr(self.frames)).encode())
-        return digest.hexdigest()[:32]
 
 
 def videos_source(
@@ -125,8 +63,8 @@ def videos_source(
     if found:
         raise DataError(f"{name}:\n" + "\n".join(f"  {line}" for line in found), "Leave these videos out.")
     first = images.select(np.array([rows[0] for rows in frames], dtype=np.int64))
-    labels = dataclasses.replace(no_labels(len(ids)), kind="parts" if classes else "tracks", classes=classes)
-    return Source(name, ids, labels, first, notes, tuples=Videos(images, masks, frames))
+    target = Parts(classes, images, masks, frames) if classes else Tracks(images, masks, frames)
+    return Source(name, ids, target, first, notes)
 
 
 def _with_content(ids: Ids, classes: tuple[str, ...]) -> bool:

@@ -6,11 +6,9 @@ right_vote, votes and split. Other tables have the columns ref, left, right and 
 """
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import yaml
@@ -25,9 +23,12 @@ from sslbench.data.formats.table.lists import TableColumns
 from sslbench.data.location import locate
 from sslbench.data.maps.layout import in_order
 from sslbench.data.open import open_data
-from sslbench.data.source import Images, Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
+from sslbench.targets.classes import Classes
+from sslbench.targets.images import Images
+from sslbench.targets.triplets import Triplets
 
 PREFIX = "triplets:"
 SIDES = ("left", "right")
@@ -51,35 +52,6 @@ class TripletOptions:
     )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Triplets:
-    """N triplets among M images; see `source.ImageTuples`.
-
-    Attributes:
-        images: M images, each of them once.
-        places: (N, 3), positions of the reference, the left and the right candidate.
-    """
-
-    sized: ClassVar[bool | None] = None
-    images: Images
-    places: IntArray
-
-    def rows(self, index: int) -> tuple[int, ...]:
-        """Return the positions of the reference, the left and the right candidate."""
-        return tuple(self.places[index].tolist())
-
-    def select(self, indices: IntArray) -> "Triplets":
-        """Return the triplets at `indices`, in that order, with their images only."""
-        used, places = np.unique(self.places[indices], return_inverse=True)
-        return Triplets(self.images.select(used), places.reshape(-1, 3))
-
-    def fingerprint(self) -> str:
-        """Return a hash of the images and of their places, 32 hex digits."""
-        digest = hashlib.sha256(self.images.digests().tobytes())
-        digest.update(np.ascontiguousarray(self.places, dtype=np.int64).tobytes())
-        return digest.hexdigest()[:32]
-
-
 def open_triplets(spec: str) -> dict[str, Source]:
     """Open triplets of images.
 
@@ -87,14 +59,14 @@ def open_triplets(spec: str) -> dict[str, Source]:
         spec: a folder with data.csv (NIGHTS), a table (.csv, .tsv, .jsonl), or triplets:PLACE.
 
     Returns:
-        Split name -> source of kind 'triplets'. Triplets of one reference stay together in intervals.
+        Split name -> source of `Triplets`. Triplets of one reference stay together in intervals.
 
     Raises:
         UsageError: the location does not exist, or its table lacks a column.
         DataError: it is damaged, a file does not exist, or no triplet is left.
 
     >>> made = open_triplets("triplets:textures:images")["test"]
-    >>> len(made), made.labels.classes, len(made.tuples.rows(0))
+    >>> len(made), made.target.classes, len(made.target.rows(0))
     (192, ('left', 'right'), 3)
     """
     if spec.startswith(PREFIX):
@@ -138,12 +110,11 @@ def triplets_source(
     return Source(
         name,
         tuple(ids[i] for i in order),
-        Labels("triplets", SIDES, np.asarray(choices, dtype=np.int64)[order]),
+        Triplets(np.asarray(choices, dtype=np.int64)[order], images, places[order]),
         images.select(places[order, 0]),
         notes,
         {"reference": tuple(ids[i].rpartition(" ")[0] for i in order)},
         "reference",
-        tuples=Triplets(images, places[order]),
     )
 
 
@@ -155,9 +126,9 @@ def made_triplets(source: Source, each: int = _EACH) -> Source:
     Raises:
         DataError: the images have not one class each, or there are no two classes, one of them with two images.
     """
-    if source.labels.kind != "single":
+    if not isinstance(source.target, Classes):
         raise DataError(f"{source.name}: triplets are made of images with one class each")
-    values, places, choices = source.labels.values, list[tuple[int, int, int]](), list[int]()
+    values, places, choices = source.target.values, list[tuple[int, int, int]](), list[int]()
     for i in range(len(source)):
         same, other = np.flatnonzero(values == values[i]), np.flatnonzero(values != values[i])
         same = same[same != i]

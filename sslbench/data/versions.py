@@ -17,11 +17,12 @@ from sslbench.data.decode.handlers import Handler, PictureDecoder, handlers_of, 
 from sslbench.data.decode.picture import Decoded, UnreadableImage
 from sslbench.data.decode.transforms import resize_and_crop
 from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST, digest
-from sslbench.data.labels import no_labels
 from sslbench.data.sharded import by_shard
-from sslbench.data.source import Images, Source
+from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.preprocessing import Preprocessing
+from sslbench.targets.images import Images
+from sslbench.targets.none import Unlabelled
 
 ByteImage = npt.NDArray[np.uint8]
 
@@ -55,7 +56,7 @@ def versions_of(source: Source, changes: Sequence[ImageChange], preprocessing: P
     ordered = tuple(sorted(changes, key=lambda change: change.name))
     images = Versions(source.images, source.ids, ordered, preprocessing, seed)
     ids = tuple(f"{change.name}/{name}" for change in ordered for name in source.ids)
-    return Source(f"{source.name}, {counted(len(ordered), 'version')}", ids, no_labels(len(ids)), images)
+    return Source(f"{source.name}, {counted(len(ordered), 'version')}", ids, Unlabelled(len(ids)), images)
 
 
 def without_geometry(preprocessing: Preprocessing) -> Preprocessing:

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from sslbench.arrays import IntArray
 from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST, Files, digest
-from sslbench.data.labels import no_labels
 from sslbench.data.source import Source
 from sslbench.errors import DataError
+from sslbench.targets.none import Unlabelled
 
 MOST_FRAMES = 1000
 """Largest number of frames of a video: all of them are in memory at a time."""
@@ -44,7 +44,7 @@ def frames_of(videos: Source, fewest: int = 1) -> Source:
     ids = [f"{videos.ids[video]}/{frame:04d}" for video, frame in places]
     order = sorted(range(len(ids)), key=ids.__getitem__)
     frames = VideoFrames(files, np.array([places[i] for i in order], dtype=np.int64).reshape(-1, 2))
-    return Source(videos.name, tuple(ids[i] for i in order), no_labels(len(ids)), frames)
+    return Source(videos.name, tuple(ids[i] for i in order), Unlabelled(len(ids)), frames)
 
 
 def _file(files: Files, index: int) -> str:

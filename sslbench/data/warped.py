@@ -11,9 +11,11 @@ import torch
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.decode.handlers import Handler, PictureDecoder, handlers_of, picture_decoder, picture_of
 from sslbench.data.decode.picture import Decoded
-from sslbench.data.image_pairs import HomographyPair, pairs_source
+from sslbench.data.image_pairs import pairs_source
 from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST, digest
-from sslbench.data.source import Images, Source
+from sslbench.data.source import Source
+from sslbench.targets.images import Images
+from sslbench.targets.pairs import HomographyPair
 
 STRENGTHS = (0.05, 0.1, 0.15, 0.2, 0.25)
 """Largest displacements of the corners, as shares of the sides: one copy of each image per value."""

@@ -1,6 +1,5 @@
 """Formatting of numbers, lists and file names in messages."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,18 +24,6 @@ def some(names: Sequence[object], n: int = 3) -> str:
     """
     listed = ", ".join(str(name) for name in names[:n])
     return listed if len(names) <= n else f"{listed} and {len(names) - n:,} more"
-
-
-def printable(name: str) -> str:
-    r"""Return a file name that can be printed and written as UTF-8: stray bytes become \xNN."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        try:
-            return os.fsencode(name).decode("utf-8", "backslashreplace")
-        except UnicodeEncodeError:  # a lone surrogate, which JSON allows but file names do not
-            return name.encode("utf-8", "backslashreplace").decode()
-    return name
 
 
 def in_python(path: Path) -> str:

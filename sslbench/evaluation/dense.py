@@ -19,7 +19,15 @@ from sslbench.data.source import Source
 from sslbench.data.textures import IMAGES, VIDEOS
 from sslbench.data.triplets import open_triplets
 from sslbench.evaluation.request import Task, refuse_different_labels
-from sslbench.labels import LabelKind
+from sslbench.targets.camera_pairs import CameraPairs
+from sslbench.targets.foreground import Foreground
+from sslbench.targets.label_maps import LabelMaps
+from sslbench.targets.objects import Boxes
+from sslbench.targets.pairs import Points
+from sslbench.targets.pixel_values import Boundaries, Depth, Normals, Orientations, Signals
+from sslbench.targets.target import Target
+from sslbench.targets.triplets import Triplets
+from sslbench.targets.videos import Tracks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,24 +45,24 @@ class DenseData:
     title: str
 
 
-DATA: Mapping[LabelKind, DenseData] = {
-    "map": DenseData(open_maps_as_data, IMAGES, "drawn textures"),
-    "mask": DenseData(open_masks_as_data, IMAGES, "drawn textures"),
-    "signal": DenseData(open_signals, IMAGES, "drawn textures"),
-    "orientation": DenseData(open_orientations, IMAGES, "drawn textures"),
-    "boundaries": DenseData(open_boundaries, IMAGES, "outlines of drawn textures"),
-    "boxes": DenseData(open_boxes_as_data, IMAGES, "drawn textures"),
-    "depth": DenseData(open_depth, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
-    "normals": DenseData(open_normals, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
-    "triplets": DenseData(open_triplets, f"triplets:{IMAGES}", "triplets made of drawn textures"),
-    "camera_pairs": DenseData(open_camera_pairs, f"rotations:{IMAGES}", "drawn textures under rotations of a camera"),
-    "points": DenseData(open_pairs, "homography:pictures", "scikit-image's pictures under homographies"),
-    "tracks": DenseData(open_videos, VIDEOS, "videos of drawn textures"),
+DATA: Mapping[type[Target], DenseData] = {
+    LabelMaps: DenseData(open_maps_as_data, IMAGES, "drawn textures"),
+    Foreground: DenseData(open_masks_as_data, IMAGES, "drawn textures"),
+    Signals: DenseData(open_signals, IMAGES, "drawn textures"),
+    Orientations: DenseData(open_orientations, IMAGES, "drawn textures"),
+    Boundaries: DenseData(open_boundaries, IMAGES, "outlines of drawn textures"),
+    Boxes: DenseData(open_boxes_as_data, IMAGES, "drawn textures"),
+    Depth: DenseData(open_depth, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
+    Normals: DenseData(open_normals, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
+    Triplets: DenseData(open_triplets, f"triplets:{IMAGES}", "triplets made of drawn textures"),
+    CameraPairs: DenseData(open_camera_pairs, f"rotations:{IMAGES}", "drawn textures under rotations of a camera"),
+    Points: DenseData(open_pairs, "homography:pictures", "scikit-image's pictures under homographies"),
+    Tracks: DenseData(open_videos, VIDEOS, "videos of drawn textures"),
 }
 """Data by kind of labels; protocols on other kinds take `open_data`."""
 
 
-def dense_kind(tasks: Sequence[Task]) -> LabelKind | None:
+def dense_kind(tasks: Sequence[Task]) -> type[Target] | None:
     """Return the kind of labels of protocols whose data `DATA` opens; None for protocols on labelled images.
 
     Raises:
@@ -64,5 +72,5 @@ def dense_kind(tasks: Sequence[Task]) -> LabelKind | None:
     return next(map(_kind_of, tasks), None)
 
 
-def _kind_of(task: Task) -> LabelKind | None:
-    return next((kind for kind in DATA if kind in task.kind.label_kinds), None)
+def _kind_of(task: Task) -> type[Target] | None:
+    return next((kind for kind in DATA if kind in task.kind.takes), None)

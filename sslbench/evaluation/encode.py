@@ -229,13 +229,11 @@ def rows_of(features: Features, part: Source) -> Features:
     x = features.x if len(rows) == len(stored) else features.x[rows]
     return Features(
         x,
-        labelled.labels,
+        labelled.target,
         labelled.ids,
         groups=source_groups(labelled),
         regions=features.regions,
         grid=features.grid,
-        queries=labelled.queries,
-        maps=labelled.maps,
         rank=labelled.rank,
     )
 

@@ -20,7 +20,7 @@ from sslbench.backbones.layers import Layer
 from sslbench.data.checks import near
 from sslbench.data.decode import transforms
 from sslbench.data.sharded import rows_of
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.distributed import this_process
 from sslbench.errors import ResourceError
 from sslbench.evaluation.on_features import floor_layers, floors_of
@@ -35,6 +35,7 @@ from sslbench.features.store import open_entry
 from sslbench.protocols import NotEstimated, Shapes
 from sslbench.runtime import machine
 from sslbench.runtime.cost import Cost
+from sslbench.targets.target import Target
 
 log = logging.getLogger("sslbench")
 
@@ -178,7 +179,7 @@ def quicker(part: Part) -> str:
     for name in _OTHERS:
         found = protocols.find(name)
         own = Task(name, found.settings(), {})
-        if name != task.protocol and shapes.labels in found.kind.label_kinds:
+        if name != task.protocol and shapes.target in found.kind.takes:
             cost = own.kind.cost_of(own.settings, shapes)
             if isinstance(cost, Cost) and (seconds := machine.speed().seconds(cost)) < whole / 10:
                 advice.append(f"{name} ({time_text(runs * seconds)})")
@@ -191,7 +192,7 @@ def _with_memory(settings: Any, memory: float) -> Any:
 
 def _fits(name: str, shapes: Shapes, free: float) -> bool:
     found = protocols.find(name)
-    if shapes.labels not in found.kind.label_kinds:
+    if shapes.target not in found.kind.takes:
         return False
     cost = found.kind.cost_of(found.settings(), shapes)
     return isinstance(cost, Cost) and cost.memory <= free
@@ -263,7 +264,7 @@ def estimate_features(pair: FeaturePair, tasks: Sequence[Task], run: RunSettings
 
 
 def _shapes_of_features(pair: FeaturePair) -> Shapes:
-    return _shapes(pair.train.labels, len(pair.train), len(pair.test), pair.train.x.shape[1])
+    return _shapes(pair.train.target, len(pair.train), len(pair.test), pair.train.x.shape[1])
 
 
 def _costs_of_features(
@@ -447,18 +448,18 @@ def _baseline(run: RunSettings) -> tuple[str, ...]:
     return ("untrained",) if run.baseline else ()
 
 
-def _shapes(labels: Labels, train: int, test: int, width: int, layer: Layer | None = None, pixels: int = 0) -> Shapes:
+def _shapes(labels: Target, train: int, test: int, width: int, layer: Layer | None = None, pixels: int = 0) -> Shapes:
     grid = None if layer is None else layer.grid
     cells = 1 if grid is None else grid[0] * grid[1]
     regions = 1 if layer is None else layer.regions
-    return Shapes(train, test, width, max(1, len(labels.classes)), labels.kind, cells, pixels, regions)
+    return Shapes(train, test, width, max(1, len(labels.classes)), type(labels), cells, pixels, regions)
 
 
 def _task_shapes(prepared: Prepared, task: Task, width: int, layer: Layer) -> Shapes:
     """Return the shapes of a protocol's features at one layer."""
     data = one_part(prepared.data, task.part)
     size = transforms.output_size(prepared.backbone.preprocessing) or (_FEW_IMAGES, _FEW_IMAGES)
-    return _shapes(data.train.labels, len(data.train), len(data.test), width, layer, size[0] * size[1])
+    return _shapes(data.train.target, len(data.train), len(data.test), width, layer, size[0] * size[1])
 
 
 def _part(name: str, cost: Cost | NotEstimated, runs: int) -> Part:

@@ -12,10 +12,11 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from sslbench.data.labels import no_labels
-from sslbench.data.source import Labels
 from sslbench.features.array import Features
 from sslbench.names import find_module
+from sslbench.targets.classes import Classes
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.target import Target
 
 knn, linear = find_module("protocol", "knn"), find_module("protocol", "linear")
 _KNN, _LINEAR = knn.PROTOCOL.settings(), linear.PROTOCOL.settings()
@@ -32,16 +33,16 @@ class _Probe(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-le
         check_classification_targets(y)
         self.classes_, values = np.unique(y, return_inverse=True)
         names = tuple(map(str, self.classes_))
-        return _features(x, Labels("single", names, values.astype(np.int64)))
+        return _features(x, Classes(names, values.astype(np.int64)))
 
     def _unlabelled(self, x: Any) -> Features:
         """Return checked features (N, D) to predict."""
         check_is_fitted(self)
         x = validate_data(self, x, dtype=np.float32, reset=False)
-        return _features(x, no_labels(len(x)))
+        return _features(x, Unlabelled(len(x)))
 
 
-def _features(x: npt.NDArray[np.floating], labels: Labels) -> Features:
+def _features(x: npt.NDArray[np.floating], labels: Target) -> Features:
     return Features(np.ascontiguousarray(x), labels, tuple(f"{i:09d}" for i in range(len(x))))
 
 
@@ -86,7 +87,7 @@ class KNNProbe(_Probe):
         train = self._labelled(x, y)
         ks = (self.k,) if isinstance(self.k, int) else tuple(self.k)
         self._settings = knn.Settings(ks, self.temperature, self.metric, self.vote)
-        knn.check(self._settings, train.labels)
+        knn.check(self._settings, train.target)
         self._train = train
         self.k_ = knn.choose_k(train, self._settings, seed=self.seed)[0]
         return self
@@ -148,8 +149,8 @@ class LinearProbe(_Probe):
             raise ValueError(f"y has one class, {self.classes_[0]!r}, so nothing can be learned")
         cs = (float(self.c),) if isinstance(self.c, int | float) else tuple(self.c)
         settings = linear.PROTOCOL.settings(cs, holdout=self.holdout, scale=self.scale, max_iter=self.max_iter)
-        linear.check(settings, train.labels)
-        self._labels = train.labels
+        linear.check(settings, train.target)
+        self._labels = train.target
         self._probe = linear.train_probe(train, settings, seed=self.seed)
         self.c_, self.converged_ = self._probe.selected["c"], self._probe.model.converged
         self.n_iter_ = max(1, self._probe.model.iterations)

@@ -14,14 +14,15 @@ from sslbench.backbones import named
 from sslbench.backbones.classifier import Classifier, find_classifier, read_classifier
 from sslbench.backbones.load import load_file, read_weights
 from sslbench.backbones.stem_rule import parse_rule
-from sslbench.data.labels import present_classes
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest, match_classes
 from sslbench.errors import UsageError
 from sslbench.evaluation.class_names import read_class_names
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.protocols import FileClassifier, FileClassifierChoice
 from sslbench.results import WeightsUsed
+from sslbench.targets.classes import Classes
+from sslbench.targets.target import OfClasses
 
 _ROWS = 8192
 
@@ -55,7 +56,7 @@ def load_file_classifier(request: Request, run: RunSettings, data: TrainTest) ->
     if run.baseline:
         raise UsageError(f"baseline has no effect with {setting}: the classifier is that of the trained backbone")
     classifier, has_names = _load(request, chosen[0])
-    if classifier.info.labels != "single":
+    if classifier.info.labels != Classes.name:
         raise UsageError(f"{setting}: the classifier of {request.weights} does not predict one class per image")
     layer = classifier.layer.text
     if request.layers and request.layers != (layer,):
@@ -94,7 +95,7 @@ def _names_by_number(count: int, data: TrainTest) -> tuple[str, ...]:
         UsageError: neither train nor ImageNet-1k has classes that fit.
     """
     numbers = tuple(map(str, range(count)))
-    known = data.train.labels.classes
+    known = data.train.target.classes
     if set(known) <= set(numbers):
         return numbers
     if len(known) == count:
@@ -103,8 +104,8 @@ def _names_by_number(count: int, data: TrainTest) -> tuple[str, ...]:
         from timm.data.imagenet_info import ImageNetInfo
 
         synsets = tuple(ImageNetInfo("imagenet-1k").label_names())  # type: ignore[no-untyped-call]
-        present = present_classes(data.test.labels).tolist()
-        if {name for name, has in zip(data.test.labels.classes, present, strict=True) if has} <= set(synsets):
+        present = OfClasses.of(data.test.target).present().tolist()
+        if {name for name, has in zip(data.test.target.classes, present, strict=True) if has} <= set(synsets):
             return synsets
     raise UsageError(
         f"classifier=file: its {count:,} classes have no names, and {data.train.name} has {len(known):,} classes",
@@ -151,7 +152,7 @@ def labelled_by(data: TrainTest, classifier: FileClassifier) -> TrainTest:
 
 def _relabelled(part: Source, classifier: FileClassifier) -> Source:
     none = np.zeros(0, dtype=np.int64)
-    known = Source(classifier.description, (), Labels("single", classifier.classes, none), part.images.select(none))
+    known = Source(classifier.description, (), Classes(classifier.classes, none), part.images.select(none))
     return match_classes(known, part)[1]
 
 

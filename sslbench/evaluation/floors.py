@@ -11,15 +11,18 @@ from sslbench import paths
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.in_memory import untrained_copy, untrained_heads
 from sslbench.backbones.load import load_backbone
-from sslbench.data.source import Labels
 from sslbench.errors import ResultError
 from sslbench.identity import record_id
-from sslbench.labels import LABELS, LabelKind
 from sslbench.metrics import regression
 from sslbench.metrics.catalog import METRICS, find
 from sslbench.metrics.differences import Predictions, difference
 from sslbench.metrics.metric import ClassFrequencies
 from sslbench.results import DataUsed, Result, records
+from sslbench.targets import kinds
+from sslbench.targets.classes import Classes
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import OfClasses, Target
+from sslbench.targets.triplets import Triplets
 
 log = logging.getLogger("sslbench")
 
@@ -30,7 +33,7 @@ _RESAMPLES = 300  # half-samples of metrics without a closed form
 UNTRAINED_SEED = 0  # seed of the untrained backbone: fixed, so that its floor is computed once per data set
 
 
-def guessing(train: Labels, test: Labels) -> dict[str, dict[str, float | None]]:
+def guessing(train: Target, test: Target) -> dict[str, dict[str, float | None]]:
     """Return the metrics of guessing, in the units of records, under 'chance' and 'majority'.
 
     Classes: 'chance' is the chance level of each metric that states one as a floor. Single label: 'majority' predicts
@@ -38,28 +41,21 @@ def guessing(train: Labels, test: Labels) -> dict[str, dict[str, float | None]]:
     """
     if not test.labelled:
         return {}
-    if test.kind == "value":
+    if isinstance(test, Numbers):
         errors = regression.Errors(test.values, np.broadcast_to(train.values.mean(axis=0), test.values.shape))
         values = errors.statistic(np.ones((1, len(test))))[0]
         return {"chance": {m.name: m.recorded(float(v)) for m, v in zip(errors.metrics, values, strict=True)}}
-    chance = _chance(test.kind, _frequencies(test))
-    return {"chance": chance} | ({"majority": _majority(train, test)} if test.kind == "single" else {})
+    chance = _chance(test.name, test.frequencies()) if isinstance(test, OfClasses) else {}
+    return {"chance": chance} | ({"majority": _majority(train, test)} if isinstance(test, Classes) else {})
 
 
-def _frequencies(labels: Labels) -> ClassFrequencies:
-    if labels.kind == "single":
-        positives = np.bincount(labels.values, minlength=len(labels.classes))
-        return ClassFrequencies(positives, np.full(len(positives), len(labels)))
-    return ClassFrequencies((labels.values == 1).sum(axis=0), (labels.values >= 0).sum(axis=0))
-
-
-def _chance(kind: LabelKind, frequencies: ClassFrequencies) -> dict[str, float | None]:
+def _chance(kind: str, frequencies: ClassFrequencies) -> dict[str, float | None]:
     floors = (metric for metric in METRICS.values() if metric.floor and kind in metric.labels)
     levels = {metric: metric.chance_level(frequencies) for metric in floors}
     return {metric.name: metric.recorded(level) for metric, level in levels.items() if level is not None}
 
 
-def _majority(train: Labels, test: Labels) -> dict[str, float | None]:
+def _majority(train: Target, test: Target) -> dict[str, float | None]:
     """Return top-1, top-5 (of at least five classes) and balanced accuracy of the most frequent classes of train.
 
     The expectation, where equally frequent classes are drawn.
@@ -216,8 +212,8 @@ def write(result: Result, scores: records.Scores, folder: Path) -> Result:
     return records.write(result, scores.scores, scores.ids, scores.labels, folder, **further)
 
 
-_TESTED: tuple[LabelKind, ...] = ("single", "triplets")
-"""Kinds of labels whose leading metric is compared with that of the untrained backbone."""
+_TESTED = (Classes.name, Triplets.name)
+"""Kinds of targets whose leading metric is compared with that of the untrained backbone."""
 
 
 def warn_if_below_chance(result: Result) -> str | None:
@@ -226,7 +222,7 @@ def warn_if_below_chance(result: Result) -> str | None:
     leading = result.metrics[result.headline]
     known = find(result.headline)
     ends = [known.sign * end for end in (leading.low, leading.high) if end is not None]
-    if result.data.labels != "single" or chance is None or not ends or max(ends) >= known.sign * chance:
+    if result.data.labels != Classes.name or chance is None or not ends or max(ends) >= known.sign * chance:
         return None
     return (
         f"{result.protocol.name}: {result.headline} {leading.value:.2f} is below chance ({chance:.2f}): "
@@ -241,11 +237,11 @@ def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], s
     theirs, and the interval holds over their trainings too.
     """
     floor, other = untrained
-    kind = result.data.labels
-    tested = kind in _TESTED and scores.scores.shape[1] > 0
+    kind = kinds()[result.data.labels]
+    tested = kind.name in _TESTED and scores.scores.shape[1] > 0
     if scores.ids != other.ids or not (tested or result.seeds is not None):
         return None
-    metric = LABELS[kind].metric if tested else result.headline
+    metric = kind.metric if tested else result.headline
     answers = [
         Predictions.of(own.seed, each.scores, each.draws, each.places, own.probabilities, seeds=own.seeds or 1)
         for own, each in ((result, scores), (floor, other))

@@ -8,10 +8,12 @@ from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.evaluation.trainings import mean_tables
 from sslbench.features.array import Features
-from sslbench.labels import LABELS
 from sslbench.metrics import groups as group_metrics
 from sslbench.metrics.per_class import per_class
 from sslbench.results import GroupValue, MetricValue, Result, as_recorded, percent, records
+from sslbench.targets import kinds
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import OfClasses
 
 log = logging.getLogger("sslbench")
 
@@ -63,11 +65,10 @@ def with_details(result: Result, scores: records.Scores, groups: Mapping[str, tu
         scores: of its test samples.
         groups: column -> the group of each test sample; columns that the record has already are left as they are.
     """
-    kind = result.data.labels
-    of_classes = LABELS[kind].classes or kind == "value"
-    if not of_classes or scores.scores.shape[1] != len(scores.classes) or not scores.classes:
+    kind = kinds()[result.data.labels]
+    if not issubclass(kind, OfClasses | Numbers) or scores.scores.shape[1] != len(scores.classes) or not scores.classes:
         return _without_groups(result, groups)
-    if not result.per_class_metrics and kind != "value" and (draws := scores.draws_of(result)):
+    if not result.per_class_metrics and issubclass(kind, OfClasses) and (draws := scores.draws_of(result)):
         threshold = 0.5 if result.probabilities == "scores" else 0.0
         found = [per_class(kind, scores.classes, scores.labels, one, threshold=threshold) for one in draws]
         result = dataclasses.replace(result, per_class_metrics=mean_tables([_in_percent(one) for one in found]))
@@ -104,7 +105,7 @@ def _with_groups(result: Result, scores: records.Scores, name: str, column: Sequ
         else:
             found = group_metrics.by_group(
                 metric,
-                result.data.labels,
+                kinds()[result.data.labels],
                 scores.labels,
                 draws,
                 column,

@@ -31,6 +31,7 @@ from sslbench.identity import record_id
 from sslbench.protocols import ImageInputs
 from sslbench.results import ExcludedImage, NetworkWeights, Result, Stage, records
 from sslbench.runtime.progress import Progress
+from sslbench.targets.target import SeveralImages
 from sslbench.weights.save import save
 
 log = logging.getLogger("sslbench")
@@ -318,12 +319,12 @@ class _ImageEvaluation:
 
 def _without(source: Source, unreadable: Set[int]) -> Source:
     """Return the samples none of whose images are among these rows of `source.every_image()`."""
-    tuples = source.tuples
-    kept = [i for i in range(len(source)) if unreadable.isdisjoint((i,) if tuples is None else tuples.rows(i))]
+    several = source.target if isinstance(source.target, SeveralImages) else None
+    kept = [i for i in range(len(source)) if unreadable.isdisjoint((i,) if several is None else several.rows(i))]
     return source.select(kept)
 
 
 def _without_columns(source: Source) -> Features:
     """Return labels and ids as features without columns."""
     x = np.zeros((len(source), 0), dtype=np.float32)
-    return Features(x, source.labels, source.ids, groups=source_groups(source), queries=source.queries)
+    return Features(x, source.target, source.ids, groups=source_groups(source))

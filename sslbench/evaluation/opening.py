@@ -13,7 +13,7 @@ from sslbench.distributed.collectives import process_group_if_known
 from sslbench.errors import UsageError
 from sslbench.evaluation.dense import DATA, dense_kind
 from sslbench.evaluation.request import Request, RunSettings
-from sslbench.labels import LABELS, LabelKind
+from sslbench.targets.target import Target
 
 InMemoryData = Mapping[str, Mapping[str, Source]]
 """Data in memory: the name in `Request.data` or `Request.test_data` -> split -> source."""
@@ -38,9 +38,7 @@ def open_train_test(request: Request, run: RunSettings, in_memory: InMemoryData 
 def _opened(request: Request, run: RunSettings, in_memory: InMemoryData | None) -> TrainTest:
     if (kind := dense_kind(request.tasks)) is not None:
         if in_memory:
-            raise UsageError(
-                f"{request.tasks[0].protocol} needs a location of {LABELS[kind].text}, not images in memory"
-            )
+            raise UsageError(f"{request.tasks[0].protocol} needs a location of {kind.title}, not images in memory")
         if any(task.kind.on_objects for task in request.tasks):
             return _objects(request, run)
         return _dense_data(kind, request, run)
@@ -84,7 +82,7 @@ def _columns(request: Request) -> dict[str, Any]:
     }
 
 
-def _dense_data(kind: LabelKind, request: Request, run: RunSettings) -> TrainTest:
+def _dense_data(kind: type[Target], request: Request, run: RunSettings) -> TrainTest:
     """Return train and test images of a protocol on places in images, whose data have no columns.
 
     Raises:
@@ -92,7 +90,7 @@ def _dense_data(kind: LabelKind, request: Request, run: RunSettings) -> TrainTes
     """
     named = [flag for flag in ("image_column", "label_column", "groups", "value_columns") if getattr(request, flag)]
     if named:
-        raise UsageError(f"{request.data} has {LABELS[kind].text} and no columns, so {named[0]} has no effect")
+        raise UsageError(f"{request.data} has {kind.title} and no columns, so {named[0]} has no effect")
     parts = {task.part for task in request.tasks}
     if len(parts) == 1 and (part := parts.pop()) is not None:
         if part == "test" and request.test_data and request.data not in (request.test_data, DATA[kind].default):

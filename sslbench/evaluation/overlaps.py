@@ -14,13 +14,15 @@ from sslbench.evaluation.preparation import Prepared
 from sslbench.evaluation.record import Encoded
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features
-from sslbench.labels import LABELS
 from sslbench.metrics.catalog import find as find_metric
 from sslbench.metrics.intervals import Interval, Units, over_trainings
 from sslbench.metrics.sample_means import mean_of_rows
 from sslbench.metrics.summary import one_measure, with_intervals
 from sslbench.paths import not_written
 from sslbench.results import MetricValue, Overlaps, Result, as_recorded, records
+from sslbench.targets import kinds
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import OfClasses
 
 log = logging.getLogger("sslbench")
 
@@ -141,9 +143,8 @@ def list_of(result: Result, out: Path) -> Path:
 
 def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[MetricValue | None, tuple[str, ...]]:
     """Return the headline metric, with its interval, of the samples that are not suspected."""
-    kind = result.data.labels
-    of_classes = LABELS[kind].classes or kind == "value"
-    if not of_classes or not scores.classes or scores.scores.shape[1] != len(scores.classes):
+    kind = kinds()[result.data.labels]
+    if not issubclass(kind, OfClasses | Numbers) or not scores.classes or scores.scores.shape[1] != len(scores.classes):
         return None, ()
     remaining = np.array([name not in out for name in scores.ids])
     labels = scores.labels[remaining]

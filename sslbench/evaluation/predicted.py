@@ -12,6 +12,8 @@ from sslbench.errors import ResultError
 from sslbench.metrics.classification import predicted_classes
 from sslbench.paths import not_written
 from sslbench.results import Result, records
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
 from sslbench.text import csv_text
 
 MOST_CLASSES = 1000
@@ -41,9 +43,9 @@ def write_predicted(result: Result, scores: records.Scores) -> None:
     files: dict[str, bytes] = {}
     one_each = scores.scores.shape == scores.labels.shape  # a score and a label of each class
     draws, several = scores.draws or (scores.scores,), result.protocol.settings.get("draws", 1) > 1
-    if result.data.labels == "single" and "top1" in result.metrics:
+    if result.data.labels == Classes.name and "top1" in result.metrics:
         files = _of_single_labels(scores, draws, several_draws=several)
-    elif result.data.labels == "multi" and one_each and scores.scores.size * len(draws) <= MOST_CELLS:
+    elif result.data.labels == MultiLabel.name and one_each and scores.scores.size * len(draws) <= MOST_CELLS:
         tables = [_table_of_several(scores, draw) for draw in draws]
         table = [*tables[0][:1], *(line for lines in tables for line in lines[1:])]
         if several:

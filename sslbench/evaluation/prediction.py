@@ -30,6 +30,9 @@ from sslbench.evaluation.request import Request, RunSettings
 from sslbench.features.channels import check_first
 from sslbench.runtime.folders import refuse_missing_folder
 from sslbench.runtime.progress import Progress, stage_progress
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.numbers import Numbers
 from sslbench.text import spreadsheet_cell
 from sslbench.weights.reading import files
 from sslbench.weights.save import new_file
@@ -155,9 +158,9 @@ def predictions(
 
 def _outputs(scores: torch.Tensor, labels: str) -> torch.Tensor:
     """Return probabilities of the scores (n, C), by the kind of the labels; numbers as they are."""
-    if labels == "value":
+    if labels == Numbers.name:
         return scores
-    return scores.sigmoid() if labels == "multi" else scores.softmax(1)
+    return scores.sigmoid() if labels == MultiLabel.name else scores.softmax(1)
 
 
 def predict(
@@ -196,9 +199,9 @@ def predict(
         parts = {name: limit(part, number, run.seed) if number < len(part) else part for name, part in parts.items()}
     backbone, classifier = load_with_classifier(request, run, classes)
     names, labels = classifier.info.classes, classifier.info.labels
-    if top_k > 1 and labels != "single":
+    if top_k > 1 and labels != Classes.name:
         raise UsageError(f"--top-k {top_k}: this classifier predicts {_IN_WORDS[labels]}", "Leave --top-k out.")
-    if threshold is not None and labels != "multi":
+    if threshold is not None and labels != MultiLabel.name:
         raise UsageError(f"--threshold: this classifier predicts {_IN_WORDS[labels]}", "Leave --threshold out.")
     if not 1 <= top_k <= len(names):
         raise UsageError(f"--top-k {top_k}: the classifier has {len(names)} classes")
@@ -224,9 +227,9 @@ _IN_WORDS = {"single": "one class per image", "multi": "several labels per image
 
 
 def _header(names: Sequence[str], labels: str, top_k: int) -> list[str]:
-    if labels == "value":
+    if labels == Numbers.name:
         return list(names)
-    if labels == "multi":
+    if labels == MultiLabel.name:
         return ["classes", *names]
     if top_k == 1:
         return ["class", "probability"]
@@ -235,9 +238,9 @@ def _header(names: Sequence[str], labels: str, top_k: int) -> list[str]:
 
 def _cells(row: FloatArray, names: Sequence[str], labels: str, top_k: int, threshold: float) -> list[object]:
     """Return the cells of one image between its id and the error."""
-    if labels == "value":
+    if labels == Numbers.name:
         return [_number(value) for value in row]
-    if labels == "multi":
+    if labels == MultiLabel.name:
         found = [name for name, value in zip(names, row, strict=True) if value >= threshold]
         return ["; ".join(found), *(_number(value) for value in row)]
     best = np.argsort(-row, kind="stable")[:top_k]

@@ -17,10 +17,9 @@ from sslbench.data.checks import samples
 from sslbench.data.checks.enlarged import enlargement
 from sslbench.data.decode.handlers import identified
 from sslbench.data.images import Files
-from sslbench.data.labels import no_labels
 from sslbench.data.maps.sizes import unknown_orientation
 from sslbench.data.noise import check_shares, with_label_noise
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.splits import (
     TrainTest,
     label_problems,
@@ -41,11 +40,15 @@ from sslbench.evaluation.request import Request, RunSettings, Task
 from sslbench.evaluation.trainings import check_seeds
 from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
-from sslbench.labels import LabelKind
 from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import FileClassifier, ImageSet, Part
 from sslbench.results import records
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import Target
 
 
 def has_own_classes(tasks: Sequence[Task]) -> bool:
@@ -63,12 +66,12 @@ def without_useless_labels(data: TrainTest) -> TrainTest:
     )
 
 
-def fitted_labels(task: Task, data: TrainTest) -> Labels:
+def fitted_labels(task: Task, data: TrainTest) -> Target:
     """Return the labels that a protocol learns from, for its `check`."""
     part = task.part
     if part and data.whole is not None:
-        return data.whole.labels
-    return data.test.labels if part == "test" else data.train.labels
+        return data.whole.target
+    return data.test.target if part == "test" else data.train.target
 
 
 def shared_part(tasks: Sequence[Task]) -> Part | None:
@@ -99,7 +102,7 @@ def one_part_of_features(
 
 
 def _unlabelled(source: Source) -> Source:
-    return dataclasses.replace(source, labels=no_labels(len(source)))
+    return dataclasses.replace(source, target=Unlabelled(len(source)))
 
 
 log = logging.getLogger("sslbench")
@@ -184,16 +187,16 @@ def prepare(
         data = dataclasses.replace(data, test=name_numbered(data.train, data.test))
     check_groups(data.test, request.groups)
     labels = any(task.kind.needs_labels for task in request.tasks)
-    data = data if labels else without_useless_labels(data)
     _check_whole(request, data)
-    own_classes = data.test.labels.kind == "single" and has_own_classes(request.tasks)
+    data = data if labels else without_useless_labels(data)
+    own_classes = isinstance(data.test.target, Classes) and has_own_classes(request.tasks)
     if own_classes and not all(task.part for task in request.tasks):
         train, test = unite_classes(data.train, data.test)
         data = dataclasses.replace(data, train=train, test=test)
     copies = data.train is not data.test
     findings = tuple(samples.check(data.train, data.test, labels=labels and not own_classes, copies=copies))
     samples.raise_on_errors(findings)
-    if not own_classes and (labels or data.train.labels.labelled):
+    if not own_classes and (labels or data.train.target.labelled):
         train, test = match_classes(data.train, data.test, subset=request.test_classes == "subset")
         data = dataclasses.replace(data, train=train, test=test)
     classifier = load_file_classifier(request, run, data)
@@ -205,7 +208,7 @@ def prepare(
         log.info(f"{len(data.test)} test samples, {data.how}")
     else:
         log.info(
-            f"{len(data.train)} train and {len(data.test)} test samples, {data.how}{class_counts(data.train.labels)}"
+            f"{len(data.train)} train and {len(data.test)} test samples, {data.how}{class_counts(data.train.target)}"
         )
     view = request.view
     log.info(f"images: {request.as_read(backbone.preprocessing).text(sizes=view.sized)}")
@@ -252,10 +255,10 @@ def check_features(pair: FeaturePair, tasks: Sequence[Task]) -> None:
     Raises:
         DataError: a protocol cannot use them.
     """
-    if not any(task.kind.needs_labels for task in tasks) or not pair.train.labels.labelled:
+    if not any(task.kind.needs_labels for task in tasks) or not pair.train.target.labelled:
         return  # what needs them is refused by itself
     parts = [
-        Source(f"{pair.data} ({name})", part.ids, part.labels, Files(part.ids))  # no image is read
+        Source(f"{pair.data} ({name})", part.ids, part.target, Files(part.ids))  # no image is read
         for name, part in (("train", pair.train), ("test", pair.test))
     ]
     findings = samples.check(*parts, labels=not has_own_classes(tasks), copies=False)
@@ -290,13 +293,13 @@ def _check_tasks(
     Raises:
         SslbenchError: some of them do not go together.
     """
-    check_shares(request.noise, data.train.labels)
+    check_shares(request.noise, data.train.target)
     check_seeds(run, request.tasks)
     for task in request.tasks:
         protocols.state_shortened(task.protocol, task.settings, task.origins)
         if request.noise:
             _check_noise(task)
-        check_label_kind(task, data.train.labels.kind)
+        check_label_kind(task, type(data.train.target))
         if not task.kind.int8:
             run.extract_settings().float_precision()
         task.kind.check(task.settings, fitted_labels(task, data))
@@ -332,7 +335,7 @@ def _check_whole(request: Request, data: TrainTest) -> None:
         DataError: a protocol needs classes.
         UsageError: the set is cut by --limit, or into train and test.
     """
-    if data.test.queries is None:
+    if not isinstance(data.test.target, Classes) or data.test.target.queries is None:
         return
     if other := [task.protocol for task in request.tasks if not has_own_classes([task])]:
         raise DataError(
@@ -358,7 +361,7 @@ def with_noise(prepared: Prepared, share: float) -> Prepared:
         return prepared
     data = prepared.data
     train = with_label_noise(data.train, share, prepared.run.seed)
-    wrong = "labels are wrong" if train.labels.kind == "single" else "samples have the labels of others"
+    wrong = "labels are wrong" if isinstance(train.target, Classes) else "samples have the labels of others"
     how = f"{data.how}; {100 * share:g} % of the train {wrong}"
     return dataclasses.replace(prepared, data=dataclasses.replace(data, train=train, how=how))
 
@@ -387,13 +390,13 @@ def _trains_on_labels(name: str) -> bool:
     return found.kind.trains_on_labels(found.settings())
 
 
-def check_label_kind(task: Task, kind: LabelKind) -> None:
+def check_label_kind(task: Task, kind: type[Target]) -> None:
     """Refuse labels that are numbers where the protocol predicts classes.
 
     Raises:
         DataError: they are numbers, and 'value' is not among the label kinds of the protocol.
     """
-    if kind != "value" or "value" in task.kind.label_kinds:
+    if not issubclass(kind, Numbers) or Numbers in task.kind.takes:
         return
     able = [name for name in names.list_names("protocol") if _predicts_numbers(name)]
     raise DataError(
@@ -404,7 +407,7 @@ def check_label_kind(task: Task, kind: LabelKind) -> None:
 
 def _predicts_numbers(protocol: str) -> bool:
     kind = protocols.find(protocol).kind
-    return kind.needs_labels and "value" in kind.label_kinds
+    return kind.needs_labels and Numbers in kind.takes
 
 
 def load(request: Request, run: RunSettings) -> Backbone:
@@ -462,11 +465,11 @@ def layers_of(backbone: Backbone, request: Request) -> tuple[Layer, ...]:
     return request.view.layers(backbone, request.layers)
 
 
-def class_counts(train: Labels) -> str:
+def class_counts(train: Target) -> str:
     """Return the number of classes and the sizes of the smallest and the largest; nothing for numbers and maps."""
-    if train.kind == "multi":
+    if isinstance(train, MultiLabel):
         return f"; {len(train.classes):,} labels, of which a sample may have several"
-    if train.kind != "single" or not len(train.classes):
+    if not isinstance(train, Classes) or not len(train.classes):
         return ""
     counts = np.bincount(train.values, minlength=len(train.classes))
     few, many = int(counts.min()), int(counts.max())
@@ -528,7 +531,7 @@ def _on_these(task: Task, data: TrainTest) -> Benchmark | None:
     """Return a task's benchmark as it is run on the data, see `on_data`."""
     data = one_part(data, task.part) if data.whole is not None else data
     counts = {"train": len(data.train), "test": len(data.test)}
-    return on_data(task.benchmark, counts, len(data.train.labels.classes), any_classes=task.kind.on_objects)
+    return on_data(task.benchmark, counts, len(data.train.target.classes), any_classes=task.kind.on_objects)
 
 
 def on_data(

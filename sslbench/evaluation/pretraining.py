@@ -21,6 +21,7 @@ from sslbench.features.array import Features
 from sslbench.metrics import spectrum
 from sslbench.names import did_you_mean
 from sslbench.pretraining import PretrainRequest
+from sslbench.targets.classes import Classes
 from sslbench.train.online_head import OnlineHead
 
 FEATURES = "features"
@@ -50,11 +51,11 @@ class KnnEvaluator:
         Raises:
             SslbenchError: as `sslbench eval` would, or the head does not know a class.
         """
-        labels = prepare(self.request, self.run).data.test.labels
+        labels = prepare(self.request, self.run).data.test.target
         if head_classes is None:
             return
         unknown = [name for name in labels.classes if name not in head_classes]
-        if labels.kind != "single" or unknown:
+        if not isinstance(labels, Classes) or unknown:
             reason = (
                 f"class '{unknown[0]}', which the training data do not have" if unknown else "several labels per image"
             )
@@ -114,8 +115,8 @@ def _spectrum(features: Features, seed: int) -> dict[str, float | None]:
 def online_accuracy(head: OnlineHead, features: Features) -> float:
     """Return the fraction of samples whose class has the highest score of the online head."""
     device = head.classifier.mean.device
-    number = torch.tensor([head.classes.index(name) for name in features.labels.classes])
-    truth = number[torch.from_numpy(np.asarray(features.labels.values)).long()]
+    number = torch.tensor([head.classes.index(name) for name in features.target.classes])
+    truth = number[torch.from_numpy(np.asarray(features.target.values)).long()]
     right = 0
     for start in range(0, len(features), _ROWS):
         x = torch.from_numpy(np.asarray(features.x[start : start + _ROWS], dtype=np.float32))

@@ -29,7 +29,6 @@ from sslbench.evaluation.request import RunSettings, Task
 from sslbench.evaluation.trainings import ONE_TRAINING, draws
 from sslbench.features.array import Features
 from sslbench.identity import Measurement, groups_digest, record_id
-from sslbench.labels import LABELS
 from sslbench.library.benchmarks import Benchmark
 from sslbench.metrics.classification import places
 from sslbench.names import did_you_mean
@@ -53,6 +52,7 @@ from sslbench.results import (
     plain,
     records,
 )
+from sslbench.targets.classes import Classes
 
 log = logging.getLogger("sslbench")
 _ROWS = 4096
@@ -228,8 +228,8 @@ def recorded(
     scores = records.Scores(
         test.ids,
         outcome.scores,
-        test.labels.values,
-        test.labels.classes,
+        test.target.values,
+        test.target.classes,
         test.groups,
         outcome.draws,
         _places(outcome, test),
@@ -248,7 +248,7 @@ def _without_differences(outcome: Outcome, train: Features, test: Features) -> s
             f"All samples of {' and of '.join(same)} have the same features{zeros}, so the score says nothing of the "
             "network: check the weights, the layer and the images."
         )
-    of_classes = LABELS[test.labels.kind].classes and outcome.scores.shape[1] == len(test.labels.classes)
+    of_classes = test.target.of_classes and outcome.scores.shape[1] == len(test.target.classes)
     if of_classes and _is_constant(outcome.scores):
         return "All test samples have the same scores: what is predicted does not depend on the images."
     return ""
@@ -264,7 +264,7 @@ def _guessing(outcome: Outcome, train: Features, test: Features) -> dict[str, di
     """Return the floors that need no backbone: those that the protocol states, or those of guessing classes."""
     own = dict(outcome.floors) if outcome.chance is None else {**outcome.floors, "chance": outcome.chance}
     if not own:
-        return floors.guessing(train.labels, test.labels)
+        return floors.guessing(train.target, test.target)
     return {
         floor: {name: as_recorded(name, value, outcome.absolute) for name, value in values.items()}
         for floor, values in own.items()
@@ -273,9 +273,9 @@ def _guessing(outcome: Outcome, train: Features, test: Features) -> dict[str, di
 
 def _places(outcome: Outcome, test: Features) -> npt.NDArray[np.uint16] | None:
     """Return for each draw the number of classes ranked before the true one."""
-    if not outcome.draws or test.labels.kind != "single":
+    if not outcome.draws or not isinstance(test.target, Classes):
         return None
-    return np.stack([places(test.labels.values, draw) for draw in outcome.draws]).astype(np.uint16)
+    return np.stack([places(test.target.values, draw) for draw in outcome.draws]).astype(np.uint16)
 
 
 def _costs(subject: Subject, task: Task, stage: Stage) -> Costs:
@@ -352,12 +352,12 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
             fingerprint=part.fingerprint(),
             n=len(part),
             n_used=len(features[layer]),
-            classes=part.labels.classes,
+            classes=part.target.classes,
         )
         for part, features in ((data.train, encoded.train), (data.test, encoded.test))
     ]
     used = DataUsed(
-        train=parts[0], test=parts[1], how=data.how, labels=data.train.labels.kind, unreadable=encoded.unreadable
+        train=parts[0], test=parts[1], how=data.how, labels=data.train.target.name, unreadable=encoded.unreadable
     )
     effective, read = {"origin", *prepared.preprocessing_origins}, request.as_read(backbone.preprocessing)
     preprocessing = {name: value for name, value in read.record().items() if name in effective}

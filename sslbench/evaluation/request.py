@@ -10,7 +10,6 @@ from sslbench.config import resolve, result_settings, setting
 from sslbench.data.decode.reading import check_decoder
 from sslbench.errors import UsageError
 from sslbench.features.settings import ExtractSettings
-from sslbench.labels import LABELS
 from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
 from sslbench.preprocessing import MAX_PIXELS, Preprocessing
@@ -226,12 +225,10 @@ def refuse_different_labels(names: Iterable[str]) -> None:
     Raises:
         UsageError: two of them take labels of different kinds.
     """
-    kinds = {name: protocols.find(name).kind.label_kinds for name in names}
-    for first, second in itertools.combinations(kinds, 2):
-        if kinds[first].isdisjoint(kinds[second]):
-            texts = [
-                " or ".join(LABELS[kind].text for kind in LABELS if kind in kinds[name]) for name in (first, second)
-            ]
+    taken = {name: protocols.find(name).kind.takes for name in names}
+    for first, second in itertools.combinations(taken, 2):
+        if set(taken[first]).isdisjoint(taken[second]):
+            texts = [" or ".join(kind.title for kind in taken[name]) for name in (first, second)]
             raise UsageError(
                 f"{first} and {second} take labels of different kinds ({'; '.join(texts)}) and cannot run together",
                 "Run them one after the other.",

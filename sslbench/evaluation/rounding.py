@@ -20,6 +20,7 @@ from sslbench.metrics.differences import Predictions, difference
 from sslbench.results import Result, Rounding
 from sslbench.results.records import Scores
 from sslbench.runtime.progress import Progress
+from sslbench.targets import kinds
 
 log = logging.getLogger("sslbench")
 
@@ -126,7 +127,7 @@ def _interval(result: Result, int8: Scores, fp32: Scores) -> tuple[float | None,
         return None, None
     try:
         found = difference(
-            metric.name, result.data.labels, int8.labels, *answers, groups=int8.groups, resamples=RESAMPLES
+            metric.name, kinds()[result.data.labels], int8.labels, *answers, groups=int8.groups, resamples=RESAMPLES
         )
     except KeyError:  # not a metric of per-sample scores
         return None, None

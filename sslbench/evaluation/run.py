@@ -27,6 +27,7 @@ from sslbench.features.external import FeaturePair
 from sslbench.identity import digest, groups_digest
 from sslbench.results import DataPart, DataUsed, Result, WeightsUsed
 from sslbench.runtime.progress import Progress
+from sslbench.targets.multilabel import MultiLabel
 
 MISSING_FLOORS = {"pixels": "the features came without images", "untrained": "the features came without a backbone"}
 
@@ -47,11 +48,11 @@ def describe_embeddings(
             fingerprint=sha,
             n=len(f),
             n_used=len(f),
-            classes=f.labels.classes,
+            classes=f.target.classes,
         )
         for part_name, sha, f in zip(split, hashes, (train, test), strict=True)
     ]
-    data = DataUsed(train=parts[0], test=parts[1], how=how, labels=train.labels.kind, known_by=pair.known_by)
+    data = DataUsed(train=parts[0], test=parts[1], how=how, labels=train.target.name, known_by=pair.known_by)
     weights = WeightsUsed(
         name=name or pair.name,
         path=None,
@@ -129,13 +130,17 @@ def evaluate_features(
     Raises:
         UsageError: a protocol that takes images.
     """
-    labels = pair.train.labels
+    labels = pair.train.target
     log.info(f"{len(pair.train)} train and {len(pair.test)} test samples, {pair.how}{class_counts(labels)}")
     if pair.known_by == "rows":
         log.info(
             f"{pair.data} has no ids: other features with these labels in this order count as those of the same samples"
         )
-    if labels.kind == "multi" and (labels.values > 0).sum(axis=1).max(initial=0) == 1 and (labels.values >= 0).all():
+    if (
+        isinstance(labels, MultiLabel)
+        and (labels.values > 0).sum(axis=1).max(initial=0) == 1
+        and (labels.values >= 0).all()
+    ):
         log.warning(f"{pair.name}: no sample has several labels; give class numbers or names for accuracies (top1)")
     check_features_for(pair, tasks, run)
     announce_features(pair, tasks, run, out)
@@ -162,7 +167,7 @@ def check_features_for(pair: FeaturePair, tasks: Sequence[Task], run: RunSetting
     check_seeds(run, tasks)
     check_features(pair, tasks)
     for task in tasks:
-        check_label_kind(task, pair.train.labels.kind)
+        check_label_kind(task, type(pair.train.target))
         if task.kind.needs_images or task.kind.several_sets:
             raise UsageError(
                 f"{task.protocol} takes images and cannot run on features",

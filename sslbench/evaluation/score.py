@@ -84,10 +84,10 @@ def _outcomes(
     """Return the protocol's outcomes; with a subset of classes in test no other class can be predicted."""
     train, test = (dataclasses.replace(part, attributes={}) for part in (train, test))  # no key holds them
     inputs = FeatureInputs(task.settings, run.seed, train, test, sets, classifier, str(run.torch_device()))
-    if not subset.is_subset(train.labels, test.labels):
+    if not subset.is_subset(train.target, test.target):
         return task.kind.outcomes(inputs)
-    outcomes = task.kind.outcomes(dataclasses.replace(inputs, test=subset.widened(train.labels, test)))
-    return {"": subset.restricted(outcomes[""], task.protocol, train.labels, test, seed=run.seed)}
+    outcomes = task.kind.outcomes(dataclasses.replace(inputs, test=subset.widened(train.target, test)))
+    return {"": subset.restricted(outcomes[""], task.protocol, train.target, test, seed=run.seed)}
 
 
 def row_subjects(subject: Subject, task: Task, sets: Mapping[str, ImageSet]) -> dict[str, tuple[Subject, Task]]:
@@ -113,7 +113,7 @@ def row_subjects(subject: Subject, task: Task, sets: Mapping[str, ImageSet]) -> 
 def _data_of_set(subject: Subject, name: str, source: Source, *, alone: bool) -> DataUsed:
     """Return a set as the test part of its own record; `alone`: it stands for train too, which is not used."""
     part = DataPart(
-        name=name, fingerprint=source.fingerprint(), n=len(source), n_used=len(source), classes=source.labels.classes
+        name=name, fingerprint=source.fingerprint(), n=len(source), n_used=len(source), classes=source.target.classes
     )
     if alone:
         how = f"{name} ({source.name}) alone"
@@ -126,4 +126,4 @@ def rows_of_set(features: Features, source: Source) -> Features:
     """Return stored features with the labels of a set."""
     readable = set(features.ids)
     labelled = source.select(np.array([i for i, name in enumerate(source.ids) if name in readable], dtype=np.int64))
-    return dataclasses.replace(features, labels=labelled.labels)
+    return dataclasses.replace(features, target=labelled.target)

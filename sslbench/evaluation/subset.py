@@ -11,14 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench import names, protocols
-from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
-from sslbench.metrics.summary import headline, summarise
+from sslbench.metrics.summary import summarise
 from sslbench.results import Outcome
+from sslbench.targets.classes import Classes
+from sslbench.targets.target import Target
 
 
-def is_subset(train: Labels, test: Labels) -> bool:
+def is_subset(train: Target, test: Target) -> bool:
     """Return True if test keeps only its own classes (`match_classes(..., subset=True)`)."""
     return train.classes != test.classes
 
@@ -41,19 +42,19 @@ def _refused(protocol: str) -> UsageError:
     )
 
 
-def widened(train: Labels, test: Features) -> Features:
+def widened(train: Target, test: Features) -> Features:
     """Return the test features with labels numbered as train numbers its classes."""
-    columns = _columns(train, test.labels)
+    columns = _columns(train, test.target)
     values: npt.NDArray[np.int64] | npt.NDArray[np.int8]
-    if test.labels.kind == "single":
-        values = columns[test.labels.values]
+    if isinstance(test.target, Classes):
+        values = columns[test.target.values]
     else:
         values = np.zeros((len(test), len(train.classes)), dtype=np.int8)
-        values[:, columns] = test.labels.values
-    return dataclasses.replace(test, labels=Labels(test.labels.kind, train.classes, values))
+        values[:, columns] = test.target.values
+    return dataclasses.replace(test, target=test.target.changed(classes=train.classes, values=values))
 
 
-def restricted(outcome: Outcome, protocol: str, train: Labels, test: Features, *, seed: int) -> Outcome:
+def restricted(outcome: Outcome, protocol: str, train: Target, test: Features, *, seed: int) -> Outcome:
     """Return an outcome over all of train's classes restricted to the classes of test.
 
     Args:
@@ -67,20 +68,20 @@ def restricted(outcome: Outcome, protocol: str, train: Labels, test: Features, *
         UsageError: the protocol's metrics are not those of its scores (a mean over draws is not), so they cannot be
             restricted afterwards.
     """
-    whole = widened(train, test).labels
+    whole = widened(train, test).target
     value = outcome.metrics[outcome.headline][0]
     if outcome.scores.shape != (len(test), len(train.classes)) or not np.isclose(
-        value, headline(whole.kind, whole.values, outcome.scores), atol=1e-6, equal_nan=True
+        value, whole.headline(whole.values, outcome.scores), atol=1e-6, equal_nan=True
     ):
         raise _refused(protocol)
-    scores = outcome.scores[:, _columns(train, test.labels)]
+    scores = outcome.scores[:, _columns(train, test.target)]
     # A subset of logits is still logits; a subset of probabilities must be normalised again.
     probabilities: Literal["softmax"] | None = "softmax" if outcome.probabilities == "softmax" else None
-    kind, classes, values = test.labels.kind, test.labels.classes, test.labels.values
+    target = test.target
     metrics, name, per_class = summarise(
-        kind, classes, values, scores, seed=seed, probabilities=probabilities, groups=test.groups
+        type(target), target.classes, target.values, scores, seed=seed, probabilities=probabilities, groups=test.groups
     )
-    n = len(test.labels.classes)
+    n = len(test.target.classes)
     note = f"Only the {n:,} of {len(train.classes):,} classes of train that test contains could be predicted."
     # The scores of rejected settings exist for all classes only.
     return dataclasses.replace(
@@ -95,7 +96,7 @@ def restricted(outcome: Outcome, protocol: str, train: Labels, test: Features, *
     )
 
 
-def _columns(train: Labels, test: Labels) -> npt.NDArray[np.int64]:
+def _columns(train: Target, test: Target) -> npt.NDArray[np.int64]:
     """Return the number in train of each class of test."""
     number = {name: i for i, name in enumerate(train.classes)}
     return np.array([number[name] for name in test.classes], dtype=np.int64)

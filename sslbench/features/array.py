@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.queries import Queries
-from sslbench.data.source import Labels, PixelLabels
+from sslbench.targets.target import Target
 
 UNREADABLE_HEADER = (ValueError, OverflowError, EOFError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError)
 """Errors of numpy on a damaged .npy header, which it parses as a Python literal."""
@@ -20,16 +19,14 @@ class Features:
 
     Attributes:
         x: (N, D), float32 or float16, possibly memory-mapped and read-only.
-        labels: of the N samples.
+        target: of the N samples.
         ids: of the N samples, ascending.
         attributes: further columns of a table of labels, name -> one text per sample.
         groups: int64 (N,), group of each sample (a video, a patient, the image of a crop). Hold-outs and folds never
             separate a group, and intervals resample whole groups. None: no groups.
-        queries: see `Source.queries`.
         regions: number of regions of an image whose descriptors of equal length make up a row (pools `regions` and
             `grid`).
         grid: rows and columns of the regions of the pool `grid`; None: others have no fixed place in the image.
-        maps: label maps of the images, see `Source.maps`.
         rank: int64 (N,), order of the samples in draws (`Source.rank`); None: as they lie.
 
     Examples:
@@ -41,19 +38,17 @@ class Features:
     """
 
     x: npt.NDArray[np.floating]
-    labels: Labels
+    target: Target
     ids: tuple[str, ...]
     attributes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     groups: npt.NDArray[np.int64] | None = None
     regions: int = 1
-    queries: Queries | None = None
     grid: tuple[int, int] | None = None
-    maps: PixelLabels | None = None
     rank: npt.NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        if self.x.ndim != 2 or not len(self.x) == len(self.labels) == len(self.ids):
-            raise ValueError(f"features {self.x.shape}, {len(self.labels)} labels, {len(self.ids)} ids")
+        if self.x.ndim != 2 or not len(self.x) == len(self.target) == len(self.ids):
+            raise ValueError(f"features {self.x.shape}, {len(self.target)} targets, {len(self.ids)} ids")
         if self.groups is not None and self.groups.shape != (len(self.ids),):
             raise ValueError(f"groups {self.groups.shape} of {len(self.ids)} samples")
 
@@ -75,7 +70,6 @@ class Features:
         attributes = {name: tuple(column[i] for i in indices) for name, column in self.attributes.items()}
         groups = None if self.groups is None else self.groups[indices]
         ids = tuple(self.ids[i] for i in indices)
-        maps = None if self.maps is None else self.maps.select(indices)
         rank = None if self.rank is None else self.rank[indices]
-        further = attributes, groups, self.regions, self.queries, self.grid, maps, rank
-        return Features(self.x[indices], self.labels.select(indices), ids, *further)
+        further = attributes, groups, self.regions, self.grid, rank
+        return Features(self.x[indices], self.target.select(indices), ids, *further)

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from sslbench.data.booleans import FLAGS
 from sslbench.data.containers.names import split_name
 from sslbench.data.groups import group_numbers
-from sslbench.data.labels import NONE_OF_THE_CLASSES, among_classes, labels_of, no_labels, single_labels
-from sslbench.data.source import Labels, ranked
+from sslbench.data.labels import NONE_OF_THE_CLASSES, among_classes, labels_of, single_labels
+from sslbench.data.source import ranked
 from sslbench.data.splits import holdout
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
@@ -33,6 +33,11 @@ from sslbench.features.external_files import (
 )
 from sslbench.names import did_you_mean
 from sslbench.results import KnownBy, canonical
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import OfClasses, Target
 
 log = logging.getLogger("sslbench")
 
@@ -132,7 +137,7 @@ def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
         ...     rows = ["label,split", "cat,train", "dog,train", "cat,test", "dog,test"]
         ...     _ = y.write_text(chr(10).join(rows))
         ...     pair = read_train_test(x, y, None, None, label_column=None, test_fraction=0.5, seed=0)
-        >>> pair.train.x.shape, pair.test.labels.classes, pair.how
+        >>> pair.train.x.shape, pair.test.target.classes, pair.how
         ((2, 2), ('cat', 'dog'), 'the split column of the labels')
     """
     columns = [*([label_column] if label_column else []), *value_columns, *attribute_columns]
@@ -185,7 +190,7 @@ def read_in_memory(
 
     Examples:
         >>> pair = read_in_memory((np.eye(4), [0, 1, 0, 1]), None, name="x", test_fraction=0.5, seed=0)
-        >>> len(pair.train), pair.test.labels.classes
+        >>> len(pair.train), pair.test.target.classes
         (2, ('0', '1'))
     """
     names = name, "labels in memory"
@@ -204,7 +209,7 @@ def read_in_memory(
 
 
 def _unlabelled(x: npt.NDArray[np.floating], name: str, data: str) -> FeaturePair:
-    whole = Features(x, no_labels(len(x)), _row_ids(len(x)))
+    whole = Features(x, Unlabelled(len(x)), _row_ids(len(x)))
     return FeaturePair(whole, whole, f"all of {data}", name, data, "features")
 
 
@@ -263,9 +268,9 @@ def _paired(
         parts = [(x, table, fit), (x, table, held_out)]
     matched = _matched(table.labels, test_table.labels, own_classes=own_classes)
     train, test = (_features(*part, labels) for part, labels in zip(parts, matched, strict=True))
-    if train.labels.kind == "single" and not own_classes:
-        learned = {train.labels.classes[i] for i in np.unique(train.labels.values)}
-        _refuse_unknown({test.labels.classes[i] for i in np.unique(test.labels.values)}, learned)
+    if isinstance(train.target, Classes) and not own_classes:
+        learned = {train.target.classes[i] for i in np.unique(train.target.values)}
+        _refuse_unknown({test.target.classes[i] for i in np.unique(test.target.values)}, learned)
     split = scored is None and not _parts(table)
     whole = _features(x, table, np.arange(len(x)), matched[0]) if split else None
     return FeaturePair(train, test, description, *names, table.known_by, whole)
@@ -275,7 +280,7 @@ def _paired(
 class _Table:
     """Labels of a file with its other columns; without ids, `id` has the numbers of the rows."""
 
-    labels: Labels
+    labels: Target
     id: Sequence[str]
     split: Sequence[str]
     attributes: dict[str, list[str]]
@@ -284,7 +289,7 @@ class _Table:
     known_by: KnownBy
 
 
-def _without_columns(labels: Labels) -> _Table:
+def _without_columns(labels: Target) -> _Table:
     return _Table(labels, _row_ids(len(labels)), [""] * len(labels), {}, None, "", "rows")
 
 
@@ -316,7 +321,7 @@ def _read_labels(
     groups = group_numbers(_column(path, grouped_by, columns)) if grouped_by else None
     shared = features_are_columns(path, features)
     labels = _labels(path, columns, column, numbers, leave_out={*further, grouped_by, *("yY" if shared else "")})
-    if shared and labels.kind == "multi" and set(labels.classes) <= set(columns):
+    if shared and isinstance(labels, MultiLabel) and set(labels.classes) <= set(columns):
         raise UsageError(
             f"{path} holds the features, too, and has no column 'label': its columns of 0 and 1 could be either",
             "Name the column by --label-col, or give the labels in a file of their own.",
@@ -333,12 +338,12 @@ def _array_of_labels(path: Path, columns: Sequence[str], rows: int, features: Pa
     return _without_columns(labels_of(array, rows, name=str(path)))
 
 
-def _labels(path: Path, columns: Columns, column: str | None, numbers: Sequence[str], leave_out: set[str]) -> Labels:
+def _labels(path: Path, columns: Columns, column: str | None, numbers: Sequence[str], leave_out: set[str]) -> Target:
     """Return the labels in a column, those in columns of 0 and 1, or the numbers to predict."""
     n = len(next(iter(columns.values()), ()))
     others = [name for name in columns if name not in leave_out and name.lower() not in DESCRIPTIVE]
     if numbers:
-        return Labels("value", tuple(numbers), _numbers(path, numbers, columns))
+        return Numbers(tuple(numbers), _numbers(path, numbers, columns))
     usual = [name for key in LABEL_KEYS for name in columns if name.lower() == key and name not in leave_out]
     found = column or next(iter(usual), None)
     if found is None and len(others) == 1 and others[0].isdigit():
@@ -351,7 +356,7 @@ def _labels(path: Path, columns: Columns, column: str | None, numbers: Sequence[
                 f"{path}: {counted(len(present), 'column')} of 0 and 1 as labels, {some(list(present))}"
                 + (f"; not taken: {some(left)}" if left else "")
             )
-            return Labels("multi", tuple(present), np.array(list(present.values()), dtype=np.int8).T)
+            return MultiLabel(tuple(present), np.array(list(present.values()), dtype=np.int8).T)
     if found is None or found not in columns:
         wanted = column or "label"
         raise UsageError(
@@ -402,7 +407,7 @@ def _numbers(path: Path, names: Sequence[str], columns: Columns) -> npt.NDArray[
     return values
 
 
-def _matched(train: Labels, test: Labels, *, own_classes: bool = False) -> tuple[Labels, Labels]:
+def _matched(train: Target, test: Target, *, own_classes: bool = False) -> tuple[Target, Target]:
     """Return the labels of both tables over the classes of train; a class that a test table does not list is ignored.
 
     Where one table has several labels per row, so has the other. With `own_classes` and one label per row, test may
@@ -411,14 +416,16 @@ def _matched(train: Labels, test: Labels, *, own_classes: bool = False) -> tuple
     Raises:
         DataError: test has a class that train lacks, or only one of the tables has numbers.
     """
-    if (train.kind == "value") != (test.kind == "value") or (
-        train.kind == "value" and len(train.classes) != len(test.classes)
+    if isinstance(train, Numbers) != isinstance(test, Numbers) or (
+        isinstance(train, Numbers) and len(train.classes) != len(test.classes)
     ):
         raise DataError(f"the labels of train and test differ in kind: {_kind(train)} and {_kind(test)}")
-    if train.kind == "value":
+    if isinstance(train, Numbers):
         return train, test
-    several = "multi" in (train.kind, test.kind)
-    fitted, scored = (_as_multi(labels) if several else labels for labels in (train, test))
+    several = isinstance(train, MultiLabel) or isinstance(test, MultiLabel)
+    fitted, scored = (
+        MultiLabel(labels.classes, OfClasses.of(labels).flags()) if several else labels for labels in (train, test)
+    )
     if own_classes and not several and set(scored.classes) - set(fitted.classes):
         names = [labels.classes[i] for labels in (train, test) for i in labels.values]
         both = single_labels(names)
@@ -428,19 +435,12 @@ def _matched(train: Labels, test: Labels, *, own_classes: bool = False) -> tuple
     number = {name: i for i, name in enumerate(fitted.classes)}
     columns = np.array([number[name] for name in scored.classes], dtype=np.int64)
     if several:
-        return fitted, Labels("multi", fitted.classes, among_classes(scored.values, columns, len(number)))
-    return fitted, Labels("single", fitted.classes, columns[scored.values])
+        return fitted, MultiLabel(fitted.classes, among_classes(scored.values, columns, len(number)))
+    return fitted, Classes(fitted.classes, columns[scored.values])
 
 
-def _as_multi(labels: Labels) -> Labels:
-    """Return one label per row as any number of them."""
-    if labels.kind == "multi":
-        return labels
-    return Labels("multi", labels.classes, np.eye(len(labels.classes), dtype=np.int8)[labels.values])
-
-
-def _kind(labels: Labels) -> str:
-    return f"{len(labels.classes)} numbers" if labels.kind == "value" else f"{len(labels.classes)} classes"
+def _kind(labels: Target) -> str:
+    return f"{len(labels.classes)} numbers" if isinstance(labels, Numbers) else f"{len(labels.classes)} classes"
 
 
 def _refuse_unknown(test: set[str], train: set[str]) -> None:
@@ -476,7 +476,7 @@ def _split(table: _Table, fraction: float, seed: int) -> tuple[npt.NDArray[np.in
         return parts["train"], parts[scored], description
     order = np.argsort(np.array(table.id), kind="stable")  # embeddings of the same samples in another order: same parts
     groups = None if table.groups is None else table.groups[order]
-    rank = ranked([table.id[i] for i in order], table.labels.kind)
+    rank = ranked([table.id[i] for i in order], table.labels)
     fit, held_out = holdout(table.labels.select(order), fraction, seed, groups=groups, rank=rank)
     fit, held_out = order[fit], order[held_out]
     if table.groups is not None and not (len(fit) and len(held_out)):
@@ -489,31 +489,34 @@ def _split(table: _Table, fraction: float, seed: int) -> tuple[npt.NDArray[np.in
             f"{len(table.labels):,} rows are too few of each class to split into train and test",
             "A class needs two rows to be on both sides; or add a column 'split', or give the test part of its own.",
         )
-    kind, share = "stratified" if table.labels.kind != "value" else "random", len(held_out) / max(1, len(table.labels))
+    kind, share = (
+        "stratified" if not isinstance(table.labels, Numbers) else "random",
+        len(held_out) / max(1, len(table.labels)),
+    )
     share = fraction if table.groups is None else share
     by = "" if table.groups is None else f" by {table.grouped_by}"
     return fit, held_out, f"seeded {kind} split{by}: {1 - share:.0%} train, {share:.0%} test (seed {seed})"
 
 
-def _features(x: npt.NDArray[np.floating], table: _Table, rows: npt.NDArray[np.int64], labels: Labels) -> Features:
+def _features(x: npt.NDArray[np.floating], table: _Table, rows: npt.NDArray[np.int64], labels: Target) -> Features:
     order = rows[np.argsort(np.array([table.id[i] for i in rows]), kind="stable")]
     ids = tuple(table.id[i] for i in order)
     attributes = {name: tuple(column[i] for i in order) for name, column in table.attributes.items()}
     groups = None if table.groups is None else table.groups[order]
     # A memory-mapped file whose rows are in order stays on disk: at ImageNet's size a copy of it is 5 to 10 GB.
     as_it_is = x.flags.c_contiguous and np.array_equal(order, np.arange(len(x)))
-    x, rank = (x if as_it_is else x[order]), ranked(ids, labels.kind)
+    x, rank = (x if as_it_is else x[order]), ranked(ids, labels)
     return Features(x, labels.select(order), ids, attributes, groups, rank=rank)
 
 
 def _fingerprint(features: Features) -> str:
     """Return the identity of the samples, see `FeaturePair`."""
-    labels = features.labels
-    digest = hashlib.sha256(canonical(["samples of features", features.ids, labels.kind, labels.classes]).encode())
+    labels = features.target
+    digest = hashlib.sha256(canonical(["samples of features", features.ids, labels.name, labels.classes]).encode())
     digest.update(labels.values.tobytes())
     if features.groups is not None:
         digest.update(np.unique(features.groups, return_inverse=True)[1].tobytes())
-    if labels.kind == "none":
+    if isinstance(labels, Unlabelled):
         digest.update(_sha256(features).encode())
     return digest.hexdigest()[:32]
 

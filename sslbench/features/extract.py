@@ -191,12 +191,10 @@ def _as_features(entry: store.StoreEntry, layer: Layer, source: Source, unreadab
     x = entry.read(layer.text)
     return Features(
         x,
-        readable.labels,
+        readable.target,
         readable.ids,
         groups=source_groups(readable),
         regions=layer.regions,
         grid=layer.grid,
-        queries=readable.queries,
-        maps=readable.maps,
         rank=readable.rank,
     )

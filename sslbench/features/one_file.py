@@ -149,7 +149,7 @@ def _columns(found: Mapping[str, "Extraction"]) -> dict[str, list[Any]]:
 
 
 def _label(extraction: "Extraction", index: int) -> str:
-    labels = extraction.source.labels
+    labels = extraction.source.target
     return labels.text(index) if labels.labelled else ""
 
 

@@ -195,7 +195,7 @@ def _write_index(
     rows: list[tuple[Any, ...]] = []
     for i, sample_id in enumerate(source.ids):
         if sample_id not in left_out:
-            label = source.labels.text(i) if source.labels.labelled else ""
+            label = source.target.text(i) if source.target.labelled else ""
             own = (len(rows), sample_id, source.images.path(i), label, split, digests[i].tobytes().hex())
             old = before.get(sample_id, {})
             rows.append(

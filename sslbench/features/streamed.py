@@ -52,13 +52,11 @@ def streamed(
     log.info(f"{source.name}: {layer.text} would take {size / 1e9:.2g} GB; it is computed when it is read")
     return Features(
         cast("npt.NDArray[np.floating]", rows),
-        source.labels,
+        source.target,
         source.ids,
         groups=source_groups(source),
         regions=layer.regions,
-        queries=source.queries,
         grid=layer.grid,
-        maps=source.maps,
         rank=source.rank,
     )
 

@@ -21,6 +21,7 @@ from sslbench.metrics.differences import TOP_K, PairedDifference, Predictions, d
 from sslbench.names import did_you_mean
 from sslbench.results import Result, tables
 from sslbench.results.records import Scores, predictions_paths, read_scores, scores_path
+from sslbench.targets import kinds
 
 
 def differing(a: Result, b: Result, metric: str | None = None) -> list[tuple[str, str, str]]:
@@ -333,7 +334,7 @@ def _difference_of_scores(
     answers = [Predictions.together([_answers(*one) for one in each]) for each in (a, b)]
     return difference(
         metric,
-        first.data.labels,
+        kinds()[first.data.labels],
         scores.labels,
         answers[0],
         answers[1],

@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
-from sslbench.labels import LabelKind
 from sslbench.metrics.classification import TOP1, TOP5, places
 from sslbench.metrics.intervals import Interval, Units, on_halves, standard_errors, student
-from sslbench.metrics.measure import Measure
-from sslbench.metrics.summary import Probabilities, one_measure
+from sslbench.metrics.measure import Kind, Measure, Probabilities
+from sslbench.metrics.summary import one_measure
 
 TOP_K = {TOP1.name: 1, TOP5.name: 5}
 """Metrics that are means over the samples, whose differences need no half-samples: name -> k."""
@@ -103,7 +102,7 @@ class PairedDifference:
 
 def difference(
     metric: str,
-    kind: LabelKind,
+    kind: Kind,
     labels: npt.NDArray[np.integer],
     a: Predictions,
     b: Predictions,
@@ -119,7 +118,7 @@ def difference(
 
     Args:
         metric: name of a metric that `summarise` computes.
-        kind: 'single', 'multi' or 'value'.
+        kind: `Classes`, `MultiLabel` or `Numbers`.
         labels: labels of the N samples, as for `summarise`.
         a: one model's predictions.
         b: the other model's, for the same samples in the same order.
@@ -130,14 +129,15 @@ def difference(
     Raises:
         KeyError: there is no such metric, or the scores that it needs were not kept.
 
+    >>> from sslbench.targets.classes import Classes
     >>> right, wrong = np.array([[1.0, 0.0]] * 20), np.array([[0.0, 1.0]] * 20)
     >>> a, b = Predictions.of(0, right), Predictions.of(0, wrong)
-    >>> found = difference("top1", "single", np.zeros(20, np.int64), a, b)
+    >>> found = difference("top1", Classes, np.zeros(20, np.int64), a, b)
     >>> found.difference, found.low > 0, found.p is not None and found.p < 0.001
     (1.0, True, True)
     """
     units = Units.of(len(labels), groups)
-    if kind == "single" and metric in TOP_K:
+    if metric in TOP_K and kind.metric == TOP1.name:
         right = [_right(answers, labels, TOP_K[metric]) for answers in (a, b)]
         each = [tuple(row.mean(axis=1).tolist()) for row in right]
         means = [row.mean(axis=0) for row in right]
@@ -219,7 +219,7 @@ def paired_difference(
 
 def _resampled(
     metric: str,
-    kind: LabelKind,
+    kind: Kind,
     labels: npt.NDArray[np.integer],
     a: Predictions,
     b: Predictions,

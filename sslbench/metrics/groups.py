@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
-from sslbench.labels import LabelKind
 from sslbench.metrics.catalog import find
 from sslbench.metrics.intervals import Units, over_trainings
+from sslbench.metrics.measure import Kind, Probabilities
 from sslbench.metrics.sample_means import mean_of_rows
-from sslbench.metrics.summary import Probabilities, one_measure, with_intervals
+from sslbench.metrics.summary import one_measure, with_intervals
 
 _FEW = 20  # samples, below which a group is reported as small
 
@@ -29,7 +29,7 @@ class GroupScore:
 
 def by_group(  # noqa: PLR0913  the parts of an evaluation, and two kinds of groups
     metric: str,
-    kind: LabelKind,
+    kind: Kind,
     values: npt.NDArray[np.integer],
     draws: Sequence[npt.NDArray[np.floating]],
     groups: Sequence[str],
@@ -46,7 +46,7 @@ def by_group(  # noqa: PLR0913  the parts of an evaluation, and two kinds of gro
 
     Args:
         metric: name of a metric that `summarise` computes; its direction decides what is worst.
-        kind: 'single', 'multi' or 'value'.
+        kind: `Classes`, `MultiLabel` or `Numbers`.
         values: labels of the N samples, as for `summarise`.
         draws: scores (N, C) of each draw of train, of which the metric is the mean; usually one.
         groups: the group of each of the N samples.
@@ -59,8 +59,9 @@ def by_group(  # noqa: PLR0913  the parts of an evaluation, and two kinds of gro
     Raises:
         KeyError: there is no such metric.
 
+    >>> from sslbench.targets.classes import Classes
     >>> scores = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.7, 0.3]])
-    >>> found = by_group("top1", "single", np.array([0, 1, 1, 1]), [scores], ["a", "a", "b", "b"], seed=0)
+    >>> found = by_group("top1", Classes, np.array([0, 1, 1, 1]), [scores], ["a", "a", "b", "b"], seed=0)
     >>> [(group.name, group.value) for group in found]
     [('b', 0.0), ('a', 1.0)]
     """

@@ -2,10 +2,16 @@
 
 import dataclasses
 import math
+from typing import Any, Literal, Protocol
+
+import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
 from sslbench.metrics.intervals import Statistic, Units
 from sslbench.metrics.metric import Metric
+
+Probabilities = Literal["softmax", "scores"]
+"""Conversion of scores to probabilities: by softmax (logits), or none (shares that sum to 1)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,3 +58,36 @@ class Measure:
             return 1.0
         seen = sum(1 / number for number in self.class_units if number > 1)
         return math.sqrt(sum(1 / number for number in self.class_units) / seen) if seen else math.nan
+
+
+class Kind(Protocol):
+    """Kind of targets, as metrics know it: a class of `sslbench.targets`."""
+
+    @property
+    def name(self) -> str:
+        """Name in records."""
+        ...
+
+    @property
+    def metric(self) -> str:
+        """Name of the leading metric."""
+        ...
+
+    def measures(
+        self,
+        values: npt.NDArray[Any],
+        scores: npt.NDArray[Any],
+        units: Units,
+        how: Probabilities | None = None,
+        /,
+    ) -> list[Measure]:
+        """Return the metrics as functions of the weights of the samples."""
+        ...
+
+    def headline(self, values: npt.NDArray[Any], scores: npt.NDArray[Any], /) -> float:
+        """Return the leading metric alone."""
+        ...
+
+    def per_class(self, values: npt.NDArray[Any], scores: npt.NDArray[Any], classes: int, /) -> list[float]:
+        """Return the metric of every class; [] where there is none."""
+        ...

@@ -12,8 +12,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.labels import LabelKind
-
 Bounds = tuple[float, float]
 RATE: Bounds = (0.0, 1.0)
 ANY: Bounds = (-math.inf, math.inf)
@@ -86,7 +84,7 @@ class Metric:
         direction: 1 if more is better, -1 if less is, 0 if not known.
         bounds: smallest and largest value as computed (rates: fractions); infinite where there is none.
         needs: input that it is computed from.
-        labels: kinds of labels for which it is defined; empty for metrics that do not use labels of samples.
+        labels: names of the kinds of targets for which it is defined; empty for metrics that use no labels of samples.
         chance: expected value of random guessing, as computed: a number, or a function of the class frequencies; None
             if not known.
         floor: True if records state the chance level.
@@ -100,7 +98,7 @@ class Metric:
     direction: Direction
     bounds: Bounds
     needs: Input
-    labels: tuple[LabelKind, ...] = ()
+    labels: tuple[str, ...] = ()
     chance: Chance | float | None = None
     floor: bool = False
     label_units: bool = False

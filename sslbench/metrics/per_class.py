@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
-from sslbench.labels import LabelKind
 from sslbench.metrics import classification, ranking
+from sslbench.metrics.measure import Kind
 from sslbench.metrics.one_vs_rest import OneVsRest
 
 _RANKED = {
@@ -18,7 +18,7 @@ _RANKED = {
 
 
 def per_class(
-    kind: LabelKind,
+    kind: Kind,
     classes: Sequence[str],
     values: npt.NDArray[np.integer],
     scores: npt.NDArray[np.floating],
@@ -28,7 +28,7 @@ def per_class(
     """Return the metrics of every class.
 
     Args:
-        kind: 'single' or 'multi'.
+        kind: `Classes` or `MultiLabel`.
         classes: the C class names.
         values: single: (N,) true classes; multi: (N, C), 1 present, 0 absent, -1 ignore.
         scores: (N, C), higher means more likely; a class without a classifier has NaN.
@@ -39,12 +39,17 @@ def per_class(
         `precision`, `f1`, `average_precision` (interpolated, all points), `average_precision_noninterpolated`, `auroc`.
         With single labels the ranking metrics are of the class against all others.
 
+    >>> from sslbench.targets.classes import Classes
     >>> scores = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
-    >>> found = per_class("single", ("cat", "dog"), np.array([0, 1, 1]), scores)
+    >>> found = per_class(Classes, ("cat", "dog"), np.array([0, 1, 1]), scores)
     >>> found["recall"], found["precision"]
     ({'cat': 1.0, 'dog': 0.5}, {'cat': 0.5, 'dog': 1.0})
     """
-    found = _single(values.astype(np.int64), scores) if kind == "single" else _multi(values, scores, threshold)
+    found = (
+        _single(values.astype(np.int64), scores)
+        if kind.metric == classification.TOP1.name
+        else _multi(values, scores, threshold)
+    )
     return {name: dict(zip(classes, map(float, column), strict=True)) for name, column in found.items()}
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
+from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import CORRELATION, LOSS, Metric
 
 R2 = Metric(
@@ -141,6 +142,16 @@ class Ranks:
         """Return Pearson's correlation of the mean ranks, averaged over the numbers (R, 1), for weights (R, N)."""
         found = [_correlation(one.ranks(counts), other.ranks(counts), counts) for one, other in self._pairs]
         return np.asarray(np.mean(found, axis=0))[:, None]
+
+
+def number_measures(values: npt.ArrayLike, predicted: npt.ArrayLike) -> list[Measure]:
+    """Return the metrics of predicted numbers as functions of the weights of the samples."""
+    errors, ranks = Errors(values, predicted), Ranks(values, predicted)
+    return [
+        Measure((R2,), lambda weights: errors.statistic(weights)[:, :1]),
+        Measure((MAE, RMSE), lambda weights: errors.statistic(weights)[:, 1:]),
+        Measure((SPEARMAN,), ranks.correlation),
+    ]
 
 
 class _Order:

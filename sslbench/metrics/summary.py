@@ -1,53 +1,17 @@
 """All metrics of an evaluation with their intervals: one function for every kind of labels."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
-from sslbench.labels import LABELS, LabelKind
-from sslbench.metrics import calibration, classification, comparisons, geolocation, ranking, regression
-from sslbench.metrics.dense import (
-    contours,
-    correspondence,
-    depth,
-    discovery,
-    normals,
-    orientations,
-    poses,
-    segmentation,
-    signals,
-    video,
-)
+from sslbench.metrics import calibration, classification, geolocation, ranking
 from sslbench.metrics.intervals import Statistic, Units, Values, biases, ends, mean_errors, on_halves, standard_errors
-from sslbench.metrics.measure import Measure
+from sslbench.metrics.measure import Kind, Measure, Probabilities
 from sslbench.metrics.metric import Metric
 from sslbench.metrics.one_vs_rest import OneVsRest
-
-ROW_COLUMNS: Mapping[LabelKind, tuple[str, ...]] = {
-    "depth": depth.COLUMNS,
-    "normals": normals.COLUMNS,
-    "boxes": discovery.columns("boxes"),
-    "mask": discovery.columns("mask"),
-    "signal": signals.COLUMNS,
-    "orientation": orientations.COLUMNS,
-    "boundaries": contours.COLUMNS,
-    "triplets": comparisons.CHOICE_COLUMNS,
-    "camera_pairs": comparisons.POSE_COLUMNS,
-    "points": correspondence.POINT_COLUMNS,
-    "homography": correspondence.MATCH_COLUMNS,
-    "tracks": video.TRACK_COLUMNS,
-}
-"""Columns of the scores of samples without classes: counts, sums and errors, from which metrics follow."""
-_AREAS = ("intersection", "prediction", "label")
-CLASS_COLUMNS: Mapping[LabelKind, tuple[str, ...]] = {"map": _AREAS, "parts": _AREAS, "poses": poses.COUNTS}
-"""Counts of each class, where the scores of samples are (N, K * C) for K counts and C classes (joints of poses)."""
-
-Probabilities = Literal["softmax", "scores"]
-"""Conversion of scores to probabilities: by softmax (logits), or none (shares that sum to 1)."""
 
 _RANKING: dict[Metric, ranking.RankingFunction] = {
     ranking.MAP: ranking.voc_all_points,
@@ -60,7 +24,7 @@ _BLOCK = 20_000_000  # weights in memory at a time where each block ranks the sa
 
 
 def summarise(
-    kind: LabelKind,
+    kind: Kind,
     classes: Sequence[str],
     values: npt.NDArray[np.integer],
     scores: npt.NDArray[np.floating],
@@ -73,12 +37,11 @@ def summarise(
     """Return all metrics of one evaluation with their 95 % intervals.
 
     Args:
-        kind: kind of the labels, but 'none'.
+        kind: kind of the targets, a class of `sslbench.targets`, but `Unlabelled`.
         classes: names of the C classes or numbers.
         values: single: (N,) true classes; multi: (N, C), 1 present, 0 absent, -1 ignore; value: (N, C) numbers.
         scores: (N, C), higher means more likely; a class without a classifier has NaN. Value: the predictions.
-            Map, parts and poses: (N, 3 * C), the counts of each class in `CLASS_COLUMNS`. Other places in images,
-            pairs and videos: the columns of `ROW_COLUMNS`.
+            Other targets: the columns of `kind.columns`.
         seed: seed of the half-samples.
         resamples: number of half-samples.
         probabilities: conversion of the scores to probabilities; None where there is none, and then there is no
@@ -91,105 +54,40 @@ def summarise(
         (multi), R2 (value), IoU (map, parts) or PCK@0.1 (poses), NaN where not computable.
 
     >>> scores = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
-    >>> metrics, leading, recall = summarise("single", ("cat", "dog"), np.array([0, 1, 1]), scores, seed=0)
+    >>> from sslbench.targets.classes import Classes
+    >>> metrics, leading, recall = summarise(Classes, ("cat", "dog"), np.array([0, 1, 1]), scores, seed=0)
     >>> leading, [round(value, 3) for value in metrics["top1"]], recall
     ('top1', [0.667, 0.208, 0.939], {'cat': 1.0, 'dog': 0.5})
     """
     found: Values = {}
     units = Units.of(len(values), groups)
-    for measure in measures(kind, values, scores, units, probabilities):
+    for measure in kind.measures(values, scores, units, probabilities):
         found |= with_intervals(measure, units, seed, resamples)
-    if kind == "value":
-        each = map(float, regression.r2_each(values, scores))
-        return found, LABELS[kind].metric, dict(zip(classes, each, strict=True))
-    if kind in ("map", "parts"):
-        each = map(float, segmentation.iou(_counts(scores).sum(axis=0)))
-        return found, LABELS[kind].metric, dict(zip(classes, each, strict=True))
-    if kind == "poses":
-        each = map(float, poses.pck(_counts(scores).sum(axis=0))[:, 0])
-        return found, LABELS[kind].metric, dict(zip(classes, each, strict=True))
-    if kind in ROW_COLUMNS:
-        return found, LABELS[kind].metric, {}
-    if kind == "single":
-        predicted = classification.predicted_classes(scores)
-        own = classification.per_class_recall(values.astype(np.int64), predicted, len(classes))
-        return found, LABELS[kind].metric, dict(zip(classes, map(float, own), strict=True))
-    own = ranking.per_class(ranking.voc_all_points, values, scores)
-    return found, LABELS[kind].metric, dict(zip(classes, map(float, own), strict=True))
-
-
-def headline(kind: LabelKind, values: npt.NDArray[np.integer], scores: npt.NDArray[np.floating]) -> float:
-    """Return the leading metric alone: top-1 accuracy, mean average precision (multi), R2 (value) or mIoU (map).
-
-    Of depth it is the root mean square error, of normals the mean angle, and less is better.
-
-    >>> headline("value", np.array([[1.0], [2.0], [3.0]]), np.array([[1.0], [2.0], [2.0]]))
-    0.5
-    """
-    if kind == "value":
-        return regression.r2(values, scores)
-    if kind in ROW_COLUMNS or kind == "poses":
-        units = Units.of(len(scores), None)
-        found = next(each for each in measures(kind, values, scores, units) if LABELS[kind].metric in each.names)
-        return float(found.statistic(np.ones((1, len(scores))))[0, found.names.index(LABELS[kind].metric)])
-    if kind in ("map", "parts"):
-        return float(segmentation.segmentation_values(_counts(scores).sum(axis=0))[0])
-    if kind == "single":
-        return classification.top_k_accuracy(values.astype(np.int64), scores)
-    return ranking.mean_average_precision(values, scores)
+    each = kind.per_class(values, scores, len(classes))
+    return found, kind.metric, dict(zip(classes, each, strict=True)) if each else {}
 
 
 def without_intervals(
-    kind: LabelKind, values: npt.NDArray[np.integer], scores: npt.NDArray[np.floating]
+    kind: Kind, values: npt.NDArray[np.integer], scores: npt.NDArray[np.floating]
 ) -> dict[str, float]:
     """Return all metrics of one evaluation by name, see `summarise`.
 
-    >>> found = without_intervals("value", np.array([[1.0], [3.0]]), np.array([[1.0], [2.0]]))
+    >>> from sslbench.targets.numbers import Numbers
+    >>> found = without_intervals(Numbers, np.array([[1.0], [3.0]]), np.array([[1.0], [2.0]]))
     >>> found["r2"], found["mae"]
     (0.5, 0.5)
     """
     found: dict[str, float] = {}
-    for measure in measures(kind, values, scores, Units.of(len(scores), None)):
+    for measure in kind.measures(values, scores, Units.of(len(scores), None)):
         found |= dict(zip(measure.names, measure.statistic(np.ones((1, len(scores))))[0].tolist(), strict=True))
     return found
 
 
-def measures(
-    kind: LabelKind,
-    values: npt.NDArray[np.integer],
-    scores: npt.NDArray[np.floating],
-    units: Units,
-    probabilities: Probabilities | None = None,
+def label_measures(
+    values: npt.NDArray[np.integer], scores: npt.NDArray[np.floating], units: Units, how: Probabilities | None
 ) -> list[Measure]:
-    """Return the metrics of an evaluation as functions of the weights of the samples; see `summarise`."""
-    if kind == "value":
-        errors, ranks = regression.Errors(values, scores), regression.Ranks(values, scores)
-        return [
-            Measure((regression.R2,), lambda weights: errors.statistic(weights)[:, :1]),
-            Measure((regression.MAE, regression.RMSE), lambda weights: errors.statistic(weights)[:, 1:]),
-            Measure((regression.SPEARMAN,), ranks.correlation),
-        ]
-    if kind in ("map", "parts"):
-        return segmentation.segmentation_measures(_counts(scores), units)
-    if kind == "depth":
-        return depth.measures_of_rows(scores.astype(np.float64), units)
-    if kind == "normals":
-        return normals.measures_of_rows(scores.astype(np.float64), units)
-    if kind == "boxes":
-        return discovery.discovery_measures(scores.astype(np.float64))
-    if kind == "mask":
-        return discovery.saliency_measures(scores.astype(np.float64))
-    if kind == "signal":
-        return signals.signal_measures(scores.astype(np.float64))
-    if kind == "orientation":
-        return orientations.orientation_measures(scores.astype(np.float64))
-    if kind == "boundaries":
-        return [contours.contour_measure(scores.astype(np.float64))]
-    if kind in ("triplets", "camera_pairs", "points", "homography", "tracks", "poses"):
-        return _of_tuples(kind, values, scores, units)
-    if kind == "single":
-        return _single(values.astype(np.int64), scores, units, probabilities)
-    threshold = 0.5 if probabilities == "scores" else 0.0
+    """Return the metrics of any number of classes per sample."""
+    threshold = 0.5 if how == "scores" else 0.0
     counts = classification.LabelCounts(values, scores, threshold)
     scored = ~np.isnan(scores).any(axis=0)
     having = [units.having(np.flatnonzero(column > 0)) for column in values[:, scored].T]
@@ -199,28 +97,6 @@ def measures(
         Measure((classification.MICRO_F1,), lambda weights: counts.f1(weights)[:, :1]),
         Measure((classification.MACRO_F1,), lambda weights: counts.f1(weights)[:, 1:], class_units=class_units),
     ]
-
-
-def _of_tuples(
-    kind: LabelKind, values: npt.NDArray[np.integer], scores: npt.NDArray[np.floating], units: Units
-) -> list[Measure]:
-    """Return the metrics of pairs of images and of videos."""
-    if kind == "triplets":
-        return [comparisons.choice_measure(scores, values)]
-    if kind == "camera_pairs":
-        return comparisons.pose_measures(scores.astype(np.float64), values.astype(np.float64))
-    if kind == "points":
-        return correspondence.pck_measures(correspondence.PairHits.of_rows(scores, values), units)
-    if kind == "homography":
-        return [correspondence.recall_measure(scores)]
-    if kind == "tracks":
-        return [video.measure_of_videos(scores)]
-    return [poses.pose_measure(_counts(scores), units)]
-
-
-def _counts(scores: npt.NDArray[np.floating]) -> IntArray:
-    """Return counts (N, 3, C) of each class from rows (N, 3 * C) of scores."""
-    return np.asarray(scores.reshape(len(scores), 3, -1), dtype=np.int64)
 
 
 def place_measures(values: npt.ArrayLike, predicted: npt.ArrayLike) -> list[Measure]:
@@ -263,12 +139,13 @@ def summarise_places(
     return {metric.name: found[metric.name] for metric in geolocation.PLACES}
 
 
-def _single(
+def class_measures(
     values: npt.NDArray[np.int64],
     scores: npt.NDArray[np.floating],
     units: Units,
     probabilities: Probabilities | None,
 ) -> list[Measure]:
+    """Return the metrics of one class per sample, with probabilities those of calibration too."""
     n_classes = scores.shape[1]
     table = classification.ClassCounts(values, classification.predicted_classes(scores), n_classes)
     # With fewer than five classes there is no top-5: NaN for every sample makes it NaN throughout.
@@ -333,7 +210,7 @@ def _multi_ranking(labels: npt.NDArray[np.integer], scores: npt.NDArray[np.float
 
 def one_measure(
     metric: str,
-    kind: LabelKind,
+    kind: Kind,
     values: npt.NDArray[np.integer],
     scores: npt.NDArray[np.floating],
     units: Units,
@@ -346,10 +223,8 @@ def one_measure(
     Raises:
         KeyError: there is no such metric for these labels and scores.
     """
-    of_places = kind == "value" and values.shape[1:] == (2,) and metric in {m.name for m in geolocation.PLACES}
-    for measure in (
-        place_measures(values, scores) if of_places else measures(kind, values, scores, units, probabilities)
-    ):
+    of_places = values.shape[1:] == (2,) and metric in {m.name for m in geolocation.PLACES}
+    for measure in place_measures(values, scores) if of_places else kind.measures(values, scores, units, probabilities):
         if metric in measure.names:
             return measure
     raise KeyError(metric)

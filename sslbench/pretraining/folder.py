@@ -34,15 +34,15 @@ def identity(request: PretrainRequest, source: Source, init_sha256: str | None, 
         init_sha256: hash of the initial weights; None for random ones, which follow from the settings.
         code: digest of the user's own backbone, method and decoders; empty if all are sslbench's or of libraries.
     """
-    labels = hashlib.sha256("\n".join((source.labels.kind, *source.labels.classes)).encode())
-    labels.update(np.ascontiguousarray(source.labels.values).tobytes())
+    labels = hashlib.sha256("\n".join((source.target.name, *source.target.classes)).encode())
+    labels.update(np.ascontiguousarray(source.target.values).tobytes())
     return {
         **plain(request.settings),
         "data": without_secrets(request.data),
         "limit": request.limit,
         "images": len(source),
         "image_names": hashlib.sha256("\n".join(source.ids).encode()).hexdigest()[:16],
-        "classes": len(source.labels.classes),
+        "classes": len(source.target.classes),
         "labels": labels.hexdigest()[:16],
         "init": init_sha256,
         "code": code,

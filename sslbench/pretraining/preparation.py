@@ -40,6 +40,8 @@ from sslbench.pretraining.settings import PretrainRequest, PretrainSettings, Sch
 from sslbench.runtime.device import check_precision, choose_device, choose_precision
 from sslbench.runtime.device_names import Precision
 from sslbench.runtime.workers import resolve_workers
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
 from sslbench.train import schedules
 from sslbench.train.loop import RateSchedules, TrainingPlan
 from sslbench.train.method import Method, Setup, find_method
@@ -145,15 +147,15 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
         images_per_update=settings.batch_size,
         world=process.world,
         samples=len(source),
-        classes=len(source.labels.classes) if source.labels.kind == "single" else 0,
+        classes=len(source.target.classes) if isinstance(source.target, Classes) else 0,
         steps=plan.steps,
         steps_per_epoch=plan.per_epoch,
         backbone=backbone.name,
         channels=channels,
         loaded=request.init is not None,
-        class_names=source.labels.classes if source.labels.kind == "single" else (),
+        class_names=source.target.classes if isinstance(source.target, Classes) else (),
         normalisation=Preprocessing(mean=augment.mean, std=augment.std),
-        targets=torch.from_numpy(np.asarray(source.labels.values)) if source.labels.kind == "multi" else None,
+        targets=torch.from_numpy(np.asarray(source.target.values)) if isinstance(source.target, MultiLabel) else None,
         seed=settings.seed,
     )
     if settings.eval_linear:

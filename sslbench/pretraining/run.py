@@ -26,6 +26,7 @@ from sslbench.runtime.device import choose_device
 from sslbench.runtime.folders import check_writable
 from sslbench.runtime.seeds import preserved_random_states
 from sslbench.runtime.signals import StoppedError, stop_signals
+from sslbench.targets.multilabel import MultiLabel
 from sslbench.text import without_secrets
 from sslbench.train import checkpoints
 from sslbench.train.failed_batch import keep_failed
@@ -337,8 +338,8 @@ class _PretrainingRun:
         if heads:
             metadata[HEADS] = dict(heads)
         if "head" in heads and self.state.method.has_classifier:
-            labels = self.prepared.source.labels
-            kind: Literal["single", "multi"] = "multi" if labels.kind == "multi" else "single"
+            labels = self.prepared.source.target
+            kind: Literal["single", "multi"] = "multi" if isinstance(labels, MultiLabel) else "single"
             metadata["classifier"] = classifier_metadata(ClassifierInfo("output", "none", kind, labels.classes))
         if self.prepared.changes:
             metadata["changes"] = dict(self.prepared.changes)

@@ -11,7 +11,6 @@ from sslbench.errors import UsageError
 from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
 from sslbench.protocols.protocol import (
-    MAPS,
     FeatureInputs,
     FileClassifier,
     FileClassifierChoice,
@@ -32,7 +31,6 @@ from sslbench.protocols.protocol import (
 )
 
 __all__ = [
-    "MAPS",
     "WHOLE_IMAGES",
     "FeatureInputs",
     "FileClassifier",

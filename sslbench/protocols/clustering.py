@@ -25,10 +25,8 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.config import setting
-from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.labels import LABELS
 from sslbench.metrics.clustering import NAMES, ContingencyTable, agreement, agreement_with_intervals, silhouette
 from sslbench.metrics.spectrum import drawn_rows
 from sslbench.protocols._parts.costs import DOUBLE, FLOAT
@@ -37,6 +35,8 @@ from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.runtime.cost import Cost
 from sslbench.steps import counted
+from sslbench.targets.classes import Classes
+from sslbench.targets.target import Target
 
 _HEADLINE = "ari"
 _ROWS = 8192  # samples assigned to centres at a time
@@ -80,16 +80,16 @@ def check_settings(settings: Settings) -> None:
         raise UsageError("clustering: restarts and iterations should be at least 1, silhouette_samples at least 2")
 
 
-def check(settings: Settings, train: Labels) -> None:
+def check(settings: Settings, train: Target) -> None:
     """Refuse settings that cannot work on these training labels, before any feature is computed.
 
     Raises:
         UsageError: settings that are not possible, for instance more clusters than training samples.
         DataError: labels that are not one per sample.
     """
-    if train.kind != "single":
+    if not isinstance(train, Classes):
         raise DataError(
-            f"clustering needs one class per sample, and these samples have {LABELS[train.kind].text}",
+            f"clustering needs one class per sample, and these samples have {train.title}",
             "Use the protocol geometry, which needs no labels.",
         )
     check_settings(settings)
@@ -117,8 +117,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         UsageError: settings that are not possible.
     """
     check_features(train, test)
-    check(settings, train.labels)
-    ks = settings.k or (min(len(train.labels.classes), len(train)),)
+    check(settings, train.target)
+    ks = settings.k or (min(len(train.target.classes), len(train)),)
     seeds = [seed * settings.restarts + i for i in range(settings.restarts)]
     rows = train.order[drawn_rows(len(train), settings.samples, seed)]
     clusters = _cluster(train.x, test.x, list(itertools.product(ks, seeds)), rows, settings)
@@ -129,7 +129,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         note = f"Centres were fitted to a random subset of {len(rows):,} of {len(train):,} training samples."
         outcome = dataclasses.replace(outcome, notes=(note, *outcome.notes))
     variants = _spread(runs[ks[0]], train, test, settings) | {
-        f"k={k}": agreement(test.labels.values, best[k].test, _matching(best[k], train, test, settings)) for k in ks[1:]
+        f"k={k}": agreement(test.target.values, best[k].test, _matching(best[k], train, test, settings)) for k in ks[1:]
     }
     return dataclasses.replace(outcome, variants=variants)
 
@@ -225,14 +225,14 @@ def _assign(x: Matrix, centres: Sequence[_Centres], settings: Settings) -> list[
 
 
 def _matching(clusters: _Clusters, train: Features, test: Features, settings: Settings) -> dict[int, int]:
-    labels, own = (train.labels, clusters.train) if settings.match == "train" else (test.labels, clusters.test)
+    labels, own = (train.target, clusters.train) if settings.match == "train" else (test.target, clusters.test)
     table = ContingencyTable(labels.values, own)
     return table.matching(table.counts())
 
 
 def _outcome(best: _Clusters, train: Features, test: Features, settings: Settings, seed: int) -> Outcome:
-    classes, matching = test.labels.classes, _matching(best, train, test, settings)
-    metrics = agreement_with_intervals(test.labels.values, best.test, matching, seed=seed, groups=test.groups)
+    classes, matching = test.target.classes, _matching(best, train, test, settings)
+    metrics = agreement_with_intervals(test.target.values, best.test, matching, seed=seed, groups=test.groups)
     # The silhouette uses the same rows whether it draws them or is given them.
     rows = test.order[drawn_rows(len(test), settings.silhouette_samples, seed)]
     metrics["silhouette"] = silhouette(
@@ -249,20 +249,20 @@ def _outcome(best: _Clusters, train: Features, test: Features, settings: Setting
     if settings.match == "test":
         notes.append("Clusters were matched with classes on the test labels, as publications do.")
         selected = {"on": "test", "matching": "of clusters with classes"}
-    shares = _class_shares(best.train, train.labels)
+    shares = _class_shares(best.train, train.target)
     return Outcome(
         metrics=metrics,
         headline=_HEADLINE,
         scores=shares[best.test].astype(np.float32),
-        per_class=_per_class(test.labels, best.test, matching, classes),
-        train=agreement(train.labels.values, best.train)[_HEADLINE],
+        per_class=_per_class(test.target, best.test, matching, classes),
+        train=agreement(train.target.values, best.train)[_HEADLINE],
         selected=selected,
         converged=best.settled,
         notes=tuple(notes),
     )
 
 
-def _class_shares(clusters: IntArray, labels: Labels) -> FloatArray:
+def _class_shares(clusters: IntArray, labels: Target) -> FloatArray:
     """Return (k, C) shares of the classes among the training samples of each cluster."""
     counts = np.zeros((int(clusters.max()) + 1, len(labels.classes)))
     np.add.at(counts, (clusters, labels.values), 1)
@@ -270,7 +270,7 @@ def _class_shares(clusters: IntArray, labels: Labels) -> FloatArray:
 
 
 def _per_class(
-    labels: Labels, clusters: IntArray, matching: dict[int, int], classes: tuple[str, ...]
+    labels: Target, clusters: IntArray, matching: dict[int, int], classes: tuple[str, ...]
 ) -> dict[str, float]:
     """Return the share of each class's samples that lie in its cluster."""
     named = np.array([matching.get(cluster, -1) for cluster in clusters.tolist()])
@@ -280,7 +280,7 @@ def _per_class(
 
 def _spread(runs: list[_Clusters], train: Features, test: Features, settings: Settings) -> dict[str, dict[str, float]]:
     """Return mean, standard deviation, minimum and maximum of each metric over the starts."""
-    found = [agreement(test.labels.values, run.test, _matching(run, train, test, settings)) for run in runs]
+    found = [agreement(test.target.values, run.test, _matching(run, train, test, settings)) for run in runs]
     table = np.array([[values[name] for name in NAMES] for values in found])
     kinds = {"mean": table.mean(axis=0), "std": table.std(axis=0), "min": table.min(axis=0), "max": table.max(axis=0)}
     return {
@@ -314,5 +314,5 @@ PROTOCOL = Protocol(
     summary="k-means on frozen features: agreement of the clusters with the classes.",
     settings=Settings,
     check_settings=check_settings,
-    kind=OnFeatures(check, run, cost, label_kinds=frozenset({"single"})),
+    kind=OnFeatures(check, run, cost, takes=(Classes,)),
 )

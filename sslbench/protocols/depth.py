@@ -26,12 +26,13 @@ from sslbench.protocols._parts.dense.settings import SurfaceSettings
 from sslbench.protocols._parts.dense.task import DenseRow, enlarged, read_pixel_values
 from sslbench.protocols.protocol import Protocol
 from sslbench.solvers.dense import Normalisation, Spacing
+from sslbench.targets import pixel_values
 
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-    from sslbench.data.loading.joint import Target
+    from sslbench.data.loading.joint import PixelTarget
 
 Scored = Literal["all", "nyu", "garg", "eigen", "garg_kitti", "eigen_kitti"]
 Align = Literal["none", "median", "affine"]
@@ -210,7 +211,7 @@ class Depth(DenseTask[Settings]):
     """
 
     name = "depth"
-    label_kind = "depth"
+    takes = pixel_values.Depth
     needs = "needs a depth for every pixel"
     advice = "Give images/ with depth/, a list or a table of pairs, nyu_depth_v2_labeled.mat, or skimage:motorcycle."
     no_value = "a depth of 0 or NaN is unknown"
@@ -262,7 +263,7 @@ class Depth(DenseTask[Settings]):
         """Part of training images that crops are from."""
         return self.settings.train_region
 
-    def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "Target":
+    def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "PixelTarget":
         """Return the depth (1, H, W) of an image, nan outside the limits.
 
         Raises:
@@ -298,7 +299,7 @@ class Depth(DenseTask[Settings]):
         loss = sig_loss(outputs, target, valid, mean_only=update < self.settings.mean_steps)
         return loss + weight * gradient_loss(outputs, target, valid) if weight else loss
 
-    def row(self, output: "Tensor", target: "Target") -> FloatArray:
+    def row(self, output: "Tensor", target: "PixelTarget") -> FloatArray:
         """Return the sums of an image's errors; the depth is enlarged to the target, then clipped."""
         settings, (low, high) = self.settings, self.limits.bins
         alignment: depth.Alignment = "scale_shift" if settings.align == "affine" else settings.align
@@ -306,7 +307,7 @@ class Depth(DenseTask[Settings]):
         predicted = enlarged(output, target)[0].numpy()
         return depth.depth_row(predicted, target[0], valid, low=low, high=high, alignment=alignment)
 
-    def drawn(self, output: "Tensor", target: "Target") -> "tuple[Image.Image, Image.Image]":
+    def drawn(self, output: "Tensor", target: "PixelTarget") -> "tuple[Image.Image, Image.Image]":
         """Return the true and the predicted depth in the colours of one range, that of both."""
         from sslbench.protocols._parts.pictures import coloured
 

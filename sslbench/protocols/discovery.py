@@ -22,15 +22,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sslbench.arrays import FloatArray
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError
-from sslbench.labels import LABELS
 from sslbench.metrics.dense.discovery import discovery_row
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.map_settings import SearchSettings, check_search, search_work
 from sslbench.protocols._parts.untrained import MapRun, without_training
-from sslbench.protocols.protocol import BOXES, Protocol
+from sslbench.protocols.protocol import Protocol
 from sslbench.results import Outcome
+from sslbench.targets.objects import Boxes
+from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -55,16 +56,16 @@ def check_settings(settings: Settings) -> None:
     check_search(settings, "discovery")
 
 
-def check(settings: Settings, train: Labels) -> None:
+def check(settings: Settings, train: Target) -> None:
     """Refuse settings and labels that cannot work, before any image is decoded.
 
     Raises:
         UsageError: a number is out of its range, or has no effect.
         DataError: the images have no boxes.
     """
-    if train.kind != "boxes":
+    if not isinstance(train, Boxes):
         raise DataError(
-            f"discovery: needs boxes of objects, and these samples have {LABELS[train.kind].text}",
+            f"discovery: needs boxes of objects, and these samples have {train.title}",
             "Give a COCO or kwcoco manifest, or a Pascal VOC tree with Annotations/.",
         )
     check_settings(settings)
@@ -86,14 +87,13 @@ def score(run: MapRun[Settings]) -> dict[str, Outcome]:
     from sslbench.protocols._parts.objects import outcome_of_regions, regions_of_images
 
     test = run.test
-    if test.objects is None:
-        raise DataError("discovery needs images with boxes")
+    objects = Boxes.of(test.target).objects
     values: dict[str, dict[str, FloatArray]] = {}
     boxes: dict[str, list[Box | None]] = {}
     title = f"searching objects by {run.settings.method}"
     for image, rows in regions_of_images(run, fit="pad", title=title):
-        true = test.objects.boxes_of(image.index).astype(np.float64)
-        masks = test.objects.bitmaps_of(image.index, *image.size)
+        true = objects.boxes_of(image.index).astype(np.float64)
+        masks = objects.bitmaps_of(image.index, *image.size)
         for row, regions in rows.items():
             for name, region in regions.items():
                 scores = values.setdefault(row, {}).setdefault(name, np.full((len(test), 3), np.nan))
@@ -101,7 +101,7 @@ def score(run: MapRun[Settings]) -> dict[str, Outcome]:
             boxes.setdefault(row, [None] * len(test))[image.index] = regions[""].box
     return {
         row: outcome_of_regions(
-            "boxes",
+            Boxes,
             found,
             run,
             _notes(found[""], boxes[row]),
@@ -128,7 +128,7 @@ def _picture(overlap: FloatArray, boxes: "Sequence[Box | None]", test: Source, p
     from sslbench.protocols._parts.pictures import FOUND, TRUE, sheet_by_overlap, with_boxes
 
     def draw(picture: "Image.Image", index: int, factor: float) -> "Image.Image":
-        with_boxes(picture, [] if test.objects is None else test.objects.boxes_of(index), TRUE, factor)
+        with_boxes(picture, Boxes.of(test.target).objects.boxes_of(index), TRUE, factor)
         box = boxes[index]
         with_boxes(picture, [] if box is None else [box], FOUND, factor)
         return picture
@@ -140,6 +140,6 @@ PROTOCOL = Protocol(
     version=1,
     summary="discovery of one object per image, without training: LOST, TokenCut or DINO-seg.",
     settings=Settings,
-    kind=without_training(check, maps, score, work=search_work, label_kinds=BOXES, part=lambda settings: settings.part),
+    kind=without_training(check, maps, score, work=search_work, takes=(Boxes,), part=lambda settings: settings.part),
     check_settings=check_settings,
 )

@@ -25,12 +25,13 @@ from sslbench.metrics.dense.contours import TOLERANCE, contour_counts
 from sslbench.protocols._parts.dense import DenseTask, HeadSettings, trained_heads
 from sslbench.protocols._parts.dense.task import Cells, enlarged
 from sslbench.protocols.protocol import Protocol
+from sslbench.targets.pixel_values import Boundaries
 
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-    from sslbench.data.loading.joint import Target
+    from sslbench.data.loading.joint import PixelTarget
 
 _MOST_ANNOTATORS = 24
 """Bits that a float32 holds exactly."""
@@ -65,7 +66,7 @@ class Edges(DenseTask[Settings]):
     """
 
     name = "edges"
-    label_kind = "boundaries"
+    takes = Boundaries
     needs = "needs boundaries"
     outputs = 1
 
@@ -82,7 +83,7 @@ class Edges(DenseTask[Settings]):
         if not 0 < settings.tolerance <= 0.1:
             raise UsageError(f"edges: tolerance should be from above 0 to 0.1, not {settings.tolerance:g}")
 
-    def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "Target":
+    def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "PixelTarget":
         """Return the target of an image, float32 (2, H, W).
 
         Raises:
@@ -99,7 +100,7 @@ class Edges(DenseTask[Settings]):
         bits = np.tensordot(2.0 ** np.arange(len(marked)), marked, axes=1)
         return np.stack([label, bits]).astype(np.float32)
 
-    def cells(self, target: "Target", grid: tuple[int, int]) -> Cells:
+    def cells(self, target: "PixelTarget", grid: tuple[int, int]) -> Cells:
         """Return the boundary pixels of each cell of a grid, and those that count."""
         return super().cells(target[:1], grid)
 
@@ -122,12 +123,12 @@ class Edges(DenseTask[Settings]):
 
         return balanced_cross_entropy(outputs, targets[:, :1])
 
-    def row(self, output: "Tensor", target: "Target") -> FloatArray:
+    def row(self, output: "Tensor", target: "PixelTarget") -> FloatArray:
         """Return the counts of matched pixels of an image at each threshold."""
         probabilities = enlarged(output, target)[0].double().numpy()
         return contour_counts(probabilities, annotations(target), tolerance=self.settings.tolerance).ravel()
 
-    def drawn(self, output: "Tensor", target: "Target") -> "tuple[Image.Image, Image.Image]":
+    def drawn(self, output: "Tensor", target: "PixelTarget") -> "tuple[Image.Image, Image.Image]":
         """Return the boundaries, white where any annotator has one, and their probability."""
         from sslbench.protocols._parts.pictures import grey
 
@@ -142,7 +143,7 @@ class Edges(DenseTask[Settings]):
         return np.ones(len(rows), dtype=np.bool_)
 
 
-def annotations(target: "Target") -> BoolArray:
+def annotations(target: "PixelTarget") -> BoolArray:
     """Return the map of each annotator, (A, H, W), from a target; annotators without any boundary may be missing."""
     bits = target[1].astype(np.int64)
     return np.asarray((bits >> np.arange(int(bits.max()).bit_length())[:, None, None]) & 1 > 0)

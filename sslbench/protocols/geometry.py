@@ -15,16 +15,20 @@ from typing import Literal
 import numpy as np
 
 from sslbench.config import setting
-from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics import spectrum
 from sslbench.metrics.intervals import Units, Values, half_samples
 from sslbench.protocols._parts.costs import DOUBLE, EIGEN
 from sslbench.protocols._parts.selection import check_finite
-from sslbench.protocols.protocol import ANY_LABELS, OnFeatures, Part, Protocol, Shapes
+from sslbench.protocols.protocol import OnFeatures, Part, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.runtime.cost import Cost
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import Target
 
 _FEWEST = 2
 _COMPARED = 80  # bytes per pair of samples: exponential of the distance
@@ -63,7 +67,7 @@ def check_settings(settings: Settings) -> None:
         )
 
 
-def check(settings: Settings, train: Labels) -> None:
+def check(settings: Settings, train: Target) -> None:
     """Refuse settings that are not possible, before any feature is computed; labels are not needed.
 
     Raises:
@@ -90,7 +94,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         UsageError: settings that are not possible.
     """
     part = train if settings.part == "train" else test
-    check(settings, train.labels)
+    check(settings, train.target)
     if len(part) < _FEWEST:
         raise DataError(f"geometry: there are {len(part)} {settings.part} samples, and at least {_FEWEST} are needed")
     check_finite(train, "train")
@@ -126,8 +130,8 @@ def _metrics(features: Features, settings: Settings, seed: int) -> Values:
     unit = spectrum.unit_length(features.x)
     metrics["uniformity"] = spectrum.uniformity(unit, groups=features.groups)
     metrics["feature_std"] = spectrum.feature_std(unit, groups=features.groups)
-    if features.labels.kind == "single":
-        metrics["alignment"] = spectrum.alignment(unit, features.labels.values, groups=features.groups)
+    if isinstance(features.target, Classes):
+        metrics["alignment"] = spectrum.alignment(unit, features.target.values, groups=features.groups)
     return metrics
 
 
@@ -156,5 +160,5 @@ PROTOCOL = Protocol(
     summary="Rank, spectrum and uniformity of frozen features; no labels are needed.",
     settings=Settings,
     check_settings=check_settings,
-    kind=OnFeatures(check, run, cost, label_kinds=ANY_LABELS, part=part),
+    kind=OnFeatures(check, run, cost, takes=(Classes, MultiLabel, Numbers, Unlabelled), part=part),
 )

@@ -27,7 +27,6 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.config import setting
-from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import summarise
@@ -45,6 +44,8 @@ from sslbench.protocols.protocol import OnFeatures, Part, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.runtime.cost import Cost
 from sslbench.solvers.neighbours import Engine, Scope, nearest
+from sslbench.targets.classes import Classes
+from sslbench.targets.target import Target
 
 _DEFAULT_K = (10, 20, 100, 200)
 _HOLDOUT = 0.1
@@ -89,7 +90,7 @@ def part(settings: Settings) -> Part | None:
     return "train" if settings.leave_one_out else None
 
 
-def check(settings: Settings, train: Labels) -> None:
+def check(settings: Settings, train: Target) -> None:
     """Refuse settings that cannot work on these training labels, before any feature is computed.
 
     Raises:
@@ -114,19 +115,19 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         UsageError: settings that are not possible, for instance k larger than the number of training samples.
     """
     check_features(train, test)
-    check(settings, train.labels)
+    check(settings, train.target)
     ks, _ = _usable_k(settings, _candidates(train, settings))
     if settings.leave_one_out and train.ids != test.ids:
         raise UsageError("knn: leave_one_out scores the training samples, so test must be the same samples")
     chosen, selected, notes = choose_k(train, settings, seed=seed, device=device)
     found = _search(train, test, ks[-1], settings, device, _scope(train, settings))
-    kind, values = test.labels.kind, test.labels.values
+    kind, values = type(test.target), test.target.values
     if len(ks) > 1 and settings.leave_one_out:
         scores, selected = _choose_by_the_other_half(found, ks, train, settings, seed)
     else:
-        scores = found.vote(chosen, train.labels, settings)
+        scores = found.vote(chosen, train.target, settings)
     metrics, name, per_class = summarise(
-        kind, test.labels.classes, values, scores, seed=seed, probabilities="scores", groups=test.groups
+        kind, test.target.classes, values, scores, seed=seed, probabilities="scores", groups=test.groups
     )
     others = [k for k in ks if k != chosen or "k of the other half" in selected]
     return Outcome(
@@ -135,7 +136,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         scores=scores.astype(np.float32),
         per_class=per_class,
         selected=selected,
-        variants={f"k={k}": {name: _headline(found, k, train.labels, test.labels, settings)} for k in others},
+        variants={f"k={k}": {name: _headline(found, k, train.target, test.target, settings)} for k in others},
         notes=tuple(notes),
         probabilities="scores",
     )
@@ -161,7 +162,7 @@ def choose_k(
 
 def scores(train: Features, test: Features, k: int, settings: Settings, device: str = "cpu") -> FloatArray:
     """Return scores (M, C) of test by its k nearest neighbours in train, see `vote`; test needs no labels."""
-    return _search(train, test, k, settings, device, Scope()).vote(k, train.labels, settings)
+    return _search(train, test, k, settings, device, Scope()).vote(k, train.target, settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +182,7 @@ class _Neighbours:
     place: IntArray
     ties: FloatArray
 
-    def vote(self, k: int, labels: Labels, settings: Settings) -> FloatArray:
+    def vote(self, k: int, labels: Target, settings: Settings) -> FloatArray:
         """Return scores by the first k neighbours."""
         return vote(self.similarity, self.neighbours, labels, settings, k=k, place=self.place, ties=self.ties)
 
@@ -220,17 +221,17 @@ def _search(train: Features, test: Features, k: int, settings: Settings, device:
     search = functools.partial(
         nearest, train.x, test.x, metric=settings.metric, max_memory=settings.max_memory, engine=engine
     )
-    similarity, neighbours = search(min(k + 1, _searched(train.labels, scope)), scope=scope)
-    place, ties = np.full(queries, -1), np.zeros((0, 2, len(train.labels.classes)))
+    similarity, neighbours = search(min(k + 1, _searched(train.target, scope)), scope=scope)
+    place, ties = np.full(queries, -1), np.zeros((0, 2, len(train.target.classes)))
     open_rows = np.flatnonzero(similarity[:, k - 1] == similarity[:, k]) if similarity.shape[1] > k else place[:0]
     if len(open_rows):
         place[open_rows] = np.arange(len(open_rows))
         rows = open_rows if scope.test_rows is None else scope.test_rows[open_rows]
-        ties = _labels_of_ties(search, scope, rows, similarity[open_rows, k], train.labels, settings)
+        ties = _labels_of_ties(search, scope, rows, similarity[open_rows, k], train.target, settings)
     return _Neighbours(similarity[:, :k], neighbours[:, :k], place, ties)
 
 
-def _searched(labels: Labels, scope: Scope) -> int:
+def _searched(labels: Target, scope: Scope) -> int:
     """Return the number of training samples in a search; a sample itself and its group have a similarity of -inf."""
     return len(labels) - (0 if scope.left_out is None else int(scope.left_out.sum()))
 
@@ -240,7 +241,7 @@ def _labels_of_ties(
     scope: Scope,
     rows: IntArray,
     level: FloatArray,
-    labels: Labels,
+    labels: Target,
     settings: Settings,
 ) -> FloatArray:
     """Return the labels (n, 2, C) of all training samples of a similarity to test rows (n,), see `_Neighbours.ties`."""
@@ -256,7 +257,7 @@ def _labels_of_ties(
             unsettled.append(part[~whole])
             for i in np.flatnonzero(whole):
                 own = labels.values[neighbours[i, similarity[i] == level[part[i]]]]
-                if labels.kind == "single":
+                if isinstance(labels, Classes):
                     found[part[i], 0] = np.bincount(own, minlength=len(labels.classes)) / len(own)
                     found[part[i], 1] = 1
                 else:
@@ -265,7 +266,7 @@ def _labels_of_ties(
     return found
 
 
-def _headline(found: _Neighbours, k: int, train: Labels, test: Labels, settings: Settings) -> float:
+def _headline(found: _Neighbours, k: int, train: Target, test: Target, settings: Settings) -> float:
     """Return the headline metric of the first k neighbours."""
     return headline_by_blocks(test, lambda rows: found.of(rows).vote(k, train, settings))
 
@@ -311,7 +312,7 @@ def _select(
 ) -> tuple[int, dict[str, Any], list[str]]:
     """Return the k with the best headline metric on a held-out part of train; of equals the smallest."""
     share = min(_HOLDOUT, settings.holdout / len(train))
-    parts = holdout_rows(train.labels, share, seed, train.groups, train.rank)
+    parts = holdout_rows(train.target, share, seed, train.groups, train.rank)
     fitting = [k for k in ks if parts is not None and k <= len(parts[0])]
     if parts is None:
         return ks[0], {}, [f"{no_holdout(train.groups)} to select k on; the smallest, {ks[0]}, was used."]
@@ -321,9 +322,9 @@ def _select(
     left_out[parts[1]] = True
     # Train may be larger than memory, so held-out rows are masked, not copied.
     found = _search(train, train, fitting[-1], settings, device, Scope(parts[1], left_out))
-    held_out_labels = train.labels.select(parts[1])
+    held_out_labels = train.target.select(parts[1])
     best, best_score = _best_k(
-        fitting, functools.partial(_headline, found, train=train.labels, test=held_out_labels, settings=settings)
+        fitting, functools.partial(_headline, found, train=train.target, test=held_out_labels, settings=settings)
     )
     on = f"held-out {percent(_HOLDOUT) if share == _HOLDOUT else f'{len(parts[1]):,} samples'} of train"
     selected = {"k": best, "on": on, "score": best_score, "seed": seed}
@@ -342,7 +343,7 @@ def _choose_by_the_other_half(
     found: _Neighbours, ks: list[int], train: Features, settings: Settings, seed: int
 ) -> tuple[FloatArray, dict[str, Any]]:
     """Return scores of each half of the samples with the k that is best for the other half."""
-    labels = train.labels
+    labels = train.target
     halves = holdout_rows(labels, 0.5, seed, train.groups, train.rank)
     if halves is None:
         return found.vote(ks[0], labels, settings), {}
@@ -381,7 +382,7 @@ def weights(similarity: FloatArray, settings: Settings, k: int) -> FloatArray:
 def vote(
     similarity: FloatArray,
     neighbours: IntArray,
-    labels: Labels,
+    labels: Target,
     settings: Settings,
     *,
     k: int | None = None,
@@ -417,7 +418,7 @@ def vote(
     weight = weights(similarity, settings, k)
     rows, n_classes = len(weight), len(labels.classes)
     scores = np.zeros((rows, n_classes))
-    single = labels.kind == "single"
+    single = isinstance(labels, Classes)
     step = max(1, _CELLS // (width + n_classes if single else width * max(1, n_classes)))
     for start in range(0, rows, step):
         part = slice(start, start + step)
@@ -476,7 +477,7 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
         traffic=len(usable) * (queries + chosen) * (max(usable) * _VOTE + 4 * DOUBLE * shapes.classes),
         memory=max(queries, chosen) * (2 * DOUBLE * shapes.classes + 4 * DOUBLE * max(usable)),
     )
-    return search + choice + votes + summary_cost(shapes.labels, queries, shapes.classes, votes=True)
+    return search + choice + votes + summary_cost(shapes.target, queries, shapes.classes, votes=True)
 
 
 PROTOCOL = Protocol(

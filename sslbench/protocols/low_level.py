@@ -23,19 +23,21 @@ import numpy as np
 from sslbench.arrays import BoolArray, FloatArray
 from sslbench.config import setting
 from sslbench.data.signals import Signal, signal_of
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense.signals import signal_row
 from sslbench.protocols._parts.dense import trained_heads
 from sslbench.protocols._parts.dense.task import enlarged
 from sslbench.protocols._parts.signals import SignalSettings, SignalTask
 from sslbench.protocols.protocol import Protocol
+from sslbench.targets.pixel_values import Signals
+from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-    from sslbench.data.loading.joint import Target
+    from sslbench.data.loading.joint import PixelTarget
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +54,12 @@ class LowLevel(SignalTask[Settings]):
     """Signals of pixels, (1, h, w); an image's row has the values `metrics.dense.signals.COLUMNS`."""
 
     name = "low-level"
-    label_kind = "signal"
+    takes = Signals
     needs = "predicts signals of pixels"
     outputs = 1
 
     @classmethod
-    def check(cls, settings: Settings, train: Labels) -> None:
+    def check(cls, settings: Settings, train: Target) -> None:
         """Refuse settings that cannot work, before anything else is opened.
 
         Raises:
@@ -74,14 +76,14 @@ class LowLevel(SignalTask[Settings]):
                     f"Leave out {name}=, or ?maps=.",
                 )
 
-    def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "Target":
+    def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "PixelTarget":
         """Return the signal of an image at its own size, float32 (1, H, W): from its file, or computed.
 
         Raises:
             UnreadableImage: the image, or its file of numbers, cannot be read.
             DataError: the file's numbers cannot be used.
         """
-        if source.pixel_values is not None:
+        if Signals.of(source.target).pixels is not None:
             return super().read(source, index, size)
         settings = self.settings
         return signal_of(self.image(source, index), settings.signal or "edges", settings.sigma)[None]
@@ -105,11 +107,11 @@ class LowLevel(SignalTask[Settings]):
         known = ~targets.isnan()
         return l1_loss(outputs[known], targets[known])
 
-    def row(self, output: "Tensor", target: "Target") -> FloatArray:
+    def row(self, output: "Tensor", target: "PixelTarget") -> FloatArray:
         """Return correlation and errors of an image; the output is enlarged to the target, bilinearly."""
         return signal_row(enlarged(output, target)[0].numpy(), target[0])
 
-    def drawn(self, output: "Tensor", target: "Target") -> "tuple[Image.Image, Image.Image]":
+    def drawn(self, output: "Tensor", target: "PixelTarget") -> "tuple[Image.Image, Image.Image]":
         """Return the signal and the predicted one, white at the largest value of the signal."""
         from sslbench.protocols._parts.pictures import grey
 

@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from sslbench.arrays import IntArray
 from sslbench.config import setting
-from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.classification import top_k_accuracy
@@ -35,6 +34,8 @@ from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.runtime.cost import Cost
 from sslbench.solvers.ridge import LeastSquaresClassifier, fit_classifier
+from sslbench.targets.classes import Classes
+from sslbench.targets.target import Target
 
 _DEFAULT_K = (1, 5, 10, 25)
 _PUBLISHED_L2 = 1024.0
@@ -71,7 +72,7 @@ def check_settings(settings: Settings) -> None:
         raise UsageError(f"lsr: l2 should be one or several numbers greater than 0, not {list(settings.l2)}")
 
 
-def check(settings: Settings, train: Labels) -> None:
+def check(settings: Settings, train: Target) -> None:
     """Refuse settings that cannot work on these training labels, before any feature is computed.
 
     Raises:
@@ -80,7 +81,7 @@ def check(settings: Settings, train: Labels) -> None:
     """
     check_settings(settings)
     check_labels("lsr", train)
-    if train.kind != "single":
+    if not isinstance(train, Classes):
         raise DataError(
             "lsr needs one label per sample, and these samples have several",
             "Use low-shot, svm or linear for multi-label data.",
@@ -104,8 +105,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         UsageError: settings that are not possible.
     """
     check_features(train, test)
-    check(settings, train.labels)
-    most, why = few_shot.largest_k(train.labels)
+    check(settings, train.target)
+    most, why = few_shot.largest_k(train.target)
     ks, notes = usable_k("lsr", settings.k, _DEFAULT_K, most, why)
     seeds = few_shot.seeds(seed, settings.draws)
     curve = LearningCurve(test, train.ids, seed=seed)
@@ -128,7 +129,7 @@ def _draw(train: Features, k: int, seed: int) -> Draw:
 
 def _fit_all(train: Features, test: Features, draws: Sequence[Draw], settings: Settings) -> Iterator[Fitted]:
     """Yield a classifier per draw; classes without training samples score below all others."""
-    learned = few_shot.present(train.labels)
+    learned = few_shot.present(train.target)
     models = [_model(train, draw, learned) for draw in draws]
     if settings.select == "test" and len(settings.l2) > 1:
         strengths = [_best_on_test(models, test, learned, settings.l2)] * len(draws)
@@ -137,7 +138,7 @@ def _fit_all(train: Features, test: Features, draws: Sequence[Draw], settings: S
     for model, draw, l2 in zip(models, draws, strengths, strict=True):
         own = model.decide(train.x[draw.rows], l2)
         score = top_k_accuracy(np.searchsorted(learned, draw.labels.values), own)
-        yield Fitted(for_all_classes(model.decide(test.x, l2), learned, test.labels), score, l2)
+        yield Fitted(for_all_classes(model.decide(test.x, l2), learned, test.target), score, l2)
 
 
 def _model(
@@ -171,8 +172,8 @@ def _best_on_test(
 ) -> float:
     best, best_score = l2s[0], float("nan")
     for l2 in l2s:
-        scores = (for_all_classes(model.decide(test.x, l2), learned, test.labels) for model in models)
-        score = float(np.mean([top_k_accuracy(np.asarray(test.labels.values, np.int64), s) for s in scores]))
+        scores = (for_all_classes(model.decide(test.x, l2), learned, test.target) for model in models)
+        score = float(np.mean([top_k_accuracy(np.asarray(test.target.values, np.int64), s) for s in scores]))
         if is_better(score, best_score):
             best, best_score = l2, score
     return best
@@ -197,7 +198,7 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
             memory=2 * DOUBLE * size + DOUBLE * (2.0 * rows * width + 2.0 * rank * (rank + width)),
         ).times(draws)
     resamples = max(100, 1000 // draws)
-    summary = summary_cost(shapes.labels, shapes.test, classes, resamples=resamples).times(draws)
+    summary = summary_cost(shapes.target, shapes.test, classes, resamples=resamples).times(draws)
     found = (total + summary).beside(draws * float(shapes.test) * classes * DOUBLE)
     return dataclasses.replace(found, scores=summary.scores * draws)
 
@@ -207,5 +208,5 @@ PROTOCOL = Protocol(
     summary="Few-shot least squares in closed form, as big_vision's `fewshot_lsr`.",
     settings=Settings,
     check_settings=check_settings,
-    kind=OnFeatures(check, run, cost, label_kinds=frozenset({"single"})),
+    kind=OnFeatures(check, run, cost, takes=(Classes,)),
 )

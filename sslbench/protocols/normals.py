@@ -22,12 +22,13 @@ from sslbench.protocols._parts.dense import DenseTask, trained_heads
 from sslbench.protocols._parts.dense.settings import SurfaceSettings
 from sslbench.protocols._parts.dense.task import DenseRow, enlarged
 from sslbench.protocols.protocol import Protocol
+from sslbench.targets import pixel_values
 
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-    from sslbench.data.loading.joint import Target
+    from sslbench.data.loading.joint import PixelTarget
 
 _ZERO = 1e-12
 
@@ -53,7 +54,7 @@ class Normals(DenseTask[Settings]):
     """
 
     name = "normals"
-    label_kind = "normals"
+    takes = pixel_values.Normals
     needs = "needs a surface normal for every pixel"
     advice = "Give images/ with normals/, a list or a table of pairs, or skimage:motorcycle."
     no_value = "a normal of length 0 or NaN is unknown"
@@ -99,14 +100,14 @@ class Normals(DenseTask[Settings]):
         sign[0] = -1
         return x * sign[:, None, None]
 
-    def row(self, output: "Tensor", target: "Target") -> FloatArray:
+    def row(self, output: "Tensor", target: "PixelTarget") -> FloatArray:
         """Return the sums and the histogram of an image's angles; vectors are enlarged to the target."""
         predicted = enlarged(output[:3], target).numpy()
         # A mean of opposite vectors may vanish; any direction then counts, here that to the camera.
         predicted[2][(np.abs(predicted) < _ZERO).all(axis=0)] = -1.0
         return normals_row(angular_errors(predicted, target, np.asarray(~np.isnan(target).any(axis=0))))
 
-    def drawn(self, output: "Tensor", target: "Target") -> "tuple[Image.Image, Image.Image]":
+    def drawn(self, output: "Tensor", target: "PixelTarget") -> "tuple[Image.Image, Image.Image]":
         """Return the true and the predicted normals, x, y and z from -1 to 1 as red, green and blue; unknown: black."""
         return _coloured(target), _coloured(self.averaged(enlarged(output, target)[None])[0].numpy())
 
@@ -123,7 +124,7 @@ class Normals(DenseTask[Settings]):
         return [*super().notes(row, test), means]
 
 
-def _coloured(normals: "Target") -> "Image.Image":
+def _coloured(normals: "PixelTarget") -> "Image.Image":
     from PIL import Image
 
     rgb = np.nan_to_num(127.5 * (normals + 1))

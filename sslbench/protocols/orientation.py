@@ -26,12 +26,13 @@ from sslbench.protocols._parts.dense import trained_heads
 from sslbench.protocols._parts.dense.task import DenseRow, enlarged
 from sslbench.protocols._parts.signals import SignalSettings, SignalTask
 from sslbench.protocols.protocol import Protocol
+from sslbench.targets.pixel_values import Orientations
 
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-    from sslbench.data.loading.joint import Target
+    from sslbench.data.loading.joint import PixelTarget
 
 _MOST_COSINE = 1 - 1e-4
 """Cosine at which the slope of the arcus cosine is still finite; VisBench has the same."""
@@ -50,7 +51,7 @@ class Orientation(SignalTask[Settings]):
     """
 
     name = "orientation"
-    label_kind = "orientation"
+    takes = Orientations
     needs = "computes its targets"
     outputs = 2
 
@@ -67,7 +68,7 @@ class Orientation(SignalTask[Settings]):
                 f"orientation: rotation={settings.rotation:g} would turn the images and not their orientations"
             )
 
-    def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "Target":
+    def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "PixelTarget":
         """Return the orientations of an image at its own size, float32 (2, H, W); see `orientation_of`.
 
         Raises:
@@ -127,11 +128,11 @@ class Orientation(SignalTask[Settings]):
         sign[1] = -1
         return x * sign[:, None, None]
 
-    def row(self, output: "Tensor", target: "Target") -> FloatArray:
+    def row(self, output: "Tensor", target: "PixelTarget") -> FloatArray:
         """Return the values of an image; vectors are enlarged to the target, bilinearly."""
         return orientation_row(enlarged(output, target).numpy(), target)
 
-    def drawn(self, output: "Tensor", target: "Target") -> "tuple[Image.Image, Image.Image]":
+    def drawn(self, output: "Tensor", target: "PixelTarget") -> "tuple[Image.Image, Image.Image]":
         """Return the true and the predicted orientations as hues, both as bright as the place is coherent."""
         bright = np.nan_to_num(np.hypot(*target)).clip(0, 1)
         return _hues(target, bright), _hues(enlarged(output, target).numpy(), bright)
@@ -145,7 +146,7 @@ class Orientation(SignalTask[Settings]):
         return [*super().notes(row, test), "Chance is the mean orientation of train."]
 
 
-def _hues(vectors: "Target", bright: "Target") -> "Image.Image":
+def _hues(vectors: "PixelTarget", bright: "PixelTarget") -> "Image.Image":
     from PIL import Image
 
     wheel = np.array([colorsys.hsv_to_rgb(place / 256, 1.0, 255.0) for place in range(256)])

@@ -14,14 +14,18 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from sslbench.backbones.views import DETECTED_IMAGES, WHOLE_IMAGES, WholeImages
 from sslbench.config import result_settings
 from sslbench.errors import UsageError
-from sslbench.labels import LabelKind
 from sslbench.runtime.cost import Cost
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.objects import Boxes
+from sslbench.targets.target import Target
 
 if typing.TYPE_CHECKING:
     from sslbench.arrays import FloatArray, Matrix
     from sslbench.backbones.backbone import Backbone
     from sslbench.backbones.layers import Layer
-    from sslbench.data.source import Labels, Source
+    from sslbench.data.source import Source
     from sslbench.features.array import Features
     from sslbench.features.settings import ExtractSettings
     from sslbench.preprocessing import Preprocessing
@@ -30,23 +34,6 @@ if typing.TYPE_CHECKING:
 S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)
 Part = Literal["train", "test"]
-
-CLASSES: frozenset[LabelKind] = frozenset({"single", "multi"})
-"""Label kinds of a protocol that predicts classes."""
-MAPS: frozenset[LabelKind] = frozenset({"map"})
-"""Label kinds of a protocol on images with a class for every pixel."""
-BOXES: frozenset[LabelKind] = frozenset({"boxes"})
-"""Label kinds of a protocol on images with boxes of objects."""
-SIGNALS: frozenset[LabelKind] = frozenset({"signal"})
-"""Label kinds of a protocol on signals of pixels, computed from any images or read from files."""
-ORIENTATIONS: frozenset[LabelKind] = frozenset({"orientation"})
-"""Label kinds of a protocol on orientations that are computed from any images."""
-BOUNDARIES: frozenset[LabelKind] = frozenset({"boundaries"})
-"""Label kinds of a protocol on boundaries that annotators drew."""
-FOREGROUND: frozenset[LabelKind] = frozenset({"mask"})
-"""Label kinds of a protocol on images with a mask of the foreground."""
-ANY_LABELS: frozenset[LabelKind] = frozenset({"single", "multi", "value", "none"})
-"""Label kinds of a protocol that needs no labels."""
 
 
 class RunOnFeatures(typing.Protocol[S_contra]):
@@ -196,7 +183,7 @@ class Shapes:
         test: rows of test, likewise.
         width: numbers per row; of a grid of features, those of all its cells.
         classes: classes, or numbers, of the labels.
-        labels: kind of the labels.
+        target: kind of the targets.
         cells: cells of a grid of features.
         regions: regions of an image, each with a descriptor of its own, in one row.
         pixels: pixels of a label map.
@@ -206,7 +193,7 @@ class Shapes:
     test: int
     width: int
     classes: int
-    labels: LabelKind = "single"
+    target: type[Target] = Classes
     cells: int = 1
     pixels: int = 0
     regions: int = 1
@@ -238,7 +225,7 @@ UNKNOWN_COST = NotEstimated("the protocol does not state its work")
 """Default of protocols of a user's own; built-in ones state their work or a reason of their own."""
 
 
-def any_labels(settings: object, train: "Labels") -> None:
+def any_labels(settings: object, train: "Target") -> None:
     """Accept all labels."""
 
 
@@ -342,7 +329,7 @@ class Kind(abc.ABC, Generic[S]):
     Attributes:
         check: raises a UsageError or DataError for settings and training labels that do not go together; it is called
             before any image is decoded.
-        label_kinds: kinds of labels that it can use; with 'none' among them it needs no labels.
+        takes: kinds of targets that it can use; with `Unlabelled` among them it needs no labels.
         part: the only part of the data that is used with these settings; None: both.
         view: view of the images that it takes.
         trains: it trains a network or heads by stochastic gradient descent.
@@ -360,9 +347,9 @@ class Kind(abc.ABC, Generic[S]):
         as_stored: its settings say the order of colours and the places of strides, which files may leave open.
     """
 
-    check: "Callable[[S, Labels], None]"
+    check: "Callable[[S, Target], None]"
     _: dataclasses.KW_ONLY
-    label_kinds: frozenset[LabelKind] = CLASSES
+    takes: tuple[type[Target], ...] = (Classes, MultiLabel)
     part: Callable[[S], Part | None] = both_parts
     view: WholeImages = WHOLE_IMAGES
     trains: bool = False
@@ -381,7 +368,7 @@ class Kind(abc.ABC, Generic[S]):
     @property
     def needs_labels(self) -> bool:
         """False for a protocol that can use unlabelled data."""
-        return "none" not in self.label_kinds
+        return Unlabelled not in self.takes
 
     def trains_on_labels(self, settings: S) -> bool:
         """Return True if wrong labels of train change what is learnt."""
@@ -507,7 +494,7 @@ class OnImages(Kind[S]):
 
     def trains_on_labels(self, settings: S) -> bool:
         """Return True if it trains on classes of samples."""
-        return self.trains and "single" in self.label_kinds
+        return self.trains and Classes in self.takes
 
     def reads_trained_side_of(self, settings: S) -> bool:
         """Return `reads_trained_side`."""
@@ -616,12 +603,12 @@ class OnObjects(Kind[S]):
         rows: checks backbone and settings; names of the results.
     """
 
-    check: "Callable[[S, Labels], None]" = any_labels
+    check: "Callable[[S, Target], None]" = any_labels
     _: dataclasses.KW_ONLY
     check_weights: "Callable[[S, Backbone, str], None]"
     check_parts: "Callable[[S, Source, Source], None]"
     rows: RowNames[S]
-    label_kinds: frozenset[LabelKind] = BOXES
+    takes: tuple[type[Target], ...] = (Boxes,)
     view: WholeImages = DETECTED_IMAGES
     trains: bool = True
 

@@ -17,10 +17,8 @@ import numpy as np
 
 from sslbench.arrays import FloatArray
 from sslbench.config import setting
-from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.labels import LABELS
 from sslbench.metrics.comparisons import POSE_COLUMNS
 from sslbench.metrics.summary import summarise, without_intervals
 from sslbench.protocols._parts.costs import FLOAT, summary_cost
@@ -28,6 +26,8 @@ from sslbench.protocols._parts.selection import check_features
 from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.runtime.cost import Cost
+from sslbench.targets.camera_pairs import CameraPairs
+from sslbench.targets.target import Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ def check_settings(settings: Settings) -> None:
         raise UsageError(f"relative-pose: hidden should be widths of at least 1, not {list(settings.hidden)}")
 
 
-def check(settings: Settings, train: Labels) -> None:
+def check(settings: Settings, train: Target) -> None:
     """Refuse settings and labels that cannot work, before any feature is computed.
 
     Raises:
@@ -64,9 +64,9 @@ def check(settings: Settings, train: Labels) -> None:
         DataError: labels that are no poses, or one pair.
     """
     check_settings(settings)
-    if train.kind != "camera_pairs":
+    if not isinstance(train, CameraPairs):
         raise DataError(
-            f"relative-pose needs pairs of images with poses, and these samples have {LABELS[train.kind].text}",
+            f"relative-pose needs pairs of images with poses, and these samples have {train.title}",
             "Give NAVI, a table with the columns first, second, qw, qx, qy, qz, or rotations:PLACE.",
         )
     if len(train) < 2:
@@ -91,11 +91,11 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     from sslbench.solvers.poses import PoseTraining, fit_poses
 
     check_features(train, test)
-    check(settings, train.labels)
-    if train.labels.classes != test.labels.classes:
+    check(settings, train.target)
+    if train.target.classes != test.target.classes:
         raise DataError("relative-pose: train or test alone has translations")
     training = PoseTraining(**dataclasses.asdict(settings))
-    predict = fit_poses(train.x, train.labels.values, training, seed=seed, device=device)
+    predict = fit_poses(train.x, train.target.values, training, seed=seed, device=device)
     predicted, fitted = predict(test.x), predict(train.x)
     if not (np.isfinite(predicted).all() and np.isfinite(fitted).all()):
         raise DataError(
@@ -104,16 +104,16 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         )
     scores = _columns(predicted).astype(np.float32)
     metrics, headline, _ = summarise(
-        "camera_pairs", test.labels.classes, test.labels.values, scores, seed=seed, groups=test.groups
+        CameraPairs, test.target.classes, test.target.values, scores, seed=seed, groups=test.groups
     )
-    mean = np.broadcast_to(train.labels.values.mean(axis=0), test.labels.values.shape)
+    mean = np.broadcast_to(train.target.values.mean(axis=0), test.target.values.shape)
     return Outcome(
         metrics=metrics,
         headline=headline,
         scores=scores,
         per_class={},
-        train=without_intervals("camera_pairs", train.labels.values, _columns(fitted))[headline],
-        chance=without_intervals("camera_pairs", test.labels.values, _columns(mean)),
+        train=without_intervals(CameraPairs, train.target.values, _columns(fitted))[headline],
+        chance=without_intervals(CameraPairs, test.target.values, _columns(mean)),
         notes=("Chance is the mean pose of train.",),
     )
 
@@ -139,13 +139,13 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
         calls=updates * len(widths) * _CALLS,
         memory=4 * weights * FLOAT + 4 * float(max(settings.batch_size, 4096)) * sum(widths) * FLOAT,
     )
-    return network + summary_cost(shapes.labels, shapes.test, len(POSE_COLUMNS))
+    return network + summary_cost(shapes.target, shapes.test, len(POSE_COLUMNS))
 
 
 PROTOCOL = Protocol(
     version=2,
     summary="relative pose of two cameras (NAVI): a small network on the features of both images.",
     settings=Settings,
-    kind=OnFeatures(check, run, cost, label_kinds=frozenset({"camera_pairs"})),
+    kind=OnFeatures(check, run, cost, takes=(CameraPairs,)),
     check_settings=check_settings,
 )

@@ -17,16 +17,17 @@ import numpy as np
 
 from sslbench.arrays import ByteArray, FloatArray, IntArray
 from sslbench.config import setting
-from sslbench.data.label_map import IGNORED
-from sslbench.data.source import Labels, PixelLabels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError
-from sslbench.labels import LABELS
-from sslbench.metrics.dense.discovery import columns, saliency_values
+from sslbench.metrics.dense.discovery import saliency_values
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.map_settings import Fit, SearchSettings, check_search, search_work
 from sslbench.protocols._parts.untrained import MapRun, without_training
-from sslbench.protocols.protocol import FOREGROUND, Protocol
+from sslbench.protocols.protocol import Protocol
 from sslbench.results import Outcome
+from sslbench.targets.foreground import Foreground
+from sslbench.targets.label_maps import IGNORED, PixelLabels
+from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
     from sslbench.backbones.backbone import Backbone
@@ -50,16 +51,16 @@ def check_settings(settings: Settings) -> None:
     check_search(settings, "saliency")
 
 
-def check(settings: Settings, train: Labels) -> None:
+def check(settings: Settings, train: Target) -> None:
     """Refuse settings and labels that cannot work, before any image is decoded.
 
     Raises:
         UsageError: a number is out of its range, or has no effect.
         DataError: the images have no masks of a foreground.
     """
-    if train.kind != "mask":
+    if not isinstance(train, Foreground):
         raise DataError(
-            f"saliency: needs masks of the foreground, and these samples have {LABELS[train.kind].text}",
+            f"saliency: needs masks of the foreground, and these samples have {train.title}",
             "Give a folder of images and one of masks with the values 0 and 255.",
         )
     check_settings(settings)
@@ -80,14 +81,13 @@ def score(run: MapRun[Settings]) -> dict[str, Outcome]:
     """
     from sslbench.protocols._parts.objects import outcome_of_regions, regions_of_images
 
-    test, width, empty = run.test, len(columns("mask")), 0
-    if test.maps is None:
-        raise DataError("saliency needs images with masks of the foreground")
+    test, width, empty = run.test, len(Foreground.given_columns), 0
+    masks = Foreground.of(test.target).maps
     values: dict[str, dict[str, FloatArray]] = {}
     found: dict[str, dict[int, ByteArray]] = {}
     title = f"searching salient regions by {run.settings.method}"
     for image, rows in regions_of_images(run, fit=run.settings.fit, title=title):
-        truth = _mask(test.maps, image.index, image.size)
+        truth = _mask(masks, image.index, image.size)
         empty += not (truth == 1).any()
         known = truth != IGNORED
         for row, regions in rows.items():
@@ -98,7 +98,7 @@ def score(run: MapRun[Settings]) -> dict[str, Outcome]:
     notes = [f"{empty:,} of {len(test):,} masks have no foreground; any region is wrong there."] if empty else []
     return {
         row: outcome_of_regions(
-            "mask", scores, run, notes, _picture(scores[""][:, 0], found[row], test, test.maps, run.preprocessing)
+            Foreground, scores, run, notes, _picture(scores[""][:, 0], found[row], test, masks, run.preprocessing)
         )
         for row, scores in values.items()
     }
@@ -141,7 +141,7 @@ PROTOCOL = Protocol(
     summary="salient regions without training: the object of TokenCut, LOST or DINO-seg against masks.",
     settings=Settings,
     kind=without_training(
-        check, maps, score, work=search_work, label_kinds=FOREGROUND, part=lambda settings: settings.part
+        check, maps, score, work=search_work, takes=(Foreground,), part=lambda settings: settings.part
     ),
     check_settings=check_settings,
 )

@@ -19,8 +19,7 @@ import numpy.typing as npt
 from sslbench.arrays import BoolArray, FloatArray
 from sslbench.config import setting
 from sslbench.data.groups import source_groups
-from sslbench.data.label_map import IGNORED
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense import boundary, panoptic, segmentation
 from sslbench.metrics.intervals import Units, Values
@@ -31,12 +30,14 @@ from sslbench.protocols._parts.dense.classes import as_label, check_classes, cla
 from sslbench.protocols._parts.dense.task import Cells, DenseRow
 from sslbench.protocols.protocol import Protocol
 from sslbench.solvers.dense import Average
+from sslbench.targets.label_maps import IGNORED, LabelMaps
+from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-    from sslbench.data.loading.joint import Target
+    from sslbench.data.loading.joint import PixelTarget
 
 _RESAMPLES = 1000
 
@@ -74,7 +75,7 @@ class Segmentation(DenseTask[Settings]):
     """
 
     name = "segmentation"
-    label_kind = "map"
+    takes = LabelMaps
     needs = "needs a class for every pixel"
     advice = "Give data with label maps: images/ and masks/, ADE20K, Cityscapes, Pascal VOC, a manifest with masks."
 
@@ -97,7 +98,7 @@ class Segmentation(DenseTask[Settings]):
             raise UsageError(f"segmentation: boundary should be from 0 to below 1, not {settings.boundary}")
 
     @classmethod
-    def check(cls, settings: Settings, train: Labels) -> None:
+    def check(cls, settings: Settings, train: Target) -> None:
         """Refuse settings and labels that cannot work, before anything else is opened.
 
         Raises:
@@ -114,7 +115,7 @@ class Segmentation(DenseTask[Settings]):
         Raises:
             UsageError: panoptic quality of maps that do not know instances.
         """
-        return cls(settings, train.labels.classes, things_of(train) if settings.panoptic else None)
+        return cls(settings, train.target.classes, things_of(train) if settings.panoptic else None)
 
     @property
     def outputs(self) -> int:
@@ -126,7 +127,7 @@ class Segmentation(DenseTask[Settings]):
         """Largest share of one class in a crop."""
         return self.settings.most_of_one_class
 
-    def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "Target":
+    def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "PixelTarget":
         """Return the classes of the pixels, and with `things` the numbers of their instances, float32 (1 or 2, H, W).
 
         Raises:
@@ -136,13 +137,13 @@ class Segmentation(DenseTask[Settings]):
         classes = read_classes(source, index, size)
         if self.things is None:
             return classes
-        instances = None if source.maps is None else source.maps.read_map(index, size=size).instances
+        instances = LabelMaps.of(source.target).maps.read_map(index, size=size).instances
         if instances is None:
             return np.concatenate([classes, np.zeros_like(classes)])
         _, number = np.unique(np.append(instances, 0), return_inverse=True)  # large ids are no float32
         return np.concatenate([classes, number[:-1].reshape(classes.shape).astype(np.float32)])
 
-    def cells(self, target: "Target", grid: tuple[int, int]) -> Cells:
+    def cells(self, target: "PixelTarget", grid: tuple[int, int]) -> Cells:
         """Return the pixels of each class in the cells of a grid, and all that count."""
         return class_cells(self.outputs, target, grid)
 
@@ -169,7 +170,7 @@ class Segmentation(DenseTask[Settings]):
         """Return probabilities of classes."""
         return outputs.softmax(dim=1)
 
-    def row(self, output: "Tensor", target: "Target") -> FloatArray:
+    def row(self, output: "Tensor", target: "PixelTarget") -> FloatArray:
         """Return areas (3, C), and boundary and segment counts (4, C), of an image as one row."""
         label, n_classes = as_label(target), self.outputs
         predicted = _predicted(output, target)
@@ -186,7 +187,7 @@ class Segmentation(DenseTask[Settings]):
             found.append(panoptic.panoptic_counts(own, true, n_classes).ravel())
         return np.concatenate(found).astype(np.float64)
 
-    def drawn(self, output: "Tensor", target: "Target") -> "tuple[Image.Image, Image.Image]":
+    def drawn(self, output: "Tensor", target: "PixelTarget") -> "tuple[Image.Image, Image.Image]":
         """Return the classes of the pixels and the predicted ones in colours; pixels that do not count are grey."""
         from sslbench.data.maps.colours import class_colours, labelled
 
@@ -209,7 +210,7 @@ class Segmentation(DenseTask[Settings]):
         """Return metrics with intervals over images, the name of the leading one, and the IoU of each class."""
         groups = source_groups(test)
         metrics, leading, per_class = summarise(
-            "map", test.labels.classes, test.labels.values, self.scores(rows), seed=seed, groups=groups
+            LabelMaps, test.target.classes, test.target.values, self.scores(rows), seed=seed, groups=groups
         )
         units, parts = Units.of(len(rows), groups), self._parts(rows)
         if "boundary" in parts:
@@ -238,7 +239,7 @@ class Segmentation(DenseTask[Settings]):
     def notes(self, row: DenseRow, test: Source) -> list[str]:
         """Return remarks on the classes that train or test lack, and on instances."""
         in_test: BoolArray = np.asarray(self._parts(row.rows)["areas"][:, 2].any(axis=0))
-        notes = notes_on_classes(test.labels.classes, row.train_mean > 0, in_test)
+        notes = notes_on_classes(test.target.classes, row.train_mean > 0, in_test)
         if self.things is not None:
             notes.append(
                 "Predicted instances are the connected regions of a class: no head tells touching objects apart."
@@ -255,7 +256,7 @@ class Segmentation(DenseTask[Settings]):
         return {name: part.reshape(len(rows), -1, self.outputs) for name, part in zip(names, found, strict=True)}
 
 
-def _predicted(output: "Tensor", target: "Target") -> npt.NDArray[np.int64]:
+def _predicted(output: "Tensor", target: "PixelTarget") -> npt.NDArray[np.int64]:
     """Return the predicted classes (H, W) of the pixels of a target."""
     from sslbench.solvers.upsampling import upsampled_classes
 
@@ -268,10 +269,10 @@ def things_of(train: Source) -> BoolArray:
     Raises:
         UsageError: none has.
     """
-    found = np.zeros(len(train.labels.classes), dtype=np.bool_)
+    found = np.zeros(len(train.target.classes), dtype=np.bool_)
     for index in range(len(train)):
-        label = None if train.maps is None else train.maps.read_map(index)
-        if label is not None and label.instances is not None:
+        label = LabelMaps.of(train.target).maps.read_map(index)
+        if label.instances is not None:
             own = label.semantic[(label.instances != 0) & (label.semantic != IGNORED)]
             found[np.unique(own)] = True
     if not found.any():

@@ -27,11 +27,9 @@ import numpy as np
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.backbones.views import GRIDS
 from sslbench.config import setting
-from sslbench.data.label_map import IGNORED, Grid
-from sslbench.data.source import Labels, PixelLabels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.labels import LABELS
 from sslbench.metrics.dense import matching, segmentation
 from sslbench.metrics.intervals import Units, Values
 from sslbench.metrics.summary import summarise, with_intervals
@@ -39,12 +37,14 @@ from sslbench.protocols._parts.costs import DOUBLE, FLOAT, search_cost, summary_
 from sslbench.protocols._parts.dense.classes import check_classes, class_cells, notes_on_classes, read_classes
 from sslbench.protocols._parts.dense.task import ALL_IGNORED
 from sslbench.protocols._parts.engines import fastest_engine
-from sslbench.protocols.protocol import MAPS, OnFeatures, Protocol, Shapes
+from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.runtime.cost import Cost
 from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.solvers.in_context import class_counts, sample_patches, shares, weighted_labels
 from sslbench.solvers.neighbours import nearest
+from sslbench.targets.label_maps import IGNORED, Grid, LabelMaps, PixelLabels
+from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
     from sslbench.features.settings import ExtractSettings
@@ -107,16 +107,16 @@ def check_settings(settings: Settings) -> None:
         raise UsageError(f"segmentation-knn: temperature must be positive, not {settings.temperature}")
 
 
-def check(settings: Settings, train: Labels) -> None:
+def check(settings: Settings, train: Target) -> None:
     """Refuse settings that cannot work, before any image is decoded.
 
     Raises:
         UsageError: a number is out of its range.
         DataError: labels that are not label maps of two classes or more.
     """
-    if train.kind != "map":
+    if not isinstance(train, LabelMaps):
         raise DataError(
-            f"segmentation-knn: needs a class for every pixel, and these samples have {LABELS[train.kind].text}",
+            f"segmentation-knn: needs a class for every pixel, and these samples have {train.title}",
             "Give data with label maps: images/ and masks/, ADE20K, Cityscapes, Pascal VOC, a manifest with masks.",
         )
     check_settings(settings)
@@ -147,7 +147,7 @@ def check_targets(
     found = []
     for source in parts:
         report = stage_progress(progress, f"reading the label maps of {source.name}")
-        cells = functools.partial(class_cells, len(source.labels.classes))
+        cells = functools.partial(class_cells, len(source.target.classes))
         found.append((source, survey(source, read_classes, cells, engine, report)))
     refuse_problems("segmentation-knn", ALL_IGNORED, found)
 
@@ -166,13 +166,15 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         DataError: features that are not finite, or maps that cannot be used or have no counted pixel.
     """
     memory = patch_memory(train, settings.memory, seed)
-    classes = train.labels.classes
+    classes = train.target.classes
     areas, tables = np.zeros((len(test), 3, len(classes)), np.int64), list[IntArray]()
     for index, table in enumerate(_tables(memory, test, settings, device)):
         areas[index] = _areas_of(table)
         tables += [] if settings.matching == "none" else [table.astype(np.int32)]
     rows = areas.reshape(len(areas), -1).astype(np.float32)
-    metrics, headline, per_class = summarise("map", classes, test.labels.values, rows, seed=seed, groups=test.groups)
+    metrics, headline, per_class = summarise(
+        LabelMaps, classes, test.target.values, rows, seed=seed, groups=test.groups
+    )
     labelled = areas[:, 2].sum(axis=0)
     position = _of_position(memory, test)
     if settings.matching != "none":
@@ -207,7 +209,7 @@ def patch_memory(train: Features, most: int, seed: int) -> PatchMemory:
         DataError: no pixel of a training image counts.
     """
     maps, grid = _parts(train)
-    n_classes, cells = len(train.labels.classes), grid[0] * grid[1]
+    n_classes, cells = len(train.target.classes), grid[0] * grid[1]
     generator = np.random.default_rng(seed)
     room = cells if len(train) * cells <= most else max(1, most // len(train))
     kept: list[Matrix] = []
@@ -304,12 +306,12 @@ def _check_finite(rows: Matrix, features: Features, start: int, part: str) -> No
 
 
 def _parts(features: Features) -> tuple[PixelLabels, tuple[int, int]]:
-    if features.maps is None or features.grid is None:
+    if not isinstance(features.target, LabelMaps) or features.grid is None:
         raise UsageError(
             "segmentation-knn needs images with label maps and a layer with a vector per patch",
             "Give --weights and --data with label maps.",
         )
-    return features.maps, features.grid
+    return features.target.maps, features.grid
 
 
 def _majority(pixels: IntArray, labelled: IntArray) -> dict[str, float]:
@@ -353,13 +355,13 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
         memory=float(shapes.pixels) * classes * FLOAT,
     )
     held = patches * float(FLOAT) * (width + classes) * 2
-    return (searched + maps).beside(held) + summary_cost("map", shapes.test, 3 * classes)
+    return (searched + maps).beside(held) + summary_cost(LabelMaps, shapes.test, 3 * classes)
 
 
 PROTOCOL = Protocol(
     version=1,
     summary="semantic segmentation by the labels of the nearest training patches, without training.",
     settings=Settings,
-    kind=OnFeatures(check=check, run=run, cost=cost, label_kinds=MAPS, view=GRIDS, check_targets=check_targets),
+    kind=OnFeatures(check=check, run=run, cost=cost, takes=(LabelMaps,), view=GRIDS, check_targets=check_targets),
     check_settings=check_settings,
 )

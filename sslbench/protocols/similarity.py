@@ -15,16 +15,16 @@ import numpy as np
 
 from sslbench.arrays import FloatArray
 from sslbench.config import setting
-from sslbench.data.source import Labels
 from sslbench.errors import DataError
 from sslbench.features.array import Features
-from sslbench.labels import LABELS
 from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts.costs import DOUBLE, summary_cost
 from sslbench.protocols._parts.selection import check_features
 from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes, test_part
 from sslbench.results import Outcome
 from sslbench.runtime.cost import Cost
+from sslbench.targets.target import Target
+from sslbench.targets.triplets import Triplets
 
 _ROWS = 4096  # triplets at a time, so that memory-mapped features are never copied whole in float64
 
@@ -38,15 +38,15 @@ class Settings:
     )
 
 
-def check(settings: Settings, labels: Labels) -> None:
+def check(settings: Settings, labels: Target) -> None:
     """Refuse data that are no triplets.
 
     Raises:
         DataError: the data are no triplets.
     """
-    if labels.kind != "triplets":
+    if not isinstance(labels, Triplets):
         raise DataError(
-            f"similarity needs triplets of images, and these samples have {LABELS[labels.kind].text}",
+            f"similarity needs triplets of images, and these samples have {labels.title}",
             "Give NIGHTS, a table with the columns ref, left, right and choice, or triplets:PLACE.",
         )
 
@@ -64,11 +64,11 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     Raises:
         DataError: features that are not finite, or samples that are no triplets.
     """
-    check(settings, test.labels)
+    check(settings, test.target)
     check_features(train, test)
     scores = preferences(test, settings)[:, None].astype(np.float32)
     metrics, headline, _ = summarise(
-        "triplets", test.labels.classes, test.labels.values, scores, seed=seed, groups=test.groups
+        Triplets, test.target.classes, test.target.values, scores, seed=seed, groups=test.groups
     )
     ties = int((scores == 0).sum())
     notes = (f"{ties:,} of {len(test):,} triplets have equal similarities and count one half.",) if ties else ()
@@ -99,12 +99,12 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
     passes = 4 if settings.similarity == "euclidean" else 8
     block = float(min(shapes.test, _ROWS)) * shapes.width * DOUBLE
     own = Cost(traffic=float(shapes.test) * shapes.width * DOUBLE * passes, memory=3 * block)
-    return own + summary_cost(shapes.labels, shapes.test, 1)
+    return own + summary_cost(shapes.target, shapes.test, 1)
 
 
 PROTOCOL = Protocol(
     version=1,
     summary="similarity as persons see it (NIGHTS): choice between two candidates, without training.",
     settings=Settings,
-    kind=OnFeatures(check, run, cost, label_kinds=frozenset({"triplets"}), part=test_part, own_classes=True),
+    kind=OnFeatures(check, run, cost, takes=(Triplets,), part=test_part, own_classes=True),
 )

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from typing import Any, Literal
 
-from sslbench.labels import LabelKind
 from sslbench.names import did_you_mean
 
 KnownBy = Literal["ids", "rows", "features"]
@@ -125,7 +124,7 @@ class DataUsed:
     train: DataPart
     test: DataPart
     how: str
-    labels: LabelKind
+    labels: str
     unreadable: tuple[ExcludedImage, ...] = ()
     further: tuple[DataPart, ...] = ()
     train_part: str = ""

@@ -26,9 +26,10 @@ from sslbench.errors import ResultError, UsageError
 from sslbench.metrics.classification import places as ranked_before
 from sslbench.metrics.classification import predicted_classes
 from sslbench.metrics.sample_means import SampleMeans
-from sslbench.metrics.summary import CLASS_COLUMNS, ROW_COLUMNS
 from sslbench.paths import files_below, not_written, temporary_beside
 from sslbench.results import SCHEMA, Neighbours, Result, WorkingFolder, canonical, plain
+from sslbench.targets import kinds
+from sslbench.targets.classes import Classes
 
 _SCORES = ".scores.npz"
 OVERLAPS = ".overlaps.csv"
@@ -142,13 +143,13 @@ def write(  # noqa: PLR0913  the parts of a file of scores
         raise ValueError(f"scores {scores.shape}, but those of a draw or the groups have another shape")
     stem = path_of(result, folder).stem
 
-    kind = result.data.labels
-    half = kind in ("single", "multi") and scores.shape[1] >= _HALF_FROM
+    kind = kinds()[result.data.labels]
+    half = kind.of_classes and scores.shape[1] >= _HALF_FROM
     # Zeros and names compress well; dense scores of a thousand classes hardly do, in 15 seconds.
     each = scores.size * (2 if half else 4)
     kept = draws if each * len(draws) <= _DRAWS_UP_TO else ()
     save = np.savez_compressed if each * max(1, len(kept)) < _COMPRESSED_UP_TO else np.savez
-    if half and kind == "single" and places is None:
+    if half and kind is Classes and places is None:
         places = ranked_before(labels.astype(np.int64), scores)[None].astype(np.uint16)
 
     def write_scores(file: IO[bytes]) -> None:
@@ -159,7 +160,7 @@ def write(  # noqa: PLR0913  the parts of a file of scores
         parts = {"scores": scores} | {f"draw{i}": draw for i, draw in enumerate(kept) if i}
         if half:
             arrays["exponent"] = exponent = _exponent(parts.values())
-            arrays |= {name: _halved(part, exponent, one_class=kind == "single") for name, part in parts.items()}
+            arrays |= {name: _halved(part, exponent, one_class=kind is Classes) for name, part in parts.items()}
         else:
             arrays |= {name: part.astype(np.float32, copy=False) for name, part in parts.items()}
         save(file, labels=labels, **arrays)
@@ -188,10 +189,7 @@ def _halved(scores: npt.NDArray[np.floating], exponent: int, *, one_class: bool)
 
 def _columns(result: Result) -> tuple[str, ...]:
     """Return the names of the columns of scores."""
-    classes = result.data.test.classes
-    if (counts := CLASS_COLUMNS.get(result.data.labels)) is not None:
-        return tuple(f"{count} {name}" for count in counts for name in classes)
-    return ROW_COLUMNS.get(result.data.labels, classes)
+    return kinds()[result.data.labels].columns(result.data.test.classes)
 
 
 def _packed(means: SampleMeans) -> dict[str, Any]:

@@ -8,12 +8,11 @@ import numpy as np
 
 from sslbench.arrays import FloatArray
 from sslbench.data.checks.sheets import thumbnails
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.evaluation.encode import encode_parts
 from sslbench.evaluation.request import RunSettings
 from sslbench.features.array import Features
-from sslbench.labels import LabelKind
 from sslbench.protocols.knn import Settings as KnnSettings
 from sslbench.results import Result, records
 from sslbench.runtime.progress import Progress
@@ -21,6 +20,11 @@ from sslbench.show.page import Section
 from sslbench.show.pictures import RIGHT, WRONG, Panel
 from sslbench.show.record import AsTyped, ChosenImages, choose, reading, reopen, rows_of
 from sslbench.solvers.neighbours import Scope, nearest
+from sslbench.targets import kinds
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import Target
 
 _NEIGHBOURS = 7
 _SIDE = 160
@@ -34,7 +38,7 @@ class Prediction:
     right: bool | None
 
 
-def quality(kind: LabelKind, labels: np.ndarray, scores: np.ndarray) -> FloatArray:
+def quality(kind: type[Target], labels: np.ndarray, scores: np.ndarray) -> FloatArray:
     """Return how good each prediction is, (N,), higher is better; NaN where no label counts.
 
     One class: the score of the true class less the largest of the others. Several labels: average precision of the
@@ -46,18 +50,18 @@ def quality(kind: LabelKind, labels: np.ndarray, scores: np.ndarray) -> FloatArr
         scores: (N, C).
 
     Examples:
-        >>> quality("single", np.array([0, 1]), np.array([[0.75, 0.25], [1.0, 0.0]])).tolist()
+        >>> quality(Classes, np.array([0, 1]), np.array([[0.75, 0.25], [1.0, 0.0]])).tolist()
         [0.5, -1.0]
-        >>> quality("multi", np.array([[1, 0, -1], [0, 0, 0]]), np.array([[0.1, 0.9, 0.5], [0, 1, 2]])).tolist()
+        >>> quality(MultiLabel, np.array([[1, 0, -1], [0, 0, 0]]), np.array([[0.1, 0.9, 0.5], [0, 1, 2]])).tolist()
         [0.5, nan]
     """
     values = np.asarray(scores, dtype=np.float64)
-    if kind == "single":
+    if issubclass(kind, Classes):
         rows = np.arange(len(labels))
         others = values.copy()
         others[rows, labels] = -np.inf
         return np.asarray(values[rows, labels] - others.max(axis=1))
-    if kind == "multi":
+    if issubclass(kind, MultiLabel):
         return np.array([_average_precision(row, score) for row, score in zip(labels, values, strict=True)])
     spread = labels.std(axis=0)
     return np.asarray(-(np.abs(values - labels) / np.where(spread > 0, spread, 1)).mean(axis=1))
@@ -72,15 +76,15 @@ def _average_precision(labels: np.ndarray, scores: FloatArray) -> float:
     return float((np.cumsum(hits) / np.arange(1, len(hits) + 1))[hits].mean())
 
 
-def prediction(result: Result, labels: Labels, scores: np.ndarray, row: int) -> Prediction:
+def prediction(result: Result, labels: Target, scores: np.ndarray, row: int) -> Prediction:
     """Return truth and prediction of a test image in words."""
     values = scores[row].astype(np.float64)
-    if labels.kind == "value":
+    if isinstance(labels, Numbers):
         pairs = zip(labels.classes, labels.values[row].tolist(), values.tolist(), strict=True)
         return Prediction(
             "\n".join(f"{name}: {truth:.4g}, predicted {found:.4g}" for name, truth, found in pairs), None
         )
-    if labels.kind == "multi":
+    if isinstance(labels, MultiLabel):
         true = labels.values[row] == 1
         first = np.argsort(-values, kind="stable")[: max(1, int(true.sum()))]
         found = ", ".join(f"{labels.classes[c]} {_score(result, values, c)}" for c in first.tolist())
@@ -127,8 +131,8 @@ def show_predictions(
     knn = result.protocol.name == "knn"
     prepared = reopen(result, typed, run, with_weights=knn)
     test, rows = prepared.data.test, rows_of(prepared.data.test, scores.ids)
-    labels = Labels(result.data.labels, scores.classes, scores.labels)
-    groups = choose(quality(labels.kind, labels.values, scores.scores), each)
+    labels = kinds()[result.data.labels].from_values(scores.classes, scores.labels)
+    groups = choose(quality(type(labels), labels.values, scores.scores), each)
     draw = _pictures(result, typed, test)
     if not knn:
         return [_section(result, labels, scores, group, lambda row: draw(rows[row])) for group in groups]
@@ -150,12 +154,12 @@ def show_predictions(
             said = prediction(result, labels, scores.scores, row)
             panels = [dataclasses.replace(draw(rows[row]), caption=said.text, frame=_frame(said))]
             for value, neighbour in zip(similarity[place[row]].tolist(), neighbours[place[row]].tolist(), strict=True):
-                same = _share_a_class(labels, row, train.labels, neighbour)
-                text = f"{train.labels.text(neighbour)}\n{value:.3f}"
+                same = _share_a_class(labels, row, train.target, neighbour)
+                text = f"{train.target.text(neighbour)}\n{value:.3f}"
                 frame = None if same is None else RIGHT if same else WRONG
                 panels.append(dataclasses.replace(of_train(in_train[neighbour]), caption=text, frame=frame))
             lines.append((scores.ids[row], panels))
-        text = f"{_ORDERS[labels.kind]} Beside each image its nearest training images by {settings.metric}."
+        text = f"{_ORDERS[type(labels)]} Beside each image its nearest training images by {settings.metric}."
         sections.append(Section(group.title, text, lines, _SIDE))
     return sections
 
@@ -172,11 +176,11 @@ def _neighbours(
     return nearest(train.x, test.x, k, metric=settings.metric, max_memory=settings.max_memory, scope=scope)
 
 
-def _share_a_class(labels: Labels, row: int, train: Labels, neighbour: int) -> bool | None:
+def _share_a_class(labels: Target, row: int, train: Target, neighbour: int) -> bool | None:
     """Return whether a training image has the class, or one of the labels, of a test image; None for numbers."""
-    if labels.kind == "value":
+    if isinstance(labels, Numbers):
         return None
-    if labels.kind == "single":
+    if isinstance(labels, Classes):
         return bool(labels.classes[labels.values[row]] == train.classes[train.values[neighbour]])
     return bool(((labels.values[row] == 1) & (train.values[neighbour] == 1)).any())
 
@@ -186,7 +190,7 @@ def _frame(said: Prediction) -> tuple[int, int, int] | None:
 
 
 def _section(
-    result: Result, labels: Labels, scores: records.Scores, group: ChosenImages, draw: Callable[[int], Panel]
+    result: Result, labels: Target, scores: records.Scores, group: ChosenImages, draw: Callable[[int], Panel]
 ) -> Section:
     """Return the images of one group, six in a row."""
     panels = []
@@ -195,13 +199,13 @@ def _section(
         caption = f"{scores.ids[row]}\n{said.text}"
         panels.append(dataclasses.replace(draw(row), caption=caption, frame=_frame(said)))
     lines: Sequence[tuple[str, Sequence[Panel]]] = [("", panels[i : i + 6]) for i in range(0, len(panels), 6)]
-    return Section(group.title, _ORDERS[labels.kind], lines, _SIDE)
+    return Section(group.title, _ORDERS[type(labels)], lines, _SIDE)
 
 
-_ORDERS = {
-    "single": "Ordered by the score of the true class less the largest of the others.",
-    "multi": "Ordered by the average precision of the labels of an image.",
-    "value": "Ordered by the mean absolute error, in standard deviations of the labels.",
+_ORDERS: dict[type[Target], str] = {
+    Classes: "Ordered by the score of the true class less the largest of the others.",
+    MultiLabel: "Ordered by the average precision of the labels of an image.",
+    Numbers: "Ordered by the mean absolute error, in standard deviations of the labels.",
 }
 
 

@@ -17,6 +17,9 @@ from sslbench.show.pictures import Panel, PanelRow, sheet
 from sslbench.show.predictions import show_predictions
 from sslbench.show.record import AsTyped, scores_of
 from sslbench.show.segmentation import show_segmentation
+from sslbench.targets import kinds
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import OfClasses
 
 DETECTIONS = ("detection", "detections")
 """Protocols with boxes beside their records: of detectors trained here, and of others."""
@@ -108,7 +111,7 @@ def _sections(result: Result, chosen: RecordPictures, run: RunSettings, progress
     scores = scores_of(result)
     if name == "segmentation-knn":
         return show_segmentation(result, scores, chosen.typed, run, chosen.each, store=chosen.store, progress=progress)
-    if result.data.labels not in ("single", "multi", "value"):
+    if not issubclass(kinds()[result.data.labels], OfClasses | Numbers):
         return [_stored_picture(result)]
     return show_predictions(result, scores, chosen.typed, run, chosen.each, store=chosen.store, progress=progress)
 

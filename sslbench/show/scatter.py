@@ -14,7 +14,7 @@ from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.checks.sheets import thumbnails
 from sslbench.data.decode.handlers import Reading
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.evaluation.preparation import for_request, load
 from sslbench.evaluation.record import weights_used
@@ -28,6 +28,10 @@ from sslbench.show.folder import open_folder
 from sslbench.show.images import images_of
 from sslbench.show.page import page
 from sslbench.show.pictures import Panel, PanelRow, fitted, jpeg_url, sheet
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import Target
 
 log = logging.getLogger("sslbench")
 
@@ -57,7 +61,7 @@ class Points:
     name: str
     layers: Mapping[str, Matrix]
     ids: tuple[str, ...]
-    labels: Labels
+    labels: Target
     source: Source | None
     facts: Mapping[str, Any]
 
@@ -128,7 +132,7 @@ def points_of_images(request: Request, run: RunSettings, *, store: Path, progres
     used = weights_used(backbone, request.weights)
     facts = {"weights": used, "preprocessing": backbone.preprocessing.record()}
     named = {layer: features.x for layer, features in found.features.items()}
-    return Points(source.name, named, read.ids, read.labels, read, facts)
+    return Points(source.name, named, read.ids, read.target, read, facts)
 
 
 def points_of_features(pair: FeaturePair, most: int, seed: int) -> Points:
@@ -144,7 +148,7 @@ def points_of_features(pair: FeaturePair, most: int, seed: int) -> Points:
     part = features.select(rows)
     name = pair.name if len(part) == len(features) else f"{pair.name}, {len(part)} of {len(features)}"
     facts = {"digest of the features": pair.features_sha256, "fingerprint of ids and labels": pair.fingerprints}
-    return Points(name, {"features": part.x}, part.ids, part.labels, None, facts)
+    return Points(name, {"features": part.x}, part.ids, part.target, None, facts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +166,7 @@ class Colouring:
     group: IntArray
 
 
-def colouring(labels: Labels) -> Colouring:
+def colouring(labels: Target) -> Colouring:
     """Return the colours of samples: of one class the most frequent 19, grey for the others.
 
     Several labels: the first of each sample. Numbers: five ranges of the first number, of equal counts.
@@ -170,7 +174,7 @@ def colouring(labels: Labels) -> Colouring:
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    if labels.kind == "value":
+    if isinstance(labels, Numbers):
         column = labels.values[:, 0]
         ends = np.unique(np.quantile(column, np.linspace(0, 1, 6)))
         group = np.clip(np.searchsorted(ends, column, side="right") - 1, 0, max(0, len(ends) - 2)).astype(np.int64)
@@ -179,9 +183,9 @@ def colouring(labels: Labels) -> Colouring:
         names = tuple(f"{labels.classes[0]} {low:.4g} to {high:.4g}" for low, high in pairs)
         shades = colormaps["viridis"](np.linspace(0, 1, number))
         return Colouring(names, tuple(to_hex(shade) for shade in shades), group)
-    if labels.kind not in ("single", "multi"):
+    if not isinstance(labels, Classes | MultiLabel):
         return Colouring(("",), ("#0072b2",), np.zeros(len(labels), dtype=np.int64))
-    of_class = labels.values if labels.kind == "single" else _first_label(labels)
+    of_class = labels.values if isinstance(labels, Classes) else _first_label(labels)
     classes, counts = np.unique(of_class, return_counts=True)
     frequent = classes[np.argsort(-counts, kind="stable")][:_NAMED]
     shown = np.sort(frequent[frequent >= 0])
@@ -193,12 +197,12 @@ def colouring(labels: Labels) -> Colouring:
     names = tuple(labels.classes[c] for c in shown)
     if (group == len(shown)).any():
         rest = len(classes) - len(shown)
-        unlabelled = labels.kind == "multi" and (of_class < 0).any()
+        unlabelled = isinstance(labels, MultiLabel) and (of_class < 0).any()
         names = (*names, "no label" if unlabelled and rest == 1 else f"{rest} others")
     return Colouring(names, (*palette[: len(shown)], _OTHERS)[: len(names)], group)
 
 
-def _first_label(labels: Labels) -> IntArray:
+def _first_label(labels: Target) -> IntArray:
     """Return the first class that each sample has; -1 for none."""
     present = labels.values == 1
     return np.where(present.any(axis=1), present.argmax(axis=1), -1).astype(np.int64)
@@ -275,7 +279,7 @@ def show_scatter(
     return [folder.path / name for name in folder.files]
 
 
-def _label(labels: Labels, row: int) -> str:
+def _label(labels: Target, row: int) -> str:
     return labels.text(row) if labels.labelled else ""
 
 

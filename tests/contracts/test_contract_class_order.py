@@ -7,12 +7,13 @@ import pytest
 from PIL import Image
 
 from sslbench import evaluate
-from sslbench.data.source import Labels
 from sslbench.features.array import Features
 from sslbench.metrics.per_class import per_class
-from sslbench.metrics.summary import CLASS_COLUMNS, summarise
+from sslbench.metrics.summary import summarise
 from sslbench.names import list_names
 from sslbench.protocols import OnFeatures, find
+from sslbench.targets import kinds
+from sslbench.targets.classes import Classes
 
 CLASSES, N_TRAIN, N_TEST = 7, 84, 60
 NAMES = tuple("ant bee cat dog eel fox gnu".split())
@@ -32,7 +33,7 @@ PROTOCOLS = [
     for name in list_names("protocol")
     if isinstance(find(name).kind, OnFeatures)
     for kind in ("single", "multi")
-    if kind in find(name).kind.label_kinds and find(name).kind.needs_labels
+    if kinds()[kind] in find(name).kind.takes and find(name).kind.needs_labels
 ]
 
 
@@ -46,16 +47,16 @@ def samples(kind, n, seed):
     if kind == "multi":
         values = (rng.random((n, CLASSES)) < 0.3).astype(np.int8) | np.eye(CLASSES, dtype=np.int8)[y]
         values[rng.random((n, CLASSES)) < 0.05] = -1
-    return Features(x.astype(np.float32), Labels(kind, NAMES, values), tuple(f"{i:03d}.png" for i in range(n)))
+    return Features(x.astype(np.float32), kinds()[kind](NAMES, values), tuple(f"{i:03d}.png" for i in range(n)))
 
 
 def renumbered(part):
     """The same samples with other names and numbers of the classes."""
-    labels, names = part.labels, [""] * CLASSES
+    labels, names = part.target, [""] * CLASSES
     for old, new in enumerate(ORDER):
         names[new] = RENAMED[old]
-    values = ORDER[labels.values] if labels.kind == "single" else labels.values[:, np.argsort(ORDER)]
-    return dataclasses.replace(part, labels=Labels(labels.kind, tuple(names), values))
+    values = ORDER[labels.values] if isinstance(labels, Classes) else labels.values[:, np.argsort(ORDER)]
+    return dataclasses.replace(part, target=type(labels)(tuple(names), values))
 
 
 def settings_of(name):
@@ -87,22 +88,26 @@ def counts_of(kind, n, rng):
     return np.stack([right, np.maximum(predicted, right), there], axis=1).astype(np.float32)
 
 
-@pytest.mark.parametrize("kind", ["single", "multi", *CLASS_COLUMNS])
+OF_COUNTS = ("map", "parts", "poses")
+"""Kinds of targets whose scores are three counts of each class."""
+
+
+@pytest.mark.parametrize("kind", ["single", "multi", *OF_COUNTS])
 @pytest.mark.parametrize("probabilities", [None, "scores"])
 def test_metrics_of_scores_depend_on_no_order_of_classes_or_samples(kind, probabilities):
     rng, back = np.random.default_rng(0), np.argsort(ORDER)
     rows = rng.permutation(N_TEST)
-    if kind in CLASS_COLUMNS:
+    if kind in OF_COUNTS:
         counts = counts_of(kind, N_TEST, rng)
         values = np.zeros((N_TEST, 0), np.int8)
         cases = [(values, each.reshape(N_TEST, -1)) for each in (counts, counts[:, :, back], counts[rows])]
     else:
-        labels = samples(kind, N_TEST, 2).labels.values
+        labels = samples(kind, N_TEST, 2).target.values
         scores = rng.integers(0, 4, (N_TEST, CLASSES)) / 4  # most are equal to others
         moved = ORDER[labels] if kind == "single" else labels[:, back]
         cases = [(labels, scores), (moved, scores[:, back]), (labels[rows], scores[rows])]
     found = [
-        summarise(kind, NAMES, values, scores, seed=0, resamples=50, probabilities=probabilities)[0]
+        summarise(kinds()[kind], NAMES, values, scores, seed=0, resamples=50, probabilities=probabilities)[0]
         for values, scores in cases
     ]
     for metric, (value, low, high) in found[0].items():
@@ -112,10 +117,10 @@ def test_metrics_of_scores_depend_on_no_order_of_classes_or_samples(kind, probab
 
 @pytest.mark.parametrize("kind", ["single", "multi"])
 def test_metrics_of_a_class_do_not_depend_on_its_number(kind):
-    labels, scores = samples(kind, N_TEST, 2).labels, np.random.default_rng(0).integers(0, 4, (N_TEST, CLASSES)) / 4
-    moved = renumbered(samples(kind, N_TEST, 2)).labels
-    usual = per_class(kind, NAMES, labels.values, scores)
-    other = per_class(kind, moved.classes, moved.values, scores[:, np.argsort(ORDER)])
+    labels, scores = samples(kind, N_TEST, 2).target, np.random.default_rng(0).integers(0, 4, (N_TEST, CLASSES)) / 4
+    moved = renumbered(samples(kind, N_TEST, 2)).target
+    usual = per_class(kinds()[kind], NAMES, labels.values, scores)
+    other = per_class(kinds()[kind], moved.classes, moved.values, scores[:, np.argsort(ORDER)])
     named = dict(zip(NAMES, RENAMED, strict=True))
     for metric, values in usual.items():
         np.testing.assert_allclose(
@@ -133,7 +138,7 @@ SMALL = {
 }
 
 
-OF_CLASSES = [n for n in list_names("protocol") if "single" in getattr(find(n).kind, "label_kinds", ())]
+OF_CLASSES = [n for n in list_names("protocol") if Classes in getattr(find(n).kind, "takes", ())]
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ TEXT = {
     *("data.train.name", "data.test.name", "data.how", "benchmark.sha256", "benchmark.modified", "benchmark.metric"),
     # the fingerprint of the part has these
     *("data.train.n", "data.test.n", "data.train.classes", "data.test.classes", "data.train.groups"),
-    *("data.test.groups", "data.labels", "data.label_noise", "data.split_seed", "data.known_by"),
+    *("data.test.groups", "data.target", "data.label_noise", "data.split_seed", "data.known_by"),
 }
 
 

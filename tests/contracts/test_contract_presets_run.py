@@ -9,7 +9,7 @@ import functools
 import numpy as np
 import pytest
 from helpers.offenders import offenders
-from helpers.targets import LABELS, kinds_of
+from helpers.targets import kinds_of
 from PIL import Image
 from sample_data import jhmdb, spair, vip
 
@@ -20,6 +20,8 @@ from sslbench.library.presets import load_preset
 from sslbench.names import list_names
 from sslbench.protocols import find
 from sslbench.protocols._parts.presets import full_settings
+from sslbench.targets import kinds
+from sslbench.targets.pairs import Points
 
 GEOMETRY = {"resize", "crop", "interpolation"}
 SHORTER = {
@@ -101,7 +103,7 @@ def trains(name):
 
 
 PLAIN = [name for name in SORTED if trains(name)]
-ON_OBJECTS = [name for name in SORTED if not trains(name) and LABELS[kind_of_labels(name)].pixels]
+ON_OBJECTS = [name for name in SORTED if not trains(name) and kinds()[kind_of_labels(name)].of_pixels]
 TRAIN_NOTHING = [name for name in SORTED if name not in (*PLAIN, *ON_OBJECTS)]
 """Presets of protocols that train nothing, on pairs and videos."""
 
@@ -152,7 +154,7 @@ def test_a_preset_of_a_protocol_that_trains_nothing_runs_on_its_architecture(nam
     data = {"crw_vip": vip.make, "crw_jhmdb": jhmdb.make}.get(name.rpartition("/")[2], lambda _: VIDEO)(
         tmp_path / "data"
     )
-    if "points" in PROTOCOLS[name].kind.label_kinds:
+    if Points in PROTOCOLS[name].kind.takes:
         data = "homography:" + str(tmp_path / "photos") if "homography" in name else spair.make(tmp_path / "spair")
     (tmp_path / "photos").mkdir()
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8)).save(tmp_path / "photos/a.png")

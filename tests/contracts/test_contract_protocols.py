@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.targets import LABELS, kinds_of, target_of, with_other_targets
+from helpers.targets import kinds_of, target_of, with_other_targets
 from scipy.stats import binom
 from torch import nn
 
@@ -19,12 +19,16 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.features.settings import ExtractSettings
 from sslbench.metrics.catalog import find as find_metric
-from sslbench.metrics.summary import CLASS_COLUMNS, ROW_COLUMNS, summarise
+from sslbench.metrics.summary import summarise
 from sslbench.names import list_names
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import OnFeatures, OnImages, OnSets, find
 from sslbench.results import Outcome
 from sslbench.runtime.seeds import seeded
+from sslbench.targets import kinds
+from sslbench.targets.label_maps import LabelMaps
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.pixel_values import ReadValues
 
 ALL = {name: find(name) for name in list_names("protocol")}
 
@@ -36,7 +40,7 @@ def names_on(takes):
 ON_SAMPLES = [name for name in ALL if not ALL[name].kind.on_objects]
 PROTOCOLS, ON_SETS = names_on(OnFeatures), names_on(OnSets)
 TRAINED_ON_IMAGES = [name for name in names_on(OnImages) if ALL[name].kind.trains]
-OF_CLASSES = [name for name in ON_SAMPLES if LABELS[kinds_of(ALL[name])[0]].classes]
+OF_CLASSES = [name for name in ON_SAMPLES if kinds()[kinds_of(ALL[name])[0]].of_classes]
 
 
 def with_kinds(names):
@@ -53,24 +57,17 @@ usual = functools.cache(run)
 """Outcomes on the samples of a kind of labels, each computed once."""
 
 
-def width_of_scores(labels):
-    """Numbers per sample from which the metrics of such labels follow."""
-    if labels.kind in CLASS_COLUMNS:
-        return len(CLASS_COLUMNS[labels.kind]) * len(labels.classes)
-    return len(ROW_COLUMNS.get(labels.kind, labels.classes))
-
-
 def assert_complete(outcome, labels, *, width=None):
     """An outcome has its headline, scores, classes, and intervals that hold their values, within bounds.
 
     NaN, such as a top5 of four classes, is no headline and no metric of pixels.
     """
     assert isinstance(outcome, Outcome) and outcome.headline in outcome.metrics
-    width = width_of_scores(labels) if width is None else width
+    width = len(labels.columns(labels.classes)) if width is None else width
     assert outcome.scores.shape == (len(labels.values), width) and outcome.scores.dtype == np.float32
-    if width and (LABELS[labels.kind].classes or labels.kind == "map"):
+    if width and (labels.of_classes or isinstance(labels, LabelMaps)):
         assert set(outcome.per_class) == set(labels.classes)
-    pixels = LABELS[labels.kind].pixels
+    pixels = labels.of_pixels
     for metric, (value, low, high) in outcome.metrics.items():
         least, most = find_metric(metric).bounds
         held = low - 1e-9 <= value <= high + 1e-9 and least - 1e-9 <= low and high <= most + 1e-9
@@ -81,9 +78,9 @@ def assert_complete(outcome, labels, *, width=None):
 
 def assert_good(outcome, kind, target):
     """On separated samples a protocol leads with the metric of its labels and is as good as it has to be."""
-    led = [metric for metric in (*target.good, LABELS[kind].metric) if metric in outcome.metrics]
+    led = [metric for metric in (*target.good, kinds()[kind].metric) if metric in outcome.metrics]
     if not led:  # predicts no labels, but perhaps clusters that are scored by the classes
-        assert LABELS[kind].classes or not outcome.scores.shape[1]
+        assert kinds()[kind].of_classes or not outcome.scores.shape[1]
         return
     assert outcome.headline == led[0]
     if led[0] in target.good:
@@ -105,11 +102,11 @@ def assert_same(first, second):
 def assert_test_decided_nothing(first, second, test):
     """Two outcomes of other test targets: the choice is the same, and the predictions, as far as scores have them."""
     assert first.selected == second.selected
-    if getattr(test, "pixel_values", None) is not None:
+    if isinstance(test.target, ReadValues):
         assert not np.array_equal(first.scores, second.scores)
         return
     scores = [first.scores, second.scores]
-    if test.maps is not None:  # areas: of both, predicted, labelled
+    if isinstance(test.target, LabelMaps):  # areas: of both, predicted, labelled
         scores = [each.reshape(len(each), 3, -1)[:, 1] for each in scores]
     assert np.array_equal(*scores, equal_nan=True)
 
@@ -143,24 +140,24 @@ def test_settings_are_frozen_documented_and_have_defaults(name):
 
 @with_kinds(ON_SAMPLES)
 def test_the_default_settings_pass_the_check(name, kind):
-    ALL[name].kind.check(ALL[name].settings(), target_of(ALL[name], kind).train.labels)
+    ALL[name].kind.check(ALL[name].settings(), target_of(ALL[name], kind).train.target)
 
 
-@pytest.mark.parametrize("name", [name for name in PROTOCOLS if "multi" not in ALL[name].kind.label_kinds])
+@pytest.mark.parametrize("name", [name for name in PROTOCOLS if MultiLabel not in ALL[name].kind.takes])
 def test_what_needs_one_label_per_sample_says_so_before_any_work(name):
     several = next(
-        target_of(other, "multi") for other in ALL.values() if "multi" in getattr(other.kind, "label_kinds", ())
+        target_of(other, "multi") for other in ALL.values() if MultiLabel in getattr(other.kind, "takes", ())
     )
     with pytest.raises(DataError, match="several"):
-        ALL[name].kind.check(ALL[name].settings(), several.train.labels)
+        ALL[name].kind.check(ALL[name].settings(), several.train.target)
 
 
 @with_kinds(PROTOCOLS)
 def test_every_outcome_is_complete_and_good_on_separated_samples(name, kind):
     outcome, target = usual(name, kind), target_of(ALL[name], kind)
-    leads = {*target.good, LABELS[kind].metric} & outcome.metrics.keys()
+    leads = {*target.good, kinds()[kind].metric} & outcome.metrics.keys()
     width = None if leads or outcome.scores.shape[1] else 0  # predicts no labels
-    assert_complete(outcome, target.test.labels, width=width)
+    assert_complete(outcome, target.test.target, width=width)
     assert_good(outcome, kind, target)
 
 
@@ -174,8 +171,10 @@ def test_the_same_input_and_seed_give_the_same_outcome_and_test_labels_decide_no
 def with_renamed_classes(part):
     """The same samples; the classes have other names, in another order."""
     order = np.array([2, 0, 3, 1])
-    values = part.labels.values[:, order] if part.labels.kind == "multi" else np.argsort(order)[part.labels.values]
-    return dataclasses.replace(part, labels=dataclasses.replace(part.labels, classes=tuple("wxyz"), values=values))
+    values = (
+        part.target.values[:, order] if isinstance(part.target, MultiLabel) else np.argsort(order)[part.target.values]
+    )
+    return dataclasses.replace(part, target=part.target.changed(classes=tuple("wxyz"), values=values))
 
 
 @pytest.mark.parametrize(
@@ -208,14 +207,14 @@ def without_meaning(target, features=True):
     generator = np.random.default_rng(0)
     make = target.features if features else target.pictures
     train, test = make(80, 1), make(40, 2)
-    mixed = dataclasses.replace(train.labels, values=generator.permutation(train.labels.values))
-    drawn = dataclasses.replace(test.labels, values=generator.integers(0, 4, 40))
-    return dataclasses.replace(train, labels=mixed), dataclasses.replace(test, labels=drawn)
+    mixed = train.target.changed(values=generator.permutation(train.target.values))
+    drawn = test.target.changed(values=generator.integers(0, 4, 40))
+    return dataclasses.replace(train, target=mixed), dataclasses.replace(test, target=drawn)
 
 
 def assert_at_chance(outcome, test):
     """A correct protocol fails once in a million runs, whatever its seed."""
-    assert (outcome.scores.argmax(axis=1) == test.labels.values).sum() <= binom.isf(1e-6, 40, 0.25)
+    assert (outcome.scores.argmax(axis=1) == test.target.values).sum() <= binom.isf(1e-6, 40, 0.25)
 
 
 @functools.cache
@@ -252,9 +251,9 @@ def usual_on_images(tmp_path_factory):
 def test_an_outcome_on_images_is_complete_and_good(name, kind, usual_on_images):
     (outcome,) = usual_on_images(name, kind).values()
     target = target_of(ALL[name], kind)
-    assert_complete(outcome, target.pictures(target.n[1], 2).labels)
+    assert_complete(outcome, target.pictures(target.n[1], 2).target)
     assert_good(outcome, kind, target)
-    if LABELS[kind].pixels:
+    if kinds()[kind].of_pixels:
         assert set(outcome.floors) >= {"position only", "pixels"}
         assert all(set(floor) == set(outcome.metrics) for floor in (outcome.chance, *outcome.floors.values()))
 
@@ -283,12 +282,12 @@ def test_what_trains_nothing_is_complete_good_and_the_same_every_time(name, kind
     test = target.test
     found, again = (run_on_images(name, tmp_path / "nothing", kind, test=test) for _ in range(2))
     for row, outcome in found.items():
-        assert_complete(outcome, test.labels)
+        assert_complete(outcome, test.target)
         assert_good(outcome, kind, target)
         assert_same(outcome, again[row])
         assert outcome.floors and all(outcome.headline in floor for floor in outcome.floors.values())
         # Metrics follow from the rows alone, as comparisons and groups need.
-        metrics, _, _ = summarise(kind, test.labels.classes, test.labels.values, outcome.scores, seed=0)
+        metrics, _, _ = summarise(kinds()[kind], test.target.classes, test.target.values, outcome.scores, seed=0)
         own = {metric: values[0] for metric, values in metrics.items()}
         assert own == pytest.approx({metric: outcome.metrics[metric][0] for metric in own}, nan_ok=True)
     assert not (tmp_path / "nothing").exists()
@@ -304,7 +303,7 @@ def run_on_sets(name, train=None, test=None):
     for key, each in protocol.kind.open_sets(settings, *pictures, small, lambda source: source).items():
         own = np.array([test.ids.index(i.rpartition("/")[2]) for i in each.source.ids])
         noise = np.random.default_rng(3).normal(size=(len(own), 6)).astype(np.float32)
-        sets[key] = Features(test.x[own] + noise, each.source.labels, each.source.ids)
+        sets[key] = Features(test.x[own] + noise, each.source.target, each.source.ids)
     return protocol.kind.run(train, test, sets, settings, seed=0)
 
 
@@ -313,7 +312,7 @@ usual_on_sets = functools.cache(run_on_sets)
 
 @pytest.mark.parametrize("name", ON_SETS)
 def test_every_outcome_on_sets_is_complete(name):
-    outcomes, labels = usual_on_sets(name), target_of(ALL[name]).test.labels
+    outcomes, labels = usual_on_sets(name), target_of(ALL[name]).test.target
     assert "" in outcomes
     for outcome in outcomes.values():
         assert_complete(outcome, labels)

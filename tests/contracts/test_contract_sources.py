@@ -81,17 +81,17 @@ def test_pairs_and_videos_are_complete_picklable_and_the_same_every_time(locatio
     faces = [face for found in all_formats() for face in (found.pairs, found.videos) if face is not None]
     assert sum(face.recognises(spec) for face in faces) == 1
     (source, again) = (next(reversed(opened(spec).values())) for _ in range(2))
-    assert source.labels.kind == sample_module(name).LABELS and list(source.ids) == sorted(set(source.ids))
+    assert source.target.name == sample_module(name).LABELS and list(source.ids) == sorted(set(source.ids))
     assert source.fingerprint() == again.fingerprint()
     copy = pickle.loads(pickle.dumps(source))  # noqa: S301 - our own bytes
     assert copy.fingerprint() == source.fingerprint()
     part = source.select([1])
     assert part.fingerprint() != source.fingerprint() and part.ids == source.ids[1:2]
     every, of_part = source.every_image(), part.every_image()
-    for old, new in zip(source.tuples.rows(1), part.tuples.rows(0), strict=True):
+    for old, new in zip(source.target.rows(1), part.target.rows(0), strict=True):
         assert every.images.path(old) == of_part.images.path(new)
         assert every.images.read(old) is not None
-    assert part.images.path(0) == source.images.path(1) == every.images.path(source.tuples.rows(1)[0])
+    assert part.images.path(0) == source.images.path(1) == every.images.path(source.target.rows(1)[0])
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -101,8 +101,8 @@ def test_a_source_is_complete_ordered_picklable_and_the_same_every_time(location
     for split, source in splits.items():
         assert isinstance(source, Source) and len(source) > 0
         assert list(source.ids) == sorted(set(source.ids))
-        assert source.labels.kind == sample_module(name).LABELS
-        assert len(source.labels.classes) >= 2
+        assert source.target.name == sample_module(name).LABELS
+        assert len(source.target.classes) >= 2
         assert source.images.digests().shape == (len(source), 16)
         assert source.fingerprint() == again[split].fingerprint()
         copy = pickle.loads(pickle.dumps(source))  # noqa: S301 - our own bytes

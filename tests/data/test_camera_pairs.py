@@ -11,10 +11,10 @@ from scipy.spatial.transform import Rotation
 
 from sslbench.data.camera_pairs import made_rotations, open_camera_pairs, relative_pose
 from sslbench.data.images import Arrays
-from sslbench.data.labels import no_labels
 from sslbench.data.source import Source
 from sslbench.data.splits import match_classes, train_test_of
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.none import Unlabelled
 
 
 def matrix(pose):
@@ -49,14 +49,14 @@ def navi(root, views=6):
 def test_navi_poses_are_in_metres_and_follow_the_order_of_the_pair(tmp_path):
     train = open_camera_pairs(f"{navi(tmp_path)}?partners=9")["train"]
     for i in range(len(train)):
-        first, second = (train.tuples.images.path(row) for row in train.tuples.rows(i))
+        first, second = (train.target.images.path(row) for row in train.target.rows(i))
         assert first.rsplit("/", 1)[0] == second.rsplit("/", 1)[0] and first != second
         a, b = (int(path[-7:-4]) for path in (first, second))
         assert a % 3 != 2 != b % 3 and abs(a - b) <= 4
         poses = [[np.cos(np.radians(15 * k)), 0, 0, np.sin(np.radians(15 * k)), 0.1 * k, 0, 2] for k in (a, b)]
         wanted = matrix(np.array(poses[1])) @ np.linalg.inv(matrix(np.array(poses[0])))
-        np.testing.assert_allclose(matrix(train.labels.values[i]), wanted, atol=1e-9)
-        assert train.labels.values[i, 0] >= 0
+        np.testing.assert_allclose(matrix(train.target.values[i]), wanted, atol=1e-9)
+        assert train.target.values[i, 0] >= 0
     assert train.grouped_by == "scene" and len(set(train.attributes["scene"])) == 2
     assert len(open_camera_pairs(str(tmp_path))["train"]) == 8, "one partner of each image"
 
@@ -73,23 +73,23 @@ def test_a_table_with_and_without_translations(tmp_path):
     rows = [("a.png", "b.png", -2, 0, 0, 2, "train", "s"), ("b.png", "a.png", 1, 0, 0, 0, "test", "s")]
     write_table(tmp_path / "t.csv", columns, rows)
     parts = open_camera_pairs(str(tmp_path / "t.csv"))
-    np.testing.assert_allclose(parts["train"].labels.values, [[0.5**0.5, 0, 0, -(0.5**0.5)]])
+    np.testing.assert_allclose(parts["train"].target.values, [[0.5**0.5, 0, 0, -(0.5**0.5)]])
     write_table(tmp_path / "u.csv", [*columns[:6], "tx", "ty", "tz"], [("a.png", "b.png", 1, 0, 0, 0, 7, 8, 9)])
-    assert open_camera_pairs(str(tmp_path / "u.csv"))["all"].labels.values.tolist() == [[1, 0, 0, 0, 7, 8, 9]]
+    assert open_camera_pairs(str(tmp_path / "u.csv"))["all"].target.values.tolist() == [[1, 0, 0, 0, 7, 8, 9]]
     _, test = match_classes(parts["train"], parts["test"])
-    assert test.labels.values.tolist() == [[1, 0, 0, 0]], "numbers of test are not changed"
+    assert test.target.values.tolist() == [[1, 0, 0, 0]], "numbers of test are not changed"
 
 
 def test_views_of_a_made_pair_are_related_by_the_rotation():
     rng = np.random.default_rng(0)
     picture = cv2.resize(rng.integers(0, 256, (8, 8, 3)).astype(np.uint8), (64, 64), interpolation=cv2.INTER_CUBIC)
-    source = Source("x", ("a", "b"), no_labels(2), Arrays(np.stack([picture, picture[::-1]]), "x"))
+    source = Source("x", ("a", "b"), Unlabelled(2), Arrays(np.stack([picture, picture[::-1]]), "x"))
     made = made_rotations(source)
-    assert len(made) == 8 and made.labels.classes == ("qw", "qx", "qy", "qz")
+    assert len(made) == 8 and made.target.classes == ("qw", "qx", "qy", "qz")
     camera = np.array([[64, 0, 31.5], [0, 64, 31.5], [0, 0, 1]])
     for i in range(4):
-        first, second = (made.tuples.images.read(row).astype(float) for row in made.tuples.rows(i))
-        turn = Rotation.from_quat(np.roll(made.labels.values[i], -1)).as_matrix()
+        first, second = (made.target.images.read(row).astype(float) for row in made.target.rows(i))
+        turn = Rotation.from_quat(np.roll(made.target.values[i], -1)).as_matrix()
         moved = cv2.warpPerspective(first, camera @ turn @ np.linalg.inv(camera), (64, 64))
         inside = cv2.warpPerspective(np.ones((64, 64)), camera @ turn @ np.linalg.inv(camera), (64, 64)) == 1
         inside[[*range(20), *range(44, 64)]] = False  # beyond the border the picture is mirrored
@@ -154,7 +154,7 @@ def chained(folder, links, columns=(), cell=lambda first: ()):
 
 
 def images_of(part):
-    return {part.tuples.images.path(row) for i in range(len(part)) for row in part.tuples.rows(i)}
+    return {part.target.images.path(row) for i in range(len(part)) for row in part.target.rows(i)}
 
 
 @pytest.mark.parametrize("columns", [(), ("scene",)])

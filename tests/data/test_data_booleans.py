@@ -47,7 +47,7 @@ def test_marks_of_a_coco_manifest(tmp_path, key):
         counted = objects.objects[1]
         assert (counted.crowd if key == "iscrowd" else counted.difficult).tolist() == [marked]
         (labelled,) = open_data(spec).values()
-        assert labelled.labels.text(1) == ("?cat" if marked else "cat")
+        assert labelled.target.text(1) == ("?cat" if marked else "cat")
     for opened in (open_data, open_objects):
         with pytest.raises(DataError, match=rf"photos\.json, annotation 7: {key} is 'no'"):
             opened(manifest(tmp_path, **{key: "no"}))
@@ -91,8 +91,8 @@ def test_flags_of_a_table_may_be_written_in_words(tmp_path):
     (tmp_path / "b.png").write_bytes(containers.png(2))
     (tmp_path / "t.csv").write_text("path,cat,dog\na.png,true,FALSE\nb.png,0,1\n")
     (source,) = open_data(str(tmp_path / "t.csv")).values()
-    assert source.labels.classes == ("cat", "dog")
-    assert source.labels.values.tolist() == [[1, 0], [0, 1]]
+    assert source.target.classes == ("cat", "dog")
+    assert source.target.values.tolist() == [[1, 0], [0, 1]]
 
 
 def panoptic(folder, category, segment):

@@ -14,6 +14,7 @@ from sslbench.data.splits.objects import split_objects
 from sslbench.detection.readable import check_readable
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection import masks
+from sslbench.targets.classes import Classes
 
 SAMPLES = {"train": pictures(6, seed=1), "valid": pictures(4, seed=2), "test": pictures(4, seed=3)}
 ALL = SAMPLES["train"]
@@ -192,7 +193,7 @@ def test_folders_of_classes_with_xml_have_boxes_and_stay_classes(tmp_path):
     assert boxes_of(source) == truth(ALL) and source.classes == NAMES
     assert any("the classes are those in the XML" in note for note in source.notes)
     samples = open_data(str(tmp_path))["all"]
-    assert samples.labels.classes == ("camera 1", "camera 2")
+    assert samples.target.classes == ("camera 1", "camera 2")
     assert any("the XML beside the images has boxes" in note for note in samples.notes)
 
 
@@ -206,7 +207,7 @@ def test_folders_of_classes_inside_of_splits_have_boxes_and_stay_classes(tmp_pat
     assert {split: boxes_of(source) for split, source in found.items()} == {s: truth(p) for s, p in wanted.items()}
     assert found["train"].ids[0] == "of p0/p0.jpg"
     samples = open_data(str(tmp_path))["train"]
-    assert samples.labels.classes == tuple(f"of {name}" for name in SAMPLES["train"])
+    assert samples.target.classes == tuple(f"of {name}" for name in SAMPLES["train"])
     assert any("the XML beside the images has boxes" in note for note in samples.notes)
     (tmp_path / "validation").symlink_to(tmp_path / "valid")
     with pytest.raises(DataError, match="two folders for the val split"):
@@ -290,14 +291,16 @@ def test_samples_have_the_classes_of_their_boxes_and_an_export_keeps_both(tmp_pa
     samples = open_data(spec)
     first = samples.get("train", samples.get("all"))
     wanted = [NAMES.index(ALL[name.rpartition("/")[2].rpartition(".")[0]][1][0][0]) for name in first.ids]
-    assert first.labels.kind == "single" and first.labels.classes == NAMES and first.labels.values.tolist() == wanted
+    assert (
+        isinstance(first.target, Classes) and first.target.classes == NAMES and first.target.values.tolist() == wanted
+    )
     assert len(open_data(f"{spec}?unit=annotation&min_size=1")[next(iter(samples))]) == sum(
         map(len, truth(ALL).values())
     )
     write_kwcoco(samples, out)
     again = open_data(str(out))
-    assert {s: (x.ids, x.labels.classes, x.labels.values.tolist()) for s, x in again.items()} == {
-        s: (x.ids, x.labels.classes, x.labels.values.tolist()) for s, x in samples.items()
+    assert {s: (x.ids, x.target.classes, x.target.values.tolist()) for s, x in again.items()} == {
+        s: (x.ids, x.target.classes, x.target.values.tolist()) for s, x in samples.items()
     }
     objects = open_objects(spec)
     write_kwcoco(objects, out, overwrite=True)
@@ -375,7 +378,7 @@ def test_a_description_of_yolo_names_the_classes_by_number(tmp_path):
     file.write_text("path: a\ntrain: images\nval: images\nnames:\n  0: cat\n  1: dog\n")
     source = open_objects(str(file))["train"]
     assert source.classes == ("dog",) and source.objects[0].boxes.tolist() == [[16, 12, 24, 18]]
-    assert open_data(str(file))["val"].labels.classes == ("dog",)
+    assert open_data(str(file))["val"].target.classes == ("dog",)
 
 
 def test_a_line_that_is_no_box_of_yolo_is_named(tmp_path):

@@ -45,8 +45,8 @@ def test_the_columns_of_a_table_are_remembered(tmp_path, picture):
         picture(tmp_path / "work" / f"{name}.png")
     (tmp_path / "work" / "t.csv").write_text("where,path,what\na.png,1,cat\nb.png,2,dog\n")
     assert run("add", "t", "t.csv", "--image-col", "where", "--label-col", "what").exit_code == 0
-    assert open_data("t")["all"].labels.classes == ("cat", "dog")
-    assert open_data("t", label_column="path")["all"].labels.classes == ("1", "2")
+    assert open_data("t")["all"].target.classes == ("cat", "dog")
+    assert open_data("t", label_column="path")["all"].target.classes == ("1", "2")
 
 
 def test_what_cannot_be_opened_gets_no_name(tmp_path):
@@ -59,7 +59,7 @@ def test_a_path_wins_over_a_name_and_it_is_said(tmp_path, class_folders, caplog)
     class_folders(tmp_path / "far", cat=1, dog=1)
     class_folders(tmp_path / "work" / "photos", eel=2)
     catalog.add("photos", catalog.CatalogEntry(str(tmp_path / "far")), catalog.user_file())
-    assert open_data("photos")["all"].labels.classes == ("eel",)
+    assert open_data("photos")["all"].target.classes == ("eel",)
     assert "the path is used" in caplog.text and str(tmp_path / "far") in caplog.text
 
 

@@ -10,10 +10,12 @@ from sslbench.data.checks.parts import check_parts, open_parts
 from sslbench.data.checks.samples import check, raise_on_errors
 from sslbench.data.decode.reading import DEFAULT
 from sslbench.data.images import Arrays
-from sslbench.data.labels import multi_labels, no_labels, single_labels
-from sslbench.data.source import Labels, Source
+from sslbench.data.labels import multi_labels, single_labels
+from sslbench.data.source import Source
 from sslbench.data.splits import train_test
 from sslbench.errors import DataError
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
 
 
 def source(labels, first=0, name="train/", pictures=None):
@@ -62,10 +64,10 @@ def test_one_class_with_folders_inside_names_them():
 
 
 def test_no_labels_is_one_error_that_says_what_to_do():
-    errors = of(check(source(no_labels(3)), held(no_labels(2))), "error")
+    errors = of(check(source(Unlabelled(3)), held(Unlabelled(2))), "error")
     assert len(errors) == 1
     assert "train/ and test/ have no labels: give a folder" in errors[0]
-    assert "test/ has no labels" in of(check(source(single("ab")), held(no_labels(2))), "error")[0]
+    assert "test/ has no labels" in of(check(source(single("ab")), held(Unlabelled(2))), "error")[0]
 
 
 def test_mixed_kinds_are_an_error():
@@ -153,8 +155,8 @@ def test_multi_label_classes_without_positives():
     ]
     everywhere = source(multi_labels([["a", "b"], ["a"]]))
     assert "every image of train/ has the class: a" in of(check(everywhere, held(multi_labels([["b"]]))), "warning")
-    nothing = source(Labels("multi", ("a",), np.zeros((2, 1), np.int8)))
-    assert of(check(nothing, held(Labels("multi", ("a",), np.zeros((2, 1), np.int8)))), "error")
+    nothing = source(MultiLabel(("a",), np.zeros((2, 1), np.int8)))
+    assert of(check(nothing, held(MultiLabel(("a",), np.zeros((2, 1), np.int8)))), "error")
 
 
 def test_notes_of_the_sources_are_passed_on_once(tmp_path, class_folders, picture):

@@ -52,8 +52,8 @@ def test_every_container_gives_what_the_folder_gives(tmp_path, write, kind):
     folder = open_data(containers.write_folder(tmp_path / "folder", pictures()))["all"]
     (source,) = open_data(write(kind)).values()
     assert source.ids == folder.ids
-    assert [source.labels.text(i) for i in range(12)] == [folder.labels.text(i) for i in range(12)]
-    assert source.labels.classes == folder.labels.classes
+    assert [source.target.text(i) for i in range(12)] == [folder.target.text(i) for i in range(12)]
+    assert source.target.classes == folder.target.classes
     assert all(np.array_equal(a, b) for a, b in zip(pixels(source), pixels(folder), strict=True))
     assert np.array_equal(source.images.digests(), folder.images.digests())
     assert source.fingerprint() == folder.fingerprint()
@@ -64,7 +64,7 @@ def test_a_voc_tree_gives_the_same_images_as_several_labels(tmp_path):
     folder = open_data(containers.write_folder(tmp_path / "folder", pictures()))["all"]
     (source,) = open_data(containers.write_voc(tmp_path, pictures(), splits=("train",))).values()
     assert source.ids == folder.ids
-    assert [source.labels.text(i) for i in range(12)] == [folder.labels.text(i) for i in range(12)]
+    assert [source.target.text(i) for i in range(12)] == [folder.target.text(i) for i in range(12)]
     assert source.images_fingerprint() == folder.images_fingerprint()
 
 

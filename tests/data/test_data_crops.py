@@ -12,6 +12,8 @@ from sslbench.data.open import open_data
 from sslbench.data.splits import train_test
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import Preprocessing
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
 
 
 def negative(path, file):
@@ -59,7 +61,7 @@ def test_a_crop_is_the_box_with_its_margin_as_far_as_the_image_goes(tmp_path, bo
     )
     exact = open_data(f"{spec}?unit=annotation&margin=0")["all"]
     assert exact.ids == ("a.png#0000", "a.png#0001", "b.png#0000")
-    assert [exact.labels.text(i) for i in range(3)] == ["cat", "car", "dog"]
+    assert [exact.target.text(i) for i in range(3)] == ["cat", "car", "dog"]
     a, b = pixels(tmp_path, "a.png"), pixels(tmp_path, "b.png")
     for found, expected in zip(range(3), (a[5:15, 10:30], a[0:8, 0:9], b[20:30, 30:40]), strict=True):
         assert np.array_equal(exact.images.read(found), expected)
@@ -82,7 +84,7 @@ def test_crowds_ignored_difficult_and_small_boxes_are_left_out_and_counted(boxes
         ]
     )
     source = open_data(f"{spec}?unit=annotation")["all"]
-    assert source.ids == ("a.png#0000",) and source.labels.classes == ("cat",)
+    assert source.ids == ("a.png#0000",) and source.target.classes == ("cat",)
     assert any("1 crowd, 2 ignored or difficult objects, 1 smaller box left out" in note for note in source.notes)
     assert len(open_data(f"{spec}?unit=annotation&min_size=7")["all"]) == 2
     with pytest.raises(DataError, match="no box that can be a sample"):
@@ -93,12 +95,12 @@ def test_supercategories_are_classes_of_crops_and_of_images(boxes):
     box = [0, 0, 10, 10]
     spec = boxes([("a.png", 2, box, {}), ("a.png", 5, box, {}), ("b.png", 7, box, {}), ("b.png", 7, box, {})])
     crops = open_data(f"{spec}?unit=annotation&classes=supercategory")["all"]
-    assert [crops.labels.text(i) for i in range(4)] == ["animal", "animal", "vehicle", "vehicle"]
+    assert [crops.target.text(i) for i in range(4)] == ["animal", "animal", "vehicle", "vehicle"]
     images = open_data(f"{spec}?classes=supercategory")["all"]
-    assert images.labels.kind == "single" and images.labels.classes == ("animal", "vehicle")
-    assert open_data(spec)["all"].labels.kind == "multi"
+    assert isinstance(images.target, Classes) and images.target.classes == ("animal", "vehicle")
+    assert isinstance(open_data(spec)["all"].target, MultiLabel)
     spec = boxes([("a.png", 9, box, {}), ("b.png", 2, box, {})])
-    assert open_data(f"{spec}?classes=supercategory")["all"].labels.classes == ("animal", "oak")
+    assert open_data(f"{spec}?classes=supercategory")["all"].target.classes == ("animal", "oak")
 
 
 def test_splits_are_kept_and_without_them_crops_of_one_image_stay_together(boxes):

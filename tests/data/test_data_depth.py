@@ -15,6 +15,7 @@ from sslbench.data.depth.motorcycle import normals_of
 from sslbench.data.groups import source_groups
 from sslbench.data.splits import train_test_of
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.pixel_values import Depth
 
 HEIGHT, WIDTH = 6, 9
 
@@ -67,9 +68,9 @@ def write(tmp_path):
 def test_every_file_gives_the_same_depth(write, kind):
     spec = f"{write(kind)}?depth_scale=1000" if kind == "png" else str(write(kind))
     source = open_depth(spec)["all"]
-    assert source.labels.kind == "depth" and source.ids == ("0.png", "1.png", "2.png")
+    assert isinstance(source.target, Depth) and source.ids == ("0.png", "1.png", "2.png")
     for index in range(3):
-        found = source.pixel_values.read_values(index, size=(HEIGHT, WIDTH))
+        found = source.target.pixels.read_values(index, size=(HEIGHT, WIDTH))
         expected = metres(index)[..., None]
         assert found.shape == (HEIGHT, WIDTH, 1) and found.dtype == np.float32 and np.isnan(found[2, 3, 0])
         np.testing.assert_allclose(np.nan_to_num(found), expected, rtol=1e-6)
@@ -90,7 +91,7 @@ def test_splits_lists_and_tables_hold_the_same_pairs(write, tmp_path):
         (source,) = open_depth(str(tmp_path / name)).values()
         assert source.ids == tuple(names)
         np.testing.assert_array_equal(
-            source.select([1]).pixel_values.read_values(0)[0, 0], metres(1)[0, :1].astype("f4")
+            source.select([1]).target.pixels.read_values(0)[0, 0], metres(1)[0, :1].astype("f4")
         )
 
 
@@ -107,7 +108,7 @@ def test_the_lists_of_bts_in_a_folder_are_the_splits_with_their_scale_and_range(
         "test": ("images/1.png",),
     }
     assert "1 images" in parts["train"].notes[0] and "left out" in parts["train"].notes[0]
-    known = parts["test"].pixel_values.read_values(0)[..., 0]
+    known = parts["test"].target.pixels.read_values(0)[..., 0]
     np.testing.assert_array_equal(np.isnan(known), (far[1] == 0) | (far[1] >= 10))
 
 
@@ -127,7 +128,7 @@ def test_normals_of_pictures_and_of_vectors_are_unit_vectors(tmp_path):
     assert holds_values(str(tmp_path)) == "normals"
     source = open_normals(str(tmp_path))["all"]
     for index, accuracy in ((0, 0.01), (1, 1e-6)):
-        found = source.pixel_values.read_values(index)
+        found = source.target.pixels.read_values(index)
         assert np.isnan(found[0, 0]).all()
         np.testing.assert_allclose(found[1:], directions[1:], atol=accuracy)
 
@@ -174,7 +175,7 @@ def test_normals_of_a_plane_are_those_of_the_plane():
 def test_depths_that_cannot_be_used_are_one_message(write, values, kind, options, message):
     source = open_depth(f"{write(kind, values=values)}{options}")["all"]
     with pytest.raises(DataError, match=message):
-        source.pixel_values.read_values(0, size=(HEIGHT, WIDTH))
+        source.target.pixels.read_values(0, size=(HEIGHT, WIDTH))
 
 
 def test_options_that_are_wrong_are_one_message(write):
@@ -192,7 +193,7 @@ def test_damaged_files_and_lists_are_named(write, tmp_path):
     folder = write()
     (folder / "depth" / "1.npy").write_bytes(b"\x93NUMPY nothing")
     with pytest.raises(UnreadableImage, match=r"1\.npy"):
-        open_depth(str(folder))["all"].pixel_values.read_values(1)
+        open_depth(str(folder))["all"].target.pixels.read_values(1)
     for name, text, message in (
         ("a.txt", "images/0.png\n", "line 1 is no pair"),
         ("b.txt", "images/9.png depth/9.npy\n", "1 of 1 image file missing: images/9.png"),
@@ -223,7 +224,7 @@ def test_the_file_of_nyu_is_read_by_columns_with_its_split(tmp_path):
     assert len(whole) == 4 and whole.grouped_by == "scene"
     np.testing.assert_array_equal(whole.images.read(2), images[2])
     expected = np.where((depths[2] > 0.001) & (depths[2] < 10), depths[2], np.nan)
-    np.testing.assert_array_equal(whole.pixel_values.read_values(2)[..., 0], expected)
+    np.testing.assert_array_equal(whole.target.pixels.read_values(2)[..., 0], expected)
     scipy_io.savemat(tmp_path / "splits.mat", {"trainNdxs": [[4], [1]], "testNdxs": [[2], [3]]})
     parts = open_depth(str(tmp_path / "nyu_depth_v2_labeled.mat"))
     assert parts["train"].ids == ("0000", "0003") and parts["test"].ids == ("0001", "0002")

@@ -11,8 +11,8 @@ from sslbench.data.checks import near
 from sslbench.data.checks.duplicates import as_csv, suspects
 from sslbench.data.checks.near import near_pairs
 from sslbench.data.images import Arrays
-from sslbench.data.labels import no_labels
 from sslbench.data.source import Source
+from sslbench.targets.none import Unlabelled
 
 
 def rows_of(pairs):
@@ -131,7 +131,7 @@ def test_memory_does_not_grow_with_the_length_of_the_vectors(monkeypatch):
 
 def source(array, prefix):
     ids = tuple(f"{prefix}{i}" for i in range(len(array)))
-    return Source(prefix, ids, no_labels(len(array)), Arrays(array, prefix))
+    return Source(prefix, ids, Unlabelled(len(array)), Arrays(array, prefix))
 
 
 def test_the_same_content_is_called_so_and_every_image_of_test_is_listed_once():

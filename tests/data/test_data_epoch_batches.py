@@ -7,17 +7,18 @@ import torch
 from sslbench.data.decode.transforms import resize_and_crop
 from sslbench.data.images import Arrays
 from sslbench.data.loading.probing import EpochBatches, evaluation_view
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.views import View
 from sslbench.errors import UsageError
 from sslbench.preprocessing import Preprocessing
+from sslbench.targets.classes import Classes
 
 N, BATCH = 23, 6
 
 
 def source(n=N):
     array = np.random.default_rng(0).integers(0, 256, (n, 9, 12, 3)).astype(np.uint8)
-    labels = Labels("single", ("a", "b"), np.arange(n, dtype=np.int64) % 2)
+    labels = Classes(("a", "b"), np.arange(n, dtype=np.int64) % 2)
     return Source("pictures", tuple(f"{i:03d}" for i in range(n)), labels, Arrays(array, "pictures"))
 
 

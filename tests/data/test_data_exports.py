@@ -17,6 +17,7 @@ from sslbench.data.labels import multi_labels
 from sslbench.data.open import open_data, open_label_maps, open_objects
 from sslbench.data.splits import label_problems
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.classes import Classes
 
 BOX = {"x": 1, "y": 2, "width": 3, "height": 4}
 FILES = {
@@ -103,7 +104,7 @@ def test_an_export_is_named_with_a_way_to_use_it(tmp_path, title):
             open_objects(str(tmp_path / "photos"))
         if title != "detections":
             source = open_data(str(tmp_path))["all"]
-            assert any(title in note for note in source.notes) and not source.labels.labelled
+            assert any(title in note for note in source.notes) and not source.target.labelled
             assert not any("as --data instead" in note for note in source.notes)
             assert title in label_problems(source, source)[0]
 
@@ -157,7 +158,7 @@ def test_tables_of_other_encodings_and_separators(tmp_path):
     ):
         (tmp_path / "t.csv").write_bytes(spelled.encode(encoding))
         source = open_data(str(tmp_path / "t.csv"))["all"]
-        assert source.labels.classes == ("café", "naïve") and source.ids == ("a.png", "b.png")
+        assert source.target.classes == ("café", "naïve") and source.ids == ("a.png", "b.png")
         assert any("not in UTF-8" in note for note in source.notes) == (not encoding.startswith("utf-8"))
     (tmp_path / "classes.txt").write_bytes("café\nthé\n".encode("cp1252"))
     assert read_text(tmp_path / "classes.txt")[0].split() == ["café", "thé"]
@@ -187,8 +188,8 @@ def test_empty_cells_of_columns_of_classes_are_absent_or_ignored_as_asked(tmp_pa
     with pytest.raises(DataError, match=r"'Edema' is empty in line 4\n.*\?blank=absent.*\?blank=ignore"):
         open_data(spec)
     absent, ignored = (open_data(f"{spec}?blank={how}")["all"] for how in ("absent", "ignore"))
-    assert absent.labels.values.tolist() == [[1, -1, 0], [0, 0, 1], [0, 1, 0]]
-    assert ignored.labels.values.tolist() == [[1, -1, -1], [0, -1, 1], [-1, 1, 0]]
+    assert absent.target.values.tolist() == [[1, -1, 0], [0, 0, 1], [0, 1, 0]]
+    assert ignored.target.values.tolist() == [[1, -1, -1], [0, -1, 1], [-1, 1, 0]]
     assert any("3 empty cells are 0" in note for note in absent.notes)
     assert any("1 cell of -1 do not count" in note for note in ignored.notes)
 
@@ -196,9 +197,9 @@ def test_empty_cells_of_columns_of_classes_are_absent_or_ignored_as_asked(tmp_pa
 def test_several_columns_of_classes_are_chosen_by_their_names(tmp_path):
     spec = f"{chexpert(tmp_path)}?blank=absent"
     source = open_data(spec, label_column="Pneumonia,Edema")["all"]
-    assert source.labels.classes == ("Pneumonia", "Edema")
-    assert source.labels.values.tolist() == [[0, 1], [1, 0], [0, 0]]
-    assert open_data(spec, label_column="Effusion,")["all"].labels.values.tolist() == [[-1], [0], [1]]
+    assert source.target.classes == ("Pneumonia", "Edema")
+    assert source.target.values.tolist() == [[0, 1], [1, 0], [0, 0]]
+    assert open_data(spec, label_column="Effusion,")["all"].target.values.tolist() == [[-1], [0], [1]]
     for column, message in (
         ("Edema,Efusion", "no column 'Efusion'.*\n.*'Effusion'"),
         ("Edema,Sex", "'Sex' has Male"),
@@ -218,7 +219,7 @@ def test_the_column_of_names_without_suffix_is_found_by_its_files(tmp_path):
         (tmp_path / "train" / f"k{i}.png").write_bytes(png(i))
     spec = write(tmp_path, "labels.csv", "id_code,diagnosis\n" + "".join(f"k{i},{i % 2}\n" for i in range(4)))
     source = open_data(spec, label_column="diagnosis")["all"]
-    assert source.ids == ("k0.png", "k1.png", "k2.png", "k3.png") and source.labels.classes == ("0", "1")
+    assert source.ids == ("k0.png", "k1.png", "k2.png", "k3.png") and source.target.classes == ("0", "1")
     assert any("cells of 'id_code' are image files" in note for note in source.notes)
     with pytest.raises(UsageError, match=r"no column for the images was recognised among: who, what\n.*--image-col"):
         open_data(write(tmp_path, "other.csv", "who,what\nx,y\n"))
@@ -230,7 +231,7 @@ def test_classes_of_roboflow(tmp_path):
         (tmp_path / split / "a.png").write_bytes(png(0))
         write(tmp_path / split, "_classes.csv", "filename, cat, dog\na.png, 1, 0\n")
     found = open_data(str(tmp_path))
-    assert list(found) == ["train", "val"] and found["val"].labels.classes == ("cat", "dog")
+    assert list(found) == ["train", "val"] and found["val"].target.classes == ("cat", "dog")
 
 
 def arrays(split, shape=(6, 8, 8, 3)):
@@ -247,7 +248,7 @@ def test_medmnist(tmp_path):
     assert list(found) == ["train", "val", "test"]
     for split, source in found.items():
         assert np.array_equal(source.images.read(4), content[f"{split}_images"][4])
-        assert source.labels.kind == "single" and source.labels.values.tolist() == [0, 1, 2, 0, 1, 2]
+        assert isinstance(source.target, Classes) and source.target.values.tolist() == [0, 1, 2, 0, 1, 2]
     assert not [finding for finding in check(found["train"], found["test"]) if finding.level == "error"]
 
 
@@ -261,7 +262,7 @@ def test_arrays_of_several_labels_of_keras_and_without_splits(tmp_path):
         ("unlabelled", {"X": images}, "none"),
     ):
         np.savez(tmp_path / f"{name}.npz", **content)
-        assert next(iter(open_data(str(tmp_path / f"{name}.npz")).values())).labels.kind == kind
+        assert next(iter(open_data(str(tmp_path / f"{name}.npz")).values())).target.name == kind
 
 
 def test_arrays_that_are_no_images_say_so(tmp_path):
@@ -304,7 +305,7 @@ def test_keys_of_shards_with_dots(tmp_path):
         spec = tmp_path / f"{suffix}.tar"
         write_members(spec, members | labels)
         source = open_data(str(spec))["all"]
-        assert source.ids == tuple(members) and [source.labels.text(i) for i in range(4)] == ["0", "1", "0", "1"]
+        assert source.ids == tuple(members) and [source.target.text(i) for i in range(4)] == ["0", "1", "0", "1"]
     write_members(tmp_path / "both.tar", members | {"22.00.cls": b"1", "1.png": png(9), "1.cls": b"0"})
     with pytest.raises(DataError, match=r"22\.00\.cls belongs to a key with a dot"):
         open_data(str(tmp_path / "both.tar"))
@@ -342,7 +343,7 @@ def test_ids_of_manifests_may_be_texts(tmp_path):
     ):
         spec = manifest(tmp_path, image, category, refer)
         source, objects = open_data(spec)["all"], open_objects(spec)["all"]
-        assert [source.labels.text(i) for i in range(3)] == ["cat", "dog", "cat"]
+        assert [source.target.text(i) for i in range(3)] == ["cat", "dog", "cat"]
         assert objects.classes == ("cat", "dog") and [len(o) for o in objects.objects] == [1, 1, 1]
     with pytest.raises(DataError, match="image_id v0, v1, v2, which is not in 'images'"):
         open_data(manifest(tmp_path, "u{}".format, refer="v{}".format))
@@ -364,7 +365,7 @@ def test_label_studios_table_is_read_with_its_choices_and_not_with_its_annotator
         (tmp_path / f"{i}.png").write_bytes(png(i))
     rows = [f"/data/local-files/?d={i}.png,{i},{'ab'[i % 2]},1,3.5" for i in range(4)]
     (tmp_path / "t.csv").write_text("\n".join(["image,id,choice,annotator,lead_time", *rows]))
-    assert open_data(str(tmp_path / "t.csv"))["all"].labels.classes == ("a", "b")
+    assert open_data(str(tmp_path / "t.csv"))["all"].target.classes == ("a", "b")
 
 
 def test_numbers_of_classes_are_not_taken_for_file_names(tmp_path):
@@ -372,7 +373,7 @@ def test_numbers_of_classes_are_not_taken_for_file_names(tmp_path):
         (tmp_path / f"{i}.png").write_bytes(png(i))
     (tmp_path / "t.csv").write_text("image_id,healthy,rust\n" + "".join(f"{i},{i % 2},{1 - i % 2}\n" for i in range(4)))
     source = open_data(str(tmp_path / "t.csv"))["all"]
-    assert source.labels.classes == ("healthy", "rust") and len(source.ids) == 4
+    assert source.target.classes == ("healthy", "rust") and len(source.ids) == 4
 
 
 def test_lists_inside_of_an_archive_are_named_with_a_way_to_use_them(tmp_path):
@@ -408,7 +409,7 @@ def test_exports_in_archives_are_named_and_images_folders_are_no_classes(tmp_pat
         for member, text in members.items():
             archive.writestr(member, text)
     source = open_data(str(tmp_path / "s.zip"))["all"]
-    assert not source.labels.labelled and any("Supervisely, which is not read" in note for note in source.notes)
+    assert not source.target.labelled and any("Supervisely, which is not read" in note for note in source.notes)
     assert not any("unpack it" in note for note in source.notes)
     with pytest.raises(UsageError, match="is a file of Supervisely"):
         open_objects(str(tmp_path / "s.zip"))
@@ -421,14 +422,14 @@ def test_a_single_folder_of_a_usual_name_is_no_class(tmp_path):
     for number, name in enumerate(("images", "image_2", "train2017", "cats")):
         (tmp_path / str(number) / name).mkdir(parents=True)
         (tmp_path / str(number) / name / "0.png").write_bytes(png(0))
-        labels = open_data(str(tmp_path / str(number)))["all"].labels
+        labels = open_data(str(tmp_path / str(number)))["all"].target
         assert labels.labelled == (name == "cats")
     for name in ("cat", "dog"):
         (tmp_path / "0" / "images" / name).mkdir()
         (tmp_path / "0" / "images" / name / "1.png").write_bytes(png(1))
     (tmp_path / "0" / "images" / "0.png").unlink()
     nested = open_data(str(tmp_path / "0"))["all"]
-    assert nested.labels.classes == ("cat", "dog") and nested.ids == ("images/cat/1.png", "images/dog/1.png")
+    assert nested.target.classes == ("cat", "dog") and nested.ids == ("images/cat/1.png", "images/dog/1.png")
     assert any("all images lie in images/, whose folders are taken as the classes" in note for note in nested.notes)
 
 
@@ -438,7 +439,7 @@ def test_accents_as_characters_of_their_own_make_no_other_class(tmp_path):
         folder = tmp_path / split / unicodedata.normalize(form, name)
         folder.mkdir(parents=True)
         (folder / "0.png").write_bytes(png(0))
-    assert {source.labels.classes for source in open_data(str(tmp_path)).values()} == {(name,)}
+    assert {source.target.classes for source in open_data(str(tmp_path)).values()} == {(name,)}
     decomposed = unicodedata.normalize("NFD", name)
     assert multi_labels([[name], [decomposed]], [[decomposed], []]).values.tolist() == [[1], [1]]
 

@@ -9,13 +9,15 @@ from helpers.containers import CLASSES, FEATURES, hf_table, pictures, png, write
 
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
 
 
 def texts(source):
-    return [source.labels.text(i) for i in range(len(source))]
+    return [source.target.text(i) for i in range(len(source))]
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def test_class_names_and_splits_of_parquet_files(tmp_path):
     pq.write_table(hf_table(dict(list(pictures().items())[:3])), tmp_path / "data" / "test-00000-of-00001.parquet")
     sources = open_data(spec)
     assert sorted(sources) == ["test", "train"]
-    assert sources["train"].labels.classes == CLASSES
+    assert sources["train"].target.classes == CLASSES
     assert sources["train"].images.path(0).endswith(".parquet[0]")
 
 
@@ -74,7 +76,7 @@ def test_an_image_may_be_a_file_and_a_column_may_be_bytes(tmp_path, table):
 def test_several_labels_and_their_names(table):
     features = {"image": {"_type": "Image"}, "tags": {"feature": FEATURES["label"], "_type": "List"}}
     source = open_data(table({"image": [png(1), png(2)], "tags": [[0, 2], []]}, features))["all"]
-    assert source.labels.kind == "multi" and texts(source) == ["ant;cat", ""]
+    assert isinstance(source.target, MultiLabel) and texts(source) == ["ant;cat", ""]
 
 
 def test_columns_can_be_named(table):
@@ -104,7 +106,7 @@ def test_a_class_number_without_a_name_is_refused(table):
     with pytest.raises(DataError, match="'label' has the value 3, but there are 3 classes"):
         open_data(table({"image": [b"x"], "label": [3]}, FEATURES))
     source = open_data(table({"image": [b"x"], "label": [-1]}, FEATURES))["all"]
-    assert source.labels.kind == "none" and "all empty or -1" in source.notes[-1]
+    assert isinstance(source.target, Unlabelled) and "all empty or -1" in source.notes[-1]
 
 
 def test_configurations_are_not_mixed(tmp_path, table):

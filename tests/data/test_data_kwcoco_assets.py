@@ -66,7 +66,7 @@ def test_all_channels_are_one_image_and_may_be_chosen_and_ordered(scene):
     spec, arrays = scene()
     source = open_data(spec)["all"]
     assert source.ids == ("scene-0", "scene-1") and source.images.channels == RGB_NIR
-    assert source.labels.classes == ("field", "wood")
+    assert source.target.classes == ("field", "wood")
     for i, array in enumerate(arrays):
         assert np.array_equal(source.images.read(i), array)
     for asked in ("nir|blue", "nir,blue", "nir, blue"):

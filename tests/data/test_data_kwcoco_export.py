@@ -14,6 +14,7 @@ from sslbench.cli.main import cli
 from sslbench.data.export.kwcoco import write_kwcoco
 from sslbench.data.open import open_data, open_objects
 from sslbench.errors import UsageError
+from sslbench.targets.multilabel import MultiLabel
 
 WRITE = {
     "folder": containers.write_folder,
@@ -43,8 +44,8 @@ def assert_same(before, after):
     for split in before:
         a, b = before[split], after[split]
         assert a.ids == b.ids
-        assert a.labels.kind == b.labels.kind and a.labels.classes == b.labels.classes
-        assert np.array_equal(a.labels.values, b.labels.values)
+        assert a.target.name == b.target.name and a.target.classes == b.target.classes
+        assert np.array_equal(a.target.values, b.target.values)
         for i in range(len(a)):
             assert np.array_equal(pixels(a.images.read(i)), pixels(b.images.read(i)))
 
@@ -149,7 +150,7 @@ def test_a_manifest_that_was_edited_is_read_like_any_other(tmp_path, class_folde
     content["annotations"].append({"id": 9, "image_id": 1, "category_id": 9})
     (tmp_path / "m.kwcoco.json").write_text(json.dumps(content))
     source = open_data(str(tmp_path / "m.kwcoco.json"))["all"]
-    assert source.labels.kind == "multi" and source.labels.text(0) == "cat;eel"
+    assert isinstance(source.target, MultiLabel) and source.target.text(0) == "cat;eel"
     assert source.ids == ("cat/0.png", "cat/1.png", "dog/0.png")
 
 
@@ -214,7 +215,7 @@ def test_what_a_manifest_says_of_its_labels_counts_only_as_long_as_it_agrees(tmp
         out = tmp_path / "m.kwcoco.json"
         write_kwcoco({"all": before}, out, overwrite=True)
         content = json.loads(out.read_text())
-        assert open_data(str(out))["all"].labels.kind == before.labels.kind == labels
+        assert open_data(str(out))["all"].target.name == before.target.name == labels
         content["categories"] = content["categories"] or [{"id": 1, "name": "new"}]
         change(content)
         out.write_text(json.dumps(content))
@@ -226,5 +227,5 @@ def test_what_a_manifest_says_of_its_labels_counts_only_as_long_as_it_agrees(tmp
         plain = tmp_path / "plain.json"
         plain.write_text(json.dumps(content | {"info": []}))
         expected = open_data(str(plain))["all"]
-        assert edited.labels.kind == expected.labels.kind and edited.labels.classes == expected.labels.classes
-        assert np.array_equal(edited.labels.values, expected.labels.values)
+        assert edited.target.name == expected.target.name and edited.target.classes == expected.target.classes
+        assert np.array_equal(edited.target.values, expected.target.values)

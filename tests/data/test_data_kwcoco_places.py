@@ -49,8 +49,8 @@ def test_the_sqlite_view_is_read_as_the_manifest(manifest):
     assert str(view).endswith(".sqlite")
     found, expected = (open_data(str(place), attribute_columns=["site"]) for place in (view, plain))
     same(found, expected)
-    assert found["train"].labels.classes == ("cat", "dog") and set(found["train"].attributes["site"]) == {"a"}
-    assert (found["train"].labels.values == expected["train"].labels.values).all()
+    assert found["train"].target.classes == ("cat", "dog") and set(found["train"].attributes["site"]) == {"a"}
+    assert (found["train"].target.values == expected["train"].target.values).all()
     boxes, others = (open_objects(str(place)) for place in (view, plain))
     same(boxes, others)
     assert all((boxes["train"].boxes_of(i) == others["train"].boxes_of(i)).all() for i in range(6))

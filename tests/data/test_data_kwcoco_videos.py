@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from sslbench.data.containers import view
 from sslbench.data.export.kwcoco import write_kwcoco
 from sslbench.data.groups import group_numbers
-from sslbench.data.labels import multi_labels, no_labels, single_labels
+from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.open import open_data, open_maps_as_data, open_masks_as_data, open_objects
 from sslbench.data.splits import holdout, train_test, train_test_of
 from sslbench.data.splits.objects import split_objects
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.classes import Classes
+from sslbench.targets.none import Unlabelled
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def test_frames_have_their_video_and_place_and_a_split_keeps_videos_whole(videos
         assert both.how.startswith("seeded stratified split by video: 7")
         inside = [{name for name in part.attributes["video"] if name} for part in (both.train, both.test)]
         assert not inside[0] & inside[1] and len(inside[0] | inside[1]) == 8
-        assert {both.test.labels.text(i) for i in range(len(both.test))} == {"cat", "dog"}
+        assert {both.test.target.text(i) for i in range(len(both.test))} == {"cat", "dog"}
     assert train_test(spec, seed=0).test.ids == train_test(spec, seed=0).test.ids
     assert len({train_test(spec, seed=seed).test.ids for seed in range(8)}) > 1
 
@@ -188,7 +190,7 @@ def grouped_labels(draw):
     groups = draw(st.lists(st.sampled_from(["", *"abcdefghij"]), min_size=n, max_size=n))
     kind = draw(st.sampled_from(["single", "multi", "none"]))
     if kind == "none":
-        return no_labels(n), groups
+        return Unlabelled(n), groups
     if kind == "single":
         return single_labels(draw(st.lists(st.sampled_from("uvw"), min_size=n, max_size=n))), groups
     return multi_labels(draw(st.lists(st.sets(st.sampled_from("uvwx")), min_size=n, max_size=n))), groups
@@ -204,7 +206,9 @@ def test_no_group_is_torn_and_every_class_is_trained_on(case, fraction, seed):
         assert np.array_equal(held, holdout(labels, fraction, seed)[1])
         return
     assert not {groups[i] for i in fit if groups[i]} & {groups[i] for i in held if groups[i]}
-    values = labels.values[:, None] == np.arange(len(labels.classes)) if labels.kind == "single" else labels.values == 1
+    values = (
+        labels.values[:, None] == np.arange(len(labels.classes)) if isinstance(labels, Classes) else labels.values == 1
+    )
     assert len(fit) and np.array_equal(values[fit].any(axis=0), values.any(axis=0))
 
 

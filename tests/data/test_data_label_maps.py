@@ -14,13 +14,13 @@ from sample_data import nyu40
 
 from sslbench.data.boundaries import open_boundaries
 from sslbench.data.decode.picture import UnreadableImage
-from sslbench.data.label_map import IGNORED
 from sslbench.data.maps.files import decode_pixels
 from sslbench.data.maps.types import distinct
 from sslbench.data.open import are_label_maps, open_label_maps, open_masks_as_data, refuse_label_maps
 from sslbench.data.open_signals import open_signals
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import MAX_PIXELS
+from sslbench.targets.label_maps import IGNORED
 
 WIDTH, HEIGHT = 8, 6
 X = IGNORED
@@ -261,7 +261,7 @@ def test_masks_of_the_foreground_are_cut_at_half_of_white(bits, tmp_path):
         draw(root / "images" / "a.jpg")
         (root / "masks").mkdir()
         (root / "masks" / "a.png").write_bytes(grey_png(values, bits))
-        mask = open_masks_as_data(str(root))["all"].maps.read_map(0).semantic
+        mask = open_masks_as_data(str(root))["all"].target.maps.read_map(0).semantic
         assert columns(mask) == [1, 1, 1, 0, 0, 0, 0, 0], name
 
 

@@ -221,7 +221,7 @@ def test_twenty_thousand_images_are_sent_to_workers_as_a_file_name(tmp_path, pic
         path.write_text(json.dumps(content))
     source = open_data(str(path))["all"]
     assert source.ids == tuple(sorted(names))
-    assert [source.labels.text(i) for i in (0, 1, n - 1)] == [str((n - 1) % 7), str((n - 2) % 7), "0"]
+    assert [source.target.text(i) for i in (0, 1, n - 1)] == [str((n - 1) % 7), str((n - 2) % 7), "0"]
     assert len(pickle.dumps(source.images)) < 2000
     part = source.select(range(0, n, 2))
     assert part.images.path(1) == str(tmp_path / "images/00002.png")

@@ -98,12 +98,12 @@ def list_of_yolo(root, names):
 
 def triplets(root, names):
     rows = [(names[0], names[1], names[2], "left"), (names[3], names[1], names[2], "right")]
-    return open_triplets(write(root / "t.csv", ["ref", "left", "right", "choice"], rows))["all"].tuples
+    return open_triplets(write(root / "t.csv", ["ref", "left", "right", "choice"], rows))["all"].target
 
 
 def pairs_of_cameras(root, names):
     rows = [(names[0], names[1], 1, 0, 0, 0), (names[2], names[3], 1, 0, 0, 0)]
-    return open_camera_pairs(write(root / "p.csv", ["first", "second", "qw", "qx", "qy", "qz"], rows))["all"].tuples
+    return open_camera_pairs(write(root / "p.csv", ["first", "second", "qw", "qx", "qy", "qz"], rows))["all"].target
 
 
 def depths(root, names):
@@ -178,7 +178,7 @@ def test_a_table_of_names_has_its_images_in_the_folder_called_like_it(root):
     for list_name in ("train.csv", "train_labels.csv"):
         spec = write(root / list_name, ["id", "breed"], [(name, "x") for name in NAMES])
         source = open_data(spec, image_column="id", label_column="breed")["all"]
-        assert source.images.read(0) == png(0) and source.labels.classes == ("x",)
+        assert source.images.read(0) == png(0) and source.target.classes == ("x",)
 
 
 def test_paths_that_begin_with_the_folder_of_the_table(root):
@@ -238,9 +238,9 @@ def test_names_of_splits_are_folders_where_the_names_alone_are_not_there(root):
 def test_lists_with_commas_and_lines_of_records(root):
     (root / "t.txt").write_text("photos/a.png,cat\nphotos/b.png,dog house\n")
     source = open_data(str(root / "t.txt"))["all"]
-    assert source.ids == ("photos/a.png", "photos/b.png") and source.labels.classes == ("cat", "dog house")
+    assert source.ids == ("photos/a.png", "photos/b.png") and source.target.classes == ("cat", "dog house")
     (root / "t.ndjson").write_text('{"path": "photos/a.png", "label": "cat"}\n')
-    assert open_data(str(root / "t.ndjson"))["all"].labels.classes == ("cat",)
+    assert open_data(str(root / "t.ndjson"))["all"].target.classes == ("cat",)
 
 
 @pytest.mark.parametrize(

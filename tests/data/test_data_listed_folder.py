@@ -17,7 +17,7 @@ def fill(folder, names):
 
 
 def labels_of(source):
-    return {name: source.labels.text(i) for i, name in enumerate(source.ids)}
+    return {name: source.target.text(i) for i, name in enumerate(source.ids)}
 
 
 def test_labels_json_labels_a_flat_folder(tmp_path):
@@ -61,5 +61,5 @@ def test_class_folders_keep_their_meaning_beside_a_list(tmp_path):
     fill(tmp_path / "photos" / "dog", ["0.png"])
     (tmp_path / "photos" / "metadata.csv").write_text("file_name,label\ncat/0.png,x\n")
     source = open_data(f"{tmp_path}/photos")["all"]
-    assert source.labels.classes == ("cat", "dog")
+    assert source.target.classes == ("cat", "dog")
     assert any("metadata.csv" in note for note in source.notes)

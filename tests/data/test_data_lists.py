@@ -8,6 +8,7 @@ from helpers.containers import png
 
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.none import Unlabelled
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def listed(tmp_path):
 
 
 def labelled(source):
-    return {name: source.labels.text(i) for i, name in enumerate(source.ids)}
+    return {name: source.target.text(i) for i, name in enumerate(source.ids)}
 
 
 def test_paths_and_labels(listed):
@@ -43,7 +44,7 @@ def test_paths_and_labels(listed):
 
 def test_paths_only_have_no_labels(listed):
     source = open_data(listed("t.txt", "my cat.png\nb.png\n"))["all"]
-    assert source.ids == ("b.png", "my cat.png") and source.labels.kind == "none"
+    assert source.ids == ("b.png", "my cat.png") and isinstance(source.target, Unlabelled)
 
 
 def test_splits_in_records(listed):

@@ -14,10 +14,11 @@ from PIL import Image
 from sslbench.data import workers
 from sslbench.data.loading import loader
 from sslbench.data.loading.loader import batches, scan
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.preprocessing import Preprocessing
 from sslbench.runtime.workers import default_workers
+from sslbench.targets.none import Unlabelled
 
 TINY = Preprocessing(resize=None, crop=(8, 8))
 
@@ -54,7 +55,7 @@ class Listed:
 
 
 def source(items):
-    labels = Labels("none", (), np.zeros((len(items), 0), np.int8))
+    labels = Unlabelled(len(items))
     return Source("photos", tuple(f"{i:06d}" for i in range(len(items))), labels, Listed(items))
 
 
@@ -162,7 +163,7 @@ class Dying(Listed):
 
 def test_a_killed_worker_is_explained():
     items = [encoded(0)] * 4
-    data = Source("photos", tuple("abcd"), Labels("none", (), np.zeros((4, 0), np.int8)), Dying(items))
+    data = Source("photos", tuple("abcd"), Unlabelled(4), Dying(items))
     with pytest.raises(DataError, match="was killed") as caught:
         load(data, np.arange(4), 1)
     assert "--workers 0" in str(caught.value)

@@ -58,7 +58,7 @@ FILES = {
 }
 OPENED = {
     "label maps": lambda place: open_label_maps(place)["all"].read_map(0),
-    "masks": lambda place: open_masks_as_data(place)["all"].maps.read_map(0),
+    "masks": lambda place: open_masks_as_data(place)["all"].target.maps.read_map(0),
     "boundaries": lambda place: values(open_boundaries(place)["all"]),
     "depth": lambda place: values(open_depth(place)["all"]),
     "normals": lambda place: values(open_normals(place)["all"]),
@@ -67,9 +67,7 @@ OPENED = {
 
 
 def values(source):
-    from sslbench.protocols._parts.dense.task import read_pixel_values
-
-    return read_pixel_values(source, 0, (9, 6))
+    return source.target.pixels.read_values(0, size=(9, 6))
 
 
 def with_maps(root, kind, turn, size=(6, 9), drawn=None):
@@ -217,7 +215,7 @@ def test_maps_and_depth_with_an_orientation_of_their_own_are_refused(turn, size,
             Image.fromarray(np.full(size, i, np.uint8)).save(tmp_path / kind / f"{i}.png", exif=exif)
     for read in (
         lambda: open_label_maps(f"{tmp_path}?images=images&maps=masks"),
-        lambda: open_depth(str(tmp_path))["all"].pixel_values.read_values(0),
+        lambda: open_depth(str(tmp_path))["all"].target.pixels.read_values(0),
     ):
         with pytest.raises((DataError, UnreadableImage), match=r"an EXIF orientation of its own.*exiftool"):
             read()

@@ -11,8 +11,8 @@ from scipy.io import savemat
 from sslbench.data.decode.handlers import picture_decoder
 from sslbench.data.loading.loader import scan
 from sslbench.data.open import open_data
-from sslbench.data.queries import Answers
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.queries import Answers
 
 
 def write(root, *names, size=(8, 6)):
@@ -44,8 +44,8 @@ def revisited(tmp_path):
 def test_revisited_ground_truth(revisited, place):
     source = open_data(place.format(revisited, revisited))["all"]
     assert source.ids == ("a_1", "a_2", "b_1", "b_2", "query/a_0", "query/b_0")
-    assert [source.labels.text(i) for i in (0, 4, 5)] == ["database", "a_0", "b_0"]
-    queries = source.queries
+    assert [source.target.text(i) for i in (0, 4, 5)] == ["database", "a_0", "b_0"]
+    queries = source.target.queries
     assert queries.apart == {"query/a_0", "query/b_0"} and list(queries.tasks) == ["medium", "hard", "easy"]
     first = {task: answers["query/a_0"] for task, answers in queries.tasks.items()}
     assert first == {
@@ -99,7 +99,7 @@ def test_rows_of_mat_files_are_numbered_from_one(tmp_path):
     cells = {key: np.array(value, dtype=object) for key, value in names.items()}
     savemat(tmp_path / "gnd_INSTRE.mat", {**cells, "gnd": gnd})
     source = open_data(str(tmp_path))["all"]
-    assert source.queries.tasks == {"": {"query/q/z.png": Answers(("db/y.png",))}}
+    assert source.target.queries.tasks == {"": {"query/q/z.png": Answers(("db/y.png",))}}
 
 
 def test_lists_of_oxford(tmp_path):
@@ -110,15 +110,15 @@ def test_lists_of_oxford(tmp_path):
         (lists / f"all_1_{kind}.txt").write_text(lines)
     source = open_data(str(tmp_path))["all"]
     expected = Answers(("jpg/all_0.jpg", "jpg/all_1.jpg", "jpg/all_2.jpg"), ("jpg/all_3.jpg",))
-    assert source.queries.tasks == {"": {"query/all_1": expected}} and len(source) == 5
+    assert source.target.queries.tasks == {"": {"query/all_1": expected}} and len(source) == 5
 
 
 def test_holidays_queries_are_in_the_database(tmp_path):
     write(tmp_path, "100000.jpg", "100001.jpg", "100002.jpg", "100100.jpg", "100101.jpg")
     source = open_data(str(tmp_path))["all"]
-    answers = source.queries.tasks[""]
+    answers = source.target.queries.tasks[""]
     assert answers["100000.jpg"] == Answers(("100001.jpg", "100002.jpg"), ("100000.jpg",))
-    assert set(answers) == {"100000.jpg", "100100.jpg"} and not source.queries.apart
+    assert set(answers) == {"100000.jpg", "100100.jpg"} and not source.target.queries.apart
 
 
 def test_copydays_has_a_task_per_folder_and_strong_copies_lead(tmp_path):
@@ -126,19 +126,19 @@ def test_copydays_has_a_task_per_folder_and_strong_copies_lead(tmp_path):
     write(tmp_path, "crops/50/200100.jpg", "crops/10/200000.jpg", "jpegqual/3/200000.jpg")
     write(tmp_path / "other", "x.jpg")
     source = open_data(f"{tmp_path}?distractors={tmp_path / 'other'}")["all"]
-    assert list(source.queries.tasks) == ["strong", "crops_10", "crops_50", "jpegqual_3"]
-    assert source.queries.tasks["strong"] == {
+    assert list(source.target.queries.tasks) == ["strong", "crops_10", "crops_50", "jpegqual_3"]
+    assert source.target.queries.tasks["strong"] == {
         "strong/200001.jpg": Answers(("original/200000.jpg",)),
         "strong/200901.jpg": Answers(()),
     }
-    assert "distractors/x.jpg" in source.ids and "distractors/x.jpg" not in source.queries.apart
+    assert "distractors/x.jpg" in source.ids and "distractors/x.jpg" not in source.target.queries.apart
 
 
 def test_pairs_of_disc(tmp_path):
     write(tmp_path, "references/R1.jpg", "references/R2.jpg", "queries/Q1.jpg", "queries/Q2.jpg", "queries/Q3.jpg")
     (tmp_path / "pairs.csv").write_text("query_id,reference_id\nQ1,R2\nQ2,\n")
     source = open_data(str(tmp_path))["all"]
-    assert source.queries.tasks[""] == {
+    assert source.target.queries.tasks[""] == {
         "queries/Q1.jpg": Answers(("references/R2.jpg",)),
         "queries/Q2.jpg": Answers(()),
     }

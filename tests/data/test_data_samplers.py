@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sslbench.data.images import Arrays
-from sslbench.data.labels import multi_labels, no_labels, single_labels
+from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.loading.samplers import SAMPLERS, epoch_order, occurrences
 from sslbench.data.source import Source
 from sslbench.data.views import Augment, View
 from sslbench.errors import UsageError
+from sslbench.targets.none import Unlabelled
 
 CLASSES = st.lists(st.integers(0, 5), min_size=1, max_size=120).map(lambda found: np.array(found, dtype=np.int64))
 EPOCH = st.integers(0, 3)
@@ -151,7 +152,7 @@ def test_each_batch_of_three_processes_is_one_of_a_single_process(sampler):
             assert (parts[rank][number][1] == views[rank::3]).all()
 
 
-@pytest.mark.parametrize("labels", [no_labels(6), multi_labels([["a"]] * 6)])
+@pytest.mark.parametrize("labels", [Unlabelled(6), multi_labels([["a"]] * 6)])
 def test_without_one_class_per_image_it_is_refused(labels):
     source = Source("photos/", tuple("abcdef"), labels, source_of("aabbcc").images)
     with pytest.raises(UsageError, match="sampler=balanced needs images with one class each"):

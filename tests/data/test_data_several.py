@@ -13,16 +13,18 @@ from sslbench.data.decode.handlers import picture_decoder
 from sslbench.data.export.files import Extractor
 from sslbench.data.images import Arrays, Files
 from sslbench.data.joined import JoinedImages, join, located
-from sslbench.data.labels import multi_labels, no_labels, single_labels
+from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.loading import loader
 from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.location import absolute
 from sslbench.data.open import open_data
 from sslbench.data.sharded import Sharded
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.splits import match_classes, train_test
 from sslbench.data.views import Augment, View
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.numbers import Numbers
 from sslbench.train.method import Batch
 
 VIEWS = Augment((View(1, 8, scale=(0.2, 0.9)),))
@@ -55,7 +57,7 @@ def arrays(name, labels, seed=0, **further):
 
 
 def two(n_a=12, n_b=30, **further):
-    sources = {"b": arrays("b", no_labels(n_b), 1), "a": arrays("a", no_labels(n_a))}
+    sources = {"b": arrays("b", Unlabelled(n_b), 1), "a": arrays("a", Unlabelled(n_a))}
     return join(sources, "both.yaml", **further)
 
 
@@ -73,7 +75,7 @@ def test_every_sample_is_there_once_with_the_pixels_label_and_name_it_has_alone(
             at = position[f"{name}/{sample}"]
             one = loader.read(whole.images, at, picture_decoder(None, whole.images)).image
             assert torch.equal(one, loader.read(source.images, i).image)
-            assert whole.labels.text(at) == source.labels.text(i)
+            assert whole.target.text(at) == source.target.text(i)
             assert whole.images.path(at).endswith(source.images.path(i))
             assert whole.attributes["origin"][at] == name
             assert whole.images.digests()[at].tobytes() == source.images.digests()[i].tobytes()
@@ -107,7 +109,7 @@ def test_parts_may_be_taken_in_any_order_and_processes_get_only_what_they_need(h
 
 @pytest.mark.parametrize(("names", "first"), [(("a", "a-b", "a2"), "a-b"), (("B", "a", "a.b"), "B")])
 def test_ids_ascend_whatever_the_sources_are_called(names, first):
-    whole = join({name: arrays(name, no_labels(3), i) for i, name in enumerate(names)}, "x")
+    whole = join({name: arrays(name, Unlabelled(3), i) for i, name in enumerate(names)}, "x")
     assert list(whole.ids) == sorted(whole.ids)
     assert whole.attributes["origin"][0] == first
     for i, sample in enumerate(whole.ids):
@@ -136,8 +138,8 @@ def test_classes_are_matched_by_name():
     first = arrays("a", single_labels(["cat", "dog"], classes=("dog", "cat")))
     second = arrays("b", single_labels(["cat", "eel", "eel"]), 1)
     whole = join({"b": second, "a": first}, "x")
-    assert whole.labels.classes == ("dog", "cat", "eel")
-    assert [whole.labels.text(i) for i in range(5)] == ["cat", "dog", "cat", "eel", "eel"]
+    assert whole.target.classes == ("dog", "cat", "eel")
+    assert [whole.target.text(i) for i in range(5)] == ["cat", "dog", "cat", "eel", "eel"]
     assert "a has 2 of all 3 classes" in whole.notes
 
 
@@ -145,13 +147,13 @@ def test_a_class_that_a_source_does_not_list_is_ignored_for_its_samples_and_not_
     multi = arrays("a", multi_labels([["cat"], ["cat", "dog"]], [["dog"], []]))
     single = arrays("b", single_labels(["eel", "cat"]), 1)
     whole = join({"a": multi, "b": single}, "x")
-    assert (whole.labels.kind, whole.labels.classes) == ("multi", ("cat", "dog", "eel"))
-    assert whole.labels.values.tolist() == [[1, -1, -1], [1, 1, -1], [0, -1, 1], [1, -1, 0]]
+    assert (whole.target.name, whole.target.classes) == ("multi", ("cat", "dog", "eel"))
+    assert whole.target.values.tolist() == [[1, -1, -1], [1, 1, -1], [0, -1, 1], [1, -1, 0]]
 
 
 def test_a_source_without_labels_leaves_none_and_it_is_said():
-    whole = join({"a": arrays("a", single_labels(["x", "y"])), "b": arrays("b", no_labels(3), 1)}, "x")
-    assert whole.labels.kind == "none" and len(whole.labels) == 5
+    whole = join({"a": arrays("a", single_labels(["x", "y"])), "b": arrays("b", Unlabelled(3), 1)}, "x")
+    assert isinstance(whole.target, Unlabelled) and len(whole.target) == 5
     assert "b without labels, so the labels of a are not used" in whole.notes
     with pytest.raises(DataError, match="joined sources have labels only if each has"):
         match_classes(whole, whole)
@@ -159,11 +161,11 @@ def test_a_source_without_labels_leaves_none_and_it_is_said():
 
 def test_numbers_to_predict_are_matched_by_name_and_nothing_else_stands_beside_them(here):
     def numbers(classes, values):
-        return arrays("n", Labels("value", classes, np.array(values, dtype=float)))
+        return arrays("n", Numbers(classes, np.array(values, dtype=float)))
 
     whole = join({"a": numbers(("x", "y"), [[1, 2]]), "b": numbers(("y", "x"), [[3, 4]])}, "w")
-    assert whole.labels.classes == ("x", "y") and whole.labels.values.tolist() == [[1, 2], [4, 3]]
-    for other in (numbers(("x",), [[1]]), arrays("c", single_labels(["x"])), arrays("c", no_labels(1))):
+    assert whole.target.classes == ("x", "y") and whole.target.values.tolist() == [[1, 2], [4, 3]]
+    for other in (numbers(("x",), [[1]]), arrays("c", single_labels(["x"])), arrays("c", Unlabelled(1))):
         with pytest.raises(DataError, match="different things to predict"):
             join({"a": numbers(("x", "y"), [[1, 2]]), "b": other}, "w")
         with pytest.raises(DataError, match="different things to predict"):
@@ -199,8 +201,8 @@ def test_columns_are_named_per_source_and_else_for_all(here):
     (here / "one.csv").write_text("kind,file,label\n" + "".join(f"x,{r},no\n" for r in rows))
     (here / "two.csv").write_text("what,file,label\n" + "".join(f"y,{r},no\n" for r in rows))
     spec = write(here, "sources: {one: one.csv, two: {data: two.csv, label_column: what}}")
-    assert set(open_data(spec)["all"].labels.classes) == {"no", "y"}
-    assert set(open_data(spec, label_column="kind")["all"].labels.classes) == {"x", "y"}
+    assert set(open_data(spec)["all"].target.classes) == {"no", "y"}
+    assert set(open_data(spec, label_column="kind")["all"].target.classes) == {"x", "y"}
 
 
 class Inverted(Arrays):
@@ -219,7 +221,7 @@ def _inverted(path, file):
 
 
 def test_an_image_is_decoded_as_its_own_source_does_it():
-    plain = arrays("a", no_labels(3))
+    plain = arrays("a", Unlabelled(3))
     inverted = dataclasses.replace(plain, images=Inverted(plain.images.array, "a"))
     whole = join({"a": inverted, "b": plain}, "w")
     decoder = picture_decoder(None, whole.images)
@@ -365,8 +367,8 @@ def test_a_batch_gives_the_images_of_each_source():
         assert torch.equal(part.labels, batch.labels[rows]) and part.replaced == 0
     method = Batch(tuple(view.float() for view in batch.views), batch.labels, batch.indices, batch.origins).by_origin()
     assert torch.equal(method["o365"].views[0], parts["o365"].views[0].float())
-    assert torch.equal(method["o365"].labels, parts["o365"].labels) and method["o365"].origins == ("o365",) * 8
-    (single,) = TrainingData(arrays("a", no_labels(8)), VIEWS, batch_size=8).batches(0, 1)
+    assert torch.equal(method["o365"].labels, parts["o365"].target) and method["o365"].origins == ("o365",) * 8
+    (single,) = TrainingData(arrays("a", Unlabelled(8)), VIEWS, batch_size=8).batches(0, 1)
     assert single.origins == () and single.by_origin() == {}
 
 
@@ -384,7 +386,7 @@ def test_which_sampler_is_meant(caplog):
     assert shares == {"auto, weights": 28, "auto": 12, "weighted": 21, "shuffled": 12}
     assert "sampler=shuffled ignores its weights" in caplog.text
     with pytest.raises(UsageError, match="sampler=weighted mixes several sources, but a is a single one"):
-        TrainingData(arrays("a", no_labels(8)), VIEWS, batch_size=8, sampler="weighted")
+        TrainingData(arrays("a", Unlabelled(8)), VIEWS, batch_size=8, sampler="weighted")
     without = two(2, 30, weights={"a": 1.0}).select(range(2, 32))
     with pytest.raises(UsageError, match="there is no image of a in"):
         TrainingData(without, VIEWS, batch_size=4)

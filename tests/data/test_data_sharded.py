@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from sslbench.data import remote
 from sslbench.data.images import Arrays
-from sslbench.data.labels import no_labels
 from sslbench.data.loading.loader import scan
 from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.loading.samplers import epoch_order
@@ -19,6 +18,7 @@ from sslbench.data.sharded import by_shard, rows_of, shards_of
 from sslbench.data.source import Source
 from sslbench.data.views import Augment, View
 from sslbench.errors import UsageError
+from sslbench.targets.none import Unlabelled
 
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=9).filter(lambda sizes: sum(sizes) > 0)
 VIEWS = Augment((View(1, 8, scale=(0.2, 0.9)),))
@@ -145,7 +145,7 @@ def test_training_shows_every_image_once_and_resumes_in_the_middle(tmp_path, wor
 
 def test_without_shards_it_is_refused():
     arrays = Arrays(np.zeros((8, 9, 9, 3), dtype=np.uint8), "p")
-    source = Source("pictures", tuple("abcdefgh"), no_labels(8), arrays)
+    source = Source("pictures", tuple("abcdefgh"), Unlabelled(8), arrays)
     with pytest.raises(
         UsageError, match=r"sampler=shards needs images in shards.*which pictures does not have\nLeave out"
     ):

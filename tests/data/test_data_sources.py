@@ -15,10 +15,13 @@ from sslbench.data.open import open_data
 from sslbench.data.source import Source
 from sslbench.data.splits import label_problems
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
 
 
 def texts(source):
-    return [source.labels.text(i) for i in range(len(source))]
+    return [source.target.text(i) for i in range(len(source))]
 
 
 def labelled(source):
@@ -37,7 +40,7 @@ def test_class_folders_give_a_class_per_folder_and_sorted_relative_ids(tmp_path,
     picture(tmp_path / "cat" / "deeper" / "x.PNG")
     (source,) = open_data(str(tmp_path)).values()
     assert source.ids == ("cat/0.png", "cat/1.png", "cat/deeper/x.PNG", "dog/0.png")
-    assert source.labels.classes == ("cat", "dog")
+    assert source.target.classes == ("cat", "dog")
     assert texts(source) == ["cat", "cat", "cat", "dog"]
     assert source.images.read(3) == (tmp_path / "dog" / "0.png").read_bytes()
     assert source.notes == ()
@@ -79,7 +82,7 @@ def test_what_lies_beside_the_splits_is_named(tmp_path, class_folders, picture):
 
 def test_a_class_may_be_called_train(tmp_path, class_folders):
     class_folders(tmp_path, train=2, bus=2)
-    assert open_data(str(tmp_path))["all"].labels.classes == ("bus", "train")
+    assert open_data(str(tmp_path))["all"].target.classes == ("bus", "train")
 
 
 def test_two_folders_for_one_split_are_refused(tmp_path, class_folders):
@@ -94,8 +97,8 @@ def test_a_flat_folder_is_unlabelled(tmp_path, picture):
         picture(tmp_path / name)
     source = open_data(str(tmp_path))["all"]
     assert source.ids == ("a.PNG", "b.png")
-    assert source.labels.kind == "none"
-    assert source.labels.values.shape == (2, 0)
+    assert isinstance(source.target, Unlabelled)
+    assert source.target.values.shape == (2, 0)
     assert "no class folders" in notes(source)
 
 
@@ -108,7 +111,7 @@ def test_clutter_is_left_out_and_said(tmp_path, class_folders, picture):
     (tmp_path / "bird").mkdir()
     picture(tmp_path / "loose.png")
     source = open_data(str(tmp_path))["all"]
-    assert source.labels.classes == ("cat", "dog")
+    assert source.target.classes == ("cat", "dog")
     assert len(source) == 4
     for name in (".ipynb_checkpoints", "__MACOSX", "bird", "loose.png", "1 file of other kinds (.me)"):
         assert name in notes(source)
@@ -117,7 +120,7 @@ def test_clutter_is_left_out_and_said(tmp_path, class_folders, picture):
 def test_numeric_class_folders_are_explained(tmp_path, class_folders):
     class_folders(tmp_path, **{"2": 1, "10": 1, "1": 1})
     source = open_data(str(tmp_path))["all"]
-    assert source.labels.classes == ("1", "10", "2")
+    assert source.target.classes == ("1", "10", "2")
     assert "numbers" in notes(source)
 
 
@@ -159,7 +162,7 @@ def test_a_folder_name_that_is_no_utf8_works(tmp_path, picture):
         pytest.skip("this file system takes UTF-8 names only")
     picture(tmp_path / "tea" / "a.png")
     source = open_data(str(tmp_path))["all"]
-    assert source.labels.classes == ("caf\\xe9", "tea")
+    assert source.target.classes == ("caf\\xe9", "tea")
     assert len(source.fingerprint()) == 32
     assert source.images.read(0)
 
@@ -206,8 +209,8 @@ def test_columns_are_recognised_and_labels_stay_text(table):
     for image, label in (("path", "label"), ("Image Path", "Class"), ("file-name", "y")):
         source = open_data(table(f"id,{image},{label}\n1,img/b.png,007\n2,img/a.png,7\n"))["all"]
         assert labelled(source) == {"img/a.png": "7", "img/b.png": "007"}
-        assert source.labels.kind == "single"
-        assert source.labels.classes == ("007", "7")
+        assert isinstance(source.target, Classes)
+        assert source.target.classes == ("007", "7")
 
 
 def test_columns_can_be_named_and_a_choice_among_several_is_said(table):
@@ -235,16 +238,16 @@ def test_a_split_column_is_honoured_with_the_same_classes_in_each(table):
         "val": ("img/c.png",),
         "x": ("img/d.png",),
     }
-    assert sources["val"].labels.classes == ("cat", "dog")
+    assert sources["val"].target.classes == ("cat", "dog")
     assert sources["val"].name == f"{spec} (val)"
 
 
 def test_cells_with_several_labels_are_multi_label(table):
     for separator in (";", "|", " ; "):
         source = open_data(table(f"path,label\nimg/b.png,dog\nimg/a.png,cat{separator}dog{separator}?eel\n"))["all"]
-        assert source.labels.kind == "multi"
-        assert source.labels.classes == ("cat", "dog", "eel")
-        np.testing.assert_array_equal(source.labels.values, [[1, 1, -1], [0, 1, 0]])
+        assert isinstance(source.target, MultiLabel)
+        assert source.target.classes == ("cat", "dog", "eel")
+        np.testing.assert_array_equal(source.target.values, [[1, 1, -1], [0, 1, 0]])
         assert texts(source) == ["cat;dog;?eel", "dog"]
 
 
@@ -257,16 +260,16 @@ def test_a_table_whose_labels_have_another_name_is_refused_with_its_columns(tabl
 def test_columns_of_zeros_and_ones_are_classes_when_there_is_no_label_column(table):
     spec = table("path,cat,dog,width\nimg/b.png,0,-1,640\nimg/a.png,1,0,480\nimg/c.png,0,0,1\n")
     source = open_data(spec)["all"]
-    assert source.labels.classes == ("cat", "dog")
-    np.testing.assert_array_equal(source.labels.values, [[1, 0], [0, -1], [0, 0]])
+    assert source.target.classes == ("cat", "dog")
+    np.testing.assert_array_equal(source.target.values, [[1, 0], [0, -1], [0, 0]])
     assert "2 columns of 0 and 1 taken as classes: cat, dog" in notes(source)
     with_label = table("path,label,flag\nimg/a.png,x,1\nimg/b.png,y,0\n", "labelled.csv")
-    assert open_data(with_label)["all"].labels.kind == "single"
+    assert isinstance(open_data(with_label)["all"].target, Classes)
 
 
 def test_a_table_of_paths_alone_is_unlabelled(table):
     source = open_data(table("path\nimg/a.png\n"))["all"]
-    assert source.labels.kind == "none"
+    assert isinstance(source.target, Unlabelled)
     assert "--label-col" in notes(source)
 
 
@@ -322,7 +325,7 @@ def test_parquet(table, tmp_path, labels, kind, expected):
     columns = {"path": ["img/a.png", "img/b.png"], "label": labels}
     parquet.write_table(pyarrow.table(columns), tmp_path / "photos.parquet")
     source = open_data(str(tmp_path / "photos.parquet"))["all"]
-    assert source.labels.kind == kind
+    assert source.target.name == kind
     assert texts(source) == expected
 
 
@@ -345,7 +348,7 @@ def test_a_manifest_with_one_category_per_image_is_single_label(tmp_path, manife
     spec = manifest(tmp_path / "m.json", {"i/b.png": [3, 3], "i/a.png": [1]})
     source = open_data(str(spec))["all"]
     assert labelled(source) == {"i/a.png": "cat", "i/b.png": "eel"}
-    assert source.labels.classes == ("cat", "eel")
+    assert source.target.classes == ("cat", "eel")
     assert "dog" in notes(source)
     assert source.images.read(0) == (tmp_path / "i" / "a.png").read_bytes()
 
@@ -358,15 +361,15 @@ def test_a_manifest_with_several_or_no_categories_is_multi_label_with_ignore(tmp
         names=("zebra", "dog", "never"),
     )
     source = open_data(str(spec))["all"]
-    assert source.labels.classes == ("zebra", "dog", "never")
-    np.testing.assert_array_equal(source.labels.values, [[1, 1, 0], [0, 0, 0], [0, -1, 0], [-1, 1, 0]])
+    assert source.target.classes == ("zebra", "dog", "never")
+    np.testing.assert_array_equal(source.target.values, [[1, 1, 0], [0, 0, 0], [0, -1, 0], [-1, 1, 0]])
     assert "multi-label, since 4 images have not exactly one category" in notes(source)
 
 
 def test_a_marked_annotation_beside_a_clean_one_of_the_category_changes_nothing(tmp_path, manifest):
     spec = manifest(tmp_path / "m.json", {"a.png": [1, {"category_id": 1, "iscrowd": 1}], "b.png": [2]})
     source = open_data(str(spec))["all"]
-    assert source.labels.kind == "single"
+    assert isinstance(source.target, Classes)
     assert labelled(source) == {"a.png": "cat", "b.png": "dog"}
 
 
@@ -384,8 +387,8 @@ def test_splits_in_a_manifest_share_kind_and_classes(tmp_path, manifest):
     )
     sources = open_data(str(spec))
     assert list(sources) == ["train", "val"]
-    assert {s.labels.kind for s in sources.values()} == {"multi"}
-    assert sources["val"].labels.classes == ("cat", "dog", "eel")
+    assert {s.target.name for s in sources.values()} == {"multi"}
+    assert sources["val"].target.classes == ("cat", "dog", "eel")
     half = manifest(tmp_path / "half.json", {"a.png": [1], "b.png": [2]}, split=["train", None])
     with pytest.raises(DataError, match=r"1 of 2 images without a split: b.png"):
         open_data(str(half))
@@ -393,7 +396,7 @@ def test_splits_in_a_manifest_share_kind_and_classes(tmp_path, manifest):
 
 def test_a_manifest_without_annotations_is_unlabelled(tmp_path, manifest):
     spec = manifest(tmp_path / "m.json", {"a.png": []})
-    assert open_data(str(spec))["all"].labels.kind == "none"
+    assert isinstance(open_data(str(spec))["all"].target, Unlabelled)
 
 
 def test_a_zipped_manifest(tmp_path, manifest):
@@ -467,7 +470,7 @@ def test_a_manifest_that_cannot_be_used_says_why(tmp_path, picture):
 def test_the_bundled_digits():
     source = open_data("sklearn:digits")["all"]
     assert len(source) == 1797
-    assert source.labels.classes == tuple("0123456789")
+    assert source.target.classes == tuple("0123456789")
     assert list(source.ids) == sorted(source.ids)
     assert source.images.path(17) == "digits[17]"
     image = source.images.read(0)
@@ -506,7 +509,7 @@ def test_mnist_like_sets_are_read_compressed_or_not(fashion, monkeypatch):
     np.testing.assert_array_equal(sources["train"].images.read(5), arrays["train"][5])
     np.testing.assert_array_equal(sources["test"].images.read(3), arrays["t10k"][3])
     assert texts(sources["test"])[:2] == ["T-shirt/top", "Trouser"]
-    assert len(sources["test"].labels.classes) == 10
+    assert len(sources["test"].target.classes) == 10
     assert sources["test"].images.path(3) == "FashionMNIST-test[3]"
     monkeypatch.setenv("SSLBENCH_DATA", str(root))
     assert open_data("torchvision:FashionMNIST")["test"].fingerprint() == sources["test"].fingerprint()

@@ -8,11 +8,14 @@ from hypothesis import strategies as st
 
 from sslbench.data.images import Arrays
 from sslbench.data.joined import join_labels
-from sslbench.data.labels import multi_labels, no_labels, single_labels
+from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.open import open_data
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.splits import holdout, label_problems, limit, match_classes, name_numbered, train_test, unite_classes
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
 
 
 def source(labels, name="photos/"):
@@ -70,7 +73,7 @@ def test_one_location_without_splits_is_split_by_class(tmp_path, class_folders):
     parts = train_test(str(tmp_path), seed=3)
     assert parts.how == "seeded stratified split: 80 % train, 20 % test (seed 3)"
     assert sorted(parts.train.ids + parts.test.ids) == sorted(f"{c}/{i}.png" for c, n in COUNTS for i in range(n))
-    assert np.bincount(parts.test.labels.values).tolist() == [4, 2]
+    assert np.bincount(parts.test.target.values).tolist() == [4, 2]
     assert parts.train.name == f"{tmp_path}/ (train, 80 %)"
 
 
@@ -130,7 +133,7 @@ fractions = st.sampled_from([0.1, 0.2, 0.5, 0.9])
 @settings(max_examples=80, deadline=None)
 @given(some_single, fractions, st.integers(0, 5))
 def test_holdout_puts_each_sample_on_one_side_and_each_class_on_both(numbers, fraction, seed):
-    labels = Labels("single", tuple("abcdefg"), np.array(numbers, dtype=np.int64))
+    labels = Classes(tuple("abcdefg"), np.array(numbers, dtype=np.int64))
     fit, held = holdout(labels, fraction, seed)
     assert np.all(np.diff(fit) > 0)
     assert np.all(np.diff(held) > 0)
@@ -151,7 +154,7 @@ def test_holdout_puts_each_sample_on_one_side_and_each_class_on_both(numbers, fr
 @settings(max_examples=60, deadline=None)
 @given(some_multi, fractions, st.integers(0, 5))
 def test_multi_label_holdout_puts_each_sample_on_one_side(rows, fraction, seed):
-    labels = Labels("multi", tuple("abcd"), np.array(rows, dtype=np.int8))
+    labels = MultiLabel(tuple("abcd"), np.array(rows, dtype=np.int8))
     fit, held = holdout(labels, fraction, seed)
     assert sorted([*fit, *held]) == list(range(len(rows)))
     assert np.all(np.diff(fit) > 0)
@@ -164,7 +167,7 @@ def test_multi_label_holdout_keeps_shares_and_rare_classes_on_both_sides():
     values = (rng.random((1000, 4)) < rates).astype(np.int8)
     values[:, 3] = 0
     values[[10, 500], 3] = 1
-    labels = Labels("multi", tuple("abcd"), values)
+    labels = MultiLabel(tuple("abcd"), values)
     for seed in range(20):
         fit, held = holdout(labels, 0.2, seed)
         assert abs(len(held) - 200) <= 20
@@ -178,7 +181,7 @@ def test_rare_classes_are_dealt_before_the_common_one_they_come_with():
     values[:, 0] = 1
     for c in range(1, 9):
         values[[2 * c, 2 * c + 1], c] = 1
-    labels = Labels("multi", tuple("abcdefghi"), values)
+    labels = MultiLabel(tuple("abcdefghi"), values)
     for seed in range(5):
         fit, held = holdout(labels, 0.2, seed)
         assert values[fit].sum(axis=0)[1:].tolist() == values[held].sum(axis=0)[1:].tolist() == [1] * 8
@@ -203,35 +206,35 @@ def test_a_fraction_outside_0_and_1_is_refused():
 @settings(max_examples=60, deadline=None)
 @given(some_single, st.integers(1, 220), st.integers(0, 3))
 def test_limit_takes_exactly_n_in_order_with_every_class_if_it_can(numbers, n, seed):
-    labels = Labels("single", tuple("abcdefg"), np.array(numbers, dtype=np.int64))
+    labels = Classes(tuple("abcdefg"), np.array(numbers, dtype=np.int64))
     limited = limit(source(labels), n, seed)
     assert len(limited) == min(n, len(numbers))
     assert list(limited.ids) == sorted(limited.ids)
     if n >= len(set(numbers)):
-        assert set(limited.labels.values) == set(numbers)
+        assert set(limited.target.values) == set(numbers)
 
 
 def test_classes_share_a_limit_by_largest_remainders():
     counts = np.array([53, 31, 13, 4])  # 101 in all, a prime number: no two remainders are equal
-    labels = Labels("single", tuple("abcd"), np.repeat(np.arange(4), counts))
+    labels = Classes(tuple("abcd"), np.repeat(np.arange(4), counts))
     for n in range(27, 101, 5):  # from one that leaves a single sample to be dealt
         wanted, remainders = np.divmod(n * counts, 101)
         wanted[np.argsort(remainders)[4 - (n - wanted.sum()) :]] += 1
-        assert np.bincount(limit(source(labels), n, 0).labels.values).tolist() == wanted.tolist()
+        assert np.bincount(limit(source(labels), n, 0).target.values).tolist() == wanted.tolist()
 
 
 def test_classes_without_samples_take_no_place_of_a_limit():
-    labels = Labels("single", tuple("abcde"), np.array([0] * 97 + [1, 2]))
-    assert sorted(limit(source(labels), 3, 0).labels.values) == [0, 1, 2]
+    labels = Classes(tuple("abcde"), np.array([0] * 97 + [1, 2]))
+    assert sorted(limit(source(labels), 3, 0).target.values) == [0, 1, 2]
 
 
 def test_rare_classes_are_on_both_sides_at_the_cost_of_the_common_ones():
     counts = np.array([50, 30] + [2] * 10)
-    _, held = holdout(Labels("single", tuple("abcdefghijkl"), np.repeat(np.arange(12), counts)), 0.1, 0)
+    _, held = holdout(Classes(tuple("abcdefghijkl"), np.repeat(np.arange(12), counts)), 0.1, 0)
     assert np.bincount(np.repeat(np.arange(12), counts)[held]).tolist() == [1] * 12
 
 
-@pytest.mark.parametrize("labels", [multi(*[["a"], ["a", "b"], [], ["c"]] * 25), no_labels(100)])
+@pytest.mark.parametrize("labels", [multi(*[["a"], ["a", "b"], [], ["c"]] * 25), Unlabelled(100)])
 def test_limit_takes_exactly_n_of_other_kinds_too(labels):
     whole = source(labels)
     limited = limit(whole, 13, 0)
@@ -249,26 +252,26 @@ def test_limit_takes_exactly_n_of_other_kinds_too(labels):
 
 def test_classes_are_matched_by_name_and_absent_ones_are_named():
     train, test = match_classes(source(single("a", "b", "c")), source(single("c", "b", "b"), "val/"))
-    assert test.labels.classes == train.labels.classes == ("a", "b", "c")
-    assert test.labels.values.tolist() == [2, 1, 1]
-    assert test.labels.values.dtype == np.int64
+    assert test.target.classes == train.target.classes == ("a", "b", "c")
+    assert test.target.values.tolist() == [2, 1, 1]
+    assert test.target.values.dtype == np.int64
     assert test.notes == ("1 class is in photos/ but not in val/: a",)
 
 
 def test_train_keeps_its_own_order_of_classes():
     train = source(single("b", "a", classes=("b", "a")))
     _, test = match_classes(train, source(single("a", "b")))
-    assert test.labels.classes == ("b", "a")
-    assert test.labels.values.tolist() == [1, 0]
+    assert test.target.classes == ("b", "a")
+    assert test.target.values.tolist() == [1, 0]
 
 
 def test_multi_label_columns_are_matched_by_name():
     train = source(multi(["b"], ["a", "c"], classes=("c", "b", "a")))
-    test = source(Labels("multi", ("a", "b", "new"), np.array([[1, 0, 0], [-1, 1, 0]], dtype=np.int8)), "val/")
+    test = source(MultiLabel(("a", "b", "new"), np.array([[1, 0, 0], [-1, 1, 0]], dtype=np.int8)), "val/")
     _, matched = match_classes(train, test)
-    assert matched.labels.classes == ("c", "b", "a")
-    assert matched.labels.values.tolist() == [[-1, 0, 1], [-1, 1, -1]], "val/ says nothing about c"
-    assert matched.labels.values.dtype == np.int8
+    assert matched.target.classes == ("c", "b", "a")
+    assert matched.target.values.tolist() == [[-1, 0, 1], [-1, 1, -1]], "val/ says nothing about c"
+    assert matched.target.values.dtype == np.int8
     assert matched.notes[-1] == "val/ does not list c, so its images are ignored for these classes"
 
 
@@ -276,8 +279,8 @@ def test_a_class_that_a_source_does_not_list_is_the_same_in_test_as_in_a_list_of
     one, other = multi(["a"], ["b"], classes=("a", "b")), multi(["b"], [], classes=("b", "c"))
     joined = join_labels({"one": one, "other": other})[0]
     _, matched = match_classes(source(multi(["a", "b", "c"], classes=joined.classes)), source(other, "val/"))
-    assert matched.labels.classes == joined.classes == ("a", "b", "c")
-    assert matched.labels.values.tolist() == joined.values[2:].tolist() == [[-1, 1, 0], [-1, 0, 0]]
+    assert matched.target.classes == joined.classes == ("a", "b", "c")
+    assert matched.target.values.tolist() == joined.values[2:].tolist() == [[-1, 1, 0], [-1, 0, 0]]
 
 
 def test_labels_that_cannot_be_matched_are_refused():
@@ -287,8 +290,8 @@ def test_labels_that_cannot_be_matched_are_refused():
         (single("zebra", "dog"), single("zebar"), "Did you mean 'zebra'"),
         (single("a", "b"), multi(["a"]), "photos/ is single-label, but val/ is multi-label"),
         (multi(["a"]), multi(["x"]), "the class 'x'"),
-        (single("a", "b"), no_labels(2), "val/ has no labels"),
-        (no_labels(2), single("a"), "photos/ has no labels"),
+        (single("a", "b"), Unlabelled(2), "val/ has no labels"),
+        (Unlabelled(2), single("a"), "photos/ has no labels"),
         (
             single("a", "b"),
             single(*"qrstuvwx"),
@@ -301,17 +304,17 @@ def test_labels_that_cannot_be_matched_are_refused():
 
 def test_a_class_that_test_only_lists_is_no_problem():
     _, test = match_classes(source(single("a", "b")), source(single("b", classes=("d", "b"))))
-    assert test.labels.values.tolist() == [1]
-    assert test.labels.classes == ("a", "b")
+    assert test.target.values.tolist() == [1]
+    assert test.target.classes == ("a", "b")
 
 
 def test_classes_of_both_parts_are_united_and_unlabelled_train_images_are_a_class_of_their_own():
     train, test = unite_classes(source(single("b", "a", "b")), source(single("c", "a"), "val/"))
-    assert train.labels.classes == test.labels.classes == ("a", "b", "c")
-    assert train.labels.values.tolist() == [1, 0, 1] and test.labels.values.tolist() == [2, 0]
-    train, test = unite_classes(source(no_labels(2)), source(single("c", "a"), "val/"))
-    assert train.labels.classes == test.labels.classes == ("unlabelled", "a", "c")
-    assert train.labels.values.tolist() == [0, 0] and test.labels.values.tolist() == [2, 1]
+    assert train.target.classes == test.target.classes == ("a", "b", "c")
+    assert train.target.values.tolist() == [1, 0, 1] and test.target.values.tolist() == [2, 0]
+    train, test = unite_classes(source(Unlabelled(2)), source(single("c", "a"), "val/"))
+    assert train.target.classes == test.target.classes == ("unlabelled", "a", "c")
+    assert train.target.values.tolist() == [0, 0] and test.target.values.tolist() == [2, 1]
     with pytest.raises(DataError, match="multi-label"):
         unite_classes(source(single("a", "b")), source(multi(["a"]), "val/"))
 
@@ -325,7 +328,7 @@ def test_folders_that_number_the_classes_of_train_are_told_and_named(tmp_path):
     (problem,) = label_problems(train, test)
     assert "--test-classes numbers" in problem and "numbers from 0 to 2" in problem and "n01" in problem
     named = name_numbered(train, test)
-    assert not label_problems(train, named) and named.labels.classes == ("n01", "n02", "n03")
+    assert not label_problems(train, named) and named.target.classes == ("n01", "n02", "n03")
     assert any("0 is n01, 1 is n02, 2 is n03" in note for note in named.notes)
     assert not any("matched by name" in note for note in named.notes)
     assert "--test-classes" not in label_problems(test, train)[0]

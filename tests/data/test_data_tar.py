@@ -13,10 +13,12 @@ from sslbench.data.decode.picture import Wanted
 from sslbench.data.loading.loader import read
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
 
 
 def texts(source):
-    return [source.labels.text(i) for i in range(len(source))]
+    return [source.target.text(i) for i in range(len(source))]
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def test_class_numbers_are_named_by_a_list_beside_the_shards(tmp_path, tar):
 
 def test_several_labels_in_one_member(tar):
     source = open_data(tar({"1.png": png(1), "1.cls": b'["a", "b"]', "2.png": png(2), "2.cls": b"[]"}))["all"]
-    assert source.labels.kind == "multi"
+    assert isinstance(source.target, MultiLabel)
     assert texts(source) == ["a;b", ""]
 
 
@@ -72,7 +74,7 @@ def test_captions_are_no_classes(tar):
     for i in range(4):
         members |= {f"x/{i}.png": png(i), f"x/{i}.txt": f"a photo of number {i} in the garden".encode()}
     source = open_data(tar(members))["all"]
-    assert source.labels.kind == "none"
+    assert isinstance(source.target, Unlabelled)
     assert "look like captions" in "\n".join(source.notes)
 
 
@@ -89,7 +91,7 @@ def test_without_labels_folders_are_classes_and_splits(tar):
     sources = open_data(tar(members))
     assert tuple(sources) == ("train", "val")
     assert sources["val"].ids[:2] == ("a/v1.0.png", "a/v1.1.png")
-    assert sources["val"].labels.classes == ("a", "b")
+    assert sources["val"].target.classes == ("a", "b")
     assert "all images lie in photos/" in "\n".join(sources["train"].notes)
 
 

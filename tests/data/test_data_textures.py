@@ -79,16 +79,16 @@ def test_every_face_of_the_images_says_the_same():
     maps, masks = open_label_maps(IMAGES), open_masks_as_data(IMAGES)
     assert list(samples) == list(boxes) == list(maps) == list(masks) == ["train", "test"]
     for split, source in samples.items():
-        assert np.ptp(np.bincount(source.labels.values)) == 0
+        assert np.ptp(np.bincount(source.target.values)) == 0
         assert source.ids == boxes[split].ids == maps[split].ids == masks[split].ids
         for i in (0, len(source) - 1):
             label = maps[split].read_map(i).semantic
-            name = source.labels.classes[source.labels.values[i]]
+            name = source.target.classes[source.target.values[i]]
             assert set(np.unique(label)) == {0, maps[split].classes.index(name)}
-            (mask,) = boxes[split].objects.bitmaps_of(i, *label.shape)
-            left, upper, right, lower = boxes[split].objects.boxes_of(i)[0].astype(int)
+            (mask,) = boxes[split].target.objects.bitmaps_of(i, *label.shape)
+            left, upper, right, lower = boxes[split].target.objects.boxes_of(i)[0].astype(int)
             assert np.array_equal(mask, label > 0) and mask[upper:lower, left:right].sum() == mask.sum()
-            assert np.array_equal(masks[split].maps.read_map(i).semantic == 1, mask)
+            assert np.array_equal(masks[split].target.maps.read_map(i).semantic == 1, mask)
 
 
 def test_other_seeds_have_other_images_and_another_fingerprint():
@@ -99,7 +99,7 @@ def test_other_seeds_have_other_images_and_another_fingerprint():
 
 
 def test_objects_of_videos_leave_their_place():
-    videos = open_videos(VIDEOS)["test"].tuples
+    videos = open_videos(VIDEOS)["test"].target
     for rows in videos.frames:
         first, last = videos.masks.read_ids(rows[0]), videos.masks.read_ids(rows[-1])
         for k in (1, 2):

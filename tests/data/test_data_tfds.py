@@ -18,12 +18,14 @@ from sslbench.data.formats.tfds.tfrecord import _masked_crc
 from sslbench.data.loading.loader import scan
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
 
 NAMES = list(pictures())
 
 
 def texts(source):
-    return [source.labels.text(i) for i in range(len(source))]
+    return [source.target.text(i) for i in range(len(source))]
 
 
 @pytest.fixture
@@ -125,14 +127,14 @@ def test_several_labels_and_nested_keys(tmp_path):
     edit(info_file(spec, "features.json"), featuresDict={"features": {"meta": image, "labels": sequence}})
     info_file(spec, "labels.labels.txt").write_text("\n".join(CLASSES))
     source = open_data(spec)["train"]
-    assert source.labels.kind == "multi" and texts(source) == ["ant;cat"]
+    assert isinstance(source.target, MultiLabel) and texts(source) == ["ant;cat"]
 
 
 def test_labels_of_minus_one_are_no_labels(tmp_path):
     spec = write_tfds(tmp_path, pictures(), shards=1)
     records = [framed(example({"image": content, "label": [-1]})) for content, _ in pictures().values()]
     info_file(spec, "insects-train.tfrecord-00000-of-00001").write_bytes(b"".join(records))
-    assert open_data(spec)["train"].labels.kind == "none"
+    assert isinstance(open_data(spec)["train"].target, Unlabelled)
 
 
 def test_array_records_need_their_package(tmp_path, monkeypatch):

@@ -38,7 +38,7 @@ def test_tiles_cover_every_pixel_with_the_labels_of_their_image(photos):
     for row, name in enumerate(whole.ids):
         pixels = np.asarray(Image.open(photos / name))
         own = [i for i, image in enumerate(source.attributes["image"]) if image == name]
-        assert {int(source.labels.values[i]) for i in own} == {int(whole.labels.values[row])}
+        assert {int(source.target.values[i]) for i in own} == {int(whole.target.values[row])}
         seen, corners = np.zeros(pixels.shape[:2], int), []
         for i in own:
             x1, y1, x2, y2 = source.images.boxes[i].astype(int)

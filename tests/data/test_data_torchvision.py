@@ -242,19 +242,19 @@ def test_images_and_labels_are_those_of_torchvisions_own_class(tmp_path, name, m
             with Image.open(ours.images.path(i)) as image:
                 theirs_number = expected.pop(np.asarray(image.convert("RGB")).tobytes())
             # The same samples share a class in both, whatever the classes are called.
-            assert number_of.setdefault(ours.labels.text(i), theirs_number) == theirs_number
+            assert number_of.setdefault(ours.target.text(i), theirs_number) == theirs_number
     assert len(set(number_of.values())) == len(number_of) > 1
 
 
 def texts(part):
-    return [part.labels.text(i) for i in range(len(part))]
+    return [part.target.text(i) for i in range(len(part))]
 
 
 def test_classes_have_the_names_that_their_makers_give_them(tmp_path):
     for make in (make_pets, make_cars, make_aircraft, make_sun, make_flowers):
         make(tmp_path)
     classes = {
-        n: open_data(f"torchvision:{n}@{tmp_path}")["test"].labels.classes
+        n: open_data(f"torchvision:{n}@{tmp_path}")["test"].target.classes
         for n in SETS
         if SETS[n][0] in (make_pets, make_cars, make_aircraft, make_sun, make_flowers)
     }
@@ -284,7 +284,7 @@ def test_caltech_has_thirty_images_of_each_class_to_train_on_the_same_every_time
     make_caltech(tmp_path)
     first, again = (open_data(f"torchvision:Caltech101@{tmp_path}") for _ in range(2))
     assert {name: len(part) for name, part in first.items()} == {"train": 60, "test": 4}
-    assert first["train"].labels.classes == ("accordion", "wrench")
+    assert first["train"].target.classes == ("accordion", "wrench")
     assert first["train"].ids == again["train"].ids and not set(first["train"].ids) & set(first["test"].ids)
     assert "no official split" in first["train"].notes[0]
 

@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from sslbench.data.images import Arrays, Files
-from sslbench.data.labels import no_labels
 from sslbench.data.loading import batch as batch_module
 from sslbench.data.loading import pretraining
 from sslbench.data.loading.pretraining import TrainingData
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.views import Augment, Jitter, View
 from sslbench.data.views.ops import Crop
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
 
 TWO_SIZES = Augment((View(2, 12, jitter=Jitter(0.8, 0.4, 0.4, 0.4, 0.1)), View(1, 6, scale=(0.1, 0.3))))
 STILL = Augment((View(1, 8, scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0),))
@@ -68,7 +70,7 @@ def _read_of(images, indices, index):
 
 def source(images, labels=True):
     n = len(images)
-    kinds = Labels("single", ("a", "b", "c"), np.arange(n) % 3) if labels else no_labels(n)
+    kinds = Classes(("a", "b", "c"), np.arange(n) % 3) if labels else Unlabelled(n)
     return Source("photos/", tuple(f"{i:05d}" for i in range(n)), kinds, images)
 
 
@@ -186,7 +188,7 @@ def test_the_views_of_an_image_do_not_depend_on_the_process_that_makes_them():
 
 @pytest.mark.parametrize("kind", ["none", "multi"])
 def test_without_one_label_per_image_there_are_none(kind):
-    labels = no_labels(9) if kind == "none" else Labels("multi", ("a", "b"), np.ones((9, 2), np.int8))
+    labels = Unlabelled(9) if kind == "none" else MultiLabel(("a", "b"), np.ones((9, 2), np.int8))
     data = Source("photos/", tuple("abcdefghi"), labels, Broken(9))
     (batch,) = stream(TrainingData(data, STILL, batch_size=4), 0, 1)
     assert batch.labels is None
@@ -398,7 +400,7 @@ def test_paths_of_many_files_are_in_a_file_that_workers_share(tmp_path, monkeypa
     files = Source(
         "photos/",
         tuple(written),
-        Labels("single", ("a",), np.zeros(60, np.int64)),
+        Classes(("a",), np.zeros(60, np.int64)),
         Files(tuple(written), str(tmp_path)),
     )
     whole = TrainingData(files, STILL, batch_size=12, workers=2)

@@ -7,6 +7,7 @@ from helpers.containers import pictures, png, write_tsv
 
 from sslbench.data.open import open_data
 from sslbench.errors import DataError
+from sslbench.targets.none import Unlabelled
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def rows(tmp_path):
 
 
 def texts(source):
-    return [source.labels.text(i) for i in range(len(source))]
+    return [source.target.text(i) for i in range(len(source))]
 
 
 @pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
@@ -36,7 +37,7 @@ def test_key_image_label(rows, encode, end):
 
 def test_the_image_may_be_last_and_the_label_may_be_missing(rows):
     assert texts(open_data(rows([["a", "cat", png(1)], ["b", "dog", png(2)]]))["all"]) == ["cat", "dog"]
-    assert open_data(rows([["a", png(1)], ["b", png(2)]]))["all"].labels.kind == "none"
+    assert isinstance(open_data(rows([["a", png(1)], ["b", png(2)]]))["all"].target, Unlabelled)
 
 
 def test_several_labels_and_a_header(rows):

@@ -15,14 +15,16 @@ from sslbench.data.open import open_pairs, open_videos
 from sslbench.data.warped import corner_homography, in_pixels
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense.correspondence import apply_homography
+from sslbench.targets.pairs import Points
+from sslbench.targets.videos import Parts, Poses, Tracks
 
 
 def test_spair_has_points_box_and_category(tmp_path):
     source = open_pairs(spair.make(tmp_path))["test"]
-    assert source.labels.classes == ("cat",) and source.labels.kind == "points"
-    pair = source.tuples.pairs[0]
+    assert source.target.classes == ("cat",) and isinstance(source.target, Points)
+    pair = source.target.pairs[0]
     assert pair.source_points.tolist() == [[3, 4], [10, 8]] and pair.target_points.tolist() == [[4, 4], [11, 8]]
-    assert pair.side == 10 and len(source.tuples.images) == 3
+    assert pair.side == 10 and len(source.target.images) == 3
 
 
 def test_pairs_that_cannot_be_scored_are_listed(tmp_path):
@@ -41,9 +43,9 @@ def test_pairs_that_cannot_be_scored_are_listed(tmp_path):
 
 def test_pf_pascal_refers_to_the_image_without_mat_files(tmp_path):
     source = open_pairs(pf_pascal.make(tmp_path))["test"]
-    first = source.tuples.pairs[0]
+    first = source.target.pairs[0]
     assert first.side == 20 and first.target_points.tolist() == [[4, 4], [11, 8]]
-    assert source.labels.classes == ("cat", "dog") and "no .mat files" in source.notes[0]
+    assert source.target.classes == ("cat", "dog") and "no .mat files" in source.notes[0]
 
 
 def test_pf_pascal_takes_points_and_box_of_mat_files(tmp_path):
@@ -55,13 +57,13 @@ def test_pf_pascal_takes_points_and_box_of_mat_files(tmp_path):
     for name, points in (("a", [[3, 4], [np.nan, np.nan], [5, 6]]), ("b", [[4, 4], [7, 7], [6, 6]])):
         content = {"kps": np.array(points, float), "bbox": [[1, 2, 9, 5]]}
         savemat(tmp_path / "Annotations" / "cat" / f"{name}.mat", content)
-    (pair,) = open_pairs(root)["test"].tuples.pairs
+    (pair,) = open_pairs(root)["test"].target.pairs
     assert pair.source_points.tolist() == [[3, 4], [5, 6]] and pair.side == 8
 
 
 def test_flow_leads_from_pixels_of_one_image_to_the_other(tmp_path):
     source = open_pairs(tss.make(tmp_path))["all"]
-    there, back = source.tuples.pairs
+    there, back = source.target.pairs
     assert len(there.source_points) == 6 * 12 and (there.target_points - there.source_points == [2, 0]).all()
     assert (back.target_points - back.source_points == [-2, 0]).all() and not there.keypoints
     for content in (b"", b"PIEH", (tmp_path / "JODS/pair1/flow1.flo").read_bytes()[:-3]):
@@ -72,8 +74,8 @@ def test_flow_leads_from_pixels_of_one_image_to_the_other(tmp_path):
 
 def test_hpatches_pairs_the_first_image_with_the_others(tmp_path):
     source = open_pairs(hpatches.make(tmp_path))["all"]
-    assert source.ids == ("i_a/1-2", "i_a/1-3", "v_b/1-2", "v_b/1-3") and len(source.tuples.images) == 6
-    assert source.tuples.pairs[1].homography[0, 2] == 3
+    assert source.ids == ("i_a/1-2", "i_a/1-3", "v_b/1-2", "v_b/1-3") and len(source.target.images) == 6
+    assert source.target.pairs[1].homography[0, 2] == 3
     (tmp_path / "i_a" / "H_1_2").write_text("1 0 0 0 0 0 0 0 1")
     with pytest.raises(DataError, match=r"H_1_2 is no homography"):
         open_pairs(str(tmp_path))
@@ -84,9 +86,9 @@ def test_made_homographies_move_pixels_where_they_say(tmp_path):
     picture[20:24, 30:34] = 255
     Image.fromarray(picture).save(tmp_path / "dot.png")
     source = open_pairs(f"homography:{tmp_path}")["all"]
-    assert len(source) == 5 and len(source.tuples.images) == 6
-    for pair in source.tuples.pairs:
-        warped = source.tuples.images.read(pair.target)[:, :, 0].astype(float)
+    assert len(source) == 5 and len(source.target.images) == 6
+    for pair in source.target.pairs:
+        warped = source.target.images.read(pair.target)[:, :, 0].astype(float)
         rows, columns = np.mgrid[:60, :80]
         centre = (columns * warped).sum() / warped.sum(), (rows * warped).sum() / warped.sum()
         true = apply_homography(in_pixels(pair.homography, 60, 80), np.array([[31.5, 21.5]]))[0]
@@ -105,8 +107,8 @@ def test_corners_stay_within_the_strength():
 
 def test_davis_reads_frames_in_order_and_void_as_background(tmp_path):
     source = open_videos(davis.make(tmp_path))["val"]
-    assert source.ids == ("cow", "dog") and source.tuples.rows(1) == (4, 5, 6, 7)
-    ids = source.tuples.masks.read_ids(1)
+    assert source.ids == ("cow", "dog") and source.target.rows(1) == (4, 5, 6, 7)
+    ids = source.target.masks.read_ids(1)
     assert ids[0, 0] == 0 and ids[3, 1:6].tolist() == [1] * 5
 
 
@@ -119,7 +121,7 @@ def test_masks_of_any_number_of_bits_hold_the_numbers_of_their_file(make, bits, 
         ids = np.array(Image.open(file))
         file.write_bytes(grey_png(np.where((ids > 0) & (ids < 255), number, 0), bits))
     (source,) = open_videos(root).values()
-    assert np.unique(source.tuples.masks.read_ids(0)).tolist() == [0, number]
+    assert np.unique(source.target.masks.read_ids(0)).tolist() == [0, number]
 
 
 def test_masks_in_colours_are_refused(tmp_path):
@@ -166,11 +168,11 @@ def test_vip_has_a_class_per_pixel_and_the_videos_of_its_lists(tmp_path):
     sources = open_videos(vip.make(tmp_path))
     assert list(sources) == ["val"] and sources["val"].ids == ("videos10", "videos9")
     source = sources["val"]
-    assert source.labels.kind == "parts" and len(source.labels.classes) == 20
-    assert [source.labels.classes[c] for c in (0, 4, 19)] == ["background", "upper-clothes", "left-shoe"]
-    ids = source.tuples.masks.read_ids(1)
+    assert isinstance(source.target, Parts) and len(source.target.classes) == 20
+    assert [source.target.classes[c] for c in (0, 4, 19)] == ["background", "upper-clothes", "left-shoe"]
+    ids = source.target.masks.read_ids(1)
     assert ids[0, 0] == 255 and ids[3, 1:6].tolist() == [4] * 5 and ids[4, 1] == 8
-    assert [source.tuples.images.path(row)[-9:] for row in source.tuples.rows(0)][-1] == "00075.jpg"
+    assert [source.target.images.path(row)[-9:] for row in source.target.rows(0)][-1] == "00075.jpg"
 
 
 def test_vip_that_cannot_be_scored_is_refused(tmp_path):
@@ -202,16 +204,16 @@ def test_jhmdb_has_joints_counted_from_zero_and_the_first_split(tmp_path):
     sources = open_videos(jhmdb.make(tmp_path))
     assert sources["train"].ids == ("wave/a", "wave/b") and sources["test"].ids == ("wave/c", "wave/d")
     source = sources["test"]
-    assert source.labels.kind == "poses" and source.labels.classes[:2] == ("neck", "belly")
+    assert isinstance(source.target, Poses) and source.target.classes[:2] == ("neck", "belly")
     assert len(source.notes) == 1 and "2 clips have others: wave/c (24 x 12), wave/d (24 x 12)" in source.notes[0]
-    joints = source.tuples.joints[0]
+    joints = source.target.joints[0]
     assert joints.shape == (4, 15, 2) and joints[2, 1].tolist() == [4, 3]
-    assert source.tuples.images.path(source.tuples.rows(1)[0]).endswith("wave/d/00001.png")
+    assert source.target.images.path(source.target.rows(1)[0]).endswith("wave/d/00001.png")
 
 
 def test_the_shorter_of_frames_and_joints_counts_and_is_said(tmp_path):
     source = open_videos(jhmdb.make(tmp_path, frames=5, annotated=3))["test"]
-    assert [len(source.tuples.rows(i)) for i in range(2)] == [3, 3]
+    assert [len(source.target.rows(i)) for i in range(2)] == [3, 3]
     assert "2 clips have unequal numbers of frames and joints: wave/c (5 and 3)" in source.notes[0]
 
 
@@ -250,7 +252,7 @@ def test_damaged_files_of_jhmdb_are_named(tmp_path):
 
 def test_manifests_need_track_ids(tmp_path):
     source = open_videos("kwcoco:vidshapes2-frames3-128")["all"]
-    assert source.labels.kind == "tracks" and len(source) == 2 and len(source.tuples.rows(0)) == 3
+    assert isinstance(source.target, Tracks) and len(source) == 2 and len(source.target.rows(0)) == 3
     from sslbench.data.objects import toy
 
     content = json.loads(toy.manifest("kwcoco:vidshapes2-frames3-128").read_text())

@@ -11,13 +11,13 @@ from PIL import Image
 from sslbench.data.corruptions import corrupt
 from sslbench.data.geometry import crop, rescale, rotate
 from sslbench.data.images import Arrays
-from sslbench.data.labels import no_labels
 from sslbench.data.loading import loader
 from sslbench.data.open import open_data
 from sslbench.data.sharded import by_shard
 from sslbench.data.source import Source
 from sslbench.data.versions import ImageChange, versions_of, without_geometry
 from sslbench.preprocessing import Preprocessing
+from sslbench.targets.none import Unlabelled
 
 SMALL = Preprocessing(resize=36, crop=(32, 32))
 
@@ -49,7 +49,7 @@ class CountedArrays(Arrays):
 
 def source(n=7, side=40):
     array = np.random.default_rng(0).integers(0, 255, (n, side, side, 3), dtype=np.uint8)
-    return Source("noise", tuple(f"{i:02d}" for i in range(n)), no_labels(n), CountedArrays(array, "noise"))
+    return Source("noise", tuple(f"{i:02d}" for i in range(n)), Unlabelled(n), CountedArrays(array, "noise"))
 
 
 def pictures(versions, indices=None, workers=0):

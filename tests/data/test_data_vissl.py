@@ -9,10 +9,12 @@ from helpers.containers import CLASSES, pictures, png, write_folder, write_vissl
 
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
 
 
 def texts(source):
-    return [source.labels.text(i) for i in range(len(source))]
+    return [source.target.text(i) for i in range(len(source))]
 
 
 @pytest.fixture
@@ -34,13 +36,13 @@ def test_numbers_without_names_are_the_classes(lists):
     source = open_data(lists(np.array([2, 10, 2])))["all"]
     assert source.ids == ("a.png", "b.png", "c.png")
     assert texts(source) == ["2", "10", "2"]
-    assert open_data("vissl:i.npy")["all"].labels.kind == "none"
+    assert isinstance(open_data("vissl:i.npy")["all"].target, Unlabelled)
 
 
 def test_several_labels_with_ignored_ones(lists):
     source = open_data(lists(np.array([[1, 0], [-1, 1], [0, 0]])))["all"]
-    assert source.labels.kind == "multi"
-    assert source.labels.values.tolist() == [[1, 0], [-1, 1], [0, 0]]
+    assert isinstance(source.target, MultiLabel)
+    assert source.target.values.tolist() == [[1, 0], [-1, 1], [0, 0]]
     with pytest.raises(DataError, match="other values than 1"):
         open_data(lists(np.array([[1, 0], [3, 1], [0, 0]])))
 

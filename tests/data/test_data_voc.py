@@ -5,6 +5,7 @@ from helpers.containers import pictures, png, write_voc
 
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.multilabel import MultiLabel
 
 
 @pytest.fixture
@@ -25,15 +26,15 @@ def year(tmp_path):
 
 
 def texts(source):
-    return [source.labels.text(i) for i in range(len(source))]
+    return [source.target.text(i) for i in range(len(source))]
 
 
 def test_present_absent_and_difficult(year):
     spec = year({"cat_train": "b  0\na  1\nc -1\n", "dog_train": "a -1\nb  1\nc -1\n"})
     source = open_data(spec)["train"]
     assert source.ids == ("a.jpg", "b.jpg", "c.jpg")
-    assert source.labels.kind == "multi" and source.labels.classes == ("cat", "dog")
-    assert source.labels.values.tolist() == [[1, 0], [-1, 1], [0, 0]]
+    assert isinstance(source.target, MultiLabel) and source.target.classes == ("cat", "dog")
+    assert source.target.values.tolist() == [[1, 0], [-1, 1], [0, 0]]
     assert texts(source) == ["cat", "?cat;dog", ""]
     assert source.images.read(1) == png(1)
 

@@ -13,6 +13,7 @@ from sslbench.data.formats import zip as zip_source
 from sslbench.data.loading.loader import scan
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.none import Unlabelled
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_a_folder_around_the_classes_is_looked_into(archive):
     members = {f"photos/{name}": content for name, (content, _) in pictures().items()}
     members |= {"__MACOSX/photos/._a.png": b"x", "photos/read.me": b"x"}
     source = open_data(archive(members))["all"]
-    assert source.labels.classes == ("ant", "bee", "cat")
+    assert source.target.classes == ("ant", "bee", "cat")
     said = "\n".join(source.notes)
     assert "all images lie in photos/" in said and "__MACOSX" in said and "1 file of other kinds (.me)" in said
     assert source.images.path(0).endswith("t.zip/photos/ant/00.png")
@@ -48,7 +49,7 @@ def test_split_folders_become_splits(archive):
 
 def test_a_flat_archive_is_unlabelled(archive):
     source = open_data(archive({"photos/b.png": png(1), "photos/a.png": png(2)}))["all"]
-    assert source.ids == ("a.png", "b.png") and source.labels.kind == "none"
+    assert source.ids == ("a.png", "b.png") and isinstance(source.target, Unlabelled)
 
 
 def linked(name):

@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from sslbench.data.decode.handlers import picture_decoder, picture_of
 from sslbench.data.in_memory import Columns, sources_of
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.numbers import Numbers
 
 N = 6
 LABELS = [0, 1, 2, 0, 1, 2]
@@ -115,7 +117,7 @@ def test_every_kind_has_the_pixels_labels_and_order_given(images, paths):
         if kind == "dictionaries":
             data = Subset(data, range(N))
         source = sources_of(data, "mine")["all"]
-        assert source.labels.classes == ("0", "1", "2") and source.labels.values.tolist() == LABELS
+        assert source.target.classes == ("0", "1", "2") and source.target.values.tolist() == LABELS
         np.testing.assert_array_equal(pixels(source), images)
         assert list(source.ids) == sorted(source.ids)
 
@@ -125,7 +127,7 @@ def test_data_sets_name_their_classes_whatever_their_items_are(images):
         data = Pictures(images, kind)
         for form in (data, DataLoader(data, batch_size=4, shuffle=True), Subset(data, range(N))):
             source = sources_of(form, "mine")["all"]
-            assert source.labels.classes == ("ant", "bee", "cat")
+            assert source.target.classes == ("ant", "bee", "cat")
             np.testing.assert_array_equal(pixels(source), images)
 
 
@@ -153,7 +155,7 @@ def test_a_frame_lists_files_with_its_columns_and_splits(images, paths):
     assert set(found) == {"train", "test"}
     test = found["test"]  # in order of the ids, which are paths
     assert [int(i.rsplit("/", 1)[-1][0]) for i in test.ids] == [4, 6, 8]
-    assert test.attributes["site"] == ("c", "b", "a") and test.labels.text(0) == "2"
+    assert test.attributes["site"] == ("c", "b", "a") and test.target.text(0) == "2"
     with pytest.raises(UsageError, match="no column 'kinds'"):
         sources_of(frame, "frame", Columns(image="file", label="kinds"))
 
@@ -163,7 +165,7 @@ def test_hugging_face_data_sets_give_their_encoded_images(images, paths):
     cells = [{"bytes": path.read_bytes(), "path": None} for path in paths[:5]] + [{"bytes": None, "path": paths[5]}]
     data = HuggingFace({"image": cells, "label": LABELS}, {"image": ImageFeature(), "label": ClassLabel()})
     source = sources_of({"train": data, "validation": data}, "hub")["val"]
-    assert source.labels.classes == ClassLabel.names and source.name == "hub (validation)"
+    assert source.target.classes == ClassLabel.names and source.name == "hub (validation)"
     assert source.images.read(5) == paths[5].read_bytes()
     assert (source.images.digests() == sources_of(paths, "files")["all"].images.digests()).all()
     with pytest.raises(UsageError, match="no column 'labels'"):
@@ -192,10 +194,10 @@ def test_pictures_of_other_modes_are_decoded_like_files(images):
 
 def test_several_labels_numbers_and_missing_labels(images):
     flags = np.eye(N, 4, dtype=int)
-    assert sources_of((images, flags), "m")["all"].labels.kind == "multi"
-    assert sources_of((images, ["a;b", "b", "a", "a", "b", "a"]), "m")["all"].labels.classes == ("a", "b")
-    assert sources_of((images, np.linspace(0, 1, N)), "m")["all"].labels.kind == "value"
-    assert not sources_of(images, "m")["all"].labels.labelled
+    assert isinstance(sources_of((images, flags), "m")["all"].target, MultiLabel)
+    assert sources_of((images, ["a;b", "b", "a", "a", "b", "a"]), "m")["all"].target.classes == ("a", "b")
+    assert isinstance(sources_of((images, np.linspace(0, 1, N)), "m")["all"].target, Numbers)
+    assert not sources_of(images, "m")["all"].target.labelled
 
 
 REFUSED = {
@@ -245,7 +247,7 @@ def test_samples_with_none_of_the_classes_are_lists_or_flags_without_any(images)
     lists = [["a"], [], ["a", "b"], [], ["b"], ["a"]]
     flags = np.array([[1, 0], [0, 0], [1, 1], [0, 0], [0, 1], [1, 0]])
     for labels in (lists, flags, flags.astype(bool), iter(lists)):
-        np.testing.assert_array_equal(sources_of((images, labels), "m")["all"].labels.values, flags)
+        np.testing.assert_array_equal(sources_of((images, labels), "m")["all"].target.values, flags)
     with pytest.raises(DataError, match="label is ''") as refused:
         sources_of((images, [";".join(names) for names in lists]), "m")
     assert "only 0" in refused.value.remedy

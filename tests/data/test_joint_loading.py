@@ -13,7 +13,7 @@ from sslbench.errors import DataError
 
 
 def read(source, index, size):
-    found = source.maps.read_map(index, size=size).semantic.astype(np.float32)
+    found = source.target.maps.read_map(index, size=size).semantic.astype(np.float32)
     found[found < 0] = np.nan
     return found[None]
 
@@ -112,7 +112,7 @@ def test_samples_of_many_epochs_are_decoded_once_as_far_as_there_is_room(monkeyp
 
 def test_a_map_that_cannot_be_used_is_an_error_of_the_stream():
     source = map_pictures(4, 0)
-    source.maps.maps[2] = -5
+    source.target.maps.maps[2] = -5
     with pytest.raises(DataError, match="without a class"):
         list(JointBatches(source, read, JointView(crop=(8, 8)), batch_size=4, seed=0).batches(0, 1))
     assert dataclasses.is_dataclass(JointView)

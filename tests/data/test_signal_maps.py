@@ -11,6 +11,7 @@ from sslbench.data.location import locate
 from sslbench.data.open_signals import open_orientations, open_signals
 from sslbench.data.signal_maps import open_signal_maps
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.pixel_values import Signals
 
 SIZE = (6, 8)
 RAW = np.arange(48, dtype=np.uint16).reshape(SIZE) * 200
@@ -48,16 +49,16 @@ def taskonomy(root, *, lists=True, domains=("keypoints2d", "edge_occlusion")):
 def test_taskonomys_splits_scales_masks_and_buildings(tmp_path):
     root = taskonomy(tmp_path)
     parts = open_signals(f"{root}?maps=keypoints2d")
-    assert list(parts) == ["train", "test"] and parts["train"].labels.kind == "signal"
+    assert list(parts) == ["train", "test"] and isinstance(parts["train"].target, Signals)
     test = parts["test"]
     assert test.ids == tuple(f"beechwood/point_{p}_view_0_domain_rgb.png" for p in (0, 1))
     assert test.grouped_by == "building" and set(test.attributes["building"]) == {"beechwood"}
-    found = test.pixel_values.read_values(1, size=SIZE)
+    found = test.target.pixels.read_values(1, size=SIZE)
     np.testing.assert_allclose(found[..., 0], (RAW + 1.0) / 30, rtol=1e-6)  # 16 bits, and 0 is a number
-    occlusion = open_signals(f"{root}?maps=edge_occlusion")["train"].pixel_values.read_values(0)[..., 0]
+    occlusion = open_signals(f"{root}?maps=edge_occlusion")["train"].target.pixels.read_values(0)[..., 0]
     assert np.isnan(occlusion[:2]).all()
     assert occlusion[3, 4] == pytest.approx(math.log(1 + RAW[3, 4] / 50), rel=1e-6)
-    whole = open_signals(f"{root}?maps=edge_occlusion&valid=&log=false&scale=10")["train"].pixel_values.read_values(0)
+    whole = open_signals(f"{root}?maps=edge_occlusion&valid=&log=false&scale=10")["train"].target.pixels.read_values(0)
     np.testing.assert_allclose(whole[..., 0], RAW / 10.0, rtol=1e-6)
 
 
@@ -82,7 +83,7 @@ def test_folders_of_any_names_in_splits_and_fractions_without_a_scale(tmp_path):
     parts = open_signals(f"{tmp_path}?maps=heat")
     assert list(parts) == ["train", "test"] and parts["test"].ids == ("0.png", "1.png")
     assert any("1 images without a map" in note for note in parts["test"].notes)
-    np.testing.assert_allclose(parts["train"].pixel_values.read_values(0)[..., 0], RAW / 7, rtol=1e-6)
+    np.testing.assert_allclose(parts["train"].target.pixels.read_values(0)[..., 0], RAW / 7, rtol=1e-6)
 
 
 @pytest.mark.parametrize("inner", [True, False], ids=["images/train", "train/images"])
@@ -95,7 +96,7 @@ def test_splits_may_lie_in_the_folders_or_around_them(tmp_path, inner):
                 write(folder / f"{i}.png", np.full(SIZE, i, np.uint8))
     found = open_signals(f"{tmp_path}?maps=edge")
     assert {split: len(source) for split, source in found.items()} == {"train": 3, "test": 2}
-    assert {source.labels.classes for source in found.values()} == {("edge",)}
+    assert {source.target.classes for source in found.values()} == {("edge",)}
 
 
 def test_locations_that_cannot_be_used_are_one_message(tmp_path):
@@ -126,19 +127,19 @@ def test_files_that_cannot_be_used_are_one_message(tmp_path):
     for i in range(2):
         write(tmp_path / "images" / f"{i}.png", picture(i))
         write(tmp_path / "heat" / f"{i}.png", RAW)
-    opened = open_signal_maps(locate(f"{tmp_path}?maps=heat"))["all"].pixel_values
+    opened = open_signal_maps(locate(f"{tmp_path}?maps=heat"))["all"].target.pixels
     with pytest.raises(DataError, match=r"whole numbers up to 9,400, 4.7e\+03 on average\nSay .*&scale=4700"):
         opened.read_values(0)
-    scaled = open_signal_maps(locate(f"{tmp_path}?maps=heat&scale=4700"))["all"].pixel_values
+    scaled = open_signal_maps(locate(f"{tmp_path}?maps=heat&scale=4700"))["all"].target.pixels
     with pytest.raises(DataError, match="the map is 8 x 6 pixels, but its image 9 x 9"):
         scaled.read_values(0, size=(9, 9))
     write(tmp_path / "heat" / "0.png", picture(0))
     with pytest.raises(DataError, match="three numbers per pixel"):
-        open_signals(f"{tmp_path}?maps=heat&scale=1")["all"].pixel_values.read_values(0)
+        open_signals(f"{tmp_path}?maps=heat&scale=1")["all"].target.pixels.read_values(0)
     np.save(tmp_path / "heat" / "0.npy", -np.ones(SIZE, np.float32))
     (tmp_path / "heat" / "0.png").unlink()
     with pytest.raises(DataError, match="negative numbers"):
-        open_signals(f"{tmp_path}?maps=heat&scale=1&log=true")["all"].pixel_values.read_values(0)
+        open_signals(f"{tmp_path}?maps=heat&scale=1&log=true")["all"].target.pixels.read_values(0)
 
 
 def test_a_listed_image_without_a_file_or_mask_is_named(tmp_path):
@@ -167,10 +168,10 @@ def test_maps_beside_images_are_no_images(tmp_path, layout):
     for opened in (open_signals(str(tmp_path)), open_orientations(str(tmp_path))):
         assert sum(len(part) for part in opened.values()) == 4
         assert list(opened) == (["train", "test"] if layout in ("inside", "outside") else ["all"])
-        assert all(part.maps is part.pixel_values is None for part in opened.values())
+        assert all(getattr(part.target, "pixels", None) is None for part in opened.values())
 
 
 def test_of_taskonomy_without_maps_the_images_are_taken_with_their_splits(tmp_path):
     parts = open_signals(str(taskonomy(tmp_path)))
     assert {split: len(part) for split, part in parts.items()} == {"train": 2, "test": 2}
-    assert parts["test"].pixel_values is None and parts["test"].labels.classes == ("signal",)
+    assert parts["test"].target.pixels is None and parts["test"].target.classes == ("signal",)

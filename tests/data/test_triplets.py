@@ -1,17 +1,21 @@
 """Triplets of images: NIGHTS' table, tables of other columns, triplets made by classes."""
 
 import csv
+import dataclasses
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from sslbench.data.images import Arrays
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.triplets import made_triplets, open_triplets
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.features.tuples import side_by_side
+from sslbench.targets.classes import Classes
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.triplets import Triplets
 
 NIGHTS = "id left_vote right_vote votes ref_path left_path right_path split is_imagenet".split()
 
@@ -41,9 +45,9 @@ def test_nights_splits_choices_and_votes(tmp_path):
     parts = open_triplets(str(nights(tmp_path, ROWS)))
     assert list(parts) == ["train", "test"]
     test = parts["test"]
-    assert test.labels.kind == "triplets" and [test.labels.text(i) for i in range(3)] == ["left", "right", "right"]
+    assert isinstance(test.target, Triplets) and [test.target.text(i) for i in range(3)] == ["left", "right", "right"]
     assert [i.split()[0] for i in test.ids] == ["ref/0.png", "ref/1.png", "ref/1.png"]
-    paths = [[test.tuples.images.path(row) for row in test.tuples.rows(i)] for i in range(3)]
+    paths = [[test.target.images.path(row) for row in test.target.rows(i)] for i in range(3)]
     assert [[path.removeprefix(f"{tmp_path}/") for path in row] for row in paths] == [
         [f"ref/{n}.png", f"distort/{n}_0.png", f"distort/{n}_1.png"] for n in (0, 1, 1)
     ]
@@ -57,23 +61,21 @@ def test_a_table_of_choices_and_of_numbers_of_votes(tmp_path):
     files = ("ref/0.png", "ref/1.png", "ref/2.png")
     write_table(tmp_path / "own.csv", ["ref", "left", "right", "choice"], [(*files, "Right"), (*files[::-1], "left")])
     (part,) = open_triplets(str(tmp_path / "own.csv")).values()
-    assert part.labels.values.tolist() == [1, 0] and len(part.tuples.images) == 3
+    assert part.target.values.tolist() == [1, 0] and len(part.target.images) == 3
     columns = ["ref", "left", "right", "left_vote", "right_vote"]
     write_table(tmp_path / "votes.csv", columns, [(*files, 3, 2), (*files, 1, 1)])
     (part,) = open_triplets(str(tmp_path / "votes.csv")).values()
-    assert part.labels.values.tolist() == [0] and "as many votes for both" in part.notes[0]
+    assert part.target.values.tolist() == [0] and "as many votes for both" in part.notes[0]
 
 
 def test_selected_triplets_keep_their_images_and_the_fingerprint_has_the_places(tmp_path):
     test = open_triplets(str(nights(tmp_path, ROWS)))["test"]
     one = test.select([2])
-    assert [one.tuples.images.path(r) for r in one.tuples.rows(0)] == [
-        test.tuples.images.path(r) for r in test.tuples.rows(2)
+    assert [one.target.images.path(r) for r in one.target.rows(0)] == [
+        test.target.images.path(r) for r in test.target.rows(2)
     ]
-    assert len(one.tuples.images) == 3 and one.every_image().labels.kind == "none"
-    turned = Source(test.name, test.ids, test.labels, test.images, tuples=type(test.tuples)(
-        test.tuples.images, test.tuples.places[:, [0, 2, 1]]
-    ))  # fmt: skip
+    assert len(one.target.images) == 3 and isinstance(one.every_image().target, Unlabelled)
+    turned = dataclasses.replace(test, target=test.target.changed(places=test.target.places[:, [0, 2, 1]]))
     assert turned.fingerprint() != test.fingerprint()
 
 
@@ -81,12 +83,12 @@ def test_features_of_triplets_are_those_of_their_images_and_unread_ones_are_left
     test = open_triplets(str(nights(tmp_path, ROWS)))["test"]
     every = test.every_image()
     x = np.arange(2 * len(every), dtype=np.float32).reshape(-1, 2)
-    features = Features(x, every.labels, every.ids)
+    features = Features(x, every.target, every.ids)
     found = side_by_side(features, test)
     assert found.regions == 3 and found.ids == test.ids
     for i in range(3):
-        assert found.x[i].tolist() == x[list(test.tuples.rows(i))].ravel().tolist()
-    lost = test.tuples.rows(0)[1]
+        assert found.x[i].tolist() == x[list(test.target.rows(i))].ravel().tolist()
+    lost = test.target.rows(0)[1]
     kept = np.array([row for row in range(len(every)) if row != lost])
     assert side_by_side(features.select(kept), test).ids == test.ids[1:]
 
@@ -106,14 +108,14 @@ def test_the_keys_have_the_content_and_not_the_place_of_the_data(tmp_path):
 def test_of_two_candidates_made_by_classes_one_has_the_class_of_the_reference():
     values = np.array([0, 0, 0, 1, 1, 2])
     images = Arrays(np.arange(6, dtype=np.uint8)[:, None, None, None] + np.zeros((6, 4, 4, 3), np.uint8), "x")
-    source = Source("x", tuple("abcdef"), Labels("single", ("a", "b", "c"), values), images)
+    source = Source("x", tuple("abcdef"), Classes(("a", "b", "c"), values), images)
     made = made_triplets(source)
     assert len(made) == 5 * 4, "the only image of its class is no reference"
     for i in range(len(made)):
-        ref, *candidates = made.tuples.rows(i)
+        ref, *candidates = made.target.rows(i)
         same = [values[row] == values[ref] for row in candidates]
-        assert same.index(True) == made.labels.values[i] and sum(same) == 1 and ref not in candidates
-    assert 0 < made.labels.values.mean() < 1 and made_triplets(source).fingerprint() == made.fingerprint()
+        assert same.index(True) == made.target.values[i] and sum(same) == 1 and ref not in candidates
+    assert 0 < made.target.values.mean() < 1 and made_triplets(source).fingerprint() == made.fingerprint()
     with pytest.raises(DataError, match="no two classes"):
         made_triplets(source.select([0, 1]))
 

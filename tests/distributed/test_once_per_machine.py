@@ -42,8 +42,8 @@ def opened(rank, path, machines, spec="{}", containers="aa"):
     seen = {
         name: (
             part.ids,
-            part.labels.classes,
-            part.labels.values.tolist(),
+            part.target.classes,
+            part.target.values.tolist(),
             part.notes,
             part.images.read(len(part.ids) - 1),
         )
@@ -57,8 +57,8 @@ def test_a_folder_is_listed_once_on_each_machine(machines, images):
     expected = {
         name: (
             part.ids,
-            part.labels.classes,
-            part.labels.values.tolist(),
+            part.target.classes,
+            part.target.values.tolist(),
             part.notes,
             part.images.read(len(part.ids) - 1),
         )

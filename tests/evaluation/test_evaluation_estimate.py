@@ -8,7 +8,6 @@ import pytest
 from helpers.offenders import offenders
 
 from sslbench import evaluation
-from sslbench.data.source import Labels
 from sslbench.errors import ResourceError
 from sslbench.evaluation import estimate
 from sslbench.features.array import Features
@@ -17,6 +16,11 @@ from sslbench.names import list_names
 from sslbench.protocols import NotEstimated, OnFeatures, OnImages, OnSets, Shapes, find
 from sslbench.runtime import machine
 from sslbench.runtime.machine import Speed
+from sslbench.targets.camera_pairs import CameraPairs
+from sslbench.targets.classes import Classes
+from sslbench.targets.label_maps import LabelMaps
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.triplets import Triplets
 
 IMAGENET = Shapes(1_281_167, 50_000, 2_048, 1_000)
 CORES = Speed(single=3e11, double=1.5e11, search=1e11, traffic=1.2e10)
@@ -38,15 +42,13 @@ def cost_of(name, shapes, **settings):
 
 
 def shapes_for(name, factor=1, **changed):
-    kinds = find(name).kind.label_kinds
-    shapes = Shapes(4_000, 2_000, 256, 10, "single")
-    if kinds == {"map"}:
-        shapes = Shapes(200, 100, 64 * 49, 10, "map", 49, 224 * 224)
-    if kinds == {"value"}:
-        shapes = dataclasses.replace(shapes, classes=2, labels="value")
-    for kind, classes in (("triplets", 1), ("camera_pairs", 7)):
-        if kinds == {kind}:
-            shapes = dataclasses.replace(shapes, classes=classes, labels=kind)
+    first = find(name).kind.takes[0]
+    shapes = Shapes(4_000, 2_000, 256, 10)
+    if first is LabelMaps:
+        shapes = Shapes(200, 100, 64 * 49, 10, LabelMaps, 49, 224 * 224)
+    for kind, classes in ((Numbers, 2), (Triplets, 1), (CameraPairs, 7)):
+        if first is kind:
+            shapes = dataclasses.replace(shapes, classes=classes, target=kind)
     shapes = dataclasses.replace(shapes, train=factor * shapes.train, test=factor * shapes.test)
     return dataclasses.replace(shapes, **changed)
 
@@ -115,7 +117,7 @@ def pair(rows=600, width=32):
     rng = np.random.default_rng(0)
     y = np.arange(rows) % 4
     x = rng.normal(size=(rows, width)).astype(np.float32)
-    labels = Labels("single", tuple("abcd"), y.astype(np.int64))
+    labels = Classes(tuple("abcd"), y.astype(np.int64))
     parts = [Features(x + i, labels, tuple(f"{i}{row:05d}" for row in range(rows))) for i in range(2)]
     return FeaturePair(*parts, "two files", "x.npy", "y.npy", "rows")
 

@@ -129,7 +129,7 @@ def test_a_column_to_group_by_is_no_class(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     (tmp_path / "t.csv").write_text("path,cat,dog,night\na.png,1,0,1\n")
     source = open_data(str(tmp_path / "t.csv"), attribute_columns=("night",))["all"]
-    assert source.labels.classes == ("cat", "dog") and source.attributes == {"night": ("1",)}
+    assert source.target.classes == ("cat", "dog") and source.attributes == {"night": ("1",)}
 
 
 def test_groups_of_a_mean_over_draws_are_means_over_the_draws(photos):

@@ -9,11 +9,12 @@ from helpers.suites import run_suite
 from sslbench.data.images import Arrays
 from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.noise import noisy_labels, with_label_noise
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import UsageError
 from sslbench.evaluation import Request, RunSettings, evaluate, make_task, prepare, suite
 from sslbench.leaderboard import table
 from sslbench.results import records
+from sslbench.targets.numbers import Numbers
 
 RUN = RunSettings(device="cpu", workers=0, overlaps=False)
 
@@ -42,7 +43,7 @@ def test_wrong_labels_leave_the_order_of_draws():
     images = Arrays(np.arange(36, dtype=np.uint8).reshape(12, 1, 1, 3), "drawn")
     source = Source("drawn", ids, single_labels([sample[0] for sample in ids]), images)
     noisy = with_label_noise(source, 0.5, seed=0)
-    assert (noisy.labels.values != source.labels.values).sum() == 6
+    assert (noisy.target.values != source.target.values).sum() == 6
     assert noisy.rank.tolist() == source.rank.tolist()
 
 
@@ -51,7 +52,7 @@ def test_several_labels_and_numbers_change_places():
     noisy = noisy_labels(several, 0.5, seed=0)
     assert (noisy.values.sum(axis=0) == several.values.sum(axis=0)).all()
     assert (noisy.values != several.values).any(axis=1).sum() == 30, "exactly the share, although labels repeat"
-    numbers = Labels("value", ("height",), np.arange(60.0)[:, None])
+    numbers = Numbers(("height",), np.arange(60.0)[:, None])
     noisy = noisy_labels(numbers, 0.5, seed=0)
     assert (noisy.values != numbers.values).sum() == 30 and set(noisy.values[:, 0]) == set(numbers.values[:, 0])
 
@@ -110,9 +111,9 @@ def test_the_labels_that_the_probe_gets_are_the_noisy_ones_of_the_same_samples(t
     assert (
         clean.ids == noisy.ids
         and np.array_equal(clean.x, noisy.x)
-        and np.array_equal(test.labels.values, same.labels.values)
+        and np.array_equal(test.target.values, same.target.values)
     )
-    assert (clean.labels.values != noisy.labels.values).sum() == round(0.3 * len(clean))
+    assert (clean.target.values != noisy.target.values).sum() == round(0.3 * len(clean))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from sslbench.data.images import Arrays
 from sslbench.data.labels import multi_labels, single_labels
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.splits import match_classes, name_numbered
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.floors import guessing
@@ -15,6 +15,7 @@ from sslbench.evaluation.subset import check, is_subset, restricted, widened
 from sslbench.features.array import Features
 from sslbench.metrics import classification
 from sslbench.names import find_module
+from sslbench.targets.classes import Classes
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel")
 
@@ -31,17 +32,17 @@ def test_the_test_part_keeps_its_own_classes_in_trains_order():
         source(["eel", "bee", "eel"], ("eel", "cat", "bee")),
     )
     same, matched = match_classes(train, test, subset=True)
-    assert same is train and matched.labels.classes == ("bee", "eel")
-    assert [matched.labels.text(i) for i in range(3)] == ["eel", "bee", "eel"]
+    assert same is train and matched.target.classes == ("bee", "eel")
+    assert [matched.target.text(i) for i in range(3)] == ["eel", "bee", "eel"]
     assert match_classes(train, test)[1].fingerprint() != matched.fingerprint(), "another measurement, another identity"
-    assert is_subset(train.labels, matched.labels) and not is_subset(train.labels, match_classes(train, test)[1].labels)
+    assert is_subset(train.target, matched.target) and not is_subset(train.target, match_classes(train, test)[1].target)
 
 
 def test_multi_label_columns_are_left_out_too():
     pixels = Arrays(np.zeros((2, 2, 2), np.uint8), "data")
     train = Source("train", ("0", "1"), multi_labels([["a", "b"], ["c"]]), pixels)
     test = Source("test", ("0", "1"), multi_labels([["c"], ["a"]], [["a"], []], ("a", "b", "c")), pixels)
-    labels = match_classes(train, test, subset=True)[1].labels
+    labels = match_classes(train, test, subset=True)[1].target
     assert labels.classes == ("a", "c") and labels.values.tolist() == [[-1, 1], [1, 0]]
 
 
@@ -50,7 +51,7 @@ def test_numbers_name_the_classes_of_train_in_their_sorted_order():
     with pytest.raises(DataError, match="should be numbers from 0 to 2, each once: 10"):
         name_numbered(train, test)
     named = name_numbered(train, source(["1", "0", "2", "1"], seed=1))
-    assert [named.labels.text(i) for i in range(4)] == ["bee", "ant", "dog", "bee"]
+    assert [named.target.text(i) for i in range(4)] == ["bee", "ant", "dog", "bee"]
     for bad in (["a", "1"], ["1", "01"], ["-1", "0"]):
         with pytest.raises(DataError, match="should be numbers"):
             name_numbered(train, source(bad, seed=1))
@@ -61,20 +62,20 @@ def features(n, seed, classes=CLASSES, used=None):
     y = np.resize(np.arange(len(classes)) if used is None else [classes.index(name) for name in used], n)
     x = rng.normal(size=(n, 6)).astype(np.float32)
     x[np.arange(n), y] += 1.5
-    return Features(x, Labels("single", classes, y.astype(np.int64)), tuple(f"{seed}-{i:04d}" for i in range(n)))
+    return Features(x, Classes(classes, y.astype(np.int64)), tuple(f"{seed}-{i:04d}" for i in range(n)))
 
 
 @pytest.mark.parametrize(("name", "settings"), [("knn", {}), ("linear", {}), ("svm", {"costs": (1.0,)})])
 def test_the_score_is_the_argmax_over_the_classes_of_test(name, settings):
     train, whole = features(200, 0), features(90, 1, used=("bee", "eel"))
     kept = ("bee", "eel")
-    own = dataclasses.replace(whole, labels=Labels("single", kept, (whole.labels.values == 4).astype(np.int64)))
+    own = dataclasses.replace(whole, target=Classes(kept, (whole.target.values == 4).astype(np.int64)))
     module = find_module("protocol", name)
-    outcome = module.run(train, widened(train.labels, own), module.Settings(**settings), seed=0)
-    found = restricted(outcome, name, train.labels, own, seed=0)
+    outcome = module.run(train, widened(train.target, own), module.Settings(**settings), seed=0)
+    found = restricted(outcome, name, train.target, own, seed=0)
     right = [
         max(kept, key=lambda c: row[CLASSES.index(c)]) == CLASSES[y]
-        for row, y in zip(outcome.scores, whole.labels.values, strict=True)
+        for row, y in zip(outcome.scores, whole.target.values, strict=True)
     ]
     assert found.metrics["top1"][0] == pytest.approx(np.mean(right), abs=1e-9)
     assert found.metrics["top1"][0] > outcome.metrics["top1"][0], "five classes are harder than two"
@@ -84,11 +85,11 @@ def test_the_score_is_the_argmax_over_the_classes_of_test(name, settings):
 
 def test_a_mean_over_draws_cannot_be_restricted_afterwards():
     train, test = features(200, 0), features(90, 1, used=("bee", "eel"))
-    own = dataclasses.replace(test, labels=Labels("single", ("bee", "eel"), (test.labels.values == 4).astype(np.int64)))
+    own = dataclasses.replace(test, target=Classes(("bee", "eel"), (test.target.values == 4).astype(np.int64)))
     module = find_module("protocol", "lsr")
-    outcome = module.run(train, widened(train.labels, own), module.Settings(k=(1, 2)), seed=0)
+    outcome = module.run(train, widened(train.target, own), module.Settings(k=(1, 2)), seed=0)
     with pytest.raises(UsageError, match=r"lsr cannot be scored .* subset of train's classes"):
-        restricted(outcome, "lsr", train.labels, own, seed=0)
+        restricted(outcome, "lsr", train.target, own, seed=0)
 
 
 def test_guessing_is_among_the_classes_that_can_be_predicted():
@@ -119,8 +120,8 @@ def test_what_cannot_be_restricted_is_refused_before_any_work(name):
 @pytest.mark.parametrize("name", ["knn", "linear", "svm"])
 def test_what_can_be_restricted_is_scored_on_the_classes_of_test(name):
     train, test = features(200, 0), features(90, 1, used=("bee", "eel"))
-    own = dataclasses.replace(test, labels=Labels("single", ("bee", "eel"), (test.labels.values == 4).astype(np.int64)))
+    own = dataclasses.replace(test, target=Classes(("bee", "eel"), (test.target.values == 4).astype(np.int64)))
     module = find_module("protocol", name)
     check(name)
-    outcome = module.run(train, widened(train.labels, own), module.Settings(), seed=0)
-    assert restricted(outcome, name, train.labels, own, seed=0).scores.shape == (90, 2)
+    outcome = module.run(train, widened(train.target, own), module.Settings(), seed=0)
+    assert restricted(outcome, name, train.target, own, seed=0).scores.shape == (90, 2)

@@ -18,6 +18,7 @@ from sslbench.leaderboard.compare import compare
 from sslbench.metrics.differences import Predictions, difference
 from sslbench.results import MetricValue, records
 from sslbench.results.records import read_scores, read_tree, scores_path
+from sslbench.targets.classes import Classes
 
 HARD = {**SETTINGS, "epochs": 1, "lr": [0.01], "batch_size": 6}
 THREE = dataclasses.replace(RUN, seeds=3, floors=False)
@@ -153,7 +154,7 @@ def test_comparisons_and_boards_use_all_seeds(photos):  # noqa: F811
     scores = [read_scores(scores_path(each)) for each in (one, two)]
     answers = [Predictions.of(0, each.scores, each.draws, seeds=3) for each in scores]
     assert answers[0].trainings == ("seed 0, draw 0", "seed 1, draw 0", "seed 2, draw 0")
-    wanted = difference("top1", "single", scores[0].labels, *answers)
+    wanted = difference("top1", Classes, scores[0].labels, *answers)
     assert (found.low, found.high) == pytest.approx((100 * wanted.low, 100 * wanted.high))
     singles = [records.read(one.file.with_name(each.record_file)) for each in one.trainings]
     assert compare(singles[0], dataclasses.replace(singles[1], seed=0)).trainings == (1, 1)

@@ -12,6 +12,7 @@ from sslbench.errors import DataError, ResultError
 from sslbench.evaluation.request import RunSettings, make_task
 from sslbench.evaluation.run import describe_embeddings
 from sslbench.features.external import read_in_memory, read_train_test
+from sslbench.targets.multilabel import MultiLabel
 
 
 def pair(folder, train, test=None, column=None):
@@ -30,11 +31,11 @@ def pair(folder, train, test=None, column=None):
 
 def test_cells_with_several_labels_are_not_classes_of_their_own(tmp_path):
     read = pair(tmp_path, [["cat;dog"], ["dog"], ["cat;?bird"], ["bird"]], [["dog"], ["cat|dog"]])
-    assert read.train.labels.kind == read.test.labels.kind == "multi"
-    assert read.train.labels.classes == read.test.labels.classes == ("bird", "cat", "dog")
-    assert read.train.labels.values.tolist() == [[0, 1, 1], [0, 0, 1], [-1, 1, 0], [1, 0, 0]]
+    assert read.train.target.name == isinstance(read.test.target, MultiLabel)
+    assert read.train.target.classes == read.test.target.classes == ("bird", "cat", "dog")
+    assert read.train.target.values.tolist() == [[0, 1, 1], [0, 0, 1], [-1, 1, 0], [1, 0, 0]]
     # bird does not occur in the table of test: ignored, as `match_classes` has it for tables of images.
-    assert read.test.labels.values.tolist() == [[-1, 0, 1], [-1, 1, 1]]
+    assert read.test.target.values.tolist() == [[-1, 0, 1], [-1, 1, 1]]
 
 
 def test_several_labels_are_matched_as_those_of_tables_of_images(tmp_path):
@@ -48,14 +49,14 @@ def test_several_labels_are_matched_as_those_of_tables_of_images(tmp_path):
         (tmp_path / f"images_{name}.csv").write_text("\n".join(lines))
         sources.append(open_data(str(tmp_path / f"images_{name}.csv"))["all"])
     for ours, theirs in zip((read.train, read.test), match_classes(*sources), strict=True):
-        assert ours.labels.classes == theirs.labels.classes
-        np.testing.assert_array_equal(ours.labels.values, theirs.labels.values)
+        assert ours.target.classes == theirs.target.classes
+        np.testing.assert_array_equal(ours.target.values, theirs.target.values)
 
 
 def test_one_cell_with_several_labels_decides_for_both_tables(tmp_path):
     read = pair(tmp_path, [["cat"], ["dog"]], [["cat;dog"]])
-    assert read.train.labels.values.tolist() == [[1, 0], [0, 1]]
-    assert read.test.labels.values.tolist() == [[1, 1]]
+    assert read.train.target.values.tolist() == [[1, 0], [0, 1]]
+    assert read.test.target.values.tolist() == [[1, 1]]
 
 
 def test_labels_that_train_lacks_are_refused(tmp_path):

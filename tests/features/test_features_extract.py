@@ -18,7 +18,7 @@ from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.images import Files
 from sslbench.data.loading import loader
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.errors import DataError, StoreError
 from sslbench.features.extract import extract
@@ -26,6 +26,7 @@ from sslbench.features.settings import ExtractSettings
 from sslbench.features.store import StoreEntry, find_stored
 from sslbench.identity import FeatureKey
 from sslbench.preprocessing import Preprocessing
+from sslbench.targets.classes import Classes
 
 FORK = multiprocessing.get_context("fork")
 CPU = ExtractSettings(torch.device("cpu"), batch_size=4, workers=0)
@@ -50,7 +51,7 @@ def pictures(tmp_path):
 def source_of(folder):
     files = sorted(folder.glob("*.png"))
     # One name begins like a formula of a spreadsheet.
-    labels = Labels("single", ("even", "-odd"), np.array([int(f.stem) % 2 for f in files]))
+    labels = Classes(("even", "-odd"), np.array([int(f.stem) % 2 for f in files]))
     return Source("pictures", tuple(f.name for f in files), labels, Files(tuple(files)))
 
 
@@ -98,7 +99,7 @@ def test_features_are_those_of_the_plain_module(backbone, pictures, tmp_path):
     wanted = plain_features(backbone, source)
     assert np.abs(features.x - wanted).max() < 1e-4 * np.abs(wanted).max()  # `speed.TOLERANCE` of folded BatchNorm
     assert features.ids == source.ids
-    assert features.labels.values.tolist() == source.labels.values.tolist()
+    assert features.target.values.tolist() == source.target.values.tolist()
     assert found.decoded == 11
 
 

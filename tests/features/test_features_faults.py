@@ -22,13 +22,14 @@ from sslbench.backbones.layers import resolve_layers
 from sslbench.data.images import Files
 from sslbench.data.loading import loader
 from sslbench.data.open import open_data
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError, StoreError
 from sslbench.features import job, partial
 from sslbench.features.extract import extract
 from sslbench.features.job import ExtractionJob
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
+from sslbench.targets.none import Unlabelled
 
 N = 10
 CPU = ExtractSettings(torch.device("cpu"), batch_size=3, workers=0)
@@ -54,7 +55,7 @@ def pictures(tmp_path):
 
 def source_of(folder, kind=Files):
     names = tuple(sorted(file.name for file in folder.glob("*.png")))
-    labels = Labels("none", (), np.zeros((len(names), 0), dtype=np.int8))
+    labels = Unlabelled(len(names))
     return Source("pictures", names, labels, kind(names, str(folder)))
 
 

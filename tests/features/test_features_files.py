@@ -12,6 +12,8 @@ from sslbench.cli.main import main
 from sslbench.errors import DataError, SslbenchError, UsageError
 from sslbench.features.external import read_train_test
 from sslbench.results import records
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
 
 N = 300
 
@@ -56,12 +58,12 @@ def test_every_format_holds_the_same_features_and_labels(tmp_path, digits, suffi
     x, y = digits
     expected = read(*save(tmp_path, x, y, ".npy"))
     found = read(*save(tmp_path, x, y, suffix))
-    assert found.test.labels.classes == expected.test.labels.classes == tuple("0123456789")
-    np.testing.assert_array_equal(found.test.labels.values, expected.test.labels.values)
+    assert found.test.target.classes == expected.test.target.classes == tuple("0123456789")
+    np.testing.assert_array_equal(found.test.target.values, expected.test.target.values)
     np.testing.assert_allclose(found.train.x, expected.train.x, rtol=1e-6)
     several = read(*save(tmp_path, x, np.eye(10, dtype=np.int64)[y] | np.eye(10, dtype=np.int64)[(y * 7) % 10], suffix))
-    assert several.train.labels.kind == "multi" and len(several.train.labels.classes) == 10
-    assert several.train.labels.values.sum() > len(several.train)
+    assert isinstance(several.train.target, MultiLabel) and len(several.train.target.classes) == 10
+    assert several.train.target.values.sum() > len(several.train)
 
 
 WITHOUT_HEADER = {
@@ -88,7 +90,7 @@ def test_names_that_pandas_gives_to_columns_are_no_sample(tmp_path, digits):
         pd.Series(y).to_csv(tmp_path / "y.csv", index=index)
         found = read(tmp_path / "x.csv", tmp_path / "y.csv")
         np.testing.assert_array_equal(found.whole.x, x)
-        assert found.whole.labels.classes == tuple("0123456789")
+        assert found.whole.target.classes == tuple("0123456789")
 
 
 def test_labels_without_header_lose_no_row(tmp_path, digits):
@@ -97,12 +99,12 @@ def test_labels_without_header_lose_no_row(tmp_path, digits):
     names = np.array([f"a digit {i}" for i in y])
     for labels, classes in ((y, 10), (y % 2, 2), (names, 10)):
         (tmp_path / "y.txt").write_text("\n".join(map(str, labels)))
-        found = read(tmp_path / "x.npy", tmp_path / "y.txt").whole.labels
-        assert found.kind == "single" and len(found.classes) == classes
+        found = read(tmp_path / "x.npy", tmp_path / "y.txt").whole.target
+        assert isinstance(found, Classes) and len(found.classes) == classes
         assert [found.text(i) for i in range(N)] == [str(label) for label in labels]
     flags = np.stack([y % 2, y < 5], axis=1).astype(int)
     np.savetxt(tmp_path / "y.txt", flags, fmt="%d")
-    np.testing.assert_array_equal(read(tmp_path / "x.npy", tmp_path / "y.txt").whole.labels.values, flags)
+    np.testing.assert_array_equal(read(tmp_path / "x.npy", tmp_path / "y.txt").whole.target.values, flags)
     (tmp_path / "y.txt").write_text("\n".join(map(str, ["label", *y[1:]])))
     with pytest.raises(DataError, match="299 rows below its header"):
         read(tmp_path / "x.npy", tmp_path / "y.txt")
@@ -131,7 +133,7 @@ def test_tables_in_utf_16_are_read(tmp_path):
     for name, text in (("x.csv", "a,b\n" + "1,2\n3,4\n" * 4), ("y.csv", "label\n" + "café\ndog\n" * 4)):
         (tmp_path / name).write_text(text, encoding="utf-16")
     found = read(tmp_path / "x.csv", tmp_path / "y.csv").whole
-    assert found.labels.classes == ("café", "dog") and np.asarray(found.x).tolist() == [[1, 2], [3, 4]] * 4
+    assert found.target.classes == ("café", "dog") and np.asarray(found.x).tolist() == [[1, 2], [3, 4]] * 4
 
 
 def test_the_column_of_labels_is_no_feature(tmp_path, digits):
@@ -183,7 +185,7 @@ def test_ids_beside_other_arrays_are_read(tmp_path, digits):
     torch.save(tensors, tmp_path / "t.pt")
     for name, kind in (("t.npz", "multi"), ("t.pt", "single")):
         found = read(tmp_path / name, tmp_path / name)
-        assert found.known_by == "ids" and found.whole.labels.kind == kind and found.whole.ids == tuple(sorted(ids))
+        assert found.known_by == "ids" and found.whole.target.name == kind and found.whole.ids == tuple(sorted(ids))
 
 
 def test_objects_in_a_file_of_torch_are_named_with_the_remedy(tmp_path, digits):
@@ -206,8 +208,8 @@ def test_flags_and_joined_names_are_the_same_labels(tmp_path, digits):
     (tmp_path / "flags.csv").write_text("c0,c1\n" + "\n".join(f"{a},{b}" for a, b in flags))
     (tmp_path / "names.csv").write_text("label\n" + "\n".join("c0;c1" if row[1] else "c0" for row in flags))
     one, other = (read(tmp_path / "x.npy", tmp_path / name) for name in ("flags.csv", "names.csv"))
-    assert one.train.labels.classes == other.train.labels.classes == ("c0", "c1")
-    np.testing.assert_array_equal(one.train.labels.values, other.train.labels.values)
+    assert one.train.target.classes == other.train.target.classes == ("c0", "c1")
+    np.testing.assert_array_equal(one.train.target.values, other.train.target.values)
 
 
 def command(*words):

@@ -12,7 +12,6 @@ from helpers.waiting import until
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.images import Arrays
-from sslbench.data.labels import no_labels
 from sslbench.data.source import Source
 from sslbench.distributed import Process
 from sslbench.errors import StoreError, WeightsError
@@ -21,6 +20,7 @@ from sslbench.features.extract import extract
 from sslbench.features.presence import RunPresence, announced
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
+from sslbench.targets.none import Unlabelled
 
 CPU = ExtractSettings(torch.device("cpu"), batch_size=4, workers=0)
 
@@ -40,7 +40,7 @@ def alone(monkeypatch):
 def features(backbone, root):
     pixels = np.random.default_rng(0).integers(0, 256, (11, 16, 16, 3), dtype=np.uint8)
     ids = tuple(f"{i:03d}" for i in range(11))
-    source = Source("pictures", ids, no_labels(11), Arrays(pixels, "pictures"))
+    source = Source("pictures", ids, Unlabelled(11), Arrays(pixels, "pictures"))
     return extract(backbone, source, resolve_layers(backbone, ("res5avg",)), CPU, root=root, split="all")
 
 

@@ -18,13 +18,14 @@ from helpers.waiting import SECONDS, until
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.images import Arrays
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.distributed import Process, this_process
 from sslbench.errors import StoreError, UsageError
 from sslbench.features import job, presence
 from sslbench.features.extract import extract
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
+from sslbench.targets.classes import Classes
 
 CPU = ExtractSettings(torch.device("cpu"), batch_size=4, workers=0)
 FORK = multiprocessing.get_context("fork")
@@ -38,7 +39,7 @@ def backbone():
 
 def source_of(n, channels=3):
     pixels = np.random.default_rng(0).integers(0, 256, (n, 18, 16, channels), dtype=np.uint8)
-    labels = Labels("single", ("a", "b", "c"), np.arange(n) % 3)
+    labels = Classes(("a", "b", "c"), np.arange(n) % 3)
     return Source("pictures", tuple(f"{i:03d}" for i in range(n)), labels, Arrays(pixels, "pictures"))
 
 
@@ -69,7 +70,7 @@ def files_of(root):
 
 def accuracy(features):
     half = len(features.x) // 2
-    x, y = np.array(features.x, dtype=np.float32), np.asarray(features.labels.values)
+    x, y = np.array(features.x, dtype=np.float32), np.asarray(features.target.values)
     similar = x[half:] @ x[:half].T
     nearest = y[:half][np.argsort(-similar, axis=1, kind="stable")[:, :5]]
     votes = np.array([np.bincount(row, minlength=3).argmax() for row in nearest])

@@ -13,12 +13,13 @@ from sslbench.backbones.layers import forward_layers, resolve_layers
 from sslbench.backbones.regions import most_regions, region_maxima
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.images import Files
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import BackboneError, UsageError
 from sslbench.evaluation.preparation import with_preprocessing
 from sslbench.features.extract import extract
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
+from sslbench.targets.classes import Classes
 
 SIZES = [(40, 64), (64, 40), (64, 64), (40, 64), (64, 40)]
 OWN = Preprocessing(resize=None, crop=None)
@@ -37,7 +38,7 @@ def source(tmp_path):
     for i, size in enumerate(SIZES):
         files.append(tmp_path / f"{i}.png")
         Image.fromarray(rng.integers(0, 255, (*size, 3), dtype=np.uint8)).save(files[-1])
-    labels = Labels("single", ("a",), np.zeros(len(files), np.int64))
+    labels = Classes(("a",), np.zeros(len(files), np.int64))
     return Source("pictures", tuple(f.name for f in files), labels, Files(tuple(files)))
 
 

@@ -17,12 +17,13 @@ from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.images import Files
 from sslbench.data.loading.loader import PictureBatch
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import BackboneError, DataError
 from sslbench.features import streams
 from sslbench.features.extract import extract
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
+from sslbench.targets.classes import Classes
 
 SMALL = Preprocessing(32, (32, 32))
 
@@ -41,7 +42,7 @@ def source(tmp_path):
     files = [tmp_path / f"{i:02d}.png" for i in range(40)]
     for file in files:
         Image.fromarray(rng.integers(0, 255, (40, 36, 3), dtype=np.uint8)).save(file)
-    labels = Labels("single", ("even", "odd"), np.arange(40) % 2)
+    labels = Classes(("even", "odd"), np.arange(40) % 2)
     return Source("pictures", tuple(f.name for f in files), labels, Files(tuple(files)))
 
 

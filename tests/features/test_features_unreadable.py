@@ -16,13 +16,14 @@ from sample_data import FORMATS, sample_module
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.open import open_data
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.features import store
 from sslbench.features.extract import extract
 from sslbench.features.settings import ExtractSettings
 from sslbench.features.skipped import note_skipped, unreadable_error
 from sslbench.preprocessing import Preprocessing
+from sslbench.targets.none import Unlabelled
 
 BROKEN = {"bee/07.png": b"no picture at all, but text", "cat/02.png": containers.png(2)[:60]}
 
@@ -91,7 +92,7 @@ class Named:
 
 
 def photos(*paths):
-    labels = Labels("none", (), np.zeros((len(paths), 0), np.int8))
+    labels = Unlabelled(len(paths))
     return Source("photos", tuple(sorted(paths)), labels, Named(sorted(paths)))
 
 

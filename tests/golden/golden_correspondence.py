@@ -227,7 +227,7 @@ def annotation(case: Case) -> None:
         _write(Path(folder), pairs)
         source = open_pairs(folder)["test"]
         assert len(source) == len(pairs)
-    for name, pair in zip(source.ids, source.tuples.pairs, strict=True):
+    for name, pair in zip(source.ids, source.target.pairs, strict=True):
         number = name.removeprefix("pair")
         given, both = pairs[number], [recorded[side][number] for side in ("source", "target")]
         visible = (both[0][:, 2] > 0) & (both[1][:, 2] > 0)

@@ -8,11 +8,11 @@ import pytest
 from golden_cases import Case, option
 from golden_losses import not_offered
 
-from sslbench.data.source import Labels
 from sslbench.features.array import Features
 from sslbench.metrics.classification import top_k_correct
 from sslbench.protocols import knn
 from sslbench.solvers.neighbours import nearest
+from sslbench.targets.classes import Classes
 
 _TIE = 1e-6
 _TEMPERATURES = {"vissl": 0.1, "lightly": 0.1}
@@ -59,7 +59,7 @@ def _one(case: Case, run: str, wanted: Mapping[str, np.ndarray]) -> None:
     n_classes = int(max(given["train_y"].max(), truth.max())) + 1
     classes = tuple(f"class{c}" for c in range(n_classes))
     train, test = (
-        Features(x, Labels("single", classes, y), tuple(f"{i:05d}" for i in range(len(x))))
+        Features(x, Classes(classes, y), tuple(f"{i:05d}" for i in range(len(x))))
         for x, y in ((given[f"{part}_x"], given[f"{part}_y"]) for part in ("train", "test"))
     )
     outcome = knn.run(train, test, settings, seed=0)

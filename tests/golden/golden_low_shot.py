@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from golden_cases import Case, option
 
-from sslbench.data.source import Labels
 from sslbench.features.array import Features
 from sslbench.protocols import lsr
 from sslbench.protocols._parts import few_shot
 from sslbench.solvers.ridge import LeastSquaresClassifier, fit_classifier
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.target import Target
 
 
 def least_squares(case: Case) -> None:
@@ -26,10 +28,10 @@ def least_squares(case: Case) -> None:
     runs = [(int(key[1]), int(key[2]), key[3]) for key in keys if key]
     assert runs, "nothing was compared"
     for seed, shot in sorted({run[:2] for run in runs}):
-        draw = few_shot.k_per_class(train.labels, shot, np.random.default_rng(seed))
+        draw = few_shot.k_per_class(train.target, shot, np.random.default_rng(seed))
         if f"seed{seed}_shot{shot}/idx" in wanted:
             np.testing.assert_array_equal(draw.rows, np.sort(wanted[f"seed{seed}_shot{shot}/idx"]))
-        model = fit_classifier(train.x[draw.rows], draw.labels.values, len(train.labels.classes))
+        model = fit_classifier(train.x[draw.rows], draw.labels.values, len(train.target.classes))
         if shot == min(option(args, "shots", default=[run[1] for run in runs])):
             weights = re.compile(rf"seed{seed}_W_l2_([\d.e+-]+)_first_shot")
             for name, l2 in [(name, m[1]) for name in wanted if (m := weights.fullmatch(name))]:
@@ -51,7 +53,7 @@ def _scores(model: LeastSquaresClassifier, l2: float, test: Features, wanted: di
     if f"{key}/logits" in wanted:
         np.testing.assert_allclose(scores, wanted[f"{key}/logits"], rtol=1e-7, atol=1e-9)
     if _decided(wanted, key):
-        assert np.mean(scores.argmax(axis=1) == test.labels.values) == pytest.approx(float(wanted[f"{key}/acc"]))
+        assert np.mean(scores.argmax(axis=1) == test.target.values) == pytest.approx(float(wanted[f"{key}/acc"]))
 
 
 def _decided(wanted: Mapping[str, np.ndarray], key: str) -> bool:
@@ -65,7 +67,7 @@ def _protocol(
     """The protocol as a user runs it, but for the draws, which are the reference's; its seeds are those from 0."""
     l2 = f"{float(option(args, 'default_l2_in_configs', default=1024)):g}"
     seeds = range(len({run[0] for run in runs}))
-    most = few_shot.largest_k(train.labels)[0]
+    most = few_shot.largest_k(train.target)[0]
     shots = [k for k in sorted({run[1] for run in runs}) if k <= most and all((s, k, l2) in runs for s in seeds)]
     if not shots:
         return
@@ -95,7 +97,7 @@ def with_and_without(case: Case) -> None:
     """Compare the draws, sample after sample and k after k, as far as the reference came."""
     targets, wanted, args = case.inputs()["targets"], case.expected(), case.args
     n_classes = targets.shape[1]
-    labels = Labels("multi", tuple(f"class{c}" for c in range(n_classes)), targets.astype(np.int8))
+    labels = MultiLabel(tuple(f"class{c}" for c in range(n_classes)), targets.astype(np.int8))
     names = {(int(m[1]), int(m[2])): key for key in wanted if (m := re.fullmatch(r".*_sample(\d+)_k(\d+)", key))}
     assert names and len(names) == len(wanted)
     seed, ks = args.get("python_random_seed"), _ks(args)
@@ -176,9 +178,9 @@ def data_limit(case: Case) -> None:
         np.testing.assert_array_equal(drawn, np.sort(wanted["unbalanced"]))
 
 
-def _labels(values: np.ndarray, n_classes: int | None = None) -> Labels:
+def _labels(values: np.ndarray, n_classes: int | None = None) -> Target:
     names = tuple(f"class{c}" for c in range(n_classes or values.max() + 1))
-    return Labels("single", names, values.astype(np.int64))
+    return Classes(names, values.astype(np.int64))
 
 
 def _features(x: np.ndarray, y: np.ndarray, n_classes: int) -> Features:

@@ -13,13 +13,14 @@ from golden_cases import Case, roots
 
 from sslbench.data.corruptions import EXTRA, MAIN, corrupt
 from sslbench.data.corruptions.weather import FROST_FOLDER
-from sslbench.data.source import Labels
 from sslbench.features.array import Features
 from sslbench.library.presets import load_preset
 from sslbench.metrics import robustness
 from sslbench.paths import builtin_dir
 from sslbench.protocols.robustness.further_sets import classes_of, competing_classes
 from sslbench.protocols.robustness.scores import _several_right_metrics
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
 
 
 def _constants(case: Case, name: str) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def output_mask(case: Case) -> None:
     given, expected = case.inputs(), case.expected()
     heads, masked = numbered(given, "logits"), numbered(expected, "masked")
     for logits, wanted in zip(heads, masked or heads, strict=True):
-        labels = Labels("single", tuple(f"{i:05d}" for i in range(logits.shape[1])), given["label"].reshape(-1))
+        labels = Classes(tuple(f"{i:05d}" for i in range(logits.shape[1])), given["label"].reshape(-1))
         competing = [int(name) for name in competing_classes("a set", labels)]
         own = np.full_like(logits, -np.inf)
         own[:, competing] = logits[:, competing]
@@ -207,7 +208,7 @@ def _objectnet_by_labels(table: dict[int, int], logits: np.ndarray, label: np.nd
     of_class[:, list(table)] = 0
     of_class[list(table.values()), list(table)] = 1
     classes = tuple(f"{i:04d}" for i in range(1000))
-    part = Features(logits, Labels("multi", classes, of_class[label]), tuple(f"{i:04d}" for i in range(len(label))))
+    part = Features(logits, MultiLabel(classes, of_class[label]), tuple(f"{i:04d}" for i in range(len(label))))
     given = SimpleNamespace(logits=lambda x: x.astype(np.float64))
     found = {name: 100 * value for name, (value, _, _) in _several_right_metrics("objectnet", given, part)[0].items()}
     names = {"top1(objectnet,challenge)": "accuracy", "top5(objectnet,challenge)": "top5_accuracy"}

@@ -7,11 +7,11 @@ import pytest
 from golden_cases import Case, option
 from golden_losses import not_offered
 
-from sslbench.data.source import Labels
 from sslbench.features.array import Features
 from sslbench.metrics import ranking
 from sslbench.protocols import svm
 from sslbench.protocols.svm.choice import make_solver
+from sslbench.targets.multilabel import MultiLabel
 
 
 def average_precision(case: Case) -> None:
@@ -90,7 +90,7 @@ def linear_svm(case: Case) -> None:
     classes = range(given["train_y"].shape[1])
     distances = _distances(given, wanted, settings)
     scores_ap = wanted["test_ap"].reshape(len(classes), -1)[:, 0]
-    chosen = list(outcome.selected.get("cost", dict.fromkeys(train.labels.classes, settings.costs[0])).values())
+    chosen = list(outcome.selected.get("cost", dict.fromkeys(train.target.classes, settings.costs[0])).values())
     lengths = np.linalg.norm(np.c_[_normalised(given["test_x"], settings), np.ones(len(test.x))], axis=1)
     compared = []
     for c in classes:
@@ -153,7 +153,7 @@ def _distances(given: dict[str, np.ndarray], wanted: dict[str, np.ndarray], sett
 
 def _features(x: np.ndarray, y: np.ndarray) -> Features:
     classes = tuple(f"class{c}" for c in range(y.shape[1]))
-    return Features(x, Labels("multi", classes, y.astype(np.int8)), tuple(f"{i:05d}" for i in range(len(x))))
+    return Features(x, MultiLabel(classes, y.astype(np.int8)), tuple(f"{i:05d}" for i in range(len(x))))
 
 
 PATTERNS = {

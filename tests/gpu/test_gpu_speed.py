@@ -14,13 +14,14 @@ from sslbench.backbones.layers import resolve_layers
 from sslbench.backbones.load import load_backbone
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.images import Files
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.views import Blur, Jitter, View, drawn
 from sslbench.data.views.on_device import change_colours
 from sslbench.features.array import Features
 from sslbench.features.extract import extract
 from sslbench.features.settings import ExtractSettings
 from sslbench.protocols import knn, linear
+from sslbench.targets.classes import Classes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
@@ -95,7 +96,7 @@ def test_extraction_from_jpegs(photos, tmp_path):
     backbone = load_backbone("random", backbone="resnet50")
     layers = resolve_layers(backbone, (backbone.default_layer,))
     files = tuple(sorted(photos.glob("*.jpg")))
-    labels = Labels("single", ("a", "b"), np.arange(len(files)) % 2)
+    labels = Classes(("a", "b"), np.arange(len(files)) % 2)
     source = Source("photos", tuple(file.name for file in files), labels, Files(files))
     cores = len(os.sched_getaffinity(0))
     settings = ExtractSettings(device=GPU, precision="bf16", batch_size=256, workers=cores)
@@ -162,7 +163,7 @@ def features(tmp_path_factory):
             x[start : start + count] = values.cpu().numpy()
             labels[start : start + count] = own.cpu().numpy()
         ids = tuple(map(str, range(rows)))
-        return Features(x, Labels("single", tuple(f"{c:04d}" for c in range(1000)), labels), ids)
+        return Features(x, Classes(tuple(f"{c:04d}" for c in range(1000)), labels), ids)
 
     return part(ROWS, "train"), part(50_000, "test")
 

@@ -8,8 +8,9 @@ from torch import nn
 
 from sslbench.backbones.in_memory import from_module
 from sslbench.data.images import Arrays
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.preprocessing import Preprocessing
+from sslbench.targets import kinds
 
 PLAIN = Preprocessing(resize=None, crop=None, mean=(0.5,) * 3, std=(0.25,) * 3, origin="test")
 
@@ -43,10 +44,10 @@ def pictures(n, seed, kind="single", classes=4, noise=30, size=10):
         values = np.zeros((n, classes), dtype=np.int8)
         values[np.arange(n), y] = 1
         values[np.arange(n), (y + 1) % classes] = rng.integers(-1, 1, n)
-    labels = Labels(kind, tuple(f"class {c}" for c in range(classes)), values)
+    labels = kinds()[kind](tuple(f"class {c}" for c in range(classes)), values)
     ids = tuple(f"{seed}-{i:04d}" for i in range(n))
     return Source(f"pictures {seed}", ids, labels, Arrays(array.clip(0, 255).astype(np.uint8), f"pictures {seed}"))
 
 
 def relabelled(source, values):
-    return dataclasses.replace(source, labels=dataclasses.replace(source.labels, values=values))
+    return dataclasses.replace(source, target=source.target.changed(values=values))

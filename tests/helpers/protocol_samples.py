@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from sslbench.data.source import Labels
 from sslbench.features.array import Features
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
 
 
 def features(x, values, n_classes):
-    kind = "multi" if np.ndim(values) == 2 else "single"
-    dtype = np.int8 if kind == "multi" else np.int64
+    kind, dtype = (MultiLabel, np.int8) if np.ndim(values) == 2 else (Classes, np.int64)
     names = tuple(f"class{c}" for c in range(n_classes))
     x = np.asarray(x, dtype=np.float32)
     x.setflags(write=False)
-    labels = Labels(kind, names, np.asarray(values, dtype=dtype))
+    labels = kind(names, np.asarray(values, dtype=dtype))
     return Features(x, labels, tuple(f"s{i:05d}" for i in range(len(x))))

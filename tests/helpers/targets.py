@@ -1,6 +1,6 @@
 """Small samples of every kind of labels, on which the contracts run every protocol: `target_of(protocol)`.
 
-A protocol's own `label_kinds` choose among KINDS, so a new protocol on a known kind has its samples already.
+The kinds that a protocol takes choose among KINDS, so a new protocol on a known kind has its samples already.
 """
 
 import dataclasses
@@ -14,42 +14,46 @@ from PIL import Image
 from sslbench.data.boundaries import MaskBoundaries
 from sslbench.data.image_pairs import PointPair, pairs_source
 from sslbench.data.images import Arrays
-from sslbench.data.label_map import LabelMap
-from sslbench.data.labels import no_labels
 from sslbench.data.poses import poses_source
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.tracks import videos_source
 from sslbench.data.warped import homography_pairs
 from sslbench.errors import DataError
 from sslbench.features.array import Features
-from sslbench.labels import LABELS
+from sslbench.targets import kinds
+from sslbench.targets.camera_pairs import CameraPairs
+from sslbench.targets.foreground import Foreground
+from sslbench.targets.label_maps import LabelMap, LabelMaps
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.objects import Boxes
+from sslbench.targets.pixel_values import Boundaries, Depth, Normals, Orientations, Signals
+from sslbench.targets.triplets import Triplets
 
 COLOURS = np.array([[250, 10, 10], [10, 250, 10], [10, 10, 250], [250, 250, 250]])
 CITIES = np.array([[48.86, 2.35], [-33.87, 151.21], [40.71, -74.01], [-1.29, 36.82]])
 DEPTHS = np.array([1.0, 2.0, 4.0, 8.0], dtype=np.float32)[:, None]
 DIRECTIONS = np.array([[0, 0, -1], [0.6, 0, -0.8], [0, -1, 0], [0, 0.6, -0.8]], dtype=np.float32)
 
+UNSEEN = Arrays(np.zeros((1, 2, 2, 3), np.uint8), "unseen")
+"""Images of samples of which only the features count."""
+
 
 def ids_of(n, seed):
     return tuple(f"{seed}-{i:04d}" for i in range(n))
-
-
-def empty_labels(kind, names, n):
-    """Labels of samples whose targets stand elsewhere: in maps, boxes, values of pixels."""
-    return Labels(kind, names, np.zeros((n, 0), dtype=np.int8))
 
 
 def labels_of(n, seed, kind):
     """Four classes in turn, or the place of a city for each; `multi` may have the next class as well, or unknown."""
     y = np.arange(n) % 4
     if kind == "value":
-        return Labels(kind, ("lat", "lon"), CITIES[y])
+        return Numbers(("lat", "lon"), CITIES[y])
     values = y.astype(np.int64)
     if kind == "multi":
         values = np.zeros((n, 4), dtype=np.int8)
         values[np.arange(n), y] = 1
         values[np.arange(n), (y + 1) % 4] = np.random.default_rng(seed).integers(-1, 2, n)
-    return Labels(kind, tuple(f"class {c}" for c in range(4)), values)
+    return kinds()[kind](tuple(f"class {c}" for c in range(4)), values)
 
 
 def class_sample(n, seed, kind="single"):
@@ -57,7 +61,7 @@ def class_sample(n, seed, kind="single"):
     x = np.random.default_rng(seed).normal(size=(n, 6)).astype(np.float32)
     x[np.arange(n), np.arange(n) % 4] += 4
     x.setflags(write=False)
-    labels = no_labels(n) if kind == "none" else labels_of(n, seed, kind)
+    labels = Unlabelled(n) if kind == "none" else labels_of(n, seed, kind)
     return Features(x, labels, ids_of(n, seed))
 
 
@@ -75,7 +79,12 @@ def camera_pairs(n, seed):
     half = rng.uniform(-0.5, 0.5, n)
     poses = np.column_stack([np.cos(half), np.zeros(n), np.zeros(n), np.sin(half)])
     features = np.column_stack([half, rng.normal(size=(n, 5))]).astype(np.float32)
-    return Features(features, Labels("camera_pairs", ("qw", "qx", "qy", "qz"), poses), ids_of(n, seed), regions=2)
+    return Features(
+        features,
+        CameraPairs(("qw", "qx", "qy", "qz"), poses, UNSEEN, np.zeros((n, 2), np.int64)),
+        ids_of(n, seed),
+        regions=2,
+    )
 
 
 def triplets(n, seed):
@@ -83,7 +92,7 @@ def triplets(n, seed):
     rng = np.random.default_rng(seed)
     values, x = rng.integers(0, 2, n), rng.normal(size=(n, 3, 6)).astype(np.float32)
     x[np.arange(n), 1 + values] += 2 * x[:, 0]
-    return Features(x.reshape(n, -1), Labels("triplets", ("left", "right"), values), ids_of(n, seed), regions=3)
+    return Features(x.reshape(n, -1), Triplets(values, UNSEEN, np.zeros((n, 3), np.int64)), ids_of(n, seed), regions=3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +100,9 @@ class ArrayMaps:
     """Label maps (N, H, W); -1: ignored."""
 
     maps: np.ndarray
+
+    def __len__(self):
+        return len(self.maps)
 
     def read_map(self, index, *, size=None):
         if self.maps[index].min() < -1:
@@ -104,8 +116,8 @@ class ArrayMaps:
         return str(self.maps.sum())
 
 
-def labels_of_maps(n, classes):
-    return empty_labels("map", tuple(f"class {c}" for c in range(classes)), n)
+def label_maps(maps, classes):
+    return LabelMaps(tuple(f"class {c}" for c in range(classes)), ArrayMaps(maps))
 
 
 def map_sample(n, seed, classes=4, *, grid=(2, 3), side=8, noise=1.0):
@@ -116,11 +128,10 @@ def map_sample(n, seed, classes=4, *, grid=(2, 3), side=8, noise=1.0):
     maps = np.kron(cells, np.ones((1, side, side), dtype=int))
     return Features(
         x.reshape(n, -1).astype(np.float32),
-        labels_of_maps(n, classes),
+        label_maps(maps, classes),
         ids_of(n, seed),
         regions=grid[0] * grid[1],
         grid=grid,
-        maps=ArrayMaps(maps),
     )
 
 
@@ -131,7 +142,7 @@ def map_pictures(n, seed, *, grid=(2, 3), side=8):
     maps = np.kron(cells, np.ones((1, side, side), dtype=int))
     pixels = (COLOURS[maps] + rng.integers(-10, 6, (*maps.shape, 3))).astype(np.uint8)
     images = Arrays(pixels, f"pictures {seed}")
-    return Source(f"pictures {seed}", ids_of(n, seed), labels_of_maps(n, 4), images, maps=ArrayMaps(maps))
+    return Source(f"pictures {seed}", ids_of(n, seed), label_maps(maps, 4), images)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +152,9 @@ class ArrayObjects:
     boxes: np.ndarray
     masked: bool = True
     sized: bool = True
+
+    def __len__(self):
+        return len(self.boxes)
 
     def boxes_of(self, index):
         return self.boxes[index : index + 1].astype(np.float32)
@@ -163,6 +177,9 @@ class BoxMasks:
 
     boxes: np.ndarray
     side: int
+
+    def __len__(self):
+        return len(self.boxes)
 
     def read_map(self, index, *, size=None):
         return LabelMap(filled(self.boxes[index], self.side, self.side).astype(np.int32), None)
@@ -190,15 +207,14 @@ def bright_objects(n, seed, *, kind="boxes", side=32, cell=4, masked=True):
     images = rng.integers(0, 20, (n, side, side, 3)).astype(np.uint8)
     for image, box in zip(images, boxes, strict=True):
         image[filled(box, side, side)] = 230
-    names = (kind,) if kind in ("signal", "orientation") else ("object",)
-    labels = empty_labels(kind, names, n)
-    objects = ArrayObjects(boxes, masked) if kind == "boxes" else None
-    maps = BoxMasks(boxes, side) if kind == "mask" else None
-    values = MaskBoundaries(f"objects {seed}", BoxMasks(boxes, side), regions=True) if kind == "boundaries" else None
-    source = Source(
-        f"objects {seed}", ids_of(n, seed), labels, Arrays(images, f"objects {seed}"), objects=objects, maps=maps
-    )
-    return dataclasses.replace(source, pixel_values=values)
+    targets = {
+        "signal": Signals(n),
+        "orientation": Orientations(n),
+        "boxes": Boxes(("object",), ArrayObjects(boxes, masked)),
+        "mask": Foreground(BoxMasks(boxes, side)),
+        "boundaries": Boundaries(MaskBoundaries(f"objects {seed}", BoxMasks(boxes, side), regions=True)),
+    }
+    return Source(f"objects {seed}", ids_of(n, seed), targets[kind], Arrays(images, f"objects {seed}"))
 
 
 def write_manifest(folder, boxes, *, size=(40, 30), crowd=()):
@@ -242,7 +258,7 @@ def warped_pairs(n=2, seed=0, side=32):
     """Textures under five homographies each."""
     rng = np.random.default_rng(seed)
     array = np.stack([texture(rng, side) for _ in range(n)])
-    return homography_pairs(Source("t", tuple(f"t{i}" for i in range(n)), no_labels(n), Arrays(array, "t")), "warped")
+    return homography_pairs(Source("t", tuple(f"t{i}" for i in range(n)), Unlabelled(n), Arrays(array, "t")), "warped")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,6 +333,9 @@ class ArrayValues:
 
     values: np.ndarray
 
+    def __len__(self):
+        return len(self.values)
+
     def path(self, index):
         return f"values[{index}]"
 
@@ -336,9 +355,9 @@ class ArrayValues:
 def value_pictures(kind, n, seed, *, unknown=0.0):
     """Pictures whose colours say the depth or the normal of every pixel, a share of them unknown."""
     pictures = map_pictures(n, seed)
-    values = {"depth": DEPTHS, "normals": DIRECTIONS}[kind][pictures.maps.maps].copy()
+    values = {"depth": DEPTHS, "normals": DIRECTIONS}[kind][pictures.target.maps.maps].copy()
     values[np.random.default_rng(seed).random(values.shape[:3]) < unknown] = np.nan
-    return dataclasses.replace(pictures, labels=empty_labels(kind, (), n), maps=None, pixel_values=ArrayValues(values))
+    return dataclasses.replace(pictures, target={"depth": Depth, "normals": Normals}[kind](ArrayValues(values)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -431,7 +450,7 @@ KINDS = {
 
 def kinds_of(protocol):
     """Return the kinds of labels of a protocol, one class per sample first."""
-    return [kind for kind in LABELS if kind in protocol.kind.label_kinds]
+    return [kind.name for kind in protocol.kind.takes]
 
 
 def target_of(protocol, kind=None):
@@ -444,8 +463,4 @@ def target_of(protocol, kind=None):
 def with_other_targets(part):
     """Return the same samples, each with the targets of another."""
     order = np.random.default_rng(0).permutation(len(part.ids))
-    values = {"labels": dataclasses.replace(part.labels, values=part.labels.values[order])}
-    for field in ("maps", "pixel_values"):
-        if getattr(part, field, None) is not None:
-            values[field] = getattr(part, field).select(order)
-    return dataclasses.replace(part, **values)
+    return dataclasses.replace(part, target=part.target.select(order))

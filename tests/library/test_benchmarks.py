@@ -13,7 +13,6 @@ from sslbench import paths
 from sslbench.config import build
 from sslbench.data.formats import sklearn, torchvision
 from sslbench.errors import UsageError
-from sslbench.labels import LABELS
 from sslbench.leaderboard.model import Published
 from sslbench.leaderboard.published import read_file
 from sslbench.library.benchmarks import data_of, load_benchmark, load_suite, source_text
@@ -21,6 +20,8 @@ from sslbench.library.presets import load_preset
 from sslbench.metrics.summary import summarise
 from sslbench.names import list_names
 from sslbench.protocols import find
+from sslbench.targets import kinds
+from sslbench.targets.classes import Classes
 
 FILES = {
     "correspondence": 4,
@@ -130,7 +131,7 @@ def test_a_leading_metric_is_one_that_single_labels_have():
     assert found.pop("robustness") == {"", "top1(imagenet-real)", "top1(objectnet)"}
     assert found.pop("no training") == {"", "pck_per_image@0.05"}
     wanted = set().union(*found.values()) - {""}
-    metrics, _, _ = summarise("single", ("a", "b"), np.array([0, 1]), np.eye(2), seed=0, resamples=10)
+    metrics, _, _ = summarise(Classes, ("a", "b"), np.array([0, 1]), np.eye(2), seed=0, resamples=10)
     assert wanted == {"balanced_accuracy", "top1"} <= set(metrics)
     assert shipped()["linear/pets"].metric == "balanced_accuracy" and shipped()["linear/cars"].metric == ""
 
@@ -227,7 +228,7 @@ def test_published_rows_belong_to_benchmarks_and_have_sources():
     every = [row for found in rows.values() for row in found]
     for row in every:
         assert row.benchmark in shipped() and 0 < row.value < 100
-        assert LABELS[kind_of(row.benchmark)].metric == row.metric or row.metric.startswith("saliency_")
+        assert kinds()[kind_of(row.benchmark)].metric == row.metric or row.metric.startswith("saliency_")
         assert row.weights and row.backbone and row.protocol and " at " in row.source and row.where
     keys = [(r.benchmark, r.weights, r.backbone, r.metric, r.source) for r in every]
     assert len(set(keys)) == len(keys)

@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from detection_coverage import drawn as detections_of_images
 
-from sslbench.data.queries import Answers, Queries
-from sslbench.data.source import Labels
 from sslbench.features.array import Features
 from sslbench.metrics import clustering, robustness, spectrum
 from sslbench.metrics.dense import boundary, contours, correspondence, depth, matching, normals, panoptic
@@ -27,6 +25,9 @@ from sslbench.metrics.sample_means import means
 from sslbench.metrics.summary import summarise, summarise_places, with_intervals
 from sslbench.protocols import geometry as geometry_protocol
 from sslbench.protocols import retrieval
+from sslbench.targets import kinds
+from sslbench.targets.classes import Classes
+from sslbench.targets.queries import Answers, Queries
 
 Random = np.random.Generator
 REPEATS, RESAMPLES = 200, 200
@@ -43,7 +44,7 @@ def sum_up(kind, values, scores, *, groups=None, probabilities=None, resamples=R
         names = [str(c) for c in range(scores.shape[1] // 3)]
     scores = scores.astype(np.float32)
     return summarise(
-        kind, names, values, scores, seed=0, resamples=resamples, groups=groups, probabilities=probabilities
+        kinds()[kind], names, values, scores, seed=0, resamples=resamples, groups=groups, probabilities=probabilities
     )[0]
 
 
@@ -219,7 +220,7 @@ def landmarks(rng: Random, n: int, resamples: int) -> Values:
     test = labelled(rng, n, 10)
     ids = np.array(test.ids).reshape(n, 10)
     answers = {query: Answers(tuple(row[5:]), ()) for row in ids.tolist() for query in row[:5]}
-    test = dataclasses.replace(test, queries=Queries({"": answers}, frozenset(answers)))
+    test = dataclasses.replace(test, target=test.target.changed(queries=Queries({"": answers}, frozenset(answers))))
     return retrieval.run(test, test, retrieval.Settings(), seed=0).metrics
 
 
@@ -274,9 +275,7 @@ def labelled(rng: Random, n: int, each: int = 5) -> Features:
     """Images of n labels, some of which are spread more widely than others."""
     y = np.repeat(np.arange(n), each)
     x = rng.normal(size=(n, 8))[y] + np.exp(rng.normal(-0.6, 0.6, n))[y, None] * rng.normal(size=(len(y), 8))
-    return Features(
-        x.astype(np.float32), Labels("single", tuple(map(str, range(n))), y), tuple(map(str, range(len(y))))
-    )
+    return Features(x.astype(np.float32), Classes(tuple(map(str, range(n))), y), tuple(map(str, range(len(y)))))
 
 
 def rankings(rng: Random, n: int, resamples: int) -> Values:
@@ -312,7 +311,7 @@ def geometry(rng: Random, n: int, resamples: int) -> Values:
     y, scale = rng.integers(0, 6, n), np.arange(1, 33) ** -0.5
     x = scale * rng.normal(size=(n, 32)) * np.exp(0.3 * rng.normal(size=(n, 1)))
     x[:, :6] += 0.5 * np.eye(6)[y]
-    labels = Labels("single", CLASSES, y)
+    labels = Classes(CLASSES, y)
     part = Features(x.astype(np.float32), labels, tuple(map(str, range(n))))
     return geometry_protocol.run(part, part, geometry_protocol.Settings(samples=n), seed=0).metrics
 

@@ -17,6 +17,9 @@ import numpy.typing as npt
 from sslbench.arrays import IntArray
 from sslbench.metrics.differences import Predictions, difference
 from sslbench.metrics.summary import summarise
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.target import Target
 
 CLASSES, ACCURACY, COPIES = 5, 0.8, 20
 RESAMPLES = 200
@@ -26,7 +29,7 @@ VERY_MANY = 1_000_000
 class Sampled(NamedTuple):
     """A test set: labels, scores of two models, groups or None."""
 
-    kind: str
+    kind: type[Target]
     labels: npt.NDArray[np.integer]
     scores: tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]
     groups: IntArray | None
@@ -44,7 +47,7 @@ def iid(rng: np.random.Generator, n: int) -> Sampled:
     """Single samples of five equally frequent classes."""
     classes = rng.integers(0, CLASSES, n)
     return Sampled(
-        "single", classes, (separated(rng, classes, CLASSES, 2.0), separated(rng, classes, CLASSES, 2.0)), None
+        Classes, classes, (separated(rng, classes, CLASSES, 2.0), separated(rng, classes, CLASSES, 2.0)), None
     )
 
 
@@ -52,7 +55,7 @@ def rare(rng: np.random.Generator, n: int) -> Sampled:
     """The same, but four of the classes are rare: 2 % each."""
     classes = rng.choice(CLASSES, n, p=[0.92, 0.02, 0.02, 0.02, 0.02])
     return Sampled(
-        "single", classes, (separated(rng, classes, CLASSES, 2.0), separated(rng, classes, CLASSES, 2.0)), None
+        Classes, classes, (separated(rng, classes, CLASSES, 2.0), separated(rng, classes, CLASSES, 2.0)), None
     )
 
 
@@ -61,21 +64,21 @@ def grouped(rng: np.random.Generator, n: int) -> Sampled:
     base = iid(rng, max(2, n // COPIES))
     rows = np.repeat(np.arange(len(base.labels)), COPIES)
     near = tuple(scores[rows] + 0.02 * rng.normal(size=(len(rows), CLASSES)) for scores in base.scores)
-    return Sampled("single", base.labels[rows], (near[0], near[1]), rows)
+    return Sampled(Classes, base.labels[rows], (near[0], near[1]), rows)
 
 
 def multi(rng: np.random.Generator, n: int) -> Sampled:
     """Twenty labels, each of which 10 % of the samples have."""
     labels = (rng.random((n, 20)) < 0.1).astype(np.int8)
     scores = tuple(rng.normal(size=labels.shape) + 2.0 * labels for _ in range(2))
-    return Sampled("multi", labels, (scores[0], scores[1]), None)
+    return Sampled(MultiLabel, labels, (scores[0], scores[1]), None)
 
 
 def one_label(rng: np.random.Generator, n: int) -> Sampled:
     """One label that 10 % of the samples have."""
     labels = (rng.random((n, 1)) < 0.1).astype(np.int8)
     scores = tuple(rng.normal(size=labels.shape) + 2.0 * labels for _ in range(2))
-    return Sampled("multi", labels, (scores[0], scores[1]), None)
+    return Sampled(MultiLabel, labels, (scores[0], scores[1]), None)
 
 
 SINGLE = ("top1", "balanced_accuracy", "macro_f1", "mAP", "macro_auroc")
@@ -106,7 +109,7 @@ def measured(draw: Draw, metrics: tuple[str, ...], n: int, repeats: int) -> dict
     held: dict[str, list[bool]] = {name: [] for name in (*metrics, "difference")}
     for repeat in range(repeats):
         sampled = draw(rng, n)
-        if sampled.kind == "multi" and not (sampled.labels > 0).any():
+        if sampled.kind is MultiLabel and not (sampled.labels > 0).any():
             continue  # without positives nothing is reported
         names = [str(c) for c in range(sampled.scores[0].shape[1])]
         given = {"seed": repeat, "resamples": RESAMPLES, "groups": sampled.groups}

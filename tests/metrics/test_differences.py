@@ -12,6 +12,7 @@ from sslbench.metrics.classification import places
 from sslbench.metrics.differences import Predictions, difference, holm, paired_difference, shrunk, sign_flip
 from sslbench.metrics.intervals import Units, half_samples
 from sslbench.metrics.summary import summarise
+from sslbench.targets.classes import Classes
 
 
 def null_pairs(generator, n, accuracy, agreement):
@@ -62,7 +63,7 @@ def test_three_samples_that_all_differ_are_tied_by_every_metric(metric):
     labels = np.array([0, 1, 2])
     right, wrong = np.eye(3), np.roll(np.eye(3), 1, axis=1)
     given = [Predictions.of(0, each, probabilities="scores") for each in (right, wrong)]
-    found = difference(metric, "single", labels, *given, resamples=100)
+    found = difference(metric, Classes, labels, *given, resamples=100)
     assert found.low <= 0 <= found.high
     assert found.difference == pytest.approx(found.value_a - found.value_b) and found.difference != 0
 
@@ -97,7 +98,7 @@ def test_other_metrics_are_resampled_for_both_at_once():
     classes = generator.integers(0, 4, 120)
     scores = [generator.normal(size=(120, 4)) + strength * np.eye(4)[classes] for strength in (2.0, 1.0)]
     given = [Predictions.of(0, each) for each in scores]
-    found = difference("macro_f1", "single", classes, *given, seed=5, resamples=100)
+    found = difference("macro_f1", Classes, classes, *given, seed=5, resamples=100)
     slow = []
     for weights in np.concatenate(list(half_samples(Units.of(120, None), 100, 5))):
         rows = np.flatnonzero(weights)
@@ -108,7 +109,7 @@ def test_other_metrics_are_resampled_for_both_at_once():
     assert (found.difference, found.low, found.high) == pytest.approx(
         shrunk(values[0] - values[1], float(np.std(slow)), size)
     )
-    same = difference("macro_f1", "single", classes, given[0], given[0], resamples=50)
+    same = difference("macro_f1", Classes, classes, given[0], given[0], resamples=50)
     assert (same.difference, same.low, same.high) == (0, 0, 0)
 
 
@@ -150,9 +151,9 @@ def test_two_exchangeable_backbones_are_different_in_about_five_percent_over_dra
             right = hard + generator.normal(size=(draws, n)) + 0.5 * generator.normal(size=(draws, 1)) > -0.7
             scores = [np.eye(4)[np.where(each, labels, (labels + 1) % 4)] for each in right]
             given.append(Predictions.of(0, scores[0], scores))
-        found = difference(metric, "single", labels, *given, seed=repeat, resamples=100)
+        found = difference(metric, Classes, labels, *given, seed=repeat, resamples=100)
         apart += not found.low <= 0 <= found.high
-        first = difference("top1", "single", labels, *[Predictions.of(0, each.scores[0]) for each in given])
+        first = difference("top1", Classes, labels, *[Predictions.of(0, each.scores[0]) for each in given])
         by_first += not first.low <= 0 <= first.high
     assert apart / repeats < 0.083
     assert by_first / repeats > 0.3
@@ -164,7 +165,7 @@ def test_a_real_difference_is_found_over_draws():
     for chance in (0.8, 0.6):
         right = generator.random((5, 500)) < chance + 0.02 * generator.normal(size=(5, 1))
         given.append(Predictions.of(0, np.zeros((500, 4)), places=np.where(right, 0, 1)))
-    found = difference("top1", "single", labels, *given)
+    found = difference("top1", Classes, labels, *given)
     assert found.low > 0.1 and found.p is None
     assert found.value_a == pytest.approx(0.8, abs=0.04)
 
@@ -175,9 +176,9 @@ def test_places_say_what_scores_say():
     whole = [Predictions.of(0, each[0], each) for each in scores]
     short = [Predictions.of(0, e[0], places=np.stack([places(labels, one) for one in e])) for e in scores]
     for metric in ("top1", "top5"):
-        assert difference(metric, "single", labels, *whole) == difference(metric, "single", labels, *short)
+        assert difference(metric, Classes, labels, *whole) == difference(metric, Classes, labels, *short)
     with pytest.raises(KeyError):
-        difference("macro_f1", "single", labels, *short)
+        difference("macro_f1", Classes, labels, *short)
 
 
 def test_seeds_that_only_one_model_has_widen_the_interval():
@@ -192,10 +193,10 @@ def test_seeds_that_only_one_model_has_widen_the_interval():
 
     one = model([0.75], [0])
     many = model([0.70, 0.80, 0.90], [0, 1, 2])
-    found = difference("top1", "single", labels, many, one)
+    found = difference("top1", Classes, labels, many, one)
     assert found.value_a == pytest.approx(0.8) and found.value_b == pytest.approx(0.75)
     assert found.low < -0.3 < 0.3 < found.high
-    alike = difference("top1", "single", labels, many, model([0.60, 0.70, 0.80], [0, 1, 2]))
+    alike = difference("top1", Classes, labels, many, model([0.60, 0.70, 0.80], [0, 1, 2]))
     assert alike.low > 0, "seed by seed the one is always the better by as much"
 
 
@@ -204,7 +205,7 @@ def test_every_interval_holds_its_value_even_with_a_thousand_classes():
     classes = np.arange(3000) % 1000
     scores = (generator.normal(size=(3000, 1000)) + 3 * np.eye(1000)[classes]).astype(np.float32)
     names = [str(c) for c in range(1000)]
-    metrics, _, _ = summarise("single", names, classes, scores, seed=0, resamples=30, probabilities="softmax")
+    metrics, _, _ = summarise(Classes, names, classes, scores, seed=0, resamples=30, probabilities="softmax")
     assert set(metrics) == {
         *("top1", "top5", "balanced_accuracy", "macro_f1", "macro_auroc", "mAP", "mAP_11pt", "mAP_noninterpolated"),
         *("ece", "ece_adaptive", "nll", "brier"),
@@ -213,5 +214,5 @@ def test_every_interval_holds_its_value_even_with_a_thousand_classes():
 
 
 def test_without_probabilities_there_is_no_calibration():
-    metrics, _, _ = summarise("single", "ab", np.array([0, 1, 1]), np.eye(2)[[0, 1, 0]], seed=0, resamples=10)
+    metrics, _, _ = summarise(Classes, "ab", np.array([0, 1, 1]), np.eye(2)[[0, 1, 0]], seed=0, resamples=10)
     assert not {"ece", "nll", "brier"} & set(metrics)

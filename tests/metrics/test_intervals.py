@@ -18,6 +18,9 @@ from sslbench.metrics.intervals import (
     standard_errors,
 )
 from sslbench.metrics.summary import summarise
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.numbers import Numbers
 
 
 def test_95_percent_intervals_cover_the_truth_95_percent_of_the_time():
@@ -70,7 +73,7 @@ def test_summary_of_single_labels_is_what_a_slow_bootstrap_gives():
     truth = generator.integers(0, 6, 150)
     scores = generator.normal(size=(150, 6))
     scores[np.arange(150), truth] += 1
-    metrics, headline, recall = summarise("single", "abcdef", truth, scores, seed=7, resamples=200)
+    metrics, headline, recall = summarise(Classes, "abcdef", truth, scores, seed=7, resamples=200)
     predicted, slow = scores.argmax(1), []
     for weights in np.concatenate(list(half_samples(Units.of(150, None), 200, seed=7))):
         rows = np.flatnonzero(weights)
@@ -84,7 +87,7 @@ def test_summary_of_single_labels_is_what_a_slow_bootstrap_gives():
 
 
 def test_summary_without_five_classes_has_no_top5():
-    metrics, _, _ = summarise("single", "ab", np.array([0, 1, 1]), np.eye(2)[[0, 1, 0]], seed=0)
+    metrics, _, _ = summarise(Classes, "ab", np.array([0, 1, 1]), np.eye(2)[[0, 1, 0]], seed=0)
     assert np.isnan(metrics["top5"]).all() and metrics["top1"][0] == pytest.approx(2 / 3)
 
 
@@ -96,7 +99,7 @@ def test_summary_of_many_labels_is_fast_and_has_the_mean_average_precision():
     scores = generator.normal(size=labels.shape) + labels
     scores[:, 4] = np.nan
     start = time.process_time()
-    metrics, headline, per_class = summarise("multi", [f"c{i}" for i in range(20)], labels, scores, seed=0)
+    metrics, headline, per_class = summarise(MultiLabel, [f"c{i}" for i in range(20)], labels, scores, seed=0)
     assert time.process_time() - start < 30
     assert headline == "mAP" and metrics["mAP"][0] == pytest.approx(ranking.mean_average_precision(labels, scores))
     assert np.isnan(per_class["c3"]) and np.isnan(per_class["c4"])
@@ -142,14 +145,14 @@ def test_bias_that_falls_with_the_number_of_samples_is_found():
 @pytest.mark.parametrize("n", [1, 2, 3, 10])
 def test_wilson_where_all_are_right_and_where_none_is(n):
     values, classes = np.eye(2)[np.zeros(n, int)], np.zeros(n, int)
-    right = summarise("single", "ab", classes, values, seed=0, resamples=20)[0]["top1"]
+    right = summarise(Classes, "ab", classes, values, seed=0, resamples=20)[0]["top1"]
     assert right == pytest.approx((1.0, n / (n + 1.959964**2), 1.0))
-    wrong = summarise("single", "ab", classes + 1, values, seed=0, resamples=20)[0]["top1"]
+    wrong = summarise(Classes, "ab", classes + 1, values, seed=0, resamples=20)[0]["top1"]
     assert wrong == pytest.approx((0.0, 0.0, 1.959964**2 / (n + 1.959964**2)))
 
 
 def test_a_single_sample_has_no_interval_where_nothing_is_known():
-    found = summarise("value", ("x",), np.array([[1.0]]), np.array([[2.0]]), seed=0, resamples=20)[0]
+    found = summarise(Numbers, ("x",), np.array([[1.0]]), np.array([[2.0]]), seed=0, resamples=20)[0]
     assert found["mae"][0] == 1 and np.isnan(found["mae"][1:]).all()
 
 
@@ -163,7 +166,7 @@ def test_intervals_of_average_precision_cover_the_truth_at_few_positives(positiv
     for repeat in range(150):
         labels = (generator.random((n, 1)) < 0.1).astype(np.int8)
         scores = generator.normal(size=labels.shape) + 2.5 * labels
-        low, high = summarise("multi", "a", labels, scores, seed=repeat, resamples=100)[0]["mAP"][1:]
+        low, high = summarise(MultiLabel, "a", labels, scores, seed=repeat, resamples=100)[0]["mAP"][1:]
         covered += low <= truth <= high or not labels.any()
     assert covered / 150 > 0.89
 
@@ -179,7 +182,7 @@ def test_twenty_near_duplicates_per_group_do_not_narrow_an_interval():
         truth = 0.7 * 0.99 + 0.3 * 0.01
         for grouped in (True, False):
             given = groups if grouped else None
-            low, high = summarise("single", "ab", classes, scores, seed=repeat, resamples=10, groups=given)[0]["top1"][
+            low, high = summarise(Classes, "ab", classes, scores, seed=repeat, resamples=10, groups=given)[0]["top1"][
                 1:
             ]
             covered += grouped and low <= truth <= high
@@ -194,7 +197,7 @@ def test_rare_classes_do_not_narrow_the_interval_of_balanced_accuracy():
     for repeat in range(100):
         right = generator.random(len(classes)) < 0.7
         scores = np.eye(20)[np.where(right, classes, (classes + 1) % 20)]
-        found = summarise("single", [str(c) for c in range(20)], classes, scores, seed=repeat, resamples=60)[0]
+        found = summarise(Classes, [str(c) for c in range(20)], classes, scores, seed=repeat, resamples=60)[0]
         low, high = found["balanced_accuracy"][1:]
         covered += low <= 0.7 <= high
     assert covered / 100 > 0.9

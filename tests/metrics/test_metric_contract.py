@@ -15,7 +15,6 @@ import pytest
 from scipy import stats
 
 import sslbench.metrics
-from sslbench.labels import LABELS
 from sslbench.metrics import catalog, comparisons, retrieval, robustness, spectrum
 from sslbench.metrics.catalog import METRICS, find
 from sslbench.metrics.clustering import agreement_with_intervals, silhouette
@@ -42,6 +41,7 @@ from sslbench.metrics.metric import ClassFrequencies
 from sslbench.metrics.retrieval import GroundTruth, ranks_of_positives
 from sslbench.metrics.sample_means import means
 from sslbench.metrics.summary import summarise, summarise_places
+from sslbench.targets import kinds
 
 N, CLASSES, DRAWS, FALSE_ALARM = 240, 6, 60, 1e-6
 NAMES = tuple("abcdef")
@@ -69,7 +69,8 @@ def of_scores(kind, quality, seed):
     if kind == "value" and quality == 0:
         scores = noise
     how = "softmax" if kind == "single" else None
-    found, _, _ = summarise(kind, NAMES[: perfect.shape[1]], labels, scores, seed=0, resamples=2, probabilities=how)
+    names = NAMES[: perfect.shape[1]]
+    found, _, _ = summarise(kinds()[kind], names, labels, scores, seed=0, resamples=2, probabilities=how)
     return {name: value for name, (value, _, _) in found.items()}
 
 
@@ -438,7 +439,7 @@ def test_names_are_the_keys_and_unique():
 
 
 def test_the_leading_metric_of_each_kind_of_labels_is_one_of_that_kind():
-    assert all(kind in METRICS[facts.metric].labels for kind, facts in LABELS.items() if facts.metric)
+    assert all(name in METRICS[kind.metric].labels for name, kind in kinds().items() if kind.metric)
 
 
 @pytest.mark.parametrize("kind", INPUTS)

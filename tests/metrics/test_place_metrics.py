@@ -19,6 +19,7 @@ from sslbench.metrics.geolocation import (
 )
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import one_measure, summarise_places
+from sslbench.targets.numbers import Numbers
 
 
 def anywhere(n, seed):
@@ -94,19 +95,19 @@ def test_two_models_are_compared_in_kilometres_image_by_image():
     near[:20] = far[:20]
     answers = [Predictions.of(0, places) for places in (near, far)]
     expected = [great_circle_distances(true, places).mean() for places in (near, far)]
-    found = difference("mean_error_km", "value", true, *answers)
+    found = difference("mean_error_km", Numbers, true, *answers)
     assert [found.value_a, found.value_b] == pytest.approx(expected) and found.high < 0
-    found = difference("accuracy@200km", "value", true, *answers)
+    found = difference("accuracy@200km", Numbers, true, *answers)
     assert found.difference == pytest.approx(40 / 60) and found.low > 0
-    same = difference("median_error_km", "value", true, answers[0], answers[0])
+    same = difference("median_error_km", Numbers, true, answers[0], answers[0])
     assert (same.difference, same.low, same.high) == (0, 0, 0)
 
 
 def test_other_numbers_have_no_metrics_of_places():
     values = np.zeros((4, 3))
     with pytest.raises(KeyError):
-        one_measure("accuracy@200km", "value", values, values, Units.of(4, None))
-    places = one_measure("accuracy@200km", "value", values[:, :2], values[:, :2], Units.of(4, None))
+        one_measure("accuracy@200km", Numbers, values, values, Units.of(4, None))
+    places = one_measure("accuracy@200km", Numbers, values[:, :2], values[:, :2], Units.of(4, None))
     assert places.names == tuple(metric.name for metric in ACCURACY)
 
 

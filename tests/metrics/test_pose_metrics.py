@@ -8,6 +8,7 @@ import pytest
 from sslbench.metrics.dense import poses
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import summarise
+from sslbench.targets.videos import Poses
 
 
 def slow_pck(clips, alpha):
@@ -58,7 +59,7 @@ def test_a_frame_without_joints_counts_for_nothing():
 def test_a_joint_that_is_never_given_is_left_out_of_the_mean_and_named():
     rows = np.stack([poses.joint_counts(*clip) for clip in clips(1)]).reshape(3, -1)
     names = ("neck", "belly", "face", "hip", "knee", "wrist")
-    metrics, headline, each = summarise("poses", names, np.zeros((3, 0), np.int8), rows, seed=0)
+    metrics, headline, each = summarise(Poses, names, np.zeros((3, 0), np.int8), rows, seed=0)
     assert headline == "pose_pck@0.1" and math.isnan(each["wrist"])
     assert metrics[headline][0] == pytest.approx(np.mean([each[name] for name in names[:-1]]))
     low, high = metrics[headline][1:]

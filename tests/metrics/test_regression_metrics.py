@@ -8,7 +8,8 @@ from scipy.stats import spearmanr
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
 from sslbench.metrics import regression
-from sslbench.metrics.summary import headline, summarise
+from sslbench.metrics.summary import summarise
+from sslbench.targets.numbers import Numbers
 
 
 def numbers(n, columns, seed, digits, offset=0.0):
@@ -48,11 +49,11 @@ def test_equal_to_scikit_learn_and_scipy_with_and_without_repeated_samples(n, co
 
 def test_the_summary_leads_with_r2_and_its_intervals_hold_the_values():
     values, predicted = numbers(200, 2, 0, 3)
-    found, name, each = summarise("value", ("height", "width"), values, predicted, seed=0)
+    found, name, each = summarise(Numbers, ("height", "width"), values, predicted, seed=0)
     assert name == "r2" and set(found) == {"r2", "mae", "rmse", "spearman"}
     assert all(low < value < high for value, low, high in found.values())
-    assert found["r2"][0] == headline("value", values, predicted) == pytest.approx(np.mean(list(each.values())))
-    worse, _, _ = summarise("value", ("height", "width"), values, -10 * predicted, seed=0)
+    assert found["r2"][0] == Numbers.headline(values, predicted) == pytest.approx(np.mean(list(each.values())))
+    worse, _, _ = summarise(Numbers, ("height", "width"), values, -10 * predicted, seed=0)
     assert worse["r2"][2] < 0 and worse["spearman"][0] < -0.8, "no metric is cut off at 0"
 
 

@@ -27,7 +27,7 @@ def test_separated_classes_are_found(blobs):
         "accuracy": 1.0,
     }
     assert outcome.train == pytest.approx(1) and set(outcome.per_class.values()) == {1.0}
-    assert (outcome.scores.argmax(axis=1) == test.labels.values).all()
+    assert (outcome.scores.argmax(axis=1) == test.target.values).all()
 
 
 def test_the_best_start_is_as_good_as_scikit_learns(blobs):
@@ -46,8 +46,8 @@ def test_the_start_with_the_lowest_sum_of_squares_is_reported_and_the_spread_bes
     outcome = clustering.run(train, test, settings, seed=5)
     runs = clustering._cluster(train.x, test.x, [(4, 20 + i) for i in range(4)], np.arange(200), settings)
     best = min(runs, key=lambda run: run.objective)
-    assert outcome.metrics["nmi"][0] == pytest.approx(normalized_mutual_info_score(test.labels.values, best.test))
-    found = [adjusted_rand_score(test.labels.values, run.test) for run in runs]
+    assert outcome.metrics["nmi"][0] == pytest.approx(normalized_mutual_info_score(test.target.values, best.test))
+    found = [adjusted_rand_score(test.target.values, run.test) for run in runs]
     assert outcome.metrics["ari"][0] == pytest.approx(found[runs.index(best)])
     assert outcome.variants["mean of 4 starts"]["ari"] == pytest.approx(np.mean(found))
     assert outcome.variants["std of 4 starts"]["ari"] == pytest.approx(np.std(found))
@@ -79,8 +79,8 @@ def test_test_labels_choose_nothing_unless_asked(blobs):
     published = clustering.run(train, test, dataclasses.replace(FEW, match="test"), seed=0)
     assert published.metrics["accuracy"][0] > honest.metrics["accuracy"][0]
     assert published.selected == {"on": "test", "matching": "of clusters with classes"} and not honest.selected
-    shuffled = np.random.default_rng(0).permutation(test.labels.values)
-    other = dataclasses.replace(test, labels=dataclasses.replace(test.labels, values=shuffled))
+    shuffled = np.random.default_rng(0).permutation(test.target.values)
+    other = dataclasses.replace(test, target=test.target.changed(values=shuffled))
     again = clustering.run(train, other, FEW, seed=0)
     np.testing.assert_array_equal(again.scores, honest.scores)
 
@@ -109,8 +109,8 @@ def test_several_k_lead_with_the_first(blobs):
 
 def test_shuffled_labels_have_an_ari_near_zero(blobs):
     train, test = blobs(400, 400)
-    shuffled = np.random.default_rng(5).permutation(test.labels.values)
-    other = dataclasses.replace(test, labels=dataclasses.replace(test.labels, values=shuffled))
+    shuffled = np.random.default_rng(5).permutation(test.target.values)
+    other = dataclasses.replace(test, target=test.target.changed(values=shuffled))
     value, low, high = clustering.run(train, other, FEW, seed=0).metrics["ari"]
     assert abs(value) < 0.02 and low <= 0 <= high
 
@@ -139,4 +139,4 @@ def test_impossible_settings_are_refused(blobs, bad, says):
 def test_several_labels_per_sample_are_refused(blobs):
     train, _ = blobs(multi=True)
     with pytest.raises(DataError, match="several labels"):
-        clustering.check(Settings(), train.labels)
+        clustering.check(Settings(), train.target)

@@ -10,7 +10,6 @@ from torch import nn
 
 from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
-from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
 from sslbench.metrics.dense.correspondence import ALPHAS, PIXELS, dyadic_errors
@@ -18,6 +17,7 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols.correspondence import PROTOCOL, check
 from sslbench.protocols.correspondence.settings import Settings
 from sslbench.runtime.seeds import seeded
+from sslbench.targets.none import Unlabelled
 
 PLAIN = Preprocessing(resize=None, crop=None, mean=(0.5,) * 3, std=(0.25,) * 3, origin="test")
 CELL = 4
@@ -66,8 +66,8 @@ def slow_match(source, target, point):
 def test_keypoints_are_found_as_by_loops():
     test = shifted_pairs(4, shift=(7, 5), points=9)
     outcome = correspond(test)
-    images = test.tuples.images
-    for number, pair in enumerate(test.tuples.pairs):
+    images = test.target.images
+    for number, pair in enumerate(test.target.pairs):
         source, target = (features(images.read(row)) for row in (pair.source, pair.target))
         found = [slow_match(source, target, point) for point in pair.source_points]
         distance = np.hypot(*(np.array(found) - pair.target_points).T)
@@ -79,7 +79,7 @@ def test_whole_cells_are_found_and_the_three_averages_are_those_of_the_counts():
     test = shifted_pairs(5, shift=(8, 4), points=6, centred=True)
     outcome = correspond(test)
     shares = outcome.scores[:, 2] / outcome.scores[:, -1]
-    classes = test.labels.values
+    classes = test.target.values
     assert outcome.metrics["pck_per_image@0.1"][0] == pytest.approx(shares.mean())
     assert outcome.metrics["pck_per_class@0.1"][0] == pytest.approx(
         np.mean([shares[classes == c].mean() for c in (0, 1)])
@@ -96,10 +96,9 @@ def test_whole_cells_are_found_and_the_three_averages_are_those_of_the_counts():
 @pytest.mark.parametrize("changes", [{"max_memory": 0.0}, {"max_memory": 1e-4}])
 def test_images_that_do_not_fit_into_memory_come_twice_with_the_same_result(changes):
     test = shifted_pairs(4)
-    pairs = test.tuples.pairs
+    pairs = test.target.pairs
     crossed = tuple(dataclasses.replace(p, source=q.target, target=q.source) for p, q in zip(pairs, pairs, strict=True))
-    both = dataclasses.replace(test.tuples, pairs=crossed)
-    test = dataclasses.replace(test, tuples=both)
+    test = dataclasses.replace(test, target=test.target.changed(pairs=crossed))
     assert np.array_equal(correspond(test).scores, correspond(test, **changes).scores)
 
 
@@ -120,8 +119,8 @@ def test_soft_matches_are_between_cells():
 def test_homographies_are_found_as_by_loops():
     test = warped_pairs()
     outcome = correspond(test)
-    images = test.tuples.images
-    for number, pair in enumerate(test.tuples.pairs):
+    images = test.target.images
+    for number, pair in enumerate(test.target.pairs):
         source, target = (features(images.read(row)) for row in (pair.source, pair.target))
         errors = []
         for row in range(8):
@@ -164,7 +163,7 @@ def test_errors_of_pairs_that_share_images_are_those_of_all_pairs_of_pairs():
 
 
 def test_settings_without_effect_and_other_data_are_refused():
-    points, plane = shifted_pairs().labels, warped_pairs().labels
+    points, plane = shifted_pairs().target, warped_pairs().target
     for labels, changes, message in (
         (points, {"radius": 3}, "radius has no effect with matcher=nearest"),
         (points, {"ratio": 0.9}, "ratio has no effect on keypoints"),
@@ -174,7 +173,7 @@ def test_settings_without_effect_and_other_data_are_refused():
     ):
         with pytest.raises(UsageError, match=message):
             check(dataclasses.replace(Settings(), **changes), labels)
-    for labels in (moving_squares().labels, Labels("none", (), np.zeros((2, 0), np.int8))):
+    for labels in (moving_squares().target, Unlabelled(2)):
         with pytest.raises(DataError, match="correspondence needs pairs of images"):
             check(Settings(), labels)
 

@@ -18,19 +18,19 @@ ENGINE = ExtractSettings(torch.device("cpu"), workers=0)
 def test_sums_are_those_of_all_images(monkeypatch):
     monkeypatch.setattr(surveyed, "_CHUNK", 3)
     pictures = map_pictures(8, 0)
-    one = Segmentation(Settings(), pictures.labels.classes)
+    one = Segmentation(Settings(), pictures.target.classes)
     found = survey(pictures, one.read, one.cells, ENGINE)
     cells = [one.cells(one.read(pictures, i, (16, 24)), GRID) for i in range(8)]
     np.testing.assert_array_equal(found.sums, sum(sums for sums, _ in cells))
     np.testing.assert_array_equal(found.numbers, sum(numbers for _, numbers in cells))
-    shares = np.bincount(pictures.maps.maps.ravel(), minlength=4) / pictures.maps.maps.size
+    shares = np.bincount(pictures.target.maps.maps.ravel(), minlength=4) / pictures.target.maps.maps.size
     assert found.constant.ravel() == pytest.approx(shares)
 
 
 def test_memory_does_not_grow_with_the_number_of_images(monkeypatch):
     monkeypatch.setattr(surveyed, "_CHUNK", 1)
     pictures = map_pictures(60, 0)
-    one = Segmentation(Settings(), pictures.labels.classes)
+    one = Segmentation(Settings(), pictures.target.classes)
     of_chunk = 8 * 4 * GRID[0] * GRID[1]
     tracemalloc.start()
     survey(pictures, one.read, one.cells, ENGINE)

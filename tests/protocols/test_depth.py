@@ -20,6 +20,7 @@ from sslbench.protocols._parts.selection import holdout_rows
 from sslbench.results import percent_metrics
 from sslbench.runtime.seeds import seeded
 from sslbench.solvers.dense import losses
+from sslbench.targets.pixel_values import Depth
 
 PROTOCOLS = {"depth": depth, "normals": normals}
 QUICK = {"steps": 60, "warmup_steps": 6, "batch_size": 8, "lr": (1e-2,), "upsample": 1, "colours": "none"}
@@ -149,7 +150,7 @@ def test_a_mean_of_opposite_normals_is_scored_as_any_direction():
 @pytest.mark.parametrize("kind", PROTOCOLS)
 def test_images_without_values_are_left_out_and_listed(kind, backbone, tmp_path):
     test = value_pictures(kind, 8, 2)
-    test.pixel_values.values[3] = np.nan
+    test.target.pixels.values[3] = np.nan
     outcome = run(kind, backbone, tmp_path, test=test, steps=10)
     assert any("1 test image has no pixel to score" in note and "2-0003" in note for note in outcome.notes)
     assert outcome.scored == 7 and {value.n for value in percent_metrics(outcome, 8).values()} == {7}
@@ -170,7 +171,7 @@ def test_the_limits_come_from_the_settings_or_from_train():
 
 def scaled(factor):
     train = value_pictures("depth", 24, 1)
-    return dataclasses.replace(train, pixel_values=ArrayValues(factor * train.pixel_values.values))
+    return dataclasses.replace(train, target=Depth(ArrayValues(factor * train.target.pixels.values)))
 
 
 @pytest.mark.parametrize(
@@ -200,12 +201,12 @@ def test_depths_that_cannot_be_used_are_one_message_before_training(train, setti
 )
 def test_settings_that_are_not_possible_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
-        depth.PROTOCOL.kind.check(depth.Settings(**settings), value_pictures("depth", 2, 0).labels)
+        depth.PROTOCOL.kind.check(depth.Settings(**settings), value_pictures("depth", 2, 0).target)
 
 
 def test_other_labels_and_other_layers_are_refused(backbone):
     with pytest.raises(DataError, match=r"depth needs a depth for every pixel.*surface normal"):
-        depth.PROTOCOL.kind.check(depth.Settings(), value_pictures("normals", 2, 0).labels)
+        depth.PROTOCOL.kind.check(depth.Settings(), value_pictures("normals", 2, 0).target)
     with pytest.raises(UsageError, match="blocks need a vision transformer"):
         depth.PROTOCOL.kind.rows(
             backbone,
@@ -218,13 +219,13 @@ def test_other_labels_and_other_layers_are_refused(backbone):
 
 def test_a_rotation_of_normals_is_refused():
     with pytest.raises(UsageError, match="rotation=30 would turn the images and not their normals"):
-        normals.PROTOCOL.kind.check(normals.Settings(rotation=30.0), value_pictures("normals", 2, 0).labels)
+        normals.PROTOCOL.kind.check(normals.Settings(rotation=30.0), value_pictures("normals", 2, 0).target)
 
 
 def test_a_held_out_part_without_values_is_refused_before_training(backbone, tmp_path):
     train = value_pictures("depth", 24, 1)
-    _, held_out = holdout_rows(train.labels, depth.Settings().holdout, 0, None)
-    train.pixel_values.values[held_out] = np.nan
+    _, held_out = holdout_rows(train.target, depth.Settings().holdout, 0, None)
+    train.target.pixels.values[held_out] = np.nan
     with pytest.raises(DataError, match=r"images held out to select a head has a pixel that counts; \d of 24"):
         run("depth", backbone, tmp_path, train=train, lr=(1e-3, 1e-2))
 

@@ -1,12 +1,10 @@
 """Discovery of objects and salient regions, against loops over patches and pixels."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import timm
 import torch
-from helpers.targets import bright_objects, filled, write_manifest
+from helpers.targets import bright_objects, filled, map_pictures, write_manifest
 from PIL import Image
 from torch import nn
 
@@ -20,6 +18,7 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import discovery, saliency
 from sslbench.protocols._parts.objects import _sizes, searched_maps
 from sslbench.runtime.seeds import seeded
+from sslbench.targets.foreground import Foreground
 
 PLAIN = Preprocessing(resize=None, crop=None, mean=(0.5,) * 3, std=(0.25,) * 3, origin="test")
 MODULES = {"boxes": discovery, "mask": saliency}
@@ -44,7 +43,7 @@ def small_vit():
 
 def run(module, backbone, layers, source, folder, **settings):
     chosen = module.Settings(**settings)
-    module.check(chosen, source.labels)
+    module.check(chosen, source.target)
     layers = resolve_layers(backbone, layers)
     engine = ExtractSettings(torch.device("cpu"), workers=0)
     rows = module.PROTOCOL.kind.rows(backbone, layers, source, chosen, seed=0)
@@ -145,11 +144,11 @@ def test_results_of_a_transformer_are_those_of_a_plain_pass_and_loops(method, tm
         keys, attention = keys_and_attention(backbone, image)
         found = slow_lost(keys, (4, 4), 7) if method == "lost" else slow_dino_seg(attention[2], (4, 4), 0.5)
         box = sides(found, 8, 28, 28)
-        true = tuple(source.objects.boxes[i].tolist())
+        true = tuple(source.target.objects.boxes[i].tolist())
         mask = np.zeros((28, 28), dtype=bool)
         for row, column in found:
             mask[8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = True
-        truth = filled(source.objects.boxes[i], 28, 28)
+        truth = filled(source.target.objects.boxes[i], 28, 28)
         wanted = [slow_overlap(box, true) >= 0.5, slow_overlap(box, true), (mask & truth).sum() / (mask | truth).sum()]
         np.testing.assert_allclose(outcome.scores[i], wanted, atol=1e-6)
 
@@ -198,7 +197,7 @@ def test_several_layers_and_other_parts_of_the_attention_are_rows_of_their_own()
 def test_settings_that_cannot_work_or_have_no_effect_are_refused(settings, message):
     for kind, module in MODULES.items():
         with pytest.raises(UsageError, match=message):
-            module.check(module.Settings(**settings), bright_objects(2, 1, kind=kind).labels)
+            module.check(module.Settings(**settings), bright_objects(2, 1, kind=kind).target)
 
 
 @pytest.mark.parametrize("module", [discovery, saliency])
@@ -212,7 +211,7 @@ def test_attention_that_is_not_there_is_refused_before_any_image(module):
 
 @pytest.mark.parametrize(("module", "word"), [(discovery, "boxes of objects"), (saliency, "masks of the foreground")])
 def test_labels_of_another_kind_are_one_message(module, word):
-    labels = dataclasses.replace(bright_objects(2, 1).labels, kind="map")
+    labels = map_pictures(2, 1).target
     with pytest.raises(DataError, match=f"needs {word}.*class for every pixel"):
         module.check(module.Settings(), labels)
 
@@ -247,8 +246,8 @@ def test_images_without_an_object_are_left_out_and_counted(tmp_path):
     path = write_manifest(tmp_path, [[(2, 3, 10, 10)], [], [(5, 5, 8, 8)], [(1, 1, 4, 4)]], crowd=(3,))
     (source,) = open_boxes_as_data(str(path)).values()
     assert len(source) == 2 and any("2 of 4 images have no object" in note for note in source.notes)
-    assert source.objects.boxes_of(1).tolist() == [[5, 5, 13, 13]]
-    assert source.select([1]).objects.boxes_of(0).tolist() == [[5, 5, 13, 13]]
+    assert source.target.objects.boxes_of(1).tolist() == [[5, 5, 13, 13]]
+    assert source.select([1]).target.objects.boxes_of(0).tolist() == [[5, 5, 13, 13]]
     assert source.select([1]).fingerprint() != source.select([0]).fingerprint()
 
 
@@ -271,11 +270,11 @@ def test_soft_masks_are_cut_at_one_half_and_masks_of_ones_are_kept(tmp_path):
     soft, ones = np.zeros((4, 6)), np.zeros((4, 6))
     soft[1, :4], ones[2, 2] = (255, 128, 127, 60), 1
     source = open_masks_as_data(str(masks_folder(tmp_path / "set", [soft, ones, np.zeros((4, 6))])))["all"]
-    assert source.labels.kind == "mask" and len(source) == 3
-    found = [source.maps.read_map(i).semantic for i in range(3)]
+    assert isinstance(source.target, Foreground) and len(source) == 3
+    found = [source.target.maps.read_map(i).semantic for i in range(3)]
     assert found[0].sum() == 2 and found[0][1, :2].all() and found[1].sum() == 1 == found[1][2, 2]
     assert not found[2].any()
-    assert source.select([1]).maps.read_map(0).semantic.sum() == 1
+    assert source.select([1]).target.maps.read_map(0).semantic.sum() == 1
 
 
 @pytest.mark.parametrize(
@@ -285,15 +284,15 @@ def test_soft_masks_are_cut_at_one_half_and_masks_of_ones_are_kept(tmp_path):
 def test_masks_of_another_size_or_of_classes_are_one_message(tmp_path, array, message):
     source = open_masks_as_data(str(masks_folder(tmp_path / "set", [array])))["all"]
     with pytest.raises(DataError, match=message):
-        source.maps.read_map(0)
+        source.target.maps.read_map(0)
 
 
 def test_label_maps_need_a_background(tmp_path):
     folder = masks_folder(tmp_path / "set", [np.ones((4, 6)), np.zeros((4, 6))])
     (folder / "classes.txt").write_text("Background\ncat\n")
     source = open_masks_as_data(str(folder))["all"]
-    assert isinstance(source, Source) and source.maps.read_map(0).semantic.min() == 1
-    assert source.maps.read_map(1).semantic.max() == 0
+    assert isinstance(source, Source) and source.target.maps.read_map(0).semantic.min() == 1
+    assert source.target.maps.read_map(1).semantic.max() == 0
     (folder / "classes.txt").write_text("dog\ncat\n")
     with pytest.raises(DataError, match="none is called background"):
         open_masks_as_data(str(folder))

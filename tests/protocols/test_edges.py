@@ -14,7 +14,6 @@ from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.boundaries import open_boundaries
 from sslbench.data.decode.picture import UnreadableImage
-from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
@@ -22,6 +21,7 @@ from sslbench.protocols import edges
 from sslbench.protocols.edges import Edges, annotations
 from sslbench.runtime.seeds import seeded
 from sslbench.solvers.dense.losses import balanced_cross_entropy
+from sslbench.targets.classes import Classes
 
 SIZE = (20, 30)
 
@@ -55,7 +55,7 @@ def bsds(tmp_path):
 def test_files_of_bsds_have_a_map_for_every_annotator(bsds):
     parts = open_boundaries(str(bsds))
     assert list(parts) == ["train", "test"] and parts["test"].ids == ("0.jpg", "1.jpg")
-    values = parts["test"].pixel_values.read_values(1, size=SIZE)
+    values = parts["test"].target.pixels.read_values(1, size=SIZE)
     np.testing.assert_array_equal(values, np.moveaxis(lines(4, 4, 9), 0, 2))
 
 
@@ -71,16 +71,16 @@ def test_a_target_has_the_consensus_and_every_annotator(bsds):
 def test_a_damaged_file_is_one_message(bsds, content):
     (bsds / "groundTruth" / "test" / "0.mat").write_bytes(content)
     with pytest.raises(UnreadableImage, match=r"0\.mat"):
-        open_boundaries(str(bsds))["test"].pixel_values.read_values(0)
+        open_boundaries(str(bsds))["test"].target.pixels.read_values(0)
 
 
 def test_a_file_of_something_else_and_another_size_are_one_message(bsds):
-    values = open_boundaries(str(bsds))["test"].pixel_values
+    values = open_boundaries(str(bsds))["test"].target.pixels
     with pytest.raises(DataError, match="boundaries is 30 x 20 pixels, but its image 8 x 9"):
         values.read_values(0, size=(9, 8))
     savemat(bsds / "groundTruth" / "test" / "0.mat", {"other": np.ones(3)})
     with pytest.raises(UnreadableImage, match="groundTruth"):
-        open_boundaries(str(bsds))["test"].pixel_values.read_values(0)
+        open_boundaries(str(bsds))["test"].target.pixels.read_values(0)
 
 
 def test_folders_of_maps_are_thinned_and_masks_refused(tmp_path):
@@ -90,11 +90,11 @@ def test_folders_of_maps_are_thinned_and_masks_refused(tmp_path):
     thick = lines(9, 10, 11).any(axis=0)
     Image.fromarray((255 * thick).astype(np.uint8)).save(tmp_path / "boundaries" / "a.png")
     (source,) = open_boundaries(str(tmp_path)).values()
-    marked = source.pixel_values.read_values(0, size=SIZE)[..., 0]
+    marked = source.target.pixels.read_values(0, size=SIZE)[..., 0]
     assert marked[5:-5].sum(axis=1).tolist() == [1] * 10 and (marked[5:-5, 10] == 1).all()
     Image.fromarray(np.full(SIZE, 255, np.uint8)).save(tmp_path / "boundaries" / "a.png")
     with pytest.raises(DataError, match="100% of the pixels are marked"):
-        open_boundaries(str(tmp_path))["all"].pixel_values.read_values(0, size=SIZE)
+        open_boundaries(str(tmp_path))["all"].target.pixels.read_values(0, size=SIZE)
 
 
 def test_a_location_without_boundaries_is_one_message(tmp_path):
@@ -153,9 +153,9 @@ def test_features_that_hold_the_differences_find_boundaries_better_than_all_floo
 
 
 def test_impossible_settings_and_other_labels_are_refused():
-    labels = bright_objects(2, 0, kind="boundaries").labels
+    labels = bright_objects(2, 0, kind="boundaries").target
     for change, message in (({"consensus": 0.0}, "consensus"), ({"tolerance": 1.0}, "tolerance")):
         with pytest.raises(UsageError, match=message):
             edges.PROTOCOL.kind.check(dataclasses.replace(edges.Settings(), **change), labels)
     with pytest.raises(DataError, match="one class each"):
-        edges.PROTOCOL.kind.check(edges.Settings(), Labels("single", ("a",), np.zeros(3, np.int64)))
+        edges.PROTOCOL.kind.check(edges.Settings(), Classes(("a",), np.zeros(3, np.int64)))

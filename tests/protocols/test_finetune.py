@@ -21,7 +21,7 @@ from torch.nn import functional
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.images import Arrays
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
 from sslbench.protocols import finetune
@@ -30,6 +30,9 @@ from sslbench.protocols.finetune.plan import portions
 from sslbench.protocols.finetune.recipe import Rates as Rates_
 from sslbench.protocols.finetune.recipe import optimizer_settings
 from sslbench.runtime.signals import StoppedError
+from sslbench.targets.classes import Classes
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.numbers import Numbers
 from sslbench.train.method import Setup
 from sslbench.train.parameter_groups import parameter_groups
 
@@ -94,7 +97,7 @@ def test_it_is_the_plain_loop_of_sgd_on_backbone_and_head(tmp_path):
     groups = [{"params": decayed}, {"params": [p for p in whole.parameters() if p.dim() < 2], "weight_decay": 0.0}]
     optimizer = torch.optim.SGD(groups, lr=0.5 * 16 / 256, momentum=0.9, nesterov=True, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 18)
-    images, labels = normalised(train), torch.from_numpy(train.labels.values)
+    images, labels = normalised(train), torch.from_numpy(train.target.values)
     for epoch in range(3):
         order = torch.from_numpy(np.random.default_rng((0, 0, epoch)).permutation(96))
         for rows in order.split(16):
@@ -236,16 +239,16 @@ def test_wandb_has_a_run_of_its_own_for_every_training(tmp_path, monkeypatch):
 
 def test_histograms_need_tensorboard():
     with pytest.raises(UsageError, match="histograms needs TensorBoard"):
-        finetune.check(changed(histograms=True), pictures(8, 1).labels)
+        finetune.check(changed(histograms=True), pictures(8, 1).target)
 
 
 def test_several_labels_per_image_leave_unknown_ones_out(tmp_path):
     train, test = pictures(96, 1, "multi"), pictures(48, 2, "multi")
     outcome = only(run(tmp_path / "a", changed(epochs=6), train=train, test=test))
     assert outcome.headline == "mAP" and outcome.metrics["mAP"][0] > 0.8
-    values = train.labels.values.copy()
+    values = train.target.values.copy()
     assert (values < 0).any()
-    targets = Targets.of(train.labels)
+    targets = Targets.of(train.target)
     setup = Setup(12, (10,), 16, 16, 1, 96, 4, 10, 10, "small")
     network = make_network(small(), resolve_layers(small(), ())[0], targets, QUICK, setup, probe=0, side=10, seed=0)
     indices = torch.arange(96)
@@ -264,12 +267,12 @@ def test_numbers_are_predicted_in_their_own_units(tmp_path):
     for n, seed in ((96, 1), (48, 2)):
         source = pictures(n, seed)
         numbers = 1000 + 50.0 * (np.arange(n) % 4)
-        labels = Labels("value", ("age", "same"), np.column_stack([numbers, np.full(n, 7.0)]))
-        parts.append(dataclasses.replace(source, labels=labels))
+        labels = Numbers(("age", "same"), np.column_stack([numbers, np.full(n, 7.0)]))
+        parts.append(dataclasses.replace(source, target=labels))
     settings = changed(epochs=12, lr=(1.0,))
     outcome = only(run(tmp_path, settings, train=parts[0], test=parts[1]))
     assert outcome.headline == "r2" and 900 < outcome.scores[:, 0].mean() < 1200
-    assert np.corrcoef(outcome.scores[:, 0], parts[1].labels.values[:, 0])[0, 1] > 0.8
+    assert np.corrcoef(outcome.scores[:, 0], parts[1].target.values[:, 0])[0, 1] > 0.8
     np.testing.assert_allclose(outcome.scores[:, 1], 7, atol=1)
 
 
@@ -300,14 +303,14 @@ def test_numbers_are_predicted_in_their_own_units(tmp_path):
 )
 def test_settings_that_cannot_work_or_have_no_effect_are_refused(values, words):
     with pytest.raises(UsageError, match=words):
-        finetune.check(changed(**values), pictures(8, 1).labels)
+        finetune.check(changed(**values), pictures(8, 1).target)
 
 
 def test_augmentation_by_classes_is_refused_for_other_labels():
     for name in ("mixup", "cutmix", "label_smoothing"):
         with pytest.raises(UsageError, match=f"{name} needs images with one class each"):
-            finetune.check(changed(**{name: 0.1}), pictures(8, 1, "multi").labels)
-    none = Labels("none", (), np.zeros((8, 0), np.int8))
+            finetune.check(changed(**{name: 0.1}), pictures(8, 1, "multi").target)
+    none = Unlabelled(8)
     with pytest.raises(DataError, match="no labels"):
         finetune.check(QUICK, none)
 
@@ -349,13 +352,13 @@ def test_parts_of_train_are_results_of_their_own(tmp_path):
     assert five[0] == "output, 5 per class" and len(five[1].draws) == 3
     assert len(set(five[1].selected["draws"]["seeds"])) == 3
     assert five[1].metrics["top1"][0] == pytest.approx(
-        np.mean([(draw.argmax(1) == pictures(48, 2).labels.values).mean() for draw in five[1].draws])
+        np.mean([(draw.argmax(1) == pictures(48, 2).target.values).mean() for draw in five[1].draws])
     )
 
 
 def test_log_loss_and_brier_score_of_draws_are_means_over_the_draws(tmp_path):
     outcome = only(run(tmp_path, changed(epochs=2, per_class=(5,), draws=3)))
-    true = pictures(48, 2).labels.values
+    true = pictures(48, 2).target.values
     losses, squares = [], []
     for draw in outcome.draws:
         for scores, label in zip(draw.astype(np.float64), true, strict=True):
@@ -412,7 +415,7 @@ def uneven(groups=None):
     ids = tuple(f"{i:04d}.png" for i in range(400))
     images = Arrays(np.zeros((400, 1, 1, 3), np.uint8), "uneven")
     attributes = {} if groups is None else {"video": tuple(groups)}
-    labels = Labels("single", ("a", "b", "c", "d"), values)
+    labels = Classes(("a", "b", "c", "d"), values)
     return Source("uneven", ids, labels, images, attributes=attributes, grouped_by="" if groups is None else "video")
 
 
@@ -430,14 +433,14 @@ def test_few_labels_have_the_shares_of_the_classes_and_other_seeds_other_images(
         (changed(per_class=(7,)), [7, 7, 7, 7]),
     ):
         rows = chosen_rows(settings, train, 0)
-        counted = [sum(train.labels.values[row] == c for row in rows) for c in range(4)]
+        counted = [sum(train.target.values[row] == c for row in rows) for c in range(4)]
         assert counted == expected and rows == sorted(set(rows))
         assert rows == chosen_rows(settings, train, 0) != chosen_rows(settings, train, 1)
     often = np.zeros(400)
     for seed in range(300):
         often[chosen_rows(changed(per_class=(10,)), train, seed)] += 1
     for c, size in enumerate((160, 120, 80, 40)):
-        own = often[train.labels.values == c]
+        own = often[train.target.values == c]
         assert own.sum() == 3000  # each image of a class as often as the others, within five standard deviations
         assert np.abs(own - 3000 / size).max() < 5 * np.sqrt(3000 / size)
 
@@ -452,7 +455,7 @@ def test_few_labels_keep_the_images_of_a_group_together():
     assert rows != chosen_rows(changed(fractions=(0.25,)), train, 1)
     per_class = chosen_rows(changed(per_class=(10,)), train, 0)  # as many different videos as possible
     for c in range(4):
-        own = [names[row] for row in per_class if train.labels.values[row] == c]
+        own = [names[row] for row in per_class if train.target.values[row] == c]
         assert len(own) == len(set(own)) == 10
 
 
@@ -476,7 +479,7 @@ def test_rates_are_selected_on_held_out_samples_and_test_decides_nothing(tmp_pat
     assert best[0] == 0.5 and len(tried) == 4
     assert "on 96 of 96 train samples" in first.notes[0], "trained again on all of train"
     test = pictures(48, 2)
-    other = relabelled(test, np.random.default_rng(0).permutation(test.labels.values))
+    other = relabelled(test, np.random.default_rng(0).permutation(test.target.values))
     second = only(run(tmp_path / "b", settings, test=other))
     assert first.selected == second.selected and np.array_equal(first.scores, second.scores)
 
@@ -529,7 +532,7 @@ def test_groups_are_held_out_together(tmp_path):
 def trained_network(backbone, settings, layer=None):
     layers = resolve_layers(backbone, (layer,) if layer else ())
     setup = Setup(8, (32,), 4, 4, 1, 8, 2, 4, 2, backbone.name)
-    labels = Labels("single", ("a", "b"), np.arange(8) % 2)
+    labels = Classes(("a", "b"), np.arange(8) % 2)
     from sslbench.protocols.finetune.network import feature_width
 
     channels = backbone.preprocessing.channels
@@ -582,7 +585,7 @@ def test_the_head_learns_faster_than_the_backbone_by_default(optimizer, factor):
     settings = finetune.Settings(optimizer=optimizer)
     assert optimizer_settings(settings, Rates_(0.01, 0.0)).head_lr_factor == factor
     with pytest.raises(UsageError, match="head_lr_factor should be above 0"):
-        finetune.check(changed(head_lr_factor=0.0), pictures(8, 1).labels)
+        finetune.check(changed(head_lr_factor=0.0), pictures(8, 1).target)
 
 
 def test_only_the_last_blocks_train_and_frozen_statistics_stay():

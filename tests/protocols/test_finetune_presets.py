@@ -5,10 +5,10 @@ import math
 import pytest
 
 from sslbench import config
-from sslbench.data.source import Labels
 from sslbench.library.presets import load_preset
 from sslbench.protocols import finetune
 from sslbench.protocols.finetune.recipe import candidates, check_labels, check_settings, optimizer_settings, schedule
+from sslbench.targets.classes import Classes
 from sslbench.train.optimizers.optimizer import scaled_lr
 
 # Name -> epoch -> learning rate of the last layers of the backbone, by the formulas of the published scripts.
@@ -36,7 +36,7 @@ def settings_of(name):
 def test_the_rate_at_given_epochs_is_the_published_one(name):
     settings = settings_of(name)
     check_settings(settings)
-    check_labels(settings, Labels("single", ("a", "b"), [0, 1]))
+    check_labels(settings, Classes(("a", "b"), [0, 1]))
     epochs = 100 if settings.updates else settings.epochs
     options = optimizer_settings(settings, candidates(settings)[0])
     factor, peak = schedule(settings, epochs), scaled_lr(options, settings.batch_size)

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.geolocation import great_circle_distances, unit_vectors
 from sslbench.protocols import geolocation
 from sslbench.protocols.geolocation import Settings
 from sslbench.protocols.geolocation.cells import LEAF_LEVEL, leaf_indices, mean_places, partition
+from sslbench.targets.classes import Classes
+from sslbench.targets.numbers import Numbers
 
 S2_IDS = {
     (0.0, 0.0): "1000000000000001",
@@ -126,7 +127,7 @@ def located(n, seed=0, noise=0.3, places=CITIES):
     city = np.arange(n) % len(places)
     x = (3 * np.eye(len(places), 6)[city] + noise * generator.normal(size=(n, 6))).astype(np.float32)
     values = places[city] + 0.1 * generator.uniform(-1, 1, (n, 2))
-    return Features(x, Labels("value", ("lat", "lon"), values), tuple(f"{seed}-{i:05d}" for i in range(n)))
+    return Features(x, Numbers(("lat", "lon"), values), tuple(f"{seed}-{i:05d}" for i in range(n)))
 
 
 SMALL = Settings(max_images=200, min_images=5, c=(0.01, 1.0))
@@ -136,9 +137,9 @@ def test_a_case_with_a_known_answer():
     """The predicted place is the mean place of the training images of the city."""
     train, test = located(200), located(40, 1)
     outcome = geolocation.run(train, test, SMALL, seed=0)
-    expected = np.array([mean_places(train.labels.values[c::4], np.zeros(50, np.int64), 1)[0] for c in range(4)])
+    expected = np.array([mean_places(train.target.values[c::4], np.zeros(50, np.int64), 1)[0] for c in range(4)])
     assert outcome.scores == pytest.approx(expected[np.arange(40) % 4], abs=1e-4)
-    errors = great_circle_distances(test.labels.values, outcome.scores)
+    errors = great_circle_distances(test.target.values, outcome.scores)
     assert outcome.metrics["accuracy@25km"][0] == np.mean(errors <= 25) == 1 and outcome.train == 1
     assert outcome.metrics["mean_error_km"][0] == pytest.approx(errors.mean())
     assert outcome.chance["accuracy@200km"] == pytest.approx(0.25) and outcome.selected["cells"] == 4
@@ -153,7 +154,7 @@ def test_chance_is_the_expectation_over_cells_by_frequency():
     outcome = geolocation.run(train.select(rows), test, SMALL, seed=0)
     frequency = np.bincount(rows % 4) / len(rows)
     assert outcome.chance["accuracy@200km"] == pytest.approx(frequency.mean())
-    pairs = great_circle_distances(CITIES[:, None].repeat(40, 1), test.labels.values)
+    pairs = great_circle_distances(CITIES[:, None].repeat(40, 1), test.target.values)
     assert outcome.chance["mean_error_km"] == pytest.approx(float(frequency @ pairs.mean(axis=1)), rel=0.01)
 
 
@@ -162,10 +163,10 @@ def test_places_without_meaning_are_predicted_at_chance():
     right = 0
     for repeat in range(8):
         train, test = located(80, repeat), located(120, repeat + 50)
-        mixed = dataclasses.replace(train.labels, values=generator.permutation(train.labels.values))
-        drawn = dataclasses.replace(test.labels, values=CITIES[generator.integers(0, 4, 120)])
+        mixed = train.target.changed(values=generator.permutation(train.target.values))
+        drawn = test.target.changed(values=CITIES[generator.integers(0, 4, 120)])
         outcome = geolocation.run(
-            dataclasses.replace(train, labels=mixed), dataclasses.replace(test, labels=drawn), SMALL, seed=repeat
+            dataclasses.replace(train, target=mixed), dataclasses.replace(test, target=drawn), SMALL, seed=repeat
         )
         right += round(120 * outcome.metrics["accuracy@200km"][0])
     assert binom.ppf(5e-7, 960, 0.25) <= right <= binom.isf(5e-7, 960, 0.25)
@@ -176,7 +177,7 @@ def test_images_of_small_cells_are_not_trained_on_but_test_images_there_count():
     train, test = located(200), located(50, 1, places=rare)
     train = Features(
         np.concatenate([train.x, located(3, 2).x]),
-        Labels("value", ("lat", "lon"), np.concatenate([train.labels.values, np.tile(rare[4:], (3, 1))])),
+        Numbers(("lat", "lon"), np.concatenate([train.target.values, np.tile(rare[4:], (3, 1))])),
         (*train.ids, "a", "b", "c"),
     )
     outcome = geolocation.run(train, test, SMALL, seed=0)
@@ -209,13 +210,13 @@ def test_groups_are_held_out_and_resampled_whole(monkeypatch):
 
 
 def labels_of(values, names=("lat", "lon")):
-    return Labels("value", names, np.asarray(values, np.float64))
+    return Numbers(names, np.asarray(values, np.float64))
 
 
 @pytest.mark.parametrize(
     ("labels", "message", "remedy"),
     [
-        (Labels("single", ("a", "b"), np.array([0, 1])), "have one class each", "--value-col lat,lon"),
+        (Classes(("a", "b"), np.array([0, 1])), "have one class each", "--value-col lat,lon"),
         (labels_of([[1.0]], ("lat",)), "have 1: lat", "latitude first: --value-col lat,lon"),
         (labels_of([[1.0, 2, 3]], ("a", "b", "c")), "have 3: a, b, c", "--value-col lat,lon"),
         (
@@ -243,4 +244,4 @@ def test_headings_that_are_swapped_in_the_file_can_be_used():
 )
 def test_settings_that_are_not_possible_are_refused(chosen):
     with pytest.raises(UsageError):
-        geolocation.check(chosen, located(200).labels)
+        geolocation.check(chosen, located(200).target)

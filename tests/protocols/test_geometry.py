@@ -3,15 +3,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sslbench.data.labels import no_labels
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.catalog import METRICS
 from sslbench.protocols import geometry
 from sslbench.protocols.geometry import Settings
+from sslbench.targets.none import Unlabelled
 
 
 def unlabelled(part):
-    return dataclasses.replace(part, labels=no_labels(len(part)))
+    return dataclasses.replace(part, target=Unlabelled(len(part)))
 
 
 def test_no_labels_are_needed_and_only_alignment_uses_them(blobs):

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from sslbench.data import splits
 from sslbench.data.groups import group_folds as real_group_folds
-from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.protocols import clustering, geometry, knn, linear, low_shot, lsr, retrieval, svm
 from sslbench.protocols._parts import few_shot, selection
 from sslbench.protocols._parts.selection import folds_of, holdout_rows, no_holdout
+from sslbench.targets.classes import Classes
 
 CASES = {
     "knn": (knn, knn.Settings(k=(1, 5))),
@@ -107,7 +107,7 @@ def test_leave_one_out_leaves_the_whole_group_out(backend):
     for i in range(len(train)):
         others = np.flatnonzero(train.groups != train.groups[i])
         near = others[np.argsort(((train.x[others] - train.x[i]) ** 2).sum(axis=1))[:3]]
-        wanted = np.bincount(train.labels.values[near], minlength=3) / 3
+        wanted = np.bincount(train.target.values[near], minlength=3) / 3
         assert found.scores[i] == pytest.approx(wanted)
     one = dataclasses.replace(train, groups=np.zeros(70, np.int64))
     with pytest.raises(UsageError, match="all samples belong to one group"):
@@ -121,7 +121,7 @@ def test_a_train_part_of_one_group_is_told(name, what):
     for groups, why in (
         (np.zeros(60, np.int64), "All training samples belong to one group, so no group can be held out"),
         (
-            train.labels.values,
+            train.target.values,
             "The training samples belong to 3 groups, and holding out any of them would remove a class",
         ),
     ):
@@ -135,7 +135,7 @@ def test_a_cost_that_cannot_be_chosen_because_of_groups_is_told():
 
 
 def test_nothing_is_held_out_of_too_few_groups():
-    labels = Labels("single", ("a", "b"), np.arange(20) % 2)
+    labels = Classes(("a", "b"), np.arange(20) % 2)
     assert holdout_rows(labels, 0.2, 0, np.zeros(20, np.int64)) is None
     assert no_holdout(None).startswith("Train is too small")
     fit, held = holdout_rows(labels, 0.2, 0, None)
@@ -163,7 +163,7 @@ def test_folds_keep_groups_and_have_every_class_that_has_enough_groups(seed, cla
 @given(st.integers(0, 2**31), st.integers(1, 6))
 def test_k_samples_are_of_as_many_groups_as_possible_and_smaller_draws_lie_in_larger_ones(seed, k):
     rng = np.random.default_rng(seed)
-    labels = features(np.zeros((90, 1)), np.arange(90) % 3, 3).labels
+    labels = features(np.zeros((90, 1)), np.arange(90) % 3, 3).target
     groups = rng.integers(0, 12, 90)
     order = few_shot.ByName(list(map(str, range(90))), seed)
     small, large = (few_shot.k_per_class(labels, number, order, groups=groups) for number in (k, k + 1))
@@ -182,11 +182,11 @@ def test_a_share_of_train_is_one_of_whole_groups(stratified):
     train = grouped(40, 5)
     for seed in range(5):
         order = few_shot.ByName(train.ids, seed)
-        draw = few_shot.share(train.labels, 0.2, seed, order, stratified=stratified, groups=train.groups)
+        draw = few_shot.share(train.target, 0.2, seed, order, stratified=stratified, groups=train.groups)
         drawn = set(train.groups[draw.rows])
         assert set(np.flatnonzero(np.isin(train.groups, list(drawn)))) == set(draw.rows.tolist())
         assert 0.1 <= len(draw.rows) / 200 <= 0.3
-        whole = few_shot.share(train.labels, 1.0, seed, order, stratified=stratified, groups=train.groups)
+        whole = few_shot.share(train.target, 1.0, seed, order, stratified=stratified, groups=train.groups)
         assert len(whole.rows) == 200
 
 
@@ -195,7 +195,7 @@ def test_numbers_of_groups_move_no_share_of_train(stratified):
     train = grouped(40, 5)
     order = few_shot.ByName(train.ids, 0)
     rows = [
-        few_shot.share(train.labels, 0.2, 0, order, stratified=stratified, groups=groups).rows
+        few_shot.share(train.target, 0.2, 0, order, stratified=stratified, groups=groups).rows
         for groups in (train.groups, 100 - train.groups)
     ]
     np.testing.assert_array_equal(*rows)
@@ -205,5 +205,5 @@ def test_the_scores_of_all_draws_are_handed_back():
     found = lsr.run(grouped(60, 1), grouped(seed=1), lsr.Settings(k=(4,), draws=3), seed=0)
     assert len(found.draws) == 3
     np.testing.assert_array_equal(found.scores, found.draws[0])
-    means = [np.mean(each.argmax(axis=1) == grouped(seed=1).labels.values) for each in found.draws]
+    means = [np.mean(each.argmax(axis=1) == grouped(seed=1).target.values) for each in found.draws]
     assert found.metrics["top1"][0] == pytest.approx(np.mean(means))

@@ -12,12 +12,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from sslbench.config import result_settings
-from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.protocols import knn
 from sslbench.protocols._parts.selection import holdout_rows
 from sslbench.solvers import neighbours
 from sslbench.solvers.neighbours import Blocks, Engine, Scope, nearest
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
 
 
 def oracle(train, test, metric):
@@ -126,7 +127,7 @@ def test_k_is_chosen_on_train_and_the_others_are_variants(blobs):
     assert len(outcome.variants) == 3 and f"k={outcome.selected['k']}" not in outcome.variants
     alone = knn.run(train, test, knn.Settings(k=(outcome.selected["k"],)), seed=0)
     np.testing.assert_array_equal(alone.scores, outcome.scores)
-    flipped = type(test)(test.x, train.labels.select(np.arange(100)[::-1].copy()), test.ids)
+    flipped = type(test)(test.x, train.target.select(np.arange(100)[::-1].copy()), test.ids)
     assert knn.run(train, flipped, knn.Settings(), seed=0).selected == outcome.selected
 
 
@@ -135,7 +136,7 @@ def test_k_is_chosen_on_few_of_many_training_samples_by_their_neighbours_in_the_
     settings = knn.Settings(k=(1, 5, 40), holdout=30)
     outcome = knn.run(train, test, settings, seed=3)
     assert outcome.selected["on"] == "held-out 30 samples of train"
-    fit, held_out = holdout_rows(train.labels, 30 / 600, 3, None)
+    fit, held_out = holdout_rows(train.target, 30 / 600, 3, None)
     scores = {}
     for k in settings.k:
         alone = knn.run(train.select(fit), train.select(held_out), knn.Settings(k=(k,)), seed=0)
@@ -148,7 +149,7 @@ def test_k_is_chosen_on_few_of_many_training_samples_by_their_neighbours_in_the_
 def test_votes_in_blocks_are_the_same(multi, monkeypatch):
     generator = np.random.default_rng(0)
     values = generator.integers(-1, 2, (50, 4)).astype(np.int8) if multi else generator.integers(0, 4, 50)
-    labels = Labels("multi" if multi else "single", tuple("abcd"), values)
+    labels = (MultiLabel if multi else Classes)(tuple("abcd"), values)
     similarity, neighbours = np.sort(generator.random((33, 6)))[:, ::-1], generator.integers(0, 50, (33, 6))
     whole = knn.vote(similarity, neighbours, labels, knn.Settings())
     monkeypatch.setattr(knn, "_CELLS", 50)
@@ -224,7 +225,7 @@ def test_features_that_are_not_finite_name_the_samples(blobs, make):
     x[[3, 8, 9], 2] = np.nan
     x[7, 0] = np.inf
     with pytest.raises(DataError, match=r"4 of 80 test samples .*s00003, s00007, s00008 and 1 more"):
-        knn.run(train, make(x, test.labels.values, 4), knn.Settings(), seed=0)
+        knn.run(train, make(x, test.target.values, 4), knn.Settings(), seed=0)
 
 
 @pytest.mark.parametrize("left_out", [None, np.arange(9000) < 10])
@@ -334,8 +335,8 @@ def test_leave_one_out_chooses_k_for_each_half_on_the_other(blobs):
     assert outcome.selected["on"] == "the other half of train"
     assert set(outcome.variants) == {"k=3", "k=9", "k=25"}
     alone = {k: knn.run(samples, samples, knn.Settings(k=(k,), leave_one_out=True), seed=0).scores for k in settings.k}
-    right = {k: scores.argmax(axis=1) == samples.labels.values for k, scores in alone.items()}
-    halves = holdout_rows(samples.labels, 0.5, 0, None)
+    right = {k: scores.argmax(axis=1) == samples.target.values for k, scores in alone.items()}
+    halves = holdout_rows(samples.target, 0.5, 0, None)
     for name, scored, other in zip(("k", "k of the other half"), halves, halves[::-1], strict=True):
         k = max(settings.k, key=lambda k: right[k][other].mean())
         assert outcome.selected[name] == k
@@ -362,7 +363,7 @@ def test_shuffled_labels_score_at_chance_left_one_out(make):
 def test_choosing_k_is_the_same_as_searching_a_copy_of_the_rest_of_train(blobs):
     train, test = blobs(300, 50)
     outcome = knn.run(train, test, knn.Settings(k=(1, 10, 60)), seed=3)
-    fit, held = holdout_rows(train.labels, 0.1, 3, None)
+    fit, held = holdout_rows(train.target, 0.1, 3, None)
     scores = {k: knn.run(train.select(fit), train.select(held), knn.Settings(k=(k,)), seed=0) for k in (1, 10, 60)}
     accuracy = {k: each.metrics["top1"][0] for k, each in scores.items()}
     assert outcome.selected["score"] == max(accuracy.values()) == accuracy[outcome.selected["k"]]
@@ -431,8 +432,8 @@ def test_unanimous_neighbours_are_tied_whatever_their_weights():
     train = features(generator.normal(size=(200, 6)), np.arange(200) % 2, 2)
     settings = knn.Settings(k=(10,))
     similarity = np.sort(generator.uniform(-1, 1, (500, 10)))[:, ::-1]
-    one_class = np.broadcast_to(np.flatnonzero(train.labels.values == 1)[:10], (500, 10))
-    assert np.unique(knn.vote(similarity, one_class, train.labels, settings)).tolist() == [0, 1]
+    one_class = np.broadcast_to(np.flatnonzero(train.target.values == 1)[:10], (500, 10))
+    assert np.unique(knn.vote(similarity, one_class, train.target, settings)).tolist() == [0, 1]
     mixed = generator.integers(0, 200, (500, 10))
-    found = knn.vote(similarity, mixed, train.labels, settings)
+    found = knn.vote(similarity, mixed, train.target, settings)
     np.testing.assert_array_equal(found, found.astype(np.float32))

@@ -6,7 +6,6 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.protocols import linear
@@ -14,6 +13,8 @@ from sslbench.protocols._parts import selection
 from sslbench.protocols.linear import path
 from sslbench.solvers import logistic
 from sslbench.solvers.logistic import problem as logistic_problem
+from sslbench.targets.classes import Classes
+from sslbench.targets.none import Unlabelled
 
 
 @pytest.mark.parametrize("n_classes", [2, 4])
@@ -23,15 +24,15 @@ def test_coefficients_are_scikit_learns(blobs, n_classes, c, width):
     train, test = blobs(n_classes=n_classes, width=width, spread=3.0)
     axes = logistic.principal_axes(train.x)
     usable = np.arange(n_classes)
-    problem = linear._problem(axes.project(train.x), train.labels, usable)
+    problem = linear._problem(axes.project(train.x), train.target, usable)
     model = logistic.fit(problem, axes.variance, c, start=None, max_iter=1000, tolerance=linear.Settings().tolerance)
     scaler = StandardScaler().fit(train.x.astype(np.float64))
     x = scaler.transform(train.x.astype(np.float64))
-    theirs = LogisticRegression(C=c, tol=1e-9, max_iter=20000).fit(x, train.labels.values)
+    theirs = LogisticRegression(C=c, tol=1e-9, max_iter=20000).fit(x, train.target.values)
     np.testing.assert_allclose((axes.rotation @ model.weight).T, theirs.coef_, atol=1e-3)
     np.testing.assert_allclose(model.bias - model.bias.mean() * (n_classes > 2), theirs.intercept_, atol=1e-3)
     outcome = linear.run(train, test, linear.Settings(c=(c,)), seed=0)
-    right = theirs.predict(scaler.transform(test.x.astype(np.float64))) == test.labels.values
+    right = theirs.predict(scaler.transform(test.x.astype(np.float64))) == test.target.values
     assert abs(outcome.metrics["top1"][0] - right.mean()) * len(test) <= 1
     assert outcome.converged and "on" not in outcome.selected
 
@@ -59,8 +60,8 @@ def test_coordinates_that_are_not_stored_give_the_same_model(blobs, kind, settin
 def test_memory_mapped_features_are_neither_copied_nor_standardised(blobs, tmp_path, dtype, monkeypatch):
     train, test = blobs(15_000, 100, width=200, spread=3.0)
     np.save(tmp_path / "x.npy", train.x.astype(dtype))
-    there = Features(np.load(tmp_path / "x.npy", mmap_mode="r"), train.labels, train.ids)
-    here = Features(np.array(there.x), train.labels, train.ids)
+    there = Features(np.load(tmp_path / "x.npy", mmap_mode="r"), train.target, train.ids)
+    here = Features(np.array(there.x), train.target, train.ids)
     settings = linear.Settings(c=(1e-4, 1e-3))
     expected = linear.run(here, test, settings, seed=0)
     monkeypatch.setattr(logistic, "_STORED_UP_TO", 0)
@@ -82,9 +83,9 @@ def test_labels_are_learned_one_by_one_and_ignored_samples_left_out(blobs):
     outcome = linear.run(train, test, linear.Settings(c=(0.1,)), seed=0)
     scaler = StandardScaler().fit(train.x.astype(np.float64))
     for c in range(4):
-        known = train.labels.values[:, c] >= 0
+        known = train.target.values[:, c] >= 0
         theirs = LogisticRegression(C=0.1, tol=1e-9, max_iter=5000)
-        theirs.fit(scaler.transform(train.x.astype(np.float64))[known], train.labels.values[known, c])
+        theirs.fit(scaler.transform(train.x.astype(np.float64))[known], train.target.values[known, c])
         expected = theirs.decision_function(scaler.transform(test.x.astype(np.float64)))
         np.testing.assert_allclose(outcome.scores[:, c], expected, atol=1e-3)
 
@@ -93,7 +94,7 @@ def test_labels_are_learned_one_by_one_and_ignored_samples_left_out(blobs):
 def test_scale_and_offset_of_the_features_do_not_matter(blobs, change):
     train, test = blobs(400, 500, width=20)
     plain = linear.run(train, test, linear.Settings(), seed=0)
-    moved = [Features(change(p.x.astype(np.float64)).astype(np.float32), p.labels, p.ids) for p in (train, test)]
+    moved = [Features(change(p.x.astype(np.float64)).astype(np.float32), p.target, p.ids) for p in (train, test)]
     other = linear.run(*moved, linear.Settings(), seed=0)
     assert other.metrics["top1"][0] == pytest.approx(plain.metrics["top1"][0], abs=1.01e-3)
     assert other.selected["c"] == plain.selected["c"]
@@ -104,8 +105,8 @@ def test_c_is_chosen_on_a_part_of_train_and_not_on_test(blobs):
     outcome = linear.run(train, test, linear.Settings(), seed=0)
     assert outcome.selected["on"] == "held-out 20 % of train"
     assert {"c", "score", "gap", "gap_while_choosing", "iterations", "seed"} <= set(outcome.selected)
-    shuffled = np.random.default_rng(0).permutation(test.labels.values)
-    other = Features(test.x, Labels("single", test.labels.classes, shuffled), test.ids)
+    shuffled = np.random.default_rng(0).permutation(test.target.values)
+    other = Features(test.x, Classes(test.target.classes, shuffled), test.ids)
     assert linear.run(train, other, linear.Settings(), seed=0).selected == outcome.selected
 
 
@@ -132,9 +133,9 @@ def test_rare_classes_constant_features_and_more_features_than_samples(make):
 
 def test_shuffled_labels_land_at_chance(blobs):
     train, test = blobs(400, 400)
-    shuffled = np.random.default_rng(0).permutation(train.labels.values)
+    shuffled = np.random.default_rng(0).permutation(train.target.values)
     outcome = linear.run(
-        Features(train.x, Labels("single", train.labels.classes, shuffled), train.ids), test, linear.Settings(), seed=0
+        Features(train.x, Classes(train.target.classes, shuffled), train.ids), test, linear.Settings(), seed=0
     )
     assert outcome.metrics["top1"][0] == pytest.approx(0.25, abs=0.08)
 
@@ -146,7 +147,7 @@ def test_what_cannot_be_learned_is_refused(blobs, make):
     for bad in ({"c": ()}, {"c": (0.0,)}, {"holdout": 1.0}, {"max_iter": 0}, {"patience": -1}):
         with pytest.raises(UsageError):
             linear.run(train, test, linear.Settings(**bad), seed=0)
-    none = Features(train.x, Labels("none", (), np.zeros((len(train), 0), np.int8)), train.ids)
+    none = Features(train.x, Unlabelled(len(train)), train.ids)
     with pytest.raises(DataError, match="train samples have no labels"):
         linear.run(none, test, linear.Settings(), seed=0)
 
@@ -188,11 +189,11 @@ def test_objective_and_coefficients_are_those_of_a_slow_oracle(blobs, multi, c, 
         monkeypatch.setattr(logistic_problem, "STORED_UP_TO", 0)
     train, _ = blobs(200, multi=multi, spread=3.0)
     axes = logistic.principal_axes(train.x)
-    problem = linear._problem(axes.project(train.x), train.labels, np.arange(4))
+    problem = linear._problem(axes.project(train.x), train.target, np.arange(4))
     model = logistic.fit(problem, axes.variance, c, start=None, max_iter=1000, tolerance=1e-10)
     assert model.converged and model.gap <= 1e-10
     x = StandardScaler().fit_transform(train.x.astype(np.float64))
-    lowest, theirs, objective = logistic_oracle(x, train.labels.values, c, train.labels.kind)
+    lowest, theirs, objective = logistic_oracle(x, train.target.values, c, train.target.name)
     bias = model.bias if multi else model.bias - model.bias.mean() + theirs[-1].mean()
     ours = np.vstack([axes.rotation @ model.weight, bias])
     assert objective(ours.ravel())[0] <= lowest * (1 + 1e-6)
@@ -230,17 +231,17 @@ def test_chosen_on_test_only_if_asked_for_and_said(blobs):
 
 def test_features_are_used_as_they_are_if_asked_for(blobs):
     train, test = blobs(200, 100, spread=3.0)
-    stretched = [Features((p.x * np.geomspace(0.1, 10, 10)).astype(np.float32), p.labels, p.ids) for p in (train, test)]
+    stretched = [Features((p.x * np.geomspace(0.1, 10, 10)).astype(np.float32), p.target, p.ids) for p in (train, test)]
     outcome = linear.run(*stretched, linear.Settings(c=(0.01,), scale="none"), seed=0)
     theirs = LogisticRegression(C=0.01, tol=1e-9, max_iter=20000)
-    theirs.fit(stretched[0].x.astype(np.float64), train.labels.values)
+    theirs.fit(stretched[0].x.astype(np.float64), train.target.values)
     expected = theirs.decision_function(stretched[1].x.astype(np.float64))
     np.testing.assert_allclose(outcome.scores - outcome.scores.mean(axis=1, keepdims=True), expected, atol=1e-3)
 
 
 def test_collapsed_and_duplicated_features_are_no_trouble(blobs, make):
     train, test = blobs(200, 100)
-    twice = [Features(np.hstack([p.x, p.x]), p.labels, p.ids) for p in (train, test)]
+    twice = [Features(np.hstack([p.x, p.x]), p.target, p.ids) for p in (train, test)]
     assert logistic.principal_axes(twice[0].x).rotation.shape[1] == 10
     single, double = (linear.run(*parts, linear.Settings(c=(1.0,)), seed=0) for parts in ((train, test), twice))
     assert double.converged and double.metrics["top1"][0] == pytest.approx(single.metrics["top1"][0], abs=0.021)
@@ -270,7 +271,7 @@ def test_the_hessian_is_the_derivative_of_the_gradient(blobs, multi, stored, mon
     monkeypatch.setattr(logistic, "_STORED_UP_TO", 2**27 if stored else 0)
     train, _ = blobs(80, multi=multi)
     axes = logistic.principal_axes(train.x)
-    problem = linear._problem(axes.coordinates(train.x), train.labels, np.arange(4))
+    problem = linear._problem(axes.coordinates(train.x), train.target, np.arange(4))
     rng = np.random.default_rng(0)
     at, along = 0.3 * rng.normal(size=(11, 4)), rng.normal(size=(11, 4))
 
@@ -290,7 +291,7 @@ def test_the_hessian_is_the_derivative_of_the_gradient(blobs, multi, stored, mon
 def test_score_and_loss_of_many_samples_need_no_room_for_all_scores_and_are_the_same(monkeypatch, dtype):
     rng, n, classes = np.random.default_rng(0), 30_000, 40
     x, values = rng.normal(size=(n, 6)).astype(dtype), rng.integers(0, classes, n)
-    labels = Labels("single", tuple(map(str, range(classes + 1))), values)  # one class has no sample
+    labels = Classes(tuple(map(str, range(classes + 1))), values)  # one class has no sample
     model = logistic.Fit(rng.normal(size=(6, classes)), rng.normal(size=classes), True, 1, 0.0)
     logits = x.astype(np.float64) @ model.weight + model.bias
     problem = logistic.Problem(x, values, classes)

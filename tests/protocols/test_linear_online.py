@@ -21,6 +21,8 @@ from sslbench.protocols import linear_online
 from sslbench.protocols.linear_online import Settings, training
 from sslbench.protocols.linear_online import plan as planning
 from sslbench.runtime.signals import StoppedError
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.numbers import Numbers
 from sslbench.train.loop import NotFiniteError
 
 QUICK = Settings(epochs=6, batch_size=16, lr=(0.3,), lr_scaling="none", flip=0.0)
@@ -62,10 +64,10 @@ def test_several_labels_are_learned_and_ignored_ones_make_no_difference(tmp_path
     train, test = pictures(96, 1, "multi"), pictures(48, 2, "multi")
     (outcome,) = run(tmp_path / "a", changed(lr=(0.1, 1.0)), train=train, test=test).values()
     assert outcome.headline == "mAP" and outcome.metrics["mAP"][0] > 0.8
-    unknown = np.argwhere(train.labels.values == -1)
+    unknown = np.argwhere(train.target.values == -1)
     assert len(unknown) > 10
     heads = torch.zeros(12, 3, 4, requires_grad=True)
-    labels = torch.from_numpy(train.labels.values[:12])
+    labels = torch.from_numpy(train.target.values[:12])
     from sslbench.protocols.linear_online.heads import head_losses
 
     head_losses(heads, labels, 12, (labels >= 0).sum(0)).sum().backward()
@@ -101,7 +103,7 @@ def test_each_head_equals_a_plain_loop_of_torch(tmp_path, norm, nesterov):
     for lr in settings.lr:
         for decay in settings.weight_decay:
             scores = _plain_loop(settings, lr, decay, train, test)
-            accuracies[f"lr={lr:g} weight_decay={decay:g}"] = np.mean(scores.argmax(1) == test.labels.values)
+            accuracies[f"lr={lr:g} weight_decay={decay:g}"] = np.mean(scores.argmax(1) == test.target.values)
     for name, value in outcome.variants.items():
         assert value["top1"] == pytest.approx(accuracies[name], abs=1e-6)
     assert len(outcome.variants) == 3
@@ -157,7 +159,7 @@ def test_the_head_is_chosen_on_a_held_out_part_of_train(tmp_path):
     (outcome,) = run(tmp_path / "a", settings, train=train, test=test).values()
     assert outcome.selected["lr"] in (0.3, 1.0) and outcome.selected["on"] == "held-out 10 % of train"
     assert set(outcome.variants) == {f"lr={lr:g}" for lr in (1e-6, 0.3, 1.0)} - {f"lr={outcome.selected['lr']:g}"}
-    shuffled = relabelled(test, np.random.default_rng(0).permutation(test.labels.values))
+    shuffled = relabelled(test, np.random.default_rng(0).permutation(test.target.values))
     (other,) = run(tmp_path / "b", settings, train=train, test=shuffled).values()
     assert other.selected == outcome.selected and np.array_equal(other.scores, outcome.scores)
 
@@ -182,7 +184,7 @@ def _fit_part():
     from sslbench.protocols._parts.selection import holdout_rows
 
     train = pictures(96, 1)
-    return train.select(holdout_rows(train.labels, 0.1, 0, None)[0])
+    return train.select(holdout_rows(train.target, 0.1, 0, None)[0])
 
 
 def test_when_all_heads_diverge_the_message_says_what_to_do(tmp_path):
@@ -383,14 +385,14 @@ def test_one_of_several_numbers_of_blocks_is_chosen(tmp_path):
 )
 def test_settings_that_cannot_work_are_refused(values, words):
     with pytest.raises(UsageError, match=words):
-        linear_online.check(changed(**values), pictures(8, 1).labels)
+        linear_online.check(changed(**values), pictures(8, 1).target)
 
 
 def test_labels_that_are_no_classes_are_refused():
-    train = pictures(8, 1).labels
-    for kind, values in (("none", np.zeros((8, 0), np.int8)), ("value", np.zeros((8, 1)))):
+    train = pictures(8, 1).target
+    for target in (Unlabelled(8), Numbers(train.classes, np.zeros((8, 1)))):
         with pytest.raises(DataError, match="linear-online needs classes"):
-            linear_online.check(QUICK, dataclasses.replace(train, kind=kind, values=values))
+            linear_online.check(QUICK, target)
 
 
 def refused(settings, backbone=None, layers=(), train=None):
@@ -451,7 +453,7 @@ def test_other_optimizers_treat_each_head_as_if_it_were_alone(tmp_path, optimize
 
 def test_shuffled_labels_score_at_chance(tmp_path):
     train = pictures(200, 1)
-    shuffled = relabelled(train, np.random.default_rng(5).permutation(train.labels.values))
+    shuffled = relabelled(train, np.random.default_rng(5).permutation(train.target.values))
     (outcome,) = run(tmp_path, changed(lr=(0.1, 0.3)), train=shuffled, test=pictures(200, 2)).values()
     _, low, high = outcome.metrics["top1"]
     assert low - 0.05 <= 0.25 <= high + 0.05

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sslbench.data.source import Labels
 from sslbench.features.array import Features
 from sslbench.protocols import linear
 from sslbench.protocols.linear import path
@@ -15,6 +14,7 @@ from sslbench.solvers import logistic
 from sslbench.solvers.logistic import gap
 from sslbench.solvers.logistic import problem as logistic_problem
 from sslbench.solvers.ridge import fit_regression
+from sslbench.targets.multilabel import MultiLabel
 
 
 def wrong_probabilities(z, y):
@@ -319,6 +319,6 @@ def test_separate_classes_and_no_features_at_all(make):
     flat = make(np.ones((40, 5)), np.arange(40) % 4, 4)
     outcome = linear.run(flat, flat, linear.Settings(), seed=0)
     assert outcome.converged and outcome.selected["gap"] <= 1e-8
-    labels = Labels("multi", ("a", "b"), (np.arange(40)[:, None] % np.array([2, 3]) == 0).astype(np.int8))
+    labels = MultiLabel(("a", "b"), (np.arange(40)[:, None] % np.array([2, 3]) == 0).astype(np.int8))
     several = Features(flat.x, labels, flat.ids)
     assert linear.run(several, several, linear.Settings(), seed=0).converged

@@ -17,7 +17,7 @@ from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.images import Arrays
 from sslbench.data.open_signals import open_signals
 from sslbench.data.signals import signal_of
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
 from sslbench.metrics.dense.signals import signal_row
@@ -25,6 +25,8 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import low_level
 from sslbench.protocols._parts.dense.task import cell_sums
 from sslbench.runtime.seeds import seeded
+from sslbench.targets.classes import Classes
+from sslbench.targets.pixel_values import Signals
 
 
 def slow_tensor(image, sigma):
@@ -94,7 +96,7 @@ def blobs(n, seed, side=32):
     for image in images:
         top, left = rng.integers(4, 14, 2)
         image[top : top + 10, left : left + 12] = 200
-    labels = Labels("signal", ("signal",), np.zeros((n, 0), dtype=np.int8))
+    labels = Signals(n)
     return Source(f"blobs {seed}", tuple(f"{seed}-{i:03d}" for i in range(n)), labels, Arrays(images, f"blobs {seed}"))
 
 
@@ -150,19 +152,19 @@ def test_the_target_has_the_size_of_the_image_in_its_file():
 
 def test_images_of_one_colour_and_impossible_settings_are_one_message(tmp_path):
     flat = blobs(6, 1)
-    flat = Source(flat.name, flat.ids, flat.labels, Arrays(np.full((6, 32, 32, 3), 9, np.uint8), "flat"))
+    flat = Source(flat.name, flat.ids, flat.target, Arrays(np.full((6, 32, 32, 3), 9, np.uint8), "flat"))
     with pytest.raises(DataError, match="no signal to predict"):
         run(tmp_path, flat, flat, lr=(0.05,))
     for change, message in (({"sigma": 0}, "sigma"), ({"lr": ()}, "lr")):
         with pytest.raises(UsageError, match=message):
-            low_level.PROTOCOL.kind.check(low_level.Settings(**change), flat.labels)
+            low_level.PROTOCOL.kind.check(low_level.Settings(**change), flat.target)
     with pytest.raises(DataError, match="one class each"):
-        low_level.PROTOCOL.kind.check(low_level.Settings(), Labels("single", ("a",), np.zeros(3, np.int64)))
+        low_level.PROTOCOL.kind.check(low_level.Settings(), Classes(("a",), np.zeros(3, np.int64)))
 
 
 def test_any_images_serve():
     (source,) = open_signals("sklearn:digits").values()
-    assert source.labels.kind == "signal" and len(source) == 1797
+    assert isinstance(source.target, Signals) and len(source) == 1797
 
 
 def test_images_are_read_as_for_the_backbone(tmp_path):
@@ -210,22 +212,21 @@ def mapped(n, seed, unknown=3):
     source = blobs(n, seed)
     values = np.stack([3 * signal_of(source.images.read(i), "edges", 1.5) for i in range(n)])[..., None]
     values[:, :unknown] = np.nan
-    labels = Labels("signal", ("heat",), np.zeros((n, 0), dtype=np.int8))
-    return dataclasses.replace(source, labels=labels, pixel_values=OwnMaps(values))
+    return dataclasses.replace(source, target=Signals(n, ("heat",), OwnMaps(values)))
 
 
 def test_maps_from_files_are_the_targets_and_unknown_pixels_have_no_part(tmp_path):
     outcome = run(tmp_path / "a", mapped(24, 1), mapped(8, 2), lr=(0.05,))
     assert outcome.metrics["signal_correlation"][0] > 0.8
     test = mapped(8, 2)
-    test.pixel_values.values[:, 3:] *= -1
+    test.target.pixels.values[:, 3:] *= -1
     turned = run(tmp_path / "b", mapped(24, 1), test, lr=(0.05,))
     np.testing.assert_allclose(turned.scores[:, 0], -outcome.scores[:, 0], atol=1e-6)
 
 
 def test_an_image_without_a_known_pixel_is_left_out_of_the_means_and_named(tmp_path):
     test = mapped(8, 2)
-    test.pixel_values.values[5] = np.nan
+    test.target.pixels.values[5] = np.nan
     outcome = run(tmp_path, mapped(24, 1), test, lr=(0.05,), steps=10)
     assert np.isnan(outcome.scores[5]).all() and np.isfinite(np.delete(outcome.scores, 5, 0)).all()
     assert outcome.metrics["signal_correlation"][0] == pytest.approx(np.nanmean(outcome.scores[:, 0]))
@@ -238,5 +239,5 @@ def test_an_image_without_a_known_pixel_is_left_out_of_the_means_and_named(tmp_p
 def test_settings_of_computed_signals_are_refused_for_maps_from_files():
     for change in ({"signal": "edges"}, {"sigma": 1.0}):
         with pytest.raises(UsageError, match=f"{next(iter(change))} has no effect on the maps of heat/"):
-            low_level.PROTOCOL.kind.check(low_level.Settings(**change), mapped(2, 1).labels)
-    low_level.PROTOCOL.kind.check(low_level.Settings(signal="corners", sigma=1.0), blobs(2, 1).labels)
+            low_level.PROTOCOL.kind.check(low_level.Settings(**change), mapped(2, 1).target)
+    low_level.PROTOCOL.kind.check(low_level.Settings(signal="corners", sigma=1.0), blobs(2, 1).target)

@@ -1,5 +1,3 @@
-import dataclasses
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -16,6 +14,8 @@ from sslbench.metrics.metric import ANY, LOSS
 from sslbench.protocols import low_shot
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.few_shot import statistics
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
 
 SMALL = {"k": (2, 6), "draws": 3, "costs": (0.1, 10.0), "c": (0.01, 1.0)}
 
@@ -26,8 +26,8 @@ def unit(x):
 
 
 def drawn(train, k, seed):
-    draw = few_shot.k_with_and_without if train.labels.kind == "multi" else few_shot.k_per_class
-    return draw(train.labels, k, few_shot.ByName(train.ids, seed))
+    draw = few_shot.k_with_and_without if isinstance(train.target, MultiLabel) else few_shot.k_per_class
+    return draw(train.target, k, few_shot.ByName(train.ids, seed))
 
 
 def run(train, test, seed=0, **changes):
@@ -47,7 +47,7 @@ def test_svms_are_those_of_linearsvc_on_the_drawn_images(blobs):
             columns.append(model.decision_function(unit(test.x)))
         scores.append(np.stack(columns, axis=1))
     np.testing.assert_allclose(outcome.scores, scores[0], atol=2e-3)
-    right = [np.mean(s.argmax(axis=1) == test.labels.values) for s in scores]
+    right = [np.mean(s.argmax(axis=1) == test.target.values) for s in scores]
     assert outcome.metrics["top1"][0] == pytest.approx(np.mean(right))
     assert outcome.selected["draws"]["seeds"] == [6, 7]
 
@@ -66,7 +66,7 @@ def test_mean_average_precision_of_single_labels_leads_and_is_chosen_by_on_reque
                 model = LinearSVC(C=cost, class_weight={1: 2, -1: 1}, max_iter=50000, tol=1e-8)
                 model.fit(unit(train.x[draw.rows]), np.where(draw.labels.values == c, 1, -1))
                 decision = model.decision_function(unit(test.x))
-                found.append(ranking.single_class(ranking.voc_all_points, test.labels.values == c, decision))
+                found.append(ranking.single_class(ranking.voc_all_points, test.target.values == c, decision))
         means[f"{cost:g}"] = np.mean(found)
     assert outcome.headline == "mAP" and outcome.metrics["mAP"][0] == pytest.approx(max(means.values()), abs=2e-3)
     assert outcome.selected["mean on test"]["k=5"] == pytest.approx(means, abs=2e-3)
@@ -79,16 +79,16 @@ def test_multi_label_svms_see_their_own_positives_and_negatives_only(blobs):
     train, test = blobs(multi=True)
     outcome = run(train, test, k=(5,), costs=(1.0,), draws=1)
     labels = drawn(train, 5, 0)
-    for c, name in enumerate(train.labels.classes):
+    for c, name in enumerate(train.target.classes):
         own = labels.labels.values[:, c]
         rows = labels.rows[own >= 0]
         assert (own == 1).sum() == 5 and (own == 0).sum() == 15
         model = LinearSVC(C=1.0, class_weight={1: 2, -1: 1}, max_iter=50000, tol=1e-8)
         model.fit(unit(train.x[rows]), np.where(own[own >= 0] > 0, 1, -1))
         np.testing.assert_allclose(outcome.scores[:, c], model.decision_function(unit(test.x)), atol=2e-3)
-        known = test.labels.values[:, c] >= 0
+        known = test.target.values[:, c] >= 0
         expected = ranking.single_class(
-            ranking.voc_all_points, test.labels.values[known, c], outcome.scores[known, c].astype(np.float64)
+            ranking.voc_all_points, test.target.values[known, c], outcome.scores[known, c].astype(np.float64)
         )
         assert outcome.per_class[name] == pytest.approx(expected, abs=1e-6)
 
@@ -250,12 +250,12 @@ def test_shares_of_train_keep_every_class_and_stand_beside_k(blobs):
     outcome = run(train, test, fractions=(0.1, 0.5))
     assert list(outcome.variants) == ["10 %", "50 %", "k=2", "k=6"]
     order = few_shot.ByName(train.ids, 0)
-    draw = few_shot.share(train.labels, 0.1, 0, order, stratified=True)
+    draw = few_shot.share(train.target, 0.1, 0, order, stratified=True)
     np.testing.assert_array_equal(np.bincount(draw.labels.values), [3, 3, 3, 3])
     only = run(train, test, k=(), fractions=(0.1, 0.5))
     assert only.metrics["top1"][0] == pytest.approx(outcome.variants["50 %"]["top1"])
     assert "50 % of train" in only.notes[0] and "6 images per class" in outcome.notes[0]
-    alike = few_shot.share(train.labels, 0.1, 0, order, stratified=False)
+    alike = few_shot.share(train.target, 0.1, 0, order, stratified=False)
     assert len(alike.rows) == 12 and len(np.unique(alike.rows)) == 12
     multi, test = blobs(multi=True)
     assert run(multi, test, k=(), fractions=(0.2,)).metrics["mAP"][0] > 0.3
@@ -269,7 +269,7 @@ def test_a_share_with_one_class_learns_nothing_and_says_so(blobs):
 
 def test_classes_that_train_lacks_are_left_out_and_said(make, blobs):
     train, test = blobs()
-    kept = train.select(np.flatnonzero(train.labels.values != 2))
+    kept = train.select(np.flatnonzero(train.target.values != 2))
     for classifier in ("svm", "logistic"):
         outcome = run(kept, test, classifier=classifier)
         assert "class2" in outcome.notes[1] and (outcome.scores.argmax(axis=1) != 2).all()
@@ -281,24 +281,24 @@ def test_what_cannot_be_drawn_is_refused_before_any_work(blobs, make):
     with pytest.raises(
         UsageError, match=r"train has too few samples for k=31: 30 of class 'class0'\nThe largest possible k is"
     ):
-        check(low_shot.Settings(k=(1, 31)), train.labels)
+        check(low_shot.Settings(k=(1, 31)), train.target)
     few = make(np.zeros((12, 2)), np.r_[np.zeros(9), np.ones(3)], 2)
-    outcome = run(*[make(np.eye(12), few.labels.values, 2)] * 2, k=(1, 2, 4, 8, 16))
+    outcome = run(*[make(np.eye(12), few.target.values, 2)] * 2, k=(1, 2, 4, 8, 16))
     assert list(outcome.variants) == ["k=1", "k=2"] and "3 of class 'class1'): 4, 8, 16" in outcome.notes[1]
     multi, _ = blobs(multi=True)
     with pytest.raises(UsageError, match="k need k with and 3 k without"):
-        check(low_shot.Settings(k=(50,)), multi.labels)
-    nothing = dataclasses.replace(train.labels, kind="none", values=np.zeros((5, 0), np.int8))
+        check(low_shot.Settings(k=(50,)), multi.target)
+    nothing = Unlabelled(5)
     with pytest.raises(DataError, match="have no labels"):
         check(low_shot.Settings(), nothing)
     with pytest.raises(DataError, match="at least two classes"):
-        check(low_shot.Settings(), make(np.zeros((5, 1)), np.zeros(5), 3).labels)
+        check(low_shot.Settings(), make(np.zeros((5, 1)), np.zeros(5), 3).target)
     with pytest.raises(UsageError, match=r"1 % is 0\.01"):
-        check(low_shot.Settings(fractions=(10.0,)), train.labels)
+        check(low_shot.Settings(fractions=(10.0,)), train.target)
     for bad in ({"k": ()}, {"k": (0,)}, {"k": (2, 2)}, {"draws": 0}, {"folds": 1}, {"costs": ()}, {"c": (-1.0,)},
                 {"fixed_cost": 0.0}):  # fmt: skip
         with pytest.raises(UsageError):
-            check(low_shot.Settings(**bad), train.labels)
+            check(low_shot.Settings(**bad), train.target)
 
 
 def test_multi_label_costs_are_chosen_per_class_by_average_precision(blobs):
@@ -306,7 +306,7 @@ def test_multi_label_costs_are_chosen_per_class_by_average_precision(blobs):
     strengths = (0.01, 1.0, 100.0)
     chosen = run(train, test, k=(6,), costs=strengths, draws=1).selected["cost"]["k=6"][0]
     draw = drawn(train, 6, 0)
-    for c, name in enumerate(train.labels.classes):
+    for c, name in enumerate(train.target.classes):
         known = draw.labels.values[:, c] >= 0
         x, y = unit(train.x[draw.rows[known]]), np.where(draw.labels.values[known, c] > 0, 1, -1)
         scores = []

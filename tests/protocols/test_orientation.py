@@ -13,11 +13,12 @@ from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.images import Arrays
 from sslbench.data.signals import orientation_of
-from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import orientation
+from sslbench.targets.classes import Classes
+from sslbench.targets.pixel_values import Orientations
 
 TASK = orientation.Orientation(orientation.Settings(), Preprocessing())
 
@@ -81,7 +82,7 @@ def knowing():
 
 def oriented(n, seed):
     source = blobs(n, seed)
-    return dataclasses.replace(source, labels=Labels("orientation", ("orientation",), np.zeros((n, 0), np.int8)))
+    return dataclasses.replace(source, target=Orientations(("orientation",), np.zeros((n, 0), np.int8)))
 
 
 def run(folder, train, test):
@@ -115,6 +116,6 @@ def test_images_without_structure_and_impossible_settings_are_one_message(tmp_pa
         run(tmp_path, oriented(6, 1), flat)
     for change, message in (({"sigma": 0}, "sigma"), ({"rotation": 5.0}, "rotation"), ({"lr": ()}, "lr")):
         with pytest.raises(UsageError, match=message):
-            orientation.PROTOCOL.kind.check(orientation.Settings(**change), flat.labels)
+            orientation.PROTOCOL.kind.check(orientation.Settings(**change), flat.target)
     with pytest.raises(DataError, match="one class each"):
-        orientation.PROTOCOL.kind.check(orientation.Settings(), Labels("single", ("a",), np.zeros(3, np.int64)))
+        orientation.PROTOCOL.kind.check(orientation.Settings(), Classes(("a",), np.zeros(3, np.int64)))

@@ -4,13 +4,15 @@ import dataclasses
 
 import numpy as np
 import pytest
+from helpers.targets import UNSEEN
 from scipy.spatial.transform import Rotation
 
-from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.comparisons import pose_measures, rotation_angles
 from sslbench.protocols import relative_pose
+from sslbench.targets.camera_pairs import CameraPairs
+from sslbench.targets.classes import Classes
 
 NAMES = ("qw", "qx", "qy", "qz", "tx", "ty", "tz")
 
@@ -44,7 +46,7 @@ def pairs(n, seed, numbers=7):
     zero = np.zeros(n)
     poses = np.column_stack([np.cos(half), zero, zero, np.sin(half), angles[:, 1] - angles[:, 0], zero, zero])
     x = np.stack([np.cos(angles), np.sin(angles)], axis=2).reshape(n, -1).astype(np.float32)
-    labels = Labels("camera_pairs", NAMES[:numbers], poses[:, :numbers])
+    labels = CameraPairs(NAMES[:numbers], poses[:, :numbers], UNSEEN, np.zeros((n, 2), np.int64))
     return Features(x, labels, tuple(f"{seed}-{i:04d}" for i in range(n)), regions=2)
 
 
@@ -56,7 +58,7 @@ def test_poses_that_follow_from_the_features_are_learnt(numbers):
     assert (
         found.headline == "rotation_error" and low <= value <= high and value < 5 < 15 < found.chance["rotation_error"]
     )
-    angles = rotation_angles(np.tile(train.labels.values.mean(axis=0)[:4], (100, 1)), test.labels.values[:, :4])
+    angles = rotation_angles(np.tile(train.target.values.mean(axis=0)[:4], (100, 1)), test.target.values[:, :4])
     assert found.chance["rotation_error"] == pytest.approx(angles.mean())
     assert ("translation_error" in found.metrics) == (numbers == 7) and found.scores.shape == (100, 7)
 
@@ -80,9 +82,9 @@ def test_settings_and_labels_that_cannot_work_are_one_message():
     }
     for change in ({name: value} for name, values in wrong.items() for value in values):
         with pytest.raises(UsageError, match="relative-pose: "):
-            relative_pose.check(relative_pose.Settings(**change), train.labels)
+            relative_pose.check(relative_pose.Settings(**change), train.target)
     with pytest.raises(DataError, match="one class each"):
-        relative_pose.check(relative_pose.Settings(), Labels("single", ("a",), np.zeros(3, np.int64)))
+        relative_pose.check(relative_pose.Settings(), Classes(("a",), np.zeros(3, np.int64)))
     with pytest.raises(DataError, match="train or test alone has translations"):
         relative_pose.run(train, pairs(5, 2, 4), relative_pose.Settings(epochs=1), seed=0)
     with pytest.raises(DataError, match=r"diverged with lr=1e\+30.*\nGive a smaller lr="):
@@ -95,6 +97,6 @@ def test_settings_and_labels_that_cannot_work_are_one_message():
 
 def test_poses_without_meaning_are_not_predicted_better_than_by_their_mean():
     train, test = pairs(300, 1), pairs(300, 2)
-    mixed = train.labels.select(np.random.default_rng(3).permutation(300))
-    found = relative_pose.run(dataclasses.replace(train, labels=mixed), test, relative_pose.Settings(), seed=0)
+    mixed = train.target.select(np.random.default_rng(3).permutation(300))
+    found = relative_pose.run(dataclasses.replace(train, target=mixed), test, relative_pose.Settings(), seed=0)
     assert found.metrics["rotation_error"][0] > found.chance["rotation_error"] - 2

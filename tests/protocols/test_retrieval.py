@@ -12,8 +12,7 @@ from sklearn.metrics import average_precision_score
 
 from sslbench.data.images import Arrays
 from sslbench.data.labels import single_labels
-from sslbench.data.queries import Answers, Queries
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.retrieval import (
     LANDMARK,
@@ -30,6 +29,8 @@ from sslbench.protocols.retrieval import Settings
 from sslbench.protocols.retrieval.search import positive_ranks
 from sslbench.protocols.retrieval.tasks import by_ground_truth
 from sslbench.results import percent_metrics
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.queries import Answers, Queries
 
 NAMES = [metric.name for metric in RANKING]
 
@@ -62,7 +63,7 @@ def assert_close(outcome, expected):
 
 def test_leave_one_out_equals_sorting(blobs):
     train, test = blobs(40, 90)
-    x, y = unit(test.x.astype(float)), test.labels.values
+    x, y = unit(test.x.astype(float)), test.target.values
     expected = slow(x @ x.T, y[:, None] == y, ~np.eye(90, dtype=bool))
     found = retrieval.run(train, test, Settings(), seed=0)
     assert_close(found, expected)
@@ -77,7 +78,7 @@ def test_test_queries_train(blobs):
     train, test = blobs(50, 30)
     expected = slow(
         unit(test.x.astype(float)) @ unit(train.x.astype(float)).T,
-        test.labels.values[:, None] == train.labels.values,
+        test.target.values[:, None] == train.target.values,
         np.ones((30, 50), bool),
     )
     assert_close(retrieval.run(train, test, Settings(database="train"), seed=0), expected)
@@ -87,7 +88,7 @@ def test_test_queries_train(blobs):
 def test_images_of_the_own_group_are_not_ranked(blobs):
     train, test = blobs(40, 60)
     groups = np.arange(60) // 3
-    x, y = unit(test.x.astype(float)), test.labels.values
+    x, y = unit(test.x.astype(float)), test.target.values
     expected = slow(x @ x.T, y[:, None] == y, groups[:, None] != groups)
     found = retrieval.run(train, dataclasses.replace(test, groups=groups), Settings(), seed=0)
     assert_close(found, expected)
@@ -101,7 +102,7 @@ def test_images_without_a_positive_are_searched_but_no_queries():
     assert found.notes == ("1 of 3 test images have no positive in the database and are not queries.",)
     assert {metric.n for metric in percent_metrics(found, len(test)).values()} == {2}
     with pytest.raises(DataError, match="none of the 3 test images has another image of its label"):
-        alone = dataclasses.replace(test, labels=single_labels(["a", "b", "c"]))
+        alone = dataclasses.replace(test, target=single_labels(["a", "b", "c"]))
         retrieval.run(alone, alone, Settings(), seed=0)
 
 
@@ -170,7 +171,7 @@ def test_both_ways_to_count_ranks_agree_with_sorting(n_positives):
 def test_whitening_is_learnt_on_train(blobs):
     train, test = blobs(300, 60)
     pca = PCA(6, whiten=True).fit(unit(train.x.astype(float)))
-    x, y = unit(pca.transform(unit(test.x.astype(float)))), test.labels.values
+    x, y = unit(pca.transform(unit(test.x.astype(float)))), test.target.values
     expected = slow(x @ x.T, y[:, None] == y, ~np.eye(60, dtype=bool))
     found = retrieval.run(train, test, Settings(whiten=True, components=6), seed=0)
     assert values(found) == pytest.approx(expected, abs=1e-4)
@@ -190,7 +191,7 @@ def test_expansion_adds_the_nearest_others(blobs):
     augmented = expanded(database, same, 3, 2.0)
     database, queries = augmented, expanded(queries, queries @ database.T, 0, 2.0)
     queries = expanded(queries, queries @ database.T, 4, 2.0)
-    positive = test.labels.values[:, None] == train.labels.values
+    positive = test.target.values[:, None] == train.target.values
     expected = slow(queries @ database.T, positive, np.ones((30, 40), bool))
     chosen = Settings(database="train", augmentation=3, query_expansion=4, alpha=2.0)
     assert values(retrieval.run(train, test, chosen, seed=0)) == pytest.approx(expected, abs=1e-4)
@@ -226,9 +227,9 @@ def test_augmentation_needs_queries_apart(blobs):
     with pytest.raises(UsageError, match="would contain the query"):
         retrieval.check_queries(Settings(augmentation=3), None)
     with pytest.raises(UsageError, match="a database of their own"):
-        retrieval.check_queries(Settings(database="train"), test.queries)
-    retrieval.check_queries(Settings(augmentation=3), test.queries)
-    inside = dataclasses.replace(test.queries, apart=frozenset())
+        retrieval.check_queries(Settings(database="train"), test.target.queries)
+    retrieval.check_queries(Settings(augmentation=3), test.target.queries)
+    inside = dataclasses.replace(test.target.queries, apart=frozenset())
     with pytest.raises(UsageError, match="would contain the query"):
         retrieval.check_queries(Settings(augmentation=3), inside)
 
@@ -243,13 +244,13 @@ def ground_truth(test, n_queries=8):
         for query in queries[: -1 if name == "easy" else None]:
             drawn = rng.permutation(database)[:9]
             tasks[name][query] = Answers(tuple(drawn[:4]), tuple(drawn[4:]))
-    return dataclasses.replace(test, queries=Queries(tasks, frozenset(queries)))
+    return dataclasses.replace(test, target=test.target.changed(queries=Queries(tasks, frozenset(queries))))
 
 
 def slow_landmark(similarity, test, name, kept):
     """Mean average precision and precisions of a task, by the formulas of the revisited protocol's code."""
     rows = []
-    for i, (query, answers) in enumerate(test.queries.tasks[name].items()):
+    for i, (query, answers) in enumerate(test.target.queries.tasks[name].items()):
         assert query == test.ids[i]
         order = [test.ids[8:][j] for j in np.argsort(-similarity[i])]
         order = [sample for sample in order if sample not in answers.ignored]
@@ -268,14 +269,16 @@ def test_ground_truth_equals_the_published_formulas(blobs):
     similarity = x[:8] @ x[8:].T
     assert_close(found, slow_landmark(similarity, test, "hard", 4) | slow_landmark(similarity, test, "easy", 4))
     assert found.headline == "mAP_trapezoid(hard)" and set(found.chance) == set(found.metrics)
-    assert list(found.per_class) == [test.labels.classes[c] for c in sorted(set(test.labels.values[:8].tolist()))]
+    assert list(found.per_class) == [test.target.classes[c] for c in sorted(set(test.target.values[:8].tolist()))]
 
 
 def test_answers_that_are_no_images_are_noted(blobs):
     test = ground_truth(blobs(4, 90)[1])
     kept = np.setdiff1d(np.arange(90), [7, 20, 21])
     found = retrieval.run(test, test.select(kept), Settings(), seed=0)
-    lost = sum(i in (test.ids[20], test.ids[21]) for a in test.queries.tasks["hard"].values() for i in a.positives)
+    lost = sum(
+        i in (test.ids[20], test.ids[21]) for a in test.target.queries.tasks["hard"].values() for i in a.positives
+    )
     assert found.notes[0] == f"hard: 1 queries and {lost} positives are not among the images."
 
 
@@ -287,7 +290,7 @@ def test_queries_of_the_database_find_others_only():
         test.ids[0]: Answers((test.ids[1],), (test.ids[0],)),
         test.ids[2]: Answers((test.ids[3],), (test.ids[2],)),
     }
-    test = dataclasses.replace(test, queries=Queries({"": answers}))
+    test = dataclasses.replace(test, target=test.target.changed(queries=Queries({"": answers})))
     found = retrieval.run(test, test, Settings(query_expansion=1), seed=0)
     expected = (landmark_values(np.array([0])) + landmark_values(np.array([2]))) / 2
     plain = retrieval.run(test, test, Settings(), seed=0)
@@ -320,7 +323,9 @@ def test_queries_that_share_an_image_or_answer_each_other_are_one_unit():
         d: Answers((c, h), (d,)),
         e: Answers((i, j), ()),
     }
-    search = by_ground_truth(dataclasses.replace(test, queries=Queries({"": answers}, frozenset((a, b, e)))))
+    search = by_ground_truth(
+        dataclasses.replace(test, target=test.target.changed(queries=Queries({"": answers}, frozenset((a, b, e)))))
+    )
     numbers = search.tasks[0].together
     assert (numbers[:, None] == numbers).astype(int).tolist() == [
         [1, 1, 0, 0, 0],
@@ -345,7 +350,7 @@ def test_regions_are_whitened_one_by_one(blobs):
     for image in regions[1].astype(float):
         kept = image[image.any(axis=1)]
         rows.append(unit(pca.transform(unit(kept))).sum(axis=0))
-    x, y = unit(np.array(rows)), test.labels.values
+    x, y = unit(np.array(rows)), test.target.values
     expected = slow(x @ x.T, y[:, None] == y, ~np.eye(40, dtype=bool))
     found = retrieval.run(train, test, Settings(whiten=True, components=4), seed=0)
     assert values(found) == pytest.approx(expected, abs=1e-4)
@@ -358,7 +363,7 @@ def test_micro_average_precision_is_that_of_one_list(blobs):
     similarity = x[:8] @ x[8:].T
     found = retrieval.run(train, test, Settings(predictions=60), seed=0)
     scores, correct = [], []
-    for i, answers in enumerate(test.queries.tasks["hard"].values()):
+    for i, answers in enumerate(test.target.queries.tasks["hard"].values()):
         kept = [j for j, sample in enumerate(test.ids[8:]) if sample not in answers.ignored]
         scores += similarity[i, kept].tolist()
         correct += [test.ids[8:][j] in answers.positives for j in kept]
@@ -394,7 +399,7 @@ def test_features_that_are_not_finite_are_named(blobs):
 
 def test_several_labels_per_sample_are_refused():
     with pytest.raises(DataError, match="several labels each"):
-        retrieval.check(Settings(), Labels("multi", ("a",), np.ones((2, 1), np.int8)))
+        retrieval.check(Settings(), MultiLabel(("a",), np.ones((2, 1), np.int8)))
 
 
 def test_the_search_holds_no_more_than_its_memory():

@@ -230,7 +230,7 @@ def test_images_of_a_set_that_cannot_be_read_are_left_out_and_counted(network, d
 def test_classes_of_a_set_are_matched_by_name_by_number_or_refused(data, tmp_path):
     train = open_data(str(data))["train"]
     write_images(tmp_path / "numbers", 2, 4, names=("0", "2"))
-    assert open_test_set("v2", str(tmp_path / "numbers"), train).labels.classes == ("blue", "red")
+    assert open_test_set("v2", str(tmp_path / "numbers"), train).target.classes == ("blue", "red")
     write_images(tmp_path / "odd", 2, 4, names=("blue", "yellow"))
     with pytest.raises(DataError, match=r"'yellow' .* is not in"):
         open_test_set("odd", str(tmp_path / "odd"), train)
@@ -253,7 +253,7 @@ def test_real_labels_are_found_by_the_number_of_the_file(tmp_path, data):
     file = tmp_path / "real.json"
     file.write_text(json.dumps(sets))
     labelled = with_real_labels(dataclasses.replace(part, ids=ids), str(file), train)
-    assert [sorted(999 - np.flatnonzero(row)) for row in labelled.labels.values] == [sorted(each) for each in sets]
+    assert [sorted(999 - np.flatnonzero(row)) for row in labelled.target.values] == [sorted(each) for each in sets]
     with pytest.raises(DataError, match="is not one of the 18 validation images"):
         with_real_labels(part, str(file), train)
     file.write_text("[[1000]]")
@@ -283,16 +283,16 @@ def write_objectnet(folder):
 
 def thousand_classes(source):
     names = tuple(f"n{i:08d}" for i in range(1000))[::-1]
-    return dataclasses.replace(source, labels=single_labels([names[0]] * len(source), names))
+    return dataclasses.replace(source, target=single_labels([names[0]] * len(source), names))
 
 
 def test_objectnet_has_the_classes_of_its_own_mapping_and_no_border(tmp_path, data):
     write_objectnet(tmp_path / "objectnet")
     train = thousand_classes(open_data(str(data))["test"])
     source = open_objectnet(str(tmp_path / "objectnet"), train)
-    right = [{train.labels.classes[i] for i in np.flatnonzero(row == 1)} for row in source.labels.values]
+    right = [{train.target.classes[i] for i in np.flatnonzero(row == 1)} for row in source.target.values]
     assert right == [{"n00000992", "n00000990"}, {"n00000999"}, set()], "place 999 - number among the sorted synsets"
-    competing = {train.labels.classes[i] for i in np.flatnonzero(source.labels.values[2] == 0)}
+    competing = {train.target.classes[i] for i in np.flatnonzero(source.target.values[2] == 0)}
     assert competing == {"n00000992", "n00000990", "n00000999"}
     decoded = source.images.decoded(0, picture_decoder(None, source.images))
     assert decoded.image.shape == (3, 8, 10) and (decoded.image == 90).all()
@@ -330,7 +330,7 @@ def test_folders_of_unknown_images_may_have_the_names_of_a_list_of_known_classes
     write_images(tmp_path / "imagenet-o", 2, 1, names=(listed,))
     train = open_data(str(tmp_path / "train"))["all"]
     found = further_sets.open_unknown(str(tmp_path / "imagenet-o"), train, "imagenet-o")
-    assert len(found) == 2 and (found.labels.values == 0).any(axis=1).all()
+    assert len(found) == 2 and (found.target.values == 0).any(axis=1).all()
     with pytest.raises(DataError, match="are not unknown: n"):
         further_sets.open_unknown(str(tmp_path / "imagenet-o"), train, "")
     write_images(tmp_path / "imagenet-o", 2, 1, names=(known[0],))

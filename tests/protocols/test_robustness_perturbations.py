@@ -8,13 +8,13 @@ from test_robustness_classifier import predicted as predicted_classes
 
 from sslbench.data.corruptions import corrupt
 from sslbench.data.images import Files
-from sslbench.data.labels import no_labels
 from sslbench.data.source import Source
 from sslbench.data.videos import decoded_frames, frames_of
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import Request, make_task, prepare
 from sslbench.protocols.robustness.checks import PERTURBED
 from sslbench.protocols.robustness.perturbations import MAIN, perturbation_notes
+from sslbench.targets.none import Unlabelled
 
 
 def write_video(path, frames):
@@ -90,7 +90,7 @@ def test_flip_probabilities_are_those_of_a_loop_over_frames(world):
 
 def test_frames_come_in_order_and_follow_the_file(world):
     files = tuple(sorted(f.relative_to(world / "p").as_posix() for f in (world / "p").rglob("*.mp4")))
-    videos = Source("p", files, no_labels(len(files)), Files(files, str(world / "p")))
+    videos = Source("p", files, Unlabelled(len(files)), Files(files, str(world / "p")))
     frames = frames_of(videos)
     assert list(frames.ids) == sorted(frames.ids) and frames.ids[0] == "gaussian_noise/blue/0.mp4/0000"
     for i in (0, 3, len(frames) - 1):

@@ -12,7 +12,6 @@ from torch.nn import functional
 from sslbench.backbones.dense import DenseEncoder
 from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
-from sslbench.data.label_map import LabelMap
 from sslbench.data.loading.joint import JointView
 from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
@@ -29,9 +28,10 @@ from sslbench.protocols._parts.selection import holdout_rows
 from sslbench.protocols.segmentation import Segmentation, Settings, regions
 from sslbench.results import percent_metrics
 from sslbench.runtime.seeds import seeded
+from sslbench.targets.label_maps import LabelMap
 
 QUICK = Settings(steps=40, warmup_steps=4, batch_size=8)
-TASK = Segmentation(QUICK, map_pictures(1, 0).labels.classes)
+TASK = Segmentation(QUICK, map_pictures(1, 0).target.classes)
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,7 @@ def test_the_score_is_that_of_the_areas_of_all_images(backbone, tmp_path):
     """One learning rate and no training to speak of: the head is predicted by hand."""
     settings = dataclasses.replace(QUICK, lr=(1e-12,), steps=1, warmup_steps=0)
     test = map_pictures(5, 2)
-    test.maps.maps[:, :3] = -1
+    test.target.maps.maps[:, :3] = -1
     (outcome,) = run(backbone, tmp_path, settings, test=test).values()
     heads, encode = heads_of(backbone, settings)
     heads[0].train()
@@ -211,7 +211,7 @@ def test_the_score_is_that_of_the_areas_of_all_images(backbone, tmp_path):
         with torch.inference_mode():
             logits = heads[0](encode((pixels / 255 - 0.5) / 0.25))
         large = functional.interpolate(logits, (16, 24), mode="bilinear", align_corners=False)[0]
-        found, label = large.argmax(dim=0).numpy(), test.maps.maps[index]
+        found, label = large.argmax(dim=0).numpy(), test.target.maps.maps[index]
         for number in range(4):
             one, other = (found == number) & (label >= 0), label == number
             both[number], predicted[number] = both[number] + (one & other).sum(), predicted[number] + one.sum()
@@ -243,7 +243,10 @@ def test_instances_are_the_connectedregions(backbone, tmp_path):
     settings = dataclasses.replace(QUICK, panoptic=True)
     with pytest.raises(UsageError, match="panoptic=true needs label maps that know instances"):
         run(backbone, tmp_path / "none", settings)
-    train, test = (dataclasses.replace(part, maps=WithInstances(part.maps.maps)) for part in pairs())
+    train, test = (
+        dataclasses.replace(part, target=part.target.changed(maps=WithInstances(part.target.maps.maps)))
+        for part in pairs()
+    )
     (outcome,) = run(backbone, tmp_path, settings, train=train, test=test).values()
     assert 0.3 < outcome.metrics["PQ"][0] <= outcome.metrics["SQ"][0] <= 1
     assert set(outcome.floors["pixels"]) == set(outcome.metrics)
@@ -276,14 +279,18 @@ def test_the_rates_are_those_of_mmsegmentation():
 
 def test_what_cannot_be_used_is_listed_before_training(backbone, tmp_path):
     train = map_pictures(8, 1)
-    train.maps.maps[2], train.maps.maps[5] = -5, -5
+    train.target.maps.maps[2], train.target.maps.maps[5] = -5, -5
     with pytest.raises(DataError, match=r"2 targets of pictures 1 cannot be used:\n  a value.*\n  a value"):
         run(backbone, tmp_path, train=train)
     nothing = map_pictures(8, 1)
-    nothing = dataclasses.replace(nothing, maps=ArrayMaps(np.full_like(nothing.maps.maps, -1)))
+    nothing = dataclasses.replace(
+        nothing, target=nothing.target.changed(maps=ArrayMaps(np.full_like(nothing.target.maps.maps, -1)))
+    )
     with pytest.raises(DataError, match="no pixel of pictures 1 counts"):
         run(backbone, tmp_path, train=nothing)
-    one = dataclasses.replace(nothing, maps=ArrayMaps(np.zeros_like(nothing.maps.maps)))
+    one = dataclasses.replace(
+        nothing, target=nothing.target.changed(maps=ArrayMaps(np.zeros_like(nothing.target.maps.maps)))
+    )
     with pytest.raises(DataError, match="all counted pixels of train belong to one"):
         run(backbone, tmp_path, train=one)
 
@@ -311,7 +318,7 @@ def test_what_cannot_be_used_is_listed_before_training(backbone, tmp_path):
 )
 def test_settings_that_are_not_possible_are_refused(change):
     with pytest.raises(UsageError, match=next(iter(change)).split("_")[0]):
-        segmentation.PROTOCOL.kind.check(dataclasses.replace(Settings(), **change), map_pictures(4, 0).labels)
+        segmentation.PROTOCOL.kind.check(dataclasses.replace(Settings(), **change), map_pictures(4, 0).target)
 
 
 @pytest.mark.parametrize(
@@ -395,8 +402,8 @@ def test_windows_in_small_batches_are_the_same(backbone):
 
 def test_a_held_out_part_of_ignored_pixels_is_refused_before_training(backbone, tmp_path):
     train = map_pictures(30, 1)
-    _, held_out = holdout_rows(train.labels, QUICK.holdout, 0, None)
-    train.maps.maps[held_out] = -1
+    _, held_out = holdout_rows(train.target, QUICK.holdout, 0, None)
+    train.target.maps.maps[held_out] = -1
     with pytest.raises(DataError, match=r"none of the 3 images held out .*\nGive one learning rate, such as lr=0.001"):
         run(backbone, tmp_path, train=train)
     assert not list(tmp_path.iterdir()), "nothing was trained"
@@ -406,15 +413,15 @@ def test_a_held_out_part_of_ignored_pixels_is_refused_before_training(backbone, 
 
 def test_classes_of_test_that_train_lacks_are_named(backbone, tmp_path):
     train = map_pictures(30, 1)
-    train.maps.maps[train.maps.maps == 3] = -1
+    train.target.maps.maps[train.target.maps.maps == 3] = -1
     (outcome,) = run(backbone, tmp_path, dataclasses.replace(QUICK, steps=5), train=train).values()
     (note,) = (note for note in outcome.notes if "no pixel in train" in note)
-    assert note.startswith("1 class of test has") and note.endswith(f": {train.labels.classes[3]}.")
+    assert note.startswith("1 class of test has") and note.endswith(f": {train.target.classes[3]}.")
 
 
 def test_intervals_count_the_images_with_a_counted_pixel(backbone, tmp_path):
     test = map_pictures(12, 2)
-    test.maps.maps[[3, 7]] = -1
+    test.target.maps.maps[[3, 7]] = -1
     (outcome,) = run(backbone, tmp_path, dataclasses.replace(QUICK, steps=5), test=test).values()
     assert outcome.scored == 10 and percent_metrics(outcome, 12)["mIoU"].n == 10
     assert 0 <= outcome.selected["score"] <= 1, "a fraction, as in knn and linear"

@@ -26,10 +26,10 @@ from sslbench.runtime.seeds import seeded
 
 def slow_miou(train, test, k, temperature):
     """Hummingbird in loops: cosines of all pairs, softmax of the k largest, bilinear, argmax, areas."""
-    n_classes, (rows, columns) = len(train.labels.classes), train.grid
+    n_classes, (rows, columns) = len(train.target.classes), train.grid
     memory, shares = [], []
     for i in range(len(train)):
-        label = train.maps.maps[i]
+        label = train.target.maps.maps[i]
         height, width = label.shape[0] // rows, label.shape[1] // columns
         for r in range(rows):
             for c in range(columns):
@@ -49,7 +49,7 @@ def slow_miou(train, test, k, temperature):
             weights = np.exp(cosines[nearest] / temperature)
             scores.append(weights @ shares[nearest] / weights.sum())
         grid = torch.tensor(np.array(scores)).T.reshape(1, n_classes, rows, columns)
-        label = test.maps.maps[i]
+        label = test.target.maps.maps[i]
         large = torch.nn.functional.interpolate(grid, label.shape, mode="bilinear", align_corners=False)[0]
         found = large.argmax(0).numpy()
         for number in range(n_classes):
@@ -63,10 +63,10 @@ def slow_miou(train, test, k, temperature):
 
 def ignoring(features, seed):
     """The same with a fifth of the pixels and one whole image ignored."""
-    maps = features.maps.maps.copy()
+    maps = features.target.maps.maps.copy()
     maps[np.random.default_rng(seed).random(maps.shape) < 0.2] = -1
     maps[0] = -1
-    return dataclasses.replace(features, maps=ArrayMaps(maps))
+    return dataclasses.replace(features, target=features.target.changed(maps=ArrayMaps(maps)))
 
 
 @pytest.mark.parametrize("k", [1, 5, 10_000])
@@ -87,10 +87,12 @@ def test_images_alone_decide_and_not_their_blocks(monkeypatch):
 
 def test_a_small_memory_keeps_equally_many_patches_of_each_image_and_rare_classes():
     train = map_sample(20, 0)
-    cells = train.maps.maps[:, ::8, ::8].copy()
+    cells = train.target.maps.maps[:, ::8, ::8].copy()
     cells[:] = 0
     cells[:, 1, 2] = 3
-    rare = dataclasses.replace(train, maps=ArrayMaps(np.kron(cells, np.ones((1, 8, 8), dtype=int))))
+    rare = dataclasses.replace(
+        train, target=train.target.changed(maps=ArrayMaps(np.kron(cells, np.ones((1, 8, 8), dtype=int))))
+    )
     memory = patch_memory(rare, 40, seed=0)
     assert len(memory.x) == 40 and memory.left_out == 80
     assert (memory.labels[:, 3] == 1).sum() >= 15, "one patch in six has class 3, and stays"
@@ -101,7 +103,10 @@ def test_position_and_majority_are_floors():
     train, test = map_sample(60, 0), map_sample(20, 1)
     top = np.arange(6).reshape(2, 3) // 3  # class 0 above, class 1 below
     maps = np.kron(top, np.ones((8, 8), dtype=int))
-    of = [dataclasses.replace(part, maps=ArrayMaps(np.stack([maps] * len(part)))) for part in (train, test)]
+    of = [
+        dataclasses.replace(part, target=part.target.changed(maps=ArrayMaps(np.stack([maps] * len(part)))))
+        for part in (train, test)
+    ]
     found = run(*of, Settings(), seed=0)
     assert found.floors["position only"]["mIoU"] == 1.0
     assert found.chance["mIoU"] == pytest.approx(0.25), "half of the pixels, of two classes with pixels"
@@ -110,9 +115,11 @@ def test_position_and_majority_are_floors():
 def test_classes_of_test_that_train_lacks_are_named():
     train, test = map_sample(12, 0), map_sample(9, 1)
     assert not any("no pixel in train" in note for note in run(train, test, Settings(k=5), seed=0).notes)
-    maps = np.where(train.maps.maps == 1, -1, train.maps.maps)
-    found = run(dataclasses.replace(train, maps=ArrayMaps(maps)), test, Settings(k=5), seed=0)
-    assert any("no pixel in train" in note and train.labels.classes[1] in note for note in found.notes)
+    maps = np.where(train.target.maps.maps == 1, -1, train.target.maps.maps)
+    found = run(
+        dataclasses.replace(train, target=train.target.changed(maps=ArrayMaps(maps))), test, Settings(k=5), seed=0
+    )
+    assert any("no pixel in train" in note and train.target.classes[1] in note for note in found.notes)
 
 
 def test_a_score_that_says_nothing_of_the_network_is_noted():
@@ -123,15 +130,20 @@ def test_a_score_that_says_nothing_of_the_network_is_noted():
         notes = run(*parts, Settings(k=100_000, temperature=100.0), seed=0).notes
         assert any("k=100,000 is not below the 72 patches of the memory" in note for note in notes)
         assert any(note.startswith("No better than predicting") for note in notes)
-    of = [dataclasses.replace(part, maps=ArrayMaps(np.zeros_like(part.maps.maps))) for part in (train, test)]
+    of = [
+        dataclasses.replace(part, target=part.target.changed(maps=ArrayMaps(np.zeros_like(part.target.maps.maps))))
+        for part in (train, test)
+    ]
     notes = run(*of, Settings(k=5), seed=0).notes
     for part in ("train", "test"):
-        assert any(f"All counted pixels of {part} belong to '{train.labels.classes[0]}'" in note for note in notes)
+        assert any(f"All counted pixels of {part} belong to '{train.target.classes[0]}'" in note for note in notes)
 
 
 def test_matching_only_adds_metrics_and_can_only_raise_them():
     train, test = map_sample(12, 0, noise=3.0), map_sample(9, 1, noise=3.0)
-    swapped = dataclasses.replace(train, maps=ArrayMaps(np.array([1, 0, 2, 3])[train.maps.maps]))
+    swapped = dataclasses.replace(
+        train, target=train.target.changed(maps=ArrayMaps(np.array([1, 0, 2, 3])[train.target.maps.maps]))
+    )
     plain, right = run(swapped, test, Settings(), seed=0), run(train, test, Settings(), seed=0)
     for by in ("iou", "pixels"):
         found = run(swapped, test, Settings(matching=by), seed=0)
@@ -144,12 +156,14 @@ def test_what_cannot_be_used_is_one_message():
     train, test = map_sample(8, 0), map_sample(4, 1)
     for change in ({"k": 0}, {"memory": 0}, {"temperature": 0.0}):
         with pytest.raises(UsageError, match=next(iter(change))):
-            segmentation_knn.check(Settings(**change), train.labels)
-    nothing = dataclasses.replace(train, maps=ArrayMaps(np.full_like(train.maps.maps, -1)))
+            segmentation_knn.check(Settings(**change), train.target)
+    nothing = dataclasses.replace(
+        train, target=train.target.changed(maps=ArrayMaps(np.full_like(train.target.maps.maps, -1)))
+    )
     with pytest.raises(DataError, match="no pixel of the training maps counts"):
         run(nothing, test, Settings(), seed=0)
     with pytest.raises(UsageError, match="a layer with a vector per patch"):
-        run(dataclasses.replace(train, maps=None), test, Settings(), seed=0)
+        run(dataclasses.replace(train, grid=None), test, Settings(), seed=0)
     x = train.x.copy()
     x[3, 5] = np.nan
     with pytest.raises(DataError, match="0-0003"):
@@ -159,7 +173,8 @@ def test_what_cannot_be_used_is_one_message():
 def test_maps_without_meaning_are_predicted_at_chance():
     """The classes of 240 test cells are drawn apart from all else: Hoeffding's bound fails once in a million seeds."""
     train, test = (
-        dataclasses.replace(map_sample(n, seed), maps=map_sample(n, seed + 10).maps) for n, seed in ((48, 1), (40, 2))
+        dataclasses.replace(map_sample(n, seed), target=map_sample(n, seed + 10).target)
+        for n, seed in ((48, 1), (40, 2))
     )
     outcome = run(train, test, Settings(), seed=0)
     assert abs(outcome.metrics["aAcc"][0] - 1 / 4) < math.sqrt(math.log(2e6) / (2 * 240))
@@ -178,7 +193,10 @@ def test_features_that_are_not_stored_give_the_same_result(tmp_path, dtype, monk
         extract(backbone, part, (layer,), settings, root=tmp_path, split=name).features[layer.text]
         for name, part in parts.items()
     ]
-    stored = [dataclasses.replace(found, maps=part.maps) for found, part in zip(stored, parts.values(), strict=True)]
+    stored = [
+        dataclasses.replace(found, target=found.target.changed(maps=part.target.maps))
+        for found, part in zip(stored, parts.values(), strict=True)
+    ]
     seen = []
     fresh = [
         streamed(backbone, part, layer, settings, lambda done, total: seen.append((done, total)))

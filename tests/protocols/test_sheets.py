@@ -7,15 +7,16 @@ import pytest
 from PIL import Image
 
 from sslbench.data.images import Arrays
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.pictures import sheet
+from sslbench.targets.none import Unlabelled
 
 
 @pytest.mark.parametrize(("channels", "shown"), [(1, [0, 0, 0]), (2, [0, 0, 0]), (3, [0, 50, 100]), (5, [0, 50, 100])])
 def test_pictures_with_any_number_of_channels_are_shown(channels, shown):
     array = np.broadcast_to(50 * np.arange(channels), (2, 160, 120, channels)).astype(np.uint8)
-    labels = Labels("none", (), np.zeros((2, 0), dtype=np.int8))
+    labels = Unlabelled(2)
     source = Source("bands", ("0", "1"), labels, Arrays(array, "bands"))
     own = Preprocessing(resize=None, crop=None, mean=(0.5,) * channels, std=(0.25,) * channels, origin="test")
     png = sheet(source, {"best": [0], "worst": [1]}, {0: "a", 1: "b"}, lambda picture, *_: picture, own)

@@ -1,6 +1,6 @@
-"""Labels that have nothing to do with the features: a protocol scores chance, and its intervals cover it.
+"""Target that have nothing to do with the features: a protocol scores chance, and its intervals cover it.
 
-A protocol that looked at the test labels, or an interval that is too short, would leave chance out too often. Labels
+A protocol that looked at the test labels, or an interval that is too short, would leave chance out too often. Target
 of test are drawn independently of everything that a protocol may use, so the number of right predictions has a binomial
 distribution whatever the protocol does. Each assertion fails for a correct protocol with a probability of at most
 ALARM.
@@ -15,6 +15,7 @@ from scipy.stats import binom
 
 from sslbench.names import list_names
 from sslbench.protocols import OnFeatures, find
+from sslbench.targets.classes import Classes
 
 ALARM = 1e-6
 CLASSES, N_TRAIN, N_TEST, REPEATS = 4, 48, 120, 8
@@ -24,7 +25,7 @@ SMALLER = {"c": (0.01, 1.0), "costs": (0.01, 0.1), "draws": 2}
 
 def predicts_classes(protocol):
     kind = protocol.kind
-    return isinstance(kind, OnFeatures) and kind.needs_labels and "single" in kind.label_kinds and not kind.own_classes
+    return isinstance(kind, OnFeatures) and kind.needs_labels and Classes in kind.takes and not kind.own_classes
 
 
 PROTOCOLS = [name for name in list_names("protocol") if predicts_classes(find(name))]
@@ -59,7 +60,7 @@ def test_labels_without_meaning_are_predicted_at_chance(name):
         train, test = shuffled(repeat)
         outcome = protocol.kind.run(train, test, settings_of(protocol), seed=repeat)
         assert outcome.scores.shape == (N_TEST, CLASSES)
-        right += int((outcome.scores.argmax(axis=1) == test.labels.values).sum())
+        right += int((outcome.scores.argmax(axis=1) == test.target.values).sum())
         if "top1" in outcome.metrics:
             _, low, high = outcome.metrics["top1"]
             missed += not low <= 1 / CLASSES <= high

@@ -4,19 +4,21 @@ import json
 
 import numpy as np
 import pytest
+from helpers.targets import UNSEEN
 from scipy.stats import binom
 from sklearn.metrics import accuracy_score
 from sklearn.metrics.pairwise import cosine_similarity
 
 from sslbench.cli.main import main
-from sslbench.data.source import Labels
 from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.protocols import similarity
+from sslbench.targets.classes import Classes
+from sslbench.targets.triplets import Triplets
 
 
 def triplets(x, choices, groups=None):
-    labels = Labels("triplets", ("left", "right"), np.asarray(choices, dtype=np.int64))
+    labels = Triplets(np.asarray(choices, dtype=np.int64), UNSEEN, np.zeros((len(x), 3), np.int64))
     ids = tuple(f"{i:04d}" for i in range(len(x)))
     return Features(x.reshape(len(x), -1).astype(np.float32), labels, ids, regions=3, groups=groups)
 
@@ -68,7 +70,7 @@ def test_triplets_of_one_reference_are_one_unit_of_the_interval():
 
 def test_other_labels_and_features_that_are_not_finite_are_one_message():
     with pytest.raises(DataError, match="needs triplets of images, and these samples have one class each"):
-        similarity.check(similarity.Settings(), Labels("single", ("a",), np.zeros(3, np.int64)))
+        similarity.check(similarity.Settings(), Classes(("a",), np.zeros(3, np.int64)))
     x = np.ones((4, 3, 2))
     x[2, 1, 0] = np.nan
     with pytest.raises(DataError, match="0002"):

@@ -29,16 +29,16 @@ def test_multi_label_is_the_voc07_protocol_step_by_step(solver, blobs):
     train, test = blobs(multi=True)
     outcome = svm.run(train, test, svm.Settings(costs=COSTS, solver=solver), seed=0)
     assert outcome.converged and outcome.headline == "mAP"
-    for c, name in enumerate(train.labels.classes):
-        target = np.where(train.labels.values[:, c] > 0, 1, -1)
+    for c, name in enumerate(train.target.classes):
+        target = np.where(train.target.values[:, c] > 0, 1, -1)
         models = [LinearSVC(C=cost, class_weight={1: 2, -1: 1}, max_iter=20000) for cost in COSTS]
         means = [cross_val_score(m, unit(train.x), target, cv=3, scoring="average_precision").mean() for m in models]
         best = int(np.argmax(means))
         assert outcome.selected["cost"][name] == COSTS[best]
-        known = test.labels.values[:, c] >= 0
+        known = test.target.values[:, c] >= 0
         decision = models[best].fit(unit(train.x), target).decision_function(unit(test.x))
         np.testing.assert_allclose(outcome.scores[:, c], decision, atol=1e-2)
-        expected = ranking.single_class(ranking.voc_all_points, test.labels.values[known, c], decision[known])
+        expected = ranking.single_class(ranking.voc_all_points, test.target.values[known, c], decision[known])
         assert outcome.per_class[name] == pytest.approx(expected, abs=5e-3)
 
 
@@ -46,9 +46,9 @@ def test_ignored_training_samples_are_negatives_or_dropped(blobs):
     train, test = blobs(multi=True)
     kept = svm.run(train, test, svm.Settings(costs=(1.0,)), seed=0)
     dropped = svm.run(train, test, svm.Settings(costs=(1.0,), ignore_in_training="drop"), seed=0)
-    known = train.labels.values[:, 0] >= 0
+    known = train.target.values[:, 0] >= 0
     model = LinearSVC(C=1.0, class_weight={1: 2, -1: 1}, max_iter=20000)
-    model.fit(unit(train.x)[known], np.where(train.labels.values[known, 0] > 0, 1, -1))
+    model.fit(unit(train.x)[known], np.where(train.target.values[known, 0] > 0, 1, -1))
     np.testing.assert_allclose(dropped.scores[:, 0], model.decision_function(unit(test.x)), atol=1e-2)
     assert np.abs(kept.scores[:, 0] - dropped.scores[:, 0]).max() > 2e-2
 
@@ -84,7 +84,7 @@ def test_the_first_of_equal_costs_wins_whatever_their_order(make):
 
 def test_blocks_of_problems_change_nothing_but_the_memory(blobs):
     train, _ = blobs(multi=True)
-    targets = np.where(train.labels.values > 0, 1, -1).astype(np.int8)
+    targets = np.where(train.target.values > 0, 1, -1).astype(np.int8)
     folds = np.repeat((np.arange(len(train)) % 3)[:, None], 4, axis=1).astype(np.int16)
     settings = svm.Settings(costs=COSTS)
     whole, single = (Newton(unit(train.x), dataclasses.replace(settings, max_memory=size)) for size in (1.0, 1e-9))
@@ -99,7 +99,7 @@ def test_blocks_of_problems_change_nothing_but_the_memory(blobs):
 @pytest.mark.parametrize("solver", ["newton", "liblinear"])
 def test_held_out_decisions_are_of_models_that_did_not_see_the_sample(solver, blobs):
     train, _ = blobs(multi=True)
-    x, targets = unit(train.x), np.where(train.labels.values > 0, 1, -1).astype(np.int8)
+    x, targets = unit(train.x), np.where(train.target.values > 0, 1, -1).astype(np.int8)
     targets[:7, 1] = 0
     folds = np.repeat((np.arange(len(x)) % 3)[:, None], 4, axis=1).astype(np.int16)
     folds[:7, 1] = -1
@@ -149,7 +149,7 @@ def test_single_label_has_one_cost_and_takes_the_largest_decision(blobs):
     train, test = blobs(spread=1.0)
     outcome = svm.run(train, test, svm.Settings(costs=COSTS), seed=0)
     assert outcome.selected["cost"] in COSTS and outcome.headline == "top1"
-    assert outcome.metrics["top1"][0] == np.mean(outcome.scores.argmax(1) == test.labels.values) > 0.5
+    assert outcome.metrics["top1"][0] == np.mean(outcome.scores.argmax(1) == test.target.values) > 0.5
     assert not np.isnan(outcome.train)
 
 
@@ -205,7 +205,7 @@ def test_the_bound_of_the_distance_to_the_optimum_holds_and_stands_in_the_record
     rough = svm.run(train, test, dataclasses.replace(settings, max_iter=1), seed=0)
     assert rough.converged is False and rough.selected["gap"] > 1e-6
     x = PreparedRows(train.x, True)[:]
-    targets, _ = svm._targets(train.labels, settings)
+    targets, _ = svm._targets(train.target, settings)
     make = {
         name: make_solver(x, dataclasses.replace(settings, **how), 0)[0].fit(targets, [5.0] * 4)
         for name, how in {"exact": {"solver": "newton", "tolerance": 1e-10}, "rough": {"max_iter": 1}}.items()

@@ -43,10 +43,10 @@ def test_the_scores_are_those_of_whole_videos(scaled):
     test = moving_squares(3, frames=6, step=3)
     outcome = track(test, dataclasses.replace(SMALL, scaled=scaled))
     for video in range(3):
-        rows = test.tuples.rows(video)
-        pixels = torch.stack([torch.from_numpy(test.tuples.images.read(row)).permute(2, 0, 1) for row in rows]).float()
+        rows = test.target.rows(video)
+        pixels = torch.stack([torch.from_numpy(test.target.images.read(row)).permute(2, 0, 1) for row in rows]).float()
         maps = network().module[0]((pixels / 255 - 0.5) / 0.25)
-        truth = np.stack([test.tuples.masks.read_ids(row) for row in rows])
+        truth = np.stack([test.target.masks.read_ids(row) for row in rows])
         first = shares(class_counts(truth[0], (8, 8), 2, ignore=())).reshape(8, 8, 2).transpose(2, 0, 1).copy()
         labels = propagate_video(maps, torch.from_numpy(first), SMALL.propagation())
         found = np.stack([upsampled_classes(label, (32, 32), min_max=scaled).numpy() for label in labels])
@@ -67,9 +67,9 @@ def test_presets_of_the_first_frame_and_of_sizes_change_the_result():
 
 def test_objects_that_come_later_are_background():
     test = moving_squares(1)
-    ids = test.tuples.masks.ids.copy()
+    ids = test.target.masks.ids.copy()
     ids[2:, 28:32, 28:32] = 2
-    later = dataclasses.replace(test, tuples=dataclasses.replace(test.tuples, masks=ArrayIds(ids)))
+    later = dataclasses.replace(test, target=test.target.changed(masks=ArrayIds(ids)))
     assert np.array_equal(track(later).scores, track(test).scores)
 
 
@@ -77,11 +77,11 @@ def test_objects_that_come_later_are_background():
 def test_objects_are_the_ids_that_occur_whatever_their_numbers(first):
     """Ids 2 to 199 that no frame has were scored as objects that are right: 99.00 for 0.00."""
     test = moving_squares(2)
-    halves = test.tuples.masks.ids.copy()
+    halves = test.target.masks.ids.copy()
     halves[:, 14:] *= 2
     outcomes = [
         track(
-            dataclasses.replace(test, tuples=dataclasses.replace(test.tuples, masks=ArrayIds(ids))),
+            dataclasses.replace(test, target=test.target.changed(masks=ArrayIds(ids))),
             dataclasses.replace(SMALL, first=first),
         )
         for ids in (halves, np.array([0, 1, 200], np.int32)[halves])
@@ -92,14 +92,14 @@ def test_objects_are_the_ids_that_occur_whatever_their_numbers(first):
 
 def test_masks_of_another_size_are_refused():
     test = moving_squares(1)
-    small = ArrayIds(test.tuples.masks.ids[:, ::2, ::2])
-    other = dataclasses.replace(test, tuples=dataclasses.replace(test.tuples, masks=small))
+    small = ArrayIds(test.target.masks.ids[:, ::2, ::2])
+    other = dataclasses.replace(test, target=test.target.changed(masks=small))
     with pytest.raises(DataError, match="is 32 x 32 pixels, its mask 16 x 16"):
         track(other)
 
 
 def test_settings_without_effect_and_other_data_are_refused():
-    labels = moving_squares().labels
+    labels = moving_squares().target
     for changes, message in (
         ({"multiple": 64}, "multiple has no effect"),
         ({"radius": 0.0, "window": "disk"}, "without a radius"),
@@ -109,7 +109,7 @@ def test_settings_without_effect_and_other_data_are_refused():
         with pytest.raises(UsageError, match=message):
             check(dataclasses.replace(Settings(), **changes), labels)
     with pytest.raises(DataError, match="needs videos with masks"):
-        check(Settings(), shifted_pairs().labels)
+        check(Settings(), shifted_pairs().target)
 
 
 EXACT = Settings(radius=0.0, window="square", topk=1, temperature=0.01, all_ties=False)
@@ -133,12 +133,12 @@ def slow_iou(videos):
 def test_moving_parts_have_the_exact_iou_of_all_pixels_of_all_videos(first):
     test = moving_parts()
     outcome = track(test, dataclasses.replace(EXACT, first=first))
-    ids = test.tuples.masks.ids
+    ids = test.target.masks.ids
     found = np.where(ids == 3, 1, np.where(ids == 255, 0, ids))  # the scarf is not in the first frame
     wanted = slow_iou(zip(found, ids, strict=True))
     assert outcome.headline == "mIoU" and wanted[2] == 1 and wanted[3] == 0 and wanted[1] < 1
     assert outcome.per_class == pytest.approx(
-        dict(zip(test.labels.classes, (wanted[c] for c in range(4)), strict=True))
+        dict(zip(test.target.classes, (wanted[c] for c in range(4)), strict=True))
     )
     assert outcome.metrics["mIoU"][0] == pytest.approx(np.mean(list(wanted.values())))
     kept = slow_iou((ids[4 * (i // 4)], truth) for i, truth in enumerate(ids))
@@ -166,10 +166,10 @@ def test_moving_joints_are_found_exactly_and_those_outside_the_first_frame_do_no
 def test_joints_whose_labels_vanish_are_misses_or_nothing():
     """The second frame has the colour of one cell of the first, which no joint is near; the third is found again."""
     test = moving_joints(frames=3)
-    pixels = test.tuples.images.array.copy()
+    pixels = test.target.images.array.copy()
     for first in (0, 3):
         pixels[first + 1] = pixels[first, -1, -1]
-    other = dataclasses.replace(test, tuples=dataclasses.replace(test.tuples, images=Arrays(pixels, "vanishing")))
+    other = dataclasses.replace(test, target=test.target.changed(images=Arrays(pixels, "vanishing")))
     missed, nothing = (track(other, dataclasses.replace(EXACT, lost=lost)) for lost in ("missed", "left out"))
     counted = [each.scores.reshape(2, 3, 4)[:, -1].sum(axis=1).tolist() for each in (missed, nothing)]
     assert counted == [[6, 6], [3, 3]]
@@ -182,12 +182,12 @@ def test_frames_are_squashed_to_a_square():
 
 
 def test_settings_of_other_labels_are_refused():
-    masks, joints = moving_parts().labels, moving_joints().labels
+    masks, joints = moving_parts().target, moving_joints().target
     for changes, labels, message in (
         ({"first": "centres"}, joints, "first=centres has no effect on videos with joints"),
         ({"scaled": True}, joints, "scaled=True has no effect on videos with joints"),
         ({"peak": 3}, masks, "peak=3 has no effect on videos with masks of classes"),
-        ({"lost": "left out"}, moving_squares().labels, "lost=left out has no effect on videos with masks of objects"),
+        ({"lost": "left out"}, moving_squares().target, "lost=left out has no effect on videos with masks of objects"),
         ({"peak": 0}, joints, "peak must be at least 1"),
         ({"side": 64, "short": 64}, masks, "short has no effect beside side"),
     ):

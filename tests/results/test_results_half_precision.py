@@ -7,8 +7,9 @@ import pytest
 
 from sslbench.metrics.classification import places
 from sslbench.metrics.intervals import Units
-from sslbench.metrics.summary import headline, one_measure
+from sslbench.metrics.summary import one_measure
 from sslbench.results import records
+from sslbench.targets.classes import Classes
 
 N, CLASSES = 400, 120
 NAMES = tuple(f"class {c:03d}" for c in range(CLASSES))
@@ -41,11 +42,11 @@ def test_predictions_and_ranks_are_exact_and_values_have_eleven_digits(many, tmp
     assert found.half and found.scores.dtype == np.float32
     np.testing.assert_array_equal(found.scores.argmax(axis=1), scores.argmax(axis=1))
     np.testing.assert_array_equal(found.places[0], places(labels, scores))
-    assert headline("single", labels, found.scores) == headline("single", labels, scores)
+    assert Classes.headline(labels, found.scores) == Classes.headline(labels, scores)
     np.testing.assert_allclose(found.scores, scores, rtol=2**-10, atol=1e-11)
     if kind != "close":
         for metric in ("mAP", "macro_auroc"):
-            both = [one_measure(metric, "single", labels, each, Units.of(N, None)) for each in (scores, found.scores)]
+            both = [one_measure(metric, Classes, labels, each, Units.of(N, None)) for each in (scores, found.scores)]
             column = both[0].names.index(metric)
             one, other = (each.statistic(np.ones((1, N)))[0, column] for each in both)
             assert other == pytest.approx(one, abs=1e-3)

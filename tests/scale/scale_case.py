@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from sslbench.targets.classes import Classes
+
 PRODUCT = 2048  # side of the square product that the rate of this machine is measured by
 
 
@@ -58,12 +60,11 @@ def rate() -> float:
 
 def features(folder: Path, part: str) -> Any:
     """Return memory-mapped features with labels."""
-    from sslbench.data.source import Labels
     from sslbench.features.array import Features
 
     x, values = np.load(folder / f"{part}.npy", mmap_mode="r"), np.load(folder / f"{part}.labels.npy")
     classes = tuple(f"n{c:04d}" for c in range(int(np.load(folder / "classes.npy"))))
-    return Features(x, Labels("single", classes, values), tuple(f"{i:07d}" for i in range(len(x))))
+    return Features(x, Classes(classes, values), tuple(f"{i:07d}" for i in range(len(x))))
 
 
 def knn(train: Any, test: Any) -> tuple[Any, float]:
@@ -81,7 +82,7 @@ def linear(train: Any, test: Any) -> tuple[Any, float]:
     settings = protocol.Settings(c=(1e-6, 1e-5), max_iter=8)
     outcome = protocol.run(train, test, settings, seed=0)
     # The axes, and two products per step: 8 of two fits to 80 % of train, and of the last one.
-    width, classes = train.x.shape[1], len(train.labels.classes)
+    width, classes = train.x.shape[1], len(train.target.classes)
     return outcome, 2.0 * train.x.size * width + (2 * 0.8 + 1) * 8 * 4.0 * train.x.size * classes
 
 
@@ -93,7 +94,7 @@ def low_shot(train: Any, test: Any, classifier: str) -> tuple[Any, float]:
         k=(), fractions=(0.01,), draws=2, classifier=classifier, costs=(0.1, 1.0), c=(1e-3, 1e-2), folds=2
     )
     outcome = protocol.run(train, test, settings, seed=0)
-    return outcome, 2 * 2.0 * test.x.size * len(test.labels.classes)
+    return outcome, 2 * 2.0 * test.x.size * len(test.target.classes)
 
 
 def lsr(train: Any, test: Any) -> tuple[Any, float]:
@@ -101,7 +102,7 @@ def lsr(train: Any, test: Any) -> tuple[Any, float]:
     from sslbench.protocols import lsr as protocol
 
     outcome = protocol.run(train, test, protocol.Settings(), seed=0)
-    return outcome, 4 * 3 * 2.0 * test.x.size * len(test.labels.classes)
+    return outcome, 4 * 3 * 2.0 * test.x.size * len(test.target.classes)
 
 
 def clustering(train: Any, test: Any) -> tuple[Any, float]:
@@ -111,7 +112,7 @@ def clustering(train: Any, test: Any) -> tuple[Any, float]:
     settings = protocol.Settings(restarts=1, iterations=5)
     outcome = protocol.run(train, test, settings, seed=0)
     rows = 5 * min(settings.samples, len(train)) + len(train) + len(test)
-    return outcome, 2.0 * rows * train.x.shape[1] * len(train.labels.classes)
+    return outcome, 2.0 * rows * train.x.shape[1] * len(train.target.classes)
 
 
 def geometry(train: Any, test: Any) -> tuple[Any, float]:

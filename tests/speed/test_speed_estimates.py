@@ -41,7 +41,6 @@ CHILD = textwrap.dedent(
     import scipy.optimize, sklearn.svm, torch
 
     from sslbench import protocols
-    from sslbench.data.source import Labels
     from sslbench.features.array import Features
     from sslbench.protocols import Shapes
     from sslbench.runtime.machine import measure_speed
@@ -60,9 +59,9 @@ CHILD = textwrap.dedent(
             city = rng.permutation(np.arange(rows) % 40)
             places = np.random.default_rng(8).uniform([-60, -180], [60, 180], (40, 2))
             y, values = city, places[city] + rng.normal(size=(rows, 2)) * 0.1
-            labels = Labels("value", ("lat", "lon"), values)
+            labels = Numbers(("lat", "lon"), values)
         else:
-            labels = Labels("single", tuple(f"class {c}" for c in range(classes)), y.astype(np.int64))
+            labels = Classes(tuple(f"class {c}" for c in range(classes)), y.astype(np.int64))
         x = 5 * rng.standard_normal((rows, width), dtype=np.float32) + centres[y]
         return Features(np.maximum(x, 0), labels, ids)
 
@@ -73,9 +72,9 @@ CHILD = textwrap.dedent(
         maps = rng.integers(0, classes, (images, 7, 7)).repeat(32, axis=1).repeat(32, axis=2).astype(np.uint8)
         x = rng.standard_normal((images, GRID * GRID * width), dtype=np.float32)
         names = tuple(f"class {c}" for c in range(classes))
-        labels = Labels("map", names, np.zeros((images, 0), dtype=np.int8))
+        labels = LabelMaps(names, ArrayMaps(maps))
         ids = tuple(f"{seed}-{i:07d}" for i in range(images))
-        return Features(x, labels, ids, regions=GRID * GRID, grid=(GRID, GRID), maps=ArrayMaps(maps))
+        return Features(x, labels, ids, regions=GRID * GRID, grid=(GRID, GRID))
 
     make = patches if name == "segmentation-knn" else features
     parts = make(train, 1), make(test, 2)
@@ -86,7 +85,7 @@ CHILD = textwrap.dedent(
         some = np.arange(max(60, 2 * classes))
         kind.run(*(part.select(some) for part in (parts[1], parts[1])), settings, seed=0)
     speed = measure_speed(time.process_time)
-    labels = parts[0].labels
+    labels = parts[0].target
     cells, pixels = (GRID * GRID, 224 * 224) if name == "segmentation-knn" else (1, 0)
     shapes = Shapes(train, test, parts[0].x.shape[1], classes, labels.kind, cells, pixels)
     cost = kind.cost(settings, shapes)

@@ -20,11 +20,12 @@ from sslbench.backbones.speed import prepare
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.images import Arrays, Files
 from sslbench.data.loading import loader
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.evaluation import RunSettings
 from sslbench.features.extract import extract
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
+from sslbench.targets.classes import Classes
 
 pytestmark = pytest.mark.speed
 
@@ -49,7 +50,7 @@ def photos(tmp_path_factory):
 
 def source_of(folder, n):
     files = sorted(folder.glob("*.jpg"))[:n]
-    labels = Labels("single", ("a", "b"), np.arange(len(files)) % 2)
+    labels = Classes(("a", "b"), np.arange(len(files)) % 2)
     return Source("photos", tuple(f.name for f in files), labels, Files(tuple(files)))
 
 
@@ -194,7 +195,7 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 255, (20000, 16, 16, 3), dtype=np.uint8)
     process = psutil.Process()
     for n in (500, 2000, 20000):
-        labels = Labels("single", ("a", "b"), np.arange(n) % 2)
+        labels = Classes(("a", "b"), np.arange(n) % 2)
         source = Source("synthetic", tuple(f"{i:06d}" for i in range(n)), labels, Arrays(pixels[:n], "synthetic"))
         seen = []
         extract(

@@ -17,10 +17,10 @@ import psutil
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from sslbench.data.source import Labels
 from sslbench.protocols import linear
 from sslbench.protocols.linear.path import search
 from sslbench.solvers import logistic
+from sslbench.targets.classes import Classes
 
 pytestmark = pytest.mark.speed
 
@@ -53,7 +53,7 @@ def the_path(x, y, held, held_y):
     started, memory = time.process_time(), psutil.Process().memory_info().rss
     axes = logistic.principal_axes(x)
     z, other = axes.project(x), axes.project(held)
-    labels = Labels("single", tuple(map(str, range(CLASSES))), y)
+    labels = Classes(tuple(map(str, range(CLASSES))), y)
     problem = linear._problem(z, labels, np.arange(CLASSES))
 
     def judge(model):

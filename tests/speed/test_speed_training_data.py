@@ -12,10 +12,10 @@ from torchvision import transforms
 
 from sslbench import config, paths
 from sslbench.data.images import Files
-from sslbench.data.labels import no_labels
 from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.source import Source
 from sslbench.data.views import Augment
+from sslbench.targets.none import Unlabelled
 
 pytestmark = pytest.mark.speed
 
@@ -67,7 +67,7 @@ def test_simclr_views_from_jpegs_against_torchvision_on_pillow(photos):
     torch.set_num_threads(1)
     file = paths.builtin_dir("configs") / "augment" / "simclr.yaml"
     augment = config.build(Augment, config.read_yaml(file), "simclr")
-    source = Source("photos", tuple(str(file) for file in photos), no_labels(IMAGES), Files(tuple(photos)))
+    source = Source("photos", tuple(str(file) for file in photos), Unlabelled(IMAGES), Files(tuple(photos)))
     data = TrainingData(source, augment, batch_size=IMAGES)
     try:
         our_rate(data, 0), plain_rate(photos[:8])
@@ -86,7 +86,7 @@ def test_workers_have_half_the_work_without_colours(photos):
     """Decoding, crops and flips stay; two views of SimCLR."""
     file = paths.builtin_dir("configs") / "augment" / "simclr.yaml"
     augment = config.build(Augment, config.read_yaml(file), "simclr")
-    source = Source("photos", tuple(str(file) for file in photos), no_labels(IMAGES), Files(tuple(photos)))
+    source = Source("photos", tuple(str(file) for file in photos), Unlabelled(IMAGES), Files(tuple(photos)))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

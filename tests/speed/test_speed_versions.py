@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 
 from sslbench.data.corruptions import corrupt
-from sslbench.data.labels import no_labels
 from sslbench.data.loading import loader
 from sslbench.data.open import open_data
 from sslbench.data.sharded import by_shard
 from sslbench.data.versions import ImageChange, versions_of, without_geometry
 from sslbench.preprocessing import Preprocessing
+from sslbench.targets.none import Unlabelled
 
 pytestmark = pytest.mark.speed
 
@@ -51,7 +51,7 @@ def test_all_versions_against_decoding_once_and_changing(photos, capsys):
         for s in (1, 3)
     ]
     source = open_data(str(photos))["all"]
-    assert source.labels.kind == no_labels(0).kind
+    assert source.target.name == Unlabelled.name
     preprocessing = Preprocessing(resize=(224, 224), crop=None)
     versions = versions_of(source, changes, preprocessing, 0)
     order = by_shard(versions.images, np.arange(len(versions)))

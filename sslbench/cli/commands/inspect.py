@@ -14,6 +14,7 @@ from sslbench.cli.echo import echo
 from sslbench.data.wording import some
 from sslbench.errors import SslbenchError
 from sslbench.names import list_names
+from sslbench.targets.target import OfClasses
 from sslbench.weights.reading.model_folders import is_model
 from sslbench.weights.reading.shards import is_distributed, is_unfinished
 from sslbench.weights.reading.sniff import SUFFIXES
@@ -203,14 +204,13 @@ def _features_in_one_file(path: Path) -> bool:
 
 
 def _data(what: str) -> None:
-    from sslbench.data.labels import class_counts
     from sslbench.data.open import open_data
 
     for split, source in open_data(what).items():
-        echo(f"{split}: {len(source)} images, {source.labels.kind} label, {len(source.labels.classes)} classes")
-        if source.labels.labelled:
-            counts = class_counts(source.labels)
-            shown = [f"{name} {count}" for name, count in zip(source.labels.classes, counts, strict=True)]
+        echo(f"{split}: {len(source)} images, {source.target.name} label, {len(source.target.classes)} classes")
+        if isinstance(source.target, OfClasses):
+            counts = source.target.counts()
+            shown = [f"{name} {count}" for name, count in zip(source.target.classes, counts, strict=True)]
             echo("  " + ", ".join(shown[:20]) + (f", ... {len(shown) - 20} more" if len(shown) > 20 else ""))
         for note in source.notes:
             echo(f"  {note}")

@@ -69,7 +69,7 @@ def _duplicates(source: Source, contents: _Contents) -> list[Finding]:
     same = np.flatnonzero(keys[order][1:] == keys[order][:-1])
     if not len(same):
         return []
-    values = source.labels.values
+    values = source.target.values
     pairs = [(int(positions[order[i]]), int(positions[order[i + 1]])) for i in same]
     differ = [pair for pair in pairs if not np.array_equal(values[pair[0]], values[pair[1]])]
     findings = [
@@ -85,7 +85,7 @@ def _duplicates(source: Source, contents: _Contents) -> list[Finding]:
 
 def _pairs(source: Source, pairs: list[tuple[int, int]]) -> str:
     def show(index: int) -> str:
-        label = f" ({source.labels.text(index)})" if source.labels.labelled else ""
+        label = f" ({source.target.text(index)})" if source.target.labelled else ""
         return source.images.path(index) + label
 
     named = [f"{show(a)} = {show(b)}" for a, b in pairs[:3]]

@@ -3,8 +3,8 @@
 import numpy as np
 
 from sslbench.data.maps.sizes import size_and_turn
-from sslbench.data.source import Images
 from sslbench.preprocessing import Preprocessing
+from sslbench.targets.images import Images
 
 _LOOKED_AT = 9
 _FACTOR = 2

@@ -10,9 +10,9 @@ from sslbench.data.checks.maps import CheckedMaps
 from sslbench.data.checks.sheets import Thumbnail
 from sslbench.data.decode.handlers import make_decoder
 from sslbench.data.decode.picture import UnreadableImage, Wanted
-from sslbench.data.label_map import UNKNOWN
 from sslbench.data.loading import loader
 from sslbench.data.maps.types import LabelMapSource
+from sslbench.targets.label_maps import UNKNOWN
 
 _OPACITY = 0.55
 _SWATCH = 14

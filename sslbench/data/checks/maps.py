@@ -12,13 +12,14 @@ from sslbench.data.checks.duplicates import exact_copies
 from sslbench.data.checks.findings import Finding, by_level
 from sslbench.data.checks.parts import picture_findings, spread
 from sslbench.data.decode.handlers import Reading
-from sslbench.data.labels import no_labels
 from sslbench.data.loading import loader
 from sslbench.data.maps.facts import MapFacts, map_facts
 from sslbench.data.maps.types import LabelMapSource
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.names import did_you_mean
+from sslbench.targets.classes import Classes
+from sslbench.targets.none import Unlabelled
 
 MANY_IGNORED = 0.5
 """Share of ignored pixels that calls for a warning."""
@@ -121,7 +122,7 @@ def check_maps(
 
 def plain(part: LabelMapSource) -> Source:
     """Return the images without their maps."""
-    return Source(part.name, part.ids, no_labels(len(part)), part.images, part.notes)
+    return Source(part.name, part.ids, Unlabelled(len(part)), part.images, part.notes)
 
 
 def _counted(part: LabelMapSource, facts: Sequence[MapFacts]) -> PartCounts:
@@ -270,5 +271,5 @@ def _with_maps_as_labels(part: LabelMapSource) -> Source:
     digests = np.ascontiguousarray(part.maps.digests()).view("V16").reshape(-1)
     _, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
     names = tuple(part.maps.path(int(i)) for i in first)
-    labels = Labels("single", names, inverse.reshape(-1).astype(np.int64))
+    labels = Classes(names, inverse.reshape(-1).astype(np.int64))
     return Source(part.name, part.ids, labels, part.images, part.notes)

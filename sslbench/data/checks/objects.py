@@ -10,9 +10,10 @@ from sslbench.data.checks.readable import Problem, narrow, of_other_size, unusab
 from sslbench.data.checks.samples import check
 from sslbench.data.objects.boxes import reports_changed_boxes
 from sslbench.data.objects.types import ObjectSource
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import UsageError
+from sslbench.targets.multilabel import MultiLabel
 
 _SHOWN = 20
 _USUAL = 1333
@@ -46,7 +47,7 @@ def as_source(part: ObjectSource) -> Source:
     values = np.zeros((len(part), len(part.classes)), dtype=np.int8)
     for row, objects in zip(values, part.objects, strict=True):
         row[objects.classes] = 1
-    labels = Labels("multi", part.classes, values)
+    labels = MultiLabel(part.classes, values)
     return Source(part.name, part.ids, labels, part.images, part.notes, part.attributes, part.grouped_by)
 
 

@@ -12,14 +12,13 @@ from sslbench.data.checks.objects import as_source, check_objects, listed, unusa
 from sslbench.data.checks.samples import check
 from sslbench.data.checks.sheets import Boxes
 from sslbench.data.decode.handlers import Reading
-from sslbench.data.labels import class_counts
 from sslbench.data.loading import loader
 from sslbench.data.maps.sizes import unknown_orientation
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest, train_test
 from sslbench.data.splits.objects import TrainTestObjects, split_objects
 from sslbench.data.wording import counted, some
-from sslbench.labels import LABELS
+from sslbench.targets.target import OfClasses
 
 _RGB = 3
 
@@ -136,7 +135,7 @@ def check_parts(
         findings += [Finding("warning", note) for note in turned if note is not None]
         tallies = [part.counts().tolist() for part in (objects.train, objects.test)]
     else:
-        unlabelled = not (both.train.labels.labelled or both.test.labels.labelled)
+        unlabelled = not (both.train.target.labelled or both.test.target.labelled)
         findings = check(both.train, both.test, labels=not unlabelled, copies=copies)
         if unlabelled:
             findings.append(Finding("note", "no labels: usable for pretraining and extraction, not for evaluation"))
@@ -164,7 +163,7 @@ def check_parts(
         message = f"duplicate images were not searched: {total:,} files would be read (--copies)"
         findings.append(Finding("note", message))
     named = {
-        name: dict(zip(part.labels.classes, tally, strict=False))
+        name: dict(zip(part.target.classes, tally, strict=False))
         for name, part, tally in zip(("train", "test"), (both.train, both.test), tallies, strict=True)
     }
     return CheckedParts(opened, tuple(by_level(findings)), named, tried, decoded, tuple(unreadable), copies, reading)
@@ -194,7 +193,7 @@ def picture_findings(part: Source, found: loader.Survey) -> list[Finding]:
 
 
 def _counts(part: Source) -> list[int]:
-    return class_counts(part.labels).tolist() if LABELS[part.labels.kind].classes else []
+    return part.target.counts().tolist() if isinstance(part.target, OfClasses) else []
 
 
 def spread(n: int, wanted: int | None) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -13,7 +13,8 @@ from sslbench.data.loading import loader
 from sslbench.data.maps.sizes import size_and_turn, unknown_orientation
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
-from sslbench.errors import DataError, SslbenchError
+from sslbench.errors import SslbenchError
+from sslbench.targets.pixel_values import ReadValues
 
 _LISTED = 10
 
@@ -87,6 +88,4 @@ def _checked(source: Source, quantity: Quantity, read: int | None) -> tuple[str,
 
 
 def _values(source: Source, index: int) -> np.ndarray:
-    if source.pixel_values is None:
-        raise DataError(f"{source.name} has no values of pixels")
-    return source.pixel_values.read_values(index, size=size_and_turn(source.images, index)[0])
+    return ReadValues.of(source.target).pixels.read_values(index, size=size_and_turn(source.images, index)[0])

@@ -7,11 +7,14 @@ import numpy as np
 
 from sslbench.data.checks.duplicates import exact_copies
 from sslbench.data.checks.findings import Finding, by_level
-from sslbench.data.labels import class_counts
 from sslbench.data.source import Source
 from sslbench.data.splits import absent_from_test, label_problems, untrained_remedy
 from sslbench.data.wording import some
 from sslbench.errors import DataError
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import OfClasses
 
 __all__ = ["Finding", "check", "raise_on_errors"]
 
@@ -38,10 +41,11 @@ def check(train: Source, test: Source, *, labels: bool = True, copies: bool = Tr
     # The first images of pairs are in several of them by right; in both parts none is.
     findings = [*problems, *(exact_copies(train.every_image(), test.every_image()) if copies else ())]
     for part in (train, test):
-        findings += [*_case(part)] if part.labels.labelled else []
+        findings += [*_case(part)] if part.target.labelled else []
     if labels and not problems:
         findings += _classes(train, test)
-        findings += _LABEL_CHECKS[train.labels.kind](train, test)
+        of_kind = next((check for kind, check in _LABEL_CHECKS.items() if isinstance(train.target, kind)), None)
+        findings += [] if of_kind is None else of_kind(train, test)
     findings += [Finding("note", note) for note in _grouped((*train.notes, *test.notes))]
     return by_level(findings)
 
@@ -76,7 +80,7 @@ def _classes(train: Source, test: Source) -> list[Finding]:
 
 
 def _named_counts(source: Source) -> dict[str, int]:
-    return dict(zip(source.labels.classes, class_counts(source.labels).tolist(), strict=True))
+    return dict(zip(source.target.classes, OfClasses.of(source.target).counts().tolist(), strict=True))
 
 
 def _single_classes(train: Source, test: Source) -> list[Finding]:
@@ -108,7 +112,7 @@ def _names_as_labels(source: Source, classes: int) -> list[Finding]:
     """Return a warning if the labels look like ids or file names."""
     if len(source) < FEW:
         return []
-    same = sum(_names_file(source.labels.text(i), sample_id) for i, sample_id in enumerate(source.ids))
+    same = sum(_names_file(source.target.text(i), sample_id) for i, sample_id in enumerate(source.ids))
     if same > len(source) / 2:
         message = f"{source.name}: {same:,} of {len(source):,} labels equal the file's name: no class can be learnt"
         return [Finding("warning", message)]
@@ -159,7 +163,7 @@ def _multi_classes(train: Source, test: Source) -> list[Finding]:
 def _case(source: Source) -> list[Finding]:
     seen: dict[str, str] = {}
     pairs = []
-    for name in source.labels.classes:
+    for name in source.target.classes:
         other = seen.setdefault(name.casefold(), name)
         if other != name:
             pairs.append(f"'{other}' and '{name}'")
@@ -173,7 +177,7 @@ def _numbers(train: Source, test: Source) -> list[Finding]:
     findings = []
     levels: tuple[tuple[Literal["error", "warning"], Source], ...] = (("error", train), ("warning", test))
     for level, part in levels:
-        columns = zip(part.labels.classes, part.labels.values.T, strict=True)
+        columns = zip(part.target.classes, part.target.values.T, strict=True)
         same = [name for name, column in columns if np.ptp(column) == 0]
         if same:
             findings.append(Finding(level, f"{part.name}: every image has the same value of {some(same)}"))
@@ -186,9 +190,7 @@ def _nothing(train: Source, test: Source) -> list[Finding]:
 
 
 _LABEL_CHECKS = {
-    "single": _single_classes,
-    "multi": _multi_classes,
-    "value": _numbers,
-    **dict.fromkeys(("map", "depth", "normals", "boxes", "mask", "signal", "orientation", "boundaries"), _nothing),
-    **dict.fromkeys(("triplets", "camera_pairs", "points", "homography", "tracks", "parts", "poses"), _nothing),
+    Classes: _single_classes,
+    MultiLabel: _multi_classes,
+    Numbers: _numbers,
 }

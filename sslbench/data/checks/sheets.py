@@ -12,7 +12,7 @@ from sslbench.data.decode.handlers import PictureDecoder, Reading, make_decoder
 from sslbench.data.decode.picture import UnreadableImage, Wanted
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
-from sslbench.labels import LABELS
+from sslbench.targets.classes import Classes
 from sslbench.weights.save import new_file
 
 _GAP, _NAME = 4, 180
@@ -48,12 +48,14 @@ def chosen_by_class(source: Source, *, classes: int, each: int, seed: int = 0) -
         seed: of the choice.
     """
     rng = np.random.default_rng(seed)
-    labels = source.labels
-    if not LABELS[labels.kind].classes:
+    labels = source.target
+    if not labels.of_classes:
         return {"": _some(np.arange(len(source)), each * min(classes, 4), rng)}
     kept = np.unique(np.linspace(0, len(labels.classes) - 1, min(classes, len(labels.classes))).astype(int))
     members = {
-        labels.classes[c]: np.flatnonzero(labels.values == c if labels.kind == "single" else labels.values[:, c] == 1)
+        labels.classes[c]: np.flatnonzero(
+            labels.values == c if isinstance(labels, Classes) else labels.values[:, c] == 1
+        )
         for c in kept.tolist()
     }
     return {name: _some(rows, each, rng) for name, rows in members.items()}
@@ -108,7 +110,7 @@ def _thumbnail(
     for box in () if boxes is None else boxes.tolist():
         left, top, right, bottom = (value * factor for value in box)
         draw.rectangle((left, top, max(right - 1, left), max(bottom - 1, top)), outline=_BOX)
-    text = source.labels.text(row) if source.labels.labelled else ""
+    text = source.target.text(row) if source.target.labelled else ""
     return Thumbnail(small, source.images.path(row), text)
 
 

@@ -22,9 +22,10 @@ import numpy as np
 from sslbench.data import remote
 from sslbench.data.containers.suffixes import SUFFIXES, is_clutter
 from sslbench.data.images import Files
-from sslbench.data.wording import counted, printable, some
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
+from sslbench.text import printable
 
 MOST_CHECKED = 20_000
 """Maximum number of listed files whose existence is checked."""

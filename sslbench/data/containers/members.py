@@ -12,10 +12,14 @@ from sslbench.data.containers.exports import NOT_READ, export_by
 from sslbench.data.containers.names import names_no_class, split_name
 from sslbench.data.containers.sniff import decoded
 from sslbench.data.containers.suffixes import ARRAYS, SUFFIXES, is_clutter
-from sslbench.data.labels import no_labels, single_labels
-from sslbench.data.source import Images, Labels, Source
-from sslbench.data.wording import counted, printable, some
+from sslbench.data.labels import single_labels
+from sslbench.data.source import Source
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
+from sslbench.targets.images import Images
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.target import Target
+from sslbench.text import printable
 
 
 def safe_name(name: str) -> str | None:
@@ -116,14 +120,14 @@ def _splits(spec: str, names: list[str], notes: tuple[str, ...]) -> _Tree:
     return _Tree(splits, notes)
 
 
-def _labelled(name: str, members: list[tuple[int, str]]) -> tuple[list[tuple[int, str]], Labels, list[str]]:
+def _labelled(name: str, members: list[tuple[int, str]]) -> tuple[list[tuple[int, str]], Target, list[str]]:
     in_classes = [(i, relative) for i, relative in members if "/" in relative]
     tops = {relative.partition("/")[0] for _, relative in in_classes}
     if len(tops) == 1 and len(in_classes) == len(members) and names_no_class(*tops):
         below = {relative.split("/")[1] if relative.count("/") > 1 else "" for _, relative in in_classes}
         in_classes = in_classes if len(below) > 1 else []  # images/ is no class
     if not in_classes:
-        return members, no_labels(len(members)), [f"{name}: no class folders, so its images have no labels"]
+        return members, Unlabelled(len(members)), [f"{name}: no class folders, so its images have no labels"]
     loose = [relative for _, relative in members if "/" not in relative]
     notes = (
         [f"{name}: {counted(len(loose), 'image')} outside the class folders left out: {some(loose)}"] if loose else []

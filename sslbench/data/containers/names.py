@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sslbench.data.source import Images, Labels, Source
+from sslbench.data.source import Source
+from sslbench.targets.images import Images
+from sslbench.targets.target import Target
 
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -47,7 +49,7 @@ def numbered_ids(n: int) -> tuple[str, ...]:
 def by_split(
     spec: str,
     ids: Sequence[str],
-    labels: Labels,
+    labels: Target,
     images: Images,
     splits: Sequence[str] | None,
     notes: tuple[str, ...],

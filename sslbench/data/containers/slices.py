@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sslbench.data import remote
 from sslbench.data.cache.digests import cached_digests
 from sslbench.data.hashes import Stamp, check_unchanged
-from sslbench.data.wording import printable
+from sslbench.text import printable
 
 RAW, DEFLATED, BASE64 = range(3)
 """Packings of an image in its container."""

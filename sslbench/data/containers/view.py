@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sslbench import paths
+from sslbench import paths, targets
 from sslbench.data.cache.index import SETTLED_NS, container_stamp
 from sslbench.data.containers.listed import check_some
 from sslbench.data.images import Files
 from sslbench.data.objects.rows import ObjectRows, write_objects
 from sslbench.data.objects.types import ObjectSource
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.text_rows import TextRows, write_texts
 from sslbench.errors import DataError
 from sslbench.metrics.detection.federated import Federated, Frequency
@@ -156,8 +156,8 @@ def _save_split(folder: Path, split: str, source: Source | ObjectSource) -> dict
 def _save_content(folder: Path, source: Source | ObjectSource) -> dict[str, Any]:
     """Write the labels or the objects, and return their classes."""
     if isinstance(source, Source):
-        np.save(folder / "labels.npy", source.labels.values)
-        return {"labels": source.labels.kind, "classes": source.labels.classes}
+        np.save(folder / "labels.npy", source.target.values)
+        return {"labels": source.target.name, "classes": source.target.classes}
     (folder / _OBJECTS).mkdir()
     write_objects(source.objects, folder / _OBJECTS)
     np.save(folder / "sizes.npy", source.sizes)
@@ -208,7 +208,8 @@ def _load_split(folder: Path, part: dict[str, Any]) -> Source | ObjectSource:
     }
     if "labels" in part:
         values = np.load(folder / "labels.npy", mmap_mode="r", allow_pickle=False)
-        return Source(labels=Labels(part["labels"], tuple(part["classes"]), values), **common)
+        target = targets.kinds()[part["labels"]].from_values(tuple(part["classes"]), values)
+        return Source(target=target, **common)
     return ObjectSource(
         objects=ObjectRows(str(folder / _OBJECTS)),
         sizes=np.load(folder / "sizes.npy", allow_pickle=False),

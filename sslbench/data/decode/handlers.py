@@ -21,10 +21,10 @@ from sslbench.data.decode.reading import DEFAULT as DEFAULT
 from sslbench.data.decode.reading import WAYS, check_decoder, object_of
 from sslbench.data.decode.reading import Reading as Reading
 from sslbench.data.joined import JoinedImages
-from sslbench.data.source import Images
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.names import find_object, refuse_named_by_file
 from sslbench.preprocessing import Preprocessing
+from sslbench.targets.images import Images
 
 Handler = Callable[[str, BinaryIO], Any]
 """(path, file) -> the decoded content, or None to leave the file to the next handler.

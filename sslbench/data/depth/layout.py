@@ -18,9 +18,10 @@ from sslbench.data.depth.files import SUFFIXES
 from sslbench.data.depth.values import Quantity
 from sslbench.data.images import Files
 from sslbench.data.maps.layout import by_key, in_order, pair
-from sslbench.data.wording import printable, some
+from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
+from sslbench.text import printable
 
 _IMAGES = ("images", "image", "imgs", "rgb", "img", "photos")
 _VALUES: Mapping[Quantity, tuple[str, ...]] = {

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from sslbench import config
@@ -14,8 +13,9 @@ from sslbench.data.depth.layout import ValuePairs
 from sslbench.data.depth.values import DepthOptions, NormalOptions, Quantity, ValueFiles
 from sslbench.data.location import locate
 from sslbench.data.maps.layout import FOLDER, by_folder
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.pixel_values import Depth, Normals
 
 _LISTS = {"train": "*train*_files_with_gt.txt", "test": "*test*_files_with_gt.txt"}
 """Lists of BTS in a folder: nyudepthv2_train_files_with_gt.txt, eigen_test_files_with_gt.txt."""
@@ -49,7 +49,7 @@ def open_depth(spec: str) -> dict[str, Source]:
         DataError: it is damaged; the message names the file.
 
     >>> tiles = open_depth("skimage:motorcycle")["train"]
-    >>> len(tiles), tiles.pixel_values.read_values(0).shape
+    >>> len(tiles), tiles.target.pixels.read_values(0).shape
     (20, (100, 92, 1))
     """
     return _open(spec, "depth")
@@ -61,7 +61,7 @@ def open_normals(spec: str) -> dict[str, Source]:
     Files hold vectors (.npy, .npz, .pfm) or pictures with (n + 1) / 2 of the largest number of each colour.
 
     >>> tiles = open_normals("skimage:motorcycle")["test"]
-    >>> tiles.pixel_values.read_values(0).shape
+    >>> tiles.target.pixels.read_values(0).shape
     (100, 92, 3)
     """
     return _open(spec, "normals")
@@ -163,10 +163,9 @@ def _source(text: str, split: str, pairs: ValuePairs, quantity: Quantity, option
     return Source(
         name,
         pairs.ids,
-        Labels(quantity, (), np.zeros((len(pairs.ids), 0), dtype=np.int8)),
+        (Depth if quantity == "depth" else Normals)(ValueFiles(name, pairs.values, quantity, options)),
         pairs.images,
         pairs.notes,
         {column: pairs.groups} if column else {},
         column,
-        pixel_values=ValueFiles(name, pairs.values, quantity, options),
     )

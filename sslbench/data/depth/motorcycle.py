@@ -20,9 +20,10 @@ import numpy.typing as npt
 from sslbench.arrays import FloatArray
 from sslbench.data.depth.values import Quantity
 from sslbench.data.images import Arrays
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
+from sslbench.targets.pixel_values import Depth, Normals
 
 PREFIX = "skimage:"
 MOTORCYCLE = f"{PREFIX}motorcycle"
@@ -49,6 +50,9 @@ class ValueArrays:
 
     values: npt.NDArray[np.float32]
     name: str
+
+    def __len__(self) -> int:
+        return len(self.values)
 
     def path(self, index: int) -> str:
         """Return the data set's name and the row in the array."""
@@ -120,8 +124,8 @@ def _tiles(
     pictures = np.stack([image[top : top + height, left : left + width] for top, left in places])
     targets = np.stack([values[top : top + height, left : left + width] for top, left in places])
     ids = tuple(f"row{top:03d}-column{left:03d}" for top, left in places)
-    labels = Labels(quantity, (), np.zeros((len(ids), 0), dtype=np.int8))
-    return Source(name, ids, labels, Arrays(pictures, name), notes, pixel_values=ValueArrays(targets, name))
+    target = (Depth if quantity == "depth" else Normals)(ValueArrays(targets, name))
+    return Source(name, ids, target, Arrays(pictures, name), notes)
 
 
 def normals_of(inverse: FloatArray) -> npt.NDArray[np.float32]:

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from sslbench.data.containers.hdf5 import open_hdf5
 from sslbench.data.depth.values import DepthOptions, metres
 from sslbench.data.images import digest
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError
+from sslbench.targets.pixel_values import Depth
 
 SPLITS = "splits.mat"
 _RANGES = DepthOptions(min_depth=0.001, max_depth=10.0)
@@ -89,6 +90,9 @@ class MatDepths:
     rows: tuple[int, ...]
     options: DepthOptions
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
     def path(self, index: int) -> str:
         """Return the file and the number of the depth in it."""
         return f"{self.file}[depths {self.rows[index]}]"
@@ -123,16 +127,14 @@ def open_labelled(path: Path, options: DepthOptions) -> dict[str, Source]:
     scenes = scenes_of(file, number)
 
     def part(name: str, rows: list[int]) -> Source:
-        labels = Labels("depth", (), np.zeros((len(rows), 0), dtype=np.int8))
         chosen = tuple(rows)
         return Source(
             name,
             tuple(f"{row:04d}" for row in rows),
-            labels,
+            Depth(MatDepths(str(path), chosen, range_)),
             MatImages(str(path), chosen),
             attributes={"scene": tuple(scenes[row] for row in rows)},
             grouped_by="scene",
-            pixel_values=MatDepths(str(path), chosen, range_),
         )
 
     return {s: part(str(path) if s == "all" else f"{path} ({s})", rows) for s, rows in split_rows(path, number).items()}

@@ -74,6 +74,9 @@ class ValueFiles:
     quantity: Quantity
     options: DepthOptions = DepthOptions()
 
+    def __len__(self) -> int:
+        return len(self.files)
+
     def path(self, index: int) -> str:
         """Return the file of an image's values."""
         return self.files.path(index)

@@ -12,9 +12,10 @@ from sslbench.data.formats.coco.asset_images import AssetImages
 from sslbench.data.images import Files
 from sslbench.data.joined import located, sources_of
 from sslbench.data.objects.types import ObjectSource
-from sslbench.data.source import Images, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.paths import not_written
+from sslbench.targets.images import Images
 
 _SIGNATURES = (
     *((b"\xff\xd8\xff", ".jpg"), (b"\x89PNG", ".png"), (b"GIF8", ".gif"), (b"BM", ".bmp"), (b"II*\0", ".tif")),

@@ -23,10 +23,14 @@ from sslbench.data.formats.coco.columns import CHANNELS_KEY, GROUPED_KEY, ID_KEY
 from sslbench.data.formats.coco.objects import NEGATIVE, PARTLY
 from sslbench.data.formats.coco.videos import FRAME, VIDEO
 from sslbench.data.objects.types import Objects, ObjectSource
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection.keypoints import Skeleton, labelled
 from sslbench.paths import FULL, not_written
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import Target
 
 Row = dict[str, Any]
 
@@ -102,9 +106,9 @@ def _content(sources: Mapping[str, Source] | Mapping[str, ObjectSource], places:
                 found = _boxes(source.objects[i], source.classes)
             else:
                 row |= {key: column[i] for key, column in source.attributes.items() if column[i] and key not in row}
-                if source.labels.kind == "value":
-                    row[VALUES_KEY] = source.labels.values[i].tolist()
-                found = _labels(source.labels, i)
+                if isinstance(source.target, Numbers):
+                    row[VALUES_KEY] = source.target.values[i].tolist()
+                found = _labels(source.target, i)
             if row.get(VIDEO) and (source.grouped_by == VIDEO or FRAME in source.attributes):
                 row["video_id"] = videos.setdefault(row[VIDEO], len(videos) + 1)
                 row[FRAME] = _frame_number(row.get(FRAME), len(images))
@@ -164,20 +168,20 @@ def _category_numbers(sources: Mapping[str, Source] | Mapping[str, ObjectSource]
     names = dict.fromkeys(
         name
         for source in sources.values()
-        for name in (source.classes if isinstance(source, ObjectSource) else _class_names(source.labels))
+        for name in (source.classes if isinstance(source, ObjectSource) else _class_names(source.target))
     )
     return {name: i for i, name in enumerate(names, 1)}
 
 
-def _class_names(labels: Labels) -> Sequence[str]:
-    return () if labels.kind == "value" else labels.classes
+def _class_names(labels: Target) -> Sequence[str]:
+    return () if isinstance(labels, Numbers) else labels.classes
 
 
-def _labels(labels: Labels, index: int) -> Iterator[tuple[str, Row]]:
+def _labels(labels: Target, index: int) -> Iterator[tuple[str, Row]]:
     """Iterate over the class names of one image, with the other entries of their annotations."""
-    if labels.kind == "single":
+    if isinstance(labels, Classes):
         yield labels.classes[int(labels.values[index])], {}
-    elif labels.kind == "multi":
+    elif isinstance(labels, MultiLabel):
         for column in np.flatnonzero(labels.values[index]):
             yield labels.classes[column], {"ignore": 1} if labels.values[index, column] < 0 else {}
 
@@ -216,7 +220,7 @@ def _keypoint_kinds(skeleton: Skeleton | None) -> dict[str, list[Row]]:
 
 def _info(sources: Mapping[str, Source] | Mapping[str, ObjectSource]) -> list[Row]:
     kept = {
-        split: {"labels": source.labels.kind, "classes": list(source.labels.classes)}
+        split: {"labels": source.target.name, "classes": list(source.target.classes)}
         for split, source in sources.items()
         if isinstance(source, Source)
     }

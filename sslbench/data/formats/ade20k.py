@@ -17,7 +17,6 @@ from sslbench.data.containers.names import split_name
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.format import LabelMapReader, SourceFormat
 from sslbench.data.images import Files
-from sslbench.data.label_map import Grid
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, make_coding, with_ignored
 from sslbench.data.maps.files import MapPixels, ValueMaps, load
 from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
@@ -25,6 +24,7 @@ from sslbench.data.maps.pairs import find_places, paired
 from sslbench.data.maps.types import Coding, LabelMapSource, RawMap
 from sslbench.errors import DataError
 from sslbench.preprocessing import MAX_PIXELS
+from sslbench.targets.label_maps import Grid
 
 _INFO = "objectInfo150.txt"
 _SEG = "_seg"

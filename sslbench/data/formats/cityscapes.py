@@ -16,7 +16,6 @@ from sslbench.data.containers.names import split_name
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.format import LabelMapReader, ObjectReader, SourceFormat
 from sslbench.data.images import Files
-from sslbench.data.label_map import Grid
 from sslbench.data.maps.classes import LabelMapOptions, with_ignored
 from sslbench.data.maps.files import MapPixels, ValueMaps, load
 from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
@@ -28,6 +27,7 @@ from sslbench.errors import DataError
 from sslbench.metrics.detection import masks
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.runtime.workers import usable_cores
+from sslbench.targets.label_maps import Grid
 
 IDS = 34
 """Numbers of the classes in labelIds files; 15 of them are not scored."""

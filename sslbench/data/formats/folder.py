@@ -13,13 +13,15 @@ from sslbench.data.containers.suffixes import ARRAYS, SUFFIXES, is_clutter
 from sslbench.data.format import LabelMapReader, NoOptions, SampleReader, SourceFormat
 from sslbench.data.formats._parts.layout import find_class_places, has_voc_xml
 from sslbench.data.images import Files
-from sslbench.data.labels import NUMBERED_FOLDERS, no_labels, single_labels
+from sslbench.data.labels import NUMBERED_FOLDERS, single_labels
 from sslbench.data.maps import pairs
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, printable, some
+from sslbench.data.wording import counted, some
 from sslbench.distributed.collectives import once_per_machine
 from sslbench.errors import DataError
+from sslbench.targets.none import Unlabelled
+from sslbench.text import printable
 
 _LISTS = (".csv", ".tsv", ".parquet", ".json")
 
@@ -222,7 +224,7 @@ def _class_of(image: str, level: int) -> str:
 def _source(listing: _Listing) -> Source:
     images = tuple(listing["images"])
     level = listing["level"]
-    labels = no_labels(len(images)) if level is None else single_labels([_class_of(image, level) for image in images])
+    labels = Unlabelled(len(images)) if level is None else single_labels([_class_of(image, level) for image in images])
     ids = tuple(map(printable, images))
     return Source(listing["name"], ids, labels, Files(images, listing["root"]), tuple(listing["notes"]))
 

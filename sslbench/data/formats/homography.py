@@ -8,11 +8,11 @@ from pathlib import Path
 
 from sslbench.data.format import SourceFormat, TupleReader
 from sslbench.data.images import Files
-from sslbench.data.labels import no_labels
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
 from sslbench.data.warped import homography_pairs
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.none import Unlabelled
 
 PREFIX = "homography:"
 _PICTURES = {
@@ -59,7 +59,7 @@ def _pictures() -> Source:
     if missing := [str(file) for file in files.values() if not file.is_file()]:
         raise DataError(f"homography:pictures: {missing[0]} is missing")
     ids = tuple(sorted(files))
-    return Source("homography:pictures", ids, no_labels(len(ids)), Files(tuple(files[name] for name in ids)))
+    return Source("homography:pictures", ids, Unlabelled(len(ids)), Files(tuple(files[name] for name in ids)))
 
 
 FORMAT = SourceFormat(__doc__, pairs=TupleReader(recognises, open))

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from sslbench.data.format import SourceFormat, TupleReader
-from sslbench.data.image_pairs import HomographyPair, pairs_source
+from sslbench.data.image_pairs import pairs_source
 from sslbench.data.images import Files
 from sslbench.data.source import Source
 from sslbench.errors import DataError
+from sslbench.targets.pairs import HomographyPair
 
 _FILE = re.compile(r"H_1_(\d+)")
 

@@ -10,8 +10,9 @@ from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats import table
 from sslbench.data.formats.folder import split_folders
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, printable, some
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
+from sslbench.text import printable
 
 LISTS = ("metadata.csv", "metadata.jsonl", "metadata.parquet", "labels.json", "labels.csv", "_classes.csv")
 """Names of the list of a folder's images."""

@@ -12,10 +12,12 @@ import numpy.typing as npt
 from sslbench.data.containers.names import numbered_ids, split_name, split_rank
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.images import Arrays
-from sslbench.data.labels import labels_of, no_labels
+from sslbench.data.labels import labels_of
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, in_python, some
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.target import Target
 
 _IMAGES, _LABELS = ("images", "image", "x", "data"), ("labels", "label", "y", "targets", "target")
 _USUAL_CHANNELS = (1, 3, 4)
@@ -77,7 +79,7 @@ def _parts(spec: str, keys: list[str]) -> dict[str, dict[str, str]]:
 def _source(spec: str, split: str, arrays: Any, keys: dict[str, str]) -> Source:
     name = spec if split == "all" else f"{spec} ({split})"
     images = _checked(f"{spec}, {keys['images']}", _array(spec, arrays, keys["images"]), Path(spec))
-    labels = no_labels(len(images))
+    labels: Target = Unlabelled(len(images))
     if "labels" in keys:
         values = _array(spec, arrays, keys["labels"])
         column = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values

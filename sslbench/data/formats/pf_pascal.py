@@ -13,11 +13,12 @@ import numpy as np
 
 from sslbench.arrays import FloatArray
 from sslbench.data.format import SourceFormat, TupleReader
-from sslbench.data.image_pairs import PointPair, check_points, pairs_source
+from sslbench.data.image_pairs import check_points, pairs_source
 from sslbench.data.images import Files
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.source import Source
 from sslbench.errors import DataError
+from sslbench.targets.pairs import PointPair
 
 _LISTS = {"train": "trn_pairs*.csv", "val": "val_pairs*.csv", "test": "test_pairs*.csv"}
 _COORDINATES = ("XA", "YA", "XB", "YB")

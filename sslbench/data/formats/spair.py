@@ -12,13 +12,14 @@ import numpy as np
 
 from sslbench.arrays import FloatArray
 from sslbench.data.format import SourceFormat, TupleReader
-from sslbench.data.image_pairs import PointPair, check_points, pairs_source
+from sslbench.data.image_pairs import check_points, pairs_source
 from sslbench.data.images import Files
 from sslbench.data.maps.sizes import SAME_SIZE, size_difference
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
+from sslbench.targets.pairs import PointPair
 
 _SPLITS = {"trn": "train", "val": "val", "test": "test"}
 

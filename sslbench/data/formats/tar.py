@@ -29,10 +29,12 @@ from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.formats.table import LABEL_COLUMNS
 from sslbench.data.hashes import Stamp
 from sslbench.data.labels import multi_labels, single_labels, split_cell
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.strings import expanded
-from sslbench.data.wording import counted, printable, some
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.target import Target
+from sslbench.text import printable
 
 LABEL_SUFFIXES = ("cls", "json", "txt")
 """Extensions of members that may hold the label of the sample of the same key, in order of precedence."""
@@ -381,7 +383,7 @@ def _captions(texts: Sequence[object]) -> bool:
     return long or (len(lines) > 1 and len(set(lines)) > 0.9 * len(lines))
 
 
-def _labels(spec: str, folder: Path, values: Sequence[object]) -> tuple[Labels, tuple[str, ...]]:
+def _labels(spec: str, folder: Path, values: Sequence[object]) -> tuple[Target, tuple[str, ...]]:
     names, notes = _class_names(folder, values)
     if not any(isinstance(value, list) or ";" in str(value) for value in values):
         empty = sum(1 for value in values if not value)

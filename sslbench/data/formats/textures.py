@@ -18,7 +18,7 @@ from sslbench.data.images import Arrays
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.objects.types import Objects, ObjectSource
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.textures import (
     CLASSES,
     IMAGES,
@@ -30,9 +30,11 @@ from sslbench.data.textures import (
     draw_images,
     draw_videos,
 )
-from sslbench.data.tracks import Ids, videos_source
+from sslbench.data.tracks import videos_source
 from sslbench.errors import UsageError
 from sslbench.metrics.detection import masks as rle
+from sslbench.targets.classes import Classes
+from sslbench.targets.videos import Ids
 
 _NAME = re.compile(rf"{PREFIX}(?P<what>images|videos)(-seed(?P<seed>\d{{1,9}}))?")
 _NUMBERS = {"train": 72, "test": 48}
@@ -80,7 +82,7 @@ def open(spec: str) -> dict[str, Source]:
     sources = {}
     for split, drawn in _images(spec).items():
         name, images = f"{spec} ({split})", Arrays(drawn.images, f"{spec} ({split})")
-        labels = Labels("single", CLASSES, drawn.classes)
+        labels = Classes(CLASSES, drawn.classes)
         sources[split] = Source(name, numbered_ids(len(images)), labels, images, (_NOTE,))
     return sources
 

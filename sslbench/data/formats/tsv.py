@@ -12,10 +12,12 @@ from sslbench.data.containers.names import by_split
 from sslbench.data.containers.slices import BASE64, UNKNOWN, joined
 from sslbench.data.containers.sniff import base64_cell, has_base64_rows
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
-from sslbench.data.labels import has_separator, multi_labels, no_labels, single_labels, split_cell
-from sslbench.data.source import Labels, Source
+from sslbench.data.labels import has_separator, multi_labels, single_labels, split_cell
+from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.errors import DataError
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.target import Target
 
 MAX_LINE_BYTES = 1 << 28
 """Longest line that is read, 256 MiB."""
@@ -101,9 +103,9 @@ def _others(path: Path, number: int, cells: Sequence[bytes], image: int, width: 
     return texts[0], texts[1] if len(texts) > 1 else ""
 
 
-def _labels(spec: str, index: Index, has_label: bool) -> Labels:
+def _labels(spec: str, index: Index, has_label: bool) -> Target:
     if not has_label:
-        return no_labels(len(index.names))
+        return Unlabelled(len(index.names))
     if not any(map(has_separator, index.texts)):
         return single_labels(index.texts)
     present, ignored = zip(*map(split_cell, index.texts), strict=True)

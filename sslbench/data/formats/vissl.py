@@ -14,10 +14,14 @@ from sslbench.data.containers.class_names import class_names, list_beside
 from sslbench.data.containers.listed import ListedFiles, find_listed, folders_beside, image_id
 from sslbench.data.containers.names import by_split
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
-from sslbench.data.labels import multi_labels, no_labels, single_labels
-from sslbench.data.source import Labels, Source
-from sslbench.data.wording import counted, printable
+from sslbench.data.labels import multi_labels, single_labels
+from sslbench.data.source import Source
+from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError, WeightsError
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.target import Target
+from sslbench.text import printable
 from sslbench.weights.reading.pickled import resolve
 from sslbench.weights.reading.unpickle import RestrictedPickle
 
@@ -189,11 +193,11 @@ def _checked_length(path: Path, values: Any, images: Path, n: int) -> Any:
 
 def _labels(
     path: Path | None, values: Any, n: int, names_file: Path | None
-) -> tuple[list[int], Labels, tuple[str, ...]]:
+) -> tuple[list[int], Target, tuple[str, ...]]:
     """Return the positions of the images to keep, their labels, and notes."""
     everything = list(range(n))
     if path is None:
-        return everything, no_labels(n), ()
+        return everything, Unlabelled(n), ()
     if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and values.ndim == 2 and values.shape[1] > 1:
         return everything, _matrix(path, np.asarray(values), names_file), ()
     rows = values.tolist() if isinstance(values, np.ndarray) else list(values)
@@ -215,14 +219,14 @@ def _labels(
     return kept, single_labels([names.get(texts[i], texts[i]) for i in kept]), notes
 
 
-def _matrix(path: Path, values: npt.NDArray[Any], names_file: Path | None) -> Labels:
+def _matrix(path: Path, values: npt.NDArray[Any], names_file: Path | None) -> Target:
     if not np.isin(values, (-1, 0, 1)).all():
         raise DataError(
             f"{path} has the shape {values.shape} and other values than 1 (present), 0 (absent), -1 (ignore)"
         )
     columns = [str(i) for i in range(values.shape[1])]
     names = _names(path, set(columns), names_file)
-    return Labels("multi", tuple(names.get(c, c) for c in columns), values.astype(np.int8))
+    return MultiLabel(tuple(names.get(c, c) for c in columns), values.astype(np.int8))
 
 
 def _text(path: Path, value: object) -> str:

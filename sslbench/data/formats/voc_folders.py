@@ -25,8 +25,9 @@ from sslbench.data.objects.annotated import AnnotatedImage, as_samples, object_s
 from sslbench.data.objects.crops import CropOptions
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, printable, some
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
+from sslbench.text import printable
 
 
 def recognises(spec: str) -> bool:

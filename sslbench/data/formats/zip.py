@@ -14,8 +14,8 @@ from sslbench.data.containers.slices import DEFLATED, RAW, joined
 from sslbench.data.containers.sniff import HEAD
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.source import Source
-from sslbench.data.wording import printable
 from sslbench.errors import DataError
+from sslbench.text import printable
 
 MAX_BYTES = 1 << 30
 """Largest image file that is unpacked, 1 GiB: an archive may announce any size."""

@@ -20,12 +20,14 @@ from sslbench.data.decode.picture import UnreadableImage, Wanted
 from sslbench.data.decode.transforms import luminance
 from sslbench.data.loading import loader
 from sslbench.data.loading.loader import Unreadable
-from sslbench.data.source import Images, Source
+from sslbench.data.source import Source
 from sslbench.data.views import Augment
 from sslbench.data.views.ops import Crop, make_views
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, SslbenchError
 from sslbench.runtime.seeds import preserved_random_states
+from sslbench.targets.classes import Classes
+from sslbench.targets.images import Images
 
 Item = tuple[int, IntArray] | tuple[int, IntArray, IntArray]
 """(epoch, positions in the source[, earlier occurrences of each in this epoch])"""
@@ -149,7 +151,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
     ) -> "BatchMaker":
         """Return the maker of batches of a source's images; without `colours` their changes are left to the device."""
         decoder = training_decoder(source.images, reading, channels)
-        labels = np.asarray(source.labels.values, dtype=np.int64) if source.labels.kind == "single" else None
+        labels = np.asarray(source.target.values, dtype=np.int64) if isinstance(source.target, Classes) else None
         views = tuple(
             (view.size, view.cells, make_views(view, channels, colours=colours)) for view in augment.expanded()
         )

@@ -35,9 +35,9 @@ from sslbench.errors import SslbenchError
 from sslbench.preprocessing import Preprocessing
 from sslbench.runtime.workers import StartMethod
 
-Target = npt.NDArray[np.float32]
+PixelTarget = npt.NDArray[np.float32]
 """(k, H, W); a pixel without a target is nan."""
-ReadTarget = Callable[[Source, int, tuple[int, int]], Target]
+ReadTarget = Callable[[Source, int, tuple[int, int]], PixelTarget]
 """Function from a source, a position in it and the height and width of its upright image to its target; picklable."""
 Mirrored = Callable[[Tensor], Tensor]
 """Function that corrects the values of a flipped map (..., k, H, W): the x of surface normals changes its sign."""
@@ -121,7 +121,7 @@ class WholeImage:
 
     index: int
     image: Tensor
-    target: Target
+    target: PixelTarget
     unreadable: tuple[Unreadable, ...] = ()
 
     def pin_memory(self) -> "WholeImage":

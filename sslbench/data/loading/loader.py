@@ -13,11 +13,12 @@ from sslbench.data.decode.handlers import DEFAULT, PictureDecoder, Reading, make
 from sslbench.data.decode.picture import Decoded, OtherChannels, UnreadableImage, UnreadFile, Wanted
 from sslbench.data.decode.transforms import check_resized, resize_and_crop
 from sslbench.data.sharded import by_shard
-from sslbench.data.source import Images, Source
+from sslbench.data.source import Source
 from sslbench.data.workers import run
 from sslbench.errors import DataError, SslbenchError
 from sslbench.preprocessing import Preprocessing
 from sslbench.runtime.workers import StartMethod
+from sslbench.targets.images import Images
 
 __all__ = ["PictureBatch", "Unreadable", "batches", "read", "run", "scan"]
 

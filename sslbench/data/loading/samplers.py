@@ -10,8 +10,8 @@ from sslbench.arrays import IntArray
 from sslbench.data.sharded import WINDOW
 from sslbench.data.source import ORIGIN, Source
 from sslbench.errors import UsageError
-from sslbench.labels import LABELS
 from sslbench.names import did_you_mean
+from sslbench.targets.classes import Classes
 
 SamplerName = Literal["shuffled", "balanced", "stratified", "weighted", "shards"]
 SAMPLERS: tuple[SamplerName, ...] = get_args(SamplerName)
@@ -57,10 +57,10 @@ def check_sampler(sampler: str, source: Source) -> SamplerName:
             f"sampler=weighted mixes several sources, but {source.name} is a single one",
             "List them with their weights in a YAML file; or sampler=balanced shows every class equally often.",
         )
-    if sampler in ("balanced", "stratified") and source.labels.kind != "single":
+    if sampler in ("balanced", "stratified") and not isinstance(source.target, Classes):
         raise UsageError(
             f"sampler={sampler} needs images with one class each, and those of {source.name} have "
-            f"{LABELS[source.labels.kind].text}",
+            f"{source.target.title}",
             "Leave out sampler= to draw every image once per epoch, in random order.",
         )
     return known

@@ -16,10 +16,11 @@ from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.images import Files
 from sslbench.data.maps.files import load
 from sslbench.data.maps.types import Coding
-from sslbench.data.wording import counted, printable, some
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import MAX_PIXELS
+from sslbench.text import printable
 
 _LISTS = tuple(f"{name}.{suffix}" for name in ("classes", "labels", "id2label") for suffix in ("txt", "json"))
 _CVAT = "labelmap.txt"

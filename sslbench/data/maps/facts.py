@@ -9,11 +9,11 @@ from torch.utils.data import Dataset
 
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.decode.picture import UnreadableImage
-from sslbench.data.label_map import UNKNOWN, Grid
 from sslbench.data.maps.sizes import size_and_turn, size_difference
 from sslbench.data.maps.types import LabelMapSource, distinct
 from sslbench.data.workers import run
 from sslbench.errors import SslbenchError
+from sslbench.targets.label_maps import UNKNOWN, Grid
 
 _CHUNK = 8
 _STEPS, _EDGES = 0.2, 50

@@ -16,9 +16,9 @@ from PIL import Image, PngImagePlugin, PpmImagePlugin, TiffImagePlugin, Unidenti
 from sslbench.data.decode.picture import UPRIGHT, UnreadableImage, check_size, declared_too_large
 from sslbench.data.decode.pillow import orientation, strict_and_silent
 from sslbench.data.images import DIGEST_BYTES, Files, digest
-from sslbench.data.label_map import Grid
 from sslbench.data.maps.types import RawMap
 from sslbench.preprocessing import MAX_PIXELS
+from sslbench.targets.label_maps import Grid
 
 _FORMATS = ("PNG", "TIFF", "GIF", "BMP", "PPM", "WEBP")
 _BITS = 24  # byte offset in the header of a PNG

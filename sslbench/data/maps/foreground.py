@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.label_map import IGNORED, LabelMap
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.files import ValueMaps
 from sslbench.data.maps.pairs import find_places, named_places, paired
 from sslbench.data.maps.sizes import SAME_SIZE, size_and_turn, size_difference
 from sslbench.data.maps.types import LabelMapSource, Maps
-from sslbench.data.source import Images, Labels, PixelLabels, Source
+from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError
 from sslbench.preprocessing import MAX_PIXELS
-
-CLASSES = ("background", "foreground")
+from sslbench.targets.foreground import Foreground
+from sslbench.targets.images import Images
+from sslbench.targets.label_maps import IGNORED, LabelMap, PixelLabels
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,6 +35,9 @@ class BinaryMasks:
     name: str
     images: Images
     maps: Maps
+
+    def __len__(self) -> int:
+        return len(self.maps)
 
     def read_map(self, index: int, *, size: tuple[int, int] | None = None) -> LabelMap:
         """Return the mask of an image, 1 for foreground; see `PixelLabels`."""
@@ -71,6 +74,9 @@ class ForegroundOfClasses:
 
     maps: LabelMapSource
     background: int
+
+    def __len__(self) -> int:
+        return len(self.maps)
 
     def read_map(self, index: int, *, size: tuple[int, int] | None = None) -> LabelMap:
         """Return the mask of an image, 1 for foreground; see `PixelLabels`."""
@@ -134,5 +140,4 @@ def foreground_of(maps: Mapping[str, LabelMapSource]) -> dict[str, Source]:
 
 
 def _source(name: str, ids: tuple[str, ...], images: Images, notes: tuple[str, ...], masks: PixelLabels) -> Source:
-    labels = Labels("mask", CLASSES, np.zeros((len(ids), 0), dtype=np.int8))
-    return Source(name, ids, labels, images, notes, maps=masks)
+    return Source(name, ids, Foreground(masks), images, notes)

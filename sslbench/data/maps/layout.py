@@ -10,8 +10,9 @@ from sslbench.data.containers.members import in_clutter, is_image
 from sslbench.data.images import Files
 from sslbench.data.maps.types import Coding, LabelMapSource, Maps
 from sslbench.data.source import Source
-from sslbench.data.wording import printable, some
+from sslbench.data.wording import some
 from sslbench.errors import DataError
+from sslbench.text import printable
 
 T = TypeVar("T")
 S = TypeVar("S", Source, LabelMapSource)

@@ -11,8 +11,8 @@ from PIL import Image
 from sslbench.data.decode.picture import UPRIGHT
 from sslbench.data.decode.pillow import orientation, stored_size, strict_and_silent, upright_size
 from sslbench.data.images import Files
-from sslbench.data.source import Images
 from sslbench.data.wording import counted, some
+from sslbench.targets.images import Images
 
 _EXIF = (b"eXIf", b"exif", b"Orientation")
 _THREADS = 8  # that read the heads of files

@@ -8,12 +8,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.label_map import IGNORED, UNKNOWN, Grid, LabelMap
 from sslbench.data.maps.sizes import SAME_SIZE, size_and_turn, size_difference
-from sslbench.data.source import Images
 from sslbench.data.wording import some
 from sslbench.errors import DataError
 from sslbench.preprocessing import MAX_PIXELS
+from sslbench.targets.images import Images
+from sslbench.targets.label_maps import IGNORED, UNKNOWN, Grid, LabelMap
 
 _TABLE = 1 << 16
 

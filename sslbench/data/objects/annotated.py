@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 
 from sslbench.data.images import Files
-from sslbench.data.labels import multi_labels, no_labels, single_labels
+from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.objects.boxes import BoxIssues, RawObjects, checked_objects, turned_sizes
 from sslbench.data.objects.crops import CropOptions, crops_of
 from sslbench.data.objects.types import Objects, ObjectSource
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.errors import UsageError
 from sslbench.metrics.detection.keypoints import Skeleton
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.target import Target
 
 
 @dataclasses.dataclass
@@ -171,9 +173,9 @@ def as_samples(spec: str, found: Mapping[str, ObjectSource], options: CropOption
     single = all(len(there) == 1 and not ignored for rows in named.values() for there, ignored in rows)
     sources = {}
     for split, part in found.items():
-        labels: Labels
+        labels: Target
         if not part.classes:
-            labels = no_labels(len(part))
+            labels = Unlabelled(len(part))
         elif single:
             labels = single_labels([next(iter(there)) for there, _ in named[split]], part.classes)
         else:

@@ -14,9 +14,10 @@ from sslbench.data.decode.picture import Decoded, UnreadableImage
 from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST
 from sslbench.data.labels import single_labels
 from sslbench.data.objects.types import ObjectSource
-from sslbench.data.source import Images, Source
+from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.images import Images
 
 IMAGE = "image"
 """Attribute with the image of a crop."""

@@ -14,12 +14,12 @@ from sslbench.data.groups import group_numbers
 from sslbench.data.objects.rows import NOTHING, ObjectRows
 from sslbench.data.objects.rows import Objects as Objects
 from sslbench.data.objects.rows import no_objects as no_objects
-from sslbench.data.source import Images
 from sslbench.errors import DataError
 from sslbench.metrics.detection import Truth
 from sslbench.metrics.detection import masks as rle
 from sslbench.metrics.detection.federated import Federated
 from sslbench.metrics.detection.keypoints import Skeleton, labelled
+from sslbench.targets.images import Images
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

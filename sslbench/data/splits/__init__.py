@@ -10,16 +10,23 @@ import numpy.typing as npt
 from sslbench.arrays import IntArray
 from sslbench.data.containers.exports import NOT_READ
 from sslbench.data.groups import choose_groups, inseparable, torn_classes
-from sslbench.data.labels import NO_LABEL_COLUMN, NUMBERED_FOLDERS, among_classes, present_classes, single_labels
+from sslbench.data.labels import NO_LABEL_COLUMN, NUMBERED_FOLDERS, among_classes, single_labels
 from sslbench.data.maps.layout import FOLDER
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.open import open_data
-from sslbench.data.source import ORIGIN, Labels, Source
+from sslbench.data.source import ORIGIN, Source
 from sslbench.data.splits.stratify import choose
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
-from sslbench.labels import LABELS
 from sslbench.names import did_you_mean
+from sslbench.targets.camera_pairs import CameraPairs
+from sslbench.targets.classes import Classes
+from sslbench.targets.foreground import Foreground
+from sslbench.targets.label_maps import LabelMaps
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.pixel_values import ReadValues
+from sslbench.targets.target import OfClasses, SeveralImages, Target
 
 S = TypeVar("S", Source, ObjectSource)
 
@@ -142,7 +149,7 @@ def _from_one(spec: str, sources: Mapping[str, Source], seed: int, test_fraction
             "Give the training part as data, and the other with --test-data.",
         )
     notes: list[str] = []
-    if train.labels.labelled and len(candidates) > 1 and not sources["test"].labels.labelled:
+    if train.target.labelled and len(candidates) > 1 and not sources["test"].target.labelled:
         notes.append(f"{sources['test'].name} has no labels, so val is scored")
         candidates.remove("test")
     chosen = candidates[0]
@@ -154,8 +161,8 @@ def _from_one(spec: str, sources: Mapping[str, Source], seed: int, test_fraction
 
 def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
     groups = inseparable(source)
-    fit, held = holdout(source.labels, test_fraction, seed, groups=groups, rank=source.rank)
-    several = source.tuples is not None
+    fit, held = holdout(source.target, test_fraction, seed, groups=groups, rank=source.rank)
+    several = isinstance(source.target, SeveralImages)
     by = " or ".join(part for part in (source.grouped_by, "image" if several else "") if part)
     if groups is not None and several and not (len(fit) and len(held)):
         raise DataError(
@@ -175,7 +182,7 @@ def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
             f"{source.name} has {len(source)} images, too few of each class to split into train and test",
             "A class needs two images to be on both sides; or give the test images with --test-data.",
         )
-    kind = "stratified" if LABELS[source.labels.kind].classes else "random"
+    kind = "stratified" if source.target.of_classes else "random"
     percent = round(100 * len(held) / len(source))
     kept = "" if groups is None else f" by {by}"
     how = f"seeded {kind} split{kept}: {100 - percent} % train, {percent} % test (seed {seed})"
@@ -187,7 +194,7 @@ def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
 
 def _parted_folders(source: Source, fit: IntArray) -> list[str]:
     """Return a note on folders of images with maps that a split parts, since they may be scenes; [] for other data."""
-    if source.grouped_by or (source.maps is None and source.pixel_values is None):
+    if source.grouped_by or not isinstance(source.target, LabelMaps | Foreground | ReadValues):
         return []
     folders = [name.rpartition("/")[0] for name in source.ids]
     chosen = set(fit.tolist())
@@ -201,7 +208,7 @@ def _parted_folders(source: Source, fit: IntArray) -> list[str]:
 
 
 def holdout(
-    labels: Labels, fraction: float, seed: int, *, groups: IntArray | None = None, rank: IntArray | None = None
+    labels: Target, fraction: float, seed: int, *, groups: IntArray | None = None, rank: IntArray | None = None
 ) -> tuple[IntArray, IntArray]:
     """Split samples into a fit and a held-out part, stratified by class.
 
@@ -251,7 +258,7 @@ def limit(source: Source, n: int, seed: int) -> Source:
     if n >= len(source):
         return source
     order = np.argsort(source.rank)
-    chosen = choose(source.labels.select(order), n, np.random.default_rng(seed), both_sides=False)
+    chosen = choose(source.target.select(order), n, np.random.default_rng(seed), both_sides=False)
     limited = source.select(np.sort(order[chosen]), f"{source.name}, {n} of {len(source)}")
     return dataclasses.replace(limited, notes=(*source.notes, f"limited to {n:,} of {len(source):,} images"))
 
@@ -276,26 +283,26 @@ def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple
     if train is test:
         return train, test
     notes = [note for note in (absent_from_test(train, test), not_listed(train, test)) if note is not None]
-    if LABELS[train.labels.kind].pixels:
+    if train.target.of_pixels:
         return train, test
-    if train.labels.kind in ("value", "camera_pairs"):
-        order = [test.labels.classes.index(name) for name in train.labels.classes]
-        numbers_of_test = Labels(train.labels.kind, train.labels.classes, test.labels.values[:, order])
-        return train, dataclasses.replace(test, labels=numbers_of_test)
-    known = {name: i for i, name in enumerate(train.labels.classes)}
+    if isinstance(train.target, Numbers | CameraPairs):
+        order = [test.target.classes.index(name) for name in train.target.classes]
+        numbers = test.target.changed(classes=train.target.classes, values=test.target.values[:, order])
+        return train, dataclasses.replace(test, target=numbers)
+    known = {name: i for i, name in enumerate(train.target.classes)}
     values: npt.NDArray[np.int64] | npt.NDArray[np.int8]
-    if train.labels.kind == "single":
+    if isinstance(train.target, Classes):
         # A class listed by test without samples may be unknown to train: its number is never used.
-        numbers = np.array([known.get(name, -1) for name in test.labels.classes], dtype=np.int64)
-        values = numbers[test.labels.values]
+        places = np.array([known.get(name, -1) for name in test.target.classes], dtype=np.int64)
+        values = places[test.target.values]
     else:
-        shared = [i for i, name in enumerate(test.labels.classes) if name in known]
-        places = np.array([known[test.labels.classes[i]] for i in shared], dtype=np.int64)
-        values = among_classes(test.labels.values[:, shared], places, len(known))
-    labels = Labels(train.labels.kind, train.labels.classes, values)
+        shared = [i for i, name in enumerate(test.target.classes) if name in known]
+        places = np.array([known[test.target.classes[i]] for i in shared], dtype=np.int64)
+        values = among_classes(test.target.values[:, shared], places, len(known))
+    target = OfClasses.of(test.target).changed(classes=train.target.classes, values=values)
     if subset:
-        labels = _of_present_classes(labels)
-    return train, dataclasses.replace(test, labels=labels, notes=(*test.notes, *notes))
+        target = target.among(np.flatnonzero(target.present()))
+    return train, dataclasses.replace(test, target=target, notes=(*test.notes, *notes))
 
 
 def unite_classes(train: Source, test: Source) -> tuple[Source, Source]:
@@ -306,23 +313,16 @@ def unite_classes(train: Source, test: Source) -> tuple[Source, Source]:
     Raises:
         DataError: test has no labels, or the parts do not have one class per sample each.
     """
-    if not train.labels.labelled:
-        train = dataclasses.replace(train, labels=single_labels(["unlabelled"] * len(train)))
-    if not (train.labels.kind == test.labels.kind == "single"):
+    if not train.target.labelled:
+        train = dataclasses.replace(train, target=single_labels(["unlabelled"] * len(train)))
+    if not isinstance(train.target, Classes) or not isinstance(test.target, Classes):
         raise DataError("\n".join(label_problems(train, test)))
-    names = tuple(dict.fromkeys((*train.labels.classes, *test.labels.classes)))
+    names = tuple(dict.fromkeys((*train.target.classes, *test.target.classes)))
     number = {name: i for i, name in enumerate(names)}
-    places = np.array([number[name] for name in test.labels.classes], dtype=np.int64)
-    own = dataclasses.replace(train.labels, classes=names)
-    other = Labels("single", names, places[test.labels.values])
-    return dataclasses.replace(train, labels=own), dataclasses.replace(test, labels=other)
-
-
-def _of_present_classes(labels: Labels) -> Labels:
-    present = np.flatnonzero(present_classes(labels))
-    names = tuple(labels.classes[i] for i in present)
-    values = np.searchsorted(present, labels.values) if labels.kind == "single" else labels.values[:, present]
-    return Labels(labels.kind, names, values)
+    places = np.array([number[name] for name in test.target.classes], dtype=np.int64)
+    own = train.target.changed(classes=names)
+    other = test.target.changed(classes=names, values=places[test.target.values])
+    return dataclasses.replace(train, target=own), dataclasses.replace(test, target=other)
 
 
 def name_numbered(train: Source, test: Source) -> Source:
@@ -331,31 +331,31 @@ def name_numbered(train: Source, test: Source) -> Source:
     Raises:
         DataError: a class of test is no number, or exceeds the number of train's classes.
     """
-    ordered = sorted(train.labels.classes)
+    ordered = sorted(train.target.classes)
     if odd := _misnumbered(train, test):
         raise DataError(
             f"the classes of {test.name} should be numbers from 0 to {len(ordered) - 1}, each once: {some(odd)}",
             f"They number the classes of {train.name}, sorted by name.",
         )
-    names = tuple(ordered[int(name)] for name in test.labels.classes)
-    shown = some([f"{number} is {name}" for number, name in zip(test.labels.classes, names, strict=True)])
+    names = tuple(ordered[int(name)] for name in test.target.classes)
+    shown = some([f"{number} is {name}" for number, name in zip(test.target.classes, names, strict=True)])
     notes = (
         *(note for note in test.notes if NUMBERED_FOLDERS not in note),
         f"{test.name}: its classes are the numbers of the sorted class names of {train.name}: {shown}",
     )
-    return dataclasses.replace(test, labels=dataclasses.replace(test.labels, classes=names), notes=notes)
+    return dataclasses.replace(test, target=test.target.changed(classes=names), notes=notes)
 
 
 def _misnumbered(train: Source, test: Source) -> list[str]:
     """Return the classes of test that are no numbers of train's classes, each once; [] if all of them are."""
-    classes = test.labels.classes
-    odd = [name for name in classes if not (name.isdecimal() and int(name) < len(train.labels.classes))]
+    classes = test.target.classes
+    odd = [name for name in classes if not (name.isdecimal() and int(name) < len(train.target.classes))]
     return odd or (list(classes) if len({int(name) for name in classes}) < len(classes) else [])
 
 
 def label_problems(train: Source, test: Source) -> list[str]:
     """Return the reasons, one sentence each, why train's labels cannot be scored against test's; empty if they can."""
-    unlabelled = [part.name for part in (train, test) if not part.labels.labelled]
+    unlabelled = [part.name for part in (train, test) if not part.target.labelled]
     if unlabelled:
         verb = "has" if len(unlabelled) == 1 else "have"
         remedy = (
@@ -370,31 +370,31 @@ def label_problems(train: Source, test: Source) -> list[str]:
         if ORIGIN in train.attributes:
             remedy = "joined sources have labels only if each has; sslbench check-data lists those without"
         return [f"{' and '.join(unlabelled)} {verb} no labels: {remedy}"]
-    if train.labels.kind != test.labels.kind:
-        return [f"{train.name} is {train.labels.kind}-label, but {test.name} is {test.labels.kind}-label"]
+    if type(train.target) is not type(test.target):
+        return [f"{train.name} is {train.target.name}-label, but {test.name} is {test.target.name}-label"]
     if train is test:
         return []
-    if LABELS[train.labels.kind].pixels:
-        same = train.labels.classes == test.labels.classes
-        both = [f"{part.name} has {some(part.labels.classes, 5)}" for part in (train, test)]
+    if train.target.of_pixels:
+        same = train.target.classes == test.target.classes
+        both = [f"{part.name} has {some(part.target.classes, 5)}" for part in (train, test)]
         return [] if same else [f"the classes of the maps differ: {'; '.join(both)}"]
-    if train.labels.kind in ("value", "camera_pairs"):
-        same = sorted(train.labels.classes) == sorted(test.labels.classes)
-        both = [f"{part.name} has {', '.join(part.labels.classes)}" for part in (train, test)]
+    if isinstance(train.target, Numbers | CameraPairs):
+        same = sorted(train.target.classes) == sorted(test.target.classes)
+        both = [f"{part.name} has {', '.join(part.target.classes)}" for part in (train, test)]
         return [] if same else [f"the numbers to predict differ: {'; '.join(both)}"]
-    unknown = [name for name in _present(test) if name not in set(train.labels.classes)]
-    named = not any(name.isdecimal() for name in train.labels.classes)
+    unknown = [name for name in _present(test) if name not in set(train.target.classes)]
+    named = not any(name.isdecimal() for name in train.target.classes)
     if unknown and named and not _misnumbered(train, test):
         numbers = sorted(map(int, _present(test)))
         return [
             f"the classes of {test.name} are numbers from {numbers[0]} to {numbers[-1]}, and those of {train.name} are "
-            f"names ({some(sorted(train.labels.classes), 2)}). --test-classes numbers takes them for the numbers of "
+            f"names ({some(sorted(train.target.classes), 2)}). --test-classes numbers takes them for the numbers of "
             "these names in order of the alphabet, from 0 on, as in ImageNetV2's folders."
         ]
     problems = []
     for name in unknown[:5]:
         problems.append(
-            f"the class '{name}' of {test.name} is not in {train.name}. {nearest_class(name, train.labels.classes)}"
+            f"the class '{name}' of {test.name} is not in {train.name}. {nearest_class(name, train.target.classes)}"
         )
     if len(unknown) > 5:
         problems.append(f"... and {len(unknown) - 5} more classes of {test.name}.")
@@ -418,7 +418,7 @@ def nearest_class(name: str, classes: Iterable[str]) -> str:
 
 def absent_from_test(train: Source, test: Source) -> str | None:
     """Return a sentence that names the classes with samples in train but not in test; None without any."""
-    if not LABELS[train.labels.kind].classes:
+    if not train.target.of_classes:
         return None
     there = set(_present(test))
     absent = [name for name in _present(train) if name not in there]
@@ -430,14 +430,16 @@ def absent_from_test(train: Source, test: Source) -> str | None:
 
 def not_listed(train: Source, test: Source) -> str | None:
     """Return a sentence that names the multi-label classes that test does not list; None without any."""
-    listed = set(test.labels.classes)
-    unlisted = [name for name in train.labels.classes if name not in listed]
-    if test.labels.kind != "multi" or not unlisted:
+    listed = set(test.target.classes)
+    unlisted = [name for name in train.target.classes if name not in listed]
+    if not isinstance(test.target, MultiLabel) or not unlisted:
         return None
     return f"{test.name} does not list {some(unlisted, 5)}, so its images are ignored for these classes"
 
 
 def _present(source: Source) -> list[str]:
     return [
-        name for name, is_there in zip(source.labels.classes, present_classes(source.labels), strict=True) if is_there
+        name
+        for name, is_there in zip(source.target.classes, OfClasses.of(source.target).present(), strict=True)
+        if is_there
     ]

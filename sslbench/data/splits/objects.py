@@ -3,16 +3,15 @@
 import dataclasses
 from collections.abc import Mapping
 
-import numpy as np
-
 from sslbench.data.groups import group_numbers
 from sslbench.data.labels import multi_labels
 from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.data.open import open_objects
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest, choose_test, choose_train, holdout, nearest_class
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.objects import Boxes
 
 _FEWEST = 2
 
@@ -75,12 +74,11 @@ def train_test_objects(data: str, test_data: str | None = None, *, seed: int, te
         Source(
             part.name,
             part.ids,
-            Labels("boxes", part.classes, np.zeros((len(part), 0), dtype=np.int8)),
+            Boxes(part.classes, part),
             part.images,
             part.notes,
             attributes=part.attributes,
             grouped_by=part.grouped_by,
-            objects=part,
         )
         for part in (found.train, found.test)
     )
@@ -89,9 +87,10 @@ def train_test_objects(data: str, test_data: str | None = None, *, seed: int, te
 
 def objects_of(source: Source) -> ObjectSource:
     """Return the images of a source with their objects."""
-    if not isinstance(source.objects, ObjectSource):
-        raise TypeError(f"{source.name} has no objects")
-    return source.objects
+    objects = Boxes.of(source.target).objects
+    if not isinstance(objects, ObjectSource):
+        raise TypeError(f"{source.name} has other objects")
+    return objects
 
 
 def _own(spec: str, sources: Mapping[str, ObjectSource]) -> TrainTestObjects:

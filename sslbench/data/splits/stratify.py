@@ -4,13 +4,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import BoolArray
-from sslbench.data.labels import numbered_by_samples
-from sslbench.data.source import Labels
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.target import Target
 
 _ATTEMPTS = 10
 
 
-def choose(labels: Labels, n: int, rng: np.random.Generator, *, both_sides: bool) -> BoolArray:
+def choose(labels: Target, n: int, rng: np.random.Generator, *, both_sides: bool) -> BoolArray:
     """Return the mask of the chosen samples: (N,) bool.
 
     Args:
@@ -20,17 +21,17 @@ def choose(labels: Labels, n: int, rng: np.random.Generator, *, both_sides: bool
         both_sides: a class with at least two samples has one chosen and one not, and the only sample of a class is not
             chosen; otherwise exactly `n` are chosen, at least one per class if `n` allows.
     """
-    labels = numbered_by_samples(labels)
-    if labels.kind == "single":
+    labels = labels.numbered_by_samples()
+    if isinstance(labels, Classes):
         return _choose_single(labels, n, rng, both_sides=both_sides)
-    if labels.kind == "multi" and labels.values.shape[1]:
+    if isinstance(labels, MultiLabel) and labels.values.shape[1]:
         return _choose_multi(labels.values == 1, n, rng, both_sides=both_sides)
     chosen = np.zeros(len(labels), dtype=bool)
     chosen[rng.permutation(len(labels))[:n]] = True
     return chosen
 
 
-def _choose_single(labels: Labels, n: int, rng: np.random.Generator, *, both_sides: bool) -> BoolArray:
+def _choose_single(labels: Target, n: int, rng: np.random.Generator, *, both_sides: bool) -> BoolArray:
     counts = np.bincount(labels.values, minlength=len(labels.classes))
     some = counts > 0
     low = np.where(counts > 1, 1, 0) if both_sides else np.where(some & (n >= some.sum()), 1, 0)

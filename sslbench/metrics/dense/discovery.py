@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
-from sslbench.labels import LabelKind
 from sslbench.metrics.dense.pooling import means
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import RATE, Metric
@@ -135,15 +134,9 @@ def discovery_measures(values: FloatArray) -> list[Measure]:
     return found
 
 
-def columns(kind: LabelKind) -> tuple[str, ...]:
-    """Return the names of the values of one image that records keep, for label kind 'boxes' or 'mask'.
-
-    >>> columns("boxes")
-    ('corloc', 'discovery_box_iou', 'discovery_mask_iou')
-    """
-    if kind == "boxes":
-        return tuple(metric.name for metric in DISCOVERY)
-    return (SALIENCY_IOU.name, SALIENCY_ACCURACY.name, *(f"f at {k}/255" for k in range(len(THRESHOLDS))))
+DISCOVERY_COLUMNS = tuple(metric.name for metric in DISCOVERY)
+SALIENCY_COLUMNS = (SALIENCY_IOU.name, SALIENCY_ACCURACY.name, *(f"f at {k}/255" for k in range(len(THRESHOLDS))))
+"""Names of the values of one image that records keep."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray
+from sslbench.arrays import FloatArray, IntArray
 
 Absent = Literal["omit", "zero"]
 """Treatment of a class that is neither labelled nor predicted: left out of the mean over classes, or counted as 0."""
@@ -48,3 +48,8 @@ def means(values: FloatArray, weights: FloatArray) -> FloatArray:
     """
     known = ~np.isnan(values)
     return quotient(weights @ np.where(known, values, 0.0), weights @ known)
+
+
+def counts_of_rows(scores: npt.NDArray[np.floating]) -> IntArray:
+    """Return counts (N, 3, C) of each class from rows (N, 3 * C) of scores."""
+    return np.asarray(scores.reshape(len(scores), 3, -1), dtype=np.int64)

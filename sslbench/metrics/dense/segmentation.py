@@ -104,6 +104,10 @@ def confusion_matrix(
     return counts.reshape(n_classes, columns).astype(np.int64)
 
 
+AREAS = ("intersection", "prediction", "label")
+"""Areas of each class in an image, in the order of the rows of `class_areas`."""
+
+
 def class_areas(
     prediction: npt.NDArray[np.integer], label: npt.NDArray[np.integer], n_classes: int, *, ignore: Sequence[int]
 ) -> IntArray:

@@ -3,8 +3,10 @@
 The constants are counts of bytes and of passes, fitted to measured runs of 1,000 to 40,000 rows (`make bench`).
 """
 
-from sslbench.labels import LabelKind
 from sslbench.runtime.cost import Cost
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.target import Target
 
 FLOAT, DOUBLE = 4, 8
 """Bytes of a number."""
@@ -27,7 +29,9 @@ _CANDIDATE = 64  # bytes held per candidate, `solvers.neighbours`
 _MOST_QUERIES = 4096  # rows of test per block
 
 
-def summary_cost(kind: LabelKind, rows: int, classes: int, *, resamples: int = _RESAMPLES, votes: bool = False) -> Cost:
+def summary_cost(
+    kind: type[Target], rows: int, classes: int, *, resamples: int = _RESAMPLES, votes: bool = False
+) -> Cost:
     """Return the cost of all metrics of scores (rows, classes) with their intervals, and of the file of scores.
 
     Args:
@@ -40,7 +44,7 @@ def summary_cost(kind: LabelKind, rows: int, classes: int, *, resamples: int = _
     weights = float(resamples) * rows
     held = min(weights, _WEIGHTS) * _WEIGHT_HELD + 3 * DOUBLE * rows * classes
     scores = float(FLOAT * rows * classes)
-    if kind == "single":
+    if issubclass(kind, Classes):
         of_class = _BYTES_OF_VOTE if votes else _BYTES_OF_RANK
         sums = min(2 * min(weights, _WEIGHTS), _SUMS)
         return Cost(
@@ -48,7 +52,7 @@ def summary_cost(kind: LabelKind, rows: int, classes: int, *, resamples: int = _
             memory=held + 3 * FLOAT * min(rows * classes, _RANKED) + FLOAT * sums,
             scores=scores,
         )
-    if kind == "multi":
+    if issubclass(kind, MultiLabel):
         return Cost(traffic=weights * (_BYTES_OF_HALF + _BYTES_OF_PASS * classes), memory=held, scores=scores)
     return Cost(traffic=weights * _BYTES_OF_VALUE, memory=held, scores=scores)
 

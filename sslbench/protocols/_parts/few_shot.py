@@ -17,16 +17,17 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.groups import choose_groups, groups_by_first_sample
-from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.labels import LABELS
 from sslbench.metrics.catalog import find
 from sslbench.metrics.intervals import Units, Values, clipped, known_mean, over_trainings, student_half_width
+from sslbench.metrics.measure import Probabilities
 from sslbench.metrics.metric import RATE, Bounds
-from sslbench.metrics.summary import Probabilities, headline, one_measure, summarise
+from sslbench.metrics.summary import one_measure, summarise
 from sslbench.protocols._parts.selection import class_sizes, folds_of
 from sslbench.results import Outcome
+from sslbench.targets.classes import Classes
+from sslbench.targets.target import Target
 
 
 class Shuffler(Protocol):
@@ -61,11 +62,11 @@ def _hashes(ids: tuple[str, ...]) -> npt.NDArray[np.uint64]:
     return np.frombuffer(digests, np.uint64)
 
 
-def pool(train: Features, seed: int) -> tuple[IntArray, Labels, IntArray | None, ByName]:
+def pool(train: Features, seed: int) -> tuple[IntArray, Target, IntArray | None, ByName]:
     """Return what is drawn from, in the order of the ranks: rows of train, their labels and groups, and a shuffler."""
     order, groups = train.order, train.groups
     shuffler = ByName([train.ids[row] for row in order.tolist()], seed)
-    return order, train.labels.select(order), None if groups is None else groups[order], shuffler
+    return order, train.target.select(order), None if groups is None else groups[order], shuffler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Draw:
     """
 
     rows: IntArray
-    labels: Labels
+    labels: Target
     groups: IntArray | None = None
 
     def of(self, order: IntArray) -> "Draw":
@@ -98,17 +99,17 @@ def seeds(seed: int, draws: int) -> list[int]:
     return [(seed * draws + i) % 2**32 for i in range(draws)]
 
 
-def present(labels: Labels) -> IntArray:
+def present(labels: Target) -> IntArray:
     """Return the classes that have samples (multi-label: positives)."""
-    if labels.kind == "single":
+    if isinstance(labels, Classes):
         return np.flatnonzero(np.bincount(labels.values, minlength=len(labels.classes)))
     return np.flatnonzero((labels.values > 0).any(axis=0))
 
 
-def largest_k(labels: Labels) -> tuple[int, str]:
+def largest_k(labels: Target) -> tuple[int, str]:
     """Return the largest k with enough samples in every class present, and its reason: "12 of class 'dog'"."""
     classes = present(labels)
-    if labels.kind == "single":
+    if isinstance(labels, Classes):
         counts = np.bincount(labels.values, minlength=len(labels.classes))[classes]
         least = int(np.argmin(counts))
         return int(counts[least]), f"{counts[least]} of class '{labels.classes[classes[least]]}'"
@@ -122,7 +123,7 @@ def largest_k(labels: Labels) -> tuple[int, str]:
     return int(possible[least]), text
 
 
-def k_per_class(labels: Labels, k: int, shuffler: Shuffler, *, groups: IntArray | None = None) -> Draw:
+def k_per_class(labels: Target, k: int, shuffler: Shuffler, *, groups: IntArray | None = None) -> Draw:
     """Draw the same number of images of every class in train (single label).
 
     Args:
@@ -135,7 +136,7 @@ def k_per_class(labels: Labels, k: int, shuffler: Shuffler, *, groups: IntArray 
     return _draw(labels, rows, groups)
 
 
-def orders(labels: Labels, shuffler: Shuffler) -> list[IntArray]:
+def orders(labels: Target, shuffler: Shuffler) -> list[IntArray]:
     """Return the rows of each class in train, shuffled, class by class (single label)."""
     order = np.argsort(labels.values, kind="stable")
     counts = np.bincount(labels.values, minlength=len(labels.classes))
@@ -155,7 +156,7 @@ def _spread(order: IntArray, groups: IntArray | None) -> IntArray:
     return order[np.argsort(turn, kind="stable")]
 
 
-def k_with_and_without(labels: Labels, k: int, shuffler: Shuffler, *, groups: IntArray | None = None) -> Draw:
+def k_with_and_without(labels: Target, k: int, shuffler: Shuffler, *, groups: IntArray | None = None) -> Draw:
     """Draw for every class k samples that have it and (C - 1) k that do not (multi-label); never one marked -1.
 
     Args:
@@ -173,11 +174,11 @@ def k_with_and_without(labels: Labels, k: int, shuffler: Shuffler, *, groups: In
         order = shuffler.permutation(np.flatnonzero(labels.values[:, c] == 0))
         values[_spread(order, groups)[: max(1, len(classes) - 1) * k], c] = 0
     rows = np.flatnonzero((values >= 0).any(axis=1))
-    return Draw(rows, dataclasses.replace(labels, values=values[rows]), _shared(groups, rows))
+    return Draw(rows, labels.changed(values=values[rows]), _shared(groups, rows))
 
 
 def share(
-    labels: Labels,
+    labels: Target,
     fraction: float,
     seed: int,
     shuffler: Shuffler,
@@ -207,7 +208,7 @@ def share(
     return _draw(labels, order[:n])
 
 
-def _whole_groups(labels: Labels, groups: IntArray, n: int, seed: int, *, stratified: bool) -> IntArray:
+def _whole_groups(labels: Target, groups: IntArray, n: int, seed: int, *, stratified: bool) -> IntArray:
     """Return the rows of about n samples; at least of one group."""
     if stratified and (mask := choose_groups(labels, groups, n, np.random.default_rng(seed))).any():
         return np.flatnonzero(mask)
@@ -218,7 +219,7 @@ def _whole_groups(labels: Labels, groups: IntArray, n: int, seed: int, *, strati
     return np.flatnonzero(np.isin(place, selected))
 
 
-def _draw(labels: Labels, rows: IntArray, groups: IntArray | None = None) -> Draw:
+def _draw(labels: Target, rows: IntArray, groups: IntArray | None = None) -> Draw:
     rows = np.sort(rows).astype(np.int64)
     return Draw(rows, labels.select(rows), _shared(groups, rows))
 
@@ -288,24 +289,24 @@ def _finite_values(values: Sequence[float]) -> FloatArray:
     return np.array([value for value in values if not math.isnan(value)], dtype=np.float64)
 
 
-def leading_metric(metric: str, labels: Labels) -> str:
+def leading_metric(metric: str, labels: Target) -> str:
     """Return the metric that leads; 'auto' is top-1 of single labels and mAP of several.
 
     Raises:
         UsageError: samples of several classes have no top-1 accuracy.
     """
-    usual = LABELS[labels.kind].metric
+    usual = labels.metric
     if metric == "top1" and usual != "top1":
         raise UsageError("metric=top1 needs one label per sample, and these samples have several", "Leave out metric=.")
     return usual if metric == "auto" else metric
 
 
-def leading(asked: str, labels: Labels, scores: npt.NDArray[np.floating]) -> float:
+def leading(asked: str, labels: Target, scores: npt.NDArray[np.floating]) -> float:
     """Return the metric that leads, as a fraction; `asked` as for `leading_metric`."""
     metric = leading_metric(asked, labels)
     if metric == leading_metric("auto", labels):
-        return headline(labels.kind, labels.values, scores)
-    measure = one_measure(metric, labels.kind, labels.values, scores, Units.of(len(labels), None))
+        return labels.headline(labels.values, scores)
+    measure = one_measure(metric, type(labels), labels.values, scores, Units.of(len(labels), None))
     values = measure.statistic(np.ones((1, len(labels))))[0]
     return float(values[measure.names.index(metric)])
 
@@ -331,8 +332,8 @@ class LearningCurve:
             seed: seed of the half-samples.
             probabilities: conversion of the scores to probabilities, as for `summarise`.
         """
-        self._test, self._groups, self._ids = test.labels, test.groups, train_ids
-        self._metric = leading_metric(metric, test.labels)
+        self._test, self._groups, self._ids = test.target, test.groups, train_ids
+        self._metric = leading_metric(metric, test.target)
         self._seed, self._probabilities, self._train = seed, probabilities, math.nan
         self.variants: dict[str, dict[str, float]] = {}
         self.drawn: dict[str, list[str]] = {}
@@ -376,7 +377,7 @@ class LearningCurve:
         resamples = max(_FEWEST_RESAMPLES, math.ceil(_RESAMPLES / draws))
         test = self._test
         return summarise(
-            test.kind,
+            type(test),
             test.classes,
             test.values,
             scores,
@@ -448,7 +449,7 @@ def usable_k(
     return fitting, [f"Default values of k were left out because train is too small ({why}): {names}."]
 
 
-def check_labels(protocol: str, labels: Labels) -> None:
+def check_labels(protocol: str, labels: Target) -> None:
     """Refuse training labels that cannot be learned from.
 
     Raises:
@@ -459,5 +460,5 @@ def check_labels(protocol: str, labels: Labels) -> None:
             f"{protocol}: the train samples have no labels, so none can be drawn per class",
             "Give labelled data: a folder per class, a table with a label column, or a manifest with categories.",
         )
-    if len(present(labels)) < (2 if labels.kind == "single" else 1):
+    if len(present(labels)) < (2 if isinstance(labels, Classes) else 1):
         raise DataError(f"{protocol} needs at least two classes in train")

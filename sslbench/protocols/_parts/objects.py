@@ -18,13 +18,13 @@ from sslbench.data.decode.transforms import normalise, resize_and_crop, resized
 from sslbench.data.groups import source_groups
 from sslbench.data.loading import loader
 from sslbench.errors import DataError, UsageError
-from sslbench.labels import LabelKind
 from sslbench.metrics.summary import summarise, without_intervals
 from sslbench.protocols._parts.images import unreadable_images
 from sslbench.protocols._parts.map_settings import Fit, SearchSettings
 from sslbench.protocols._parts.untrained import MapRun
 from sslbench.results import Outcome
 from sslbench.solvers.discovery import DiscoveredObject, Mask, dino_seg
+from sslbench.targets.target import Target
 
 Box = tuple[float, float, float, float]
 """Left, upper, right and lower end in pixels of an image."""
@@ -240,7 +240,7 @@ def _filled(box: Box, size: tuple[int, int]) -> Region:
 
 
 def outcome_of_regions(
-    kind: LabelKind, values: Mapping[str, FloatArray], run: MapRun[Any], notes: Sequence[str], picture: bytes
+    kind: type[Target], values: Mapping[str, FloatArray], run: MapRun[Any], notes: Sequence[str], picture: bytes
 ) -> Outcome:
     """Return the outcome of a row.
 
@@ -251,7 +251,7 @@ def outcome_of_regions(
         notes: one sentence each.
         picture: PNG of some images.
     """
-    labels, scores = run.test.labels.values, values[""]
+    labels, scores = run.test.target.values, values[""]
     metrics, headline, _ = summarise(kind, (), labels, scores, seed=run.seed, groups=source_groups(run.test))
     return Outcome(
         metrics=metrics,

@@ -9,11 +9,12 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.data.groups import group_folds
-from sslbench.data.source import Labels
 from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.metrics.classification import top_k_correct
-from sslbench.metrics.summary import headline
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.target import Target
 
 _ROWS = 4096  # rows per block, so that memory-mapped features are never copied whole
 
@@ -25,7 +26,7 @@ def check_features(train: Features, test: Features) -> None:
         DataError: no labels, no samples, two widths, or features that are NaN or infinite (with the first ids).
     """
     for name, part in (("train", train), ("test", test)):
-        if not part.labels.labelled:
+        if not part.target.labelled:
             raise DataError(
                 f"the {name} samples have no labels, which this protocol needs",
                 "Give labelled data: a folder per class, a table with a label column, or a manifest with categories.",
@@ -59,7 +60,7 @@ def check_finite(part: Features, name: str) -> None:
 
 
 def holdout_rows(
-    labels: Labels, fraction: float, seed: int, groups: IntArray | None, rank: IntArray | None = None
+    labels: Target, fraction: float, seed: int, groups: IntArray | None, rank: IntArray | None = None
 ) -> tuple[IntArray, IntArray] | None:
     """Return rows to fit on and rows held out for a choice, stratified and seeded; None when either would be empty.
 
@@ -117,7 +118,7 @@ def folds_of(
     order = np.arange(len(classes)) if rank is None else np.argsort(rank)
     if groups is not None:
         names = tuple(map(str, range(int(classes.max()) + 1)))
-        folds[order] = group_folds(Labels("single", names, classes[order]), groups[order], number)
+        folds[order] = group_folds(Classes(names, classes[order].astype(np.int64)), groups[order], number)
         return folds
     with warnings.catch_warnings():
         # Classes with fewer samples than folds are absent from some folds; the solvers handle that.
@@ -127,15 +128,15 @@ def folds_of(
     return folds
 
 
-def headline_by_blocks(labels: Labels, scores: Callable[[slice], FloatArray]) -> float:
+def headline_by_blocks(labels: Target, scores: Callable[[slice], FloatArray]) -> float:
     """Return the leading metric of N samples, for single labels without all (N, C) scores at once.
 
     Args:
         labels: of the N samples.
         scores: range of samples -> their scores (n, C), higher means more likely.
     """
-    if labels.kind != "single":  # the average precision of a class needs the scores of all samples
-        return headline(labels.kind, labels.values, scores(slice(0, len(labels))))
+    if not isinstance(labels, Classes):  # the average precision of a class needs the scores of all samples
+        return labels.headline(labels.values, scores(slice(0, len(labels))))
     right = 0
     for start in range(0, len(labels), _ROWS):
         rows = slice(start, start + _ROWS)
@@ -168,7 +169,7 @@ def is_better(score: float, best: float) -> bool:
     return not math.isnan(score) and (math.isnan(best) or score > best)
 
 
-def for_all_classes(decision: npt.NDArray[np.floating], learned: IntArray, labels: Labels) -> npt.NDArray[np.float64]:
+def for_all_classes(decision: npt.NDArray[np.floating], learned: IntArray, labels: Target) -> npt.NDArray[np.float64]:
     """Return (N, C) scores; classes that were not learned have NaN (multi-label) or less than all others.
 
     Args:
@@ -176,20 +177,20 @@ def for_all_classes(decision: npt.NDArray[np.floating], learned: IntArray, label
         learned: (K,) their numbers.
         labels: of the samples, with all C classes.
     """
-    missing = np.nan if labels.kind == "multi" else decision.min() - 1
+    missing = np.nan if isinstance(labels, MultiLabel) else decision.min() - 1
     scores = np.full((len(decision), len(labels.classes)), missing)
     scores[:, learned] = decision
     return scores
 
 
-def signed_targets(labels: Labels, *, ignore: bool = True) -> tuple[npt.NDArray[np.int8], IntArray]:
+def signed_targets(labels: Target, *, ignore: bool = True) -> tuple[npt.NDArray[np.int8], IntArray]:
     """Return (N, K) of 1, -1 and 0 (ignored) for the K classes with positives and negatives, and their numbers (K,).
 
     Args:
         labels: of train.
         ignore: leave samples out that are marked -1; False: they are negatives.
     """
-    if labels.kind == "single":
+    if isinstance(labels, Classes):
         targets = np.full((len(labels), len(labels.classes)), -1, np.int8)
         targets[np.arange(len(labels)), labels.values] = 1
     else:

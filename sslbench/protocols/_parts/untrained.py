@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from sslbench.backbones.views import OWN_SIZES
-from sslbench.data.source import Labels, Source
-from sslbench.labels import LabelKind
+from sslbench.data.source import Source
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.map_settings import FacetSettings
 from sslbench.protocols.protocol import ImageWork, NotEstimated, OnImages, Part, Shapes, test_part
 from sslbench.results import Outcome
 from sslbench.runtime.progress import Progress, StageProgress, stage_progress
+from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
     from sslbench.backbones.backbone import Backbone
@@ -79,11 +79,11 @@ def maps_of_layers(
 
 
 def without_training(
-    check: Callable[[S, Labels], None],
+    check: Callable[[S, Target], None],
     maps: MapsOfRows[S],
     score: Callable[[MapRun[S]], dict[str, Outcome]],
     *,
-    label_kinds: frozenset[LabelKind],
+    takes: tuple[type[Target], ...],
     work: Callable[[S, Shapes], ImageWork] | NotEstimated,
     part: Callable[[S], Part] = test_part,
 ) -> OnImages[S]:
@@ -93,7 +93,7 @@ def without_training(
         check: raises a UsageError or DataError for settings and labels that cannot work.
         maps: rows of results with their maps.
         score: outcome of each row; it raises a DataError for images that cannot be used.
-        label_kinds: see `OnImages`.
+        takes: see `OnImages`.
         work: see `OnImages`.
         part: see `OnImages`.
     """
@@ -120,7 +120,7 @@ def without_training(
         from sslbench.backbones.dense import DenseEncoder
         from sslbench.distributed.collectives import rank
 
-        check(settings, test.labels)
+        check(settings, test.target)
         if rank() != 0:
             return {}
         inputs = {each.name: each for row in maps(backbone, layers, settings).values() for each in row}
@@ -129,4 +129,4 @@ def without_training(
         )
         return score(MapRun(backbone, layers, encoder, test, settings, seed, engine, progress))
 
-    return OnImages(check, rows, run, work, label_kinds=label_kinds, trains=False, part=part, view=OWN_SIZES)
+    return OnImages(check, rows, run, work, takes=takes, trains=False, part=part, view=OWN_SIZES)

@@ -17,14 +17,13 @@ place as in the source image, and the ceiling: the cell nearest to the true plac
 Time: two forward passes per image at most, and one product of K x D with D x cells per pair.
 """
 
-from sslbench.data.image_pairs import ImagePairs
-from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
-from sslbench.labels import LABELS
 from sslbench.protocols._parts.untrained import MapRun, maps_of_layers, without_training
 from sslbench.protocols.correspondence.settings import Settings
 from sslbench.protocols.protocol import ImageWork, Protocol, Shapes
 from sslbench.results import Outcome
+from sslbench.targets.pairs import Homographies, Points
+from sslbench.targets.target import Target
 
 _OF_SOFT = ("temperature", "radius")
 _OF_POINTS = ("matcher",)
@@ -47,20 +46,20 @@ def check_settings(settings: Settings) -> None:
         raise UsageError(f"correspondence: {name} should not be {getattr(settings, name)}")
 
 
-def check(settings: Settings, labels: Labels) -> None:
+def check(settings: Settings, labels: Target) -> None:
     """Refuse settings and data that cannot work or have no effect, before any image is decoded.
 
     Raises:
         UsageError: a setting is out of its range, or has no effect.
         DataError: the data are no pairs of images.
     """
-    if labels.kind not in ("points", "homography"):
-        raise DataError(f"correspondence needs pairs of images, and these samples have {LABELS[labels.kind].text}")
+    if not isinstance(labels, Points | Homographies):
+        raise DataError(f"correspondence needs pairs of images, and these samples have {labels.title}")
     check_settings(settings)
     default, useless = Settings(), dict[str, str]()
     if settings.matcher == "nearest":
         useless |= dict.fromkeys(_OF_SOFT, "with matcher=nearest")
-    if labels.kind == "points":
+    if isinstance(labels, Points):
         useless |= dict.fromkeys(_OF_HOMOGRAPHIES, "on keypoints, each of which has one match")
     else:
         useless |= dict.fromkeys(_OF_POINTS, "on homographies, where cells are matched to cells")
@@ -78,10 +77,8 @@ def score(run: MapRun[Settings]) -> dict[str, Outcome]:
     from sslbench.protocols.correspondence.homographies import match_homographies
     from sslbench.protocols.correspondence.points import match_points
 
-    if not isinstance(run.test.tuples, ImagePairs):
-        raise DataError(f"{run.test.name} has no pairs of images")
-    match = match_points if run.test.labels.kind == "points" else match_homographies
-    return match(run, run.test.tuples)
+    pairs = run.test.target
+    return match_points(run, pairs) if isinstance(pairs, Points) else match_homographies(run, Homographies.of(pairs))
 
 
 def work(settings: Settings, shapes: Shapes) -> ImageWork:
@@ -93,6 +90,6 @@ PROTOCOL = Protocol(
     version=2,
     summary="Correspondence of keypoints, or of cells under homographies, without training.",
     settings=Settings,
-    kind=without_training(check, maps_of_layers, score, work=work, label_kinds=frozenset({"points", "homography"})),
+    kind=without_training(check, maps_of_layers, score, work=work, takes=(Points, Homographies)),
     check_settings=check_settings,
 )

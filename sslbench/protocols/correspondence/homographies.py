@@ -9,10 +9,8 @@ import torch
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.groups import inseparable
-from sslbench.data.image_pairs import HomographyPair, ImagePairs
 from sslbench.data.source import Source
 from sslbench.data.warped import in_pixels
-from sslbench.labels import LABELS
 from sslbench.metrics.dense.correspondence import PIXELS, MatchErrors, apply_homography, match_measure
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import with_intervals
@@ -28,12 +26,13 @@ from sslbench.protocols._parts.untrained import MapRun
 from sslbench.protocols.correspondence.settings import Settings
 from sslbench.results import Outcome
 from sslbench.solvers.correspondence import ratio_matches
+from sslbench.targets.pairs import Homographies, HomographyPair
 
 _RESAMPLES = 1000
 _FREE = ("position only", "ceiling")
 
 
-def match_homographies(run: MapRun[Settings], pairs: ImagePairs) -> dict[str, Outcome]:
+def match_homographies(run: MapRun[Settings], pairs: Homographies) -> dict[str, Outcome]:
     """Return the outcome of each input of the encoder."""
     encoder, preprocessing, settings, report = run.encoder, run.preprocessing, run.settings, run.report
     number_of, errors = _by_source(pairs), _Errors()
@@ -63,7 +62,7 @@ def match_homographies(run: MapRun[Settings], pairs: ImagePairs) -> dict[str, Ou
     return {each.name: _outcome(each.name, floor_of[each.name], errors, run.test, run.seed) for each in encoder.inputs}
 
 
-def _by_source(pairs: ImagePairs) -> dict[int, list[int]]:
+def _by_source(pairs: Homographies) -> dict[int, list[int]]:
     """Return source image -> numbers of its pairs."""
     found: dict[int, list[int]] = defaultdict(list)
     for number, pair in enumerate(pairs.pairs):
@@ -182,7 +181,7 @@ def _outcome(name: str, floor: str, errors: _Errors, test: Source, seed: int) ->
         notes.append(f"{empty:,} pairs have no match and count for nothing.")
     return Outcome(
         metrics=metrics,
-        headline=LABELS["homography"].metric,
+        headline=Homographies.metric,
         scores=rows,
         per_class={},
         variants={key: _named(errors, f"{key} {floor}", len(test)) for key in _FREE},

@@ -8,9 +8,7 @@ import numpy as np
 import torch
 
 from sslbench.arrays import FloatArray
-from sslbench.data.image_pairs import ImagePairs, PointPair
 from sslbench.data.source import Source
-from sslbench.labels import LABELS
 from sslbench.metrics.dense.correspondence import (
     ALPHAS,
     PCK_PER_CLASS,
@@ -34,6 +32,7 @@ from sslbench.protocols._parts.untrained import MapRun
 from sslbench.protocols.correspondence.settings import Settings
 from sslbench.results import Outcome
 from sslbench.solvers.correspondence import nearest_cells, sample, similarity_maps, soft_argmax
+from sslbench.targets.pairs import PointPair, Points
 
 Maps = Mapping[str, torch.Tensor]
 """Name of an input of the encoder, or of pixels -> (D, h, w)."""
@@ -41,7 +40,7 @@ _ALPHA = ALPHAS.index(0.1)
 _BYTES = 1e9
 
 
-def match_points(run: MapRun[Settings], pairs: ImagePairs) -> dict[str, Outcome]:
+def match_points(run: MapRun[Settings], pairs: Points) -> dict[str, Outcome]:
     """Return the outcome of each input of the encoder."""
     encoder, preprocessing, settings, report = run.encoder, run.preprocessing, run.settings, run.report
     points = [pair for pair in pairs.pairs if isinstance(pair, PointPair)]
@@ -170,7 +169,7 @@ def _outcome(name: str, matcher: _PointMatcher, test: Source) -> Outcome:
     pairs = matcher.pairs
     points = np.array([len(pair.target_points) for pair in pairs], dtype=np.int64)
     images = np.array([(pair.source, pair.target) for pair in pairs], dtype=np.int64)
-    classes, floor = test.labels.values, matcher.floor_of[name]
+    classes, floor = test.target.values, matcher.floor_of[name]
     swapped = matcher.swapped[name]
     found = PairHits(matcher.found[name], points, classes, None if np.isnan(swapped).any() else swapped)
     rows = np.column_stack([found.found, swapped, points]).astype(np.float32)
@@ -183,9 +182,9 @@ def _outcome(name: str, matcher: _PointMatcher, test: Source) -> Outcome:
         notes.append("Intervals take pairs that share an image as dependent.")
     return Outcome(
         metrics=metrics,
-        headline=LABELS["points"].metric,
+        headline=Points.metric,
         scores=rows,
-        per_class=dict(zip(test.labels.classes, own.tolist(), strict=False)),
+        per_class=dict(zip(test.target.classes, own.tolist(), strict=False)),
         variants={"position only": free["position only"], "ceiling": free["ceiling"]},
         chance=free["chance"],
         floors={"pixels": _named(dataclasses.replace(found, found=matcher.found[floor], swapped=None))},

@@ -10,12 +10,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.protocols.finetune.recipe import candidates, check_labels, check_settings
 from sslbench.protocols.finetune.settings import Settings
-from sslbench.protocols.protocol import CLASSES, ImageWork, OnImages, Protocol, Shapes
+from sslbench.protocols.protocol import ImageWork, OnImages, Protocol, Shapes
 from sslbench.results import Outcome
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
     from sslbench.backbones.backbone import Backbone
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
     from sslbench.features.settings import ExtractSettings
 
 
-def check(settings: Settings, train: Labels) -> None:
+def check(settings: Settings, train: Target) -> None:
     """Raise an error for impossible settings and for labels without a loss; images are not opened.
 
     Raises:
@@ -106,7 +110,7 @@ def run_on_images(  # noqa: PLR0913  the signature of every protocol on images
     """
     from sslbench.protocols.finetune.run import FinetuneRun
 
-    check(settings, train.labels)
+    check(settings, train.target)
     run = FinetuneRun(
         backbone, layers[0], (train, test), settings, seed=seed, engine=engine, folder=folder, progress=progress
     )
@@ -131,6 +135,6 @@ PROTOCOL = Protocol(
     version=7,
     summary="The whole network trained on the labels of train, with a linear classifier.",
     settings=Settings,
-    kind=OnImages(check, check_images, run_on_images, work, label_kinds=CLASSES | {"value"}),
+    kind=OnImages(check, check_images, run_on_images, work, takes=(Classes, MultiLabel, Numbers)),
     check_settings=check_settings,
 )

@@ -18,13 +18,13 @@ from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.build import build
 from sslbench.backbones.classifier import ClassifierHead
 from sslbench.backbones.layers import Layer, forward_layers
-from sslbench.data.labels import by_first_sample
-from sslbench.data.source import Labels
 from sslbench.distributed.collectives import sum_, world_size
 from sslbench.errors import UsageError
-from sslbench.labels import LabelKind
 from sslbench.protocols.finetune.settings import Settings
 from sslbench.runtime.seeds import seeded
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.target import OfClasses, Target
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 from sslbench.train.mixing import make_mix
@@ -48,27 +48,27 @@ class Targets:
         classes: (C,) class numbers in the order in which they get initial weights.
     """
 
-    kind: LabelKind
+    kind: type[Target]
     values: Tensor
     shift: Tensor
     scale: Tensor
     classes: IntArray
 
     @classmethod
-    def of(cls, labels: Labels) -> "Targets":
+    def of(cls, labels: Target) -> "Targets":
         """Return the targets of labels; numbers are standardised."""
         n = len(labels.classes)
-        classes = np.arange(n) if labels.kind == "value" else by_first_sample(labels)
-        if labels.kind == "single":
+        classes = labels.by_first_sample() if isinstance(labels, OfClasses) else np.arange(n)
+        if isinstance(labels, Classes):
             values = torch.from_numpy(labels.values.astype(np.int64))
-            return cls(labels.kind, values, torch.zeros(n), torch.ones(n), classes)
+            return cls(type(labels), values, torch.zeros(n), torch.ones(n), classes)
         values = torch.from_numpy(labels.values.astype(np.float32))
-        if labels.kind == "multi":
-            return cls(labels.kind, values, torch.zeros(n), torch.ones(n), classes)
+        if isinstance(labels, MultiLabel):
+            return cls(type(labels), values, torch.zeros(n), torch.ones(n), classes)
         shift = torch.from_numpy(labels.values.mean(axis=0)).float()
         spread = torch.from_numpy(labels.values.std(axis=0)).float()
         scale = torch.where(spread > 0, spread, torch.ones(n))
-        return cls(labels.kind, (values - shift) / scale, shift, scale, classes)
+        return cls(type(labels), (values - shift) / scale, shift, scale, classes)
 
 
 class FinetunedNetwork(method.Method[Settings]):
@@ -127,11 +127,11 @@ class FinetunedNetwork(method.Method[Settings]):
         features = forward_layers(self.backbone, images, (self.layer,))[self.layer.text]
         scores = self.head(features).float()
         parts = {}
-        if self.kind == "single":
+        if self.kind is Classes:
             value = functional.cross_entropy(scores, targets, label_smoothing=self.config.label_smoothing)
             if self._mix is None:
                 parts["top1"] = (scores.detach().argmax(dim=1) == targets).float().mean() * 100
-        elif self.kind == "multi":
+        elif self.kind is MultiLabel:
             known = targets >= 0
             every = functional.binary_cross_entropy_with_logits(scores, targets.clamp(min=0), reduction="none")
             # The known labels of all processes count alike, however they are divided among them.

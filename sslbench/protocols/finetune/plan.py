@@ -52,7 +52,7 @@ class Portion:
 
     def of(self, train: Source, seed: int) -> Source:
         """Return the samples of a draw."""
-        labels, groups, shuffler = train.labels, source_groups(train), few_shot.ByName(train.ids, seed)
+        labels, groups, shuffler = train.target, source_groups(train), few_shot.ByName(train.ids, seed)
         if self.fraction:
             drawn = few_shot.share(labels, self.fraction, seed, shuffler, stratified=True, groups=groups)
             return train.select(drawn.rows)
@@ -75,7 +75,7 @@ def portions(settings: Settings, train: Source) -> tuple[Portion, ...]:
     """
     if settings.train_list is not None:
         return (_listed(Path(settings.train_list), train),)
-    most, why = few_shot.largest_k(train.labels) if settings.per_class else (0, "")
+    most, why = few_shot.largest_k(train.target) if settings.per_class else (0, "")
     for k in settings.per_class:
         if k > most:
             raise UsageError(f"finetune: train has too few images for per_class={k}: {why}", f"The largest is {most}.")
@@ -146,7 +146,7 @@ def split(source: Source, settings: Settings, seed: int) -> tuple[Source, Source
     if len(tried) == 1:
         return None
     groups = source_groups(source)
-    rows = holdout_rows(source.labels, settings.holdout, seed, groups)
+    rows = holdout_rows(source.target, settings.holdout, seed, groups)
     if rows is None:
         reason = no_holdout(groups)
         raise UsageError(

@@ -4,12 +4,13 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from sslbench.data.source import Labels
 from sslbench.data.views import View
 from sslbench.errors import UsageError
-from sslbench.labels import LabelKind
 from sslbench.protocols._parts.rates import rate_schedule
 from sslbench.protocols.finetune.settings import Settings
+from sslbench.targets.classes import Classes
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import Target
 from sslbench.train.optimizers.optimizer import OptimizerSettings, find, refuse_unknown
 
 NAME = "finetune"
@@ -84,14 +85,14 @@ def check_settings(settings: Settings) -> None:
     schedule(settings, settings.epochs)
 
 
-def check_labels(settings: Settings, labels: Labels) -> None:
+def check_labels(settings: Settings, labels: Target) -> None:
     """Raise an error for settings that the kind of labels rules out.
 
     Raises:
         UsageError: the message names the setting.
     """
     for name in ("mixup", "cutmix", "label_smoothing", "per_class"):
-        _check(labels.kind == "single" or not getattr(settings, name), f"{name} needs images with one class each")
+        _check(isinstance(labels, Classes) or not getattr(settings, name), f"{name} needs images with one class each")
 
 
 def _check_numbers(settings: Settings) -> None:
@@ -139,7 +140,7 @@ def _check(right: bool, message: str) -> None:
         raise UsageError(f"finetune: {message}")
 
 
-def optimizer_settings(settings: Settings, rates: Rates, kind: LabelKind = "single") -> OptimizerSettings:
+def optimizer_settings(settings: Settings, rates: Rates, kind: type[Target] = Classes) -> OptimizerSettings:
     """Return the settings of the optimizer.
 
     Args:
@@ -151,7 +152,7 @@ def optimizer_settings(settings: Settings, rates: Rates, kind: LabelKind = "sing
     Raises:
         UsageError: a value is out of range.
     """
-    usual = 1.0 if kind == "value" else find(settings.optimizer).finetune_head_factor
+    usual = 1.0 if kind is Numbers else find(settings.optimizer).finetune_head_factor
     return OptimizerSettings(
         name=settings.optimizer,
         lr=rates.lr,

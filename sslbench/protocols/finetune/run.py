@@ -24,7 +24,8 @@ from sslbench.data.source import Source
 from sslbench.distributed.collectives import from_first, rank, sum_, world_size
 from sslbench.features.array import Features
 from sslbench.features.settings import ExtractSettings
-from sslbench.metrics.summary import Probabilities, headline, summarise
+from sslbench.metrics.measure import Probabilities
+from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.images import unreadable_images
 from sslbench.protocols._parts.selection import is_better, percent
@@ -36,6 +37,9 @@ from sslbench.protocols.finetune.training import Finetuned, finetune, prepare
 from sslbench.results import NetworkWeights, Outcome
 from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.runtime.seeds import preserved_random_states
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.numbers import Numbers
 from sslbench.train.loop import NotFiniteError
 from sslbench.weights.save import new_file
 
@@ -106,8 +110,8 @@ class FinetuneRun:
         scores = self._score(network, self.test, "scoring")
         sample = _random_sample(source, len(self.test), seed)
         on_train = self._score(network, sample, "scoring a part of")
-        train = headline(sample.labels.kind, sample.labels.values, on_train)
-        if source.labels.kind == "value" and train < _DIVERGED:
+        train = sample.target.headline(sample.target.values, on_train)
+        if isinstance(source.target, Numbers) and train < _DIVERGED:
             raise NotFiniteError(
                 f"finetune: the training diverged: its predictions of training samples have an R2 of {train:.3g}",
                 "Give a lower lr or head_lr_factor, or clip_norm=1.",
@@ -147,7 +151,7 @@ class FinetuneRun:
             log.warning(f"{rates.text}: {error.message}")
             return math.nan
         scores = self._score(network, held_out, "scoring held-out samples of")
-        return headline(held_out.labels.kind, held_out.labels.values, scores)
+        return held_out.target.headline(held_out.target.values, scores)
 
     def _train(self, source: Source, rates: Rates, seed: int, folder: Path, title: str) -> Finetuned:
         report = stage_progress(self.progress, f"{self.backbone.name}: {title} {source.name}")
@@ -177,7 +181,7 @@ class FinetuneRun:
             network.backbone, (self.layer,), device=engine.device, precision=engine.float_precision()
         )
         head = network.head.to(engine.device)
-        scores = torch.zeros((len(source), len(source.labels.classes)), device=engine.device)
+        scores = torch.zeros((len(source), len(source.target.classes)), device=engine.device)
         share = rows_of(source.images, rank(), world_size())
         done = 0
         for batch in loader.batches(
@@ -199,7 +203,7 @@ class FinetuneRun:
         return sum_(scores).cpu().numpy()
 
     def _outcome(self, portion: Portion, seeds: Sequence[int], trials: Sequence[_Trial]) -> Outcome:
-        first, labels = trials[0], self.test.labels
+        first, labels = trials[0], self.test.target
         notes = [
             f"Trained for {first.network.epochs:.3g} epochs on {len(first.rows):,} of {len(self.whole):,} train "
             "samples; the last epoch counts.",
@@ -207,11 +211,11 @@ class FinetuneRun:
         notes += [f"The metrics are means over {len(trials)} draws of {portion.text}."] if len(trials) > 1 else []
         notes += [*first.network.notes, *_edge_notes(self.settings, first.selected)]
         weights = self._weights(first)
-        probabilities: Probabilities | None = "softmax" if labels.kind == "single" else None
+        probabilities: Probabilities | None = "softmax" if isinstance(labels, Classes) else None
         if len(trials) > 1:
             return self._mean(portion, seeds, trials, notes, weights, probabilities)
         metrics, name, per_class = summarise(
-            labels.kind,
+            type(labels),
             labels.classes,
             labels.values,
             first.scores,
@@ -241,12 +245,12 @@ class FinetuneRun:
         probabilities: Probabilities | None,
     ) -> Outcome:
         test = Features(
-            np.zeros((len(self.test), 0), np.float32), self.test.labels, self.test.ids, groups=source_groups(self.test)
+            np.zeros((len(self.test), 0), np.float32), self.test.target, self.test.ids, groups=source_groups(self.test)
         )
         curve = few_shot.LearningCurve(test, self.whole.ids, seed=self.seed, probabilities=probabilities)
         position = {name: row for row, name in enumerate(self.whole.ids)}
         draws = [
-            few_shot.Draw(np.array([position[name] for name in trial.rows.ids]), trial.rows.labels) for trial in trials
+            few_shot.Draw(np.array([position[name] for name in trial.rows.ids]), trial.rows.target) for trial in trials
         ]
         curve.add(
             portion.text,
@@ -260,10 +264,10 @@ class FinetuneRun:
 
     def _weights(self, trial: _Trial) -> NetworkWeights | None:
         """Return the finetuned network for a weights file; None for a module in memory, which has no name to load."""
-        backbone, labels = trial.network.backbone, self.test.labels
-        if backbone.kind.in_memory or labels.kind not in ("single", "multi", "value"):
+        backbone, labels = trial.network.backbone, self.test.target
+        if backbone.kind.in_memory or not isinstance(labels, Classes | MultiLabel | Numbers):
             return None
-        info = ClassifierInfo(self.layer.text, self.settings.norm, labels.kind, labels.classes)
+        info = ClassifierInfo(self.layer.text, self.settings.norm, labels.name, labels.classes)
         metadata = {
             "method": "finetune",
             "epochs": trial.network.epochs,

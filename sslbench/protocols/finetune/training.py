@@ -166,7 +166,7 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
         channels=backbone.preprocessing.channels,
     )
     data = prepared.data
-    targets = Targets.of(fit.labels)
+    targets = Targets.of(fit.target)
     setup = Setup(
         feature_dim=prepared.width,
         sizes=(prepared.side,),
@@ -174,7 +174,7 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
         images_per_update=data.batch_size,
         world=world_size(),
         samples=len(fit),
-        classes=len(fit.labels.classes),
+        classes=len(fit.target.classes),
         steps=prepared.updates,
         steps_per_epoch=data.steps_per_epoch,
         backbone=backbone.name,

@@ -17,10 +17,9 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.config import setting
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.labels import LABELS
 from sslbench.metrics.geolocation import ACCURACY, MEAN_ERROR, REGION, great_circle_distances, located_within
 from sslbench.metrics.summary import summarise_places
 from sslbench.protocols._parts.costs import summary_cost
@@ -34,6 +33,9 @@ from sslbench.protocols.linear.settings import Settings as LinearSettings
 from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.runtime.cost import Cost
+from sslbench.targets.classes import Classes
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import Target
 
 _SORTED, _WEIGHT_HELD = 5000, 100  # bytes per weight of a half-sample: weighted medians of distances
 _WEIGHTS = 4_000_000  # weights in memory at a time, `metrics.intervals`
@@ -66,7 +68,7 @@ def check_settings(settings: Settings) -> None:
     check_linear(_linear(settings))
 
 
-def check(settings: Settings, train: Labels) -> None:
+def check(settings: Settings, train: Target) -> None:
     """Refuse settings and training labels that do not go together, before any image is decoded.
 
     Raises:
@@ -84,7 +86,7 @@ def check_test(settings: Settings, test: Source) -> None:
     Raises:
         DataError: see above.
     """
-    _check_places(test.labels, "test")
+    _check_places(test.target, "test")
 
 
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
@@ -105,24 +107,24 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         UsageError: settings that are not possible.
     """
     check_features(train, test)
-    check(settings, train.labels)
-    _check_places(test.labels, "test")
-    cells, numbers = _cells(train.labels, settings)
+    check(settings, train.target)
+    _check_places(test.target, "test")
+    cells, numbers = _cells(train.target, settings)
     inside = np.flatnonzero(numbers >= 0)
-    labels = Labels("single", cells.tokens(), numbers[inside])
+    labels = Classes(cells.tokens(), numbers[inside])
     known = train if len(inside) == len(train) else train.select(inside)
     trained_on = Features(known.x, labels, known.ids, groups=known.groups)
     probe = train_probe(trained_on, _linear(settings), seed=seed)
-    places = mean_places(train.labels.values, numbers, len(cells))
+    places = mean_places(train.target.values, numbers, len(cells))
     # As the scores are stored, so that comparisons find the same metrics.
     predicted = _locate(probe, test.x, labels, places).astype(np.float32)
-    true = test.labels.values
+    true = test.target.values
     return Outcome(
         metrics=summarise_places(true, predicted, seed=seed, groups=test.groups),
         headline=REGION.name,
         scores=predicted,
         per_class={},
-        train=_region_share(train.labels.values, _locate(probe, train.x, labels, places)),
+        train=_region_share(train.target.values, _locate(probe, train.x, labels, places)),
         selected=probe.selected | {"cells": len(cells)},
         converged=probe.model.converged,
         notes=(_describe(cells, numbers, true, places, settings), *probe.notes),
@@ -134,15 +136,15 @@ def _linear(settings: Settings) -> LinearSettings:
     return LinearSettings(c=settings.c, holdout=settings.holdout)
 
 
-def _check_places(labels: Labels, part: str) -> None:
+def _check_places(labels: Target, part: str) -> None:
     """Refuse labels that are not latitude and longitude in degrees.
 
     Raises:
         DataError: with the column and the first sample that is wrong.
     """
-    if labels.kind != "value":
+    if not isinstance(labels, Numbers):
         raise DataError(
-            f"geolocation needs the place of every image, and the {part} samples have {LABELS[labels.kind].text}",
+            f"geolocation needs the place of every image, and the {part} samples have {labels.title}",
             "Give a table with columns of latitude and longitude in degrees: --data images.csv --value-col lat,lon",
         )
     if len(labels.classes) != 2:
@@ -168,7 +170,7 @@ def _check_places(labels: Labels, part: str) -> None:
 
 
 def _refuse_number(
-    labels: Labels, column: int, fits: npt.NDArray[np.bool_], part: str, wanted: str, remedy: str
+    labels: Target, column: int, fits: npt.NDArray[np.bool_], part: str, wanted: str, remedy: str
 ) -> None:
     first, more = int(np.argmin(fits)), int((~fits).sum()) - 1
     others = f" (and {more:,} more)" if more else ""
@@ -179,7 +181,7 @@ def _refuse_number(
     )
 
 
-def _cells(train: Labels, settings: Settings) -> tuple[Cells, IntArray]:
+def _cells(train: Target, settings: Settings) -> tuple[Cells, IntArray]:
     """Return the cells and the cell of each training image, -1 for those in cells with too few.
 
     Raises:
@@ -197,7 +199,7 @@ def _cells(train: Labels, settings: Settings) -> tuple[Cells, IntArray]:
     return cells, cells.numbers(indices)
 
 
-def _locate(probe: LinearProbe, x: Matrix, labels: Labels, places: FloatArray) -> FloatArray:
+def _locate(probe: LinearProbe, x: Matrix, labels: Target, places: FloatArray) -> FloatArray:
     """Return the places (N, 2) of the predicted cells of features (N, D)."""
     blocks = [probe.scores(x[start : start + _ROWS], labels) for start in range(0, len(x), _ROWS)]
     return np.asarray(places[np.concatenate([block.argmax(axis=1) for block in blocks])])
@@ -237,11 +239,11 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
     """
     fewest, most = 2 * math.ceil(shapes.train / settings.max_images), shapes.train / settings.min_images
     cells = max(2, round(math.sqrt(fewest * most)))
-    of_cells = dataclasses.replace(shapes, classes=cells, labels="single")
+    of_cells = dataclasses.replace(shapes, classes=cells, target=Classes)
     located = Cost(double=2.0 * (shapes.train + shapes.test) * shapes.width * cells)
     weights = 1000.0 * shapes.test
     medians = Cost(traffic=weights * _SORTED, memory=min(weights, _WEIGHTS) * _WEIGHT_HELD)
-    return probe_cost(_linear(settings), of_cells) + located + medians + summary_cost("value", shapes.test, 2)
+    return probe_cost(_linear(settings), of_cells) + located + medians + summary_cost(Numbers, shapes.test, 2)
 
 
 PROTOCOL = Protocol(
@@ -249,5 +251,5 @@ PROTOCOL = Protocol(
     summary="Place of an image: a linear classifier of cells of the globe, scored in kilometres.",
     settings=Settings,
     check_settings=check_settings,
-    kind=OnFeatures(check, run, cost, label_kinds=frozenset({"value"}), check_test=check_test),
+    kind=OnFeatures(check, run, cost, takes=(Numbers,), check_test=check_test),
 )

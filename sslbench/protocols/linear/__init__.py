@@ -3,7 +3,7 @@
 The features are standardised, so their scale and offset do not matter, and the problem is convex, so there is no
 learning rate, no seed and no number of epochs that decides the result. The regularisation is chosen as DINOv2's
 `log_regression.py` and CLIP's linear probe (Radford et al. 2021, app. A.3) do, on a held-out part of train, and the
-model is then fitted on all of train. Labels that are numbers are predicted by ridge regression, in closed form.
+model is then fitted on all of train. Target that are numbers are predicted by ridge regression, in closed form.
 
 Version 2: the same optimum, found faster; further settings, and regression. Version 3: converged means a proven bound
 of the distance to the optimum, in any size; every value of c is tried; no axis is lost in features used as they are;
@@ -19,11 +19,10 @@ import numpy.typing as npt
 
 from sslbench.arithmetic import arithmetic
 from sslbench.arrays import FloatArray, IntArray, Matrix
-from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.classification import top_k_correct
-from sslbench.metrics.summary import headline, summarise
+from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts.selection import (
     check_features,
     decide_by_blocks,
@@ -34,9 +33,13 @@ from sslbench.protocols._parts.selection import (
 )
 from sslbench.protocols.linear.cost import cost
 from sslbench.protocols.linear.settings import Settings
-from sslbench.protocols.protocol import CLASSES, OnFeatures, Protocol
+from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.results import Outcome
 from sslbench.steps import Advance, counted
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
     from sslbench.solvers.logistic import Axes, Fit, Problem, Unrotated
@@ -45,7 +48,7 @@ ON_DEVICE_FROM = 2**28
 """Coordinates x outputs from which a GPU is used: smaller problems are solved sooner than they are sent there."""
 
 
-def check(settings: Settings, train: Labels) -> None:
+def check(settings: Settings, train: Target) -> None:
     """Refuse settings that cannot work on these training labels, before any feature is computed.
 
     Raises:
@@ -71,16 +74,16 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     from sslbench.protocols.linear.regression import regress
 
     check_features(train, test)
-    check(settings, train.labels)
-    if train.labels.kind == "value":
+    check(settings, train.target)
+    if isinstance(train.target, Numbers):
         return regress(train, test, settings, seed=seed)
     on = test if settings.select_on == "test" else None
     probe = train_probe(train, settings, seed=seed, on=on, device=device)
-    scores = probe.scores(test.x, test.labels)
-    probabilities: Literal["softmax"] | None = "softmax" if probe.gives_logits(test.labels) else None
-    kind, classes = test.labels.kind, test.labels.classes
+    scores = probe.scores(test.x, test.target)
+    probabilities: Literal["softmax"] | None = "softmax" if probe.gives_logits(test.target) else None
+    kind, classes = type(test.target), test.target.classes
     metrics, name, per_class = summarise(
-        kind, classes, test.labels.values, scores, seed=seed, probabilities=probabilities, groups=test.groups
+        kind, classes, test.target.values, scores, seed=seed, probabilities=probabilities, groups=test.groups
     )
     return Outcome(
         metrics=metrics,
@@ -115,16 +118,16 @@ class LinearProbe:
     selected: dict[str, Any]
     notes: tuple[str, ...]
 
-    def scores(self, x: Matrix, labels: Labels) -> FloatArray:
+    def scores(self, x: Matrix, labels: Target) -> FloatArray:
         """Return decision values (N, C) of features (N, D), with a column for each of the C classes of `labels`."""
         decided = decide_by_blocks(
             x, lambda block: self.model.decide(self.axes.project(block)), self.model.weight.shape[1]
         )
         return _for_all_classes(decided, self.usable, labels)
 
-    def gives_logits(self, labels: Labels) -> bool:
+    def gives_logits(self, labels: Target) -> bool:
         """Return whether the softmax of the scores is a probability: a class without an example in train has none."""
-        return labels.kind == "single" and len(self.usable) == len(labels.classes)
+        return isinstance(labels, Classes) and len(self.usable) == len(labels.classes)
 
 
 def train_probe(
@@ -149,9 +152,9 @@ def train_probe(
 def _train_probe(train: Features, settings: Settings, seed: int, on: Features | None, device: str) -> LinearProbe:
     from sslbench.solvers.logistic import fit, principal_axes
 
-    usable, notes = _usable_classes(train.labels)
+    usable, notes = _usable_classes(train.target)
     axes = principal_axes(train.x, standardise=settings.scale == "standard", device=device)
-    problem = _problem(axes.coordinates(train.x), train.labels, usable, device)
+    problem = _problem(axes.coordinates(train.x), train.target, usable, device)
     while_choosing = len(settings.c) + 2 * settings.refine if len(settings.c) > 1 else 0
     with counted("linear", "fits", while_choosing + 1) as advance:
         choice = _choose(problem, train, on, axes, settings, seed, device, advance)
@@ -170,7 +173,7 @@ def _train_probe(train: Features, settings: Settings, seed: int, on: Features | 
             f"The solver did not converge in {model.iterations} steps: the objective exceeds its minimum {gap}; "
             f"the tolerance is {settings.tolerance:.2g}."
         )
-    on_train = _headline(model, problem, usable, train.labels, len(train))
+    on_train = _headline(model, problem, usable, train.target, len(train))
     selected = choice.selected | {"c": choice.c, "gap": model.gap, "iterations": model.iterations}
     return LinearProbe(axes, model, usable, on_train, selected, tuple(notes))
 
@@ -193,10 +196,10 @@ def check_settings(settings: Settings) -> None:
         )
 
 
-def _usable_classes(labels: Labels) -> tuple[IntArray, list[str]]:
+def _usable_classes(labels: Target) -> tuple[IntArray, list[str]]:
     """Return the classes that can be learned: present in train (single), or both present and absent (multi)."""
     values = labels.values
-    if labels.kind == "single":
+    if isinstance(labels, Classes):
         usable = np.unique(values).astype(np.int64)
         if len(usable) < 2:
             raise DataError(f"all training samples belong to one class, '{labels.classes[int(usable[0])]}'")
@@ -209,12 +212,12 @@ def _usable_classes(labels: Labels) -> tuple[IntArray, list[str]]:
     return usable, notes
 
 
-def _problem(x: "Matrix | Unrotated", labels: Labels, usable: IntArray, device: str = "cpu") -> "Problem":
+def _problem(x: "Matrix | Unrotated", labels: Target, usable: IntArray, device: str = "cpu") -> "Problem":
     from sslbench.solvers.logistic import Problem
 
     targets: npt.NDArray[np.int64] | npt.NDArray[np.int8]
     outputs = len(usable)
-    if labels.kind == "multi":
+    if isinstance(labels, MultiLabel):
         targets = labels.values[:, usable].astype(np.int8)
     elif len(usable) == 2:
         targets, outputs = np.where(labels.values == usable[1], 1, 0).astype(np.int8)[:, None], 1
@@ -227,14 +230,14 @@ def _problem(x: "Matrix | Unrotated", labels: Labels, usable: IntArray, device: 
     return Problem(x, targets, outputs)
 
 
-def _for_all_classes(decided: FloatArray, usable: IntArray, labels: Labels) -> FloatArray:
+def _for_all_classes(decided: FloatArray, usable: IntArray, labels: Target) -> FloatArray:
     """Return (N, C) decision values; a class that was not learned is below all others (single) or NaN (multi)."""
-    if labels.kind == "single" and len(usable) == 2:
+    if isinstance(labels, Classes) and len(usable) == 2:
         decided = np.concatenate([-decided, decided], axis=1) / 2
     return for_all_classes(decided, usable, labels)
 
 
-def _headline(model: "Fit", problem: "Problem", usable: IntArray, labels: Labels, n: int) -> float:
+def _headline(model: "Fit", problem: "Problem", usable: IntArray, labels: Target, n: int) -> float:
     """Return the leading metric on the samples of a problem, for single labels without all (N, C) scores at once.
 
     Args:
@@ -245,9 +248,9 @@ def _headline(model: "Fit", problem: "Problem", usable: IntArray, labels: Labels
         n: number of samples with those of other classes, which are never right.
     """
     blocks = problem.decide(model)
-    if labels.kind != "single":  # the average precision of a class needs the scores of all samples
+    if not isinstance(labels, Classes):  # the average precision of a class needs the scores of all samples
         decided = np.concatenate([block for _, block in blocks])
-        return headline(labels.kind, labels.values, _for_all_classes(decided, usable, labels))
+        return labels.headline(labels.values, _for_all_classes(decided, usable, labels))
     right = 0
     for rows, decided in blocks:
         right += int(top_k_correct(labels.values[rows], _for_all_classes(decided, usable, labels), 1).sum())
@@ -288,11 +291,11 @@ def _choose(
     """
     from sslbench.protocols.linear.path import TOLERANCE, search
 
-    labels, grid = train.labels, sorted(settings.c)
+    labels, grid = train.target, sorted(settings.c)
     if len(grid) == 1:
         return _Choice(grid[0])
     if test is not None:
-        on, held_labels, inside = "test", test.labels, labels
+        on, held_labels, inside = "test", test.target, labels
         learned = _usable_classes(inside)[0]
         scored, scored_labels = _learned_part(axes.coordinates(test.x), held_labels, learned, device)
     else:
@@ -336,9 +339,9 @@ def _choose(
     return _Choice(best.c, selected, tuple(notes), best.fit if same else None)
 
 
-def _learned_part(x: "Matrix | Unrotated", labels: Labels, learned: IntArray, device: str) -> tuple["Problem", Labels]:
+def _learned_part(x: "Matrix | Unrotated", labels: Target, learned: IntArray, device: str) -> tuple["Problem", Target]:
     """Return the problem of the samples whose class was learned, to compute a loss on, and their labels."""
-    rows = np.arange(len(x)) if labels.kind == "multi" else np.flatnonzero(np.isin(labels.values, learned))
+    rows = np.arange(len(x)) if isinstance(labels, MultiLabel) else np.flatnonzero(np.isin(labels.values, learned))
     if len(rows) < len(x):
         x, labels = _select(x, rows), labels.select(rows)
     return _problem(x, labels, learned, device), labels
@@ -353,5 +356,5 @@ PROTOCOL = Protocol(
     summary="Linear probe: logistic regression on frozen features, to convergence.",
     settings=Settings,
     check_settings=check_settings,
-    kind=OnFeatures(check, run, cost, label_kinds=CLASSES | {"value"}, class_subsets=True),
+    kind=OnFeatures(check, run, cost, takes=(Classes, MultiLabel, Numbers), class_subsets=True),
 )

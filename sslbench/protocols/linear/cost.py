@@ -4,6 +4,8 @@ from sslbench.protocols._parts.costs import DOUBLE, EIGEN, FLOAT, summary_cost
 from sslbench.protocols.linear.settings import Settings
 from sslbench.protocols.protocol import Shapes
 from sslbench.runtime.cost import Cost
+from sslbench.targets.classes import Classes
+from sslbench.targets.numbers import Numbers
 
 PRODUCTS = 20
 """Products of a fit with coordinates and weights, there and back, as measured over the default path of c."""
@@ -45,7 +47,7 @@ def probe_cost(settings: Settings, shapes: Shapes) -> Cost:
     coordinates = float(train) * rank
     stored = coordinates <= _STORED_UP_TO
     held_out = 1 - settings.holdout if settings.select_on == "train" else 1
-    outputs = 1 if shapes.labels == "single" and shapes.classes == 2 else shapes.classes
+    outputs = 1 if issubclass(shapes.target, Classes) and shapes.classes == 2 else shapes.classes
     # Coordinates, their part while c is chosen, and single precision beside double.
     held = coordinates * DOUBLE * (1 + (held_out if tried else 0))
     held += coordinates * FLOAT if coordinates * outputs >= _SINGLE_FROM else 0
@@ -57,8 +59,8 @@ def probe_cost(settings: Settings, shapes: Shapes) -> Cost:
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:
     """Return the work of the linear probe."""
-    summary = summary_cost(shapes.labels, shapes.test, shapes.classes)
-    if shapes.labels != "value":
+    summary = summary_cost(shapes.target, shapes.test, shapes.classes)
+    if not issubclass(shapes.target, Numbers):
         coordinates = float(shapes.train) * min(shapes.train, shapes.width)
         return probe_cost(settings, shapes) + summary.beside(DOUBLE * coordinates * (coordinates <= _STORED_UP_TO))
     rank = min(shapes.train, shapes.width)

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError
-from sslbench.labels import LABELS
 from sslbench.protocols.linear_online.recipe import check_settings
 from sslbench.protocols.linear_online.settings import Settings
 from sslbench.protocols.protocol import ImageWork, OnImages, Protocol, Shapes
 from sslbench.results import Outcome
+from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
     from sslbench.backbones.backbone import Backbone
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sslbench.features.settings import ExtractSettings
 
 
-def check(settings: Settings, train: Labels) -> None:
+def check(settings: Settings, train: Target) -> None:
     """Refuse settings and labels that cannot work, before anything else is opened.
 
     Raises:
@@ -34,9 +34,9 @@ def check(settings: Settings, train: Labels) -> None:
         DataError: labels that a classifier cannot be trained on.
     """
     check_settings(settings)
-    if not LABELS[train.kind].classes:
+    if not train.of_classes:
         raise DataError(
-            f"linear-online needs classes, and the train samples have {LABELS[train.kind].text}",
+            f"linear-online needs classes, and the train samples have {train.title}",
             "Give data with classes: a folder per class, a table with a label column, or a manifest with categories.",
         )
 
@@ -105,7 +105,7 @@ def run_on_images(  # noqa: PLR0913  the signature of every protocol on images
     """
     from sslbench.protocols.linear_online.run import run
 
-    check(settings, train.labels)
+    check(settings, train.target)
     return run(backbone, layers, (train, test), settings, seed=seed, engine=engine, folder=folder, progress=progress)
 
 

@@ -117,7 +117,7 @@ def split(train: Source, plans: Sequence[BankPlan], settings: Settings, seed: in
     if settings.select_on == "test" or not has_choice(plans, settings):
         return train, None
     groups = source_groups(train)
-    parts = holdout_rows(train.labels, settings.holdout, seed, groups)
+    parts = holdout_rows(train.target, settings.holdout, seed, groups)
     if parts is None:
         raise UsageError(
             f"{train.name}: {no_holdout(groups)[0].lower()}{no_holdout(groups)[1:]} for the selection of a head",

@@ -11,11 +11,11 @@ import numpy as np
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
 from sslbench.data.groups import source_groups
-from sslbench.data.labels import by_first_sample
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import rank
 from sslbench.features.settings import ExtractSettings
-from sslbench.metrics.summary import Probabilities, summarise
+from sslbench.metrics.measure import Probabilities
+from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts.images import evaluation_side, unreadable_images
 from sslbench.protocols.linear_online import plan as planning
 from sslbench.protocols.linear_online import recipe
@@ -25,6 +25,9 @@ from sslbench.protocols.linear_online.settings import Settings
 from sslbench.protocols.linear_online.training import Training, train
 from sslbench.results import Outcome
 from sslbench.runtime.progress import Progress, stage_progress
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.target import OfClasses
 
 log = logging.getLogger("sslbench")
 
@@ -66,7 +69,7 @@ def run(
     side = evaluation_side(fit, backbone.preprocessing, "linear-online")
     sides = (settings.size or side, side)
     encode = InputEncoder(backbone, inputs, sides=sides, device=engine.device, precision=engine.float_precision())
-    classes, order = len(whole.labels.classes), by_first_sample(whole.labels)
+    classes, order = len(whole.target.classes), OfClasses.of(whole.target).by_first_sample()
     heads = planning.make_heads(plans, encode.widths, classes, settings, seed=seed, device=engine.device, order=order)
     log.info(
         f"{len(heads.all_heads())} linear heads on {backbone.name}, {updates} updates of {batches.batch_size} images"
@@ -84,7 +87,7 @@ def run(
     numbers = [each.head.number for each in chosen.values()]
     on_test = scored(test, numbers, "scoring")
     sample = _sample(fit, len(test), seed)
-    on_train = scored(sample, numbers if whole.labels.kind == "multi" else [], "scoring a part of")
+    on_train = scored(sample, numbers if isinstance(whole.target, MultiLabel) else [], "scoring a part of")
     if rank() != 0:
         return {}
     for row in dict.fromkeys(each.row for each in found if each.row not in chosen):
@@ -112,18 +115,20 @@ def _outcome(
     seed: int,
     notes: Sequence[str],
 ) -> Outcome:
-    number, kind, classes = choice.head.number, test.labels.kind, test.labels.classes
+    number, kind, classes = choice.head.number, type(test.target), test.target.classes
     logits = on_test.logits[number]
-    probabilities: Probabilities | None = "softmax" if kind == "single" else None
+    probabilities: Probabilities | None = "softmax" if kind is Classes else None
     metrics, name, per_class = summarise(
-        kind, classes, test.labels.values, logits, seed=seed, probabilities=probabilities, groups=source_groups(test)
+        kind, classes, test.target.values, logits, seed=seed, probabilities=probabilities, groups=source_groups(test)
     )
     selected: dict[str, Any] = {}
     if choice.on:
         selected = {**choice.head.choice, "on": choice.on, "score": choice.score}
         selected |= {} if choice.on == "test" else {"seed": seed}
     # Test scores of the other heads, for information; multi-label data would need the scores of every head.
-    variants = {} if kind == "multi" else {each.text: {name: on_test.headlines[each.number]} for each in choice.others}
+    variants = (
+        {} if kind is MultiLabel else {each.text: {name: on_test.headlines[each.number]} for each in choice.others}
+    )
     return Outcome(
         metrics=metrics,
         headline=name,

@@ -14,7 +14,6 @@ from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import rank, sum_, world_size
 from sslbench.features.settings import ExtractSettings
-from sslbench.metrics.summary import headline
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.images import unreadable_images
 from sslbench.protocols._parts.selection import is_better, percent
@@ -22,6 +21,8 @@ from sslbench.protocols.linear_online.heads import Heads
 from sslbench.protocols.linear_online.inputs import InputEncoder
 from sslbench.protocols.linear_online.plan import BankPlan
 from sslbench.protocols.linear_online.settings import Settings
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,7 @@ def score(
     Raises:
         DataError: an image cannot be read.
     """
-    labels = source.labels
+    labels = source.target
     device = engine.device
     mine = np.arange(rank(), len(source), world_size())
     logits = {number: torch.zeros((len(source), len(labels.classes))) for number in wanted}
@@ -83,7 +84,7 @@ def score(
         with torch.inference_mode():
             # (B, heads of all banks, C)
             answers = torch.cat([bank(features[bank.input]) for bank in heads.all_banks()], dim=1)
-        if labels.kind == "single":
+        if isinstance(labels, Classes):
             truth = torch.from_numpy(labels.values[batch.indices]).to(device)
             right += (answers.argmax(dim=2) == truth[:, None]).sum(0)
         for number, values in logits.items():
@@ -93,9 +94,9 @@ def score(
             progress(min(done * world_size(), len(source)), len(source))
     found = {number: sum_(values.to(device)).cpu().numpy() for number, values in logits.items()}
     counted = (sum_(right) / max(len(source), 1)).tolist()
-    if labels.kind == "multi":
+    if isinstance(labels, MultiLabel):
         counted = [float("nan")] * len(counted)
-    exact = {number: headline(labels.kind, labels.values, values) for number, values in found.items()}
+    exact = {number: labels.headline(labels.values, values) for number, values in found.items()}
     return Scored(tuple(exact.get(number, value) for number, value in enumerate(counted)), found)
 
 
@@ -179,7 +180,7 @@ def choose(
     values: Mapping[int, float] = {}
     if part is not None:
         # mAP needs the scores of all heads; top-1 only counts correct predictions.
-        numbers = [each.number for each in found] if part.labels.kind == "multi" else []
+        numbers = [each.number for each in found] if isinstance(part.target, MultiLabel) else []
         values = dict(enumerate(score(part, numbers).headlines))
     on = "test" if held_out is None else f"held-out {percent(settings.holdout)} of train"
     choices = {}

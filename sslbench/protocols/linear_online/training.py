@@ -126,7 +126,7 @@ class _HeadTraining:
             raise self.plan.unreadable()
         parts = [encode(piece.views[0]) for piece in pieces]
         features = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        labels = torch.from_numpy(self.source.labels.values[torch.cat([piece.indices for piece in pieces]).numpy()])
+        labels = torch.from_numpy(self.source.target.values[torch.cat([piece.indices for piece in pieces]).numpy()])
         return features, labels.to(next(iter(features.values())).device, non_blocking=True)
 
     def update(self, features: dict[str, Tensor], labels: Tensor, index: int) -> Tensor:

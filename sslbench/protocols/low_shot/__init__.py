@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 
-from sslbench.data.source import Labels
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.protocols._parts import few_shot
@@ -46,6 +45,8 @@ from sslbench.protocols.low_shot.settings import DEFAULT_K, Settings
 from sslbench.protocols.protocol import OnFeatures, Protocol
 from sslbench.results import Outcome
 from sslbench.steps import Advance, counted
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.target import Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +62,14 @@ class _Point:
         order, labels, groups, shuffler = few_shot.pool(train, seed)
         if self.fraction:
             part = few_shot.share(labels, self.fraction, seed, shuffler, stratified=settings.stratified, groups=groups)
-        elif labels.kind == "multi":
+        elif isinstance(labels, MultiLabel):
             part = few_shot.k_with_and_without(labels, self.k, shuffler, groups=groups)
         else:
             part = few_shot.k_per_class(labels, self.k, shuffler, groups=groups)
         return part.of(order)
 
 
-def check(settings: Settings, train: Labels) -> None:
+def check(settings: Settings, train: Target) -> None:
     """Refuse settings that cannot work on these training labels, before any feature is computed.
 
     Raises:
@@ -96,8 +97,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         UsageError: settings that are not possible.
     """
     check_features(train, test)
-    check(settings, train.labels)
-    points, notes = _points(settings, train.labels)
+    check(settings, train.target)
+    points, notes = _points(settings, train.target)
     seeds = few_shot.seeds(seed, settings.draws)
     learner: Classifier = Svm(test.x, settings, seed) if settings.classifier == "svm" else Logistic(test.x, settings)
     strengths = settings.costs if settings.classifier == "svm" else settings.c
@@ -108,7 +109,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
             used: Sequence[float] = strengths
             if settings.select == "test" and len(strengths) > 1:
                 asked = settings.metric
-                used, on_test[point.name] = _best_on_test(learner, train, test.labels, draws, strengths, asked)
+                used, on_test[point.name] = _best_on_test(learner, train, test.target, draws, strengths, asked)
             fitted = _fits(learner, train, draws, used, advance)
             curve.add(point.name, draws, fitted, headline=point is points[-1])
     name = "cost" if settings.classifier == "svm" else "c"
@@ -140,7 +141,7 @@ def _chosen_on(settings: Settings) -> str:
 
 
 def _best_on_test(
-    learner: Classifier, train: Features, test: Labels, draws: Sequence[Draw], strengths: Sequence[float], metric: str
+    learner: Classifier, train: Features, test: Target, draws: Sequence[Draw], strengths: Sequence[float], metric: str
 ) -> tuple[tuple[float], dict[str, float]]:
     """Return the strength with the highest mean over the draws of the leading test metric, and the means of all."""
     means: dict[str, float] = {}
@@ -154,7 +155,7 @@ def _best_on_test(
     return (best,), means
 
 
-def _points(settings: Settings, labels: Labels) -> tuple[list[_Point], list[str]]:
+def _points(settings: Settings, labels: Target) -> tuple[list[_Point], list[str]]:
     """Return the points of the curve, the headline last, and a note on defaults left out."""
     ks: list[int] = []
     notes: list[str] = []

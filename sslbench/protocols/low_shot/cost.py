@@ -8,6 +8,7 @@ from sslbench.protocols.low_shot.settings import Settings
 from sslbench.protocols.protocol import Shapes
 from sslbench.protocols.svm.cost import problems_cost, rotation_cost
 from sslbench.runtime.cost import Cost
+from sslbench.targets.multilabel import MultiLabel
 
 _RESAMPLES, _FEWEST = 1000, 100  # `few_shot`: shared by the draws
 
@@ -16,14 +17,14 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
     """Return the work of the protocol; values of k above the mean size of a class are left out."""
     each = shapes.train / max(1, shapes.classes)
     per_class = [k for k in settings.k if k <= each] or [1]
-    spread = shapes.classes if shapes.labels == "multi" else 1  # every class has samples of its own
+    spread = shapes.classes if issubclass(shapes.target, MultiLabel) else 1  # every class has samples of its own
     points = [(k * shapes.classes * spread, k) for k in per_class if settings.k]
     points += [(max(2, int(share * shapes.train)), int(share * each)) for share in settings.fractions]
     total = Cost()
     for rows, k in points:
         total += _draw_cost(settings, shapes, min(rows, shapes.train), k).times(settings.draws)
     resamples = max(_FEWEST, math.ceil(_RESAMPLES / settings.draws))
-    summary = summary_cost(shapes.labels, shapes.test, shapes.classes, resamples=resamples).times(settings.draws)
+    summary = summary_cost(shapes.target, shapes.test, shapes.classes, resamples=resamples).times(settings.draws)
     scores = summary.scores * settings.draws
     # Scores of one draw in double precision while the next is fitted, and of all in single.
     held = float(shapes.test) * shapes.classes * (2 * DOUBLE + settings.draws * FLOAT)

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
-from sslbench.data.source import Labels
 from sslbench.metrics import ranking
 from sslbench.metrics.classification import top_k_correct
 from sslbench.protocols._parts.few_shot import Fitted, leading, stratified_folds
@@ -23,6 +22,9 @@ from sslbench.protocols.low_shot.settings import Settings
 from sslbench.protocols.svm.choice import choose_each, choose_one, make_solver
 from sslbench.protocols.svm.settings import Settings as SvmSettings
 from sslbench.solvers.svm import SvmSolver
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
     from sslbench.solvers.logistic import Fit, Problem
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 class Classifier(Protocol):
     """Fitting of one draw; it has the test features, but not their labels."""
 
-    def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:
+    def fit(self, x: Matrix, labels: Target, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:
         """Learn from one draw.
 
         Args:
@@ -49,7 +51,7 @@ class Svm:
     def __init__(self, test: Matrix, settings: Settings, seed: int) -> None:
         self._settings, self._seed, self._test = settings, seed, test
 
-    def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:
+    def fit(self, x: Matrix, labels: Target, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:
         """Fit one draw, see `Classifier`. With several labels per sample the cost is chosen per class."""
         x = _unit(x)
         targets, learned = _targets(labels)
@@ -57,7 +59,7 @@ class Svm:
         if not len(learned):
             return _nothing(len(self._test), labels)
         solver, notes = make_solver(x, self._as_svm(strengths), self._seed)
-        strength, costs, searched = self._choose(solver, targets, names, labels.kind, strengths, groups)
+        strength, costs, searched = self._choose(solver, targets, names, type(labels), strengths, groups)
         models = solver.fit(targets, costs)
         decided = decide_by_blocks(self._test, lambda block: models.decide(_unit(block)), len(learned))
         scores = for_all_classes(decided, learned, labels)
@@ -79,7 +81,7 @@ class Svm:
         solver: SvmSolver,
         targets: npt.NDArray[np.int8],
         names: list[str],
-        kind: str,
+        kind: type[Target],
         strengths: Sequence[float],
         groups: IntArray | None,
     ) -> tuple[float | dict[str, float], list[float], tuple[str, ...]]:
@@ -87,11 +89,11 @@ class Svm:
         fixed = self._settings.fixed_cost if len(strengths) > 1 else strengths[0]
         fewest = np.array([_fewest(column, groups) for column in targets.T])
         # A class with one sample is never predicted when that is held out, and would bias the shared cost.
-        folds = min(self._settings.folds, int(np.median(fewest) if kind == "single" else fewest.max()))
+        folds = min(self._settings.folds, int(np.median(fewest) if kind is Classes else fewest.max()))
         if len(strengths) == 1 or folds < 2:
             return fixed, [fixed] * len(names), ()
         settings = dataclasses.replace(self._as_svm(strengths), folds=folds)
-        if kind == "single":
+        if kind is Classes:
             choice = choose_one(solver, targets, settings, groups)
             return choice.costs[0], choice.costs, choice.notes
         choice = choose_each(solver, targets, names, settings, groups)
@@ -105,7 +107,7 @@ class Logistic:
     def __init__(self, test: Matrix, settings: Settings) -> None:
         self._settings, self._test = settings, test
 
-    def fit(self, x: Matrix, labels: Labels, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:
+    def fit(self, x: Matrix, labels: Target, strengths: Sequence[float], groups: IntArray | None = None) -> Fitted:
         """Fit one draw, see `Classifier`. One strength for all classes, by accuracy or mean average precision."""
         from sslbench.solvers.logistic import principal_axes
 
@@ -122,7 +124,7 @@ class Logistic:
         return Fitted(scores, train, strength, model.converged)
 
     def _fit(
-        self, x: Matrix, labels: Labels, variance: FloatArray, c: float, start: "Fit | None", tolerance: float
+        self, x: Matrix, labels: Target, variance: FloatArray, c: float, start: "Fit | None", tolerance: float
     ) -> tuple["Fit", IntArray]:
         from sslbench.solvers.logistic import fit
 
@@ -132,7 +134,7 @@ class Logistic:
         return fit(problem, variance, c, start=start, max_iter=max_iter, tolerance=tolerance), learned
 
     def _choose(
-        self, x: Matrix, labels: Labels, variance: FloatArray, strengths: Sequence[float], groups: IntArray | None
+        self, x: Matrix, labels: Target, variance: FloatArray, strengths: Sequence[float], groups: IntArray | None
     ) -> float:
         """Return the smallest strength with the best score over the folds; without folds C = N / fixed_lambda."""
         if len(strengths) == 1:
@@ -143,7 +145,7 @@ class Logistic:
         if folds is None:
             return len(x) / self._settings.fixed_lambda
         grid = sorted(strengths)
-        single = labels.kind == "single"
+        single = isinstance(labels, Classes)
         right = np.zeros(len(grid))
         held_out_scores = np.full((len(grid), 0 if single else len(x), len(labels.classes)), np.nan)
         for fold in range(int(folds.max()) + 1):
@@ -171,21 +173,21 @@ def _unit(x: Matrix) -> FloatArray:
     return prepared
 
 
-def _targets(labels: Labels) -> tuple[npt.NDArray[np.int8], IntArray]:
+def _targets(labels: Target) -> tuple[npt.NDArray[np.int8], IntArray]:
     targets, learned = signed_targets(labels)
     return np.ascontiguousarray(targets), learned  # memory order determines the rounding of products
 
 
-def _nothing(n: int, labels: Labels) -> Fitted:
+def _nothing(n: int, labels: Target) -> Fitted:
     """Return the result of a draw of one class (a small share of train), from which nothing can be learned."""
-    scores = np.full((n, len(labels.classes)), np.nan if labels.kind == "multi" else 0.0)
+    scores = np.full((n, len(labels.classes)), np.nan if isinstance(labels, MultiLabel) else 0.0)
     return Fitted(scores, float("nan"), {}, True, ("A draw contained one class only, so nothing was learned.",))
 
 
-def _problem(x: Matrix, labels: Labels, targets: npt.NDArray[np.int8], learned: IntArray) -> "Problem":
+def _problem(x: Matrix, labels: Target, targets: npt.NDArray[np.int8], learned: IntArray) -> "Problem":
     from sslbench.solvers.logistic import Problem
 
-    if labels.kind == "multi":
+    if isinstance(labels, MultiLabel):
         # In multi-label targets -1 is ignored and 0 is a negative.
         return Problem(x, np.where(targets == 0, -1, targets > 0).astype(np.int8), len(learned))
     if len(learned) == 2:
@@ -193,8 +195,8 @@ def _problem(x: Matrix, labels: Labels, targets: npt.NDArray[np.int8], learned: 
     return Problem(x, np.searchsorted(learned, labels.values), len(learned))
 
 
-def _for_all_classes(decision: FloatArray, learned: IntArray, labels: Labels) -> FloatArray:
-    if labels.kind == "single" and len(learned) == 2:
+def _for_all_classes(decision: FloatArray, learned: IntArray, labels: Target) -> FloatArray:
+    if isinstance(labels, Classes) and len(learned) == 2:
         decision = np.concatenate([-decision, decision], axis=1) / 2
     return for_all_classes(decision, learned, labels)
 
@@ -206,24 +208,24 @@ def _fewest(target: npt.NDArray[np.int8], groups: IntArray | None) -> int:
     return int(sizes.min()) if len(sizes) == 2 else 0
 
 
-def _folds(labels: Labels, number: int, groups: IntArray | None) -> npt.NDArray[np.int16] | None:
+def _folds(labels: Target, number: int, groups: IntArray | None) -> npt.NDArray[np.int16] | None:
     """Return (N,) folds of single labels, (N, C) of several with -1 for samples left out; None where k is 1."""
-    if labels.kind == "single":
+    if isinstance(labels, Classes):
         return stratified_folds(labels.values, number, groups)
     columns = [folds_of_class(column > 0, column >= 0, number, groups) for column in labels.values.T]
     folds = np.stack(columns, axis=1)
     return folds if folds.max() > 0 else None
 
 
-def _without(x: Matrix, labels: Labels, held_out: npt.NDArray[np.bool_]) -> tuple[Matrix, Labels]:
+def _without(x: Matrix, labels: Target, held_out: npt.NDArray[np.bool_]) -> tuple[Matrix, Target]:
     """Return the training part of a fold: rows are removed, or with several labels per sample marked as unknown."""
     if held_out.ndim == 1:
         rows = np.flatnonzero(~held_out)
         return x[rows], labels.select(rows)
-    return x, dataclasses.replace(labels, values=np.where(held_out, -1, labels.values).astype(np.int8))
+    return x, labels.changed(values=np.where(held_out, -1, labels.values).astype(np.int8))
 
 
-def _average_precision(labels: Labels, folds: npt.NDArray[np.int16], scores: FloatArray) -> float:
+def _average_precision(labels: Target, folds: npt.NDArray[np.int16], scores: FloatArray) -> float:
     """Return the mean over classes and folds of the non-interpolated average precision."""
     values = [
         ranking.single_class(ranking.non_interpolated, labels.values[rows, c], scores[rows, c])

@@ -26,11 +26,9 @@ import numpy as np
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.data.groups import source_groups
-from sslbench.data.queries import Queries
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.labels import LABELS
 from sslbench.metrics.intervals import Interval, Units
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.retrieval import COPIES, GroundTruth, micro_values
@@ -57,6 +55,9 @@ from sslbench.results import Neighbours, Outcome
 from sslbench.runtime.cost import Cost
 from sslbench.solvers.neighbours import Scope, nearest
 from sslbench.solvers.whitening import Whitening, fit_whitening
+from sslbench.targets.classes import Classes
+from sslbench.targets.queries import Queries
+from sslbench.targets.target import Target
 
 _ROWS = 8192  # rows prepared together, so that memory-mapped features are never copied whole in float64
 _SHOWN_QUERIES, _SHOWN_IMAGES = 10, 8  # rows and columns of the sheet of neighbours
@@ -93,16 +94,16 @@ def check_settings(settings: Settings) -> None:
             raise UsageError(f"retrieval: {name} has no effect without {without}", f"Add {remedy}.")
 
 
-def check(settings: Settings, train: Labels) -> None:
+def check(settings: Settings, train: Target) -> None:
     """Refuse impossible or ineffective settings and labels, before any feature is computed.
 
     Raises:
         UsageError: a setting is impossible, or has no effect.
         DataError: labels that are not one per sample.
     """
-    if train.kind != "single":
+    if not isinstance(train, Classes):
         raise DataError(
-            f"retrieval: images of one label are found by each other, and these samples have {LABELS[train.kind].text}",
+            f"retrieval: images of one label are found by each other, and these samples have {train.title}",
             "Name the column of instances or classes with --label-col.",
         )
     check_settings(settings)
@@ -115,9 +116,11 @@ def check_test(settings: Settings, test: Source) -> None:
         UsageError: see `check_queries`.
         DataError: the test images query each other, and none has another one of its label, or all have one label.
     """
-    check_queries(settings, test.queries)
-    labels = test.labels
-    if test.queries is not None or settings.database == "train" or labels.kind != "single":
+    labels = test.target
+    if not isinstance(labels, Classes):
+        return
+    check_queries(settings, labels.queries)
+    if labels.queries is not None or settings.database == "train":
         return
     sizes = class_sizes(labels.values, source_groups(test))
     if len(sizes) == 1:
@@ -171,12 +174,13 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     """
     check_finite(test, "test")  # before train, which may be the same samples
     check_features(train, test)
-    check(settings, train.labels)
-    check_queries(settings, test.queries)
+    check(settings, train.target)
+    queries = Classes.of(test.target).queries
+    check_queries(settings, queries)
     same_part = settings.database == "test"
     search = (
         by_ground_truth(test)
-        if test.queries is not None
+        if queries is not None
         else by_label(test, test if same_part else train, same_part=same_part)
     )
     index = _SearchIndex(train, test, search, settings, device)
@@ -234,7 +238,7 @@ def _evaluate_task(task: RetrievalTask, test: Features, index: "_SearchIndex") -
     sizes = np.array([(len(t.positives), index.n_searched - len(t.ignored)) for t in truths])
     metrics = _mean_metrics(values, metric_set, _units(task, test, chosen))
     expected = _expected_in_random_order(sizes, metric_set).tolist()
-    labels = test.labels.select(rows)
+    labels = test.target.select(rows)
     leading = values[:, metric_set.metrics.index(metric_set.headline)]
     per_class = {labels.classes[n]: float(leading[own].mean()) for n, own in rows_by_number(labels.values).items()}
     return _TaskResult(
@@ -479,7 +483,5 @@ PROTOCOL = Protocol(
     summary="Image retrieval by frozen features: leave one out, queries apart, or published ground truth.",
     settings=Settings,
     check_settings=check_settings,
-    kind=OnFeatures(
-        check, run, cost, label_kinds=frozenset({"single"}), part=part, own_classes=True, check_test=check_test
-    ),
+    kind=OnFeatures(check, run, cost, takes=(Classes,), part=part, own_classes=True, check_test=check_test),
 )

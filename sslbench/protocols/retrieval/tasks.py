@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from sslbench.arrays import BoolArray, FloatArray, IntArray
-from sslbench.data.queries import Answers
 from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.metrics.metric import Metric
@@ -21,6 +20,8 @@ from sslbench.metrics.retrieval import (
     random_order_values,
     ranking_values,
 )
+from sslbench.targets.classes import Classes
+from sslbench.targets.queries import Answers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,9 +117,9 @@ def by_label(test: Features, database: Features, *, same_part: bool) -> Search:
     groups = None
     if same_part:
         groups = np.arange(len(test)) if test.groups is None else test.groups
-    of_label = rows_by_number(database.labels.values)
+    of_label = rows_by_number(database.target.values)
     of_group = {} if groups is None else rows_by_number(groups)
-    labels, none = test.labels.values, np.zeros(0, np.int64)
+    labels, none = test.target.values, np.zeros(0, np.int64)
 
     def answers(row: int) -> GroundTruth:
         same = of_label.get(int(labels[row]), none)
@@ -139,7 +140,7 @@ def by_ground_truth(test: Features) -> Search:
 
     Answers that are no test images (unreadable ones, those beyond a limit) are left out, which is noted.
     """
-    queries = test.queries
+    queries = Classes.of(test.target).queries
     assert queries is not None  # noqa: S101 - checked by the caller
     in_database = np.array([sample not in queries.apart for sample in test.ids])
     place = {test.ids[row]: i for i, row in enumerate(np.flatnonzero(in_database).tolist())}

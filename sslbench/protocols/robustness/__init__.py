@@ -17,9 +17,8 @@ outcome on test holds:
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
-from sslbench.labels import LABELS
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.costs import summary_cost
 from sslbench.protocols.linear.cost import probe_cost
@@ -29,21 +28,23 @@ from sslbench.protocols.robustness.classifier import file_classifier, linear_set
 from sslbench.protocols.robustness.settings import Settings
 from sslbench.results import Outcome
 from sslbench.runtime.cost import Cost
+from sslbench.targets.classes import Classes
+from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
     from sslbench.features.array import Features
 
 
-def check(settings: Settings, train: Labels) -> None:
+def check(settings: Settings, train: Target) -> None:
     """Refuse settings that cannot work, before any image is decoded.
 
     Raises:
         UsageError: settings that are not possible, or have no effect.
         DataError: labels that are not one class per sample.
     """
-    if train.kind != "single":
+    if not isinstance(train, Classes):
         raise DataError(
-            f"robustness: errors need one class per sample, and these samples have {LABELS[train.kind].text}",
+            f"robustness: errors need one class per sample, and these samples have {train.title}",
             "Name the column of classes with --label-col.",
         )
     check_settings(settings)
@@ -92,7 +93,7 @@ def of_a_set(settings: Settings) -> Settings:
 def cost(settings: Settings, shapes: Shapes) -> Cost:
     """Return the work of the classifier and of the metrics on test; scores of further sets are little beside them."""
     trained = probe_cost(linear_settings(settings), shapes) if settings.classifier == "linear" else Cost()
-    return trained + summary_cost("single", shapes.test, shapes.classes)
+    return trained + summary_cost(Classes, shapes.test, shapes.classes)
 
 
 PROTOCOL = Protocol(
@@ -105,7 +106,7 @@ PROTOCOL = Protocol(
         run,
         of_a_set,
         cost,
-        label_kinds=frozenset({"single"}),
+        takes=(Classes,),
         part=used_part,
         file_classifier=file_classifier,
     ),

@@ -71,13 +71,13 @@ def classifier_of(
     Raises:
         DataError: fewer than two classes in train.
     """
-    number = len(train.labels.classes)
+    number = len(train.target.classes)
     if of_file is not None:
         note = f"Scored without training: {of_file.description}."
         return ScoredClassifier(of_file.logits, np.arange(number), number, float("nan"), {}, None, (note,))
     probe = train_probe(train, linear_settings(settings), seed=seed)
     return ScoredClassifier(
-        lambda x: probe.scores(x, train.labels),
+        lambda x: probe.scores(x, train.target),
         probe.usable,
         number,
         probe.on_train,

@@ -9,14 +9,17 @@ import numpy as np
 
 from sslbench import paths
 from sslbench.config import read_yaml
-from sslbench.data.labels import no_labels, present_classes
 from sslbench.data.open import open_data
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.splits import choose_test, match_classes, name_numbered
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.protocols.robustness.checks import REAL
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.target import OfClasses, Target
 
 _VALIDATION = re.compile(r"ILSVRC2012_val_(\d{8})")
 _LARGEST = 100_000_000  # bytes of a file of labels
@@ -38,34 +41,34 @@ def open_test_set(name: str, location: str, train: Source) -> Source:
         UsageError: the location cannot be used, or names a class in other words.
     """
     source = choose_test(location, open_data(location))
-    if source.labels.labelled and source.labels.kind == "single":
-        names = set(source.labels.classes)
-        if all(each.isdecimal() for each in names) and not names <= set(train.labels.classes):
+    if isinstance(source.target, Classes):
+        names = set(source.target.classes)
+        if all(each.isdecimal() for each in names) and not names <= set(train.target.classes):
             source = name_numbered(train, source)
     _, matched = match_classes(train, source)
-    competing = competing_classes(name, matched.labels)
-    if unknown := [each for each in competing if each not in set(train.labels.classes)]:
+    competing = competing_classes(name, matched.target)
+    if unknown := [each for each in competing if each not in set(train.target.classes)]:
         raise DataError(
             f"{name}: {len(unknown)} of its {len(competing)} classes are unknown to {train.name}: {some(unknown)}",
             "The classes of train should be named as those of ImageNet-1k, by synset: n01440764.",
         )
     number = {each: i for i, each in enumerate(competing)}
-    places = np.array([number.get(each, -1) for each in train.labels.classes], dtype=np.int64)
-    values = places[matched.labels.values]
+    places = np.array([number.get(each, -1) for each in train.target.classes], dtype=np.int64)
+    values = places[matched.target.values]
     if (values < 0).any():
-        odd = sorted({train.labels.classes[i] for i in matched.labels.values[values < 0].tolist()})
+        odd = sorted({train.target.classes[i] for i in matched.target.values[values < 0].tolist()})
         raise DataError(
             f"{name}: {location} has images of classes that do not belong to {name}: {some(odd)}",
             "Give the set another name to score all of its classes.",
         )
-    return dataclasses.replace(matched, labels=Labels("single", competing, values))
+    return dataclasses.replace(matched, target=Classes(competing, values))
 
 
-def competing_classes(name: str, labels: Labels) -> tuple[str, ...]:
+def competing_classes(name: str, labels: Target) -> tuple[str, ...]:
     """Return the classes that compete on a set, in the order of their names."""
     file = _lists().get(name)
     if file is None:
-        present = present_classes(labels)
+        present = OfClasses.of(labels).present()
         return tuple(sorted(each for each, has in zip(labels.classes, present.tolist(), strict=True) if has))
     return classes_of(file)
 
@@ -96,9 +99,11 @@ def _lists() -> dict[str, Path]:
     return {file.stem[1:].replace("_", "-"): file for file in files}
 
 
-def missing_classes(name: str, labels: Labels) -> str:
+def missing_classes(name: str, labels: Target) -> str:
     """Return a note on the competing classes without an image, '' if there are none."""
-    absent = [each for each, has in zip(labels.classes, present_classes(labels).tolist(), strict=True) if not has]
+    absent = [
+        each for each, has in zip(labels.classes, OfClasses.of(labels).present().tolist(), strict=True) if not has
+    ]
     if not absent:
         return ""
     return f"{name}: {len(absent)} of its {len(labels.classes)} classes have no image: {some(absent)}."
@@ -126,7 +131,7 @@ def open_corrupted(location: str, name: str, severity: int, test: Source) -> Sou
             "They are found by their path below the class folders, such as n01440764/ILSVRC2012_val_00000293.JPEG.",
         )
     chosen = source.select([place[each] for each in test.ids], f"{source.name}, {name} {severity}")
-    return dataclasses.replace(chosen, labels=no_labels(len(chosen)))
+    return dataclasses.replace(chosen, target=Unlabelled(len(chosen)))
 
 
 def open_unknown(location: str, train: Source, known_list: str) -> Source:
@@ -142,8 +147,8 @@ def open_unknown(location: str, train: Source, known_list: str) -> Source:
         DataError: another class is one of train's by name, or train lacks a class of the list.
         UsageError: there is no such list.
     """
-    classes = np.array(train.labels.classes)
-    listed = classes_of(_list_file(known_list)) if known_list else train.labels.classes
+    classes = np.array(train.target.classes)
+    listed = classes_of(_list_file(known_list)) if known_list else train.target.classes
     competing = np.isin(classes, listed)
     if competing.sum() < len(listed):
         raise DataError(
@@ -152,11 +157,11 @@ def open_unknown(location: str, train: Source, known_list: str) -> Source:
             "The classes of train should be named as those of ImageNet-1k, by synset: n01440764.",
         )
     source = choose_test(location, open_data(location))
-    known = set(train.labels.classes)
-    present = present_classes(source.labels).tolist() if source.labels.kind in ("single", "multi") else []
+    known = set(train.target.classes)
+    present = source.target.present().tolist() if isinstance(source.target, Classes | MultiLabel) else []
     shared = [
         each
-        for each, has in zip(source.labels.classes, present, strict=False)
+        for each, has in zip(source.target.classes, present, strict=False)
         if has and each in known and not each.isdecimal()
     ]
     if shared and not (known_list and set(shared) <= set(listed)):
@@ -165,8 +170,8 @@ def open_unknown(location: str, train: Source, known_list: str) -> Source:
             "Give images of other classes, or leave these out.",
         )
     row = np.where(competing, 0, -1).astype(np.int8)
-    labels = Labels("multi", train.labels.classes, np.broadcast_to(row, (len(source), len(row))))
-    return dataclasses.replace(source, labels=labels)
+    labels = MultiLabel(train.target.classes, np.broadcast_to(row, (len(source), len(row))))
+    return dataclasses.replace(source, target=labels)
 
 
 def with_real_labels(test: Source, file: str, train: Source) -> Source:
@@ -179,9 +184,9 @@ def with_real_labels(test: Source, file: str, train: Source) -> Source:
         UsageError: the file cannot be read.
     """
     sets = _read_real(Path(file))
-    if len(train.labels.classes) != 1000:
-        raise DataError(f"{REAL} has labels of 1,000 classes, {train.name} has {len(train.labels.classes):,}")
-    order = np.argsort(np.array(train.labels.classes))  # class numbers are places among the sorted synsets
+    if len(train.target.classes) != 1000:
+        raise DataError(f"{REAL} has labels of 1,000 classes, {train.name} has {len(train.target.classes):,}")
+    order = np.argsort(np.array(train.target.classes))  # class numbers are places among the sorted synsets
     values = np.zeros((len(test), 1000), dtype=np.int8)
     for row, name in enumerate(test.ids):
         found = _VALIDATION.search(name)
@@ -191,7 +196,7 @@ def with_real_labels(test: Source, file: str, train: Source) -> Source:
                 "Give ImageNet's validation images as --test-data, named ILSVRC2012_val_00000001.JPEG and so on.",
             )
         values[row, order[sets[int(found[1]) - 1]]] = 1
-    return dataclasses.replace(test, labels=Labels("multi", train.labels.classes, values))
+    return dataclasses.replace(test, target=MultiLabel(train.target.classes, values))
 
 
 def _read_real(file: Path) -> list[list[int]]:

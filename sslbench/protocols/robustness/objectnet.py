@@ -16,10 +16,12 @@ import numpy as np
 
 from sslbench.data.border import without_border
 from sslbench.data.open import open_data
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.splits import choose_test
 from sslbench.errors import DataError, UsageError
 from sslbench.protocols.robustness.checks import OBJECTNET
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
 
 _LARGEST = 10_000_000  # bytes of a file of the mapping
 _REMEDY = "Give the folder of the unpacked archive, which holds images/ and mappings/."
@@ -37,21 +39,21 @@ def open_objectnet(location: str, train: Source) -> Source:
     """
     root = Path(location)
     mapping = classes_of_folders(root / "mappings")
-    if len(train.labels.classes) != 1000:
-        raise DataError(f"{OBJECTNET} is scored by 1,000 classes, and {train.name} has {len(train.labels.classes):,}")
+    if len(train.target.classes) != 1000:
+        raise DataError(f"{OBJECTNET} is scored by 1,000 classes, and {train.name} has {len(train.target.classes):,}")
     if not (root / "images").is_dir():
         raise UsageError(f"{location} has no folder images", _REMEDY)
     source = choose_test(str(root / "images"), open_data(str(root / "images")))
-    if source.labels.kind != "single":
+    if not isinstance(source.target, Classes):
         raise UsageError(f"{location}/images has no folder for each class", _REMEDY)
-    order = np.argsort(np.array(train.labels.classes))
+    order = np.argsort(np.array(train.target.classes))
     shared = order[sorted({place for places in mapping.values() for place in places})]
-    of_class = np.full((len(source.labels.classes), 1000), -1, dtype=np.int8)
+    of_class = np.full((len(source.target.classes), 1000), -1, dtype=np.int8)
     of_class[:, shared] = 0
-    for row, folder in enumerate(source.labels.classes):
+    for row, folder in enumerate(source.target.classes):
         of_class[row, order[list(mapping.get(folder, ()))]] = 1
-    labels = Labels("multi", train.labels.classes, of_class[source.labels.values])
-    return without_border(dataclasses.replace(source, labels=labels))
+    labels = MultiLabel(train.target.classes, of_class[source.target.values])
+    return without_border(dataclasses.replace(source, target=labels))
 
 
 def classes_of_folders(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -59,6 +59,7 @@ from sslbench.protocols.robustness.settings import Settings
 from sslbench.protocols.robustness.unknown import MahalanobisNovelty, energy_novelty, softmax_novelty
 from sslbench.results import Outcome
 from sslbench.solvers.neighbours import nearest
+from sslbench.targets.classes import Classes
 
 _MEMORY = 1.0  # GB of the search of neighbours
 
@@ -148,10 +149,10 @@ def score(
     for name, each in sets.items():
         check_finite(each, name)
     scored = classifier_of(settings, train, classifier, seed=seed)
-    labels = test.labels
+    labels = test.target
     scores = scored.logits(test.x)
     metrics, headline, per_class = summarise(
-        "single",
+        Classes,
         labels.classes,
         labels.values,
         scores,
@@ -191,12 +192,12 @@ def score(
         found = {f"{metric}({name})": outcomes[name].metrics[metric] for metric in ("top1", "top5")}
         metrics, counts = metrics | found, counts | dict.fromkeys(found, len(sets[name]))
         if line := (settings.lines or {}).get(name):
-            own = top_k_correct(sets[name].labels.values, outcomes[name].scores, 1)
+            own = top_k_correct(sets[name].target.values, outcomes[name].scores, 1)
             effective = measures.part(measures.EFFECTIVE_ROBUSTNESS, name).name
             own_units = Units.of(len(own), sets[name].groups)
             metrics[effective] = measures.effective_robustness_with_interval(own, own_units, right, units, line)
             counts[effective] = len(own)
-        notes += [note for note in [missing_classes(name, sets[name].labels)] if note]
+        notes += [note for note in [missing_classes(name, sets[name].target)] if note]
     outcome = Outcome(
         metrics=metrics,
         headline=headline,
@@ -216,13 +217,13 @@ def score(
 
 def _outcome_on_set(name: str, classifier: ScoredClassifier, train: Features, part: Features, seed: int) -> Outcome:
     """Return the outcome on a further test set, on which only its own classes compete."""
-    number = {each: i for i, each in enumerate(train.labels.classes)}
-    columns = np.array([number[each] for each in part.labels.classes], dtype=np.int64)
+    number = {each: i for i, each in enumerate(train.target.classes)}
+    columns = np.array([number[each] for each in part.target.classes], dtype=np.int64)
     scores = classifier.logits(part.x)[:, columns]
     logits = bool(np.isin(columns, classifier.usable).all())
-    labels = part.labels
+    labels = part.target
     metrics, headline, per_class = summarise(
-        "single",
+        Classes,
         labels.classes,
         labels.values,
         scores,
@@ -257,7 +258,7 @@ def _several_right_metrics(
     Images without one are left out, and classes with the label -1 do not compete. ObjectNet's challenge scores all
     images by all classes.
     """
-    scores, labels = classifier.logits(part.x), part.labels.values
+    scores, labels = classifier.logits(part.x), part.target.values
     competing = np.where(labels[:1] < 0, -np.inf, scores)
     scored: BoolArray = np.asarray((labels > 0).any(axis=1))
     found = _top_metrics((name,), competing[scored], labels[scored], part.groups, scored)
@@ -290,12 +291,12 @@ def _unknown_metrics(
     classifier: ScoredClassifier, train: Features, test: Features, unknown: Features, settings: Settings, seed: int
 ) -> tuple[dict[str, Interval], dict[str, float], int]:
     """Return the detection of unknown images by four kinds of novelty, the same by guessing, and their number."""
-    competing = unknown.labels.values[0] >= 0
+    competing = unknown.target.values[0] >= 0
     if not competing.all():
-        rows = np.flatnonzero(competing[test.labels.values])
+        rows = np.flatnonzero(competing[test.target.values])
         test = test.select(rows)
     usable = classifier.usable[competing[classifier.usable]]
-    mahalanobis = MahalanobisNovelty(train.x, train.labels.values)
+    mahalanobis = MahalanobisNovelty(train.x, train.target.values)
     novelty: dict[str, list[FloatArray]] = {name: [] for name in ("msp", "energy", "mahalanobis", "neighbours")}
     for part in (test, unknown):
         logits = classifier.logits(part.x)[:, usable]
@@ -353,7 +354,7 @@ def _corruption_means(
     rows: _VersionRows, classifier: ScoredClassifier, test: Features, clean: FloatArray, settings: Settings
 ) -> SampleMeans:
     """Return the errors under corruptions: of each and severity, of each, and of all."""
-    named, labels = corruptions(settings), test.labels
+    named, labels = corruptions(settings), test.target
     wrong = np.empty((len(test), len(named), len(settings.severities)), dtype=np.bool_)
     for i, name in enumerate(named):
         for j, severity in enumerate(settings.severities):

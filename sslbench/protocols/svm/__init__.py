@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import IntArray
-from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import summarise
@@ -31,9 +30,11 @@ from sslbench.protocols.svm.settings import Settings
 from sslbench.results import Outcome
 from sslbench.solvers.svm import PreparedRows, relative_gaps
 from sslbench.steps import counted
+from sslbench.targets.classes import Classes
+from sslbench.targets.target import Target
 
 
-def check(settings: Settings, train: Labels) -> None:
+def check(settings: Settings, train: Target) -> None:
     """Refuse settings that cannot work on these training labels, before any feature is computed.
 
     Raises:
@@ -57,16 +58,16 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         UsageError: settings that are not possible.
     """
     check_features(train, test)
-    check(settings, train.labels)
+    check(settings, train.target)
     x = PreparedRows(train.x, settings.normalise)
-    targets, usable = _targets(train.labels, settings)
-    left_out = [name for c, name in enumerate(train.labels.classes) if c not in usable]
+    targets, usable = _targets(train.target, settings)
+    left_out = [name for c, name in enumerate(train.target.classes) if c not in usable]
     notes = [f"Classes without an example in train were left out: {', '.join(left_out)}."] if left_out else []
     solver, solver_notes = make_solver(x, settings, seed)
-    if train.labels.kind == "single":
+    if isinstance(train.target, Classes):
         choice = choose_one(solver, targets, settings, train.groups, train.rank)
     else:
-        names = [train.labels.classes[c] for c in usable]
+        names = [train.target.classes[c] for c in usable]
         choice = choose_each(solver, targets, names, settings, train.groups, train.rank)
     with counted("svm: final models", "classes", targets.shape[1]):
         models = solver.fit(targets, choice.costs)
@@ -85,16 +86,16 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     notes += [*choice.notes, *solver_notes]
     if unconverged:
         notes.append(f"{unconverged} of the SVMs did not converge in {settings.max_iter} iterations.")
-    scores = for_all_classes(decision, usable, test.labels)
-    kind, classes = test.labels.kind, test.labels.classes
-    metrics, name, per_class = summarise(kind, classes, test.labels.values, scores, seed=seed, groups=test.groups)
+    scores = for_all_classes(decision, usable, test.target)
+    kind, classes = type(test.target), test.target.classes
+    metrics, name, per_class = summarise(kind, classes, test.target.values, scores, seed=seed, groups=test.groups)
     return Outcome(
         metrics=metrics,
         headline=name,
         scores=scores.astype(np.float32),
         per_class=per_class,
         train=headline_by_blocks(
-            train.labels, lambda rows: for_all_classes(models.decide(x[rows]), usable, train.labels)
+            train.target, lambda rows: for_all_classes(models.decide(x[rows]), usable, train.target)
         ),
         selected=choice.selected | {"gap": float(gaps.max())},
         converged=not unconverged,
@@ -118,7 +119,7 @@ def check_settings(settings: Settings) -> None:
             raise UsageError(f"svm: {name} should be greater than 0, not {value}")
 
 
-def _targets(labels: Labels, settings: Settings) -> tuple[npt.NDArray[np.int8], IntArray]:
+def _targets(labels: Target, settings: Settings) -> tuple[npt.NDArray[np.int8], IntArray]:
     targets, usable = signed_targets(labels, ignore=settings.ignore_in_training == "drop")
     if not len(usable):
         raise DataError("no class has both positive and negative training samples, so nothing can be learned")

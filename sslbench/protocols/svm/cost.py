@@ -71,5 +71,5 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
         rotation
         + solved.beside(rotation.memory + choice)
         + scored.beside(rotation.memory)
-        + summary_cost(shapes.labels, shapes.test, classes).beside(rotation.memory)
+        + summary_cost(shapes.target, shapes.test, classes).beside(rotation.memory)
     )

@@ -23,15 +23,14 @@ Memory: features of 1 + `previous` frames, whatever the length of the video. Tim
 `solvers.propagation`.
 """
 
-from sslbench.data.source import Labels
 from sslbench.errors import DataError, UsageError
-from sslbench.labels import LABELS, LabelKind
 from sslbench.protocols._parts.untrained import MapRun, maps_of_layers, without_training
 from sslbench.protocols.protocol import NotEstimated, Protocol
 from sslbench.protocols.tracking.settings import Settings
 from sslbench.results import Outcome
+from sslbench.targets.target import Target
+from sslbench.targets.videos import Parts, Poses, Tracks, Videos
 
-VIDEOS: frozenset[LabelKind] = frozenset({"tracks", "parts", "poses"})
 _OF_MASKS, _OF_JOINTS = ("first", "scaled"), ("peak", "lost")
 
 
@@ -56,22 +55,20 @@ def check_settings(settings: Settings) -> None:
         raise UsageError("tracking: without a radius there is no window", "Leave window and window_on_first out.")
 
 
-def check(settings: Settings, labels: Labels) -> None:
+def check(settings: Settings, labels: Target) -> None:
     """Refuse settings and data that cannot work or have no effect, before any frame is decoded.
 
     Raises:
         UsageError: a setting is out of its range, or has no effect.
         DataError: the data are no videos with masks or joints.
     """
-    if labels.kind not in VIDEOS:
-        raise DataError(
-            f"tracking needs videos with masks or joints, and these samples have {LABELS[labels.kind].text}"
-        )
+    if not isinstance(labels, Videos):
+        raise DataError(f"tracking needs videos with masks or joints, and these samples have {labels.title}")
     check_settings(settings)
-    for name in _OF_MASKS if labels.kind == "poses" else _OF_JOINTS:
+    for name in _OF_MASKS if isinstance(labels, Poses) else _OF_JOINTS:
         if getattr(settings, name) != (usual := getattr(Settings(), name)):
             raise UsageError(
-                f"tracking: {name}={getattr(settings, name)} has no effect on {LABELS[labels.kind].text}",
+                f"tracking: {name}={getattr(settings, name)} has no effect on {labels.title}",
                 f"Leave it out, or give {name}={usual} beside a preset that has it.",
             )
 
@@ -89,6 +86,6 @@ PROTOCOL = Protocol(
     version=2,
     summary="Tracking of objects, parts and joints by propagation of the first labels, without training.",
     settings=Settings,
-    kind=without_training(check, maps_of_layers, score, work=WORK, label_kinds=VIDEOS),
+    kind=without_training(check, maps_of_layers, score, work=WORK, takes=(Tracks, Parts, Poses)),
     check_settings=check_settings,
 )

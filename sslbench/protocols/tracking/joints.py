@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from sslbench.arrays import BoolArray, FloatArray
-from sslbench.data.poses import Poses, inside
+from sslbench.data.poses import inside
 from sslbench.metrics.dense.poses import joint_counts
 from sslbench.protocols._parts.dense_images import Fitted
 from sslbench.protocols._parts.untrained import MapRun
@@ -14,6 +14,7 @@ from sslbench.protocols.tracking.propagation import propagated
 from sslbench.protocols.tracking.settings import Settings
 from sslbench.protocols.tracking.tracked import KEPT, FrameDone, Tracked
 from sslbench.solvers.joints import joint_labels, joint_places
+from sslbench.targets.videos import Poses
 
 
 def track_joints(run: MapRun[Settings], poses: Poses, number: int, done: FrameDone) -> Tracked:

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import torch
 
 from sslbench.arrays import FloatArray, IntArray
-from sslbench.data.tracks import UNLABELLED, Ids, Videos
+from sslbench.data.tracks import UNLABELLED
 from sslbench.errors import DataError
 from sslbench.metrics.dense.segmentation import class_areas
 from sslbench.metrics.dense.video import VideoScores, frame_scores, object_values, objects_in
@@ -17,9 +17,10 @@ from sslbench.protocols.tracking.tracked import KEPT, FrameDone, Tracked
 from sslbench.solvers.in_context import class_counts, shares
 from sslbench.solvers.propagation import sampled_labels
 from sslbench.solvers.upsampling import upsampled_classes
+from sslbench.targets.videos import Ids, MaskedVideos
 
 
-def track_objects(run: MapRun[Settings], videos: Videos, number: int, done: FrameDone) -> Tracked:
+def track_objects(run: MapRun[Settings], videos: MaskedVideos, number: int, done: FrameDone) -> Tracked:
     """Score the objects of a video; a row is their number and the sums of their values, see `video.TRACK_COLUMNS`.
 
     Objects are the ids that occur in the first frame; later ones are background. The first and the last frame are not
@@ -50,12 +51,12 @@ def track_objects(run: MapRun[Settings], videos: Videos, number: int, done: Fram
     return Tracked(found, grids)
 
 
-def track_parts(run: MapRun[Settings], videos: Videos, number: int, done: FrameDone) -> Tracked:
+def track_parts(run: MapRun[Settings], videos: MaskedVideos, number: int, done: FrameDone) -> Tracked:
     """Score the classes of a video; a row has the areas of intersection, prediction and label of each class.
 
     All frames count, as in the code that publishes scores of VIP: of the first one its labels on the grid.
     """
-    rows, classes = videos.rows(number), len(run.test.labels.classes)
+    rows, classes = videos.rows(number), len(run.test.target.classes)
     first = videos.masks.read_ids(rows[0])
     known = np.where(first == UNLABELLED, 0, first).astype(np.int32)
     areas: dict[str, IntArray] = {}
@@ -76,7 +77,7 @@ def _classes(label: torch.Tensor, truth: Ids, settings: Settings) -> Ids:
     return np.asarray(found.cpu().numpy(), dtype=np.int32)
 
 
-def _truth(run: MapRun[Settings], videos: Videos, row: int, first: Ids) -> Ids:
+def _truth(run: MapRun[Settings], videos: MaskedVideos, row: int, first: Ids) -> Ids:
     truth = videos.masks.read_ids(row)
     if truth.shape != first.shape:
         raise DataError(

@@ -49,10 +49,10 @@ def exit_code(findings: Sequence["Finding"]) -> int:
 def _about(checked: "CheckedParts") -> list[str]:
     lines = []
     for name, part in checked.parts.items():
-        kind = "no labels" if not part.labels.labelled else f"{part.labels.kind} label"
+        kind = "no labels" if not part.target.labelled else f"{part.target.name} label"
         if checked.opened.objects is not None:
             kind = f"{sum(checked.counts[name].values()):,} boxes"
-        lines.append(f"{part.name}: {len(part):,} images, {len(part.labels.classes)} classes ({kind})")
+        lines.append(f"{part.name}: {len(part):,} images, {len(part.target.classes)} classes ({kind})")
     total = sum(len(part) for part in checked.parts.values())
     lines.append(f"split: {checked.opened.data.how}")
     bad = f", {checked.tried - checked.decoded:,} cannot be used" if checked.decoded < checked.tried else ""
@@ -89,7 +89,7 @@ def as_json(checked: "CheckedParts") -> str:
         "data": checked.opened.spec,
         "split": checked.opened.data.how,
         "parts": {
-            key: {"name": part.name, "images": len(part), "labels": part.labels.kind, "counts": checked.counts[key]}
+            key: {"name": part.name, "images": len(part), "labels": part.target.name, "counts": checked.counts[key]}
             for key, part in checked.parts.items()
         },
         "findings": [{"level": finding.level, "message": finding.message} for finding in checked.findings],

@@ -9,9 +9,9 @@ from sslbench.cli.settings_page import section, show_value, together
 from sslbench.data.wording import counted
 from sslbench.evaluation import Prepared
 from sslbench.preprocessing import Preprocessing
+from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
-    from sslbench.data.source import Labels
     from sslbench.evaluation import Request
     from sslbench.evaluation.estimate import Estimate
     from sslbench.evaluation.request import RunSettings, Task
@@ -49,7 +49,7 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path, out
     if prepared.layers:
         section("layers", [(layer.text, layer.path or "output", given) for layer in prepared.layers])
     sizes = [
-        (part.name, f"{len(part)} images, {len(part.labels.classes)} classes, {part.labels.kind} label", "")
+        (part.name, f"{len(part)} images, {len(part.target.classes)} classes, {part.target.name} label", "")
         for part in (data.train, data.test)
     ]
     noise = [("label noise", ", ".join(f"{100 * share:g} %" for share in request.noise), "flag --noise")]
@@ -100,7 +100,7 @@ def print_plan_of_features(
 
     check_features_for(pair, tasks, run)
     sizes = [
-        (name, f"{len(part):,} x {part.x.shape[1]:,} {part.x.dtype}{_labels_of(part.labels)}", "")
+        (name, f"{len(part):,} x {part.x.shape[1]:,} {part.x.dtype}{_labels_of(part.target)}", "")
         for name, part in (("train", pair.train), ("test", pair.test))
     ]
     section("features", [*sizes, ("split", pair.how, "")])
@@ -110,8 +110,8 @@ def print_plan_of_features(
         _print_estimate(estimate.estimate_features(pair, tasks, run, out))
 
 
-def _labels_of(labels: "Labels") -> str:
-    return f", {len(labels.classes):,} classes, {labels.kind} label" if labels.labelled else ""
+def _labels_of(labels: "Target") -> str:
+    return f", {len(labels.classes):,} classes, {labels.name} label" if labels.labelled else ""
 
 
 def _print_tasks(tasks: "Sequence[Task]") -> None:

@@ -34,10 +34,11 @@ from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.objects.crops import ElsewhereOptions, crops_of
 from sslbench.data.objects.types import ObjectSource
-from sslbench.data.source import Images, Source
+from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
+from sslbench.targets.images import Images
 
 SUFFIXES = (".json", ".kwcoco.zip", ".sqlite")
 

@@ -8,10 +8,13 @@ import numpy.typing as npt
 
 from sslbench.arrays import IntArray
 from sslbench.data.formats.coco.columns import INFO_TYPE, Columns
-from sslbench.data.labels import no_labels
-from sslbench.data.source import Labels
 from sslbench.data.wording import counted, some
-from sslbench.labels import LabelKind
+from sslbench.targets import kinds
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,11 +22,11 @@ class ExportedLabels:
     """Labelling of a split before its export.
 
     Attributes:
-        kind: of its labels.
+        kind: of its targets.
         classes: their names in order, also of those that no image has.
     """
 
-    kind: LabelKind
+    kind: type[Target]
     classes: tuple[str, ...]
 
 
@@ -35,27 +38,27 @@ def by_supercategory(columns: Columns) -> Columns:
     return dataclasses.replace(columns, classes=moved[columns.classes], names=names, supers=names)
 
 
-def labels_of(spec: str, columns: Columns, ids: list[str]) -> tuple[Labels, tuple[str, ...]]:
+def labels_of(spec: str, columns: Columns, ids: list[str]) -> tuple[Target, tuple[str, ...]]:
     """Return labels and notes; all images decide, so that every split has the same kind and classes."""
     notes = (f"{spec}: {counted(columns.skipped, 'annotation')} without category left out",) if columns.skipped else ()
     present, marked = _pairs(columns)
     names = columns.names
     if not len(present) and not len(marked):
-        return no_labels(len(ids)), (*notes, f"{spec}: no image has a category, so there are no labels")
+        return Unlabelled(len(ids)), (*notes, f"{spec}: no image has a category, so there are no labels")
     counts = np.bincount(present[:, 0], minlength=len(ids))
     counts[marked[:, 0]] = 0
     ambiguous = np.flatnonzero(counts != 1)
     if len(ambiguous):
         shown = some([ids[i] for i in ambiguous])
         note = f"{spec}: multi-label, since {counted(len(ambiguous), 'image')} have not exactly one category: {shown}"
-        return Labels("multi", tuple(names), _matrix(len(ids), len(names), present, marked)), (*notes, note)
+        return MultiLabel(tuple(names), _matrix(len(ids), len(names), present, marked)), (*notes, note)
     used = np.unique(present[:, 1])
     unused = [name for i, name in enumerate(names) if i not in set(used.tolist())]
     if unused:
         notes = (*notes, f"{spec}: categories without any image left out: {some(unused)}")
     values = np.empty(len(ids), dtype=np.int64)
     values[present[:, 0]] = np.searchsorted(used, present[:, 1])
-    return Labels("single", tuple(names[i] for i in used), values), notes
+    return Classes(tuple(names[i] for i in used), values), notes
 
 
 def _pairs(columns: Columns) -> tuple[IntArray, IntArray]:
@@ -82,12 +85,12 @@ def exported_as(info: Any) -> dict[str, ExportedLabels] | None:
         return None
     try:
         splits = entry["splits"].items()
-        return {split: ExportedLabels(kept["labels"], tuple(kept["classes"])) for split, kept in splits}
+        return {split: ExportedLabels(kinds()[kept["labels"]], tuple(kept["classes"])) for split, kept in splits}
     except (TypeError, KeyError):
         return None
 
 
-def labels_as_exported(columns: Columns, rows: IntArray, kept: ExportedLabels) -> Labels | None:
+def labels_as_exported(columns: Columns, rows: IntArray, kept: ExportedLabels) -> Target | None:
     """Restore the labels of some images; None if the manifest no longer agrees with the record of its export.
 
     Args:
@@ -96,11 +99,11 @@ def labels_as_exported(columns: Columns, rows: IntArray, kept: ExportedLabels) -
         kept: labelling of that split.
     """
     place = {name: i for i, name in enumerate(kept.classes)}
-    if kept.kind == "value":
+    if kept.kind is Numbers:
         numbers = [columns.values[i] for i in rows]
         if any(not isinstance(row, list) or len(row) != len(kept.classes) for row in numbers):
             return None
-        return Labels("value", kept.classes, np.array(numbers, dtype=np.float64).reshape(len(rows), len(kept.classes)))
+        return Numbers(kept.classes, np.array(numbers, dtype=np.float64).reshape(len(rows), len(kept.classes)))
     row_of = np.full(len(columns.numbers), -1, dtype=np.int64)
     row_of[rows] = np.arange(len(rows))
     class_of = np.array([place.get(name, -1) for name in columns.names], dtype=np.int64)
@@ -111,10 +114,10 @@ def labels_as_exported(columns: Columns, rows: IntArray, kept: ExportedLabels) -
     present, marked = pairs
     if (present < 0).any() or (marked < 0).any():
         return None
-    if kept.kind == "none":
-        return no_labels(len(rows)) if not len(present) and not len(marked) else None
-    if kept.kind == "multi":
-        return Labels("multi", kept.classes, _matrix(len(rows), len(kept.classes), present, marked))
+    if kept.kind is Unlabelled:
+        return Unlabelled(len(rows)) if not len(present) and not len(marked) else None
+    if kept.kind is MultiLabel:
+        return MultiLabel(kept.classes, _matrix(len(rows), len(kept.classes), present, marked))
     if len(marked) or not np.array_equal(present[:, 0], np.arange(len(rows))):
         return None
-    return Labels("single", kept.classes, np.ascontiguousarray(present[:, 1]))
+    return Classes(kept.classes, np.ascontiguousarray(present[:, 1]))

@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from sslbench.data.decode.picture import UnreadableImage, check_size
 from sslbench.data.images import DIGEST_BYTES, digest
-from sslbench.data.label_map import IGNORED
 from sslbench.data.maps.classes import LabelMapOptions, with_ignored
 from sslbench.data.maps.types import Coding, LabelMapSource, RawMap
 from sslbench.data.objects.types import ObjectSource
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection import masks as rle
+from sslbench.targets.label_maps import IGNORED
 
 BACKGROUND = "background"
 

@@ -15,12 +15,12 @@ from sslbench.data.formats.coco.keypoints import keypoint_kinds, read_points, re
 from sslbench.data.images import Files
 from sslbench.data.objects.boxes import BoxIssues, RawObjects, checked_objects, size_in_file, turned_sizes
 from sslbench.data.objects.types import ObjectSource
-from sslbench.data.source import Images
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
 from sslbench.metrics.detection.federated import FREQUENCIES, Federated
 from sslbench.metrics.detection.keypoints import Skeleton
 from sslbench.metrics.detection.masks import first_problem
+from sslbench.targets.images import Images
 
 Row = dict[str, Any]
 NEGATIVE, PARTLY = "neg_category_ids", "not_exhaustive_category_ids"

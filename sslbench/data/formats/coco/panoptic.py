@@ -24,8 +24,9 @@ from sslbench.data.maps.classes import LabelMapOptions, make_coding, refuse_twic
 from sslbench.data.maps.files import load
 from sslbench.data.maps.layout import Pairs, in_order, source_of
 from sslbench.data.maps.types import Coding, LabelMapSource, RawMap, distinct
-from sslbench.data.wording import counted, printable, some
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
+from sslbench.text import printable
 
 _NO_SEGMENT = -1
 _BLOCK = 1 << 20

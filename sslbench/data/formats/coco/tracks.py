@@ -14,9 +14,10 @@ from sslbench.data.formats.coco.columns import Rows
 from sslbench.data.formats.coco.videos import FRAME, VIDEO
 from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.data.source import Source
-from sslbench.data.tracks import Ids, videos_source
+from sslbench.data.tracks import videos_source
 from sslbench.errors import DataError
 from sslbench.metrics.detection import masks as rle
+from sslbench.targets.videos import Ids
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

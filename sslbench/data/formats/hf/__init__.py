@@ -17,11 +17,14 @@ from sslbench.data.formats._parts.layout import file_names, has_images, some_fol
 from sslbench.data.formats.hf.files import find_files
 from sslbench.data.formats.hf.rows import ColumnImages, RowFile, damaged, has_images_in_rows, holds_bytes, open_row_file
 from sslbench.data.formats.table import IMAGE_COLUMNS, LABEL_COLUMNS
-from sslbench.data.labels import has_separator, multi_labels, no_labels, single_labels, split_cell
-from sslbench.data.source import Labels, Source
-from sslbench.data.wording import counted, printable, some
+from sslbench.data.labels import has_separator, multi_labels, single_labels, split_cell
+from sslbench.data.source import Source
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.target import Target
+from sslbench.text import printable
 
 PREFIX = "hf:"
 _SUFFIXES = (".parquet", ".arrow")
@@ -109,7 +112,7 @@ def _source(name: str, split: str, paths: Sequence[Path], image: str | None, lab
         raise DataError(f"{name} has no rows")
     ids = _ids(split, _image_paths(paths, opened, image), n)
     notes = () if label else (f"{name}: no column with labels was recognised among: {', '.join(columns)}",)
-    labels = no_labels(n)
+    labels: Target = Unlabelled(n)
     about: tuple[str, ...] = ()
     if label:
         cells = [cell for path, file in zip(paths, opened, strict=True) for cell in _cells(path, file, label)]
@@ -203,9 +206,9 @@ def _class_names(feature: Any) -> tuple[str, ...]:
     return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
-def _labels(name: str, column: str, cells: Sequence[Any], classes: tuple[str, ...]) -> tuple[Labels, tuple[str, ...]]:
+def _labels(name: str, column: str, cells: Sequence[Any], classes: tuple[str, ...]) -> tuple[Target, tuple[str, ...]]:
     if all(cell is None or cell == -1 for cell in cells):
-        return no_labels(len(cells)), (f"{name}: the labels are all empty or -1, so there are none",)
+        return Unlabelled(len(cells)), (f"{name}: the labels are all empty or -1, so there are none",)
     several = any(isinstance(cell, list) for cell in cells)
     rows = [[_text(name, column, v, classes) for v in (cell if isinstance(cell, list) else [cell])] for cell in cells]
     if several:

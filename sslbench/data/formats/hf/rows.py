@@ -12,8 +12,8 @@ from sslbench.data.cache.digests import cached_digests
 from sslbench.data.hashes import Stamp, check_unchanged
 from sslbench.data.images import refuse_other_content
 from sslbench.data.regular import read_image
-from sslbench.data.wording import printable
 from sslbench.errors import DataError
+from sslbench.text import printable
 
 _MAX_OPEN = 16
 _MAX_GROUPS = 2

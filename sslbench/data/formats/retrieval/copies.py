@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 from sslbench.data.formats.retrieval.parts import DATABASE, RetrievalOptions, assembled, images_below, matched
-from sslbench.data.queries import Answers
 from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError
+from sslbench.targets.queries import Answers
 
 _NUMBER = re.compile(r"(\d{6})\.\w+")
 _COLUMNS = ("query_id", "reference_id")

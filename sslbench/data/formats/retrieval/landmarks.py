@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from sslbench.data.formats.retrieval.parts import DATABASE, Box, RetrievalOptions, assembled, images_below, matched
-from sslbench.data.queries import Answers
 from sslbench.data.source import Source
 from sslbench.errors import DataError, WeightsError
+from sslbench.targets.queries import Answers
 from sslbench.weights.reading.pickled import resolve
 from sslbench.weights.reading.unpickle import RestrictedPickle
 

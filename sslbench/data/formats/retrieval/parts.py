@@ -13,10 +13,11 @@ from sslbench.data.containers.suffixes import SUFFIXES, is_clutter
 from sslbench.data.images import Files
 from sslbench.data.labels import single_labels
 from sslbench.data.objects.crops import Crops
-from sslbench.data.queries import Answers, Queries
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, printable, some
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.queries import Answers, Queries
+from sslbench.text import printable
 
 Box = tuple[float, float, float, float]
 """x1, y1, x2, y2 in pixels."""
@@ -133,4 +134,4 @@ def assembled(
     queries = Queries({task: dict(answers) for task, answers in tasks.items()}, frozenset(apart))
     number = len(set().union(*tasks.values()))
     note = f"{name}: {counted(number, 'query')}, {counted(len(ids) - len(apart), 'image')} searched"
-    return Source(name, tuple(ids), single_labels([labels[i] for i in ids]), images, (note,), queries=queries)
+    return Source(name, tuple(ids), single_labels([labels[i] for i in ids]).changed(queries=queries), images, (note,))

@@ -26,14 +26,17 @@ from sslbench.data.labels import (
     NONE_OF_THE_CLASSES,
     has_separator,
     multi_labels,
-    no_labels,
     single_labels,
     split_cell,
 )
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import Target
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".ndjson", ".txt")
 IMAGE_COLUMNS = tuple(
@@ -234,7 +237,7 @@ def _refuse_images_inside(table: TableColumns) -> None:
             )
 
 
-def _numbers(table: TableColumns, names: Sequence[str]) -> Labels:
+def _numbers(table: TableColumns, names: Sequence[str]) -> Target:
     """Return the columns as numbers to predict."""
     columns = {name: table.columns[_find(table, name, (), "of numbers") or name] for name in names}
     values = np.empty((len(next(iter(columns.values()))), len(columns)))
@@ -249,7 +252,7 @@ def _numbers(table: TableColumns, names: Sequence[str]) -> Labels:
                 f"{table.name}: the column '{name}' has no number in {some(odd)}",
                 "Remove these rows; if the column holds classes, name it with --label-col.",
             )
-    return Labels("value", tuple(columns), values)
+    return Numbers(tuple(columns), values)
 
 
 def _number(cell: object) -> float:
@@ -392,7 +395,7 @@ def _several(table: TableColumns, asked: str | None) -> list[str]:
     return [str(_find(table, name.strip(), (), "label")) for name in asked.split(",") if name.strip()]
 
 
-def _labels(table: TableColumns, column: str) -> tuple[Labels, tuple[str, ...]]:
+def _labels(table: TableColumns, column: str) -> tuple[Target, tuple[str, ...]]:
     """Return labels and notes; all rows decide, so that every split has the same kind and classes."""
     cells = table.columns[column]
     lists = any(isinstance(cell, list) for cell in cells)
@@ -431,7 +434,7 @@ def _text(cell: object) -> str:
 
 def _labels_from_flags(
     table: TableColumns, asked: Sequence[str], names: Sequence[str], blank: str
-) -> tuple[Labels, tuple[str, ...]]:
+) -> tuple[Target, tuple[str, ...]]:
     """Return the columns of 0, 1 and -1 as classes: those that were asked for, or all among `names`, and notes."""
     cells = {name: [_text(cell) for cell in table.columns[name]] for name in asked or names}
     classes = [
@@ -447,7 +450,7 @@ def _labels_from_flags(
     n = len(next(iter(table.columns.values())))
     if not classes:
         listed = ", ".join(table.columns)
-        return no_labels(n), (f"{table.name}: {NO_LABEL_COLUMN} {listed}; name it with --label-col",)
+        return Unlabelled(n), (f"{table.name}: {NO_LABEL_COLUMN} {listed}; name it with --label-col",)
     if not blank:
         for name in classes:
             how = (
@@ -461,7 +464,7 @@ def _labels_from_flags(
         notes.append(f"{table.name}: {counted(empty, 'empty cell')} {'do not count' if blank == 'ignore' else 'are 0'}")
     if ignored := int((values == -1).sum()) - (empty if blank == "ignore" else 0):
         notes.append(f"{table.name}: {counted(ignored, 'cell')} of -1 do not count")
-    return Labels("multi", tuple(classes), np.ascontiguousarray(values)), tuple(notes)
+    return MultiLabel(tuple(classes), np.ascontiguousarray(values)), tuple(notes)
 
 
 def _read_request(request: SampleRequest[TableOptions]) -> dict[str, Source]:

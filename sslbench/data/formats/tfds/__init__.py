@@ -17,11 +17,15 @@ from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.formats.tfds.array_record import ArrayRecords, build_array_record
 from sslbench.data.formats.tfds.info import Info, find_folder, read_info
 from sslbench.data.formats.tfds.tfrecord import AGAIN, build_tfrecord
-from sslbench.data.labels import multi_labels, no_labels, single_labels
-from sslbench.data.source import Images, Labels, Source
-from sslbench.data.wording import counted, printable, some
+from sslbench.data.labels import multi_labels, single_labels
+from sslbench.data.source import Source
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
+from sslbench.targets.images import Images
+from sslbench.targets.none import Unlabelled
+from sslbench.targets.target import Target
+from sslbench.text import printable
 
 PREFIX = "tfds:"
 _SLICE = re.compile(r"(?P<split>[\w.-]+?)\s*(?:\[(?P<range>[^\[\]]*)\]|:(?P<first>\d+%?))?")
@@ -154,12 +158,12 @@ def _places(index: Index) -> Any:
     return np.stack([offset, size, size, np.full(n, UNKNOWN), np.full(n, RAW)], axis=1)
 
 
-def _labels(info: Info, labels: list[list[int | str]]) -> tuple[Labels, tuple[str, ...]]:
+def _labels(info: Info, labels: list[list[int | str]]) -> tuple[Target, tuple[str, ...]]:
     """Return the labels of a whole split, so that every part of it has the same classes."""
     if not info.keys.label or not any(labels):
-        return no_labels(len(labels)), (f"{info.folder}: no feature is a class label, so there are no labels",)
+        return Unlabelled(len(labels)), (f"{info.folder}: no feature is a class label, so there are no labels",)
     if all(row == [-1] for row in labels):
-        return no_labels(len(labels)), (f"{info.folder}: every label is -1, so there are no labels",)
+        return Unlabelled(len(labels)), (f"{info.folder}: every label is -1, so there are no labels",)
     names = [[_class_name(info, value) for value in row] for row in labels]
     used = {name for row in names for name in row}
     listed = [name for name in info.classes if name in used] or sorted(used)

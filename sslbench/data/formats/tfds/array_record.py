@@ -13,8 +13,8 @@ from sslbench.data.cache.digests import cached_digests
 from sslbench.data.cache.index import Index
 from sslbench.data.formats.tfds.tfrecord import AGAIN, Keys, entry, index_of
 from sslbench.data.hashes import Stamp, check_unchanged
-from sslbench.data.wording import printable
 from sslbench.errors import DataError
+from sslbench.text import printable
 
 _CHUNK = 256
 

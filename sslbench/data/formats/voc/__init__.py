@@ -13,9 +13,10 @@ from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.objects.crops import WHOLE_IMAGES, CropOptions, crops_of
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.multilabel import MultiLabel
 
 _VALUES = {"1": 1, "0": -1, "-1": 0}
 """Value in a list (present, present in difficult objects only, absent) -> value in `Labels`."""
@@ -109,7 +110,7 @@ def _source(
         )
     order = sorted(range(len(stems)), key=lambda i: files[stems[i]])
     ids = tuple(files[stems[i]] for i in order)
-    labels = Labels("multi", tuple(classes), values[order])
+    labels = MultiLabel(tuple(classes), values[order])
     return Source(f"{spec} ({name})", ids, labels, Files(ids, str(year / IMAGES)), notes)
 
 

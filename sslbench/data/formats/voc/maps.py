@@ -27,7 +27,6 @@ from sslbench.data.formats.voc.tree import (
     read_stems,
 )
 from sslbench.data.images import Files
-from sslbench.data.label_map import Grid
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, colour, with_ignored
 from sslbench.data.maps.colours import voc_palette
 from sslbench.data.maps.files import MapPixels, ValueMaps, load
@@ -37,6 +36,7 @@ from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import MAX_PIXELS
+from sslbench.targets.label_maps import Grid
 
 CLASS_MAPS = "SegmentationClass"
 _AUGMENTED, _OBJECT = "SegmentationClassAug", "SegmentationObject"

@@ -8,8 +8,9 @@ from sslbench.data.containers.listed import check_some
 from sslbench.data.containers.text import read_text
 from sslbench.data.images import Files
 from sslbench.data.maps.layout import Pairs, by_key, walk
-from sslbench.data.wording import printable, some
+from sslbench.data.wording import some
 from sslbench.errors import DataError
+from sslbench.text import printable
 
 MAIN_LISTS = Path("ImageSets") / "Main"
 SEGMENTATION_LISTS = Path("ImageSets") / "Segmentation"

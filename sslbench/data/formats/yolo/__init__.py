@@ -28,8 +28,9 @@ from sslbench.data.objects.crops import CropOptions
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.regular import open_regular
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, printable, some
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
+from sslbench.text import printable
 
 _LISTS = ("classes.txt", "obj.names", "labels.txt", "_darknet.labels")
 _NO_BOXES = frozenset((*_LISTS, "train.txt", "val.txt", "test.txt", "README.txt", "README.roboflow.txt"))

@@ -7,18 +7,19 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import BoolArray
-from sslbench.data.label_map import IGNORED
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError
 from sslbench.protocols._parts.dense.task import Cells
 from sslbench.solvers.in_context import class_counts
+from sslbench.targets.label_maps import IGNORED, LabelMaps
+from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
-    from sslbench.data.loading.joint import Target
+    from sslbench.data.loading.joint import PixelTarget
 
 
-def check_classes(protocol: str, train: Labels) -> None:
+def check_classes(protocol: str, train: Target) -> None:
     """Refuse label maps of one class.
 
     Raises:
@@ -31,22 +32,20 @@ def check_classes(protocol: str, train: Labels) -> None:
         )
 
 
-def read_classes(source: Source, index: int, size: tuple[int, int] | None = None) -> "Target":
+def read_classes(source: Source, index: int, size: tuple[int, int] | None = None) -> "PixelTarget":
     """Return the classes of the pixels of an image, float32 (1, H, W), nan where they do not count.
 
     Raises:
         UnreadableImage: there is no complete map.
         DataError: it is of another size than the image, or has a value that is no class.
     """
-    if source.maps is None:
-        raise DataError(f"{source.name} has no label maps")
-    label = source.maps.read_map(index, size=size).semantic
+    label = LabelMaps.of(source.target).maps.read_map(index, size=size).semantic
     classes = label.astype(np.float32)
     classes[label == IGNORED] = np.nan
     return classes[None]
 
 
-def as_label(target: "Target") -> npt.NDArray[np.int32]:
+def as_label(target: "PixelTarget") -> npt.NDArray[np.int32]:
     """Return the classes (H, W) of a target, `IGNORED` where they do not count."""
     return np.where(np.isnan(target[0]), IGNORED, target[0]).astype(np.int32)
 
@@ -69,7 +68,7 @@ def notes_on_classes(classes: Sequence[str], in_train: BoolArray, in_test: BoolA
     return notes
 
 
-def class_cells(n_classes: int, target: "Target", grid: tuple[int, int]) -> Cells:
+def class_cells(n_classes: int, target: "PixelTarget", grid: tuple[int, int]) -> Cells:
     """Return the pixels of each class (C, h, w) and all counted ones (h, w) in the cells of a grid."""
     counts = class_counts(as_label(target), grid, n_classes, ignore=(IGNORED,)).T.reshape(n_classes, *grid)
     return counts.astype(np.float64), counts.sum(axis=0).astype(np.float64)

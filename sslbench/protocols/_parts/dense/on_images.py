@@ -57,7 +57,7 @@ def run(  # noqa: PLR0913  the signature of every protocol on images
     """Train heads on train, choose one per row on a held-out part of it, score test; see `train_and_score`."""
     from sslbench.protocols._parts.dense.run import train_and_score
 
-    task.check(settings, train.labels)
+    task.check(settings, train.target)
     own = task.of(settings, train, backbone.preprocessing, seed)
     return train_and_score(
         backbone, layers, train, test, own, seed=seed, engine=engine, folder=folder, progress=progress
@@ -71,7 +71,7 @@ def trained_heads(task: type[DenseTask[S]]) -> OnImages[S]:
         functools.partial(rows_of, task),
         functools.partial(run, task),
         heads_work,
-        label_kinds=frozenset({task.label_kind}),
+        takes=(task.takes,),
         view=OWN_SIZES,
         reads_trained_side=lambda settings: settings.enlarge == "trained",
     )

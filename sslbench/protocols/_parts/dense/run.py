@@ -18,7 +18,7 @@ from sslbench.backbones.dense import DenseEncoder
 from sslbench.backbones.layers import Layer
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.groups import source_groups
-from sslbench.data.loading.joint import JointBatches, JointView, Target
+from sslbench.data.loading.joint import JointBatches, JointView, PixelTarget
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.distributed import this_process
@@ -197,7 +197,7 @@ class _Run:
         )
         return train(heads, self.encode, data, self.task, settings, plan)
 
-    def outputs(self, heads: Sequence[DenseHead], source: Source) -> Iterator[tuple[Target, Iterator[Tensor]]]:
+    def outputs(self, heads: Sequence[DenseHead], source: Source) -> Iterator[tuple[PixelTarget, Iterator[Tensor]]]:
         """Yield the target of every image and the output of each head."""
         own = self.backbone.preprocessing
         return outputs(
@@ -309,7 +309,7 @@ def _split_rows(train_part: Source, settings: HeadSettings, seed: int) -> tuple[
     if len(settings.lr) == 1:
         return None
     groups = source_groups(train_part)
-    parts = holdout_rows(train_part.labels, settings.holdout, seed, groups)
+    parts = holdout_rows(train_part.target, settings.holdout, seed, groups)
     if parts is None:
         reason = no_holdout(groups)
         raise UsageError(

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional
 
 from sslbench.data.decode.transforms import normalise
-from sslbench.data.loading.joint import Target, WholeImage, whole_images
+from sslbench.data.loading.joint import PixelTarget, WholeImage, whole_images
 from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.features.settings import ExtractSettings
@@ -177,7 +177,7 @@ def outputs(
     engine: ExtractSettings,
     *,
     unreadable: Callable[[], DataError],
-) -> Iterator[tuple[Target, Iterator[Tensor]]]:
+) -> Iterator[tuple[PixelTarget, Iterator[Tensor]]]:
     """Yield the target of every image and the output (K, h, w) of each head; the outputs of one image are in memory.
 
     Args:
@@ -234,5 +234,5 @@ def _number_of_windows(image: Tensor, inference: Inference) -> int:
     return rows * columns
 
 
-def _size(target: Target) -> tuple[int, int]:
+def _size(target: PixelTarget) -> tuple[int, int]:
     return int(target.shape[1]), int(target.shape[2])

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.loading import loader
-from sslbench.data.loading.joint import ReadTarget, Target
+from sslbench.data.loading.joint import PixelTarget, ReadTarget
 from sslbench.data.maps.sizes import size_and_turn
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
@@ -18,7 +18,7 @@ from sslbench.features.settings import ExtractSettings
 from sslbench.protocols._parts.dense.task import Cells
 from sslbench.runtime.progress import StageProgress
 
-ReadCells = Callable[[Target, tuple[int, int]], Cells]
+ReadCells = Callable[[PixelTarget, tuple[int, int]], Cells]
 """Function from a target and the height and width of a grid to sums and numbers in its cells; picklable."""
 
 GRID = (32, 32)

@@ -12,22 +12,23 @@ import numpy.typing as npt
 
 from sslbench.arrays import BoolArray, FloatArray
 from sslbench.data.groups import source_groups
-from sslbench.data.source import Labels, Source
+from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
-from sslbench.labels import LABELS, LabelKind
 from sslbench.metrics import catalog
 from sslbench.metrics.intervals import Values
-from sslbench.metrics.summary import headline, summarise, without_intervals
+from sslbench.metrics.summary import summarise, without_intervals
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.settings import HeadSettings, check_heads
 from sslbench.results import Outcome
+from sslbench.targets.pixel_values import ReadValues, Signals
+from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-    from sslbench.data.loading.joint import Target
+    from sslbench.data.loading.joint import PixelTarget
 
 S = TypeVar("S", bound=HeadSettings)
 Cells = tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]
@@ -69,15 +70,15 @@ class DenseTask(Generic[S]):
 
     Attributes:
         name: that of the protocol, for messages.
-        label_kind: kind of the labels.
-        needs: words between the name and "and these samples have ...", for data with other labels.
+        takes: kind of the targets of samples.
+        needs: words between the name and "and these samples have ...", for data with other targets.
         advice: data to give instead of those.
         no_value: reason why a pixel does not count, for the message about parts without one that does.
         settings: of the protocol.
     """
 
     name: ClassVar[str]
-    label_kind: ClassVar[LabelKind]
+    takes: ClassVar[type[Target]]
     needs: ClassVar[str]
     advice: ClassVar[str | None] = None
     no_value: ClassVar[str] = ALL_IGNORED
@@ -94,7 +95,7 @@ class DenseTask(Generic[S]):
         check_heads(settings, protocol=cls.name)
 
     @classmethod
-    def check(cls, settings: S, train: Labels) -> None:
+    def check(cls, settings: S, train: Target) -> None:
         """Refuse settings and labels that cannot work, before anything else is opened.
 
         Raises:
@@ -102,8 +103,8 @@ class DenseTask(Generic[S]):
             DataError: labels of another kind.
         """
         cls.check_settings(settings)
-        if train.kind != cls.label_kind:
-            raise DataError(f"{cls.name} {cls.needs}, and these samples have {LABELS[train.kind].text}", cls.advice)
+        if not isinstance(train, cls.takes):
+            raise DataError(f"{cls.name} {cls.needs}, and these samples have {train.title}", cls.advice)
 
     @classmethod
     def of(cls, settings: S, train: Source, preprocessing: Preprocessing, seed: int) -> Self:
@@ -130,7 +131,7 @@ class DenseTask(Generic[S]):
         """Share of the known pixels of a crop above which, if one value fills it, the crop is drawn again."""
         return 1.0
 
-    def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "Target":
+    def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "PixelTarget":
         """Return the target of an image of that height and width, float32 (k, H, W), nan where unknown.
 
         Raises:
@@ -139,7 +140,7 @@ class DenseTask(Generic[S]):
         """
         return read_pixel_values(source, index, size)
 
-    def cells(self, target: "Target", grid: tuple[int, int]) -> Cells:
+    def cells(self, target: "PixelTarget", grid: tuple[int, int]) -> Cells:
         """Return sums of what the best output would be over the known pixels of each cell, and their numbers.
 
         The floors 'constant' and 'position only' output the means.
@@ -183,11 +184,11 @@ class DenseTask(Generic[S]):
         """Return the corrected values of a flipped map, targets and outputs alike: normals change the sign of x."""
         return x
 
-    def row(self, output: "Tensor", target: "Target") -> FloatArray:
+    def row(self, output: "Tensor", target: "PixelTarget") -> FloatArray:
         """Return the score of an image (R,), from an output (K, h, w) of any size and the target (k, H, W)."""
         raise NotImplementedError
 
-    def drawn(self, output: "Tensor", target: "Target") -> "tuple[Image.Image, Image.Image]":
+    def drawn(self, output: "Tensor", target: "PixelTarget") -> "tuple[Image.Image, Image.Image]":
         """Return pictures of the truth and of an output (K, h, w), at the size of the target."""
         raise NotImplementedError
 
@@ -198,11 +199,11 @@ class DenseTask(Generic[S]):
     @property
     def sign(self) -> int:
         """Direction of the leading metric: 1 if more is better, else -1."""
-        return catalog.find(LABELS[self.label_kind].metric).sign
+        return catalog.find(self.takes.metric).sign
 
     def value(self, rows: FloatArray) -> float:
         """Return the leading metric of rows (N, R) with `sign`, so that more is better; heads are chosen by it."""
-        return self.sign * headline(self.label_kind, np.zeros((len(rows), 0), dtype=np.int8), rows)
+        return self.sign * self.takes.headline(np.zeros((len(rows), 0), dtype=np.int8), rows)
 
     def known(self, rows: FloatArray) -> BoolArray:
         """Return True for the images that have a pixel to score, (N,)."""
@@ -217,9 +218,9 @@ class DenseTask(Generic[S]):
         scores, groups = self.scores(rows), source_groups(test)
         used = self.measured(rows)
         return summarise(
-            self.label_kind,
+            self.takes,
             (),
-            test.labels.values[used],
+            test.target.values[used],
             scores[used],
             seed=seed,
             groups=None if groups is None else np.unique(groups[used], return_inverse=True)[1],
@@ -228,7 +229,7 @@ class DenseTask(Generic[S]):
     def values(self, rows: FloatArray) -> dict[str, float]:
         """Return the metrics of rows (N, R), without intervals."""
         used = rows[self.measured(rows)]
-        return without_intervals(self.label_kind, np.zeros((len(used), 0), dtype=np.int8), used)
+        return without_intervals(self.takes, np.zeros((len(used), 0), dtype=np.int8), used)
 
     def scores(self, rows: FloatArray) -> npt.NDArray[np.float32]:
         """Return the numbers of each image that are stored."""
@@ -266,27 +267,28 @@ def _best(metric: str, values: Sequence[float]) -> float:
     return max(values, key=lambda value: catalog.find(metric).sign * value)
 
 
-def enlarged(output: "Tensor", target: "Target") -> "Tensor":
+def enlarged(output: "Tensor", target: "PixelTarget") -> "Tensor":
     """Return an output (K, h, w) at the size of a target (k, H, W), bilinear, float32 (K, H, W) in main memory."""
     from sslbench.solvers.dense.windows import resized
 
     return resized(output[None].float(), (target.shape[1], target.shape[2]))[0].cpu()
 
 
-def read_pixel_values(source: Source, index: int, size: tuple[int, int] | None = None) -> "Target":
+def read_pixel_values(source: Source, index: int, size: tuple[int, int] | None = None) -> "PixelTarget":
     """Return the values of the pixels of an image, float32 (k, H, W), nan where unknown.
 
     Raises:
         UnreadableImage: there are no complete values.
         DataError: they are of another size than the image, or impossible.
     """
-    if source.pixel_values is None:
+    target = source.target
+    if not isinstance(target, ReadValues | Signals) or target.pixels is None:
         raise DataError(f"{source.name} has no values of pixels")
-    values = source.pixel_values.read_values(index, size=size)
+    values = target.pixels.read_values(index, size=size)
     return np.ascontiguousarray(np.moveaxis(values, 2, 0))
 
 
-def cell_sums(target: "Target", grid: tuple[int, int]) -> Cells:
+def cell_sums(target: "PixelTarget", grid: tuple[int, int]) -> Cells:
     """Return the sums (k, h, w) of the known values in the cells of a grid, and their numbers (h, w).
 
     >>> sums, numbers = cell_sums(np.array([[[1.0, 3.0, np.nan, 5.0]]], dtype=np.float32), (1, 2))

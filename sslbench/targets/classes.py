@@ -1,0 +1,84 @@
+"""One class per sample."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.arrays import IntArray
+from sslbench.metrics import classification
+from sslbench.metrics.intervals import Units
+from sslbench.metrics.measure import Measure, Probabilities
+from sslbench.metrics.metric import ClassFrequencies
+from sslbench.metrics.summary import class_measures
+from sslbench.targets.queries import Queries
+from sslbench.targets.target import OfClasses, Rows
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Classes(OfClasses):
+    """One class per sample.
+
+    Attributes:
+        values: int64 (N,), positions in `classes`.
+        queries: of a retrieval data set: queries among the samples, and their answers; None: classes tell the answers.
+    """
+
+    name: ClassVar[Literal["single"]] = "single"
+    title: ClassVar[str] = "one class each"
+    metric: ClassVar[str] = "top1"
+    classes: tuple[str, ...]
+    values: npt.NDArray[np.int64]
+    queries: Queries | None = None
+
+    def text(self, index: int) -> str:
+        """Return the name of a sample's class."""
+        return self.classes[int(self.values[index])]
+
+    def content_key(self) -> bytes:
+        """Return the key of the queries."""
+        return b"" if self.queries is None else ("queries" + self.queries.digest()).encode()
+
+    def counts(self) -> IntArray:
+        """Return the number of samples of each class, (C,)."""
+        return np.bincount(self.values, minlength=len(self.classes)).astype(np.int64)
+
+    def by_first_sample(self) -> IntArray:
+        """Return the class numbers in the order of the first samples that have them, (C,)."""
+        found, first = np.unique(self.values, return_index=True)
+        known = found[np.argsort(first)]
+        return np.concatenate([known, np.setdiff1d(np.arange(len(self.classes)), known)])
+
+    def among(self, kept: IntArray) -> "Classes":
+        """Return the labels with the classes at `kept`, in that order; samples of other classes are not allowed."""
+        number = np.full(len(self.classes), -1, dtype=np.int64)
+        number[kept] = np.arange(len(kept))
+        return self.changed(classes=tuple(self.classes[c] for c in kept), values=number[self.values])
+
+    def flags(self) -> npt.NDArray[np.int8]:
+        """Return 1 for the class that a sample has and 0 for all others, (N, C)."""
+        flags = np.zeros((len(self), len(self.classes)), dtype=np.int8)
+        flags[np.arange(len(self)), self.values] = 1
+        return flags
+
+    def frequencies(self) -> ClassFrequencies:
+        """Return the number of samples of each class, for chance levels."""
+        positives = np.bincount(self.values, minlength=len(self.classes))
+        return ClassFrequencies(positives, np.full(len(positives), len(self)))
+
+    @classmethod
+    def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
+        """Return accuracies, ranking metrics, and with probabilities calibration."""
+        return class_measures(values.astype(np.int64), scores, units, how)
+
+    @classmethod
+    def headline(cls, values: Rows, scores: Rows) -> float:
+        """Return the top-1 accuracy."""
+        return classification.top_k_accuracy(values.astype(np.int64), scores)
+
+    @classmethod
+    def per_class(cls, values: Rows, scores: Rows, classes: int) -> list[float]:
+        """Return the recall of every class."""
+        predicted = classification.predicted_classes(scores)
+        return list(map(float, classification.per_class_recall(values.astype(np.int64), predicted, classes)))

@@ -1,0 +1,119 @@
+"""Label maps: a class for every pixel."""
+
+import dataclasses
+from typing import ClassVar, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.arrays import IntArray
+from sslbench.metrics.dense import segmentation
+from sslbench.metrics.dense.pooling import counts_of_rows
+from sslbench.metrics.intervals import Units
+from sslbench.metrics.measure import Measure, Probabilities
+from sslbench.targets.target import Rows, WithoutValues
+
+Grid = npt.NDArray[np.int32]
+"""(H, W)."""
+
+IGNORED, UNKNOWN = -1, -2
+"""Classes of ignored pixels, and of values that are no class."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LabelMap:
+    """Label map of one image.
+
+    Attributes:
+        semantic: int32 (H, W), position in the source's classes; -1: the pixel does not count.
+        instances: int32 (H, W), 0: no instance, else a number that differs between the instances of the image; None if
+            nothing tells instances apart.
+    """
+
+    semantic: Grid
+    instances: Grid | None
+
+
+class PixelLabels(Protocol):
+    """Label maps of N images, read one by one, from any process (an implementation must be picklable)."""
+
+    def __len__(self) -> int: ...
+
+    def read_map(self, index: int, *, size: tuple[int, int] | None = None) -> LabelMap:
+        """Return the map of an image whose upright height and width are `size`.
+
+        Raises:
+            UnreadableImage: there is no complete map.
+            DataError: it does not fit the image or the classes.
+        """
+        ...
+
+    def select(self, indices: IntArray) -> "PixelLabels":
+        """Return the maps at `indices`, in that order."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return a hash of the maps and their classes, 32 hex digits."""
+        ...
+
+
+class ClassAreas(WithoutValues):
+    """Targets whose scores are the areas of each class in an image: intersection, prediction and label, (N, 3 * C)."""
+
+    @classmethod
+    def columns(cls, classes: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of the areas of all classes."""
+        return tuple(f"{area} {name}" for area in segmentation.AREAS for name in classes)
+
+    @classmethod
+    def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
+        """Return the metrics of segmentation."""
+        return segmentation.segmentation_measures(counts_of_rows(scores), units)
+
+    @classmethod
+    def headline(cls, values: Rows, scores: Rows) -> float:
+        """Return the mean IoU."""
+        return float(segmentation.segmentation_values(counts_of_rows(scores).sum(axis=0))[0])
+
+    @classmethod
+    def per_class(cls, values: Rows, scores: Rows, classes: int) -> list[float]:
+        """Return the IoU of every class."""
+        return list(map(float, segmentation.iou(counts_of_rows(scores).sum(axis=0))))
+
+
+class ReadMaps(WithoutValues):
+    """Targets that are maps of images.
+
+    Attributes:
+        maps: of N images.
+    """
+
+    maps: PixelLabels
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    @property
+    def sized(self) -> bool:
+        """True: a map says the size of its image."""
+        return True
+
+    def content_key(self) -> bytes:
+        """Return the key of the maps."""
+        return ("maps" + self.maps.fingerprint()).encode()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LabelMaps(ReadMaps, ClassAreas):
+    """A class for every pixel, -1 where a pixel does not count."""
+
+    name: ClassVar[str] = "map"
+    title: ClassVar[str] = "a class for every pixel"
+    metric: ClassVar[str] = "mIoU"
+    of_pixels: ClassVar[bool] = True
+    classes: tuple[str, ...]
+    maps: PixelLabels
+
+    def select(self, indices: IntArray) -> Self:
+        """Return the maps of the images at `indices`."""
+        return self.changed(maps=self.maps.select(indices))

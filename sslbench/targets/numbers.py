@@ -1,0 +1,57 @@
+"""Numbers to predict for every sample (regression)."""
+
+import dataclasses
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.arrays import IntArray
+from sslbench.metrics import regression
+from sslbench.metrics.intervals import Units
+from sslbench.metrics.measure import Measure, Probabilities
+from sslbench.targets.target import Rows, Target
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Numbers(Target):
+    """Numbers to predict.
+
+    Attributes:
+        classes: names of the C numbers.
+        values: float64 (N, C), finite.
+    """
+
+    name: ClassVar[Literal["value"]] = "value"
+    title: ClassVar[str] = "numbers as labels"
+    metric: ClassVar[str] = "r2"
+    classes: tuple[str, ...]
+    values: npt.NDArray[np.float64]
+
+    @classmethod
+    def from_values(cls, classes: tuple[str, ...], values: Rows) -> "Numbers":
+        """Return numbers with these names."""
+        return cls(classes, values)
+
+    def select(self, indices: IntArray) -> Self:
+        """Return the numbers of the samples at `indices`."""
+        return self.changed(values=self.values[indices])
+
+    def text(self, index: int) -> str:
+        """Return the numbers, joined by ';'."""
+        return ";".join(repr(float(value)) for value in self.values[index])
+
+    @classmethod
+    def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
+        """Return errors and correlations of predicted numbers."""
+        return regression.number_measures(values, scores)
+
+    @classmethod
+    def headline(cls, values: Rows, scores: Rows) -> float:
+        """Return the coefficient of determination."""
+        return regression.r2(values, scores)
+
+    @classmethod
+    def per_class(cls, values: Rows, scores: Rows, classes: int) -> list[float]:
+        """Return the coefficient of determination of every number."""
+        return list(map(float, regression.r2_each(values, scores)))

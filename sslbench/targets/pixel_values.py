@@ -1,0 +1,182 @@
+"""Numbers for every pixel: depth, surface normals, signals, orientations, and boundaries by annotators."""
+
+import dataclasses
+from typing import ClassVar, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.arrays import IntArray
+from sslbench.metrics.dense import contours, depth, normals, orientations, signals
+from sslbench.metrics.intervals import Units
+from sslbench.metrics.measure import Measure, Probabilities
+from sslbench.targets.target import Rows, WithoutValues
+
+
+class PixelValues(Protocol):
+    """Numbers for the pixels of N images, read one by one, from any process (an implementation must be picklable)."""
+
+    def __len__(self) -> int: ...
+
+    def read_values(self, index: int, *, size: tuple[int, int] | None = None) -> npt.NDArray[np.float32]:
+        """Return float32 (H, W, K) of an image whose upright height and width are `size`; NaN where it is unknown.
+
+        Raises:
+            UnreadableImage: there are no complete values.
+            DataError: they do not fit the image, or are impossible.
+        """
+        ...
+
+    def path(self, index: int) -> str:
+        """Return the name of the values in messages."""
+        ...
+
+    def select(self, indices: IntArray) -> "PixelValues":
+        """Return the values at `indices`, in that order."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return a hash of the values, 32 hex digits."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ReadValues(WithoutValues):
+    """Numbers for every pixel, from files.
+
+    Attributes:
+        pixels: of N images.
+    """
+
+    of_pixels: ClassVar[bool] = True
+    classes = ()
+    pixels: PixelValues
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    @property
+    def sized(self) -> bool:
+        """True: files of values say the size of their images."""
+        return True
+
+    def select(self, indices: IntArray) -> Self:
+        """Return the values of the images at `indices`."""
+        return self.changed(pixels=self.pixels.select(indices))
+
+    def content_key(self) -> bytes:
+        """Return the key of the values."""
+        return ("pixel values" + self.pixels.fingerprint()).encode()
+
+
+class Depth(ReadValues):
+    """A depth for every pixel, (H, W, 1), in metres as a rule."""
+
+    name: ClassVar[str] = "depth"
+    title: ClassVar[str] = "a depth for every pixel"
+    metric: ClassVar[str] = "depth_rmse"
+    given_columns: ClassVar[tuple[str, ...]] = depth.COLUMNS
+
+    @classmethod
+    def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
+        """Return the metrics of depth."""
+        return depth.measures_of_rows(scores.astype(np.float64), units)
+
+
+class Normals(ReadValues):
+    """A surface normal for every pixel, (H, W, 3)."""
+
+    name: ClassVar[str] = "normals"
+    title: ClassVar[str] = "a surface normal for every pixel"
+    metric: ClassVar[str] = "angle_mean"
+    given_columns: ClassVar[tuple[str, ...]] = normals.COLUMNS
+
+    @classmethod
+    def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
+        """Return the metrics of normals."""
+        return normals.measures_of_rows(scores.astype(np.float64), units)
+
+
+class Boundaries(ReadValues):
+    """Boundaries by K annotators, (H, W, K), 0 and 1."""
+
+    name: ClassVar[str] = "boundaries"
+    title: ClassVar[str] = "boundaries by annotators"
+    metric: ClassVar[str] = "boundary_ods"
+    given_columns: ClassVar[tuple[str, ...]] = contours.COLUMNS
+
+    @classmethod
+    def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
+        """Return the metrics of boundaries."""
+        return [contours.contour_measure(scores.astype(np.float64))]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Signals(WithoutValues):
+    """Signals of pixels, (H, W, 1): read from files, or computed from the images.
+
+    Attributes:
+        classes: name of the signal; 'signal' if it is computed.
+        count: number of images.
+        pixels: of the same images; None: computed.
+    """
+
+    name: ClassVar[str] = "signal"
+    title: ClassVar[str] = "signals of pixels"
+    metric: ClassVar[str] = "signal_correlation"
+    of_pixels: ClassVar[bool] = True
+    given_columns: ClassVar[tuple[str, ...]] = signals.COLUMNS
+    count: int
+    classes: tuple[str, ...] = ("signal",)
+    pixels: PixelValues | None = None
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def sized(self) -> bool | None:
+        """True for files, which say the size of their images."""
+        return None if self.pixels is None else True
+
+    def select(self, indices: IntArray) -> Self:
+        """Return the signals of the images at `indices`."""
+        pixels = None if self.pixels is None else self.pixels.select(indices)
+        return self.changed(count=len(indices), pixels=pixels)
+
+    def content_key(self) -> bytes:
+        """Return the key of the files."""
+        return b"" if self.pixels is None else ("pixel values" + self.pixels.fingerprint()).encode()
+
+    @classmethod
+    def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
+        """Return the metrics of signals."""
+        return signals.signal_measures(scores.astype(np.float64))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Orientations(WithoutValues):
+    """Orientations of structures for every pixel, computed from the images.
+
+    Attributes:
+        count: number of images.
+    """
+
+    name: ClassVar[str] = "orientation"
+    title: ClassVar[str] = "orientations computed from the images"
+    metric: ClassVar[str] = "orientation_error"
+    of_pixels: ClassVar[bool] = True
+    given_columns: ClassVar[tuple[str, ...]] = orientations.COLUMNS
+    classes = ("orientation",)
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def select(self, indices: IntArray) -> "Orientations":
+        """Return the orientations of as many images as there are indices."""
+        return Orientations(len(indices))
+
+    @classmethod
+    def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
+        """Return the metrics of orientations."""
+        return orientations.orientation_measures(scores.astype(np.float64))

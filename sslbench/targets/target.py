@@ -1,0 +1,207 @@
+"""Base of targets: what is asked of the samples of a data set, and what everything else has to know of it."""
+
+import dataclasses
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.arrays import BoolArray, IntArray
+from sslbench.metrics.intervals import Units
+from sslbench.metrics.measure import Measure, Probabilities
+from sslbench.metrics.metric import ClassFrequencies
+from sslbench.targets.images import Images
+from sslbench.text import all_printable
+
+Rows = npt.NDArray[Any]
+
+
+class Target:
+    """Targets of N samples. A kind is a subclass with a name: a frozen dataclass that compares by identity.
+
+    Attributes:
+        name: the kind in records and keys; never changed.
+        title: the targets in a few words, as after "the samples have".
+        metric: name of the leading metric; empty without one.
+        of_classes: every sample has classes, whose samples can be counted.
+        of_pixels: targets are of places in images (pixels, boxes), not of whole images.
+        labelled: False for samples without targets.
+        given_columns: names of the columns of scores, where these are not of the classes.
+        classes: the C class names; of numbers their names; a class is known by its position here.
+        values: one row per sample, for metrics and files of scores; (N, 0) where the targets are files.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    metric: ClassVar[str] = ""
+    of_classes: ClassVar[bool] = False
+    of_pixels: ClassVar[bool] = False
+    labelled: ClassVar[bool] = True
+    given_columns: ClassVar[tuple[str, ...]] = ()
+    classes: tuple[str, ...]
+    values: npt.NDArray[Any]
+
+    def __post_init__(self) -> None:
+        names = all_printable(self.classes)
+        if names is not self.classes:
+            object.__setattr__(self, "classes", names)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @classmethod
+    def of(cls, target: "Target") -> Self:
+        """Return a target that is known to be of this kind.
+
+        Raises:
+            TypeError: it is not: a protocol takes it that cannot.
+        """
+        if not isinstance(target, cls):
+            raise TypeError(f"the samples have {target.title}, not {cls.__name__}")
+        return target
+
+    @classmethod
+    def from_values(cls, classes: tuple[str, ...], values: Rows) -> "Target":
+        """Return targets whose classes and values are stored; see `values`."""
+        raise NotImplementedError
+
+    @property
+    def sized(self) -> bool | None:
+        """True if the targets say the size of their images, as maps do, False if not; None: they are of no places."""
+        return None
+
+    def select(self, indices: IntArray) -> Self:
+        """Return the targets of the samples at `indices`, in that order; the classes are unchanged."""
+        raise NotImplementedError
+
+    def changed(self, **fields: Any) -> Self:
+        """Return the same targets with other values of some fields; what is not named (queries) stays."""
+        return dataclasses.replace(self, **fields)  # type: ignore[type-var]
+
+    def numbered_by_samples(self) -> "Target":
+        """Return the same targets with classes numbered by the samples that have them, where there are classes."""
+        return self
+
+    def text(self, index: int) -> str:
+        """Return a sample's target as written to a CSV; '' if it is none that a cell can hold."""
+        return ""
+
+    def key(self) -> tuple[bytes, bytes]:
+        """Return the bytes of a fingerprint: kind, classes and values; and the content of files and annotations."""
+        head = "\n".join((self.name, *self.classes)).encode() + np.ascontiguousarray(self.values).tobytes()
+        return head, self.content_key()
+
+    def content_key(self) -> bytes:
+        """Return the part of the key of targets that are files or annotations."""
+        return b""
+
+    @classmethod
+    def columns(cls, classes: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of the columns of scores, for data with these classes."""
+        return cls.given_columns or classes
+
+    @classmethod
+    def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
+        """Return the metrics of an evaluation as functions of the weights of the samples.
+
+        Args:
+            values: (N, ...), see the attribute.
+            scores: (N, columns); higher means more likely, or counts, sums and errors from which metrics follow.
+            units: units of the samples.
+            how: conversion of scores to probabilities, where there is one.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def headline(cls, values: Rows, scores: Rows) -> float:
+        """Return the leading metric alone."""
+        found = next(
+            each for each in cls.measures(values, scores, Units.of(len(scores), None)) if cls.metric in each.names
+        )
+        return float(found.statistic(np.ones((1, len(scores))))[0, found.names.index(cls.metric)])
+
+    @classmethod
+    def per_class(cls, values: Rows, scores: Rows, classes: int) -> list[float]:
+        """Return the metric of every class (recall, R2 of a number, IoU); [] where there is none."""
+        return []
+
+
+class OfClasses(Target):
+    """Targets that are classes: one or any number per sample."""
+
+    of_classes: ClassVar[bool] = True
+
+    @classmethod
+    def from_values(cls, classes: tuple[str, ...], values: Rows) -> Self:
+        """Return the targets with these classes and values."""
+        return cls(classes=classes, values=values)  # type: ignore[call-arg]
+
+    def select(self, indices: IntArray) -> Self:
+        """Return the classes of the samples at `indices`."""
+        return self.changed(values=self.values[indices])
+
+    def counts(self) -> IntArray:
+        """Return the number of samples of each class, (C,)."""
+        raise NotImplementedError
+
+    def present(self) -> BoolArray:
+        """Return a mask of the classes with at least one sample, (C,)."""
+        return self.counts() > 0
+
+    def by_first_sample(self) -> IntArray:
+        """Return the class numbers in the order of the samples that have them, (C,).
+
+        What is drawn class after class in this order depends neither on the names of the classes nor on their order.
+
+        >>> from sslbench.targets.classes import Classes
+        >>> Classes(("cat", "dog"), np.array([1, 0, 1])).by_first_sample().tolist()
+        [1, 0]
+        """
+        raise NotImplementedError
+
+    def numbered_by_samples(self) -> Self:
+        """Return the same labels with classes numbered by the samples that have them, see `by_first_sample`.
+
+        >>> from sslbench.data.labels import single_labels
+        >>> single_labels(["dog", "cat", "dog"]).numbered_by_samples().classes
+        ('dog', 'cat')
+        """
+        return self.among(self.by_first_sample())
+
+    def among(self, kept: IntArray) -> Self:
+        """Return the labels with the classes at `kept`, in that order; samples must have no other class."""
+        raise NotImplementedError
+
+    def flags(self) -> npt.NDArray[np.int8]:
+        """Return the labels with one column per class, (N, C): 1 present, 0 absent, -1 ignored."""
+        raise NotImplementedError
+
+    def frequencies(self) -> ClassFrequencies:
+        """Return the number of samples of each class, for chance levels."""
+        raise NotImplementedError
+
+
+class WithoutValues(Target):
+    """Targets that are files, annotations or nothing: their values are (N, 0)."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def values(self) -> npt.NDArray[Any]:  # type: ignore[override]
+        """Return an array (N, 0)."""
+        return np.zeros((len(self), 0), dtype=np.int8)
+
+
+class SeveralImages(Target):
+    """Targets of samples that are several images each: pairs, triplets, videos. Images of samples are the first ones.
+
+    Attributes:
+        images: images of all samples, each of them once.
+    """
+
+    images: Images
+
+    def rows(self, index: int) -> tuple[int, ...]:
+        """Return the positions in `images` of the images of a sample."""
+        raise NotImplementedError
