@@ -30,8 +30,7 @@ from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import summarise
-from sslbench.protocols._parts.costs import DOUBLE, search_cost, summary_cost
-from sslbench.protocols._parts.engines import fastest_engine
+from sslbench.protocols._parts.costs import DOUBLE, fastest_engine, search_cost, summary_cost
 from sslbench.protocols._parts.selection import (
     check_features,
     headline_by_blocks,

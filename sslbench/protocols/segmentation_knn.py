@@ -33,10 +33,9 @@ from sslbench.features.array import Features
 from sslbench.metrics.dense import matching, segmentation
 from sslbench.metrics.intervals import Units, Values
 from sslbench.metrics.summary import summarise, with_intervals
-from sslbench.protocols._parts.costs import DOUBLE, FLOAT, search_cost, summary_cost
+from sslbench.protocols._parts.costs import DOUBLE, FLOAT, fastest_engine, search_cost, summary_cost
 from sslbench.protocols._parts.dense.classes import check_classes, class_cells, notes_on_classes, read_classes
 from sslbench.protocols._parts.dense.task import ALL_IGNORED
-from sslbench.protocols._parts.engines import fastest_engine
 from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.runtime.cost import Cost

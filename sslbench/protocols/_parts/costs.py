@@ -1,9 +1,11 @@
-"""Costs of what protocols on features share: metrics with intervals, and the search of neighbours.
+"""Costs of what protocols on features share: metrics with intervals, and the search of neighbours with its library.
 
 The constants are counts of bytes and of passes, fitted to measured runs of 1,000 to 40,000 rows (`make bench`).
 """
 
 from sslbench.runtime.cost import Cost
+from sslbench.runtime.machine import speed
+from sslbench.solvers.neighbours import Engine
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.target import Target
@@ -27,6 +29,7 @@ _PAIR = 70  # bytes per pair of rows: choice of the nearest
 _REFINED = 65  # bytes per number of a candidate that is compared in double precision
 _CANDIDATE = 64  # bytes held per candidate, `solvers.neighbours`
 _MOST_QUERIES = 4096  # rows of test per block
+_LONG = 3e11  # operations that take several seconds
 
 
 def summary_cost(
@@ -76,3 +79,17 @@ def search_cost(rows: int, queries: float, width: int, k: int, max_memory: float
         traffic=rows * queries * _PAIR + queries * kept * width * _REFINED,
         memory=min(copies, max_memory * 1e9 * 2 / 3) + min(block, max_memory * 1e9 / 3) + queries * k * 2 * DOUBLE,
     )
+
+
+def fastest_engine(device: str, operations: float) -> Engine:
+    """Return the library for a search: torch on a GPU; on the CPU faiss, unless its BLAS does not know the processor.
+
+    faiss brings a BLAS of its own. On a Xeon with AVX-512 its products ran at a fifth of numpy's speed.
+
+    Args:
+        device: of the run.
+        operations: of the products, two per multiply-add; a short search is faiss's, without measuring the machine.
+    """
+    if device != "cpu":
+        return Engine("torch", device)
+    return Engine("torch" if operations > _LONG and speed().multiplies_faster_than_faiss else "faiss")

@@ -34,8 +34,7 @@ from sslbench.metrics.measure import Measure
 from sslbench.metrics.retrieval import COPIES, GroundTruth, micro_values
 from sslbench.metrics.sample_means import means
 from sslbench.metrics.summary import with_intervals
-from sslbench.protocols._parts.costs import DOUBLE, EIGEN, FLOAT, search_cost
-from sslbench.protocols._parts.engines import fastest_engine
+from sslbench.protocols._parts.costs import DOUBLE, EIGEN, FLOAT, fastest_engine, search_cost
 from sslbench.protocols._parts.selection import check_features, check_finite, class_sizes
 from sslbench.protocols.protocol import OnFeatures, Part, Protocol, Shapes
 from sslbench.protocols.retrieval.descriptors import aggregate_regions, expand_queries, subtract_background, unit_length

@@ -1,4 +1,4 @@
-"""Dense task: what a protocol with trained heads predicts for every pixel, its loss, its scores and its metrics.
+"""Dense task: targets of a protocol with trained heads for every pixel, its loss, its scores and its metrics.
 
 Shapes: B images; k values of a target and H x W pixels; K values of an output; R numbers of an image's score.
 """
