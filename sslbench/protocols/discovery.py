@@ -16,29 +16,24 @@ Time: a map of 30 x 40 patches takes 20 ms by LOST and 0.2 s by TokenCut, beside
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sslbench.arrays import FloatArray
 from sslbench.data.source import Source
-from sslbench.errors import DataError
 from sslbench.metrics.dense.discovery import discovery_row
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.map_settings import SearchSettings, check_search, search_work
-from sslbench.protocols._parts.untrained import MapRun, without_training
+from sslbench.protocols._parts.search import ObjectSearch, work
+from sslbench.protocols._parts.untrained import SearchSettings
 from sslbench.protocols.protocol import Protocol
 from sslbench.results import Outcome
 from sslbench.targets.objects import Boxes
-from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from sslbench.backbones.backbone import Backbone
-    from sslbench.backbones.dense import DenseInput
-    from sslbench.backbones.layers import Layer
     from sslbench.protocols._parts.objects import Box
 
 
@@ -47,68 +42,45 @@ class Settings(SearchSettings):
     """Settings of object discovery."""
 
 
-def check_settings(settings: Settings) -> None:
-    """Refuse settings that are out of their range or have no effect, whatever the data.
+class Discovery(ObjectSearch[Settings]):
+    """Search of one object in every image, scored by boxes."""
 
-    Raises:
-        UsageError: one is.
-    """
-    check_search(settings, "discovery")
+    name = "discovery"
+    takes = (Boxes,)
+    needs = "needs boxes of objects"
+    advice = "Give a COCO or kwcoco manifest, or a Pascal VOC tree with Annotations/."
 
+    def score(self) -> dict[str, Outcome]:
+        """Search one object in every image and score it.
 
-def check(settings: Settings, train: Target) -> None:
-    """Refuse settings and labels that cannot work, before any image is decoded.
+        Raises:
+            DataError: an image cannot be read, has another size than its boxes, or a map that is too large.
+        """
+        from sslbench.protocols._parts.objects import outcome_of_regions, regions_of_images
 
-    Raises:
-        UsageError: a number is out of its range, or has no effect.
-        DataError: the images have no boxes.
-    """
-    if not isinstance(train, Boxes):
-        raise DataError(
-            f"discovery: needs boxes of objects, and these samples have {train.title}",
-            "Give a COCO or kwcoco manifest, or a Pascal VOC tree with Annotations/.",
-        )
-    check_settings(settings)
-
-
-def maps(backbone: "Backbone", layers: "Sequence[Layer]", settings: Settings) -> "Mapping[str, tuple[DenseInput, ...]]":
-    """Return the rows of results with their maps; see `objects.maps_of_rows`."""
-    from sslbench.protocols._parts.objects import maps_of_rows
-
-    return maps_of_rows(backbone, layers, settings)
-
-
-def score(run: MapRun[Settings]) -> dict[str, Outcome]:
-    """Search one object in every image and score it.
-
-    Raises:
-        DataError: an image cannot be read, has another size than its boxes, or a map that is too large.
-    """
-    from sslbench.protocols._parts.objects import outcome_of_regions, regions_of_images
-
-    test = run.test
-    objects = Boxes.of(test.target).objects
-    values: dict[str, dict[str, FloatArray]] = {}
-    boxes: dict[str, list[Box | None]] = {}
-    title = f"searching objects by {run.settings.method}"
-    for image, rows in regions_of_images(run, fit="pad", title=title):
-        true = objects.boxes_of(image.index).astype(np.float64)
-        masks = objects.bitmaps_of(image.index, *image.size)
-        for row, regions in rows.items():
-            for name, region in regions.items():
-                scores = values.setdefault(row, {}).setdefault(name, np.full((len(test), 3), np.nan))
-                scores[image.index] = discovery_row(region.box, region.mask, true, masks)
-            boxes.setdefault(row, [None] * len(test))[image.index] = regions[""].box
-    return {
-        row: outcome_of_regions(
-            Boxes,
-            found,
-            run,
-            _notes(found[""], boxes[row]),
-            _picture(found[""][:, 1], boxes[row], test, run.preprocessing),
-        )
-        for row, found in values.items()
-    }
+        test = self.test
+        objects = Boxes.of(test.target).objects
+        values: dict[str, dict[str, FloatArray]] = {}
+        boxes: dict[str, list[Box | None]] = {}
+        title = f"searching objects by {self.settings.method}"
+        for image, rows in regions_of_images(self, fit="pad", title=title):
+            true = objects.boxes_of(image.index).astype(np.float64)
+            masks = objects.bitmaps_of(image.index, *image.size)
+            for row, regions in rows.items():
+                for name, region in regions.items():
+                    scores = values.setdefault(row, {}).setdefault(name, np.full((len(test), 3), np.nan))
+                    scores[image.index] = discovery_row(region.box, region.mask, true, masks)
+                boxes.setdefault(row, [None] * len(test))[image.index] = regions[""].box
+        return {
+            row: outcome_of_regions(
+                Boxes,
+                found,
+                self,
+                _notes(found[""], boxes[row]),
+                _picture(found[""][:, 1], boxes[row], test, self.preprocessing),
+            )
+            for row, found in values.items()
+        }
 
 
 def _notes(scores: FloatArray, boxes: "Sequence[Box | None]") -> list[str]:
@@ -140,6 +112,6 @@ PROTOCOL = Protocol(
     version=1,
     summary="discovery of one object per image, without training: LOST, TokenCut or DINO-seg.",
     settings=Settings,
-    kind=without_training(check, maps, score, work=search_work, takes=(Boxes,), part=lambda settings: settings.part),
-    check_settings=check_settings,
+    kind=Discovery.kind(work),
+    check_settings=Discovery.check_settings,
 )

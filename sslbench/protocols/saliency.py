@@ -10,7 +10,7 @@ centred box of half the image's area.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,18 +21,15 @@ from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.metrics.dense.discovery import saliency_values
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.map_settings import Fit, SearchSettings, check_search, search_work
-from sslbench.protocols._parts.untrained import MapRun, without_training
+from sslbench.protocols._parts.search import ObjectSearch, work
+from sslbench.protocols._parts.untrained import Fit, SearchSettings
 from sslbench.protocols.protocol import Protocol
 from sslbench.results import Outcome
 from sslbench.targets.foreground import Foreground
 from sslbench.targets.label_maps import IGNORED, PixelLabels
-from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
-    from sslbench.backbones.backbone import Backbone
-    from sslbench.backbones.dense import DenseInput
-    from sslbench.backbones.layers import Layer
+    pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,66 +39,43 @@ class Settings(SearchSettings):
     fit: Fit = setting("resize", "resize images to the nearest multiple of the patch, or pad them to the next one")
 
 
-def check_settings(settings: Settings) -> None:
-    """Refuse settings that are out of their range or have no effect, whatever the data.
+class Saliency(ObjectSearch[Settings]):
+    """Search of the salient region of every image, scored by masks."""
 
-    Raises:
-        UsageError: one is.
-    """
-    check_search(settings, "saliency")
+    name = "saliency"
+    takes = (Foreground,)
+    needs = "needs masks of the foreground"
+    advice = "Give a folder of images and one of masks with the values 0 and 255."
 
+    def score(self) -> dict[str, Outcome]:
+        """Find the salient region of every image and score it.
 
-def check(settings: Settings, train: Target) -> None:
-    """Refuse settings and labels that cannot work, before any image is decoded.
+        Raises:
+            DataError: an image or a mask cannot be read, their sizes differ, or a map is too large.
+        """
+        from sslbench.protocols._parts.objects import outcome_of_regions, regions_of_images
 
-    Raises:
-        UsageError: a number is out of its range, or has no effect.
-        DataError: the images have no masks of a foreground.
-    """
-    if not isinstance(train, Foreground):
-        raise DataError(
-            f"saliency: needs masks of the foreground, and these samples have {train.title}",
-            "Give a folder of images and one of masks with the values 0 and 255.",
-        )
-    check_settings(settings)
-
-
-def maps(backbone: "Backbone", layers: "Sequence[Layer]", settings: Settings) -> "Mapping[str, tuple[DenseInput, ...]]":
-    """Return the rows of results with their maps; see `objects.maps_of_rows`."""
-    from sslbench.protocols._parts.objects import maps_of_rows
-
-    return maps_of_rows(backbone, layers, settings)
-
-
-def score(run: MapRun[Settings]) -> dict[str, Outcome]:
-    """Find the salient region of every image and score it.
-
-    Raises:
-        DataError: an image or a mask cannot be read, their sizes differ, or a map is too large.
-    """
-    from sslbench.protocols._parts.objects import outcome_of_regions, regions_of_images
-
-    test, width, empty = run.test, len(Foreground.given_columns), 0
-    masks = Foreground.of(test.target).maps
-    values: dict[str, dict[str, FloatArray]] = {}
-    found: dict[str, dict[int, ByteArray]] = {}
-    title = f"searching salient regions by {run.settings.method}"
-    for image, rows in regions_of_images(run, fit=run.settings.fit, title=title):
-        truth = _mask(masks, image.index, image.size)
-        empty += not (truth == 1).any()
-        known = truth != IGNORED
-        for row, regions in rows.items():
-            for name, region in regions.items():
-                scores = values.setdefault(row, {}).setdefault(name, np.full((len(test), width), np.nan))
-                scores[image.index] = saliency_values(region.mask[known].astype(np.float64), truth[known] == 1).row
-            found.setdefault(row, {})[image.index] = np.packbits(regions[""].mask)
-    notes = [f"{empty:,} of {len(test):,} masks have no foreground; any region is wrong there."] if empty else []
-    return {
-        row: outcome_of_regions(
-            Foreground, scores, run, notes, _picture(scores[""][:, 0], found[row], test, masks, run.preprocessing)
-        )
-        for row, scores in values.items()
-    }
+        test, width, empty = self.test, len(Foreground.given_columns), 0
+        masks = Foreground.of(test.target).maps
+        values: dict[str, dict[str, FloatArray]] = {}
+        found: dict[str, dict[int, ByteArray]] = {}
+        title = f"searching salient regions by {self.settings.method}"
+        for image, rows in regions_of_images(self, fit=self.settings.fit, title=title):
+            truth = _mask(masks, image.index, image.size)
+            empty += not (truth == 1).any()
+            known = truth != IGNORED
+            for row, regions in rows.items():
+                for name, region in regions.items():
+                    scores = values.setdefault(row, {}).setdefault(name, np.full((len(test), width), np.nan))
+                    scores[image.index] = saliency_values(region.mask[known].astype(np.float64), truth[known] == 1).row
+                found.setdefault(row, {})[image.index] = np.packbits(regions[""].mask)
+        notes = [f"{empty:,} of {len(test):,} masks have no foreground; any region is wrong there."] if empty else []
+        return {
+            row: outcome_of_regions(
+                Foreground, scores, self, notes, _picture(scores[""][:, 0], found[row], test, masks, self.preprocessing)
+            )
+            for row, scores in values.items()
+        }
 
 
 def _mask(masks: PixelLabels, index: int, size: tuple[int, int]) -> IntArray:
@@ -140,8 +114,6 @@ PROTOCOL = Protocol(
     version=1,
     summary="salient regions without training: the object of TokenCut, LOST or DINO-seg against masks.",
     settings=Settings,
-    kind=without_training(
-        check, maps, score, work=search_work, takes=(Foreground,), part=lambda settings: settings.part
-    ),
-    check_settings=check_settings,
+    kind=Saliency.kind(work),
+    check_settings=Saliency.check_settings,
 )

@@ -14,8 +14,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
 from sslbench.metrics.dense.correspondence import ALPHAS, PIXELS, dyadic_errors
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols.correspondence import PROTOCOL, check
-from sslbench.protocols.correspondence.settings import Settings
+from sslbench.protocols.correspondence import PROTOCOL, Settings
 from sslbench.runtime.seeds import seeded
 from sslbench.targets.none import Unlabelled
 
@@ -172,10 +171,10 @@ def test_settings_without_effect_and_other_data_are_refused():
         (plane, {"ratio": 1.5}, "ratio should not be 1.5"),
     ):
         with pytest.raises(UsageError, match=message):
-            check(dataclasses.replace(Settings(), **changes), labels)
+            PROTOCOL.kind.check(dataclasses.replace(Settings(), **changes), labels)
     for labels in (moving_squares().target, Unlabelled(2)):
         with pytest.raises(DataError, match="correspondence needs pairs of images"):
-            check(Settings(), labels)
+            PROTOCOL.kind.check(Settings(), labels)
 
 
 def test_layers_with_a_pool_are_refused():

@@ -43,7 +43,7 @@ def small_vit():
 
 def run(module, backbone, layers, source, folder, **settings):
     chosen = module.Settings(**settings)
-    module.check(chosen, source.target)
+    module.PROTOCOL.kind.check(chosen, source.target)
     layers = resolve_layers(backbone, layers)
     engine = ExtractSettings(torch.device("cpu"), workers=0)
     rows = module.PROTOCOL.kind.rows(backbone, layers, source, chosen, seed=0)
@@ -197,7 +197,7 @@ def test_several_layers_and_other_parts_of_the_attention_are_rows_of_their_own()
 def test_settings_that_cannot_work_or_have_no_effect_are_refused(settings, message):
     for kind, module in MODULES.items():
         with pytest.raises(UsageError, match=message):
-            module.check(module.Settings(**settings), bright_objects(2, 1, kind=kind).target)
+            module.PROTOCOL.kind.check(module.Settings(**settings), bright_objects(2, 1, kind=kind).target)
 
 
 @pytest.mark.parametrize("module", [discovery, saliency])
@@ -213,7 +213,7 @@ def test_attention_that_is_not_there_is_refused_before_any_image(module):
 def test_labels_of_another_kind_are_one_message(module, word):
     labels = map_pictures(2, 1).target
     with pytest.raises(DataError, match=f"needs {word}.*class for every pixel"):
-        module.check(module.Settings(), labels)
+        module.PROTOCOL.kind.check(module.Settings(), labels)
 
 
 def test_a_map_of_too_many_cells_names_the_image_and_the_remedy(tmp_path, monkeypatch):

@@ -15,8 +15,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
 from sslbench.metrics.dense.video import TRACKING, object_values, semi_supervised
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols.tracking import PROTOCOL, check
-from sslbench.protocols.tracking.settings import Settings
+from sslbench.protocols.tracking import PROTOCOL, Settings
 from sslbench.runtime.seeds import seeded
 from sslbench.solvers.in_context import class_counts, shares
 from sslbench.solvers.propagation import propagate_video
@@ -107,9 +106,9 @@ def test_settings_without_effect_and_other_data_are_refused():
         ({"temperature": 0.0}, "temperature must be positive"),
     ):
         with pytest.raises(UsageError, match=message):
-            check(dataclasses.replace(Settings(), **changes), labels)
+            PROTOCOL.kind.check(dataclasses.replace(Settings(), **changes), labels)
     with pytest.raises(DataError, match="needs videos with masks"):
-        check(Settings(), shifted_pairs().target)
+        PROTOCOL.kind.check(Settings(), shifted_pairs().target)
 
 
 EXACT = Settings(radius=0.0, window="square", topk=1, temperature=0.01, all_ties=False)
@@ -192,5 +191,5 @@ def test_settings_of_other_labels_are_refused():
         ({"side": 64, "short": 64}, masks, "short has no effect beside side"),
     ):
         with pytest.raises(UsageError, match=message):
-            check(dataclasses.replace(Settings(), **changes), labels)
-    check(Settings(peak=3, lost="left out", side=320), joints)
+            PROTOCOL.kind.check(dataclasses.replace(Settings(), **changes), labels)
+    PROTOCOL.kind.check(Settings(peak=3, lost="left out", side=320), joints)

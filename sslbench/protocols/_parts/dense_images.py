@@ -20,7 +20,7 @@ from sslbench.data.source import Source
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.images import unreadable_images
-from sslbench.protocols._parts.map_settings import Shape
+from sslbench.protocols._parts.untrained import Shape
 
 PIXELS = "pixels"
 """Beginning of the names of maps of pixels."""

@@ -20,8 +20,7 @@ from sslbench.data.loading import loader
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.summary import summarise, without_intervals
 from sslbench.protocols._parts.images import unreadable_images
-from sslbench.protocols._parts.map_settings import Fit, SearchSettings
-from sslbench.protocols._parts.untrained import MapRun
+from sslbench.protocols._parts.untrained import Fit, MapRun, SearchSettings
 from sslbench.results import Outcome
 from sslbench.solvers.discovery import DiscoveredObject, Mask, dino_seg
 from sslbench.targets.target import Target
@@ -262,13 +261,6 @@ def outcome_of_regions(
         floors={name: without_intervals(kind, labels, each) for name, each in values.items() if name},
         picture=picture,
     )
-
-
-def maps_of_rows(
-    backbone: Backbone, layers: Sequence[Layer], settings: SearchSettings
-) -> dict[str, tuple[DenseInput, ...]]:
-    """Return the rows of results, 'blocks.11@key', with the maps of each; see `searched_maps`."""
-    return {each.name: each.inputs for each in searched_maps(backbone, layers, settings)}
 
 
 def _attention_map(backbone: Backbone, layer: Layer, block: str | None, head: int) -> SearchedMap:

@@ -1,4 +1,4 @@
-"""Protocols that score the maps of a frozen network and train nothing: their functions on images, from their own parts.
+"""Protocols that score the maps of a frozen network and train nothing.
 
 The first process of several does all the work.
 """
@@ -6,15 +6,19 @@ The first process of several does all the work.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
+from sslbench.arrays import FloatArray
+from sslbench.backbones.facets import Facet
 from sslbench.backbones.views import OWN_SIZES
+from sslbench.config import setting
 from sslbench.data.source import Source
+from sslbench.errors import DataError
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.map_settings import FacetSettings
-from sslbench.protocols.protocol import ImageWork, NotEstimated, OnImages, Part, Shapes, test_part
+from sslbench.protocols.protocol import ImageWork, NotEstimated, OnImages, Part, Shapes
 from sslbench.results import Outcome
 from sslbench.runtime.progress import Progress, StageProgress, stage_progress
+from sslbench.solvers.discovery import DiscoveredObject, Ties, lost, token_cut
 from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
@@ -24,17 +28,60 @@ if TYPE_CHECKING:
     from sslbench.features.settings import ExtractSettings
 
 S = TypeVar("S")
-MapsOfRows = Callable[["Backbone", "Sequence[Layer]", S], "Mapping[str, tuple[DenseInput, ...]]"]
-"""Function from backbone, layers and settings to the row of each result and the maps that it needs; no image is read.
+Shape = Literal["aspect", "square", "pad"]
+"""Shape of the network's input: that of the image, a square that the image is squashed to, or one with borders."""
 
-It raises a UsageError for layers without such a map."""
+
+Fit = Literal["pad", "resize"]
+"""Size that is a multiple of the patch: by zeros at the right and lower side, or the nearest one by Lanczos."""
+Method = Literal["tokencut", "lost", "dino_seg"]
+Features = Literal["auto", "key", "query", "value", "token"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchSettings:
+    """Settings of the search for an object; a protocol's `Settings` extends them. See `solvers.discovery`."""
+
+    method: Method = setting("tokencut", "tokencut, lost or dino_seg")
+    features: Features = setting(
+        "auto", "key, query or value of the layer's attention, or token: its output; auto: keys where there are any"
+    )
+    longest_side: int = setting(0, "larger images are reduced to this longer side; 0: none is", unit="pixels")
+    part: Literal["train", "test"] = setting("test", "part of the data that is scored, where it has parts")
+    k: int = setting(100, "lost: number of patches of lowest degree that the seed is expanded by")
+    ties: Ties = setting(
+        "first", "lost: order of patches of equal degree: first, or torch, the unstable order of the authors' code"
+    )
+    threshold: float = setting(0.2, "tokencut: cosine above which two patches are joined")
+    epsilon: float = setting(1e-5, "tokencut: weight of all other pairs of patches")
+    weighted: bool = setting(False, "tokencut: weigh joined pairs by their cosine instead of 1")
+    head: int = setting(4, "dino_seg: head of the attention, counted from 0")
+    mass: float = setting(0.6, "dino_seg: share of the attention that the region's patches hold")
+
+    def in_features(self, features: FloatArray, grid: tuple[int, int]) -> DiscoveredObject:
+        """Return the object in features (P, C) of patches, by LOST or TokenCut."""
+        if self.method == "lost":
+            return lost(features, grid, k=self.k, ties=self.ties)
+        how = {"threshold": self.threshold, "epsilon": self.epsilon}
+        return token_cut(features, grid, weighted=self.weighted, **how)
+
+
+@dataclasses.dataclass(frozen=True)
+class FacetSettings:
+    """Choice among the vectors of a block of a vision transformer; a protocol's `Settings` extends it."""
+
+    facet: Facet = setting("token", "output of the block, or the query, key or value of its attention")
 
 
 @dataclasses.dataclass(frozen=True)
 class MapRun(Generic[S]):
-    """Network and images of a run.
+    """Run on the maps of a frozen network; each protocol that trains nothing extends it.
 
     Attributes:
+        name: that of the protocol, for messages.
+        takes: kinds of the targets of samples.
+        needs: words between the name and "and these samples have ...", for data with other targets.
+        advice: data to give instead of those.
         backbone: frozen.
         layers: layers of the network.
         encoder: of the maps of all rows.
@@ -45,6 +92,11 @@ class MapRun(Generic[S]):
         progress: called with what, images done and images in all.
     """
 
+    name: ClassVar[str]
+    takes: ClassVar[tuple[type[Target], ...]]
+    needs: ClassVar[str]
+    advice: ClassVar[str | None] = None
+
     backbone: "Backbone"
     layers: "Sequence[Layer]"
     encoder: "DenseEncoder"
@@ -53,6 +105,51 @@ class MapRun(Generic[S]):
     seed: int
     engine: "ExtractSettings"
     progress: Progress | None
+
+    @classmethod
+    def check_settings(cls, settings: S) -> None:
+        """Refuse settings that are out of their range or have no effect, whatever the data.
+
+        Raises:
+            UsageError: one is.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def check(cls, settings: S, target: Target) -> None:
+        """Refuse settings and targets that cannot work, before any image is decoded.
+
+        Raises:
+            UsageError: a setting is out of its range, or has no effect.
+            DataError: targets of another kind.
+        """
+        if not isinstance(target, cls.takes):
+            raise DataError(f"{cls.name} {cls.needs}, and these samples have {target.title}", cls.advice)
+        cls.check_settings(settings)
+
+    @classmethod
+    def maps(
+        cls, backbone: "Backbone", layers: "Sequence[Layer]", settings: S
+    ) -> "Mapping[str, tuple[DenseInput, ...]]":
+        """Return the row of each result and the maps that it needs; no image is read.
+
+        Raises:
+            UsageError: a layer has no such map.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def part(cls, settings: S) -> Part:
+        """Return the part of the data that is scored."""
+        return "test"
+
+    def score(self) -> dict[str, Outcome]:
+        """Return the outcome of each row.
+
+        Raises:
+            DataError: images or targets cannot be used.
+        """
+        raise NotImplementedError
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -64,47 +161,16 @@ class MapRun(Generic[S]):
         """Progress of the only stage."""
         return stage_progress(self.progress, f"{self.backbone.name} on {self.test.name}")
 
-
-def maps_of_layers(
-    backbone: "Backbone", layers: "Sequence[Layer]", settings: FacetSettings
-) -> "dict[str, tuple[DenseInput, ...]]":
-    """Return a row of results per layer with its map.
-
-    Raises:
-        UsageError: a layer has a pool, or the facet is none of its parts.
-    """
-    from sslbench.backbones.dense import layer_inputs
-
-    return {each.name: (each,) for each in layer_inputs(backbone, layers, facet=settings.facet)}
-
-
-def without_training(
-    check: Callable[[S, Target], None],
-    maps: MapsOfRows[S],
-    score: Callable[[MapRun[S]], dict[str, Outcome]],
-    *,
-    takes: tuple[type[Target], ...],
-    work: Callable[[S, Shapes], ImageWork] | NotEstimated,
-    part: Callable[[S], Part] = test_part,
-) -> OnImages[S]:
-    """Return the functions of a protocol on maps that trains nothing.
-
-    Args:
-        check: raises a UsageError or DataError for settings and labels that cannot work.
-        maps: rows of results with their maps.
-        score: outcome of each row; it raises a DataError for images that cannot be used.
-        takes: see `OnImages`.
-        work: see `OnImages`.
-        part: see `OnImages`.
-    """
-
+    @classmethod
     def rows(
-        backbone: "Backbone", layers: "Sequence[Layer]", train: Source, settings: S, *, seed: int
+        cls, backbone: "Backbone", layers: "Sequence[Layer]", train: Source, settings: S, *, seed: int
     ) -> tuple[str, ...]:
         """Return the names of the results, before any image is decoded."""
-        return tuple(maps(backbone, layers, settings))
+        return tuple(cls.maps(backbone, layers, settings))
 
+    @classmethod
     def run(  # noqa: PLR0913  the signature of every protocol on images
+        cls,
         backbone: "Backbone",
         layers: "Sequence[Layer]",
         train: Source,
@@ -120,13 +186,38 @@ def without_training(
         from sslbench.backbones.dense import DenseEncoder
         from sslbench.distributed.collectives import rank
 
-        check(settings, test.target)
+        cls.check(settings, test.target)
         if rank() != 0:
             return {}
-        inputs = {each.name: each for row in maps(backbone, layers, settings).values() for each in row}
+        inputs = {each.name: each for row in cls.maps(backbone, layers, settings).values() for each in row}
         encoder = DenseEncoder(
             backbone, tuple(inputs.values()), device=engine.device, precision=engine.float_precision()
         )
-        return score(MapRun(backbone, layers, encoder, test, settings, seed, engine, progress))
+        return cls(backbone, layers, encoder, test, settings, seed, engine, progress).score()
 
-    return OnImages(check, rows, run, work, takes=takes, trains=False, part=part, view=OWN_SIZES)
+    @classmethod
+    def kind(cls, work: Callable[[S, Shapes], ImageWork] | NotEstimated) -> OnImages[S]:
+        """Return the kind of the protocol; see `OnImages` for `work`."""
+        return OnImages(
+            cls.check, cls.rows, cls.run, work, takes=cls.takes, trains=False, part=cls.part, view=OWN_SIZES
+        )
+
+
+F = TypeVar("F", bound=FacetSettings)
+
+
+class LayerRun(MapRun[F]):
+    """Run whose rows are the layers, each with its map."""
+
+    @classmethod
+    def maps(
+        cls, backbone: "Backbone", layers: "Sequence[Layer]", settings: F
+    ) -> "Mapping[str, tuple[DenseInput, ...]]":
+        """Return a row of results per layer with its map.
+
+        Raises:
+            UsageError: a layer has a pool, or the facet is none of its parts.
+        """
+        from sslbench.backbones.dense import layer_inputs
+
+        return {each.name: (each,) for each in layer_inputs(backbone, layers, facet=settings.facet)}

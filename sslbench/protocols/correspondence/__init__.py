@@ -17,8 +17,8 @@ place as in the source image, and the ceiling: the cell nearest to the true plac
 Time: two forward passes per image at most, and one product of K x D with D x cells per pair.
 """
 
-from sslbench.errors import DataError, UsageError
-from sslbench.protocols._parts.untrained import MapRun, maps_of_layers, without_training
+from sslbench.errors import UsageError
+from sslbench.protocols._parts.untrained import LayerRun
 from sslbench.protocols.correspondence.settings import Settings
 from sslbench.protocols.protocol import ImageWork, Protocol, Shapes
 from sslbench.results import Outcome
@@ -30,55 +30,63 @@ _OF_POINTS = ("matcher",)
 _OF_HOMOGRAPHIES = ("ratio", "mutual", "matches", "outside")
 
 
-def check_settings(settings: Settings) -> None:
-    """Refuse settings that are out of their range, whatever the data.
+class Correspondence(LayerRun[Settings]):
+    """Search of the corresponding places of the pairs of a test part."""
 
-    Raises:
-        UsageError: one is.
-    """
-    if settings.size < 1 or settings.radius < 0 or settings.matches < 0:
-        name = "size" if settings.size < 1 else "radius" if settings.radius < 0 else "matches"
-        raise UsageError(f"correspondence: {name} should not be {getattr(settings, name)}")
-    if not settings.temperature > 0 or not 0 < settings.ratio <= 1 or not settings.max_memory >= 0:
-        name = (
-            "temperature" if not settings.temperature > 0 else "ratio" if not 0 < settings.ratio <= 1 else "max_memory"
-        )
-        raise UsageError(f"correspondence: {name} should not be {getattr(settings, name)}")
+    name = "correspondence"
+    takes = (Points, Homographies)
+    needs = "needs pairs of images"
 
+    @classmethod
+    def check_settings(cls, settings: Settings) -> None:
+        """Refuse settings that are out of their range, whatever the data.
 
-def check(settings: Settings, labels: Target) -> None:
-    """Refuse settings and data that cannot work or have no effect, before any image is decoded.
+        Raises:
+            UsageError: one is.
+        """
+        for name, wrong in (
+            ("size", settings.size < 1),
+            ("radius", settings.radius < 0),
+            ("matches", settings.matches < 0),
+            ("temperature", not settings.temperature > 0),
+            ("ratio", not 0 < settings.ratio <= 1),
+            ("max_memory", not settings.max_memory >= 0),
+        ):
+            if wrong:
+                raise UsageError(f"correspondence: {name} should not be {getattr(settings, name)}")
 
-    Raises:
-        UsageError: a setting is out of its range, or has no effect.
-        DataError: the data are no pairs of images.
-    """
-    if not isinstance(labels, Points | Homographies):
-        raise DataError(f"correspondence needs pairs of images, and these samples have {labels.title}")
-    check_settings(settings)
-    default, useless = Settings(), dict[str, str]()
-    if settings.matcher == "nearest":
-        useless |= dict.fromkeys(_OF_SOFT, "with matcher=nearest")
-    if isinstance(labels, Points):
-        useless |= dict.fromkeys(_OF_HOMOGRAPHIES, "on keypoints, each of which has one match")
-    else:
-        useless |= dict.fromkeys(_OF_POINTS, "on homographies, where cells are matched to cells")
-    for name, where in useless.items():
-        if getattr(settings, name) != getattr(default, name):
-            raise UsageError(f"correspondence: {name} has no effect {where}", "Leave it out.")
+    @classmethod
+    def check(cls, settings: Settings, target: Target) -> None:
+        """Refuse settings and data that cannot work or have no effect, before any image is decoded.
 
+        Raises:
+            UsageError: a setting is out of its range, or has no effect.
+            DataError: the data are no pairs of images.
+        """
+        super().check(settings, target)
+        default, useless = Settings(), dict[str, str]()
+        if settings.matcher == "nearest":
+            useless |= dict.fromkeys(_OF_SOFT, "with matcher=nearest")
+        if isinstance(target, Points):
+            useless |= dict.fromkeys(_OF_HOMOGRAPHIES, "on keypoints, each of which has one match")
+        else:
+            useless |= dict.fromkeys(_OF_POINTS, "on homographies, where cells are matched to cells")
+        for name, where in useless.items():
+            if getattr(settings, name) != getattr(default, name):
+                raise UsageError(f"correspondence: {name} has no effect {where}", "Leave it out.")
 
-def score(run: MapRun[Settings]) -> dict[str, Outcome]:
-    """Match the pairs of the test part.
+    def score(self) -> dict[str, Outcome]:
+        """Match the pairs of the test part.
 
-    Raises:
-        DataError: the data are no pairs, or images cannot be read.
-    """
-    from sslbench.protocols.correspondence.homographies import match_homographies
-    from sslbench.protocols.correspondence.points import match_points
+        Raises:
+            DataError: the data are no pairs, or images cannot be read.
+        """
+        from sslbench.protocols.correspondence.homographies import match_homographies
+        from sslbench.protocols.correspondence.points import match_points
 
-    pairs = run.test.target
-    return match_points(run, pairs) if isinstance(pairs, Points) else match_homographies(run, Homographies.of(pairs))
+        if isinstance(pairs := self.test.target, Points):
+            return match_points(self, pairs)
+        return match_homographies(self, Homographies.of(pairs))
 
 
 def work(settings: Settings, shapes: Shapes) -> ImageWork:
@@ -90,6 +98,6 @@ PROTOCOL = Protocol(
     version=2,
     summary="Correspondence of keypoints, or of cells under homographies, without training.",
     settings=Settings,
-    kind=without_training(check, maps_of_layers, score, work=work, takes=(Points, Homographies)),
-    check_settings=check_settings,
+    kind=Correspondence.kind(work),
+    check_settings=Correspondence.check_settings,
 )

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal
 
 from sslbench.config import setting
-from sslbench.protocols._parts.map_settings import FacetSettings, Shape
+from sslbench.protocols._parts.untrained import FacetSettings, Shape
 
 
 @dataclasses.dataclass(frozen=True)
