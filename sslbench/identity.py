@@ -50,9 +50,9 @@ Versions of torch and Pillow change roundings, as another device does, and stand
 and its way from a file to features change with `ENCODING`, which every key holds; a protocol has its own `version`. The
 code of a user's module counts as it is in memory, too, so another version of Python computes its features again.
 
-Protocols on images get of a backbone and of samples what their key holds, and nothing else
-(`evaluation.images.as_hashed`, `Source.as_hashed`). Where their settings say the sizes of images, these are no part of
-the preprocessing; its `trained_side` is, if the settings are `enlarge=trained`.
+A run gets of a backbone and of samples what its key holds, and nothing else (`FeatureInputs` and `ImageInputs` of
+`protocols`, `evaluation.images.as_hashed`, `Source.as_hashed`). Where the settings of a protocol say the sizes of
+images, these are no part of the preprocessing; its `trained_side` is, if the settings are `enlarge=trained`.
 
 This module knows values only and lies at the level of records: the feature store above it and the leaderboard, which
 must not load torch, use the same keys. The values come from their owners: `Backbone.identity`, `Source.fingerprint`,
@@ -109,43 +109,39 @@ class FeatureKey:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Fields of a `Result` that decide its numbers and its place on a leaderboard."""
+    """Everything that decides the numbers of a run, and its place on a leaderboard, as records hold it.
 
-    weights: WeightsUsed
+    A run gets nothing else (`protocols.FeatureInputs`, `protocols.ImageInputs`). Every field is in the key of a record,
+    as it is unless its `key` takes the part of it that counts.
+    """
+
+    weights: WeightsUsed = dataclasses.field(metadata={"key": lambda used: [used.sha256, used.backbone, used.code]})
     layer: str
-    preprocessing: Mapping[str, Any]
+    preprocessing: Mapping[str, Any] = dataclasses.field(metadata={"key": lambda values: _pixels(values)})
     precision: str
     feature_dtype: str
     protocol: ProtocolUsed
     benchmark: BenchmarkUsed | None
-    preset: PresetUsed | None
-    data: DataUsed
+    preset: PresetUsed | None = dataclasses.field(
+        # The publication is text about the same settings.
+        metadata={"key": lambda used: used and [used.name, used.version, used.sha256, used.modified]}
+    )
+    data: DataUsed = dataclasses.field(
+        metadata={"key": lambda data: [data.train.fingerprint, data.test.fingerprint, *_further(data)]}
+    )
     seed: int
-    seeds: int | None = None
+    seeds: int | None = dataclasses.field(default=None, metadata={"key": lambda seeds: None if seeds == 1 else seeds})
     calibration: str | None = None
 
 
 def record_id(measured: Measurement | Result) -> str:
     """Return the 16 hex digits that name a record; the machine, batch size, workers and time are not part of them."""
-    weights, benchmark, preset = measured.weights, measured.benchmark, measured.preset
-    parts = {
-        "encoding": ENCODING,
-        "weights": [weights.sha256, weights.backbone, weights.code],
-        "layer": measured.layer,
-        "preprocessing": _pixels(measured.preprocessing),
-        "precision": measured.precision,
-        "dtype": measured.feature_dtype,
-        "protocol": measured.protocol,
-        "benchmark": benchmark,
-        # The publication is text about the same settings.
-        "preset": None if preset is None else [preset.name, preset.version, preset.sha256, preset.modified],
-        "data": [measured.data.train.fingerprint, measured.data.test.fingerprint, *_further(measured.data)],
-        "seed": measured.seed,
-    }
-    if (measured.seeds or 1) > 1:
-        parts["seeds"] = measured.seeds
-    if measured.calibration is not None:
-        parts["calibration"] = measured.calibration
+    parts: dict[str, Any] = {"encoding": ENCODING}
+    for field in dataclasses.fields(Measurement):
+        value = field.metadata.get("key", lambda value: value)(getattr(measured, field.name))
+        # A field that came later leaves the keys of older records as they were.
+        if value is not None or field.default is dataclasses.MISSING:
+            parts[{"feature_dtype": "dtype"}.get(field.name, field.name)] = value
     return digest(parts)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.reads import reads
 from helpers.targets import kinds_of, target_of, with_other_targets
 from scipy.stats import binom
 from torch import nn
@@ -50,7 +51,10 @@ def with_kinds(names):
 def run(name, kind=None, seed=0, train=None, test=None):
     """The outcome of a protocol on features."""
     protocol, target = ALL[name], target_of(ALL[name], kind)
-    return protocol.kind.run(train or target.train, test or target.test, protocol.settings(), seed=seed)
+    with reads() as found:
+        outcome = protocol.kind.run(train or target.train, test or target.test, protocol.settings(), seed=seed)
+    assert found == set(), "no input of the run, and in no key"
+    return outcome
 
 
 usual = functools.cache(run)
@@ -236,7 +240,9 @@ def run_on_images(name, folder, kind=None, *, train=None, test=None):
     test = test or target.pictures(target.n[1], 2)
     train = train or (target.pictures(target.n[0], 1) if protocol.kind.trains else test)
     rows = protocol.kind.rows(backbone, layers, train, settings, seed=0)
-    outcomes = protocol.kind.run(backbone, layers, train, test, settings, seed=0, engine=engine, folder=folder)
+    with reads(folder) as found:
+        outcomes = protocol.kind.run(backbone, layers, train, test, settings, seed=0, engine=engine, folder=folder)
+    assert found == set(), "no input of the run, and in no key"
     assert tuple(outcomes) == rows and len(rows) == max(1, len(target.layers))
     return outcomes
 

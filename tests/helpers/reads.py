@@ -1,0 +1,51 @@
+"""Files and environment variables that sslbench reads while a block runs: a run may read nothing but its inputs."""
+
+import contextlib
+import os
+import sys
+import sysconfig
+from pathlib import Path
+
+import sslbench
+
+OWN = str(Path(sslbench.__file__).parent)
+# Processes, devices and locks, on which no number depends.
+OF_THE_MACHINE = tuple(f"{OWN}/{part}" for part in ("distributed/", "runtime/", "train/lock.py"))
+LIBRARIES = (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), "/proc", "/sys", "/dev", "/usr/share")
+_seen = []  # sets of running blocks; a hook of the interpreter stays for good
+
+
+def _hook(event, args):
+    if event != "open" or not _seen or not isinstance(args[0], str | bytes | os.PathLike):
+        return
+    path = str(Path(os.fsdecode(args[0])).absolute())
+    writes = isinstance(args[1], str) and set(args[1]) & set("wax")
+    if not writes and not path.startswith(LIBRARIES) and not path.endswith((".py", ".pyc", ".so")):
+        _seen[-1].add(path)
+
+
+sys.addaudithook(_hook)
+
+
+@contextlib.contextmanager
+def reads(*allowed):
+    """Yield the set of files outside the allowed folders, and of variables that code of sslbench asks for."""
+    found, files, environ = set(), set(), type(os.environ)
+    original = environ.__getitem__
+
+    def asked(self, key):
+        frame = sys._getframe(1)
+        while (file := frame.f_code.co_filename).endswith(("os.py", "_collections_abc.py")) or "<frozen" in file:
+            frame = frame.f_back
+        if file.startswith(OWN) and not file.startswith(OF_THE_MACHINE):
+            found.add(f"${key} in {file}")
+        return original(self, key)
+
+    environ.__getitem__ = asked
+    _seen.append(files)
+    try:
+        yield found
+    finally:
+        _seen.remove(files)
+        environ.__getitem__ = original
+        found |= {path for path in files if not path.startswith(tuple(str(folder) for folder in allowed))}
