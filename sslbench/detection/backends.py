@@ -10,7 +10,7 @@ import torch
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.data.objects.types import ObjectSource
-from sslbench.data.splits.objects import TrainTestObjects
+from sslbench.data.splits import Parts
 from sslbench.detection.detectron2 import backend
 from sslbench.detection.detectron2.backend import check_configuration
 from sslbench.detection.detectron2.library import require
@@ -71,7 +71,7 @@ def try_backend(settings: DetectionSettings, backbone: Backbone, device: torch.d
 def run_backend(
     settings: DetectionSettings,
     backbone: Backbone,
-    data: TrainTestObjects,
+    data: Parts[ObjectSource],
     training: TrainingRun,
     *,
     stem: Path,

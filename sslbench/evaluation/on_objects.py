@@ -12,7 +12,8 @@ from pathlib import Path
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.data.decode.handlers import Reading
-from sslbench.data.splits.objects import TrainTestObjects, objects_of
+from sslbench.data.splits import Parts
+from sslbench.data.splits.objects import objects_of
 from sslbench.detection import VERSION
 from sslbench.detection.backends import export, run_backend, run_exported, try_backend
 from sslbench.detection.evaluate import draw, truth_of
@@ -184,7 +185,7 @@ class _ObjectEvaluation:
         log.info(f"{name}: a detector, trained for {recipe.iterations} iterations of {recipe.batch_size} images")
         ran = run_exported(self.settings, self.test, training, stem, progress)
         if ran is None:
-            parts = TrainTestObjects(self.train, self.test, self.prepared.data.how)
+            parts = Parts(self.train, self.test, self.prepared.data.how)
             try:
                 ran = run_backend(
                     self.settings, backbone, parts, training, stem=stem, watch=self.watch, progress=progress

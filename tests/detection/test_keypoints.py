@@ -15,7 +15,7 @@ from helpers.drawn_figures import NAMES, SIDE, SKELETON, drawn, recipe, source
 
 from sslbench.backbones.build import build
 from sslbench.data.images import Arrays
-from sslbench.data.splits.objects import TrainTestObjects
+from sslbench.data.splits import Parts
 from sslbench.detection import batches as b
 from sslbench.detection.constant_box import constant_boxes
 from sslbench.detection.evaluate import detect, draw, per_keypoint, score, truth_of
@@ -204,7 +204,7 @@ def test_the_file_of_a_detector_of_boxes_names_no_keypoints(used, names):
 def test_detectron2_trains_and_finds_keypoints(tmp_path):
     from sslbench.detection.detectron2 import backend
 
-    data = TrainTestObjects(source(8), source(4, start=50), "two lists")
+    data = Parts(source(8), source(4, start=50), "two lists")
     run = TrainingRun(0, CPU, 0, tmp_path / "r.checkpoints", 2, metrics=tmp_path / "r.metrics.jsonl")
     used = recipe(score_threshold=0.0)
     ran = backend.run(build("resnet50w0.125"), used, {}, data, run, stem=tmp_path / "r")
@@ -230,7 +230,7 @@ def test_detectron2_augments_keypoints_the_same():
     configuration = configured(build("resnet50w0.125"), used, 1, {}, device=CPU, skeleton=SKELETON)
     with (
         tempfile.TemporaryDirectory() as folder,
-        registered(TrainTestObjects(data, data, ""), configuration.cfg, Path(folder)) as cfg,
+        registered(Parts(data, data, ""), configuration.cfg, Path(folder)) as cfg,
     ):
         mapper = Mapper(data, cfg, train=True)
         seen = set()

@@ -9,7 +9,7 @@ import torch
 from sslbench.backbones.build import build
 from sslbench.data.images import Arrays
 from sslbench.data.objects.types import Objects, ObjectSource
-from sslbench.data.splits.objects import TrainTestObjects
+from sslbench.data.splits import Parts
 from sslbench.detection.detectron2 import backend
 from sslbench.detection.recipe import DetectionRecipe, resolved
 from sslbench.detection.train import TrainingRun
@@ -49,7 +49,7 @@ def squares(n=6, name="squares", height=48, width=56):
 
 
 def parts():
-    return TrainTestObjects(squares(6, "train"), squares(3, "test"), "two lists")
+    return Parts(squares(6, "train"), squares(3, "test"), "two lists")
 
 
 def trained(folder, *, given=None, net=NET, watch=None, seed=0, data=None, **changes):

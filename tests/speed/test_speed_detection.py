@@ -15,7 +15,7 @@ from helpers.detectron2_samples import REAL, SMALL, squares, trained
 
 from sslbench.backbones.build import build
 from sslbench.data.open import open_objects
-from sslbench.data.splits.objects import TrainTestObjects
+from sslbench.data.splits import Parts
 from sslbench.detection.evaluate import detect
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.recipe import DetectionRecipe, resolved
@@ -33,7 +33,7 @@ IMAGES = 17  # of the longer test part
 
 
 def data(tests):
-    return TrainTestObjects(squares(16, "train", 240, 320), squares(tests, "test", 240, 320), "two lists")
+    return Parts(squares(16, "train", 240, 320), squares(tests, "test", 240, 320), "two lists")
 
 
 def seconds(action):

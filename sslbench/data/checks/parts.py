@@ -14,9 +14,10 @@ from sslbench.data.checks.sheets import Boxes
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.loading import loader
 from sslbench.data.maps.sizes import unknown_orientation
+from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
-from sslbench.data.splits import TrainTest, train_test
-from sslbench.data.splits.objects import TrainTestObjects, split_objects
+from sslbench.data.splits import Parts, TrainTest, train_test
+from sslbench.data.splits.objects import split_objects
 from sslbench.data.wording import counted, some
 from sslbench.targets.target import OfClasses
 
@@ -35,7 +36,7 @@ class OpenedParts:
 
     spec: str
     data: TrainTest
-    objects: TrainTestObjects | None = None
+    objects: Parts[ObjectSource] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ S = TypeVar("S", Source, ObjectSource)
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainTest:
+class Parts(Generic[S]):
     """A train and a test part.
 
     Attributes:
@@ -44,12 +44,15 @@ class TrainTest:
         seeded: the parts were drawn with a seed.
     """
 
-    train: Source
-    test: Source
+    train: S
+    test: S
     how: str
     notes: tuple[str, ...] = ()
-    whole: Source | None = None
+    whole: S | None = None
     seeded: bool = False
+
+
+TrainTest = Parts[Source]
 
 
 def train_test(
@@ -81,17 +84,15 @@ def train_test(
         UsageError: a location does not exist or has no suitable split, or the fraction is not in (0, 1).
         DataError: a location cannot be used, or is too small to split.
     """
-    single = test_data is None
     further: dict[str, Any] = {"attribute_columns": attribute_columns}
     columns: dict[str, Any] = {"image_column": image_column, "label_column": label_column}
     columns |= {"value_columns": value_columns, "together": True}
-    sources = open_data(data, **columns, **(further if single else {}))
-    if test_data is None:
-        return _from_one(data, sources, seed, test_fraction)
-    others = open_data(test_data, **columns, **further)
-    train = choose_train(data, sources)
-    test = choose_test(test_data, others)
-    return TrainTest(train, test, f"{train.name} against {test.name}")
+    scored = data if test_data is None else test_data
+
+    def opener(place: str) -> Mapping[str, Source]:
+        return open_data(place, **columns, **(further if place == scored else {}))
+
+    return train_test_of(opener, data, test_data, seed=seed, test_fraction=test_fraction)
 
 
 def train_test_of(
@@ -103,11 +104,55 @@ def train_test_of(
     test_fraction: float = 0.2,
 ) -> TrainTest:
     """Open one location, or two, by a function from a location to its splits; see `train_test`."""
+    return parts_of(opener, data, test_data, cut=lambda whole: _seeded(whole, seed, test_fraction), lacks=_lacks_labels)
+
+
+def _lacks_labels(source: Source) -> str:
+    return "" if source.target.labelled else "labels"
+
+
+def parts_of(
+    opener: Callable[[str], Mapping[str, S]],
+    data: str,
+    test_data: str | None,
+    *,
+    cut: Callable[[S], Parts[S]],
+    lacks: Callable[[S], str],
+) -> Parts[S]:
+    """Return the parts of one location, or of two; errors as for `train_test`.
+
+    Args:
+        opener: function from a location to its splits.
+        data: location with the train part.
+        test_data: location with the test part.
+        cut: function that splits data without parts of their own.
+        lacks: function that names what a part lacks to be scored; '' where it lacks nothing.
+    """
     sources = opener(data)
-    if test_data is None:
-        return _from_one(data, sources, seed, test_fraction)
-    train, test = choose_train(data, sources), choose_test(test_data, opener(test_data))
-    return TrainTest(train, test, f"{train.name} against {test.name}")
+    if test_data is not None:
+        train, test = choose_train(data, sources), choose_test(test_data, opener(test_data))
+        return Parts(train, test, f"{train.name} against {test.name}")
+    if len(sources) == 1:
+        return cut(next(iter(sources.values())))
+    candidates = [name for name in ("test", "val") if name in sources]
+    if "train" not in sources or not candidates:
+        raise UsageError(
+            f"{data} has the splits {', '.join(sources)}: "
+            + ("none of them is train" if "train" not in sources else "no test or val"),
+            "Give the training part as data, and the other with --test-data.",
+        )
+    notes: list[str] = []
+    train = sources["train"]
+    if len(candidates) > 1 and not lacks(train) and (lacking := lacks(sources["test"])):
+        notes.append(f"{sources['test'].name} has no {lacking}, so val is scored")
+        candidates.remove("test")
+    chosen = candidates[0]
+    unused = [
+        f"{name} ({counted(len(part), 'image')})" for name, part in sources.items() if name not in ("train", chosen)
+    ]
+    if unused:
+        notes.append(f"not used: {', '.join(unused)}")
+    return Parts(train, sources[chosen], f"train/ against {chosen}/", tuple(notes))
 
 
 def choose_train(spec: str, sources: Mapping[str, S]) -> S:
@@ -135,28 +180,6 @@ def _part(spec: str, sources: Mapping[str, S], wanted: tuple[str, ...]) -> S:
     if len(sources) == 1:
         return next(iter(sources.values()))
     raise UsageError(f"{spec} has the splits {', '.join(sources)}, but none called {' or '.join(wanted[:-1])}")
-
-
-def _from_one(spec: str, sources: Mapping[str, Source], seed: int, test_fraction: float) -> TrainTest:
-    if len(sources) == 1:
-        return _seeded(next(iter(sources.values())), seed, test_fraction)
-    train = sources.get("train")
-    candidates = [name for name in ("test", "val") if name in sources]
-    if train is None or not candidates:
-        raise UsageError(
-            f"{spec} has the splits {', '.join(sources)}: "
-            + ("none of them is train" if train is None else "no test or val"),
-            "Give the training part as data, and the other with --test-data.",
-        )
-    notes: list[str] = []
-    if train.target.labelled and len(candidates) > 1 and not sources["test"].target.labelled:
-        notes.append(f"{sources['test'].name} has no labels, so val is scored")
-        candidates.remove("test")
-    chosen = candidates[0]
-    unused = [f"{name} ({len(source):,} images)" for name, source in sources.items() if name not in ("train", chosen)]
-    if unused:
-        notes.append(f"not used: {', '.join(unused)}")
-    return TrainTest(train, sources[chosen], f"train/ against {chosen}/", tuple(notes))
 
 
 def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:

@@ -1,43 +1,23 @@
 """Train and test parts of images with objects."""
 
 import dataclasses
-from collections.abc import Mapping
 
 from sslbench.data.groups import group_numbers
 from sslbench.data.labels import multi_labels
 from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.data.open import open_objects
 from sslbench.data.source import Source
-from sslbench.data.splits import TrainTest, choose_test, choose_train, holdout, nearest_class
+from sslbench.data.splits import Parts, TrainTest, holdout, nearest_class, parts_of
 from sslbench.data.wording import counted, some
-from sslbench.errors import DataError, UsageError
+from sslbench.errors import DataError
 from sslbench.targets.objects import Boxes
 
 _FEWEST = 2
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainTestObjects:
-    """A train and a test part with the same classes.
-
-    Attributes:
-        train: to fit on.
-        test: to score on.
-        how: origin of the two parts, for messages and results.
-        notes: surprising facts about the parts, one sentence each, beside the notes of the sources.
-        seeded: the parts were drawn with a seed.
-    """
-
-    train: ObjectSource
-    test: ObjectSource
-    how: str
-    notes: tuple[str, ...] = ()
-    seeded: bool = False
-
-
 def split_objects(
     data: str, test_data: str | None = None, *, seed: int = 0, test_fraction: float = 0.2
-) -> TrainTestObjects:
+) -> Parts[ObjectSource]:
     """Return the train and test part of one data location, or of two.
 
     Args:
@@ -54,17 +34,15 @@ def split_objects(
         UsageError: a location does not exist or has no part that could serve, or the fraction is not in (0, 1).
         DataError: a part has fewer than two images or no objects, or test has a class that train does not know.
     """
-    others = None if test_data is None else open_objects(test_data)
-    sources = open_objects(data)
-    if others is not None and test_data is not None:
-        train = choose_train(data, sources)
-        test = choose_test(test_data, others)
-        parts = TrainTestObjects(train, test, f"{train.name} against {test.name}")
-    elif len(sources) == 1:
-        parts = _seeded(next(iter(sources.values())), seed, test_fraction)
-    else:
-        parts = _own(data, sources)
-    return _matched(parts)
+    return _matched(
+        parts_of(
+            open_objects,
+            data,
+            test_data,
+            cut=lambda whole: _seeded(whole, seed, test_fraction),
+            lacks=lambda part: "" if part.counts().any() else "objects",
+        )
+    )
 
 
 def train_test_objects(data: str, test_data: str | None = None, *, seed: int, test_fraction: float) -> TrainTest:
@@ -93,26 +71,7 @@ def objects_of(source: Source) -> ObjectSource:
     return objects
 
 
-def _own(spec: str, sources: Mapping[str, ObjectSource]) -> TrainTestObjects:
-    candidates = [name for name in ("test", "val") if name in sources]
-    if "train" not in sources or not candidates:
-        raise UsageError(
-            f"{spec} has the splits {', '.join(sources)}: "
-            + ("none of them is train" if "train" not in sources else "no test or val"),
-            "Give the training part as data, and the other with --test-data.",
-        )
-    notes: list[str] = []
-    if len(candidates) > 1 and not sources["test"].counts().any():
-        notes.append(f"{sources['test'].name} has no objects, so val is scored")
-        candidates.remove("test")
-    chosen = candidates[0]
-    unused = [f"{name} ({counted(len(s), 'image')})" for name, s in sources.items() if name not in ("train", chosen)]
-    if unused:
-        notes.append(f"not used: {', '.join(unused)}")
-    return TrainTestObjects(sources["train"], sources[chosen], f"train/ against {chosen}/", tuple(notes))
-
-
-def _seeded(source: ObjectSource, seed: int, fraction: float) -> TrainTestObjects:
+def _seeded(source: ObjectSource, seed: int, fraction: float) -> Parts[ObjectSource]:
     present = [{source.classes[c] for c in objects.classes} for objects in source.objects]
     least = _FEWEST / len(source) if len(source) >= 2 * _FEWEST else 0.0
     groups = group_numbers(source.attributes.get(source.grouped_by, ()))
@@ -130,10 +89,10 @@ def _seeded(source: ObjectSource, seed: int, fraction: float) -> TrainTestObject
     how = f"seeded split by {by}: {100 - percent} % train, {percent} % test (seed {seed})"
     train = source.select(fit, f"{source.name} (train, {100 - percent} %)")
     test = source.select(held, f"{source.name} (test, {percent} %)")
-    return TrainTestObjects(train, test, how, seeded=True)
+    return Parts(train, test, how, seeded=True)
 
 
-def _matched(parts: TrainTestObjects) -> TrainTestObjects:
+def _matched(parts: Parts[ObjectSource]) -> Parts[ObjectSource]:
     """Return both parts with the classes of train that have objects, in train's order.
 
     Raises:

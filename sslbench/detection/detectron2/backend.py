@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.data.splits.objects import TrainTestObjects
+from sslbench.data.objects.types import ObjectSource
+from sslbench.data.splits import Parts
 from sslbench.detection.detectron2 import train
 from sslbench.detection.detectron2.config import Configured, build_model, configured
 from sslbench.detection.detectron2.data import registered
@@ -100,7 +101,7 @@ def run(
     backbone: Backbone,
     recipe: DetectionRecipe,
     given: Mapping[str, Any],
-    data: TrainTestObjects,
+    data: Parts[ObjectSource],
     training: TrainingRun,
     *,
     stem: Path,
@@ -193,7 +194,7 @@ def _write_configuration(configuration: Configured, stem: Path) -> None:
         temporary.write_text(configuration.cfg.dump(), encoding="utf-8")
 
 
-def _notes(configuration: Configured, data: TrainTestObjects, stem: Path, taken: str) -> tuple[str, ...]:
+def _notes(configuration: Configured, data: Parts[ObjectSource], stem: Path, taken: str) -> tuple[str, ...]:
     notes = [
         f"Trained and run by Detectron2 {probe().version}; its whole configuration is in {stem.name}{CONFIGURATION}.",
         f"{taken}.",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sslbench.data.objects.types import ObjectSource
-from sslbench.data.splits.objects import TrainTestObjects
+from sslbench.data.splits import Parts
 from sslbench.detection.batches import HALF, read
 from sslbench.detection.detectron2.library import load
 from sslbench.errors import ResultError, SslbenchError, UsageError
@@ -25,7 +25,7 @@ TRAIN, TEST = "sslbench_train", "sslbench_test"
 
 
 @contextlib.contextmanager
-def registered(data: TrainTestObjects, cfg: Any, folder: Path, mirrored: Sequence[str] = ()) -> Iterator[Any]:
+def registered(data: Parts[ObjectSource], cfg: Any, folder: Path, mirrored: Sequence[str] = ()) -> Iterator[Any]:
     """Register both parts in this process's Detectron2 catalogue during the block.
 
     Args:
