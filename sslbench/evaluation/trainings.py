@@ -41,7 +41,7 @@ def check_seeds(run: RunSettings, tasks: Sequence[Task]) -> None:
         takers = [name for name in list_names("protocol") if protocols.find(name).kind.trains]
         raise UsageError(
             f"seeds={run.seeds} has no effect on {names}: it repeats trainings by stochastic gradient descent",
-            f"Leave it out. Protocols that take it: {', '.join([*takers, 'detection'])}.",
+            f"Leave it out. Protocols that take it: {', '.join(takers)}.",
         )
     if any(task.kind.trains and draws(task) > 1 for task in tasks):
         raise UsageError(
