@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from sslbench.data.maps.classes import LabelMapOptions
-from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.errors import UsageError
@@ -94,7 +93,7 @@ class LabelMapReader:
     """
 
     recognises: Callable[[str, LabelMapOptions], bool]
-    open: Callable[[str, LabelMapOptions], Mapping[str, LabelMapSource]]
+    open: Callable[[str, LabelMapOptions], Mapping[str, Source]]
     maps_only: Callable[[str], bool] = lambda _: False
     train_lists: bool = False
 

@@ -36,14 +36,11 @@ from sslbench.data.location import PATTERN, SCHEME, locate
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside
 from sslbench.data.maps.foreground import binary_masks, foreground_of
 from sslbench.data.maps.layout import by_folder
-from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.missing import refuse_missing
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
-from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean, list_names
-from sslbench.targets.label_maps import LabelMaps
 from sslbench.targets.objects import Boxes
 
 DEFAULT_OBJECTS = "kwcoco:shapes64-128"
@@ -219,7 +216,7 @@ def _kinds(folder: Path) -> str:
     return ", ".join(f"{n:,} {suffix}" for suffix, n in suffixes.most_common(3))
 
 
-def open_label_maps(spec: str) -> dict[str, LabelMapSource]:
+def open_label_maps(spec: str) -> dict[str, Source]:
     """Open images with label maps (a class, and perhaps an instance, for every pixel); the layout is recognised.
 
     Args:
@@ -229,7 +226,7 @@ def open_label_maps(spec: str) -> dict[str, LabelMapSource]:
 
     Returns:
         Split name -> source; {"all": source} if there are no splits. Images without a map and maps without an image are
-        left out and listed in the source.
+        left out, with a note.
 
     Raises:
         UsageError: the location does not exist, its format has no label maps, or an option is not known.
@@ -250,22 +247,6 @@ def open_label_maps(spec: str) -> dict[str, LabelMapSource]:
     problem = f"{location.text} has no label maps"
     _refuse_export_in(location.text, problem, sources)
     raise UsageError(problem, _LABEL_MAP_LAYOUTS)
-
-
-def open_maps_as_data(spec: str) -> dict[str, Source]:
-    """Open images with label maps as sources whose labels are classes of pixels; see `open_label_maps`."""
-    return {
-        split: Source(
-            found.name,
-            found.ids,
-            LabelMaps(found.classes, found),
-            found.images,
-            _notes_of_maps(found),
-            attributes=found.attributes,
-            grouped_by=found.grouped_by,
-        )
-        for split, found in open_label_maps(spec).items()
-    }
 
 
 def open_boxes_as_data(spec: str) -> dict[str, Source]:
@@ -365,18 +346,6 @@ def _open_tuples(spec: str, readers: Sequence[TupleReader | None], wanted: str, 
                 raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
     open_data(location.text)  # raises if the location does not exist or is damaged
     raise UsageError(f"{location.text} has no {wanted}", remedy)
-
-
-def _notes_of_maps(found: LabelMapSource) -> tuple[str, ...]:
-    left_out = [
-        f"{found.name}: {len(names):,} {what} left out: {some(names, 3)}"
-        for what, names in (
-            ("images without a map are", found.without_map),
-            ("maps without an image are", found.without_image),
-        )
-        if names
-    ]
-    return (*found.notes, *left_out)
 
 
 def are_label_maps(spec: str) -> bool:

@@ -8,7 +8,7 @@ from sslbench.data.depth.location import holds_values, open_depth, open_normals
 from sslbench.data.location import locate
 from sslbench.data.maps import pairs
 from sslbench.data.maps.layout import in_order
-from sslbench.data.open import are_label_maps, open_data, open_maps_as_data
+from sslbench.data.open import are_label_maps, open_data, open_label_maps
 from sslbench.data.signal_maps import TASKONOMY, is_taskonomy, open_signal_maps
 from sslbench.data.source import Source
 from sslbench.errors import UsageError
@@ -56,7 +56,7 @@ def _images_alone(spec: str) -> Mapping[str, Source]:
         return _of_places(location.text, pairs.find_places(root))
     if (quantity := holds_values(spec)) is not None:
         return open_depth(spec) if quantity == "depth" else open_normals(spec)
-    return open_maps_as_data(spec) if are_label_maps(spec) else open_data(spec)
+    return open_label_maps(spec) if are_label_maps(spec) else open_data(spec)
 
 
 def _of_places(text: str, places: list[pairs.Place]) -> dict[str, Source]:

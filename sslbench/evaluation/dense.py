@@ -9,7 +9,7 @@ from sslbench.data.depth.location import open_depth, open_normals
 from sslbench.data.depth.motorcycle import MOTORCYCLE
 from sslbench.data.open import (
     open_boxes_as_data,
-    open_maps_as_data,
+    open_label_maps,
     open_masks_as_data,
     open_pairs,
     open_videos,
@@ -46,7 +46,7 @@ class DenseData:
 
 
 DATA: Mapping[type[Target], DenseData] = {
-    LabelMaps: DenseData(open_maps_as_data, IMAGES, "drawn textures"),
+    LabelMaps: DenseData(open_label_maps, IMAGES, "drawn textures"),
     Foreground: DenseData(open_masks_as_data, IMAGES, "drawn textures"),
     Signals: DenseData(open_signals, IMAGES, "drawn textures"),
     Orientations: DenseData(open_orientations, IMAGES, "drawn textures"),

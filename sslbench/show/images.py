@@ -13,7 +13,7 @@ from sslbench.arrays import Matrix
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.grids import last_map
 from sslbench.backbones.layers import Layer, resolve_layers
-from sslbench.data.open import are_label_maps, open_data, open_maps_as_data
+from sslbench.data.open import are_label_maps, open_data, open_label_maps
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.errors import UsageError
@@ -64,7 +64,7 @@ def images_of(request: Request, run: RunSettings) -> Source:
         SslbenchError: the location cannot be opened.
     """
     if are_label_maps(request.data):
-        parts = open_maps_as_data(request.data)
+        parts = open_label_maps(request.data)
     else:
         parts = open_data(request.data, image_column=request.image_column, label_column=request.label_column)
     source = part_to_encode(parts)

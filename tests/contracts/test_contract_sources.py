@@ -70,7 +70,7 @@ def test_objects_and_label_maps_are_recognised_by_at_most_one_format(location, n
     if sample_module(name).LABELS == "none":
         assert are_label_maps(spec)
         for source in open_label_maps(spec).values():
-            assert len(source) and source.read_map(0).semantic.shape == (4, 5)
+            assert len(source) and source.target.maps.read_map(0).semantic.shape == (4, 5)
             assert source.fingerprint() == pickle.loads(pickle.dumps(source)).fingerprint()  # noqa: S301 - our own bytes
 
 

@@ -13,7 +13,7 @@ from sslbench.data.containers import view
 from sslbench.data.export.kwcoco import write_kwcoco
 from sslbench.data.groups import group_numbers
 from sslbench.data.labels import multi_labels, single_labels
-from sslbench.data.open import open_data, open_maps_as_data, open_masks_as_data, open_objects
+from sslbench.data.open import open_data, open_label_maps, open_masks_as_data, open_objects
 from sslbench.data.splits import holdout, train_test, train_test_of
 from sslbench.data.splits.objects import split_objects
 from sslbench.errors import DataError, UsageError
@@ -50,7 +50,7 @@ def videos(tmp_path, picture):
 CLIPS = {f"clip{i}": [1 + i % 2] * 3 for i in range(8)}
 
 
-@pytest.mark.parametrize("opener", [open_maps_as_data, open_masks_as_data])
+@pytest.mark.parametrize("opener", [open_label_maps, open_masks_as_data])
 def test_masks_of_frames_stay_with_their_video(videos, opener):
     spec = videos(CLIPS)
     for seed in range(5):

@@ -79,9 +79,9 @@ def pairs(tmp_path):
 
 def test_equal_names_are_pairs_and_lines_name_the_classes(pairs):
     source = open_label_maps(pairs(b=grid(0, 2), a=grid(1)))["all"]
-    assert source.ids == ("a.jpg", "b.jpg") and source.classes == ("sky", "road", "tree")
-    assert columns(source.read_map(0).semantic) == [1] * 8
-    found = source.read_map(1)
+    assert source.ids == ("a.jpg", "b.jpg") and source.target.classes == ("sky", "road", "tree")
+    assert columns(source.target.maps.read_map(0).semantic) == [1] * 8
+    found = source.target.maps.read_map(1)
     assert found.semantic.dtype == np.int32 and found.instances is None
     assert columns(found.semantic) == [0] + [2] * 7
 
@@ -106,27 +106,27 @@ def test_lists_of_classes(pairs, tmp_path, name, content):
     spec = pairs(classes=(), a=grid(0, 1, 2))
     (tmp_path / name).write_text(content)
     source = open_label_maps(spec)["all"]
-    assert [source.classes[c] for c in source.read_map(0).semantic[0, :3]] == ["sky", "road", "tree"]
+    assert [source.target.classes[c] for c in source.target.maps.read_map(0).semantic[0, :3]] == ["sky", "road", "tree"]
 
 
 def test_without_names_the_values_are_the_classes(pairs):
     source = open_label_maps(pairs(classes=(), a=grid(7, 255, 3), b=grid(3)))["all"]
-    assert source.classes == ("3", "7") and source.ignore == (255,)
-    assert columns(source.read_map(0).semantic) == [1, X, 0, 0, 0, 0, 0, 0]
+    assert source.target.classes == ("3", "7") and source.target.maps.coding.ignore == (255,)
+    assert columns(source.target.maps.read_map(0).semantic) == [1, X, 0, 0, 0, 0, 0, 0]
     assert "named by value" in source.notes[0] and "255 are ignored" in source.notes[1]
 
 
 def test_of_0_and_255_the_255_is_the_foreground(pairs):
     source = open_label_maps(pairs(classes=(), a=grid(0, 255)))["all"]
-    assert source.classes == ("0", "255") and source.ignore == ()
+    assert source.target.classes == ("0", "255") and source.target.maps.coding.ignore == ()
 
 
 def test_ignore_by_value_and_by_name(pairs):
     spec = pairs(a=grid(0, 1, 2))
     source = open_label_maps(f"{spec}?ignore=0,tree")["all"]
-    assert source.classes == ("road",) and columns(source.read_map(0).semantic) == [X, 0] + [X] * 6
+    assert source.target.classes == ("road",) and columns(source.target.maps.read_map(0).semantic) == [X, 0] + [X] * 6
     none = open_label_maps(f"{pairs(classes=(), a=grid(7, 255, 3))}?ignore=none&classes=classes.txt")["all"]
-    assert none.classes == ("sky", "road", "tree")
+    assert none.target.classes == ("sky", "road", "tree")
     with pytest.raises(UsageError, match="'rod' of ignore= is neither a value nor a class"):
         open_label_maps(f"{spec}?ignore=rod")
     with pytest.raises(UsageError, match="no class is left"):
@@ -134,7 +134,7 @@ def test_ignore_by_value_and_by_name(pairs):
 
 
 def test_ignore_none_makes_a_class_of_255(pairs):
-    assert open_label_maps(f"{pairs(classes=(), a=grid(7, 255, 3))}?ignore=none")["all"].classes == ("3", "7", "255")
+    assert open_label_maps(f"{pairs(classes=(), a=grid(7, 255, 3))}?ignore=none")["all"].target.classes == ("3", "7", "255")
 
 
 @pytest.mark.parametrize("outside", [True, False])
@@ -147,7 +147,7 @@ def test_splits_inside_and_outside(tmp_path, outside):
     (tmp_path / "classes.txt").write_text("no\nyes\n")
     found = open_label_maps(str(tmp_path))
     assert {split: len(source) for split, source in found.items()} == {"train": 2, "val": 2}
-    assert columns(found["val"].read_map(1).semantic) == [0] + [1] * 7
+    assert columns(found["val"].target.maps.read_map(1).semantic) == [0] + [1] * 7
 
 
 def test_other_names_of_folders(tmp_path):
@@ -155,7 +155,7 @@ def test_other_names_of_folders(tmp_path):
     write(tmp_path / "truth" / "a.png", grid(0, 1))
     assert not are_label_maps(str(tmp_path))
     source = open_label_maps(f"{tmp_path}?images=rgb&maps=truth")["all"]
-    assert source.ids == ("a.jpg",) and columns(source.read_map(0).semantic) == [0] + [1] * 7
+    assert source.ids == ("a.jpg",) and columns(source.target.maps.read_map(0).semantic) == [0] + [1] * 7
     with pytest.raises(UsageError, match=r"there is no folder .*turth"):
         open_label_maps(f"{tmp_path}?images=rgb&maps=turth")
     with pytest.raises(UsageError, match="needs maps="):
@@ -168,7 +168,7 @@ def test_orphans_are_left_out_and_listed(pairs, tmp_path):
     write(tmp_path / "masks" / "stray.png", grid(0))
     source = open_label_maps(spec)["all"]
     assert source.ids == ("a.jpg",)
-    assert [path.rpartition("/")[2] for path in source.without_map + source.without_image] == [
+    assert [path.rpartition("/")[2] for path in source.target.maps.without_map + source.target.maps.without_image] == [
         "lonely.jpg",
         "stray.png",
     ]
@@ -180,25 +180,25 @@ def test_colours_are_classes_where_the_list_says_so(pairs, tmp_path):
     array[:], array[:, 3:] = road, sky
     spec = pairs(classes=(), a=array)
     (tmp_path / "classes.json").write_text(json.dumps({"sky": sky, "road": road}))
-    assert columns(open_label_maps(spec)["all"].read_map(0).semantic) == [1, 1, 1, 0, 0, 0, 0, 0]
+    assert columns(open_label_maps(spec)["all"].target.maps.read_map(0).semantic) == [1, 1, 1, 0, 0, 0, 0, 0]
     (tmp_path / "classes.json").unlink()
-    assert open_label_maps(spec)["all"].classes == ("128,64,128", "70,130,180")
+    assert open_label_maps(spec)["all"].target.classes == ("128,64,128", "70,130,180")
 
 
 def test_a_value_that_is_no_class_is_refused(pairs):
     source = open_label_maps(pairs(a=grid(0, 9, 7)))["all"]
     with pytest.raises(DataError, match=r"a.png has values without a class: 7, 9\n.*ignore=255"):
-        source.read_map(0)
+        source.target.maps.read_map(0)
 
 
 def test_a_map_of_another_size_is_refused(pairs, tmp_path):
     spec = pairs(a=grid(0), b=np.zeros((WIDTH, HEIGHT), np.uint8))
     source = open_label_maps(spec)["all"]
-    assert source.read_map(0, size=(HEIGHT, WIDTH)).semantic.shape == (HEIGHT, WIDTH)
+    assert source.target.maps.read_map(0, size=(HEIGHT, WIDTH)).semantic.shape == (HEIGHT, WIDTH)
     with pytest.raises(DataError, match="the map is 8 x 6 pixels, but its image 9 x 6"):
-        source.read_map(0, size=(6, 9))
+        source.target.maps.read_map(0, size=(6, 9))
     with pytest.raises(DataError, match=r"the map is 6 x 8 pixels, but its image 8 x 6: .* before its EXIF rotation"):
-        source.read_map(1)
+        source.target.maps.read_map(1)
 
 
 def test_a_map_belongs_to_the_upright_image_and_is_never_turned(pairs, tmp_path):
@@ -208,14 +208,14 @@ def test_a_map_belongs_to_the_upright_image_and_is_never_turned(pairs, tmp_path)
     draw(tmp_path / "images" / "a.jpg", exif=exif)
     Image.open(tmp_path / "masks" / "a.png").save(tmp_path / "masks" / "a.png", exif=exif)
     expected = np.arange(HEIGHT * WIDTH).reshape(WIDTH, HEIGHT) % 3
-    np.testing.assert_array_equal(open_label_maps(spec)["all"].read_map(0).semantic, expected)
+    np.testing.assert_array_equal(open_label_maps(spec)["all"].target.maps.read_map(0).semantic, expected)
 
 
 def test_select_and_fingerprint(pairs, tmp_path):
     spec = pairs(a=grid(0), b=grid(1), c=grid(2))
     source = open_label_maps(spec)["all"]
     some = source.select([0, 2])
-    assert some.ids == ("a.jpg", "c.jpg") and columns(some.read_map(1).semantic) == [2] * 8
+    assert some.ids == ("a.jpg", "c.jpg") and columns(some.target.maps.read_map(1).semantic) == [2] * 8
     before = source.fingerprint()
     assert before == open_label_maps(spec)["all"].fingerprint() != some.fingerprint()
     assert open_label_maps(f"{spec}?ignore=0")["all"].fingerprint() != before
@@ -319,14 +319,14 @@ def test_ade20k_scene_parse(tmp_path):
     rows = [f"{i}\t0.1\t9\t1\t0\t{name}" for i, name in [(1, "wall"), (2, "building, edifice"), (150, "flag")]]
     (tmp_path / "objectInfo150.txt").write_text("\n".join(["Idx\tRatio\tTrain\tVal\tStuff\tName", *rows]))
     found = open_label_maps(str(tmp_path))
-    assert list(found) == ["train", "val"] and found["train"].classes == ("wall", "building", "flag")
-    assert columns(found["val"].read_map(0).semantic) == [X, 0, 2, 2, 2, 2, 2, 2]
-    assert are_label_maps(str(tmp_path)) and found["val"].read_map(0).instances is None
+    assert list(found) == ["train", "val"] and found["train"].target.classes == ("wall", "building", "flag")
+    assert columns(found["val"].target.maps.read_map(0).semantic) == [X, 0, 2, 2, 2, 2, 2, 2]
+    assert are_label_maps(str(tmp_path)) and found["val"].target.maps.read_map(0).instances is None
     coded = np.stack([grid(0, 12), grid(0, 5, 6), grid(0)], axis=-1)
     write(tmp_path / "annotations_instance" / "validation" / "ADE_val_1.png", coded)
     found = open_label_maps(str(tmp_path))
-    assert columns(found["val"].read_map(0).instances) == [0, 5, 6, 6, 6, 6, 6, 6]
-    assert found["train"].read_map(0).instances is None and "lacks 1 of 1 map" in found["train"].notes[0]
+    assert columns(found["val"].target.maps.read_map(0).instances) == [0, 5, 6, 6, 6, 6, 6, 6]
+    assert found["train"].target.maps.read_map(0).instances is None and "lacks 1 of 1 map" in found["train"].notes[0]
 
 
 def test_ade20k_full(tmp_path):
@@ -339,12 +339,12 @@ def test_ade20k_full(tmp_path):
     names = [{"name": "wall", "name_ndx": 11 * 256 + 162}, {"name": "dog", "name_ndx": 2 * 256 + 3}]
     (folder / "ADE_train_00000001.json").write_text(json.dumps({"annotation": {"object": names}}))
     source = open_label_maps(str(tmp_path))["train"]
-    found = source.read_map(0)
-    assert source.classes == ("dog", "wall") and source.ids == ("urban/street/ADE_train_00000001.jpg",)
+    found = source.target.maps.read_map(0)
+    assert source.target.classes == ("dog", "wall") and source.ids == ("urban/street/ADE_train_00000001.jpg",)
     assert columns(found.semantic) == [X, 1, 0, 0, 0, 0, 0, 0]
     assert columns(found.instances) == [0, 9, 4, 4, 4, 4, 4, 4]
     (folder / "ADE_train_00000001.json").unlink()
-    assert open_label_maps(str(tmp_path))["train"].classes == ("515", "2978")
+    assert open_label_maps(str(tmp_path))["train"].target.classes == ("515", "2978")
 
 
 # Cityscapes
@@ -359,13 +359,13 @@ def test_cityscapes_has_the_same_19_classes_in_both_numberings(tmp_path, numberi
     write(folder / f"{stem}_gtFine_{numbering}.png", grid(*values))
     write(folder / f"{stem}_gtFine_color.png", grid(1))
     source = open_label_maps(str(tmp_path))["train"]
-    assert len(source.classes) == 19 and source.ids == (f"train/ulm/{stem}_leftImg8bit.png",)
-    found = source.read_map(0)
-    assert [source.classes[c] for c in found.semantic[0, :3]] == ["road", "car", "bicycle"]
+    assert len(source.target.classes) == 19 and source.ids == (f"train/ulm/{stem}_leftImg8bit.png",)
+    found = source.target.maps.read_map(0)
+    assert [source.target.classes[c] for c in found.semantic[0, :3]] == ["road", "car", "bicycle"]
     assert found.semantic[0, 3] == X and found.instances is None
     numbers = grid(7, 26000, 33011, 4, dtype=np.int32)
     write(folder / f"{stem}_gtFine_instanceIds.png", numbers.astype(np.uint16))
-    instances = open_label_maps(str(tmp_path))["train"].read_map(0).instances
+    instances = open_label_maps(str(tmp_path))["train"].target.maps.read_map(0).instances
     assert columns(instances) == [0, 26000, 33011, 0, 0, 0, 0, 0]
 
 
@@ -387,8 +387,8 @@ def voc(root, array, objects=None, palette=None):
 def test_voc_by_index(tmp_path):
     spec = voc(tmp_path / "VOC2012", grid(0, 1, 15, 20, 255), grid(0, 1, 2, 3, 255))
     source = open_label_maps(str(tmp_path))["train"]
-    found = source.read_map(0)
-    named = [source.classes[c] if c >= 0 else None for c in found.semantic[0]]
+    found = source.target.maps.read_map(0)
+    named = [source.target.classes[c] if c >= 0 else None for c in found.semantic[0]]
     assert named[:5] == ["background", "aeroplane", "person", "tvmonitor", None]
     assert columns(found.instances) == [0, 1, 2, 3, 0, 0, 0, 0]
     assert are_label_maps(spec)
@@ -401,7 +401,7 @@ def test_voc_that_lost_its_palette_is_read_by_its_colours(tmp_path):
     # background, aeroplane, person, border: the colours of the development kit
     published = np.array([[0, 0, 0], [128, 0, 0], [192, 128, 128], [224, 224, 192]], np.uint8)
     write(tmp_path / "SegmentationClass" / "2007_000032.png", published[grid(0, 1, 2, 3)])
-    assert columns(open_label_maps(spec)["train"].read_map(0).semantic) == [0, 1, 15, X, X, X, X, X]
+    assert columns(open_label_maps(spec)["train"].target.maps.read_map(0).semantic) == [0, 1, 15, X, X, X, X, X]
 
 
 def test_voc_with_classes_of_its_own(tmp_path):
@@ -412,7 +412,11 @@ def test_voc_with_classes_of_its_own(tmp_path):
         "# label:color_rgb:parts:actions\nrust:51,221,255::\nnone:0,0,0::\ndent:250,50,83::"
     )
     source = open_label_maps(spec)["train"]
-    assert [source.classes[c] for c in source.read_map(0).semantic[0, :3]] == ["none", "dent", "rust"]
+    assert [source.target.classes[c] for c in source.target.maps.read_map(0).semantic[0, :3]] == [
+        "none",
+        "dent",
+        "rust",
+    ]
 
 
 @pytest.fixture
@@ -436,8 +440,10 @@ def augmented(tmp_path):
 def test_voc_trains_on_a_named_list_with_its_own_maps_first(augmented):
     found = open_label_maps(f"{augmented}?train=trainaug")
     train = found["train"]
-    assert list(found) == ["train", "val"] and train.ids == ("a.jpg", "b.jpg", "c.jpg") and len(train.classes) == 21
-    assert [columns(train.read_map(i).semantic)[:3] for i in range(3)] == [[0, 1, X], [0, 2, X], [0, 3, 3]]
+    assert (
+        list(found) == ["train", "val"] and train.ids == ("a.jpg", "b.jpg", "c.jpg") and len(train.target.classes) == 21
+    )
+    assert [columns(train.target.maps.read_map(i).semantic)[:3] for i in range(3)] == [[0, 1, X], [0, 2, X], [0, 3, 3]]
     assert train.notes == ("train is trainaug.txt: 2 maps of SegmentationClass/ and 1 of SegmentationClassAug/",)
     assert found["val"].fingerprint() == open_label_maps(str(augmented))["val"].fingerprint()
     assert open_label_maps(str(augmented))["train"].ids == ("a.jpg", "c.jpg")
@@ -465,10 +471,10 @@ def test_values_and_sizes_of_augmented_maps_are_checked(augmented):
     write(augmented / "SegmentationClassAug" / "b.png", grid(0, 21))
     train = open_label_maps(f"{augmented}?train=trainaug")["train"]
     with pytest.raises(DataError, match=r"SegmentationClassAug/b.png has values without a class: 21"):
-        train.read_map(1)
+        train.target.maps.read_map(1)
     write(augmented / "SegmentationClassAug" / "b.png", np.zeros((3, 3), np.uint8))
     with pytest.raises(DataError, match="the map is 3 x 3 pixels, but its image 8 x 6"):
-        open_label_maps(f"{augmented}?train=trainaug")["train"].read_map(1)
+        open_label_maps(f"{augmented}?train=trainaug")["train"].target.maps.read_map(1)
 
 
 def test_a_list_of_voc_is_refused_for_other_data(pairs, tmp_path):
@@ -498,22 +504,26 @@ def test_pascal_context(context, tmp_path):
     found = open_label_maps(str(tmp_path))
     assert {split: source.ids for split, source in found.items()} == {"train": ("a.jpg",), "val": ("b.jpg",)}
     source = found["val"]
-    assert len(source.classes) == 59 and [source.classes[c] for c in source.read_map(0).semantic[0, :2]] == [
+    assert len(source.target.classes) == 59 and [
+        source.target.classes[c] for c in source.target.maps.read_map(0).semantic[0, :2]
+    ] == [
         "bicycle",
         "bag",
     ]
-    assert columns(found["train"].read_map(0).semantic) == [X, 0, 58, 58, 58, 58, 58, 58]
+    assert columns(found["train"].target.maps.read_map(0).semantic) == [X, 0, 58, 58, 58, 58, 58, 58]
     assert are_label_maps(str(context))
     with_background = open_label_maps(f"{context}?ignore=none")["train"]
-    assert len(with_background.classes) == 60 and columns(with_background.read_map(0).semantic)[:2] == [59, 0]
+    assert len(with_background.target.classes) == 60 and columns(with_background.target.maps.read_map(0).semantic)[
+        :2
+    ] == [59, 0]
     (context / "classes.txt").write_text("1: aeroplane\n2: bicycle\n6: bus\n59: wood")
-    assert open_label_maps(str(context))["val"].classes == ("aeroplane", "bicycle", "bus", "wood")
+    assert open_label_maps(str(context))["val"].target.classes == ("aeroplane", "bicycle", "bus", "wood")
 
 
 def test_pascal_context_is_named_in_a_tree_with_the_maps_of_voc(context):
     voc(context, grid(0, 20))
-    assert len(open_label_maps(str(context))["train"].classes) == 21
-    assert len(open_label_maps(f"{context}?maps=SegmentationClassContext")["train"].classes) == 59
+    assert len(open_label_maps(str(context))["train"].target.classes) == 21
+    assert len(open_label_maps(f"{context}?maps=SegmentationClassContext")["train"].target.classes) == 59
 
 
 def test_pascal_context_that_is_incomplete_or_damaged(context):
@@ -522,9 +532,9 @@ def test_pascal_context_that_is_incomplete_or_damaged(context):
     write(maps / "b.png", np.ones((3, 3), np.uint8))
     found = open_label_maps(str(context))
     with pytest.raises(DataError, match="values without a class: 60"):
-        found["train"].read_map(0)
+        found["train"].target.maps.read_map(0)
     with pytest.raises(DataError, match="the map is 3 x 3 pixels"):
-        found["val"].read_map(0)
+        found["val"].target.maps.read_map(0)
     with pytest.raises(UsageError, match="train=trainaug is a list of VOC's own maps"):
         open_label_maps(f"{context}?train=trainaug")
     (lists / "val.txt").write_text("b\nmissing")
@@ -571,9 +581,9 @@ def test_coco_stuff_has_the_same_171_classes_in_both_numberings(stuff, folder, e
         "train": ("000000000009.jpg",),
         "val": ("000000000139.jpg",),
     }
-    row = columns(found["val"].read_map(0).semantic)
-    assert len(found["val"].classes) == 171 and row[:6] == [0, 11, 79, 80, 170, X]
-    assert [found["val"].classes[c] for c in row[:5]] == ["person", "stop sign", "toothbrush", "banner", "wood"]
+    row = columns(found["val"].target.maps.read_map(0).semantic)
+    assert len(found["val"].target.classes) == 171 and row[:6] == [0, 11, 79, 80, 170, X]
+    assert [found["val"].target.classes[c] for c in row[:5]] == ["person", "stop sign", "toothbrush", "banner", "wood"]
     assert are_label_maps(spec)
 
 
@@ -582,26 +592,26 @@ def test_coco_stuff_prefers_the_published_maps_and_its_own_names(stuff, tmp_path
     spec = stuff((0, 12), "annotations")
     (tmp_path / "labels.txt").write_text("0: unlabeled\n1: person\n13: stop sign")  # ids, which are values plus one
     found = open_label_maps(spec)["val"]
-    assert columns(found.read_map(0).semantic)[:2] == [0, 11] and found.classes[11] == "stop sign"
+    assert columns(found.target.maps.read_map(0).semantic)[:2] == [0, 11] and found.target.classes[11] == "stop sign"
 
 
 @pytest.mark.parametrize(("ending", "value"), [("", 11), ("", 182), ("_labelTrainIds", 171)])
 def test_coco_stuff_refuses_values_without_a_class(stuff, ending, value):
     source = open_label_maps(stuff((0, value), "annotations", ending))["val"]
     with pytest.raises(DataError, match=f"values without a class: {value}"):
-        source.read_map(0)
+        source.target.maps.read_map(0)
 
 
 def test_coco_stuff_with_missing_files_or_other_classes(stuff, tmp_path):
     spec = stuff((0, 1), "annotations")
     write(tmp_path / "annotations" / "val2017" / "000000000139.png", np.ones((3, 3), np.uint8))
     with pytest.raises(DataError, match="the map is 3 x 3 pixels, but its image 8 x 6"):
-        open_label_maps(spec)["val"].read_map(0)
+        open_label_maps(spec)["val"].target.maps.read_map(0)
     (tmp_path / "annotations" / "val2017" / "000000000139.png").unlink()
     with pytest.raises(DataError, match=r"no image in .*images/val2017 has a map of the same name"):
         open_label_maps(spec)
     (tmp_path / "classes.txt").write_text("sky\nroad")  # maps of one's own in folders of these names
-    assert open_label_maps(spec)["all"].classes == ("sky", "road")
+    assert open_label_maps(spec)["all"].target.classes == ("sky", "road")
 
 
 # NYUv2
@@ -625,16 +635,18 @@ def test_nyu_is_read_by_columns_and_grouped(nyu):
     maps = np.random.default_rng(0).integers(0, 4, (3, HEIGHT, WIDTH))
     file = nyu(maps)
     source = open_label_maps(str(file))["all"]
-    assert source.classes == ("wall", "floor") and source.grouped_by == "scene"
+    assert source.target.classes == ("wall", "floor") and source.grouped_by == "scene"
     assert source.ids == ("0000", "0001", "0002")
     for i in range(3):
         expected = [[{0: X, 1: 1, 2: 0, 3: 0}[value] for value in row] for row in maps[i].tolist()]
-        assert source.read_map(i).semantic.tolist() == expected
+        assert source.target.maps.read_map(i).semantic.tolist() == expected
     assert open_label_maps(str(nyu(maps, (1, 2, 1))))["all"].fingerprint() != source.fingerprint()
     pytest.importorskip("scipy.io").savemat(file.parent / "splits.mat", {"trainNdxs": [[3], [1]], "testNdxs": [[2]]})
     parts = open_label_maps(str(file))
     assert parts["train"].ids == ("0000", "0002") and parts["test"].ids == ("0001",)
-    np.testing.assert_array_equal(parts["test"].read_map(0).semantic, source.read_map(1).semantic)
+    np.testing.assert_array_equal(
+        parts["test"].target.maps.read_map(0).semantic, source.target.maps.read_map(1).semantic
+    )
 
 
 def test_nyu_that_is_incomplete_or_damaged(nyu):
@@ -642,7 +654,7 @@ def test_nyu_that_is_incomplete_or_damaged(nyu):
     maps[1] = 4
     file = nyu(maps)
     with pytest.raises(DataError, match=r"it holds the class 4, but classMapping40\.mat groups 3"):
-        open_label_maps(str(file))["all"].read_map(1)
+        open_label_maps(str(file))["all"].target.maps.read_map(1)
     with pytest.raises(DataError, match="mapClass has the number 3, but className has 2 names"):
         open_label_maps(str(nyu(maps, (1, 2, 3))))
     with pytest.raises(UsageError, match="is the only option"):
@@ -690,8 +702,8 @@ def panoptic(tmp_path):
 def test_panoptic(panoptic, tmp_path):
     spec = panoptic()
     source = open_label_maps(spec)["all"]
-    found = source.read_map(0)
-    assert source.classes == ("sky", "dog") and source.ids == ("1.jpg",) and are_label_maps(spec)
+    found = source.target.maps.read_map(0)
+    assert source.target.classes == ("sky", "dog") and source.ids == ("1.jpg",) and are_label_maps(spec)
     assert columns(found.semantic) == [1, 1, 1, 1, 0, 0, X, X]
     assert columns(found.instances) == [1, 2, 2, 0, 0, 0, 0, 0]  # a crowd and the sky are no instances
     assert list(open_label_maps(str(tmp_path))) == ["all"]
@@ -740,17 +752,17 @@ def test_damaged_panoptic_files(panoptic):
 def test_panoptic_that_contradicts_itself(panoptic):
     source = open_label_maps(panoptic(lambda tables: tables["annotations"][0]["segments_info"].pop(0)))["all"]
     with pytest.raises(DataError, match=r"segments that segments_info lacks: 1 \(6 pixels\)"):
-        source.read_map(0)
+        source.target.maps.read_map(0)
     source = open_label_maps(panoptic(put("annotations", "segments_info", [{**s, "category_id": 8} for s in SEGMENTS])))
     with pytest.raises(DataError, match="values without a class: 8"):
-        source["all"].read_map(0)
+        source["all"].target.maps.read_map(0)
 
 
 def test_a_grey_panoptic_file_is_refused(panoptic, tmp_path):
     spec = panoptic()
     write(tmp_path / "annotations" / "panoptic_val2017" / "1.png", grid(1))
     with pytest.raises(UnreadableImage, match="a grey image"):
-        open_label_maps(spec)["all"].read_map(0)
+        open_label_maps(spec)["all"].target.maps.read_map(0)
 
 
 # Masks of manifests
@@ -776,12 +788,12 @@ def test_masks_of_a_manifest_are_drawn_small_ones_on_top(tmp_path):
     file = tmp_path / "m.json"
     file.write_text(json.dumps({"images": images, "annotations": rows, "categories": categories}))
     source = open_label_maps(str(file))["all"]
-    found = source.read_map(0)
-    assert source.classes == ("background", "cat", "dog") and not are_label_maps(str(file))
+    found = source.target.maps.read_map(0)
+    assert source.target.classes == ("background", "cat", "dog") and not are_label_maps(str(file))
     assert columns(found.semantic) == [1, 2, 0, X, X, 1, 1, 1]
     assert columns(found.instances) == [1, 2, 0, 0, 0, 5, 5, 0]
     ignoring = open_label_maps(f"{file}?ignore=background")["all"]
-    assert columns(ignoring.read_map(0).semantic) == [0, 1, X, X, X, 0, 0, 0]
+    assert columns(ignoring.target.maps.read_map(0).semantic) == [0, 1, X, X, X, 0, 0, 0]
 
 
 # What is no label map

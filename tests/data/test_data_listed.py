@@ -196,7 +196,7 @@ def test_panoptic_files_of_another_machine(root):
     content = {**names, "categories": [{"id": 1, "name": "x", "isthing": 1}]}
     (root / "panoptic_val.json").write_text(json.dumps(content))
     source = open_label_maps(str(root / "panoptic_val.json"))["all"]
-    assert source.images.read(2) == png(2) and source.maps.path(2).endswith("panoptic_val/c.png")
+    assert source.images.read(2) == png(2) and source.target.maps.maps.path(2).endswith("panoptic_val/c.png")
 
 
 def test_the_reading_of_a_path_is_noted_and_as_written_is_not(root):

@@ -57,7 +57,7 @@ FILES = {
     "signals": ("depth", lambda file, grid: np.save(file.with_suffix(".npy"), 1.0 + grid)),
 }
 OPENED = {
-    "label maps": lambda place: open_label_maps(place)["all"].read_map(0),
+    "label maps": lambda place: open_label_maps(place)["all"].target.maps.read_map(0),
     "masks": lambda place: open_masks_as_data(place)["all"].target.maps.read_map(0),
     "boundaries": lambda place: values(open_boundaries(place)["all"]),
     "depth": lambda place: values(open_depth(place)["all"]),

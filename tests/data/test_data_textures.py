@@ -82,9 +82,9 @@ def test_every_face_of_the_images_says_the_same():
         assert np.ptp(np.bincount(source.target.values)) == 0
         assert source.ids == boxes[split].ids == maps[split].ids == masks[split].ids
         for i in (0, len(source) - 1):
-            label = maps[split].read_map(i).semantic
+            label = maps[split].target.maps.read_map(i).semantic
             name = source.target.classes[source.target.values[i]]
-            assert set(np.unique(label)) == {0, maps[split].classes.index(name)}
+            assert set(np.unique(label)) == {0, maps[split].target.classes.index(name)}
             (mask,) = boxes[split].target.objects.bitmaps_of(i, *label.shape)
             left, upper, right, lower = boxes[split].target.objects.boxes_of(i)[0].astype(int)
             assert np.array_equal(mask, label > 0) and mask[upper:lower, left:right].sum() == mask.sum()

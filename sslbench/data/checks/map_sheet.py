@@ -11,7 +11,7 @@ from sslbench.data.checks.sheets import Thumbnail
 from sslbench.data.decode.handlers import make_decoder
 from sslbench.data.decode.picture import UnreadableImage, Wanted
 from sslbench.data.loading import loader
-from sslbench.data.maps.types import LabelMapSource
+from sslbench.data.maps.types import CodedMaps
 from sslbench.targets.label_maps import UNKNOWN
 
 _OPACITY = 0.55
@@ -59,7 +59,7 @@ def overlays(
 
 
 def _overlay(
-    checked: CheckedMaps, part: LabelMapSource, row: int, colours: npt.NDArray[np.uint8], side: int
+    checked: CheckedMaps, part: CodedMaps, row: int, colours: npt.NDArray[np.uint8], side: int
 ) -> Thumbnail | None:
     reading = checked.reading
     decoder = make_decoder(reading.decoder, Wanted(max_pixels=reading.max_pixels), part.images)

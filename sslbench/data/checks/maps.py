@@ -14,7 +14,7 @@ from sslbench.data.checks.parts import picture_findings, spread
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.loading import loader
 from sslbench.data.maps.facts import MapFacts, map_facts
-from sslbench.data.maps.types import LabelMapSource
+from sslbench.data.maps.types import CodedMaps, coded
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.names import did_you_mean
@@ -67,7 +67,7 @@ class CheckedMaps:
     """
 
     spec: str
-    parts: dict[str, LabelMapSource]
+    parts: dict[str, CodedMaps]
     counts: dict[str, PartCounts]
     present: dict[str, dict[int, list[int]]]
     findings: tuple[Finding, ...]
@@ -78,7 +78,7 @@ class CheckedMaps:
 
 def check_maps(
     spec: str,
-    parts: Mapping[str, LabelMapSource],
+    sources: Mapping[str, Source],
     *,
     copies: bool,
     read: int | None,
@@ -89,7 +89,7 @@ def check_maps(
 
     Args:
         spec: data location, as the user gave it.
-        parts: result of `open_label_maps`.
+        sources: result of `open_label_maps`.
         copies: look for duplicates; images and maps not hashed yet are read.
         read: number of evenly spaced images and maps to read per split; None: all.
         workers: number of decoding processes.
@@ -99,6 +99,7 @@ def check_maps(
     unreadable: list[tuple[str, str]] = []
     counts: dict[str, PartCounts] = {}
     present: dict[str, dict[int, list[int]]] = {}
+    parts = {split: coded(source) for split, source in sources.items()}
     for split, part in parts.items():
         rows = spread(len(part), read)
         facts = map_facts(part, rows, workers=workers, reading=reading)
@@ -110,22 +111,20 @@ def check_maps(
         counts[split] = _counted(part, good)
         present[split] = {fact.index: np.flatnonzero(fact.pixels).tolist() for fact in good}
         findings += [*_orphans(part), *_damage(part, good), *_about_pixels(part, good, counts[split])]
-        findings += [Finding("note", note) for note in part.notes]
+        findings += [Finding("note", note) for note in sources[split].notes if note not in part.left_out()]
     findings += [Finding("error", f"{path}: {reason}") for path, reason in unreadable]
     findings += [*_across(parts, counts), *(_copies(parts) if copies else ())]
     if not copies:
         findings.append(Finding("note", "duplicate images were not searched (--copies)"))
-    return CheckedMaps(
-        spec, dict(parts), counts, present, tuple(by_level(findings)), tuple(unreadable), copies, reading
-    )
+    return CheckedMaps(spec, parts, counts, present, tuple(by_level(findings)), tuple(unreadable), copies, reading)
 
 
-def plain(part: LabelMapSource) -> Source:
+def plain(part: CodedMaps) -> Source:
     """Return the images without their maps."""
-    return Source(part.name, part.ids, Unlabelled(len(part)), part.images, part.notes)
+    return Source(part.name, part.ids, Unlabelled(len(part)), part.images)
 
 
-def _counted(part: LabelMapSource, facts: Sequence[MapFacts]) -> PartCounts:
+def _counted(part: CodedMaps, facts: Sequence[MapFacts]) -> PartCounts:
     table = np.array([fact.pixels for fact in facts], dtype=np.int64).reshape(len(facts), len(part.classes))
     objects = [fact.instances for fact in facts if fact.instances is not None]
     return PartCounts(
@@ -138,7 +137,7 @@ def _counted(part: LabelMapSource, facts: Sequence[MapFacts]) -> PartCounts:
     )
 
 
-def _orphans(part: LabelMapSource) -> list[Finding]:
+def _orphans(part: CodedMaps) -> list[Finding]:
     found = []
     for names, what in ((part.without_map, "image without a map"), (part.without_image, "map without an image")):
         if names:
@@ -148,7 +147,7 @@ def _orphans(part: LabelMapSource) -> list[Finding]:
     return found
 
 
-def _damage(part: LabelMapSource, facts: Sequence[MapFacts]) -> list[Finding]:
+def _damage(part: CodedMaps, facts: Sequence[MapFacts]) -> list[Finding]:
     found = [
         *_listed(part, facts, "error", "of another size than the image", lambda fact: fact.size),
         *_listed(part, facts, "error", "that cannot be used", lambda fact: "; ".join(fact.broken)),
@@ -172,7 +171,7 @@ def _damage(part: LabelMapSource, facts: Sequence[MapFacts]) -> list[Finding]:
 
 
 def _listed(
-    part: LabelMapSource, facts: Sequence[MapFacts], level: str, what: str, of: Callable[[MapFacts], str | None]
+    part: CodedMaps, facts: Sequence[MapFacts], level: str, what: str, of: Callable[[MapFacts], str | None]
 ) -> list[Finding]:
     said = [f"{fact.path}: {text}" for fact in facts if (text := of(fact))]
     if not said:
@@ -182,7 +181,7 @@ def _listed(
     return [Finding("error" if level == "error" else "warning", message)]
 
 
-def _unknown(part: LabelMapSource, facts: Sequence[MapFacts]) -> list[Finding]:
+def _unknown(part: CodedMaps, facts: Sequence[MapFacts]) -> list[Finding]:
     """Return an error that lists values of no class with their counts and maps; empty without any."""
     pixels: Counter[int] = Counter()
     where: dict[int, list[str]] = {}
@@ -207,7 +206,7 @@ def _unknown(part: LabelMapSource, facts: Sequence[MapFacts]) -> list[Finding]:
     return [Finding("error", message)]
 
 
-def _about_pixels(part: LabelMapSource, facts: Sequence[MapFacts], counts: PartCounts) -> list[Finding]:
+def _about_pixels(part: CodedMaps, facts: Sequence[MapFacts], counts: PartCounts) -> list[Finding]:
     found = []
     share = counts.ignored / max(counts.total, 1)
     if counts.ignored:
@@ -233,7 +232,7 @@ def _about_pixels(part: LabelMapSource, facts: Sequence[MapFacts], counts: PartC
     return found
 
 
-def _across(parts: Mapping[str, LabelMapSource], counts: Mapping[str, PartCounts]) -> list[Finding]:
+def _across(parts: Mapping[str, CodedMaps], counts: Mapping[str, PartCounts]) -> list[Finding]:
     """Return findings about classes that differ between splits, or that train has no pixels of."""
     if "train" not in parts:
         return []
@@ -257,7 +256,7 @@ def _across(parts: Mapping[str, LabelMapSource], counts: Mapping[str, PartCounts
     return found
 
 
-def _copies(parts: Mapping[str, LabelMapSource]) -> list[Finding]:
+def _copies(parts: Mapping[str, CodedMaps]) -> list[Finding]:
     """Return findings about duplicate images in two splits or in one, with equal or different maps."""
     sources = [_with_maps_as_labels(part) for part in parts.values()]
     if len(sources) == 1:
@@ -266,10 +265,10 @@ def _copies(parts: Mapping[str, LabelMapSource]) -> list[Finding]:
     return [finding for first, second in itertools.combinations(order, 2) for finding in exact_copies(first, second)]
 
 
-def _with_maps_as_labels(part: LabelMapSource) -> Source:
+def _with_maps_as_labels(part: CodedMaps) -> Source:
     """Return the images with a label for each distinct map."""
     digests = np.ascontiguousarray(part.maps.digests()).view("V16").reshape(-1)
     _, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
     names = tuple(part.maps.path(int(i)) for i in first)
     labels = Classes(names, inverse.reshape(-1).astype(np.int64))
-    return Source(part.name, part.ids, labels, part.images, part.notes)
+    return Source(part.name, part.ids, labels, part.images)

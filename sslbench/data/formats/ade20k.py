@@ -21,7 +21,8 @@ from sslbench.data.maps.classes import LabelMapOptions, coding_beside, make_codi
 from sslbench.data.maps.files import MapPixels, ValueMaps, load
 from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
 from sslbench.data.maps.pairs import find_places, paired
-from sslbench.data.maps.types import Coding, LabelMapSource, RawMap
+from sslbench.data.maps.types import Coding, RawMap
+from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.targets.label_maps import Grid
@@ -38,13 +39,13 @@ def recognises(spec: str) -> bool:
     return (root / _INFO).is_file() or (root / _FULL).is_dir()
 
 
-def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     """Return the label maps of either release; see `sslbench.data.open.open_label_maps`."""
     root = Path(spec)
     return _scene_parse(spec, root, options) if (root / _INFO).is_file() else _full(spec, root / _FULL, options)
 
 
-def _scene_parse(spec: str, root: Path, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+def _scene_parse(spec: str, root: Path, options: LabelMapOptions) -> dict[str, Source]:
     coding = with_ignored(spec, coding_beside(root, options) or _names(root / _INFO), options.ignore)
     places = find_places(root)
     if not places:
@@ -128,7 +129,7 @@ class FullMaps:
         return FullMaps(self.files.select(indices))
 
 
-def _full(spec: str, root: Path, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+def _full(spec: str, root: Path, options: LabelMapOptions) -> dict[str, Source]:
     splits: dict[str, Pairs] = {}
     for folder in sorted(path for path in root.iterdir() if path.is_dir()):
         split = split_name(folder.name)

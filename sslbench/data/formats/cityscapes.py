@@ -19,9 +19,10 @@ from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions, with_ignored
 from sslbench.data.maps.files import MapPixels, ValueMaps, load
 from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
-from sslbench.data.maps.types import Coding, LabelMapSource
+from sslbench.data.maps.types import Coding
 from sslbench.data.objects.annotated import AnnotatedImage, object_sources
 from sslbench.data.objects.types import ObjectSource
+from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
 from sslbench.metrics.detection import masks
@@ -52,7 +53,7 @@ def recognises(spec: str) -> bool:
     return (root / _IMAGES).is_dir() and any((root / name).is_dir() for name in _TRUTH)
 
 
-def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     """Return the label maps of a Cityscapes folder; see `sslbench.data.open.open_label_maps`."""
     root = Path(spec)
     truth = next(name for name in _TRUTH if (root / name).is_dir())

@@ -11,7 +11,8 @@ from sslbench.data.format import LabelMapReader, SourceFormat
 from sslbench.data.maps.classes import LabelMapOptions, with_ignored
 from sslbench.data.maps.files import ValueMaps
 from sslbench.data.maps.layout import by_key, pair, source_of, walk
-from sslbench.data.maps.types import Coding, LabelMapSource
+from sslbench.data.maps.types import Coding
+from sslbench.data.source import Source
 
 _SPLITS = ("train2017", "val2017")
 _MAPS = ("stuffthingmaps_trainval2017", "annotations")
@@ -66,7 +67,7 @@ def _splits(root: Path) -> dict[str, tuple[Path, Path]]:
     return {split: folders for split, folders in found.items() if all(folder.is_dir() for folder in folders)}
 
 
-def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     """Return the label maps of COCO-Stuff; see `sslbench.data.open.open_label_maps`."""
     sources = {}
     for split, (photos, folder) in _splits(Path(spec)).items():

@@ -8,7 +8,6 @@ from sslbench.data.format import LabelMapReader, ObjectReader, SampleReader, Sou
 from sslbench.data.formats import coco
 from sslbench.data.formats.coco import WHOLE_IMAGES, CocoOptions
 from sslbench.data.maps.classes import LabelMapOptions
-from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.objects import toy
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
@@ -63,7 +62,7 @@ def _recognises_maps(spec: str, _: LabelMapOptions) -> bool:
     return _is_no_file(spec)
 
 
-def _open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+def _open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     if options.images:
         raise UsageError(f"{spec}: its images are drawn, so it takes no option '?images='")
     return coco.masks.open_maps(spec, options, open_objects)

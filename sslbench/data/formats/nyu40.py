@@ -16,7 +16,8 @@ from sslbench.data.depth.nyu import MatImages, opened, scenes_of, split_rows
 from sslbench.data.format import LabelMapReader, SourceFormat
 from sslbench.data.images import digest
 from sslbench.data.maps.classes import LabelMapOptions, make_coding, with_ignored
-from sslbench.data.maps.types import Coding, LabelMapSource, RawMap
+from sslbench.data.maps.types import CodedMaps, Coding, RawMap, source_of_maps
+from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 
 _MAPPING = "classMapping40.mat"
@@ -71,7 +72,7 @@ class MatMaps:
         return dataclasses.replace(self, rows=tuple(self.rows[i] for i in indices.tolist()))
 
 
-def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     """Return the label maps of NYUv2; see `sslbench.data.open.open_label_maps`."""
     if options.names_folders or options.classes:
         raise UsageError(f"{spec}: of a MATLAB file, ?ignore= is the only option")
@@ -82,17 +83,11 @@ def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
         raise DataError(f"{spec} does not hold 'labels' for every image; expected nyu_depth_v2_labeled.mat")
     number = len(file["labels"])
     scenes = scenes_of(file, number)
-    sources: dict[str, LabelMapSource] = {}
+    sources: dict[str, Source] = {}
     for split, rows in split_rows(path, number).items():
-        sources[split] = LabelMapSource(
-            spec if split == "all" else f"{spec} ({split})",
-            tuple(f"{row:04d}" for row in rows),
-            MatImages(spec, tuple(rows)),
-            MatMaps(spec, tuple(rows), groups),
-            coding,
-            attributes={"scene": tuple(scenes[row] for row in rows)},
-            grouped_by="scene",
-        )
+        name, ids = spec if split == "all" else f"{spec} ({split})", tuple(f"{row:04d}" for row in rows)
+        maps = CodedMaps(name, ids, MatImages(spec, tuple(rows)), MatMaps(spec, tuple(rows), groups), coding)
+        sources[split] = source_of_maps(maps, (), {"scene": tuple(scenes[row] for row in rows)}, "scene")
     return sources
 
 

@@ -16,7 +16,6 @@ from sslbench.data.format import LabelMapReader, NoOptions, ObjectReader, Sample
 from sslbench.data.formats.coco.masks import open_maps
 from sslbench.data.images import Arrays
 from sslbench.data.maps.classes import LabelMapOptions
-from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.textures import (
@@ -171,7 +170,7 @@ def _recognises_maps(spec: str, _: LabelMapOptions) -> bool:
     return _is_no_file(spec)
 
 
-def _open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+def _open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     return open_maps(spec, options, open_objects)
 
 

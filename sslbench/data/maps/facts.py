@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.maps.sizes import size_and_turn, size_difference
-from sslbench.data.maps.types import LabelMapSource, distinct
+from sslbench.data.maps.types import CodedMaps, distinct
 from sslbench.data.workers import run
 from sslbench.errors import SslbenchError
 from sslbench.targets.label_maps import UNKNOWN, Grid
@@ -54,7 +54,7 @@ class MapFacts:
     turned: bool = False
 
 
-def map_facts(source: LabelMapSource, rows: npt.NDArray[np.int64], *, workers: int, reading: Reading) -> list[MapFacts]:
+def map_facts(source: CodedMaps, rows: npt.NDArray[np.int64], *, workers: int, reading: Reading) -> list[MapFacts]:
     """Read all maps, in worker processes if requested, and return the facts of each."""
     chunks = [rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)]
     dataset = _Facts(source, chunks, reading.max_pixels)
@@ -64,7 +64,7 @@ def map_facts(source: LabelMapSource, rows: npt.NDArray[np.int64], *, workers: i
 class _Facts(Dataset[Any]):
     """Data set of a loader: item i holds the facts of chunk i."""
 
-    def __init__(self, source: LabelMapSource, chunks: list[npt.NDArray[np.int64]], max_pixels: int) -> None:
+    def __init__(self, source: CodedMaps, chunks: list[npt.NDArray[np.int64]], max_pixels: int) -> None:
         self.source, self.chunks, self.max_pixels = source, chunks, max_pixels
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class _Facts(Dataset[Any]):
             return error
 
 
-def _facts(source: LabelMapSource, index: int, max_pixels: int) -> MapFacts:
+def _facts(source: CodedMaps, index: int, max_pixels: int) -> MapFacts:
     path = source.maps.path(index)
     try:
         raw = source.maps.read(index, max_pixels)

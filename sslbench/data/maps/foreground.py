@@ -12,14 +12,14 @@ from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.files import ValueMaps
 from sslbench.data.maps.pairs import find_places, named_places, paired
 from sslbench.data.maps.sizes import SAME_SIZE, size_and_turn, size_difference
-from sslbench.data.maps.types import LabelMapSource, Maps
+from sslbench.data.maps.types import Maps
 from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.targets.foreground import Foreground
 from sslbench.targets.images import Images
-from sslbench.targets.label_maps import IGNORED, LabelMap, PixelLabels
+from sslbench.targets.label_maps import IGNORED, LabelMap, LabelMaps, PixelLabels
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class ForegroundOfClasses:
         background: number of the background.
     """
 
-    maps: LabelMapSource
+    maps: PixelLabels
     background: int
 
     def __len__(self) -> int:
@@ -115,11 +115,11 @@ def binary_masks(spec: str, options: LabelMapOptions) -> dict[str, Source]:
             if names:
                 notes.append(f"{name}: {len(names):,} {what} are left out: {some(names, 3)}")
         masks = BinaryMasks(name, pairs.images, ValueMaps(pairs.maps))
-        found[split] = _source(name, pairs.ids, pairs.images, tuple(notes), masks)
+        found[split] = Source(name, pairs.ids, Foreground(masks), pairs.images, tuple(notes))
     return found
 
 
-def foreground_of(maps: Mapping[str, LabelMapSource]) -> dict[str, Source]:
+def foreground_of(maps: Mapping[str, Source]) -> dict[str, Source]:
     """Return label maps with a class called background as masks of everything else.
 
     Raises:
@@ -127,17 +127,12 @@ def foreground_of(maps: Mapping[str, LabelMapSource]) -> dict[str, Source]:
     """
     found = {}
     for split, part in maps.items():
-        names = [name.casefold() for name in part.classes]
+        names = [name.casefold() for name in part.target.classes]
         if "background" not in names:
             raise DataError(
-                f"{part.name} has the classes {some(part.classes, 5)}, and none is called background",
+                f"{part.name} has the classes {some(part.target.classes, 5)}, and none is called background",
                 "Saliency needs masks of a foreground: a folder of images and one of masks with the values 0 and 255.",
             )
-        masks = ForegroundOfClasses(part, names.index("background"))
-        source = _source(part.name, part.ids, part.images, part.notes, masks)
-        found[split] = dataclasses.replace(source, attributes=part.attributes, grouped_by=part.grouped_by)
+        masks = ForegroundOfClasses(LabelMaps.of(part.target).maps, names.index("background"))
+        found[split] = dataclasses.replace(part, target=Foreground(masks))
     return found
-
-
-def _source(name: str, ids: tuple[str, ...], images: Images, notes: tuple[str, ...], masks: PixelLabels) -> Source:
-    return Source(name, ids, Foreground(masks), images, notes)

@@ -8,14 +8,13 @@ from typing import TypeVar
 
 from sslbench.data.containers.members import in_clutter, is_image
 from sslbench.data.images import Files
-from sslbench.data.maps.types import Coding, LabelMapSource, Maps
+from sslbench.data.maps.types import CodedMaps, Coding, Maps, source_of_maps
 from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError
 from sslbench.text import printable
 
 T = TypeVar("T")
-S = TypeVar("S", Source, LabelMapSource)
 FOLDER = "folder"
 """Grouping of images by their folder, `?group=folder`, and the name of its attribute."""
 
@@ -116,20 +115,11 @@ def pair(images: Mapping[str, str], maps: Mapping[str, str], image_root: Path, m
     )
 
 
-def source_of(
-    spec: str, split: str, pairs: Pairs, maps: Maps, coding: Coding, notes: Sequence[str] = ()
-) -> LabelMapSource:
+def source_of(spec: str, split: str, pairs: Pairs, maps: Maps, coding: Coding, notes: Sequence[str] = ()) -> Source:
     """Return the source of one split."""
-    return LabelMapSource(
-        name=spec if split == "all" else f"{spec} ({split})",
-        ids=pairs.ids,
-        images=pairs.images,
-        maps=maps,
-        coding=coding,
-        notes=(*pairs.notes, *notes),
-        without_map=pairs.without_map,
-        without_image=pairs.without_image,
-    )
+    name = spec if split == "all" else f"{spec} ({split})"
+    left = pairs.without_map, pairs.without_image
+    return source_of_maps(CodedMaps(name, pairs.ids, pairs.images, maps, coding, *left), (*pairs.notes, *notes))
 
 
 def in_order(found: Mapping[str, T]) -> dict[str, T]:
@@ -138,7 +128,7 @@ def in_order(found: Mapping[str, T]) -> dict[str, T]:
     return {s: found[s] for s in sorted(found, key=lambda s: (known.index(s) if s in known else 9, s))}
 
 
-def by_folder(source: S) -> S:
+def by_folder(source: Source) -> Source:
     """Return a source whose images of one folder are a group: frames of a video, views of a scene."""
     folders = tuple(name.rpartition("/")[0] for name in source.ids)
     return dataclasses.replace(source, attributes={**source.attributes, FOLDER: folders}, grouped_by=FOLDER)

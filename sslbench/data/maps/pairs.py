@@ -9,7 +9,8 @@ from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, coding_of_values, with_ignored
 from sslbench.data.maps.files import ValueMaps
 from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
-from sslbench.data.maps.types import Coding, LabelMapSource
+from sslbench.data.maps.types import Coding
+from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 
 _IMAGES = ("images", "image", "imgs", "img", "img_dir", "jpegimages", "photos", "pictures", "inputs")
@@ -39,7 +40,7 @@ def recognises(root: Path) -> bool:
     return bool(found) and all(len(pairs.ids) >= len(pairs.without_map) for pairs in found.values())
 
 
-def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     """Return the label maps of a folder; see `sslbench.data.open.open_label_maps`."""
     root = Path(spec)
     places = named_places(spec, root, options) or find_places(root)
@@ -48,7 +49,7 @@ def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
 
 def sources_of(
     spec: str, splits: dict[str, Pairs], coding: Coding | None, options: LabelMapOptions
-) -> dict[str, LabelMapSource]:
+) -> dict[str, Source]:
     """Return the sources of pairs; without a coding the values become the names of the classes."""
     notes: tuple[str, ...] = ()
     if coding is None:

@@ -3,17 +3,19 @@
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.maps.sizes import SAME_SIZE, size_and_turn, size_difference
+from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.targets.images import Images
-from sslbench.targets.label_maps import IGNORED, UNKNOWN, Grid, LabelMap
+from sslbench.targets.label_maps import IGNORED, UNKNOWN, Grid, LabelMap, LabelMaps
 
 _TABLE = 1 << 16
 
@@ -121,20 +123,17 @@ class Coding:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LabelMapSource:
-    """N images in order of their id, and their label maps.
+class CodedMaps:
+    """Label maps of N images whose values stand for classes; the content of a target `LabelMaps`.
 
     Attributes:
-        name: the location as the user wrote it, with the split.
-        ids: unique, ascending, stable between machines.
-        images: of the same length.
+        name: of the source, for messages.
+        ids: of the images.
+        images: whose sizes the maps must have.
         maps: of the same length.
         coding: correspondence of values to classes.
-        notes: remarks on what was left out or changed on opening, one sentence each.
         without_map: images that were left out since they have no map.
         without_image: maps that were left out since they have no image.
-        attributes: as of a `Source`: name -> one text per image.
-        grouped_by: as of a `Source`: the attribute whose equal values a seeded split keeps on one side.
     """
 
     name: str
@@ -142,11 +141,8 @@ class LabelMapSource:
     images: Images
     maps: Maps
     coding: Coding
-    notes: tuple[str, ...] = ()
     without_map: tuple[str, ...] = ()
     without_image: tuple[str, ...] = ()
-    attributes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    grouped_by: str = ""
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.images) == len(self.maps):
@@ -160,22 +156,10 @@ class LabelMapSource:
         """Names of the C classes."""
         return self.coding.classes
 
-    @property
-    def ignore(self) -> tuple[int, ...]:
-        """Values in the maps whose pixels do not count."""
-        return self.coding.ignore
-
-    def select(self, indices: Sequence[int] | npt.NDArray[np.int64], name: str | None = None) -> "LabelMapSource":
-        """Return a source of the images at `indices`, which must ascend, as ids do."""
-        chosen = np.asarray(indices, dtype=np.int64)
-        if len(chosen) and np.any(np.diff(chosen) <= 0):
-            raise ValueError("indices must be strictly ascending")
-        ids = tuple(self.ids[i] for i in chosen)
-        images, maps = self.images.select(chosen), self.maps.select(chosen)
-        attributes = {key: tuple(column[i] for i in chosen) for key, column in self.attributes.items()}
-        return dataclasses.replace(
-            self, name=name or self.name, ids=ids, images=images, maps=maps, attributes=attributes
-        )
+    def select(self, indices: npt.NDArray[np.int64]) -> "CodedMaps":
+        """Return the maps of the images at `indices`, in that order."""
+        ids = tuple(self.ids[i] for i in indices)
+        return dataclasses.replace(self, ids=ids, images=self.images.select(indices), maps=self.maps.select(indices))
 
     def read_map(self, index: int, *, size: tuple[int, int] | None = None, max_pixels: int = MAX_PIXELS) -> LabelMap:
         """Read the label map of one image.
@@ -211,3 +195,37 @@ class LabelMapSource:
         digest.update(self.images.digests().tobytes())
         digest.update(self.maps.digests().tobytes())
         return digest.hexdigest()[:32]
+
+    def left_out(self) -> tuple[str, ...]:
+        """Return a sentence on the images and on the maps that were left out."""
+        return tuple(
+            f"{self.name}: {len(names):,} {what} left out: {some(names, 3)}"
+            for what, names in (
+                ("images without a map are", self.without_map),
+                ("maps without an image are", self.without_image),
+            )
+            if names
+        )
+
+
+def source_of_maps(
+    maps: CodedMaps,
+    notes: Sequence[str] = (),
+    attributes: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    grouped_by: str = "",
+) -> Source:
+    """Return the source of images with label maps; what was left out becomes a note."""
+    target = LabelMaps(maps.classes, maps)
+    return Source(maps.name, maps.ids, target, maps.images, (*notes, *maps.left_out()), attributes, grouped_by)
+
+
+def coded(source: Source) -> CodedMaps:
+    """Return the maps of a source as their files hold them.
+
+    Raises:
+        TypeError: its maps have no values that stand for classes.
+    """
+    maps = LabelMaps.of(source.target).maps
+    if not isinstance(maps, CodedMaps):
+        raise TypeError(f"{source.name} has other maps")
+    return maps

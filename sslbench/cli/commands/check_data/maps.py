@@ -81,7 +81,7 @@ def as_json(checked: "CheckedMaps") -> str:
             "name": part.name,
             "images": len(part),
             "read": counts.read,
-            "ignored_values": list(part.ignore),
+            "ignored_values": list(part.coding.ignore),
             "ignored_pixels": counts.ignored,
             "unknown_pixels": counts.unknown,
             "instances": counts.instances,

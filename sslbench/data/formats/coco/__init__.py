@@ -31,7 +31,6 @@ from sslbench.data.formats.coco.objects import object_sources
 from sslbench.data.formats.coco.tracks import has_tracks, video_sources
 from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions
-from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.objects.crops import ElsewhereOptions, crops_of
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
@@ -245,7 +244,7 @@ def _recognises_maps(spec: str, _: LabelMapOptions) -> bool:
     return panoptic.recognises(spec) or (Path(spec).is_file() and recognises(spec))
 
 
-def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     """Return the maps of a panoptic file or folder, else the masks of a manifest as label maps.
 
     Raises:

@@ -10,8 +10,9 @@ import numpy.typing as npt
 from sslbench.data.decode.picture import UnreadableImage, check_size
 from sslbench.data.images import DIGEST_BYTES, digest
 from sslbench.data.maps.classes import LabelMapOptions, with_ignored
-from sslbench.data.maps.types import Coding, LabelMapSource, RawMap
+from sslbench.data.maps.types import CodedMaps, Coding, RawMap, source_of_maps
 from sslbench.data.objects.types import ObjectSource
+from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection import masks as rle
 from sslbench.targets.label_maps import IGNORED
@@ -21,7 +22,7 @@ BACKGROUND = "background"
 
 def open_maps(
     spec: str, options: LabelMapOptions, open_objects: Callable[[str], Mapping[str, ObjectSource]]
-) -> dict[str, LabelMapSource]:
+) -> dict[str, Source]:
     """Return the masks of a manifest as label maps; see `sslbench.data.open.open_label_maps`."""
     if options.maps or options.classes:
         raise UsageError(f"{spec}: a manifest names its own maps and classes; the options are images= and ignore=")
@@ -31,7 +32,7 @@ def open_maps(
     return {split: _source(source, options) for split, source in sources.items()}
 
 
-def _source(source: ObjectSource, options: LabelMapOptions) -> LabelMapSource:
+def _source(source: ObjectSource, options: LabelMapOptions) -> Source:
     """Return the source of label maps: value 0 is background, 1 to C are the classes."""
     names = (BACKGROUND, *source.classes)
     if len(set(names)) < len(names):
@@ -42,16 +43,8 @@ def _source(source: ObjectSource, options: LabelMapOptions) -> LabelMapSource:
     note = (
         f"{source.name}: pixels without an object form the class '{BACKGROUND}' (?ignore={BACKGROUND} leaves them out)"
     )
-    return LabelMapSource(
-        source.name,
-        source.ids,
-        source.images,
-        ObjectMaps(source),
-        coding,
-        (*source.notes, note),
-        attributes=source.attributes,
-        grouped_by=source.grouped_by,
-    )
+    maps = CodedMaps(source.name, source.ids, source.images, ObjectMaps(source), coding)
+    return source_of_maps(maps, (*source.notes, note), source.attributes, source.grouped_by)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -23,7 +23,8 @@ from sslbench.data.images import DIGEST_BYTES, Files, digest
 from sslbench.data.maps.classes import LabelMapOptions, make_coding, refuse_twice, with_ignored
 from sslbench.data.maps.files import load
 from sslbench.data.maps.layout import Pairs, in_order, source_of
-from sslbench.data.maps.types import Coding, LabelMapSource, RawMap, distinct
+from sslbench.data.maps.types import Coding, RawMap, distinct
+from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.text import printable
@@ -42,7 +43,7 @@ def recognises(spec: str) -> bool:
     return path.is_file() and path.suffix.lower() == ".json" and _has_segments(path)
 
 
-def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     """Return the label maps of one file, or of a folder with several; see `sslbench.data.open.open_label_maps`."""
     path = Path(spec)
     files = _in_folder(path) if path.is_dir() else [path]

@@ -11,7 +11,6 @@ from sslbench.data.formats.voc import context, maps, objects
 from sslbench.data.formats.voc.tree import IMAGES, MAIN_LISTS, SPLITS, find_years, image_files, one_year, read_lines
 from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions
-from sslbench.data.maps.types import LabelMapSource
 from sslbench.data.objects.crops import WHOLE_IMAGES, CropOptions, crops_of
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
@@ -136,7 +135,7 @@ def _recognises_maps(spec: str, options: LabelMapOptions) -> bool:
     return context.recognises(spec, options) or maps.recognises(spec, options)
 
 
-def _open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+def _open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     if context.recognises(spec, options):
         return context.open_maps(spec, options)
     return maps.open_maps(spec, options)

@@ -21,7 +21,8 @@ from sslbench.data.formats.voc.tree import (
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, with_ignored
 from sslbench.data.maps.files import ValueMaps
 from sslbench.data.maps.layout import by_key, source_of, walk
-from sslbench.data.maps.types import Coding, LabelMapSource
+from sslbench.data.maps.types import Coding
+from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 
 _MAPS = "SegmentationClassContext"
@@ -69,7 +70,7 @@ def _years(spec: str) -> list[Path]:
     return find_years(Path(spec), _MAPS)
 
 
-def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     """Return the label maps of Pascal Context; see `sslbench.data.open.open_label_maps`."""
     if options.train is not None:
         raise UsageError(f"{spec}: train={options.train} is a list of VOC's own maps, not of Pascal Context")

@@ -31,7 +31,8 @@ from sslbench.data.maps.classes import LabelMapOptions, coding_beside, colour, w
 from sslbench.data.maps.colours import voc_palette
 from sslbench.data.maps.files import MapPixels, ValueMaps, load
 from sslbench.data.maps.layout import Pairs, by_key, source_of, walk
-from sslbench.data.maps.types import Coding, LabelMapSource, distinct
+from sslbench.data.maps.types import Coding, distinct
+from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
@@ -63,7 +64,7 @@ def _years(spec: str) -> list[Path]:
     return find_years(Path(spec), SEGMENTATION_LISTS, CLASS_MAPS)
 
 
-def open_maps(spec: str, options: LabelMapOptions) -> dict[str, LabelMapSource]:
+def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     """Return the label maps of one year; see `sslbench.data.open.open_label_maps`."""
     root = one_year(spec, _years(spec))
     lists = map_lists(root, SEGMENTATION_LISTS)
