@@ -134,7 +134,11 @@ def test_ignore_by_value_and_by_name(pairs):
 
 
 def test_ignore_none_makes_a_class_of_255(pairs):
-    assert open_label_maps(f"{pairs(classes=(), a=grid(7, 255, 3))}?ignore=none")["all"].target.classes == ("3", "7", "255")
+    assert open_label_maps(f"{pairs(classes=(), a=grid(7, 255, 3))}?ignore=none")["all"].target.classes == (
+        "3",
+        "7",
+        "255",
+    )
 
 
 @pytest.mark.parametrize("outside", [True, False])

@@ -16,6 +16,9 @@ from sslbench.show.detection import image_f1
 from sslbench.show.predictions import quality
 from sslbench.show.record import choose
 from sslbench.show.segmentation import image_quality
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.numbers import Numbers
 
 NET = ("--weights", "random", "--backbone", "resnet18w0.125", "--no-floors")
 COLOURS = {"blue": (30, 30, 200), "green": (30, 200, 30), "red": (200, 30, 30)}
@@ -63,8 +66,8 @@ def test_qualities_against_other_implementations():
     rng = np.random.default_rng(0)
     labels, scores = rng.integers(0, 2, (6, 5)).astype(np.int8), rng.normal(size=(6, 5))
     expected = [average_precision_score(y, s) if y.any() else np.nan for y, s in zip(labels, scores, strict=True)]
-    np.testing.assert_allclose(quality("multi", labels, scores), expected)
-    numbers = quality("value", np.array([[1.0], [3.0]]), np.array([[1.0], [5.0]]))
+    np.testing.assert_allclose(quality(MultiLabel, labels, scores), expected)
+    numbers = quality(Numbers, np.array([[1.0], [3.0]]), np.array([[1.0], [5.0]]))
     np.testing.assert_allclose(numbers, [0, -2])
     areas = np.array([[[2, 0], [4, 0], [2, 0]], [[1, 2], [2, 2], [1, 3]]]).reshape(2, -1)
     np.testing.assert_allclose(image_quality(areas), [0.5, (1 / 2 + 2 / 3) / 2])
@@ -103,7 +106,7 @@ def test_a_record_of_classes_is_shown_and_refused_when_its_data_changed(photos, 
     assert {f.name for f in Path("out").iterdir()} == {"best.png", "median.png", "worst.png", "index.html", "show.json"}
     page = Path("out/index.html").read_text()
     scores = records.read_scores(record)
-    margin = quality("single", scores.labels, scores.scores)
+    margin = quality(Classes, scores.labels, scores.scores)
     assert scores.ids[int(np.argmin(margin))] in page and "http" not in page
     assert json.loads(Path("out/show.json").read_text())["id"] == records.read(record).id
 

@@ -18,7 +18,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.targets.multilabel import MultiLabel
 
 _VALUES = {"1": 1, "0": -1, "-1": 0}
-"""Value in a list (present, present in difficult objects only, absent) -> value in `Labels`."""
+"""Value in a list (present, present in difficult objects only, absent) -> value in `MultiLabel`."""
 
 
 def recognises(spec: str) -> bool:
@@ -114,7 +114,7 @@ def _source(
 
 
 def _read(path: Path) -> dict[str, int]:
-    """Return stem -> 1, 0 or -1, as in `Labels`, of the list of one class."""
+    """Return stem -> 1, 0 or -1, as in `MultiLabel`, of the list of one class."""
     rows: dict[str, int] = {}
     for i, line in enumerate(read_lines(path), 1):
         if not line.strip():
