@@ -16,5 +16,6 @@ def make(root):
         for split in ("train", "val"):
             (root / top / split / "ulm").mkdir(parents=True, exist_ok=True)
             depth = np.uint16 if values.max() > 255 else np.uint8
+            values = values + len(split) if values.ndim == 3 else values
             Image.fromarray(values.astype(depth)).save(root / top / split / "ulm" / f"ulm_0_{name}.png")
     return str(root)
