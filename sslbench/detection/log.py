@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.train.observers.json_lines import read
@@ -71,7 +70,7 @@ class IterationMeter:
         """Return whether a line is due after `done` iterations."""
         return done % self.every == 0 or done == self.recipe.iterations
 
-    def line(self, done: int, losses: Mapping[str, Tensor], mean: Tensor, lr: float) -> DetectionLogLine:
+    def line(self, done: int, losses: Mapping[str, float], mean: float, lr: float) -> DetectionLogLine:
         """Return the line of the iteration that just ended."""
         now, total = time.perf_counter(), self.recipe.iterations
         per_second = (done - self.reported) / max(now - self.last, 1e-9)
@@ -80,8 +79,8 @@ class IterationMeter:
         return DetectionLogLine(
             iteration=done,
             iterations=total,
-            loss=float(mean),
-            parts={name.removeprefix("loss_"): float(value.detach()) for name, value in losses.items()},
+            loss=mean,
+            parts={name.removeprefix("loss_"): value for name, value in losses.items()},
             lr=lr,
             per_second=per_second,
             images_per_second=per_second * self.recipe.batch_size,

@@ -4,7 +4,7 @@ import bisect
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -20,25 +20,19 @@ from sslbench.detection.models.boxes import Target
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.recipe import DETR, DetectionRecipe, after_divergence
 from sslbench.distributed.collectives import rank, sum_, world_size
-from sslbench.distributed.parallel import (
-    broadcast_buffers,
-    load_module_state,
-    load_optimizer_state,
-    module_state,
-    optimizer_state,
-    without_synchronisation,
-    wrap,
-)
+from sslbench.distributed.parallel import broadcast_buffers, wrap
 from sslbench.errors import UsageError
 from sslbench.runtime.seeds import seeded
-from sslbench.runtime.signals import SIGNAL_INTERVAL, signal_on_any_process, stop_signals, stop_together
-from sslbench.train import checkpoints
+from sslbench.runtime.signals import stop_signals
+from sslbench.train import checkpoints, loop
 from sslbench.train.lock import exclusive
-from sslbench.train.loop import NotFiniteError
-from sslbench.train.optimizers.optimizer import OptimizerSettings, set_rates
+from sslbench.train.loop import NotFiniteError, RateSchedules, TrainingPlan
+from sslbench.train.meter import LogRecord
+from sslbench.train.method import Learner, Loss, Step
+from sslbench.train.optimizers.optimizer import OptimizerSettings
 from sslbench.train.optimizers.optimizer import make_optimizer as make_grouped_optimizer
 from sslbench.train.parameter_groups import GroupRates, grouped, norm_parameters, numbered_layers
-from sslbench.train.resume import continue_from, newest_whole
+from sslbench.train.state import State, resume, save
 
 
 def losses_of(
@@ -56,26 +50,6 @@ def losses_of(
 def _moved(target: Target, device: torch.device) -> Target:
     masks, keypoints = (None if part is None else part.to(device) for part in (target.masks, target.keypoints))
     return Target(target.boxes.to(device), target.classes.to(device), masks, keypoints)
-
-
-def finite_means(
-    losses: Mapping[str, Tensor], recipe: DetectionRecipe, iteration: int, folder: Path
-) -> dict[str, Tensor]:
-    """Return the losses averaged over the processes; all raise alike, before the weights change.
-
-    Raises:
-        NotFiniteError: one is NaN or infinite.
-    """
-    means = sum_(torch.stack([loss.detach().float() for loss in losses.values()])) / world_size()
-    if torch.isfinite(means.sum()):
-        return dict(zip(losses, means, strict=True))
-    bad = ", ".join(name for name, mean in zip(losses, means, strict=True) if not torch.isfinite(mean))
-    kept = checkpoints.newest(folder)
-    where = f" The last checkpoint, {kept}, is older." if kept else ""
-    raise NotFiniteError(
-        f"the loss is {float(means.sum())} in iteration {iteration + 1} of {recipe.iterations} ({bad}).{where}",
-        after_divergence(recipe),
-    )
 
 
 _KEEP = 2  # checkpoints
@@ -163,15 +137,22 @@ def train(detector: Detector, source: ObjectSource, run: TrainingRun, watch: Wat
 
 def _train(detector: Detector, source: ObjectSource, run: TrainingRun, watch: Watch | None) -> Trained:
     recipe = detector.recipe
-    optimizer = make_optimizer(detector, recipe)
-    resumed = _resume(detector, optimizer, run.folder)
-    start = resumed or 0
+    training = _DetectorTraining(detector, run)
+    state = training.state
+    resumed = state.step if resume(state, run.folder) is not None else None
+    start = state.step
     began = time.perf_counter()
+    share = rank(), world_size()
     if start < recipe.iterations:
-        _loop(detector, optimizer, source, run, start, _watchers(run, start, watch))
+        training.started(watch)
+        batches = training_batches(
+            source, recipe, start=start, stop=recipe.iterations, seed=run.seed, share=share, workers=run.workers
+        )
+        # Always closed: workers that outlive the loop would block the end of the process.
+        with stop_signals() as signal_number, contextlib.closing(batches) as stream:  # type: ignore[type-var]
+            loop.train(state, _plan(recipe, run, training.meter), stream, training, signal_number)
         broadcast_buffers(detector)
     if recipe.precise_bn:
-        share = rank(), world_size()
         stop = recipe.iterations + recipe.precise_bn
         batches = training_batches(
             source, recipe, start=recipe.iterations, stop=stop, seed=run.seed, share=share, workers=run.workers
@@ -180,51 +161,100 @@ def _train(detector: Detector, source: ObjectSource, run: TrainingRun, watch: Wa
     return Trained(time.perf_counter() - began, recipe.iterations - start, resumed)
 
 
-def _watchers(run: TrainingRun, start: int, watch: Watch | None) -> list[Watch]:
-    """Return the receivers of the log lines: on the first process the file and the caller."""
-    if rank() != 0:
-        return []
-    file = [] if run.metrics is None else [MetricsFile(run.metrics, start=start)]
-    return [*file, *([] if watch is None else [watch])]
-
-
-def _loop(
-    detector: Detector,
-    optimizer: torch.optim.Optimizer,
-    source: ObjectSource,
-    run: TrainingRun,
-    start: int,
-    watchers: list[Watch],
-) -> None:
-    recipe = detector.recipe
-    model = wrap(detector.train(), run.device, "ddp")
-    meter = IterationMeter(recipe, start, run.device)
-    share = rank(), world_size()
-    every = training_batches(
-        source, recipe, start=start, stop=recipe.iterations, seed=run.seed, share=share, workers=run.workers
+def _plan(recipe: DetectionRecipe, run: TrainingRun, meter: IterationMeter) -> TrainingPlan:
+    """Return the plan of a training; its updates are the iterations."""
+    return TrainingPlan(
+        steps=recipe.iterations,
+        per_epoch=recipe.iterations,
+        rates=RateSchedules(lambda where: rate(recipe, round(where * recipe.iterations)), recipe.lr),
+        accumulate=recipe.accumulate,
+        clip_norm=recipe.clip_gradients or None,
+        precision=recipe.precision,
+        log_every=meter.every,
+        save_every=run.save_every,
     )
-    # Always closed: workers that outlive the loop would block the end of the process.
-    with stop_signals() as signal_number, contextlib.closing(every) as batches:  # type: ignore[type-var]
-        for iteration, batch in enumerate(batches, start=start):
-            set_rates(optimizer, lr=rate(recipe, iteration))
-            optimizer.zero_grad(set_to_none=True)
-            weights = weights_of_parts(detector, batch, recipe.accumulate, run.device)
-            losses = _gradients(model, batch, weights, recipe, run, iteration)
-            means = finite_means(losses, recipe, iteration, run.folder)
-            if recipe.clip_gradients:
-                nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_gradients)
-            optimizer.step()
-            done, last = iteration + 1, iteration + 1 == recipe.iterations
-            if watchers and meter.due(done):
-                loss = torch.stack(list(means.values())).sum()
-                line = meter.line(done, means, loss, rate(recipe, iteration))
-                for watch in watchers:
-                    watch(line)
-            stop = signal_on_any_process(signal_number, run.device, compare=done % SIGNAL_INTERVAL == 0)
-            if stop or last or done % run.save_every == 0:
-                _save(detector, optimizer, run, done)
-            if stop and not last:
-                stop_together(stop, f"iteration {done} of {recipe.iterations}")
+
+
+Pass = tuple[list[Tensor], list[Target], Tensor, int]
+
+
+class _DetectorTraining(Learner, loop.Run[Batch]):
+    """Training of a detector: the parts of a batch, with weights that make them one."""
+
+    stored_as = "detector"
+    draws = False  # anchors, regions and dropout are drawn from the seed and the iteration
+
+    def __init__(self, detector: Detector, run: TrainingRun) -> None:
+        super().__init__()
+        self.detector, self.run = detector, run
+        self.state = State(self.train(), self, make_optimizer(detector, detector.recipe))
+        self.watchers: list[Watch] = []
+
+    @property
+    def stored(self) -> Detector:
+        """The detector."""
+        return self.detector
+
+    def started(self, watch: Watch | None) -> None:
+        """Start the clock, and on the first process the file of the log lines and the caller's."""
+        self.state.model = wrap(self, self.run.device, "ddp")
+        self.meter = IterationMeter(self.detector.recipe, self.state.step, self.run.device)
+        if rank() == 0:
+            file = [] if self.run.metrics is None else [MetricsFile(self.run.metrics, start=self.state.step)]
+            self.watchers = [*file, *([] if watch is None else [watch])]
+
+    def passes(self, raw: Batch) -> Iterator[Pass]:
+        """Yield the parts of a batch, with weight and number."""
+        images, targets = raw
+        parts = self.detector.recipe.accumulate
+        size = len(images) // parts
+        for part, weight in enumerate(weights_of_parts(self.detector, raw, parts, self.run.device)):
+            own = slice(part * size, (part + 1) * size)
+            yield images[own], targets[own], weight, part
+
+    def loss(self, batch: Pass, step: Step) -> Loss:
+        """Return the weighted sum of the losses of a part."""
+        images, targets, weight, part = batch
+        losses = losses_of(
+            self.detector, (images, targets), self.run.device, seed=self.run.seed, iteration=step.index, part=part
+        )
+        value = torch.stack([loss.float() for loss in losses.values()]).sum() * weight
+        return Loss(value, parts={name: loss.detach().float() * weight for name, loss in losses.items()})
+
+    def joined(self, losses: Sequence[Loss], passes: int) -> Loss:
+        """Return the losses of an iteration, each the mean over processes of the sum of its parts."""
+        mean: dict[str, Tensor] = {}
+        for loss in losses:
+            for name, part in loss.parts.items():
+                mean[name] = mean[name] + part / passes if name in mean else part / passes
+        means = sum_(torch.stack(list(mean.values()))) / world_size()
+        return Loss(means.sum(), parts=dict(zip(mean, means, strict=True)))
+
+    def log(self, line: LogRecord) -> None:
+        """Give a line to the watchers."""
+        if self.watchers:
+            shown = self.meter.line(line.step, line.parts, line.loss, line.lr)
+            for watch in self.watchers:
+                watch(shown)
+
+    def save(self) -> None:
+        """Write a checkpoint that describes its detector."""
+        save(self.state, self.run.folder, keep=_KEEP, about=self.run.about)
+
+    def diverged(self, raw: Batch, step: Step, loss: Loss, own: float, mean: float) -> None:
+        """Name the losses that are not finite.
+
+        Raises:
+            NotFiniteError: always.
+        """
+        recipe = self.detector.recipe
+        bad = ", ".join(name for name, part in loss.parts.items() if not torch.isfinite(part))
+        kept = checkpoints.newest(self.run.folder)
+        where = f" The last checkpoint, {kept}, is older." if kept else ""
+        raise NotFiniteError(
+            f"the loss is {mean} in iteration {step.index + 1} of {recipe.iterations} ({bad}).{where}",
+            after_divergence(recipe),
+        )
 
 
 def weights_of_parts(detector: Detector, batch: Batch, parts: int, device: torch.device) -> list[Tensor]:
@@ -252,55 +282,6 @@ def weights_of_parts(detector: Detector, batch: Batch, parts: int, device: torch
     counts = torch.tensor(numbers, dtype=torch.float32, device=device)
     whole = sum_(counts.sum())
     return list(counts.clamp(min=1) * every / whole.clamp(min=1))
-
-
-def _gradients(
-    model: nn.Module,
-    batch: Batch,
-    weights: Sequence[Tensor],
-    recipe: DetectionRecipe,
-    run: TrainingRun,
-    iteration: int,
-) -> dict[str, Tensor]:
-    """Add the gradients of a batch, part by weighted part, to those of the parameters; return the losses, detached.
-
-    Only the last part exchanges gradients between processes.
-    """
-    images, targets = batch
-    parts = len(weights)
-    size = len(images) // parts
-    mean: dict[str, Tensor] = {}
-    for part, weight in enumerate(weights):
-        own = slice(part * size, (part + 1) * size)
-        last = part + 1 == parts
-        with contextlib.nullcontext() if last else without_synchronisation(model):
-            with torch.autocast(run.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
-                losses = losses_of(
-                    model, (images[own], targets[own]), run.device, seed=run.seed, iteration=iteration, part=part
-                )
-            (torch.stack([loss.float() for loss in losses.values()]).sum() * weight / parts).backward()  # type: ignore[no-untyped-call]
-        for name, loss in losses.items():
-            share = loss.detach().float() * weight / parts
-            mean[name] = mean[name] + share if name in mean else share
-    return mean
-
-
-def _save(detector: Detector, optimizer: torch.optim.Optimizer, run: TrainingRun, done: int) -> None:
-    state = {"detector": module_state(detector), "optimizer": optimizer_state(detector, optimizer)}
-    if rank() == 0:
-        checkpoints.write(run.folder, done, {**state, "about": run.about}, keep=_KEEP)
-
-
-def _resume(detector: Detector, optimizer: torch.optim.Optimizer, folder: Path) -> int | None:
-    found = newest_whole(folder)
-    if found is None:
-        return None
-    path, content = found
-    load_module_state(detector, content["detector"])
-    load_optimizer_state(detector, optimizer, content["optimizer"])
-    done = int(content["step"])
-    continue_from(folder, path, done)
-    return done
 
 
 @torch.no_grad()

@@ -234,7 +234,8 @@ def load_optimizer_shards(
 def _with_keys_of(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """Return the state of an optimizer under the keys of this one: names if it is sharded, else numbers."""
     name_of = {parameter: name for name, parameter in module.named_parameters()}
-    names = [name_of[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    # Heads that are views of one tensor are no parameters of the module: they go by numbers.
+    names = [name_of.get(parameter, "") for group in optimizer.param_groups for parameter in group["params"]]
     own: list[Any] = names if is_sharded(module) else list(range(len(names)))
     given = [key for group in state["param_groups"] for key in group["params"]]
     # Numbers count the parameters in the order of the groups.

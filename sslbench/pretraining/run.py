@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sslbench.arithmetic import arithmetic
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.classifier import ClassifierInfo, classifier_metadata
+from sslbench.data.loading.pretraining import RawBatch
 from sslbench.distributed.collectives import barrier, on_all, process_group, rank, world_size
 from sslbench.distributed.parallel import broadcast_buffers, is_sharded, module_state
 from sslbench.distributed.sharded import AVAILABLE, BackgroundWriter
@@ -33,10 +34,12 @@ from sslbench.train.failed_batch import keep_failed
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import run_first_pass, train
 from sslbench.train.meter import LogRecord
+from sslbench.train.method import Step
 from sslbench.train.observers import Observer, RunInfo
 from sslbench.train.online_head import OnlineHead
 from sslbench.train.resume import continue_from
 from sslbench.train.state import from_checkpoint, to_checkpoint, to_shards
+from sslbench.train.views import RunOnViews
 from sslbench.weights.heads import METADATA as HEADS
 from sslbench.weights.heads import head_tensors, layer_kinds
 from sslbench.weights.save import save
@@ -126,14 +129,14 @@ def pretrain(
         ) from error
 
 
-class _PretrainingRun:
-    """Run in progress: state, and callbacks of the loop."""
+class _PretrainingRun(RunOnViews):
+    """Run in progress."""
 
     def __init__(
         self, prepared: PreparedPretraining, command: str, observers: Sequence[Observer], evaluator: Evaluator | None
     ) -> None:
         self.evaluator = evaluator
-        self.prepared, self.command = prepared, command
+        self.prepared, self.command, self.plan = prepared, command, prepared.plan
         self.request, self.settings = prepared.request, prepared.request.settings
         self.observers = observers if rank() == 0 else ()
         self.identity = folder.identity(self.request, prepared.source, prepared.init_sha256, prepared.code())
@@ -179,16 +182,7 @@ class _PretrainingRun:
         batches = contextlib.closing(prepared.data.batches(start, prepared.plan.steps))
         with stop_signals() as signal_number, batches as stream:
             try:
-                train(
-                    self.state,
-                    prepared.plan,
-                    stream,
-                    log=self._log,
-                    save=self._save,
-                    evaluate=lambda step: self._evaluate_at(step.index + 1),
-                    signal_number=signal_number,
-                    failed=self._keep_failed,
-                )
+                train(self.state, prepared.plan, stream, self, signal_number)
             except StoppedError:
                 self._wait_for_shards()
                 barrier()  # as in `stop_together`, before which nothing is written in the background
@@ -209,19 +203,21 @@ class _PretrainingRun:
 
     def _first_pass(self) -> None:
         """Run the pass before the first update, if the method needs one."""
-        if not self.state.method.first_pass:
+        if not self.prepared.method.first_pass:
             return
         prepared = self.prepared
         log.info("one pass over the data before the first update")
         with contextlib.closing(prepared.data.batches(0, prepared.plan.per_epoch)) as stream:
-            run_first_pass(self.state, prepared.plan, stream)
+            run_first_pass(self.state, prepared.plan, stream, self)
 
-    def _log(self, line: LogRecord) -> None:
+    def log(self, line: LogRecord) -> None:
+        """Give a log record to the observers."""
         self.last = line
         for observer in self.observers:
             observer.line(line)
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write a checkpoint that is a weights file too."""
         if self.writer is not None:
             self._save_shards(self.writer)
             return
@@ -260,6 +256,10 @@ class _PretrainingRun:
             shown.printed_by_rank_0 = error.printed_by_rank_0
             raise shown from error
 
+    def evaluate(self, step: Step) -> None:
+        """Evaluate the network after an update."""
+        self._evaluate_at(step.index + 1)
+
     def _evaluate_at(self, step: int) -> None:
         if self.evaluator is None:
             return
@@ -292,14 +292,14 @@ class _PretrainingRun:
         self, exported: str, state: Callable[[nn.Module], Mapping[str, Tensor]]
     ) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Return tensors and layers of the heads on an exported backbone; every process calls this."""
-        heads = self.state.method.heads(exported)
+        heads = self.prepared.method.heads(exported)
         tensors = [head_tensors(name, head, state(head)) for name, head in heads.items()]
         merged = {name: tensor for each in tensors for name, tensor in each.items()}
         return merged, {name: " ".join(layer_kinds(head)) for name, head in heads.items()}
 
     def _exported(self) -> tuple[str, nn.Module]:
         """Return name and module of the network that is exported."""
-        networks = self.state.method.exports()
+        networks = self.prepared.method.exports()
         name = next(iter(networks)) if self.settings.export == "auto" else self.settings.export
         return name, networks[name]
 
@@ -337,7 +337,7 @@ class _PretrainingRun:
         }
         if heads:
             metadata[HEADS] = dict(heads)
-        if "head" in heads and self.state.method.has_classifier:
+        if "head" in heads and self.prepared.method.has_classifier:
             labels = self.prepared.source.target
             kind: Literal["single", "multi"] = "multi" if isinstance(labels, MultiLabel) else "single"
             metadata["classifier"] = classifier_metadata(ClassifierInfo("output", "none", kind, labels.classes))
@@ -345,7 +345,8 @@ class _PretrainingRun:
             metadata["changes"] = dict(self.prepared.changes)
         return metadata
 
-    def _keep_failed(self, raw: Any, value: float, index: int) -> Path:
+    def failed(self, raw: RawBatch, value: float, index: int) -> Path:
+        """Save a batch whose loss is not finite."""
         ids = tuple(self.prepared.source.ids[i] for i in raw.indices.tolist())
         return keep_failed(self.request.out, raw, ids, step=index, rank=rank())
 

@@ -3,16 +3,14 @@
 import contextlib
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from sslbench.data.decode.transforms import normalise
-from sslbench.data.loading.pretraining import RawBatch
-from sslbench.data.views.on_device import change_colours
 from sslbench.distributed.collectives import gather_objects, on_all, sum_, world_size
 from sslbench.distributed.parallel import clip_gradients, gradient_norm, without_synchronisation
 from sslbench.errors import SslbenchError
@@ -21,7 +19,7 @@ from sslbench.runtime.device import DTYPES
 from sslbench.runtime.device_names import Precision
 from sslbench.runtime.signals import SIGNAL_INTERVAL, signal_on_any_process, stop_together
 from sslbench.train.meter import LogRecord, TrainingMeter
-from sslbench.train.method import Batch, Loss, Method, Step
+from sslbench.train.method import Batch, Learner, Loss, Step
 from sslbench.train.optimizers.optimizer import set_rates
 from sslbench.train.schedules import Schedule
 from sslbench.train.state import State, update_average
@@ -44,6 +42,10 @@ class RateSchedules:
     momentum: Schedule | None = None
 
 
+RawT = TypeVar("RawT")
+
+SAVE_SECONDS = 300.0
+"""Loss of work when a run is killed that saves by the clock."""
 _LARGEST_FIRST_SHARE = 0.05
 """Share of the first network in its moving average, after the last update, above which it is said."""
 
@@ -56,7 +58,7 @@ class TrainingPlan:
         steps: optimizer updates of the whole run.
         per_epoch: updates per epoch.
         rates: rates of all parameters but those of `parts`.
-        normalisation: mean and std of the views.
+        normalisation: mean and std of the views, where batches are views.
         colours: for each view the order of its changes of colours, where those are left to the device.
         transform: change of every batch on the device; None: none.
         parts: rates of the groups of a `part`, see `parameter_groups`.
@@ -66,15 +68,15 @@ class TrainingPlan:
         precision: precision of the forward pass; parameters are float32.
         average_decay: decay of the moving average of `method.averaged()`.
         frozen: number of updates for which parameters are frozen, by prefix of their names.
-        log_every: updates between log lines.
-        save_every: updates between checkpoints; the last update is always saved.
+        log_every: updates between log lines; 0 for none.
+        save_every: updates between checkpoints; the last update is always saved. 0: by the clock, every few minutes.
         evaluate_every: updates between evaluations, 0 for none.
     """
 
     steps: int
     per_epoch: int
     rates: RateSchedules
-    normalisation: Preprocessing
+    normalisation: Preprocessing = dataclasses.field(default_factory=Preprocessing)
     colours: tuple[tuple[str | dict[str, Any], ...], ...] = ()
     transform: Callable[[Batch], Batch] | None = None
     parts: Mapping[str, RateSchedules] = dataclasses.field(default_factory=dict)
@@ -101,70 +103,94 @@ class TrainingPlan:
         )
 
 
-def run_first_pass(state: State, plan: TrainingPlan, batches: Iterator[RawBatch]) -> None:
-    """Run the forward passes of one epoch before the first update, see `Method.first_pass`.
-
-    Args:
-        state: training state; only buffers of the method change.
-        plan: precision, normalisation and number of passes per update.
-        batches: the batches of the first epoch.
-    """
-    for number, raw in enumerate(batches):
-        step = Step(number - plan.per_epoch, plan.steps, plan.per_epoch)
-        for part in _split(raw, plan.accumulate):
-            with torch.no_grad():
-                _forward(state, plan, _to_device(part, state, plan), step)
-        state.method.after_update(step)
-
-
 class NotFiniteError(SslbenchError):
     """NaN or infinite loss."""
 
     exit_code = 1
 
 
+class Run(Generic[RawT]):
+    """Training in progress, as the loop sees it: its batches, and its duties at intervals. Every process has one."""
+
+    def passes(self, raw: RawT) -> Iterator[Any]:
+        """Yield the inputs of the forward passes of an update, on the device.
+
+        There are `plan.accumulate`, or more whose losses are added; each is differentiated before the next is taken.
+        """
+        raise NotImplementedError
+
+    def log(self, line: LogRecord) -> None:
+        """Handle a log record, every `log_every` updates and at the end."""
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+
+    def evaluate(self, step: Step) -> None:
+        """Evaluate every `evaluate_every` updates, after the given one."""
+
+    def failed(self, raw: RawT, value: float, index: int) -> Path:
+        """Save a batch whose loss on this process is not finite, before update `index` + 1; return the file."""
+        raise NotImplementedError
+
+    def diverged(self, raw: RawT, step: Step, loss: Loss, own: float, mean: float) -> None:
+        """Stop because the mean loss is not finite; processes with such a loss of their own save their batch first.
+
+        Raises:
+            NotFiniteError: in any case; a run that goes on overrides this.
+        """
+        file = on_all(lambda: None if math.isfinite(own) else str(self.failed(raw, own, step.index)))
+        files = [each for each in gather_objects(file) if each is not None]
+        saved = f" The batch is in {', '.join(files)}." if files else ""
+        raise NotFiniteError(
+            f"the loss is {mean} in update {step.index + 1} (epoch {step.epoch + 1}).{saved}",
+            "Try a lower optimizer.lr, more schedule.warmup_epochs, clip_norm=3 or precision=fp32; the weights before "
+            "this update are in the last checkpoint.",
+        )
+
+
+def run_first_pass(state: State, plan: TrainingPlan, batches: Iterator[RawT], run: Run[RawT]) -> None:
+    """Run the forward passes of one epoch before the first update, see `Method.first_pass`: only buffers change."""
+    for number, raw in enumerate(batches):
+        step = Step(number - plan.per_epoch, plan.steps, plan.per_epoch)
+        for batch in run.passes(raw):
+            with torch.no_grad():
+                _forward(state, plan, batch, step)
+        state.method.after_update(step)
+
+
 def train(
-    state: State,
-    plan: TrainingPlan,
-    batches: Iterator[RawBatch],
-    *,
-    log: Callable[[LogRecord], None],
-    save: Callable[[], None],
-    evaluate: Callable[[Step], None],
-    signal_number: Callable[[], int],
-    failed: Callable[[RawBatch, float, int], Path],
+    state: State, plan: TrainingPlan, batches: Iterator[RawT], run: Run[RawT], signal_number: Callable[[], int]
 ) -> None:
-    """Train from `state.step` to the end of the plan.
+    """Train from `state.step` to the end of the plan; every process calls this.
 
     Args:
         state: training state, changed in place.
         plan: schedules, clipping, precision and intervals.
         batches: one batch per update for this process, from update `state.step` on.
-        log: called on every process every `log_every` updates and at the end.
-        save: callback that writes a checkpoint; called on every process.
-        evaluate: called on every process every `evaluate_every` updates, with the update that has just ended.
+        run: divides batches into passes, logs, saves and evaluates.
         signal_number: see `stop_signals`.
-        failed: callback that saves a batch whose loss is not finite, with the loss and the update.
 
     Raises:
         NotFiniteError: the loss is NaN or infinite; the parameters are those before the update, on a GPU those of it or
             of the next one. No checkpoint has them.
         StoppedError: a signal was received; a checkpoint was saved.
     """
-    meter, losses = TrainingMeter(state.device), _LossCheck(failed)
+    meter, losses = TrainingMeter(state.device), _LossCheck(run)
+    saved_at = time.perf_counter()
     for index in range(state.step, plan.steps):
         step = Step(index, plan.steps, plan.per_epoch)
         raw = meter.wait_for(batches)
         _set_rates(state, plan, step.where)
-        loss, value = _forward_backward(state, plan, raw, step)
-        losses.add(raw, step, loss.value, value)
+        loss, value = _forward_backward(state, plan, run.passes(raw), step)
+        losses.add(raw, step, loss, value)
         last = index + 1 == plan.steps
-        logged = (index + 1) % plan.log_every == 0 or last
+        logged = plan.log_every > 0 and ((index + 1) % plan.log_every == 0 or last)
         norm, norms = _update(state, plan, step, parts=logged)
         state.step = index + 1
         epoch_ends = state.step % plan.per_epoch == 0
         evaluated = plan.evaluate_every > 0 and (state.step % plan.evaluate_every == 0 or last)
-        saved = state.step % plan.save_every == 0 or last
+        due = state.step % plan.save_every == 0 if plan.save_every else time.perf_counter() - saved_at > SAVE_SECONDS
+        saved = due or last
         if logged or evaluated or saved:
             losses.read()
         if logged:
@@ -172,42 +198,34 @@ def train(
             rates = plan.rates.lr(step.where), decay(step.where) if decay else None
             own = {f"lr_{name}": torch.tensor(part.lr(step.where)) for name, part in plan.parts.items()}
             loss = dataclasses.replace(loss, parts={**loss.parts, **own})
-            log(meter.line(state.step / plan.per_epoch, state.step, loss, float(value), rates, norm, norms))
+            run.log(meter.line(state.step / plan.per_epoch, state.step, loss, float(value), rates, norm, norms))
         if evaluated:
-            evaluate(step)
+            run.evaluate(step)
         compare = state.step % SIGNAL_INTERVAL == 0 or epoch_ends
         stop = signal_on_any_process(signal_number, state.device, compare=compare)
         if stop or saved:
             losses.read()
-            save()
+            run.save()
+            saved_at = time.perf_counter()
         if stop and not last:
             stop_together(stop, f"update {state.step} of {plan.steps}")
 
 
-def _forward_backward(state: State, plan: TrainingPlan, raw: RawBatch, step: Step) -> tuple[Loss, Tensor]:
-    """Compute the gradients; return the loss of all passes, and the mean loss over passes and processes."""
+def _forward_backward(state: State, plan: TrainingPlan, passes: Iterator[Any], step: Step) -> tuple[Loss, Tensor]:
+    """Compute the gradients; return the loss of all passes, and its mean over processes."""
     state.optimizer.zero_grad(set_to_none=True)
-    total = torch.zeros((), device=state.device)
-    parts, losses = _split(raw, plan.accumulate), []
-    for number, part in enumerate(parts):
-        final = number == len(parts) - 1
+    losses: list[Loss] = []
+    for number, batch in enumerate(passes):
+        final = number + 1 >= plan.accumulate
         with contextlib.nullcontext() if final else without_synchronisation(state.model):
-            batch = _to_device(part, state, plan)
             loss = _forward(state, plan, batch, step)
-            state.scaler.scale(loss.value / len(parts)).backward()  # type: ignore[no-untyped-call]
+            state.scaler.scale(loss.value / plan.accumulate).backward()  # type: ignore[no-untyped-call]
         if state.online_head is not None and batch.labels is not None:
             with _autocast(state, plan):
-                state.online_head.add_gradient(batch.views, batch.labels, 1 / len(parts))
-        total += loss.value.detach() / len(parts)
-        losses.append(loss)
-    if len(losses) > 1:
-        means = {
-            name: torch.stack([torch.as_tensor(each.parts[name]) for each in losses]).mean() for name in loss.parts
-        }
-        loss = dataclasses.replace(
-            loss, embeddings=torch.cat([each.embeddings.detach() for each in losses]), parts=means
-        )
-    return loss, sum_(total) / world_size()
+                state.online_head.add_gradient(batch.views, batch.labels, 1 / plan.accumulate)
+        losses.append(dataclasses.replace(loss, value=loss.value.detach()))
+    loss = state.method.joined(losses, plan.accumulate)
+    return loss, sum_(loss.value.float().clone()) / world_size()
 
 
 def _forward(state: State, plan: TrainingPlan, batch: Batch, step: Step) -> Loss:
@@ -249,10 +267,10 @@ def _update(state: State, plan: TrainingPlan, step: Step, *, parts: bool) -> tup
     return norm, norms
 
 
-def _gradient_norms(method: Method[Any]) -> dict[str, Tensor]:
-    """Return the norm of the gradients of each network of a method, by its name: 'backbone', 'projector', ..."""
+def _gradient_norms(learner: Learner) -> dict[str, Tensor]:
+    """Return the norm of the gradients of each network of a learner, by its name: 'backbone', 'projector', ..."""
     parts: dict[str, list[Tensor]] = {}
-    for name, parameter in method.named_parameters():
+    for name, parameter in learner.stored.named_parameters():
         if parameter.grad is not None:
             parts.setdefault(name.partition(".")[0], []).append(parameter.grad)
     return {name: gradient_norm(gradients) for name, gradients in parts.items()}
@@ -270,83 +288,33 @@ def _set_rates(state: State, plan: TrainingPlan, progress: float) -> None:
         )
 
 
-def _split(raw: RawBatch, parts: int) -> list[RawBatch]:
-    """Return the batch in equal parts."""
-    if parts == 1:
-        return [raw]
-    # Chunks share the pinned memory of the batch; RawBatch.rows would copy it.
-    views = zip(*(view.chunk(parts) for view in raw.views), strict=True)
-    labels = [None] * parts if raw.labels is None else raw.labels.chunk(parts)
-    boxes = [None] * parts if raw.boxes is None else raw.boxes.chunk(parts)
-    colours = [None] * parts if raw.colours is None else raw.colours.chunk(parts)
-    rows = torch.arange(len(raw.indices)).chunk(parts)
-    origins = [tuple(raw.origins[row] for row in part) if raw.origins else () for part in rows]
-    return [
-        dataclasses.replace(
-            raw, views=own, labels=label, indices=raw.indices[part], origins=names, boxes=box, colours=colour
-        )
-        for own, label, part, names, box, colour in zip(views, labels, rows, origins, boxes, colours, strict=True)
-    ]
-
-
-def _to_device(raw: RawBatch, state: State, plan: TrainingPlan) -> Batch:
-    device = state.device
-    moved = [view.to(device, non_blocking=True) for view in raw.views]
-    if raw.colours is not None:
-        values = raw.colours.unbind(1)
-        moved = [change_colours(*each) for each in zip(moved, values, plan.colours, strict=True)]
-    views = tuple(normalise(view, plan.normalisation) for view in moved)
-    views = tuple(view.contiguous() for view in views) if state.rows_of_channels else views
-    labels = None if raw.labels is None else raw.labels.to(device, non_blocking=True)
-    boxes = None if raw.boxes is None else raw.boxes.to(device, non_blocking=True)
-    return Batch(views, labels, raw.indices, raw.origins, boxes)
-
-
 class _LossCheck:
     """Check that losses are finite; on a GPU one update late, so that the processor need not wait for the device."""
 
-    def __init__(self, failed: Callable[[RawBatch, float, int], Path]) -> None:
-        self._failed = failed
-        self._waiting: tuple[RawBatch, Step, Tensor, torch.cuda.Event | None] | None = None
+    def __init__(self, run: Run[Any]) -> None:
+        self._run = run
+        self._waiting: tuple[Any, Step, Loss, Tensor, torch.cuda.Event | None] | None = None
 
-    def add(self, raw: RawBatch, step: Step, own: Tensor, mean: Tensor) -> None:
+    def add(self, raw: Any, step: Step, loss: Loss, mean: Tensor) -> None:
         """Note the loss of this process and the mean over all; read those of the update before, on a CPU these."""
         self.read()
         late = mean.device.type == "cuda"
-        losses = torch.stack([own.detach().float(), mean.float()]).to("cpu", non_blocking=late)
+        values = torch.stack([loss.value.detach().float(), mean.float()]).to("cpu", non_blocking=late)
         ready = torch.cuda.Event() if late else None  # type: ignore[no-untyped-call]
         if ready is not None:
             ready.record()
-        self._waiting = raw, step, losses, ready
+        self._waiting = raw, step, loss, values, ready
         if not late:
             self.read()
 
     def read(self) -> None:
-        """Read the losses that were noted last.
-
-        Raises:
-            NotFiniteError: the mean is not finite; see `train`.
-        """
+        """Read the losses that were noted last, and stop the run if their mean is not finite."""
         if self._waiting is None:
             return
-        raw, step, losses, ready = self._waiting
+        raw, step, loss, values, ready = self._waiting
         self._waiting = None
         if ready is not None:
             ready.synchronize()
-        own, mean = losses.tolist()
+        own, mean = values.tolist()
         if not math.isfinite(mean):
-            _stop_not_finite(raw, step, own, mean, self._failed)
-
-
-def _stop_not_finite(
-    raw: RawBatch, step: Step, own: float, mean: float, failed: Callable[[RawBatch, float, int], Path]
-) -> None:
-    """Raise NotFiniteError on all processes; those with a loss that is not finite save their batch first."""
-    file = on_all(lambda: None if math.isfinite(own) else str(failed(raw, own, step.index)))
-    files = [each for each in gather_objects(file) if each is not None]
-    saved = f" The batch is in {', '.join(files)}." if files else ""
-    raise NotFiniteError(
-        f"the loss is {mean} in update {step.index + 1} (epoch {step.epoch + 1}).{saved}",
-        "Try a lower optimizer.lr, more schedule.warmup_epochs, clip_norm=3 or precision=fp32; the weights before this "
-        "update are in the last checkpoint.",
-    )
+            self._run.diverged(raw, step, loss, own, mean)

@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from sslbench.data.loading.pretraining import RawBatch
 from sslbench.distributed.collectives import gather_objects, world_size
 from sslbench.train.collapse import Spread, spread
 from sslbench.train.method import Loss
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +30,7 @@ class LogRecord:
         images_per_second: throughput of all processes since the previous record.
         waiting: fraction of that time in which no batch was ready, on the process that waited longest.
         gradient_norm: norm of the gradients before clipping; None if they are not clipped.
-        spread: diversity of the embeddings of this process's batch.
+        spread: diversity of the embeddings of this process's batch; None if there are none.
         replaced: unreadable images that were replaced by others since the previous record, on all processes.
         parts: further scalars of the method.
         memory: peak memory on a GPU in bytes, on the process with the largest; None on a CPU.
@@ -43,7 +46,7 @@ class LogRecord:
     images_per_second: float
     waiting: float
     gradient_norm: float | None
-    spread: Spread
+    spread: Spread | None
     replaced: int
     parts: dict[str, float]
     memory: int | None
@@ -63,14 +66,15 @@ class TrainingMeter:
         self.waited, self.images, self.replaced = 0.0, 0, 0
         self.origins: Counter[str] = Counter()
 
-    def wait_for(self, batches: Iterator[RawBatch]) -> RawBatch:
+    def wait_for(self, batches: Iterator[T]) -> T:
         """Return the next batch; the time until it is ready counts as waiting."""
         began = time.perf_counter()
         raw = next(batches)
         self.waited += time.perf_counter() - began
-        self.images += len(raw.indices)
-        self.replaced += raw.replaced
-        self.origins.update(raw.origins)
+        if isinstance(raw, RawBatch):
+            self.images += len(raw.indices)
+            self.replaced += raw.replaced
+            self.origins.update(raw.origins)
         return raw
 
     def line(
@@ -96,7 +100,7 @@ class TrainingMeter:
             images_per_second=self.images * world_size() / seconds,
             waiting=max(waited for _, _, waited, _ in counts) / seconds,
             gradient_norm=None if norm is None else float(norm),
-            spread=spread(loss.embeddings),
+            spread=None if loss.embeddings is None else spread(loss.embeddings),
             replaced=sum(replaced for replaced, *_ in counts),
             parts={name: float(part) for name, part in loss.parts.items()},
             memory=max(peak for *_, peak in counts) or None,

@@ -1,9 +1,10 @@
 """Interface of pretraining methods: batch, step, loss, and the base class of all methods."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from sslbench import names
@@ -122,16 +123,81 @@ class Loss:
 
     Attributes:
         value: scalar to minimise; its mean over processes is the loss of the whole batch.
-        embeddings: (n, d) without gradient; they would be equal for all images if training collapsed.
+        embeddings: (n, d) without gradient; they would be equal for all images if training collapsed. None: there are
+            none to be watched.
         parts: further scalars for the log, without gradient.
     """
 
     value: Tensor
-    embeddings: Tensor
+    embeddings: Tensor | None = None
     parts: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
 
 
-class Method(nn.Module, Generic[ConfigT]):
+class Learner(nn.Module):
+    """Base class of all that the loop trains: methods of pretraining, heads on frozen features, detectors.
+
+    Attributes:
+        stored_as: name of its state in a checkpoint.
+        draws: true if losses take random numbers from torch's default generator, whose state then is part of a
+            checkpoint; false if they depend on the seed and the update alone.
+        block_methods: see `Method`.
+    """
+
+    stored_as: ClassVar[str] = "method"
+    draws: ClassVar[bool] = True
+    block_methods: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def stored(self) -> nn.Module:
+        """Module whose state is stored."""
+        return self
+
+    def loss(self, batch: Any, step: Step) -> Loss:
+        """Return the loss of this process's part of the batch; called once per accumulated pass."""
+        raise NotImplementedError
+
+    def forward(self, batch: Any, step: Step) -> Loss:
+        """Return `loss`: DistributedDataParallel calls forward."""
+        return self.loss(batch, step)
+
+    def joined(self, losses: Sequence[Loss], passes: int) -> Loss:
+        """Return the loss of an update, for log and check, from those of its passes."""
+        value = torch.zeros((), device=losses[0].value.device)
+        for each in losses:
+            value += each.value / passes
+        if len(losses) == 1:
+            return dataclasses.replace(losses[0], value=value)
+        means = {
+            name: torch.stack([torch.as_tensor(each.parts[name]) for each in losses]).mean() for name in losses[0].parts
+        }
+        embeddings = [each.embeddings.detach() for each in losses if each.embeddings is not None]
+        return Loss(value, torch.cat(embeddings) if embeddings else None, means)
+
+    def before_update(self, step: Step) -> None:
+        """Drop or change gradients; called after the backward pass, before clipping and the optimizer."""
+
+    def after_update(self, step: Step) -> None:
+        """Update momentum copies, queues and prototypes; called after the optimizer.
+
+        Args:
+            step: the update that has just ended.
+        """
+
+    def averaged(self) -> nn.Module:
+        """Return the network whose moving average is kept, if one is."""
+        return self.stored
+
+    def local_state(self) -> dict[str, Tensor]:
+        """Return the tensors that differ between processes; a checkpoint holds those of every process."""
+        return {}
+
+    def load_local_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the tensors from `local_state`."""
+        if state:
+            raise ValueError(f"{type(self).__name__} keeps no state of its own, the checkpoint has {sorted(state)}")
+
+
+class Method(Learner, Generic[ConfigT]):
     """Base class of pretraining methods.
 
     A module `sslbench/methods/NAME.py`, or a user's own module named by its dotted path, defines a frozen dataclass
@@ -163,7 +229,6 @@ class Method(nn.Module, Generic[ConfigT]):
     config_type: ClassVar[type[Any]]
     has_classifier: ClassVar[bool] = False
     first_pass: ClassVar[bool] = False
-    block_methods: ClassVar[tuple[str, ...]] = ()
     space: ClassVar[Literal["RGB", "lightness"]] = "RGB"
     backbone: nn.Module
 
@@ -182,14 +247,6 @@ class Method(nn.Module, Generic[ConfigT]):
             UsageError: the method cannot be trained this way.
         """
 
-    def loss(self, batch: Batch, step: Step) -> Loss:
-        """Return the loss of this process's part of the batch; called once per accumulated pass."""
-        raise NotImplementedError
-
-    def forward(self, batch: Batch, step: Step) -> Loss:
-        """Return `loss`: DistributedDataParallel calls forward."""
-        return self.loss(batch, step)
-
     def compile_networks(self, **options: Any) -> None:
         """Compile every network that `loss` calls: by default all submodules of the method.
 
@@ -200,16 +257,6 @@ class Method(nn.Module, Generic[ConfigT]):
         """
         for network in self.children():
             network.compile(**options)
-
-    def before_update(self, step: Step) -> None:
-        """Drop gradients of frozen parameters; called after the backward pass, before clipping and the optimizer."""
-
-    def after_update(self, step: Step) -> None:
-        """Update momentum copies, queues and prototypes; called after the optimizer.
-
-        Args:
-            step: the update that has just ended.
-        """
 
     def exports(self) -> dict[str, nn.Module]:
         """Return the backbones that can be exported, by name; the first is the default."""
@@ -230,15 +277,6 @@ class Method(nn.Module, Generic[ConfigT]):
             linear layers, norms and activations, or a single linear layer.
         """
         return {}
-
-    def local_state(self) -> dict[str, Tensor]:
-        """Return the tensors that differ between processes; a checkpoint holds those of every process."""
-        return {}
-
-    def load_local_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the tensors from `local_state`."""
-        if state:
-            raise ValueError(f"{type(self).__name__} keeps no state of its own, the checkpoint has {sorted(state)}")
 
 
 def find_method(name: str) -> type[Method[Any]]:

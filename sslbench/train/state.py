@@ -28,10 +28,12 @@ from sslbench.errors import UsageError
 from sslbench.runtime.device import DTYPES
 from sslbench.runtime.device_names import Precision
 from sslbench.runtime.seeds import random_states, restore_random_states, seed_process
-from sslbench.train.method import Method
+from sslbench.train import checkpoints
+from sslbench.train.method import Learner, Method
 from sslbench.train.online_head import OnlineHead
 from sslbench.train.optimizers.optimizer import OptimizerSettings, PartSettings, make_optimizer
 from sslbench.train.parameter_groups import parameter_groups
+from sslbench.train.resume import continue_from, newest_whole
 
 log = logging.getLogger("sslbench")
 
@@ -41,7 +43,7 @@ class State:
     """State of a training run: everything that training changes.
 
     Attributes:
-        method: the method itself.
+        method: the method itself, heads, or a detector.
         model: module to call: the method, or its DDP or FSDP wrapper.
         optimizer: optimizer of the method's parameters.
         scaler: scaler of the loss, for float16.
@@ -51,10 +53,10 @@ class State:
         rows_of_channels: images are laid out channel by channel: see `new_state`.
     """
 
-    method: Method[Any]
+    method: Learner
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
+    scaler: torch.amp.GradScaler = dataclasses.field(default_factory=lambda: torch.amp.GradScaler("cpu", enabled=False))
     average: nn.Module | None = None
     step: int = 0
     online_head: OnlineHead | None = None
@@ -150,12 +152,14 @@ def to_checkpoint(state: State) -> dict[str, Any]:
 
     Tensors are complete on the first process only.
     """
-    return {
-        "method": module_state(state.method, everywhere=False),
+    content = {
+        state.method.stored_as: module_state(state.method.stored, everywhere=False),
         "optimizer": optimizer_state(state.method, state.optimizer),
-        "average": module_state(state.average, everywhere=False) if state.average is not None else {},
-        **_small_state(state),
     }
+    if not state.method.draws:
+        return content
+    average = module_state(state.average, everywhere=False) if state.average is not None else {}
+    return {**content, "average": average, **_small_state(state)}
 
 
 def to_shards(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -202,6 +206,11 @@ def from_checkpoint(state: State, content: dict[str, Any], path: Path | None = N
         UsageError: the number of processes is another, and the method has a state of each process.
         WeightsError: shards cannot be read.
     """
+    if not state.method.draws:
+        load_module_state(state.method.stored, content[state.method.stored_as])
+        load_optimizer_state(state.method, state.optimizer, content["optimizer"])
+        state.step = content["step"]
+        return
     processes = content["processes"]
     before, now = len(processes), world_size()
     if before != now and any(process["local"] for process in processes):
@@ -236,6 +245,28 @@ def from_checkpoint(state: State, content: dict[str, Any], path: Path | None = N
             f"continuing with {now} processes, {before} before: each update has the same images, but statistics of "
             "BatchNorm and rounding differ from here on"
         )
+
+
+def resume(state: State, folder: Path) -> dict[str, Any] | None:
+    """Continue from the newest whole checkpoint of a folder and return its content, or None; every process calls this.
+
+    Raises:
+        WeightsError: all checkpoints are damaged, or the processes see different ones.
+    """
+    found = newest_whole(folder)
+    if found is None:
+        return None
+    path, content = found
+    from_checkpoint(state, content, path)
+    continue_from(folder, path, state.step)
+    return content
+
+
+def save(state: State, folder: Path, *, keep: int = 1, **more: Any) -> None:
+    """Write a checkpoint of the state on the first process, with more entries; every process calls this."""
+    content = to_checkpoint(state)
+    if rank() == 0:
+        checkpoints.write(folder, state.step, {**content, **more}, keep=keep)
 
 
 def _read_shards(state: State, folder: Path, rest: dict[str, Any]) -> None:

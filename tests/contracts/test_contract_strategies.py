@@ -15,7 +15,6 @@ is tried with those four, and not compiled. `make test-all` has the rest of thos
 import contextlib
 import dataclasses
 import functools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,6 +36,7 @@ from sslbench.train import schedules
 from sslbench.train import state as states
 from sslbench.train.loop import RateSchedules, TrainingPlan, train
 from sslbench.train.method import Batch, Setup, Step, find_method
+from sslbench.train.views import RunOnViews
 
 RESNET = "resnet_basic_1-1-1-1w0.125"
 VIT = "timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=1,embed_dim=24,num_heads=2,dynamic_img_size=True"
@@ -135,19 +135,14 @@ def trained(method, backbone, changes):
     lines = []
     kept = {}
 
-    def save():
-        kept.update(states.to_checkpoint(state))
+    class Recorded(RunOnViews):
+        def log(self, line):
+            lines.append(line)
 
-    train(
-        state,
-        plan,
-        batches(sizes_of(method)),
-        log=lines.append,
-        save=save,
-        evaluate=lambda step: None,
-        signal_number=lambda: 0,
-        failed=lambda raw, value, index: Path("never"),
-    )
+        def save(self):
+            kept.update(states.to_checkpoint(state))
+
+    train(state, plan, batches(sizes_of(method)), Recorded(state, plan), lambda: 0)
     found = {
         "losses": [line.loss for line in lines],
         "weights": arrays(state.method),

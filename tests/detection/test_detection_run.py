@@ -147,7 +147,7 @@ def test_a_signal_saves_and_the_next_call_continues_to_the_same_weights(tmp_path
             os.kill(os.getpid(), number)
 
     before = signal.getsignal(number)
-    with pytest.raises(StoppedError, match="iteration 3 of 4; everything is saved\nRun the same command") as stopped:
+    with pytest.raises(StoppedError, match="update 3 of 4; everything is saved\nRun the same command") as stopped:
         run("stopped", stop)
     assert stopped.value.exit_code == 128 + number and signal.getsignal(number) is before
     whole, _, lines = run("whole")

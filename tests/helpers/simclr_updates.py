@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 import torchvision
@@ -19,6 +18,7 @@ from sslbench.train.method import Setup
 from sslbench.train.optimizers.optimizer import OptimizerSettings, make_optimizer
 from sslbench.train.parameter_groups import parameter_groups
 from sslbench.train.state import State
+from sslbench.train.views import RunOnViews
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,15 +103,7 @@ def by_the_loop(case: Case, batches: Sequence[RawBatch], *, compiled: bool = Fal
     plan = TrainingPlan(updates, updates, rates, Preprocessing(), precision=case.precision, log_every=100)
 
     def go() -> None:
-        train(
-            State(method, method, optimizer, torch.amp.GradScaler(case.device.type, enabled=False)),
-            plan,
-            iter(batches),
-            log=lambda line: None,
-            save=lambda: None,
-            evaluate=lambda step: None,
-            signal_number=lambda: 0,
-            failed=lambda raw, value, index: Path(),
-        )
+        state = State(method, method, optimizer)
+        train(state, plan, iter(batches), RunOnViews(state, plan), lambda: 0)
 
     return go

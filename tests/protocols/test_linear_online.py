@@ -18,11 +18,12 @@ from sslbench.features.settings import ExtractSettings
 from sslbench.names import find_module
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import linear_online
-from sslbench.protocols.linear_online import Settings, training
+from sslbench.protocols.linear_online import Settings
 from sslbench.protocols.linear_online import plan as planning
 from sslbench.runtime.signals import StoppedError
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.numbers import Numbers
+from sslbench.train import loop
 from sslbench.train.loop import NotFiniteError
 
 QUICK = Settings(epochs=6, batch_size=16, lr=(0.3,), lr_scaling="none", flip=0.0)
@@ -250,7 +251,7 @@ def test_a_run_that_was_stopped_continues_bit_for_bit(tmp_path, updates, words):
 
 def test_a_run_that_was_killed_continues_from_the_last_checkpoint(tmp_path, monkeypatch):
     (whole,) = run(tmp_path / "whole").values()
-    monkeypatch.setattr(training, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
 
     class Killed(BaseException):
         pass

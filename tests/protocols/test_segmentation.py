@@ -17,7 +17,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import segmentation
-from sslbench.protocols._parts.dense import kept_maps, training
+from sslbench.protocols._parts.dense import kept_maps
 from sslbench.protocols._parts.dense import run as dense_run
 from sslbench.protocols._parts.dense.heads import HeadInput, MapEncoder, Sizes, fitted_sizes, head_inputs, make_heads
 from sslbench.protocols._parts.dense.kept_maps import KeptMaps
@@ -29,6 +29,7 @@ from sslbench.protocols.segmentation import Segmentation, Settings, regions
 from sslbench.results import percent_metrics
 from sslbench.runtime.seeds import seeded
 from sslbench.targets.label_maps import LabelMap
+from sslbench.train import checkpoints, loop
 
 QUICK = Settings(steps=40, warmup_steps=4, batch_size=8)
 TASK = Segmentation(QUICK, map_pictures(1, 0).target.classes)
@@ -89,18 +90,18 @@ STILL = dataclasses.replace(QUICK, size=None, colours="none", resize_range=(1.0,
 def test_workers_and_a_kill_change_nothing(backbone, tmp_path, monkeypatch, settings):
     train = map_pictures(30, 1, grid=(2, 2))
     whole = run(backbone, tmp_path / "whole", settings, train)
-    monkeypatch.setattr(training, "SAVE_SECONDS", 0.0)
-    original = training.checkpoints.write
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
+    original = checkpoints.write
 
     def killed(folder, step, content, *, keep):
         original(folder, step, content, keep=keep)
         if step == 23:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(training.checkpoints, "write", killed)
+    monkeypatch.setattr(checkpoints, "write", killed)
     with pytest.raises(KeyboardInterrupt):
         run(backbone, tmp_path / "killed", settings, train, workers=2)
-    monkeypatch.setattr(training.checkpoints, "write", original)
+    monkeypatch.setattr(checkpoints, "write", original)
     continued = run(backbone, tmp_path / "killed", settings, train)
     for name, outcome in whole.items():
         np.testing.assert_array_equal(outcome.scores, continued[name].scores)

@@ -17,6 +17,7 @@ from sslbench.protocols.finetune.recipe import candidates, optimizer_settings
 from sslbench.train.loop import RateSchedules, TrainingPlan, train
 from sslbench.train.method import Setup
 from sslbench.train.state import new_state
+from sslbench.train.views import RunOnViews
 
 pytestmark = pytest.mark.speed
 
@@ -61,16 +62,7 @@ def own_seconds():
     plan = TrainingPlan(UPDATES, UPDATES, RateSchedules(lambda progress: 0.01, 0.01), Preprocessing(), log_every=10)
     batches = list(raw_batches())
     began = time.process_time()
-    train(
-        state,
-        plan,
-        iter(batches),
-        log=lambda line: None,
-        save=lambda: None,
-        evaluate=lambda step: None,
-        signal_number=lambda: 0,
-        failed=lambda raw, value, index: pytest.fail("a loss is not finite"),
-    )
+    train(state, plan, iter(batches), RunOnViews(state, plan), lambda: 0)
     return time.process_time() - began
 
 

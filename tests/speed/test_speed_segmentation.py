@@ -14,9 +14,10 @@ from sslbench.data.decode.transforms import normalise
 from sslbench.errors import DataError
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.heads import MapEncoder, head_inputs, make_heads
-from sslbench.protocols._parts.dense.training import Training, _Run
+from sslbench.protocols._parts.dense.training import Training, _HeadTraining
 from sslbench.protocols.segmentation import Segmentation, Settings
 from sslbench.solvers.upsampling import upsampled_classes
+from sslbench.train.loop import RateSchedules, TrainingPlan, train
 
 pytestmark = pytest.mark.speed
 
@@ -59,10 +60,12 @@ def own_seconds(batches, folder):
     encode = MapEncoder(DenseEncoder(backbone, maps), 3, pixels=False)
     heads = make_heads(inputs, encode, CLASSES, settings, seed=0)
     plan = Training(UPDATES, 0, Preprocessing(), folder, 0, lambda: DataError("unreadable"))
-    run = _Run(heads, Segmentation(settings, tuple(map(str, range(CLASSES)))), settings, plan)
+    run = _HeadTraining(heads, encode, Segmentation(settings, tuple(map(str, range(CLASSES)))), settings, plan)
+    run.save = lambda: None
+    steps = TrainingPlan(UPDATES, UPDATES, RateSchedules(lambda where: 1.0, 1.0), log_every=0)
     began = time.process_time()
-    for index, (images, targets) in enumerate(batches):
-        run.update(encode(normalise(images, plan.preprocessing)), targets, index)
+    encoded = ((encode(normalise(images, plan.preprocessing)), targets) for images, targets in batches)
+    train(run.state, steps, encoded, run, lambda: 0)
     return time.process_time() - began
 
 

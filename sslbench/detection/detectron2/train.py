@@ -157,7 +157,7 @@ def _last_hook(
         def after_step(self) -> None:
             done, last = self.trainer.iter + 1, self.trainer.iter + 1 == recipe.iterations
             if watchers and meter.due(done):
-                values = {n: torch.tensor(v) for n, (v, _) in self.trainer.storage.latest().items()}
+                values = {n: float(torch.tensor(v)) for n, (v, _) in self.trainer.storage.latest().items()}
                 losses = {n: value for n, value in values.items() if n.startswith("loss_")}
                 line = meter.line(done, losses, values["total_loss"], float(values["lr"]))
                 for told in watchers:

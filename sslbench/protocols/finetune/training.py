@@ -36,17 +36,17 @@ from sslbench.protocols.finetune.settings import Settings
 from sslbench.runtime.device import check_precision
 from sslbench.runtime.progress import StageProgress
 from sslbench.runtime.signals import stop_signals
-from sslbench.train import checkpoints, loop
+from sslbench.train import loop
 from sslbench.train.failed_batch import keep_failed
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import NotFiniteError, RateSchedules, TrainingPlan
 from sslbench.train.meter import LogRecord
-from sslbench.train.method import Setup, Step
+from sslbench.train.method import Setup
 from sslbench.train.observers import Observer, RunInfo
 from sslbench.train.optimizers.optimizer import scaled_lr
-from sslbench.train.resume import continue_from, newest_whole
 from sslbench.train.schedules import scaled
-from sslbench.train.state import State, from_checkpoint, new_state, to_checkpoint
+from sslbench.train.state import State, new_state, resume, save
+from sslbench.train.views import RunOnViews
 from sslbench.weights.fill import fill
 
 log = logging.getLogger("sslbench")
@@ -214,7 +214,7 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
         )
         observers = make_observers(settings, rates, logs) if rank() == 0 else []
         run = _Training(state, plan, fit, data, folder, observers, progress)
-        run.resume()
+        resume(state, folder)
         if observers:
             logs.mkdir(parents=True, exist_ok=True)
         info = RunInfo(logs, network, plan.steps, plan.per_epoch, state.step, data.batch_size)
@@ -238,8 +238,8 @@ def _depths(backbone: Backbone, network: FinetunedNetwork, settings: Settings) -
     }
 
 
-class _Training:
-    """Callbacks of the training loop."""
+class _Training(RunOnViews):
+    """Training in progress."""
 
     def __init__(
         self,
@@ -255,14 +255,6 @@ class _Training:
         self.observers, self.progress = observers, progress
         self.reported = time.perf_counter()
 
-    def resume(self) -> None:
-        """Restore the newest checkpoint, if any."""
-        found = newest_whole(self.folder)
-        if found is not None:
-            path, content = found
-            from_checkpoint(self.state, content)
-            continue_from(self.folder, path, self.state.step)
-
     def train(self, backbone: Backbone, engine: ExtractSettings) -> None:
         """Train to the end of the plan."""
         batches = contextlib.closing(self.data.batches(self.state.step, self.plan.steps))
@@ -275,22 +267,14 @@ class _Training:
                     yield batch
 
             try:
-                loop.train(
-                    self.state,
-                    self.plan,
-                    readable(),
-                    log=self._log,
-                    save=self._save,
-                    evaluate=_no_evaluation,
-                    signal_number=signal_number,
-                    failed=self._keep_failed,
-                )
+                loop.train(self.state, self.plan, readable(), self, signal_number)
             except NotFiniteError as error:
                 raise NotFiniteError(
                     f"finetune: {error.message}", "Give a lower lr, warmup_epochs or clip_norm."
                 ) from error
 
-    def _log(self, line: LogRecord) -> None:
+    def log(self, line: LogRecord) -> None:
+        """Give a log record to the observers, and tell the progress."""
         for observer in self.observers:
             observer.line(line)
         size, last = self.data.batch_size, line.step == self.plan.steps
@@ -305,18 +289,14 @@ class _Training:
                 f"{self.plan.steps}: loss {line.loss:.4g}{parts}, lr {line.lr:.3g}"
             )
 
-    def _save(self) -> None:
-        content = to_checkpoint(self.state)
-        if rank() == 0:
-            checkpoints.write(self.folder, self.state.step, content, keep=1)
+    def save(self) -> None:
+        """Write a checkpoint."""
+        save(self.state, self.folder)
 
-    def _keep_failed(self, raw: RawBatch, value: float, index: int) -> Path:
+    def failed(self, raw: RawBatch, value: float, index: int) -> Path:
+        """Save a batch whose loss is not finite."""
         ids = tuple(self.source.ids[i] for i in raw.indices.tolist())
         return keep_failed(self.folder, raw, ids, step=index, rank=rank())
-
-
-def _no_evaluation(step: Step) -> None:
-    """Do nothing: the last epoch counts."""
 
 
 def _trained(state: State, backbone: Backbone, network: FinetunedNetwork, targets: Targets, epochs: float) -> Finetuned:

@@ -4,32 +4,31 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslbench.data.loading.pretraining import RawBatch
 from sslbench.data.loading.probing import EpochBatches
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import rank, sum_, world_size
-from sslbench.distributed.parallel import load_module_state, module_state
 from sslbench.errors import BackboneError, DataError
 from sslbench.protocols.linear_online.heads import Heads
 from sslbench.protocols.linear_online.inputs import InputEncoder
-from sslbench.runtime.signals import signal_on_any_process, stop_signals, stop_together
-from sslbench.train import checkpoints
+from sslbench.runtime.signals import stop_signals
+from sslbench.train import checkpoints, loop
 from sslbench.train.lock import exclusive
-from sslbench.train.loop import NotFiniteError
-from sslbench.train.optimizers.optimizer import OptimizerSettings, make_optimizer, set_rates
-from sslbench.train.resume import continue_from, newest_whole
+from sslbench.train.loop import NotFiniteError, RateSchedules, TrainingPlan
+from sslbench.train.method import Learner, Loss, Step
+from sslbench.train.optimizers.optimizer import OptimizerSettings, make_optimizer
 from sslbench.train.schedules import Schedule
+from sslbench.train.state import State, resume, save
 
 log = logging.getLogger("sslbench")
 
 CHECK_EVERY = 10  # updates between two checks of losses and, with several processes, of signals
-SAVE_SECONDS = 300.0  # maximum loss of work when a run is killed
 LINE_SECONDS = 30.0  # between log lines, which are also written at the end of an epoch
 
 
@@ -78,66 +77,75 @@ def train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatches
         BackboneError: parameters or statistics of the backbone moved.
     """
     with exclusive(plan.folder):
-        return _train(heads, encode, source, data, plan)
+        began = time.perf_counter()
+        run = _HeadTraining(heads, encode, source, data, plan)
+        resume(run.state, plan.folder)
+        steps = TrainingPlan(
+            plan.updates, data.steps_per_epoch, RateSchedules(plan.schedule, 1.0), log_every=0, save_every=0
+        )
+        # Always closed: workers that outlive the loop would delay the end of the process.
+        stream = contextlib.closing(data.batches(run.state.step, plan.updates))
+        with stop_signals() as signal_number, stream as pieces:
+            loop.train(run.state, steps, run.encoded(pieces), run, signal_number)
+        return time.perf_counter() - began
 
 
-def _train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatches, plan: Training) -> float:
-    began = time.perf_counter()
-    frozen = encode.state_sha256()
-    optimizer = make_optimizer(heads.groups(plan.optimizer, data.batch_size), plan.optimizer)
-    start = _resume(heads, optimizer, plan)
-    run = _HeadTraining(heads, optimizer, plan, source, data)
-    # Always closed: workers that outlive the loop would delay the end of the process.
-    with stop_signals() as signal_number, contextlib.closing(data.batches(start, plan.updates)) as stream:
-        for index, pieces in enumerate(stream, start=start):
-            features, labels = run.encoded(encode, pieces)
-            losses = run.update(features, labels, index)
-            done = index + 1
-            if run.is_report_due(done):
-                run.report(losses, features, done)
-            stop = signal_on_any_process(signal_number, losses.device, compare=done % CHECK_EVERY == 0)
-            run.save(done, now=bool(stop) and done < plan.updates)
-            if stop and done < plan.updates:
-                stop_together(stop, f"update {done} of {plan.updates}")
-        if encode.state_sha256() != frozen:
-            # The checkpoints are wrong too and must not be resumed.
-            for file in checkpoints.files(plan.folder) if rank() == 0 else ():
-                file.unlink(missing_ok=True)
-            raise BackboneError(
-                "the backbone changed while heads were trained on it: parameters or BatchNorm statistics moved",
-                "Its forward pass should not switch to training mode or modify weights.",
-            )
-        run.save(plan.updates, now=start < plan.updates)
-    return time.perf_counter() - began
+Features = dict[str, Tensor]
 
 
-class _HeadTraining:
-    """The parts of one training."""
+class _HeadTraining(Learner, loop.Run[tuple[Features, Tensor]]):
+    """Training of all heads on the features of each batch, of every process together."""
 
-    def __init__(
-        self, heads: Heads, optimizer: torch.optim.Optimizer, plan: Training, source: Source, data: EpochBatches
-    ) -> None:
-        self.heads, self.optimizer, self.plan, self.source, self.data = heads, optimizer, plan, source, data
-        self.reported = self.saved = time.perf_counter()
+    stored_as = "heads"
+    draws = False
 
-    def encoded(self, encode: InputEncoder, pieces: tuple[RawBatch, ...]) -> tuple[dict[str, Tensor], Tensor]:
-        """Return features and labels of this process's part of a batch."""
-        if any(piece.unreadable for piece in pieces):
-            raise self.plan.unreadable()
-        parts = [encode(piece.views[0]) for piece in pieces]
-        features = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        labels = torch.from_numpy(self.source.target.values[torch.cat([piece.indices for piece in pieces]).numpy()])
-        return features, labels.to(next(iter(features.values())).device, non_blocking=True)
+    def __init__(self, heads: Heads, encode: InputEncoder, source: Source, data: EpochBatches, plan: Training) -> None:
+        super().__init__()
+        self.heads, self.encode, self.plan, self.source, self.data = heads, encode, plan, source, data
+        self.frozen = encode.state_sha256()
+        optimizer = make_optimizer(heads.groups(plan.optimizer, data.batch_size), plan.optimizer)
+        self.state = State(self, self, optimizer)
+        self.reported = time.perf_counter()
 
-    def update(self, features: dict[str, Tensor], labels: Tensor, index: int) -> Tensor:
-        """Update every head once; return the losses before it, of this process."""
-        set_rates(self.optimizer, lr=self.plan.schedule(index / self.plan.updates))
-        losses = self.heads.losses(features, labels, self.data.batch_size)
-        losses.sum().backward()  # type: ignore[no-untyped-call]
+    @property
+    def stored(self) -> nn.Module:
+        """The heads."""
+        return self.heads
+
+    def encoded(self, stream: Iterable[tuple[RawBatch, ...]]) -> Iterator[tuple[Features, Tensor]]:
+        """Yield features and labels of this process's parts of batches."""
+        for pieces in stream:
+            if any(piece.unreadable for piece in pieces):
+                raise self.plan.unreadable()
+            parts = [self.encode(piece.views[0]) for piece in pieces]
+            features = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            indices = torch.cat([piece.indices for piece in pieces]).numpy()
+            labels = torch.from_numpy(self.source.target.values[indices])
+            yield features, labels.to(next(iter(features.values())).device, non_blocking=True)
+
+    def passes(self, raw: tuple[Features, Tensor]) -> Iterator[tuple[Features, Tensor]]:
+        """Yield the batch as it is."""
+        yield raw
+
+    def loss(self, batch: tuple[Features, Tensor], step: Step) -> Loss:
+        """Return the sum of the heads' losses."""
+        self.features, labels = batch
+        losses = self.heads.losses(self.features, labels, self.data.batch_size)
+        self.losses = losses.detach()
+        return Loss(losses.sum())
+
+    def before_update(self, step: Step) -> None:
+        """Sum the gradients over processes."""
         self.heads.share_gradients()
-        self.optimizer.step()
+
+    def after_update(self, step: Step) -> None:
+        """Look at the losses now and then."""
         self.heads.clear_gradients()
-        return losses.detach()
+        if self.is_report_due(step.index + 1):
+            self.report(self.losses, self.features, step.index + 1)
+
+    def diverged(self, raw: tuple[Features, Tensor], step: Step, loss: Loss, own: float, mean: float) -> None:
+        """Go on: others may learn; see `report`."""
 
     def is_report_due(self, done: int) -> bool:
         """Return True at regular updates; after some seconds too in a single process, where no other has to agree."""
@@ -161,7 +169,7 @@ class _HeadTraining:
         left = values.nan_to_num(nan=float("inf"), posinf=float("inf"))
         best, count = int(left.argmin()), len(values)
         diverged = int((~torch.isfinite(values)).sum())
-        rates = [group["lr"] for group in self.optimizer.param_groups if "weight" in group["names"]]
+        rates = [group["lr"] for group in self.state.optimizer.param_groups if "weight" in group["names"]]
         epochs = self.plan.updates / self.data.steps_per_epoch
         return (
             f"epoch {done / self.data.steps_per_epoch:.3g} of {epochs:.3g}, update {done} of {self.plan.updates}: "
@@ -170,26 +178,17 @@ class _HeadTraining:
             + (f"; {diverged} diverged" if diverged else "")
         )
 
-    def save(self, done: int, *, now: bool) -> None:
-        """Write a checkpoint when one is due; the first process's state is that of all."""
-        if rank() != 0 or not (now or time.perf_counter() - self.saved > SAVE_SECONDS):
-            return
-        content = {"heads": module_state(self.heads), "optimizer": self.optimizer.state_dict()}
-        checkpoints.write(self.plan.folder, done, content, keep=1)
-        self.saved = time.perf_counter()
-
-
-def _resume(heads: Heads, optimizer: torch.optim.Optimizer, plan: Training) -> int:
-    """Restore the newest checkpoint; return the number of updates done."""
-    found = newest_whole(plan.folder)
-    if found is None:
-        return 0
-    path, content = found
-    load_module_state(heads, content["heads"])
-    optimizer.load_state_dict(content["optimizer"])
-    done = int(content["step"])
-    continue_from(plan.folder, path, done)
-    return done
+    def save(self) -> None:
+        """Write a checkpoint; after the last update only if the backbone is as it was."""
+        if self.state.step == self.plan.updates and self.encode.state_sha256() != self.frozen:
+            # The checkpoints are wrong too and must not be resumed.
+            for file in checkpoints.files(self.plan.folder) if rank() == 0 else ():
+                file.unlink(missing_ok=True)
+            raise BackboneError(
+                "the backbone changed while heads were trained on it: parameters or BatchNorm statistics moved",
+                "Its forward pass should not switch to training mode or modify weights.",
+            )
+        save(self.state, self.plan.folder)
 
 
 def _stop_diverged(features: dict[str, Tensor], done: int) -> None:

@@ -26,7 +26,7 @@ class Health(Observer):
 
     def line(self, line: LogRecord) -> None:
         """Check a log record."""
-        if line.spread.collapsed and line.epoch >= 0.1 and not self.collapsed:
+        if line.spread is not None and line.spread.collapsed and line.epoch >= 0.1 and not self.collapsed:
             self.collapsed = True
             log.warning(
                 f"update {line.step}: the embeddings of different images are nearly the same (standard deviation "

@@ -5,14 +5,14 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sslbench.data.loading.joint import JointBatches
+from sslbench.data.loading.joint import JointBatch, JointBatches
 from sslbench.errors import BackboneError, DataError
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.heads import DenseHead, MapEncoder
@@ -21,19 +21,22 @@ from sslbench.protocols._parts.dense.settings import HeadSettings
 from sslbench.protocols._parts.dense.task import DenseTask
 from sslbench.runtime.progress import StageProgress
 from sslbench.runtime.seeds import seeded
-from sslbench.runtime.signals import stop_signals, stop_together
+from sslbench.runtime.signals import stop_signals
 from sslbench.solvers.dense.windows import resized
-from sslbench.train import checkpoints, schedules
+from sslbench.train import checkpoints, loop, schedules
 from sslbench.train.lock import exclusive
-from sslbench.train.loop import NotFiniteError
-from sslbench.train.optimizers.optimizer import OptimizerSettings, make_optimizer, set_rates
+from sslbench.train.loop import NotFiniteError, RateSchedules, TrainingPlan
+from sslbench.train.method import Learner, Loss, Step
+from sslbench.train.optimizers.optimizer import OptimizerSettings, make_optimizer
 from sslbench.train.parameter_groups import GroupRates, group
-from sslbench.train.resume import continue_from, newest_whole
+from sslbench.train.state import State, resume, save
 
 log = logging.getLogger("sslbench")
 
+Maps = dict[str, Tensor]
+"""Maps of a batch by layer."""
+
 CHECK_EVERY = 10  # updates between two checks of losses
-SAVE_SECONDS = 300.0  # maximum loss of work when a run is killed
 LINE_SECONDS = 30.0  # between log lines
 _WARMUP_START = 1e-6  # factor of the rates, as in MMSegmentation
 
@@ -129,34 +132,30 @@ def train(
         BackboneError: parameters or statistics of the backbone moved.
     """
     with exclusive(plan.folder):
-        frozen = encode.encoder.state_sha256()
-        run = _Run(heads, task, settings, plan)
-        start = run.resume()
+        run = _HeadTraining(heads, encode, task, settings, plan)
+        content = resume(run.state, plan.folder)
+        run.alive = list(content["alive"]) if content is not None else run.alive
+        start = run.state.step
         maps_of = KeptMaps(encode, plan.preprocessing, plan.crops)
         if maps_of.keeps:  # a continued run has the maps of the run before, bit for bit
             _keep_again(maps_of, data, start)
+        rates = RateSchedules(rate_factor(settings, plan.updates, plan.warmup), 1.0)
+        steps = TrainingPlan(plan.updates, plan.updates, rates, log_every=0, save_every=0)
         with stop_signals() as signal_number, contextlib.closing(data.batches(start, plan.updates)) as stream:
-            for index, batch in enumerate(stream, start=start):
-                if batch.unreadable:
-                    raise plan.unreadable()
-                maps = maps_of(batch.images)
-                losses = run.update(maps, batch.targets.to(encode.device, non_blocking=True), index)
-                done = index + 1
-                if done % CHECK_EVERY == 0 or done == plan.updates:
-                    run.report(losses, maps, done)
-                stop = signal_number()
-                run.save(done, now=bool(stop) and done < plan.updates)
-                if stop and done < plan.updates:
-                    stop_together(stop, f"update {done} of {plan.updates}")
-            if encode.encoder.state_sha256() != frozen:
-                for file in checkpoints.files(plan.folder):  # they are wrong too
-                    file.unlink(missing_ok=True)
-                raise BackboneError(
-                    "the backbone changed while heads were trained on it: parameters or BatchNorm statistics moved",
-                    "Its forward pass should not switch to training mode or modify weights.",
-                )
-            run.save(plan.updates, now=start < plan.updates)
+            batches = _encoded(stream, maps_of, encode.device, plan)
+            loop.train(run.state, steps, batches, run, signal_number)
     return run.alive
+
+
+def _encoded(
+    stream: Iterable[JointBatch], maps_of: KeptMaps, device: torch.device, plan: Training
+) -> Iterator[tuple[Maps, Tensor]]:
+    """Yield the maps and targets of crops."""
+    for batch in stream:
+        if batch.unreadable:
+            raise plan.unreadable()
+        maps = maps_of(batch.images)
+        yield maps, batch.targets.to(device, non_blocking=True)
 
 
 def _keep_again(maps_of: KeptMaps, data: JointBatches, start: int) -> None:
@@ -168,58 +167,68 @@ def _keep_again(maps_of: KeptMaps, data: JointBatches, start: int) -> None:
             maps_of(batch.images)
 
 
-class _Run:
-    """State of a training."""
+class _HeadTraining(Learner, loop.Run[tuple[Maps, Tensor]]):
+    """Training of heads: each is a pass of its own over the maps, so that the memory is that of one head."""
+
+    stored_as = "heads"
+    draws = False  # dropout is seeded by the update
 
     def __init__(
-        self, heads: Sequence[DenseHead], task: DenseTask[Any], settings: HeadSettings, plan: Training
+        self,
+        heads: Sequence[DenseHead],
+        encode: MapEncoder,
+        task: DenseTask[Any],
+        settings: HeadSettings,
+        plan: Training,
     ) -> None:
+        super().__init__()
         self.heads, self.task, self.settings, self.plan = nn.ModuleList(heads).train(), task, settings, plan
         self.all, self.alive = list(heads), [True] * len(heads)
-        self.factor = rate_factor(settings, plan.updates, plan.warmup)
+        self.encoder = [encode.encoder]  # in a list: it is no part of what is trained
+        self.frozen = encode.encoder.state_sha256()
         options = OptimizerSettings(
             name=settings.optimizer, lr=1.0, lr_scaling="none", weight_decay=settings.weight_decay, betas=settings.betas
         )
-        self.optimizer = make_optimizer(
-            [group(dict(head.named_parameters()), GroupRates(lr_factor=head.lr)) for head in heads], options
-        )
-        self.reported = self.saved = time.perf_counter()
+        groups = [group(dict(head.named_parameters()), GroupRates(lr_factor=head.lr)) for head in heads]
+        self.state = State(self, self, make_optimizer(groups, options))
+        self.reported = time.perf_counter()
 
-    def resume(self) -> int:
-        """Restore the newest checkpoint; return the number of updates done."""
-        found = newest_whole(self.plan.folder)
-        if found is None:
-            return 0
-        path, content = found
-        self.heads.load_state_dict(content["heads"])
-        self.optimizer.load_state_dict(content["optimizer"])
-        self.alive = list(content["alive"])
-        done = int(content["step"])
-        continue_from(self.plan.folder, path, done)
-        return done
+    @property
+    def stored(self) -> nn.Module:
+        """The heads."""
+        return self.heads
 
-    def update(self, maps: dict[str, Tensor], targets: Tensor, index: int) -> list[Tensor]:
-        """Update every head that has not diverged; return the losses before it.
+    def passes(self, raw: tuple[Maps, Tensor]) -> Iterator[tuple[int, Maps, Tensor]]:
+        """Yield every head that has not diverged, with the maps."""
+        self.maps, targets = raw
+        self.losses = [torch.tensor(math.nan)] * len(self.all)
+        for number in (i for i, alive in enumerate(self.alive) if alive):
+            yield number, self.maps, targets
 
-        One head after another is differentiated, so that the memory of its outputs is that of one head.
-        """
-        set_rates(self.optimizer, lr=self.factor(index / self.plan.updates))
-        losses = []
-        for head, alive in zip(self.all, self.alive, strict=True):
-            if not alive:
-                losses.append(torch.tensor(math.nan))
-                continue
-            with seeded(_dropout_seed(self.plan.seed, index), targets.device):  # the same channels, whatever the rows
-                outputs = resized(self.task.activated(head(maps)), (targets.shape[2], targets.shape[3]))
-            # Few images end the training before `steps`: what is counted in those keeps its share, as the warm-up does.
-            loss = self.task.loss(outputs, targets, index * self.settings.steps // self.plan.updates)
-            loss.backward()  # type: ignore[no-untyped-call]
-            if self.settings.clip_norm is not None:
+    def loss(self, batch: tuple[int, Maps, Tensor], step: Step) -> Loss:
+        """Return the loss of one head."""
+        number, maps, targets = batch
+        with seeded(_dropout_seed(self.plan.seed, step.index), targets.device):  # the same channels, whatever the rows
+            outputs = resized(self.task.activated(self.all[number](maps)), (targets.shape[2], targets.shape[3]))
+        # Few images end the training before `steps`: what is counted in those keeps its share, as the warm-up does.
+        value = self.task.loss(outputs, targets, step.index * self.settings.steps // self.plan.updates)
+        self.losses[number] = value.detach()
+        return Loss(value)
+
+    def before_update(self, step: Step) -> None:
+        """Clip the gradients of each head."""
+        if self.settings.clip_norm is not None:
+            for head in (head for head, alive in zip(self.all, self.alive, strict=True) if alive):
                 nn.utils.clip_grad_norm_(head.parameters(), self.settings.clip_norm)
-            losses.append(loss.detach())
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return losses
+
+    def after_update(self, step: Step) -> None:
+        """Look at the losses now and then."""
+        done = step.index + 1
+        if done % CHECK_EVERY == 0 or done == self.plan.updates:
+            self.report(self.losses, self.maps, done)
+
+    def diverged(self, raw: tuple[Maps, Tensor], step: Step, loss: Loss, own: float, mean: float) -> None:
+        """Go on: others may learn; see `report`."""
 
     def report(self, losses: Sequence[Tensor], maps: dict[str, Tensor], done: int) -> None:
         """Mark heads that diverged, stop when none is left, and log the progress now and then."""
@@ -241,14 +250,16 @@ class _Run:
             diverged = f"; {finite.count(False)} diverged" if not all(finite) else ""
             log.info(f"update {done} of {self.plan.updates}: lowest loss of {len(finite)} heads {best:.4g}{diverged}")
 
-    def save(self, done: int, *, now: bool) -> None:
-        """Write a checkpoint when one is due."""
-        if not (now or time.perf_counter() - self.saved > SAVE_SECONDS):
-            return
-        state = {name: tensor.detach().cpu() for name, tensor in self.heads.state_dict().items()}
-        content = {"heads": state, "optimizer": self.optimizer.state_dict(), "alive": self.alive}
-        checkpoints.write(self.plan.folder, done, content, keep=1)
-        self.saved = time.perf_counter()
+    def save(self) -> None:
+        """Write a checkpoint; after the last update only if the backbone is as it was."""
+        if self.state.step == self.plan.updates and self.encoder[0].state_sha256() != self.frozen:
+            for file in checkpoints.files(self.plan.folder):  # they are wrong too
+                file.unlink(missing_ok=True)
+            raise BackboneError(
+                "the backbone changed while heads were trained on it: parameters or BatchNorm statistics moved",
+                "Its forward pass should not switch to training mode or modify weights.",
+            )
+        save(self.state, self.plan.folder, alive=self.alive)
 
 
 def _dropout_seed(seed: int, index: int) -> int:
