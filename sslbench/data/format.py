@@ -14,6 +14,7 @@ from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.errors import UsageError
 from sslbench.names import find_module, list_names
+from sslbench.targets.target import Target
 
 O = TypeVar("O")  # noqa: E741 - dataclass of a format's options
 
@@ -104,7 +105,7 @@ class TupleReader:
 
     Attributes:
         recognises: cheap test of a location.
-        open: split -> source, whose `tuples` are the pairs or videos.
+        open: split -> source, whose target are the pairs or videos.
     """
 
     recognises: Callable[[str], bool]
@@ -120,8 +121,7 @@ class SourceFormat:
         samples: None: not readable as images with labels.
         objects: None: no boxes.
         maps: None: no label maps.
-        pairs: None: no pairs of images.
-        videos: None: no videos with masks.
+        readers: of pairs of images and of videos, by the kind of their target.
         last_resort: asked after all others, for a format whose test also accepts theirs.
     """
 
@@ -129,8 +129,7 @@ class SourceFormat:
     samples: SampleReader[Any] | None = None
     objects: ObjectReader | None = None
     maps: LabelMapReader | None = None
-    pairs: TupleReader | None = None
-    videos: TupleReader | None = None
+    readers: Mapping[type[Target], TupleReader] = dataclasses.field(default_factory=dict)
     last_resort: bool = False
 
     @property

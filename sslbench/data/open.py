@@ -26,7 +26,6 @@ from sslbench.data.format import (
     SampleReader,
     SampleRequest,
     SourceFormat,
-    TupleReader,
     all_formats,
     builtin_format,
     readable_formats,
@@ -42,6 +41,7 @@ from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean, list_names
 from sslbench.targets.objects import Boxes
+from sslbench.targets.target import Target
 
 DEFAULT_OBJECTS = "kwcoco:shapes64-128"
 """Data with objects when the user names none: 64 drawn images of 128 x 128 pixels."""
@@ -50,15 +50,6 @@ _LABEL_MAP_LAYOUTS = (
     "Supported: images/ and masks/ with equal names (also in train/, val/), ADE20K, Cityscapes, COCO-Stuff, Pascal VOC "
     "with SegmentationClass/, Pascal Context, NYUv2 (.mat), COCO panoptic (.json with segments_info), and manifests "
     "with masks; PLACE?images=photos&maps=gt names other folders."
-)
-
-_PAIRS = (
-    "Supported: SPair-71k, PF-Pascal, TSS and HPatches; homography:PLACE makes pairs of any images, "
-    "homography:pictures of those of scikit-image."
-)
-_VIDEOS = (
-    "Supported: DAVIS 2017, VIP (the folder VIP_Fine), JHMDB, and manifests (.json) of videos with masks and track "
-    "ids, such as kwcoco:vidshapes4."
 )
 
 
@@ -308,44 +299,31 @@ def open_masks_as_data(spec: str) -> dict[str, Source]:
     return foreground_of(open_label_maps(spec))
 
 
-def open_pairs(spec: str) -> dict[str, Source]:
-    """Open pairs of images with corresponding points, or under a homography; the format is recognised.
+def open_as(spec: str, *kinds: type[Target]) -> dict[str, Source]:
+    """Open pairs of images, or videos; the format is recognised.
 
     Args:
-        spec: SPair-71k, PF-Pascal, TSS or HPatches, or 'homography:PLACE' for pairs made of any images.
+        spec: a place of a format that has a reader of such a target.
+        kinds: kinds of target that will do.
 
     Raises:
-        UsageError: the location does not exist, or has no such pairs.
+        UsageError: the location does not exist, or no format reads such targets there.
         DataError: it is damaged; the message names the file.
     """
-    return _open_tuples(spec, [found.pairs for found in all_formats()], "pairs of images", _PAIRS)
-
-
-def open_videos(spec: str) -> dict[str, Source]:
-    """Open videos with masks of objects or classes, or with joints of persons; the format is recognised.
-
-    Args:
-        spec: DAVIS 2017, VIP, JHMDB, or a COCO or kwcoco manifest of videos with masks and track ids.
-
-    Raises:
-        UsageError: the location does not exist, or has no such videos.
-        DataError: it is damaged; the message names the file.
-    """
-    return _open_tuples(spec, [found.videos for found in all_formats()], "videos with masks or joints", _VIDEOS)
-
-
-def _open_tuples(spec: str, readers: Sequence[TupleReader | None], wanted: str, remedy: str) -> dict[str, Source]:
-    location = locate(spec)
+    location, wanted = locate(spec), " or ".join(kind.title for kind in kinds)
     if location.options:
         raise UsageError(f"{spec}: {wanted} take no option '?{next(iter(location.options))}='")
-    for reader in readers:
-        if reader is not None and reader.recognises(location.text):
+    able = [found for found in all_formats() if any(kind in found.readers for kind in kinds)]
+    for reader in (found.readers[kind] for found in able for kind in kinds if kind in found.readers):
+        if reader.recognises(location.text):
             try:
                 return dict(reader.open(location.text))
             except OSError as error:
                 raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
     open_data(location.text)  # raises if the location does not exist or is damaged
-    raise UsageError(f"{location.text} has no {wanted}", remedy)
+    raise UsageError(
+        f"{location.text} has no {wanted}", "Looked for:\n" + "\n".join(f"  {found.title}" for found in able)
+    )
 
 
 def are_label_maps(spec: str) -> bool:

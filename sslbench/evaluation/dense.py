@@ -8,11 +8,10 @@ from sslbench.data.camera_pairs import open_camera_pairs
 from sslbench.data.depth.location import open_depth, open_normals
 from sslbench.data.depth.motorcycle import MOTORCYCLE
 from sslbench.data.open import (
+    open_as,
     open_boxes_as_data,
     open_label_maps,
     open_masks_as_data,
-    open_pairs,
-    open_videos,
 )
 from sslbench.data.open_signals import open_orientations, open_signals
 from sslbench.data.source import Source
@@ -23,11 +22,11 @@ from sslbench.targets.camera_pairs import CameraPairs
 from sslbench.targets.foreground import Foreground
 from sslbench.targets.label_maps import LabelMaps
 from sslbench.targets.objects import Boxes
-from sslbench.targets.pairs import Points
+from sslbench.targets.pairs import Homographies, Points
 from sslbench.targets.pixel_values import Boundaries, Depth, Normals, Orientations, Signals
 from sslbench.targets.target import Target
 from sslbench.targets.triplets import Triplets
-from sslbench.targets.videos import Tracks
+from sslbench.targets.videos import Parts, Poses, Tracks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +55,12 @@ DATA: Mapping[type[Target], DenseData] = {
     Normals: DenseData(open_normals, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
     Triplets: DenseData(open_triplets, f"triplets:{IMAGES}", "triplets made of drawn textures"),
     CameraPairs: DenseData(open_camera_pairs, f"rotations:{IMAGES}", "drawn textures under rotations of a camera"),
-    Points: DenseData(open_pairs, "homography:pictures", "scikit-image's pictures under homographies"),
-    Tracks: DenseData(open_videos, VIDEOS, "videos of drawn textures"),
+    Points: DenseData(
+        lambda place: open_as(place, Points, Homographies),
+        "homography:pictures",
+        "scikit-image's pictures under homographies",
+    ),
+    Tracks: DenseData(lambda place: open_as(place, Tracks, Parts, Poses), VIDEOS, "videos of drawn textures"),
 }
 """Data by kind of labels; protocols on other kinds take `open_data`."""
 

@@ -14,21 +14,22 @@ from scipy.io import savemat
 
 from sslbench.data.depth.location import open_depth, open_normals
 from sslbench.data.open import (
+    open_as,
     open_data,
     open_label_maps,
     open_masks_as_data,
     open_objects,
-    open_pairs,
-    open_videos,
 )
 from sslbench.library.benchmarks import data_of, load_benchmark
 from sslbench.names import list_names
+from sslbench.targets.pairs import Homographies, Points
+from sslbench.targets.videos import Parts, Poses, Tracks
 
 OPENERS = {
     **dict.fromkeys(("detection", "discovery"), open_objects),
     **dict.fromkeys(("segmentation", "segmentation-knn"), open_label_maps),
-    "correspondence": open_pairs,
-    "tracking": open_videos,
+    "correspondence": lambda place: open_as(place, Points, Homographies),
+    "tracking": lambda place: open_as(place, Tracks, Parts, Poses),
     "saliency": open_masks_as_data,
     "depth": open_depth,
     "normals": open_normals,

@@ -10,13 +10,14 @@ from sample_data import FORMATS, sample_module
 
 from sslbench.config import describe
 from sslbench.data.format import all_formats, builtin_format
-from sslbench.data.open import are_label_maps, open_data, open_label_maps, open_objects, open_pairs, open_videos
+from sslbench.data.open import are_label_maps, open_as, open_data, open_label_maps, open_objects
 from sslbench.data.source import Source
 from sslbench.errors import UsageError
+from sslbench.targets import kinds
+from sslbench.targets.target import SeveralImages
 
 SAMPLES = [name for name in FORMATS if builtin_format(name).samples is not None]
-VIDEOS = ("tracks", "parts", "poses")
-TUPLES = [name for name in FORMATS if builtin_format(name).pairs or sample_module(name).LABELS in VIDEOS]
+TUPLES = [name for name in FORMATS if issubclass(kinds()[sample_module(name).LABELS], SeveralImages)]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def test_a_format_says_what_it_reads():
     silent = [
         name
         for name, found in ((name, builtin_format(name)) for name in FORMATS)
-        if not found.title or not (found.samples or found.objects or found.maps or found.pairs or found.videos)
+        if not found.title or not (found.samples or found.objects or found.maps or found.readers)
     ]
     assert FORMATS and silent == []
 
@@ -77,10 +78,9 @@ def test_objects_and_label_maps_are_recognised_by_at_most_one_format(location, n
 @pytest.mark.parametrize("name", TUPLES)
 def test_pairs_and_videos_are_complete_picklable_and_the_same_every_time(location, name):
     spec = location(name)
-    opened = open_pairs if builtin_format(name).pairs else open_videos
-    faces = [face for found in all_formats() for face in (found.pairs, found.videos) if face is not None]
-    assert sum(face.recognises(spec) for face in faces) == 1
-    (source, again) = (next(reversed(opened(spec).values())) for _ in range(2))
+    assert sum(reader.recognises(spec) for found in all_formats() for reader in found.readers.values()) == 1
+    kind = kinds()[sample_module(name).LABELS]
+    (source, again) = (next(reversed(open_as(spec, kind).values())) for _ in range(2))
     assert source.target.name == sample_module(name).LABELS and list(source.ids) == sorted(set(source.ids))
     assert source.fingerprint() == again.fingerprint()
     copy = pickle.loads(pickle.dumps(source))  # noqa: S301 - our own bytes

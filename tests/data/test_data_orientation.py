@@ -15,11 +15,13 @@ from sslbench.data.decode.reading import DEFAULT
 from sslbench.data.depth.location import open_depth, open_normals
 from sslbench.data.images import Files
 from sslbench.data.maps.sizes import size_and_turn, unknown_orientation
-from sslbench.data.open import open_data, open_label_maps, open_masks_as_data, open_objects, open_pairs, open_videos
+from sslbench.data.open import open_as, open_data, open_label_maps, open_masks_as_data, open_objects
 from sslbench.data.open_signals import open_signals
 from sslbench.errors import DataError
 from sslbench.evaluation import Request, RunSettings, make_task, prepare
 from sslbench.evaluation.record import Encoded, describe
+from sslbench.targets.pairs import Homographies, Points
+from sslbench.targets.videos import Parts, Poses, Tracks
 
 TAG = 0x0112
 NOTE = "turned by EXIF, and annotations are taken for those of the turned pixels, which nothing in them tells"
@@ -148,7 +150,7 @@ def test_masks_of_the_stored_pixels_of_a_turned_frame_are_refused(tmp_path):
     davis.make(tmp_path)
     photo(tmp_path / "JPEGImages/480p/cow/00000.jpg", (12, 20), 6)
     with pytest.raises(DataError, match=r"1 masks are not of the size.*before its EXIF rotation(.|\n)*exiftool"):
-        open_videos(str(tmp_path))
+        open_as(str(tmp_path), Tracks, Parts, Poses)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def test_points_of_images_of_another_size_are_refused(size, turn, says, tmp_path
     with pytest.raises(
         DataError, match=rf"1 of 3 images have another size than their annotations: cat/b.jpg \(.*{says}"
     ):
-        open_pairs(place)
+        open_as(place, Points, Homographies)
 
 
 def test_what_was_left_out_of_the_data_stands_in_the_record(tmp_path):

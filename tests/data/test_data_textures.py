@@ -8,9 +8,10 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 
 from sslbench.data import textures
-from sslbench.data.open import open_boxes_as_data, open_data, open_label_maps, open_masks_as_data, open_videos
+from sslbench.data.open import open_as, open_boxes_as_data, open_data, open_label_maps, open_masks_as_data
 from sslbench.data.textures import IMAGES, VIDEOS
 from sslbench.errors import UsageError
+from sslbench.targets.videos import Parts, Poses, Tracks
 
 
 @pytest.fixture
@@ -95,11 +96,14 @@ def test_other_seeds_have_other_images_and_another_fingerprint():
     one, other = (open_data(name)["test"] for name in (IMAGES, f"{IMAGES}-seed1"))
     assert one.fingerprint() != other.fingerprint()
     assert one.fingerprint() == open_data(f"{IMAGES}-seed0")["test"].fingerprint()
-    assert open_videos(VIDEOS)["test"].fingerprint() != open_videos(f"{VIDEOS}-seed1")["test"].fingerprint()
+    assert (
+        open_as(VIDEOS, Tracks, Parts, Poses)["test"].fingerprint()
+        != open_as(f"{VIDEOS}-seed1", Tracks, Parts, Poses)["test"].fingerprint()
+    )
 
 
 def test_objects_of_videos_leave_their_place():
-    videos = open_videos(VIDEOS)["test"].target
+    videos = open_as(VIDEOS, Tracks, Parts, Poses)["test"].target
     for rows in videos.frames:
         first, last = videos.masks.read_ids(rows[0]), videos.masks.read_ids(rows[-1])
         for k in (1, 2):
@@ -145,7 +149,7 @@ def test_other_names_are_refused():
         (open_data, "textures:images-seed", "textures:images-seed1"),
         (open_data, VIDEOS, "textures:videos holds no images"),
         (open_label_maps, VIDEOS, "textures:videos holds no images"),
-        (open_videos, IMAGES, "textures:images holds no videos"),
+        (lambda place: open_as(place, Tracks), IMAGES, "textures:images holds no videos"),
     ):
         with pytest.raises(UsageError, match=message):
             open_place(name)

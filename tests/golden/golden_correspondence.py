@@ -11,9 +11,10 @@ import torch
 from golden_arrays import by_kind, numbered, options, series
 from golden_cases import Case
 
-from sslbench.data.open import open_pairs
+from sslbench.data.open import open_as
 from sslbench.metrics.dense.correspondence import MatchErrors, PairHits, apply_homography, hits
 from sslbench.solvers import correspondence
+from sslbench.targets.pairs import Homographies, Points
 
 _TIE = 2e-6
 """Difference of squared distances of unit vectors that is lost where they are computed from products in float32."""
@@ -225,7 +226,7 @@ def annotation(case: Case) -> None:
     pairs = {number: args["pairs"][int(number)] for number in recorded["source"]}
     with tempfile.TemporaryDirectory() as folder:
         _write(Path(folder), pairs)
-        source = open_pairs(folder)["test"]
+        source = open_as(folder, Points, Homographies)["test"]
         assert len(source) == len(pairs)
     for name, pair in zip(source.ids, source.target.pairs, strict=True):
         number = name.removeprefix("pair")

@@ -11,6 +11,7 @@ from sslbench.data.palette_masks import palette_videos
 from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError
+from sslbench.targets.videos import Tracks
 
 
 def recognises(spec: str) -> bool:
@@ -48,4 +49,4 @@ def open(spec: str) -> dict[str, Source]:
     return sources
 
 
-FORMAT = SourceFormat(__doc__, videos=TupleReader(recognises, open))
+FORMAT = SourceFormat(__doc__, readers={Tracks: TupleReader(recognises, open)})

@@ -13,6 +13,7 @@ from sslbench.data.source import Source
 from sslbench.data.warped import homography_pairs
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.none import Unlabelled
+from sslbench.targets.pairs import Homographies
 
 PREFIX = "homography:"
 _PICTURES = {
@@ -62,4 +63,4 @@ def _pictures() -> Source:
     return Source("homography:pictures", ids, Unlabelled(len(ids)), Files(tuple(files[name] for name in ids)))
 
 
-FORMAT = SourceFormat(__doc__, pairs=TupleReader(recognises, open))
+FORMAT = SourceFormat(__doc__, readers={Homographies: TupleReader(recognises, open)})

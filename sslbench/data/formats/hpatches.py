@@ -13,7 +13,7 @@ from sslbench.data.image_pairs import pairs_source
 from sslbench.data.images import Files
 from sslbench.data.source import Source
 from sslbench.errors import DataError
-from sslbench.targets.pairs import HomographyPair
+from sslbench.targets.pairs import Homographies, HomographyPair
 
 _FILE = re.compile(r"H_1_(\d+)")
 
@@ -62,4 +62,4 @@ def _matrix(file: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     return matrix
 
 
-FORMAT = SourceFormat(__doc__, pairs=TupleReader(recognises, open))
+FORMAT = SourceFormat(__doc__, readers={Homographies: TupleReader(recognises, open)})

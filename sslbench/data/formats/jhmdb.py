@@ -20,6 +20,7 @@ from sslbench.data.poses import poses_source
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
+from sslbench.targets.videos import Poses
 
 JOINTS = (
     *("neck", "belly", "face", "right shoulder", "left shoulder", "right hip", "left hip", "right elbow"),
@@ -117,4 +118,4 @@ def _joints(file: Path) -> FloatArray:
     return np.ascontiguousarray(found.transpose(2, 1, 0)) - 1
 
 
-FORMAT = SourceFormat(__doc__, videos=TupleReader(recognises, open))
+FORMAT = SourceFormat(__doc__, readers={Poses: TupleReader(recognises, open)})

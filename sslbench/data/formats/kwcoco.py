@@ -12,6 +12,7 @@ from sslbench.data.objects import toy
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.errors import UsageError
+from sslbench.targets.videos import Tracks
 
 
 def recognises(spec: str) -> bool:
@@ -78,5 +79,5 @@ FORMAT = SourceFormat(
     ),
     ObjectReader(_is_no_file, open_objects),
     LabelMapReader(_recognises_maps, _open_maps),
-    videos=TupleReader(_is_no_file, open_videos),
+    readers={Tracks: TupleReader(_is_no_file, open_videos)},
 )

@@ -18,7 +18,7 @@ from sslbench.data.images import Files
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.source import Source
 from sslbench.errors import DataError
-from sslbench.targets.pairs import PointPair
+from sslbench.targets.pairs import PointPair, Points
 
 _LISTS = {"train": "trn_pairs*.csv", "val": "val_pairs*.csv", "test": "test_pairs*.csv"}
 _COORDINATES = ("XA", "YA", "XB", "YB")
@@ -112,4 +112,4 @@ def _annotated(file: Path, number: int, both: list[dict[str, Any] | None]) -> tu
     return points[0][seen], points[1][seen]
 
 
-FORMAT = SourceFormat(__doc__, pairs=TupleReader(recognises, open))
+FORMAT = SourceFormat(__doc__, readers={Points: TupleReader(recognises, open)})

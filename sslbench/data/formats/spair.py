@@ -19,7 +19,7 @@ from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
-from sslbench.targets.pairs import PointPair
+from sslbench.targets.pairs import PointPair, Points
 
 _SPLITS = {"trn": "train", "val": "val", "test": "test"}
 
@@ -107,4 +107,4 @@ def _points(given: object) -> FloatArray:
     return np.array(given, dtype=np.float64).reshape(-1, 2)
 
 
-FORMAT = SourceFormat(__doc__, pairs=TupleReader(recognises, open))
+FORMAT = SourceFormat(__doc__, readers={Points: TupleReader(recognises, open)})

@@ -33,7 +33,7 @@ from sslbench.data.tracks import videos_source
 from sslbench.errors import UsageError
 from sslbench.metrics.detection import masks as rle
 from sslbench.targets.classes import Classes
-from sslbench.targets.videos import Ids
+from sslbench.targets.videos import Ids, Tracks
 
 _NAME = re.compile(rf"{PREFIX}(?P<what>images|videos)(-seed(?P<seed>\d{{1,9}}))?")
 _NUMBERS = {"train": 72, "test": 48}
@@ -179,5 +179,5 @@ FORMAT = SourceFormat(
     SampleReader(recognises, lambda request: open(request.spec), NoOptions),
     ObjectReader(_is_no_file, open_objects),
     LabelMapReader(_recognises_maps, _open_maps),
-    videos=TupleReader(_is_no_file, open_videos),
+    readers={Tracks: TupleReader(_is_no_file, open_videos)},
 )

@@ -17,7 +17,7 @@ from sslbench.data.images import Files
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.source import Source
 from sslbench.errors import DataError
-from sslbench.targets.pairs import PointPair
+from sslbench.targets.pairs import PointPair, Points
 
 _MOST = 2000
 _MAGIC = 202021.25
@@ -89,4 +89,4 @@ def read_flow(file: Path) -> FloatArray:
     return np.frombuffer(content[12:], dtype="<f4").reshape(height, width, 2).astype(np.float64)
 
 
-FORMAT = SourceFormat(__doc__, pairs=TupleReader(recognises, open))
+FORMAT = SourceFormat(__doc__, readers={Points: TupleReader(recognises, open)})

@@ -11,6 +11,7 @@ from sslbench.data.palette_masks import palette_videos
 from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError
+from sslbench.targets.videos import Parts
 
 CLASSES = (
     *("background", "hat", "hair", "sun-glasses", "upper-clothes", "dress", "coat", "socks", "pants", "gloves"),
@@ -54,4 +55,4 @@ def open(spec: str) -> dict[str, Source]:
     return sources
 
 
-FORMAT = SourceFormat(__doc__, videos=TupleReader(recognises, open))
+FORMAT = SourceFormat(__doc__, readers={Parts: TupleReader(recognises, open)})

@@ -38,6 +38,7 @@ from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.targets.images import Images
+from sslbench.targets.videos import Tracks
 
 SUFFIXES = (".json", ".kwcoco.zip", ".sqlite")
 
@@ -267,5 +268,5 @@ FORMAT = SourceFormat(
     ),
     ObjectReader(_recognises_objects, open_objects, open_objects),
     LabelMapReader(_recognises_maps, open_maps, panoptic.recognises),
-    videos=TupleReader(lambda spec: _recognises_objects(spec) and has_tracks(Path(spec)), open_videos),
+    readers={Tracks: TupleReader(lambda spec: _recognises_objects(spec) and has_tracks(Path(spec)), open_videos)},
 )
