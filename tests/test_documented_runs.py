@@ -18,7 +18,7 @@ from test_documented_commands import PAGES, commands
 
 from sslbench.backbones.build import build
 from sslbench.cli.main import main
-from sslbench.evaluation import rates
+from sslbench.evaluation import estimate
 
 HERE = {"w.torch", "a.torch", "b.torch", "photos/", "labelled/", "imagenet/", "folder_without_classes/", "photos.csv"}
 HERE |= {"moco_v2_800ep.pth.tar", "resnet50.pth", "products.csv", "trees.csv", "train.csv", "test.csv", "results/"}
@@ -125,7 +125,7 @@ def test_many_commands_run():
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
 def test_a_documented_command_runs(words, files, monkeypatch, capsys):
     monkeypatch.chdir(files)
-    monkeypatch.setattr(rates, "_MEASURED", 0.0)  # the first images will do for the speed
+    monkeypatch.setattr(estimate, "_MEASURED", 0.0)  # the first images will do for the speed
     with pytest.raises(SystemExit) as ended:
         main(list(words))
     assert ended.value.code in (0, None), capsys.readouterr().err

@@ -89,11 +89,7 @@ def _load(request: Request, choice: FileClassifierChoice) -> tuple[Classifier, b
 
 
 def _names_by_number(count: int, data: TrainTest) -> tuple[str, ...]:
-    """Return the names of a classifier's outputs, known by number only.
-
-    Raises:
-        UsageError: neither train nor ImageNet-1k has classes that fit.
-    """
+    """Return the names of a classifier's outputs, known by number only."""
     numbers = tuple(map(str, range(count)))
     known = data.train.target.classes
     if set(known) <= set(numbers):

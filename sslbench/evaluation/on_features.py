@@ -13,10 +13,9 @@ from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.distributed import this_process
 from sslbench.distributed.collectives import from_first, process_group
 from sslbench.evaluation import floors, overlaps
-from sslbench.evaluation.corruption_curves import write_curves
+from sslbench.evaluation.beside import write_curves, write_sheet
 from sslbench.evaluation.encode import encode, extract_part, rows_of
 from sslbench.evaluation.groups import with_details
-from sslbench.evaluation.neighbours import write_sheet
 from sslbench.evaluation.preparation import (
     Prepared,
     one_part,
@@ -173,11 +172,7 @@ def measure(  # noqa: PLR0913
 
 
 def _check_targets(prepared: Prepared, tasks: Sequence[Task], progress: Progress | None) -> None:
-    """Read the targets that lie in files, on the first of several processes.
-
-    Raises:
-        DataError: some cannot be used; all of them are listed.
-    """
+    """Read the targets that lie in files, on the first of several processes."""
     data, run = prepared.data, prepared.run
     parts = (data.train,) if data.train is data.test else (data.train, data.test)
     checks = [

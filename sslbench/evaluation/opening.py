@@ -53,11 +53,7 @@ def _opened(request: Request, run: RunSettings, in_memory: InMemoryData | None) 
 
 
 def _objects(request: Request, run: RunSettings) -> TrainTest:
-    """Return the parts for a detector: images without objects stay, and every class is in both parts.
-
-    Raises:
-        UsageError: an option was given that the data have no columns or samples for.
-    """
+    """Return the parts for a detector: images without objects stay, and every class is in both parts."""
     plain = Request(request.weights, request.data, request.tasks)
     for name in ("layers", "image_column", "label_column", "limit", "test_classes", "groups", "value_columns", "noise"):
         if getattr(request, name) != getattr(plain, name):
@@ -83,11 +79,7 @@ def _columns(request: Request) -> dict[str, Any]:
 
 
 def _dense_data(kind: type[Target], request: Request, run: RunSettings) -> TrainTest:
-    """Return train and test images of a protocol on places in images, whose data have no columns.
-
-    Raises:
-        UsageError: a column was named.
-    """
+    """Return train and test images of a protocol on places in images, whose data have no columns."""
     named = [flag for flag in ("image_column", "label_column", "groups", "value_columns") if getattr(request, flag)]
     if named:
         raise UsageError(f"{request.data} has {kind.title} and no columns, so {named[0]} has no effect")

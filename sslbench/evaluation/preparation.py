@@ -268,11 +268,7 @@ def check_features(pair: FeaturePair, tasks: Sequence[Task]) -> None:
 
 
 def _check_on_the_fly(request: Request, run: RunSettings) -> None:
-    """Refuse features without a store where they would be read more than once.
-
-    Raises:
-        UsageError: a protocol on other features than grids, several processes, or unreadable images to be left out.
-    """
+    """Refuse features without a store where they would be read more than once."""
     if not run.on_the_fly:
         return
     if not request.view.streams:
@@ -288,11 +284,7 @@ def _check_on_the_fly(request: Request, run: RunSettings) -> None:
 def _check_tasks(
     request: Request, run: RunSettings, backbone: Backbone, layers: Sequence[Layer], data: TrainTest
 ) -> None:
-    """Refuse protocols whose settings do not go together with the data, the layers or each other.
-
-    Raises:
-        SslbenchError: some of them do not go together.
-    """
+    """Refuse protocols whose settings do not go together with the data, the layers or each other."""
     check_shares(request.noise, data.train.target)
     check_seeds(run, request.tasks)
     for task in request.tasks:
@@ -329,12 +321,7 @@ def open_sets(
 
 
 def _check_whole(request: Request, data: TrainTest) -> None:
-    """Refuse to cut a retrieval set, since answers to its queries would be lost, and to take it for classes.
-
-    Raises:
-        DataError: a protocol needs classes.
-        UsageError: the set is cut by --limit, or into train and test.
-    """
+    """Refuse to cut a retrieval set, since answers to its queries would be lost, and to take it for classes."""
     if not isinstance(data.test.target, Classes) or data.test.target.queries is None:
         return
     if other := [task.protocol for task in request.tasks if not has_own_classes([task])]:
@@ -374,11 +361,7 @@ def task_with_noise(task: Task, share: float) -> Task:
 
 
 def _check_noise(task: Task) -> None:
-    """Refuse label noise where a protocol does not train on classes or numbers of samples.
-
-    Raises:
-        UsageError: a protocol trains on neither.
-    """
+    """Refuse label noise where a protocol does not train on classes or numbers of samples."""
     if not _trains_on_labels(task.protocol) or task.part:
         able = [name for name in names.list_names("protocol") if _trains_on_labels(name)]
         problem = f"--noise: {task.protocol} does not train on labels of samples"
@@ -433,11 +416,7 @@ def load(request: Request, run: RunSettings) -> Backbone:
 
 
 def _baselines(request: Request, backbone: Backbone) -> Iterator[tuple[str, Backbone]]:
-    """Yield the baselines, of the same architecture and for the same images: only the weights may differ.
-
-    Raises:
-        UsageError: one is of another architecture.
-    """
+    """Yield the baselines, of the same architecture and for the same images: only the weights may differ."""
     used = backbone.preprocessing
     for weights in dict.fromkeys(request.baselines):
         if weights == request.weights:

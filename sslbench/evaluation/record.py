@@ -20,9 +20,9 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import head_layers
 from sslbench.errors import UsageError
 from sslbench.evaluation import floors
+from sslbench.evaluation.beside import write_predicted
 from sslbench.evaluation.file_classifier import with_classifier
 from sslbench.evaluation.groups import UNNAMED, groups_of, with_details
-from sslbench.evaluation.predicted import write_predicted
 from sslbench.evaluation.preparation import Prepared
 from sslbench.evaluation.references import compare_references
 from sslbench.evaluation.request import RunSettings, Task

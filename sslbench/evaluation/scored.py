@@ -94,11 +94,7 @@ def score_files(request: ScoreRequest, run: RunSettings, *, out: Path, command: 
 def _of_keypoints(
     request: ScoreRequest, found: Sequence[Detections], parts: tuple[ObjectSource | None, ObjectSource]
 ) -> dict[str, Any]:
-    """Return the settings of keypoints, {} if they are not scored.
-
-    Raises:
-        UsageError: a sigma without keypoints, or the training part has other keypoints.
-    """
+    """Return the settings of keypoints, {} if they are not scored."""
     train, test = parts
     if not all(one.keypoints is not None for one in found):
         if request.oks_sigma:

@@ -306,11 +306,7 @@ def _settings(
     benchmarks: Sequence["Benchmark"],
     runs: "Sequence[ProtocolRun]",
 ) -> CheckedCommand:
-    """Return the settings that were typed, and those of the run.
-
-    Raises:
-        UsageError: a setting that does not exist, or a value of the run that is not possible.
-    """
+    """Return the settings that were typed, and those of the run."""
     from sslbench.cli import words
     from sslbench.evaluation import RunSettings
 
@@ -322,11 +318,7 @@ def _settings(
 
 
 def _refuse_wrong_settings(checked: CheckedCommand) -> None:
-    """Refuse impossible settings, protocols without common data, several trainings of protocols that train nothing.
-
-    Raises:
-        UsageError: a value that a setting cannot have, or that has no effect; protocols that no labels suit together.
-    """
+    """Refuse impossible settings, protocols without common data, several trainings of protocols that train nothing."""
     from sslbench.evaluation import make_task
     from sslbench.evaluation.request import refuse_different_labels
     from sslbench.evaluation.trainings import check_seeds
@@ -372,11 +364,7 @@ def _benchmarks(chosen: EvalOptions, names: Sequence[str]) -> list["Benchmark"]:
 
 
 def _needed_benchmark(name: str, needed: "NeededBenchmark", chosen: EvalOptions, names: Sequence[str]) -> "Benchmark":
-    """Return the benchmark of a protocol that is not run without one, where no data are given.
-
-    Raises:
-        UsageError: data are given, or other protocols are named.
-    """
+    """Return the benchmark of a protocol that is not run without one, where no data are given."""
     from sslbench.library.benchmarks import load_benchmark
 
     if others := [other for other in names if other != name]:
@@ -460,11 +448,7 @@ def _shown_beside(chosen: EvalOptions) -> tuple[str, ...]:
 
 
 def _refuse_unscored_test(option: str, tasks: Sequence["Task"]) -> None:
-    """Refuse a test part where every protocol, with these settings, scores train alone.
-
-    Raises:
-        UsageError: no protocol scores the test part.
-    """
+    """Refuse a test part where every protocol, with these settings, scores train alone."""
     if tasks and all(task.part == "train" for task in tasks):
         named = " and ".join(dict.fromkeys(task.protocol for task in tasks))
         raise UsageError(

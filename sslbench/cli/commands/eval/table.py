@@ -88,7 +88,7 @@ def _print_groups(results: list[Result]) -> None:
 
 def _print_parts(result: Result) -> None:
     """Print the metrics of parts of the data, such as `corruption_error(fog,3)`: a row per part, severities aside."""
-    from sslbench.evaluation.corruption_curves import errors_by_severity
+    from sslbench.evaluation.beside import errors_by_severity
     from sslbench.metrics.catalog import find
 
     found: dict[tuple[str, str], MetricValue] = {}
