@@ -15,9 +15,8 @@ from sslbench.detection.evaluate import per_keypoint, score, truth_of
 from sslbench.detection.mean_pose import mean_pose, with_pose
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.errors import ResultError
-from sslbench.evaluation.record import hardware
 from sslbench.evaluation.request import RunSettings
-from sslbench.identity import Measurement, digest, record_id
+from sslbench.identity import digest, record_id
 from sslbench.metrics.detection import Detections, Truth, keypoint_ap
 from sslbench.metrics.detection.difference import DEFINITIONS, detector_difference
 from sslbench.metrics.detection.files import TestObjects, read_results, write_objects, write_results
@@ -37,22 +36,6 @@ class DetectorResult:
 
     result: Result
     found: Mapping[str, Detections]
-
-
-def unscored(measured: Measurement, run: RunSettings, command: str, notes: tuple[str, ...]) -> Result:
-    """Return the record without results; its id is known before training, for the checkpoints."""
-    return Result(
-        **{field.name: getattr(measured, field.name) for field in dataclasses.fields(measured)},
-        id=record_id(measured),
-        created=records.now(),
-        command=command,
-        headline="AP",
-        metrics={},
-        versions=records.versions(),
-        hardware=hardware(run),
-        working_folder=records.working_folder(),
-        notes=notes,
-    )
 
 
 def data_part(source: ObjectSource) -> DataPart:

@@ -31,11 +31,10 @@ from sslbench.evaluation.detections import (
     few_objects,
     finished,
     scored,
-    unscored,
     without_comparisons,
 )
 from sslbench.evaluation.preparation import Prepared
-from sslbench.evaluation.record import Subject, measurement, weights_used
+from sslbench.evaluation.record import Subject, measurement, unscored, weights_used
 from sslbench.evaluation.references import compare_references
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.evaluation.trainings import ONE_TRAINING, together
@@ -249,7 +248,7 @@ class _ObjectEvaluation:
             *few_objects(self.test),
             *([ONE_TRAINING] if run.seeds == 1 else []),
         )
-        return unscored(measurement(subject, self.task), run, self.command, notes)
+        return unscored(measurement(subject, self.task), run, self.command, notes, headline="AP")
 
     def _about(self, backbone: Backbone, weights: str, record: str) -> DetectorDescription:
         """Return the provenance of a detector, for its file and its checkpoints."""

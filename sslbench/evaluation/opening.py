@@ -58,6 +58,11 @@ def _objects(request: Request, run: RunSettings) -> TrainTest:
     for name in ("layers", "image_column", "label_column", "limit", "test_classes", "groups", "value_columns", "noise"):
         if getattr(request, name) != getattr(plain, name):
             raise UsageError(f"{name} has no effect on {request.tasks[0].protocol}", "Leave it out.")
+    if run.on_error != "stop":
+        raise UsageError(
+            f"{request.tasks[0].protocol} reads all images first and stops if one is unreadable",
+            f"Leave on_error={run.on_error} out.",
+        )
     return train_test_objects(request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction)
 
 

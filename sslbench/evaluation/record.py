@@ -154,6 +154,22 @@ def asked(subject: Subject, task: Task) -> RequestedParts:
     return RequestedParts(groups=dict(subject.members), overlaps=run.overlaps, floors=run.floors, baseline=baseline)
 
 
+def unscored(measured: Measurement, run: RunSettings, command: str, notes: tuple[str, ...], *, headline: str) -> Result:
+    """Return a record without results, whose id is known before anything is computed."""
+    return Result(
+        **{field.name: getattr(measured, field.name) for field in dataclasses.fields(measured)},
+        id=record_id(measured),
+        created=records.now(),
+        command=command,
+        headline=headline,
+        metrics={},
+        versions=records.versions(),
+        hardware=hardware(run),
+        working_folder=records.working_folder(),
+        notes=notes,
+    )
+
+
 def recorded(
     subject: Subject,
     task: Task,
@@ -191,14 +207,10 @@ def recorded(
     if same := _without_differences(outcome, train, test):
         log.warning(f"{task.protocol}: {same}")
         outcome = dataclasses.replace(outcome, notes=(*outcome.notes, same))
-    measured = measurement(subject, task)
-    result = Result(
-        **{field.name: getattr(measured, field.name) for field in dataclasses.fields(measured)},
-        id=record_id(measured),
-        created=records.now(),
-        command=subject.command,
+    notes = (*outcome.notes, *subject.notes)
+    result = dataclasses.replace(
+        unscored(measurement(subject, task), subject.run, subject.command, notes, headline=outcome.headline),
         asked=asked(subject, task),
-        headline=outcome.headline,
         metrics=percent_metrics(outcome, len(test)),
         per_class={name: percent(value) for name, value in outcome.per_class.items()},
         train=as_recorded(outcome.headline, outcome.train, outcome.absolute),
@@ -210,12 +222,8 @@ def recorded(
         },
         converged=outcome.converged,
         floors=_guessing(outcome, train, test) if subject.run.floors else {},
-        versions=records.versions(),
-        hardware=hardware(subject.run),
-        working_folder=records.working_folder(),
         timings={**subject.timings, task.protocol: round(seconds, 3)},
         costs=_costs(subject, task, stage or Stage(seconds=round(seconds, 3))),
-        notes=(*outcome.notes, *subject.notes),
     )
     data = dataclasses.replace(
         result.data,

@@ -20,8 +20,8 @@ from sslbench.evaluation.detections import (
     data_part,
     few_objects,
     scored,
-    unscored,
 )
+from sslbench.evaluation.record import unscored
 from sslbench.evaluation.request import RunSettings
 from sslbench.evaluation.trainings import ONE_TRAINING, together
 from sslbench.identity import Measurement
@@ -80,7 +80,9 @@ def score_files(request: ScoreRequest, run: RunSettings, *, out: Path, command: 
         own_run = dataclasses.replace(run, seed=run.seed + number)
         notes = (*foreign.notes, *few_objects(test), *([ONE_TRAINING] if len(read) == 1 else []))
         measured = _measurement(request, own_run, parts, recipe, _used(request, [path]))
-        result = scored(unscored(measured, own_run, command, notes), foreign.found, test, truth, recipe, out)
+        result = scored(
+            unscored(measured, own_run, command, notes, headline="AP"), foreign.found, test, truth, recipe, out
+        )
         each.append(DetectorResult(records.write_without_scores(result, out), {f"seed {own_run.seed}": foreign.found}))
     own = each[0] if len(each) == 1 else _mean(each, _used(request, request.files), command)
     if train is None:

@@ -35,6 +35,10 @@ class ObjectLabels(Protocol):
         """
         ...
 
+    def counts(self) -> IntArray:
+        """Return the number of objects of each class, (C,)."""
+        ...
+
     def select(self, indices: IntArray) -> "ObjectLabels":
         """Return the objects of the images at `indices`, in that order."""
         ...
@@ -67,6 +71,10 @@ class Boxes(WithoutValues):
     def sized(self) -> bool:
         """True if annotations say the size of the images."""
         return self.objects.sized
+
+    def size_text(self) -> str:
+        """Return the numbers of objects and classes."""
+        return f"{int(self.objects.counts().sum())} objects, {len(self.classes)} classes"
 
     def select(self, indices: IntArray) -> Self:
         """Return the objects of the images at `indices`."""

@@ -86,6 +86,10 @@ class Target:
         """Return a sample's target as written to a CSV; '' if it is none that a cell can hold."""
         return ""
 
+    def size_text(self) -> str:
+        """Return the number of classes, or what else a plan tells of the targets."""
+        return f"{len(self.classes)} classes, {self.name} label"
+
     def key(self) -> tuple[bytes, bytes]:
         """Return the bytes of a fingerprint: kind, classes and values; and the content of files and annotations."""
         head = "\n".join((self.name, *self.classes)).encode() + np.ascontiguousarray(self.values).tobytes()

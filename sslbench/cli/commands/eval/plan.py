@@ -48,10 +48,7 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path, out
     given = given if prepared.classifier is None else "the classifier's"
     if prepared.layers:
         section("layers", [(layer.text, layer.path or "output", given) for layer in prepared.layers])
-    sizes = [
-        (part.name, f"{len(part)} images, {len(part.target.classes)} classes, {part.target.name} label", "")
-        for part in (data.train, data.test)
-    ]
+    sizes = [(part.name, f"{len(part)} images, {part.target.size_text()}", "") for part in (data.train, data.test)]
     noise = [("label noise", ", ".join(f"{100 * share:g} %" for share in request.noise), "flag --noise")]
     section("data", [*sizes, ("split", data.how, ""), *(noise if request.noise else [])])
     _print_tasks(request.tasks)
