@@ -102,9 +102,9 @@ def test_a_recipe_of_detection_takes_the_classes_of_the_data_and_is_marked(caplo
     recipe = load_benchmark("detection/coco_c4_1x")
     full = {"train": 118287, "test": 5000}
     with caplog.at_level("WARNING", logger="sslbench"):
-        assert on_data(recipe, full, 3, "images", any_classes=True).modified
+        assert on_data(recipe, full, 3, any_classes=True).modified
         assert "detection/coco_c4_1x has 80 classes, this data has 3: the result is marked" in caplog.text
-    assert not on_data(recipe, full, 80, "images", any_classes=True).modified
+    assert not on_data(recipe, full, 80, any_classes=True).modified
 
 
 def test_an_address_that_cannot_be_reached_is_one_message_with_the_place_for_the_file(tmp_path, monkeypatch, capsys):
