@@ -40,7 +40,7 @@ GROUPS = {
         *("resume", "resume_from", "epochs", "tensorboard", "histograms", "wandb"),
         *("observer", "profile"),
     ),
-    "Detection": ("limit_iters", "baselines", "backend"),
+    "Detection": ("limit_iters", "baselines", "program"),
     "Table": ("form", "published", "average", "columns", "metric"),
     "Pictures": ("points", "views", "foreground", "projection"),
     "Output": (

@@ -346,7 +346,8 @@ def _benchmarks(chosen: EvalOptions, names: Sequence[str]) -> list["Benchmark"]:
             raise UsageError(f"there is no protocol called '{name}'", did_you_mean(name, known))
     suite = load_suite(chosen.suite) if chosen.suite else ()
     benchmarks = [load_benchmark(name) for name in [*chosen.benchmarks, *suite]]
-    alone = [each.protocol for each in benchmarks if find_protocol(each.protocol).kind.on_objects]
+    named = [each.protocol for each in benchmarks if each.protocol in known]  # others are code, which a user types
+    alone = [protocol for protocol in named if find_protocol(protocol).kind.on_objects]
     if alone and not chosen.suite and (others := [name for name in names if name not in alone]):
         raise UsageError(
             f"{alone[0]} trains a network and cannot go together with {', '.join(others)}", "Run sslbench eval twice."
@@ -412,8 +413,8 @@ def _requests(
         if benchmark is not None:
             data, common["test_data"] = data_of(benchmark, data, chosen.data.test_data)
         common["baselines"] = chosen.baselines
-        needed = None if benchmark is None else find_protocol(benchmark.protocol).benchmark
-        if needed is not None and not (chosen.data.data or chosen.benchmarks or chosen.suite):
+        unnamed = benchmark is not None and not (chosen.data.data or chosen.benchmarks or chosen.suite)
+        if unnamed and (needed := find_protocol(runs[0].protocol).benchmark) is not None:
             data = options.default_data(str(data), needed.data)
             common["baselines"] = chosen.baselines or _shown_beside(chosen)
         common["test_classes"] = chosen.test_classes or (benchmark.test_classes if benchmark else "same")
