@@ -185,11 +185,7 @@ def _with_backbone(known: Description, loaded: Backbone) -> Description:
 
 
 def _with_heads(known: Description, file: WeightsFile, loaded: Backbone) -> Description:
-    """Add the layers of the file's heads, and its classifier.
-
-    Raises:
-        WeightsError: the classifier is damaged.
-    """
+    """Add the layers of the file's heads, and its classifier."""
     kinds = {
         f"{name}.{number}": kind for name, head in loaded.heads.items() for number, kind in enumerate(layer_kinds(head))
     }

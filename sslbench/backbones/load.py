@@ -211,11 +211,7 @@ def _of_config(file: files.WeightsFile) -> str:
 
 
 def _learnt_gem_power(recognised: Recognised, weights: str) -> float | None:
-    """Return the power of GeM that was learnt with the network, to six digits; None if the file has none.
-
-    Raises:
-        WeightsError: it is not one positive number.
-    """
+    """Return the power of GeM that was learnt with the network, to six digits; None if the file has none."""
     key = load_table(recognised.definition).file.gem_power
     tensor = recognised.heads.get(key)
     if tensor is None:
@@ -230,9 +226,6 @@ def _with_trained_strides(built: Backbone, named: str, recognised: Recognised, w
     """Return the backbone that was named with the strides that the format's networks were trained with.
 
     A stride that the name states ('resnet50,last_stride=2') stays.
-
-    Raises:
-        BackboneError: the backbone has no such strides.
     """
     strides = recognised.strides or Strides()
     name = with_strides(named, last=strides.last, in_1x1=strides.bottleneck == "1x1")

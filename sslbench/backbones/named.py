@@ -288,11 +288,7 @@ def _placed_or_fetched(repo: str, revision: str, name: str) -> Path | None:
 
 
 def _hub_folder(address: str) -> Path | None:
-    """Return the folder in 'hf:FOLDER', as `save_pretrained` writes it; None for a model on the Hub.
-
-    Raises:
-        UsageError: it looks like a path, and there is no such folder.
-    """
+    """Return the folder in 'hf:FOLDER', as `save_pretrained` writes it; None for a model on the Hub."""
     text = address.removeprefix("hf:")
     folder = Path(text).expanduser()
     if text == address or folder.is_dir():
@@ -305,11 +301,7 @@ def _hub_folder(address: str) -> Path | None:
 
 
 def _hub_parts(address: str) -> re.Match[str]:
-    """Return the parts of a name of a model on the Hub.
-
-    Raises:
-        UsageError: it has no owner or no model.
-    """
+    """Return the parts of a name of a model on the Hub."""
     match = _HUB.fullmatch(address)
     if match is None:
         raise UsageError(
@@ -363,11 +355,7 @@ def _hub_file(repo: str, revision: str, name: str, by_hand: Path) -> Path | None
 
 
 def _check_blob(path: Path) -> None:
-    """Compare a file of the Hub's cache with its hash, which is the name of its blob (of large files).
-
-    Raises:
-        WeightsError: they differ.
-    """
+    """Compare a file of the Hub's cache with its hash, which is the name of its blob (of large files)."""
     blob = path.resolve()
     if _SHA256.fullmatch(blob.name):
         _verify(FetchedWeights(blob, str(path)), blob.name)

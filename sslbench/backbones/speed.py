@@ -258,11 +258,7 @@ def _on_device(layer: Layer, device: torch.device) -> Layer:
 
 
 def _scaled(images: Tensor, scale: float) -> Tensor:
-    """Return images resized by a factor, bilinear without antialiasing, as the published code of retrieval does.
-
-    Raises:
-        BackboneError: no pixel is left.
-    """
+    """Return images resized by a factor, bilinear without antialiasing, as the published code of retrieval does."""
     if scale == 1.0:
         return images
     height, width = images.shape[2:]

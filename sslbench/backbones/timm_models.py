@@ -105,11 +105,7 @@ _EPS = {"norm_eps": "", "head_norm_eps": "head.norm"}
 
 
 def _set_eps(module: nn.Module, path: str, value: float, name: str) -> None:
-    """Set the number that LayerNorms in a network add to the variance.
-
-    Raises:
-        UsageError: the network has no such norm.
-    """
+    """Set the number that LayerNorms in a network add to the variance."""
     from timm.layers.norm import RmsNorm
 
     norms = [

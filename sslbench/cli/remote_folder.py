@@ -181,11 +181,7 @@ def _system(place: str | Path) -> tuple[Any, str]:
 
 
 def _check_bucket(place: str | Path, system: Any, root: str) -> None:
-    """Refuse a bucket that does not exist, before anything is computed for it.
-
-    Raises:
-        UsageError: the bucket does not exist.
-    """
+    """Refuse a bucket that does not exist, before anything is computed for it."""
     scheme, bucket = _address(place).partition("://")[0], root.lstrip("/").partition("/")[0]
     if scheme in _BUCKETS and not system.exists(root) and not system.exists(bucket):
         raise UsageError(f"there is no bucket {scheme}://{bucket}, or you may not list it", "Create it first.")
@@ -203,11 +199,7 @@ def _listed(system: Any, root: str) -> dict[str, str]:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return the local path of a remote name.
-
-    Raises:
-        ResultError: it would lie outside the folder.
-    """
+    """Return the local path of a remote name."""
     if ".." in Path(name).parts or Path(name).is_absolute():
         raise ResultError(f"{name!r} is not the name of a result")
     return folder / name

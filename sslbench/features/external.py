@@ -412,9 +412,6 @@ def _matched(train: Target, test: Target, *, own_classes: bool = False) -> tuple
 
     Where one table has several labels per row, so has the other. With `own_classes` and one label per row, test may
     have classes that train lacks: the classes are those of both.
-
-    Raises:
-        DataError: test has a class that train lacks, or only one of the tables has numbers.
     """
     if isinstance(train, Numbers) != isinstance(test, Numbers) or (
         isinstance(train, Numbers) and len(train.classes) != len(test.classes)
@@ -444,11 +441,7 @@ def _kind(labels: Target) -> str:
 
 
 def _refuse_unknown(test: set[str], train: set[str]) -> None:
-    """Refuse classes of test that train lacks.
-
-    Raises:
-        DataError: there are any.
-    """
+    """Refuse classes of test that train lacks."""
     if unknown := test - train:
         raise DataError(
             f"the test part has labels that the train part lacks: {', '.join(sorted(unknown)[:5])}",

@@ -284,11 +284,7 @@ def _plain(cell: Any) -> Any:
 
 
 def _opened(path: Path) -> Any:
-    """Return the array of a file, or a mapping of its arrays.
-
-    Raises:
-        UsageError: the file cannot be read.
-    """
+    """Return the array of a file, or a mapping of its arrays."""
     suffix = path.suffix.lower()
     try:
         content = _torch_arrays(path) if suffix in _TORCH else _hdf5_arrays(path) if suffix in _HDF5 else _numpy(path)
@@ -308,9 +304,6 @@ def _only_array(path: Path, known: Sequence[str], others: Sequence[str], what: s
         known: names that the array may have, in lower case.
         others: names that it cannot have.
         what: it is, for the message.
-
-    Raises:
-        UsageError: the file holds none, or several that could be it.
     """
     content = _opened(path)
     if isinstance(content, np.ndarray):

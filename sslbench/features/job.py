@@ -215,11 +215,7 @@ class ExtractionJob:
             partial.publish(bad)
 
     def _check_width(self, partial: PartialLayer, rows: npt.NDArray[np.float32], batch: loader.PictureBatch) -> None:
-        """Raise if images of this size have another number of features than the first image.
-
-        Raises:
-            BackboneError: names an image.
-        """
+        """Raise if images of this size have another number of features than the first image."""
         if rows.shape[1:] != partial.shape[1:]:
             height, width = batch.images.shape[2:]
             raise BackboneError(
@@ -293,11 +289,7 @@ class ExtractionJob:
             create(self.entry.layer_file(layer.text), shape, np.dtype(self.settings.dtype))
 
     def _check_space(self, width: int) -> None:
-        """Say how much disk space the new features take, if it is much, and refuse what does not fit.
-
-        Raises:
-            StoreError: the disk lacks room.
-        """
+        """Say how much disk space the new features take, if it is much, and refuse what does not fit."""
         needed = len(self.source) * width * np.dtype(self.settings.dtype).itemsize
         free = shutil.disk_usage(self.entry.folder).free
         size = f"{self.source.name}: its features take {needed:,} bytes in {self.entry.folder}"

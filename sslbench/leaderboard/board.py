@@ -169,11 +169,7 @@ def _disagreements(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
 
 
 def _refuse_mixture(columns: Sequence[Column]) -> None:
-    """Refuse to average metrics of different units or directions.
-
-    Raises:
-        UsageError: two of them differ; it names both.
-    """
+    """Refuse to average metrics of different units or directions."""
     for column in columns[1:]:
         first = columns[0]
         one, other = find(first.metric), find(column.metric)

@@ -293,12 +293,7 @@ class ChangedRecordError(ResultError):
 
 
 def _check_recorded(results: Sequence[Result], metric: str, found: float) -> None:
-    """Check that records hold the value which their scores or detections give.
-
-    Raises:
-        ChangedRecordError: they hold another one. Records without the metric are not checked. Neither are metrics of a
-            user's own, whose unit in records only their protocol knows.
-    """
+    """Check that records hold the value which their scores or detections give."""
     if known(metric) is None:
         return
     recorded = [result.metrics[metric].value for result in results if metric in result.metrics]

@@ -189,9 +189,6 @@ def _read(file: Path, name: str, around: tuple[Path, ...] = ()) -> dict[str, Any
     """Return the content of a benchmark file; `extends: [NAME, ...]` takes what is not written here from those files.
 
     These may extend others. Of several bases the later ones win. In a template '{name}' stands for the data set.
-
-    Raises:
-        UsageError: a base does not exist, or extends one of the files `around`, which extend it.
     """
     content = read_yaml(file)
     given = content.pop("extends", [])

@@ -33,11 +33,7 @@ def make_batch_transform(name: str, setup: Setup) -> Callable[[Batch], Batch]:
 
 
 def _checked(function: Callable[[Batch], Batch], name: str, batch: Batch) -> Batch:
-    """Return a changed batch.
-
-    Raises:
-        UsageError: the function fails, or its result is no batch of as many views of the same shapes.
-    """
+    """Return a changed batch."""
     try:
         changed = function(batch)
     except Exception as error:  # the user's own code may raise anything

@@ -221,11 +221,7 @@ def _with_method(
 
 
 def _state_memory(data: TrainingData, workers: int) -> None:
-    """Log the shared memory that workers need for their batches.
-
-    Raises:
-        UsageError: it is more than this machine has.
-    """
+    """Log the shared memory that workers need for their batches."""
     if not workers or not SHARED_MEMORY.is_dir():
         return
     needed, free = data.bytes_ahead, shutil.disk_usage(SHARED_MEMORY).free
@@ -322,11 +318,7 @@ def _plan(settings: PretrainSettings, precision: Precision, per_epoch: int) -> T
 
 
 def _check_online_head(request: PretrainRequest, setup: Setup, space: str) -> None:
-    """Refuse an online linear head that cannot be trained or scored.
-
-    Raises:
-        UsageError: the message names the reason.
-    """
+    """Refuse an online linear head that cannot be trained or scored."""
     if setup.classes < 2:
         raise UsageError(
             f"eval_linear=true trains a classifier on the training images, and {request.data} does not have one of at "

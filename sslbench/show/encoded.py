@@ -162,11 +162,7 @@ def _encoded(
 
 
 def _report(source: Source, unreadable: Sequence[loader.Unreadable], on_error: str) -> None:
-    """Refuse images that cannot be read, or warn that they are left out.
-
-    Raises:
-        DataError: some cannot be read and should be, or none can.
-    """
+    """Refuse images that cannot be read, or warn that they are left out."""
     if not unreadable:
         return
     listed = "\n".join(f"{path}: {reason}" for _, path, reason in unreadable)

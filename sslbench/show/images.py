@@ -160,11 +160,7 @@ def show_images(
 
 
 def _with_whole_images(backbone: Backbone, request: Request, run: RunSettings) -> Backbone:
-    """Return the backbone with a preprocessing that cuts nothing off.
-
-    Raises:
-        UsageError: a crop or several scales were asked for, or a size that is none.
-    """
+    """Return the backbone with a preprocessing that cuts nothing off."""
     values = dict(request.preprocessing)
     if values.get("crop") is not None:
         raise UsageError("--crop has no effect on show, which shows whole images", "Give --resize.")
@@ -180,11 +176,7 @@ def _with_whole_images(backbone: Backbone, request: Request, run: RunSettings) -
 
 
 def _blocks(backbone: Backbone, layers: Sequence[Layer], chosen: Pictures) -> tuple[str, ...]:
-    """Return the blocks whose attention is drawn; () where the network has none and nobody asked for it.
-
-    Raises:
-        BackboneError: attention was asked for, and the network has none.
-    """
+    """Return the blocks whose attention is drawn; () where the network has none and nobody asked for it."""
     if chosen.views is not None and "attention" not in chosen.views:
         return ()
     if chosen.views is None and not has_attention(backbone):
@@ -194,11 +186,7 @@ def _blocks(backbone: Backbone, layers: Sequence[Layer], chosen: Pictures) -> tu
 
 
 def _located(points: Sequence[Point], source: Source) -> dict[Point, int]:
-    """Return the row of the image of each point, named by its id or the last part of it.
-
-    Raises:
-        UsageError: no shown image is called so, or several are.
-    """
+    """Return the row of the image of each point, named by its id or the last part of it."""
     found = {}
     for point in points:
         rows = [i for i, name in enumerate(source.ids) if name == point.image]

@@ -210,11 +210,7 @@ _ORDERS: dict[type[Target], str] = {
 
 
 def _pictures(result: Result, typed: AsTyped, source: Source) -> Callable[[int], Panel]:
-    """Return a function from a position in a source to its picture.
-
-    Raises:
-        DataError: from the function: the image cannot be read.
-    """
+    """Return a function from a position in a source to its picture."""
 
     def draw(row: int) -> Panel:
         found = thumbnails(source, {"": [row]}, reading=reading(result, typed), side=2 * _SIDE)[""]

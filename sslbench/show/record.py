@@ -203,11 +203,7 @@ def _difference(result: Result, data: TrainTest) -> SslbenchError | None:
 
 
 def _network(result: Result, typed: AsTyped) -> dict[str, Any]:
-    """Return the fields of a `Request` for the weights, layer and preprocessing of a record.
-
-    Raises:
-        ResultError: the weights were not in a file.
-    """
+    """Return the fields of a `Request` for the weights, layer and preprocessing of a record."""
     used = result.weights
     if used.path is None and not used.untrained and used.format != "pixels":
         raise ResultError(f"{result.file}: its network was in memory, so its predictions cannot be computed again")

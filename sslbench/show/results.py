@@ -117,11 +117,7 @@ def _sections(result: Result, chosen: RecordPictures, run: RunSettings, progress
 
 
 def _stored_picture(result: Result) -> Section:
-    """Return the picture beside a record, which the evaluation drew.
-
-    Raises:
-        ResultError: there is none, or it cannot be read.
-    """
+    """Return the picture beside a record, which the evaluation drew."""
     path = records.picture_path(result)
     if path is None or not path.is_file():
         raise ResultError(

@@ -219,11 +219,7 @@ def _size(size: int | tuple[int, int] | None) -> str:
 
 
 def _of_variant(table: FormatTable, found: Recognised, to: str) -> FormatTable:
-    """Return the target's table for the source's variant.
-
-    Raises:
-        WeightsError: files of the target cannot tell the variant from the standard network.
-    """
+    """Return the target's table for the source's variant."""
     plain = (found.strides or Strides()) == Strides() and (found.input is None or found.input.space != "lightness")
     if plain or table.variant:
         return table
@@ -264,11 +260,7 @@ class _OutputFile:
 
 
 def _output_file(table: FormatTable, found: Recognised, *, keep_heads: bool) -> _OutputFile:
-    """Return the content to write; only BatchNorm counters may be dropped or added.
-
-    Raises:
-        WeightsError: the target has no names for some tensors.
-    """
+    """Return the content to write; only BatchNorm counters may be dropped or added."""
     heads = found.heads if keep_heads else {}
     beside = {k.removeprefix(_HEADS_BESIDE): t for k, t in heads.items() if k.startswith(_HEADS_BESIDE)}
     inside = {k: t for k, t in heads.items() if not k.startswith(_HEADS_BESIDE)}
@@ -303,11 +295,7 @@ def _lacking_counters(canonical: Mapping[str, Tensor], table: FormatTable) -> di
 
 
 def _check_back(path: Path, to: str, plan: _OutputFile, expected: Shapes | None) -> None:
-    """Read the written file back and compare it bit for bit.
-
-    Raises:
-        WeightsError: a tensor differs.
-    """
+    """Read the written file back and compare it bit for bit."""
     wanted = dict(plan.canonical)
     back = recognise(files.read(path), expected=expected or _shapes(wanted), format=to)
     different = [k for k in wanted.keys() | back.canonical.keys() if not _same(wanted.get(k), back.canonical.get(k))]

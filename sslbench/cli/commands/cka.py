@@ -112,11 +112,7 @@ class _Network:
 
 
 def _refuse_wrong_features(ctx: click.Context, sides: Sequence[_Network]) -> None:
-    """Refuse flags that have no effect on features, and files that do not exist.
-
-    Raises:
-        UsageError: one of these.
-    """
+    """Refuse flags that have no effect on features, and files that do not exist."""
     from sslbench.cli import early
 
     used = ("layers", "layers_b", "debiased", "csv_path", "png_path")
@@ -133,11 +129,7 @@ def _refuse_wrong_networks(
     preprocessing: options.PreprocessingFlags,
     run: options.RunFlags,
 ) -> None:
-    """Refuse paths, names and values that do not exist or do not go together.
-
-    Raises:
-        SslbenchError: one of these.
-    """
+    """Refuse paths, names and values that do not exist or do not go together."""
     from sslbench.cli import early
 
     if data.data and data.test_data:

@@ -108,11 +108,7 @@ def _refuse_mistyped(
     run: options.RunFlags,
     output: str | None,
 ) -> list[str]:
-    """Refuse paths and names that do not exist before anything heavy is imported; return all weights.
-
-    Raises:
-        SslbenchError: one does not exist, or --output cannot be written.
-    """
+    """Refuse paths and names that do not exist before anything heavy is imported; return all weights."""
     from sslbench.backbones.named import is_pixels, pixels_backbone, random_backbone
     from sslbench.cli import early
 

@@ -81,9 +81,6 @@ def _weights_of_run(path: Path) -> Path:
     """Return the weights of a run's folder, or its newest checkpoint before its end; else the path itself.
 
     Of the folder of checkpoints it is the newest one.
-
-    Raises:
-        DataError: the run has neither.
     """
     weights, checkpoints = path / "weights.torch", path / "checkpoints"
     is_run = (path / "config.yaml").is_file() and (weights.is_file() or checkpoints.is_dir())
@@ -135,11 +132,7 @@ def _is_model(what: str) -> bool:
 
 
 def _model(what: str, backbone: str | None, format_: str | None, as_json: bool, trust_pickle: bool) -> int:
-    """Describe weights by name, or a folder of them.
-
-    Raises:
-        SslbenchError: as for reading them; of a name on the Hugging Face Hub, the message says how to name a data set.
-    """
+    """Describe weights by name, or a folder of them."""
     try:
         return _weights(what, backbone, format_, as_json, trust_pickle)
     except SslbenchError as error:

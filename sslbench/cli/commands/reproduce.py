@@ -337,11 +337,7 @@ def _measure_published(
 
 
 def _refuse_other_data(run: "PublishedRun", result: "Result", expected: dict[str, int]) -> None:
-    """Refuse a verdict on other data than the published number's.
-
-    Raises:
-        DataError: the number of samples is another.
-    """
+    """Refuse a verdict on other data than the published number's."""
     for part, n in (("train", result.data.train.n_used), ("test", result.data.test.n_used)):
         if expected.get(part, n) != n:
             raise DataError(

@@ -187,11 +187,7 @@ def recognise(file: WeightsFile, *, expected: Shapes | None = None, format: str 
 
 
 def _asked(file: WeightsFile, format: str | None) -> tuple[list[FormatTable], str]:
-    """Return the tables to try, and the place in the file that the user names; '' if none.
-
-    Raises:
-        UsageError: there is no such format, network, variant or place.
-    """
+    """Return the tables to try, and the place in the file that the user names; '' if none."""
     if format is None:
         return [table for name in names.list_names("format") for table in load_networks(name)], ""
     asked = find_format(format)
@@ -207,11 +203,7 @@ def _asked(file: WeightsFile, format: str | None) -> tuple[list[FormatTable], st
 
 
 def _chosen(search: Search, found: Sequence[Match], roots: Sequence[Place]) -> Recognised:
-    """Return the network to use, and the others in the file.
-
-    Raises:
-        WeightsError: several have equal right.
-    """
+    """Return the network to use, and the others in the file."""
     found = search.best_covering(found)
     if len(found) > 1:  # a predictor or decoder of tokens takes no image
         found = [m for m in found if any(tensor.ndim > 3 for tensor in m.split.canonical.values())] or found

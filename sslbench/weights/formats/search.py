@@ -157,11 +157,7 @@ class Search:
         return self._behind(root)
 
     def _before(self, written: Match, tables: Sequence[FormatTable]) -> Match | None:
-        """Return a network of the same format that comes before one and was not found, as it alone has wrappers.
-
-        Raises:
-            WeightsError: there is one, and it has keys that nobody knows: no other is taken in its place.
-        """
+        """Return a network of the same format that comes before one and was not found, as it alone has wrappers."""
         same = [table for table in tables if table.name == written.table.name]
         for table in same[: same.index(written.table)]:
             if (where := written.others.get(table.network)) is None:
@@ -223,9 +219,6 @@ class Search:
             root: the dict.
             tables: tables to try.
             bare: leave out the names of wrappers in keys; None if there are none.
-
-        Raises:
-            WeightsError: two tables match with different tensors.
         """
         matches: list[Match] = []
         for table in tables:

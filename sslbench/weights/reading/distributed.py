@@ -137,11 +137,7 @@ def _read_pieces(path: Path, places: Mapping[str, _Pieces]) -> list[tuple[str, t
 
 
 def _whole(pieces: list[tuple[list[int], Any]], size: list[int]) -> torch.Tensor | UnsupportedTensor:
-    """Return the tensor that pieces fill.
-
-    Raises:
-        ValueError: pieces are missing, overlap, or are of another size.
-    """
+    """Return the tensor that pieces fill."""
     unsupported = [piece for _, piece in pieces if isinstance(piece, UnsupportedTensor)]
     if unsupported:
         return unsupported[0]

@@ -192,11 +192,7 @@ def command(ctx: click.Context, /, **flags: Any) -> None:
 
 
 def _quantity(ctx: click.Context, given: CheckFlags) -> Literal["depth", "normals"] | None:
-    """Return the values of pixels that are checked: asked for, or the only ones that fit the layout of DATA.
-
-    Raises:
-        UsageError: a flag was typed that a check of values does not use.
-    """
+    """Return the values of pixels that are checked: asked for, or the only ones that fit the layout of DATA."""
     from sslbench.data.depth.location import holds_values
 
     for_others = given.boxes or given.label_maps or given.image_column or given.label_column or given.store
@@ -224,11 +220,7 @@ def _check_values(given: CheckFlags, quantity: Literal["depth", "normals"]) -> i
 
 
 def _are_maps(ctx: click.Context, given: CheckFlags) -> bool:
-    """Return whether DATA is checked as label maps: by --label-maps, or if nothing else fits its layout.
-
-    Raises:
-        UsageError: a flag was typed that a check of label maps does not use.
-    """
+    """Return whether DATA is checked as label maps: by --label-maps, or if nothing else fits its layout."""
     from sslbench.data.open import are_label_maps
 
     columns = given.label_column or given.image_column

@@ -313,11 +313,7 @@ def _observers(request: "PretrainRequest", given: PretrainFlags) -> list["Observ
 
 
 def _own_observer(spec: str) -> "Observer":
-    """Return an observer of the user's own class.
-
-    Raises:
-        UsageError: there is no such class, it needs arguments, or it is no subclass of Observer.
-    """
+    """Return an observer of the user's own class."""
     from sslbench.train.observers import Observer
 
     kind = find_object(spec)
@@ -340,11 +336,7 @@ def _next(request: "PretrainRequest", weights: Path) -> str:
 
 
 def _checked_launcher(launcher: Mapping[str, Any]) -> "Slurm | None":
-    """Return the settings of the SLURM job that was asked for; None to run here.
-
-    Raises:
-        UsageError: a setting that does not exist, or that has no effect without SLURM.
-    """
+    """Return the settings of the SLURM job that was asked for; None to run here."""
     if launcher.get("name") == "slurm":
         from sslbench.cli.slurm import Slurm
 

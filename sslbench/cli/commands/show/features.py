@@ -71,11 +71,7 @@ _REASONS = {"test_data": "Give the images as --data."}
 
 
 def _refuse_wrong_flags(ctx: click.Context, labels: Path | None, weights: options.WeightsFlags) -> None:
-    """Refuse flags that do not go with features of images.
-
-    Raises:
-        UsageError: one was typed, or --weights is missing.
-    """
+    """Refuse flags that do not go with features of images."""
     if labels is not None:
         raise UsageError("--labels belongs to --features", "Labels of images are in --data.")
     if not weights.weights:
