@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +146,15 @@ def test_settings_are_frozen_documented_and_have_defaults(name):
 @with_kinds(ON_SAMPLES)
 def test_the_default_settings_pass_the_check(name, kind):
     ALL[name].kind.check(ALL[name].settings(), target_of(ALL[name], kind).train.target)
+
+
+@pytest.mark.parametrize("name", [name for name in ON_SAMPLES if not any(k.of_classes for k in ALL[name].kind.takes)])
+def test_targets_of_another_kind_are_refused_with_the_words_for_them(name):
+    protocol, every = ALL[name], {kind: other for other in ON_SAMPLES for kind in kinds_of(ALL[other])}
+    for kind in every.keys() - set(kinds_of(protocol)):
+        target = target_of(ALL[every[kind]], kind).train.target
+        with pytest.raises(DataError, match=rf"{name}.* samples have {re.escape(target.title)}"):
+            protocol.kind.check(protocol.settings(), target)
 
 
 @pytest.mark.parametrize("name", [name for name in PROTOCOLS if MultiLabel not in ALL[name].kind.takes])

@@ -5,18 +5,17 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from helpers.targets import moving_squares, shifted_pairs, warped_pairs
+from helpers.targets import shifted_pairs, warped_pairs
 from torch import nn
 
 from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
-from sslbench.errors import DataError, UsageError
+from sslbench.errors import UsageError
 from sslbench.features.settings import ExtractSettings
 from sslbench.metrics.dense.correspondence import ALPHAS, PIXELS, dyadic_errors
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols.correspondence import PROTOCOL, Settings
 from sslbench.runtime.seeds import seeded
-from sslbench.targets.none import Unlabelled
 
 PLAIN = Preprocessing(resize=None, crop=None, mean=(0.5,) * 3, std=(0.25,) * 3, origin="test")
 CELL = 4
@@ -161,7 +160,7 @@ def test_errors_of_pairs_that_share_images_are_those_of_all_pairs_of_pairs():
     np.testing.assert_allclose(dyadic_errors(each, images), np.sqrt(np.maximum(wanted, least) * 8 / 7))
 
 
-def test_settings_without_effect_and_other_data_are_refused():
+def test_settings_without_effect_are_refused():
     points, plane = shifted_pairs().target, warped_pairs().target
     for labels, changes, message in (
         (points, {"radius": 3}, "radius has no effect with matcher=nearest"),
@@ -172,9 +171,6 @@ def test_settings_without_effect_and_other_data_are_refused():
     ):
         with pytest.raises(UsageError, match=message):
             PROTOCOL.kind.check(dataclasses.replace(Settings(), **changes), labels)
-    for labels in (moving_squares().target, Unlabelled(2)):
-        with pytest.raises(DataError, match="correspondence needs pairs of images"):
-            PROTOCOL.kind.check(Settings(), labels)
 
 
 def test_layers_with_a_pool_are_refused():

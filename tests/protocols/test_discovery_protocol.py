@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from helpers.targets import bright_objects, filled, map_pictures, write_manifest
+from helpers.targets import bright_objects, filled, write_manifest
 from PIL import Image
 from torch import nn
 
@@ -207,13 +207,6 @@ def test_attention_that_is_not_there_is_refused_before_any_image(module):
         layers = resolve_layers(backbone, ["0"] if head == 0 else ["blocks.1"])
         with pytest.raises(UsageError, match=message):
             module.PROTOCOL.kind.rows(backbone, layers, source, module.Settings(method="dino_seg", head=head), seed=0)
-
-
-@pytest.mark.parametrize(("module", "word"), [(discovery, "boxes of objects"), (saliency, "masks of the foreground")])
-def test_labels_of_another_kind_are_one_message(module, word):
-    labels = map_pictures(2, 1).target
-    with pytest.raises(DataError, match=f"needs {word}.*class for every pixel"):
-        module.PROTOCOL.kind.check(module.Settings(), labels)
 
 
 def test_a_map_of_too_many_cells_names_the_image_and_the_remedy(tmp_path, monkeypatch):

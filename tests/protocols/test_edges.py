@@ -21,7 +21,6 @@ from sslbench.protocols import edges
 from sslbench.protocols.edges import Edges, annotations
 from sslbench.runtime.seeds import seeded
 from sslbench.solvers.dense.losses import balanced_cross_entropy
-from sslbench.targets.classes import Classes
 
 SIZE = (20, 30)
 
@@ -157,5 +156,3 @@ def test_impossible_settings_and_other_labels_are_refused():
     for change, message in (({"consensus": 0.0}, "consensus"), ({"tolerance": 1.0}, "tolerance")):
         with pytest.raises(UsageError, match=message):
             edges.PROTOCOL.kind.check(dataclasses.replace(edges.Settings(), **change), labels)
-    with pytest.raises(DataError, match="one class each"):
-        edges.PROTOCOL.kind.check(edges.Settings(), Classes(("a",), np.zeros(3, np.int64)))

@@ -12,7 +12,6 @@ from sslbench.features.array import Features
 from sslbench.metrics.comparisons import pose_measures, rotation_angles
 from sslbench.protocols import relative_pose
 from sslbench.targets.camera_pairs import CameraPairs
-from sslbench.targets.classes import Classes
 
 NAMES = ("qw", "qx", "qy", "qz", "tx", "ty", "tz")
 
@@ -83,8 +82,6 @@ def test_settings_and_labels_that_cannot_work_are_one_message():
     for change in ({name: value} for name, values in wrong.items() for value in values):
         with pytest.raises(UsageError, match="relative-pose: "):
             relative_pose.check(relative_pose.Settings(**change), train.target)
-    with pytest.raises(DataError, match="one class each"):
-        relative_pose.check(relative_pose.Settings(), Classes(("a",), np.zeros(3, np.int64)))
     with pytest.raises(DataError, match="train or test alone has translations"):
         relative_pose.run(train, pairs(5, 2, 4), relative_pose.Settings(epochs=1), seed=0)
     with pytest.raises(DataError, match=r"diverged with lr=1e\+30.*\nGive a smaller lr="):

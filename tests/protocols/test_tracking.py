@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from helpers.targets import ArrayIds, moving_joints, moving_parts, moving_squares, shifted_pairs
+from helpers.targets import ArrayIds, moving_joints, moving_parts, moving_squares
 from torch import nn
 
 from sslbench.backbones.in_memory import from_module
@@ -97,7 +97,7 @@ def test_masks_of_another_size_are_refused():
         track(other)
 
 
-def test_settings_without_effect_and_other_data_are_refused():
+def test_settings_without_effect_are_refused():
     labels = moving_squares().target
     for changes, message in (
         ({"multiple": 64}, "multiple has no effect"),
@@ -107,8 +107,6 @@ def test_settings_without_effect_and_other_data_are_refused():
     ):
         with pytest.raises(UsageError, match=message):
             PROTOCOL.kind.check(dataclasses.replace(Settings(), **changes), labels)
-    with pytest.raises(DataError, match="needs videos with masks"):
-        PROTOCOL.kind.check(Settings(), shifted_pairs().target)
 
 
 EXACT = Settings(radius=0.0, window="square", topk=1, temperature=0.01, all_ties=False)
