@@ -196,9 +196,6 @@ def _places(
     """Return the position of each row's image or category; that by another reading, if there is one; and notes.
 
     One reading holds for all rows.
-
-    Raises:
-        ResultError: no reading knows all of them, or two do and differ; it names the first few and the likely cause.
     """
     odd = [row[key] for row in rows if not isinstance(row[key], int | float | str) or isinstance(row[key], bool)]
     ids = [] if odd else list(dict.fromkeys(row[key] for row in rows))
@@ -283,11 +280,7 @@ def _outside(boxes: FloatArray, sizes: IntArray) -> BoolArray:
 
 
 def _refuse_corners(path: Path, boxes: FloatArray, sizes: IntArray) -> None:
-    """Refuse boxes that are corners x1, y1, x2, y2, or lie far outside.
-
-    Raises:
-        ResultError: a size is negative, or too many boxes reach out of their images.
-    """
+    """Refuse boxes that are corners x1, y1, x2, y2, or lie far outside."""
     negative = np.flatnonzero((boxes[:, 2:] < 0).any(axis=1))
     if len(negative):
         raise ResultError(
@@ -362,11 +355,7 @@ def _exchanged(path: Path, test: ObjectSource, images: IntArray, corners: FloatA
 
 
 def _keypoints(path: Path, rows: Sequence[Mapping[str, Any]], test: ObjectSource) -> FloatArray | None:
-    """Return the keypoints (n, K, 3); None if the file or the data have none.
-
-    Raises:
-        ResultError: some detections have none, or others than the data.
-    """
+    """Return the keypoints (n, K, 3); None if the file or the data have none."""
     if test.skeleton is None or not any(row.get("keypoints") for row in rows):
         return None
     number = 3 * len(test.skeleton)

@@ -93,11 +93,7 @@ def _seeded(source: ObjectSource, seed: int, fraction: float) -> Parts[ObjectSou
 
 
 def _matched(parts: Parts[ObjectSource]) -> Parts[ObjectSource]:
-    """Return both parts with the classes of train that have objects, in train's order.
-
-    Raises:
-        DataError: a part is too small or empty, or test has a class without an object in train.
-    """
+    """Return both parts with the classes of train that have objects, in train's order."""
     train, test = parts.train, parts.test
     for part in (train, test):
         if len(part) < _FEWEST:

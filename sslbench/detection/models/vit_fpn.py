@@ -119,9 +119,6 @@ def _windowed(net: VisionTransformer, patch: int, name: str, recipe: DetectionRe
     """Return the transformer with windows and relative positions; class and register tokens are left out.
 
     Relative positions begin at 0 and reach over images of max_size_train; absolute ones keep their own grid.
-
-    Raises:
-        UsageError: the transformer has parts that the one with windows has not.
     """
     first = cast(Block, net.blocks[0])
     attention, mlp = cast(Any, first.attn), cast(Mlp, first.mlp)  # timm moves the class of the former
