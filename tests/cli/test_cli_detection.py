@@ -163,6 +163,7 @@ MISTAKES = [
     (["lr=fast"], "lr: should be a number", 2),
     (["--batch-size", "4"], "--batch-size does not go with detection", 2),
     (["--device", "cuda"], "torch finds no CUDA GPU on this machine", 2),
+    (["on_error=skip"], "detection reads all images first and stops", 2),
     (["knn"], "detection trains a network and cannot go together with knn", 2),
     (["masks=true"], "has objects without a mask", 1),
 ]

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 from test_cli_detection import NET, QUICK, world
 
+from sslbench.backbones.build import build
 from sslbench.data.open import open_objects
 from sslbench.detection.train import Trained
 from sslbench.leaderboard import table
@@ -94,6 +96,18 @@ def test_the_mean_of_seeds_is_resumed_repeated_compared_and_analysed(world, sslb
     page = Path("shown/index.html").read_text()
     assert "It would gain, if all errors of a kind were mended" in page and "precision and recall" in page
     assert Path("shown/precision-and-recall.png").is_file() and Path("shown/errors.csv").is_file()
+
+
+def test_several_weights_are_trained_in_turn_and_once(world, sslbench, trained):
+    seeds, _ = trained
+    state = build("resnet18w0.125").module.state_dict()
+    torch.save({**state, "conv1.weight": state["conv1.weight"] * 1.1}, "w.pth")
+    words = ("eval", "detection", "--weights", "random", "w.pth", "wrong.pth", *NET[2:], *QUICK)
+    for _ in range(2):
+        code, _, err = sslbench(*words)
+        assert code == 1 and "1 of 3 cells are holes" in err, err
+        assert {one.weights.name for one in read_tree(Path("results"))} == {"w.pth", "resnet18w0.125 untrained"}
+    assert seeds == [0, 0]
 
 
 def test_detectors_trained_with_other_settings_are_compared_by_their_detections(world, sslbench, trained):
