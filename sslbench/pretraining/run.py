@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from sslbench.arithmetic import arithmetic
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.classifier import ClassifierInfo, classifier_metadata
-from sslbench.data.loading.pretraining import RawBatch
 from sslbench.distributed.collectives import barrier, on_all, process_group, rank, world_size
 from sslbench.distributed.parallel import broadcast_buffers, is_sharded, module_state
 from sslbench.distributed.sharded import AVAILABLE, BackgroundWriter
@@ -30,7 +29,6 @@ from sslbench.runtime.signals import StoppedError, stop_signals
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.text import without_secrets
 from sslbench.train import checkpoints
-from sslbench.train.failed_batch import keep_failed
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import run_first_pass, train
 from sslbench.train.meter import LogRecord
@@ -136,7 +134,8 @@ class _PretrainingRun(RunOnViews):
         self, prepared: PreparedPretraining, command: str, observers: Sequence[Observer], evaluator: Evaluator | None
     ) -> None:
         self.evaluator = evaluator
-        self.prepared, self.command, self.plan = prepared, command, prepared.plan
+        self.prepared, self.command = prepared, command
+        super().__init__(prepared.plan, prepared.source.ids, prepared.request.out)
         self.request, self.settings = prepared.request, prepared.request.settings
         self.observers = observers if rank() == 0 else ()
         self.identity = folder.identity(self.request, prepared.source, prepared.init_sha256, prepared.code())
@@ -344,11 +343,6 @@ class _PretrainingRun(RunOnViews):
         if self.prepared.changes:
             metadata["changes"] = dict(self.prepared.changes)
         return metadata
-
-    def failed(self, raw: RawBatch, value: float, index: int) -> Path:
-        """Save a batch whose loss is not finite."""
-        ids = tuple(self.prepared.source.ids[i] for i in raw.indices.tolist())
-        return keep_failed(self.request.out, raw, ids, step=index, rank=rank())
 
 
 def _state_of(module: nn.Module, method: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,13 +5,12 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from sslbench.distributed.collectives import gather_objects, on_all, sum_, world_size
+from sslbench.distributed.collectives import sum_, world_size
 from sslbench.distributed.parallel import clip_gradients, gradient_norm, without_synchronisation
 from sslbench.errors import SslbenchError
 from sslbench.preprocessing import Preprocessing
@@ -128,24 +127,13 @@ class Run(Generic[RawT]):
     def evaluate(self, step: Step) -> None:
         """Evaluate every `evaluate_every` updates, after the given one."""
 
-    def failed(self, raw: RawT, value: float, index: int) -> Path:
-        """Save a batch whose loss on this process is not finite, before update `index` + 1; return the file."""
-        raise NotImplementedError
-
     def diverged(self, raw: RawT, step: Step, loss: Loss, own: float, mean: float) -> None:
-        """Stop because the mean loss is not finite; processes with such a loss of their own save their batch first.
+        """Stop the training, since the mean loss is not finite; `own` is that of this process.
 
         Raises:
-            NotFiniteError: in any case; a run that goes on overrides this.
+            NotFiniteError: unless the run goes on.
         """
-        file = on_all(lambda: None if math.isfinite(own) else str(self.failed(raw, own, step.index)))
-        files = [each for each in gather_objects(file) if each is not None]
-        saved = f" The batch is in {', '.join(files)}." if files else ""
-        raise NotFiniteError(
-            f"the loss is {mean} in update {step.index + 1} (epoch {step.epoch + 1}).{saved}",
-            "Try a lower optimizer.lr, more schedule.warmup_epochs, clip_norm=3 or precision=fp32; the weights before "
-            "this update are in the last checkpoint.",
-        )
+        raise NotFiniteError(f"the loss is {mean} in update {step.index + 1}")
 
 
 def run_first_pass(state: State, plan: TrainingPlan, batches: Iterator[RawT], run: Run[RawT]) -> None:

@@ -1,28 +1,65 @@
 """Runs on views of images: division of a batch into the forward passes of an update."""
 
 import dataclasses
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading.pretraining import RawBatch
 from sslbench.data.views.on_device import change_colours
-from sslbench.train.loop import Run, TrainingPlan
-from sslbench.train.method import Batch
+from sslbench.distributed.collectives import gather_objects, on_all, rank
+from sslbench.train.loop import NotFiniteError, Run, TrainingPlan
+from sslbench.train.method import Batch, Loss, Step
 from sslbench.train.state import State
+from sslbench.weights.save import new_file, write_torch
 
 
 class RunOnViews(Run[RawBatch]):
-    """Run on batches of views."""
+    """Run on batches of views.
 
-    def __init__(self, state: State, plan: TrainingPlan) -> None:
-        self.state, self.plan = state, plan
+    Attributes:
+        ids: of the images in the data.
+        out: folder for a batch whose loss is not finite.
+    """
+
+    state: State
+
+    def __init__(self, plan: TrainingPlan, ids: Sequence[str], out: Path) -> None:
+        self.plan, self.ids, self.out = plan, ids, out
 
     def passes(self, raw: RawBatch) -> Iterator[Batch]:
         """Yield the parts of a batch, each moved to the device when its turn comes."""
         for part in _parts(raw, self.plan.accumulate):
             yield _on_device(part, self.state, self.plan)
+
+    def diverged(self, raw: RawBatch, step: Step, loss: Loss, own: float, mean: float) -> None:
+        """Stop; processes with a loss of their own that is not finite save their batch first.
+
+        Raises:
+            NotFiniteError: always.
+        """
+        file = on_all(lambda: None if math.isfinite(own) else str(self._keep(raw, step)))
+        files = [each for each in gather_objects(file) if each is not None]
+        saved = f" The batch is in {', '.join(files)}." if files else ""
+        raise NotFiniteError(
+            f"the loss is {mean} in update {step.index + 1} (epoch {step.epoch + 1}).{saved}",
+            "Try a lower optimizer.lr, more schedule.warmup_epochs, clip_norm=3 or precision=fp32; the weights before "
+            "this update are in the last checkpoint.",
+        )
+
+    def _keep(self, raw: RawBatch, step: Step) -> Path:
+        """Save views, labels and ids of a batch, and the changes of colours that were left to the device."""
+        path = self.out / f"failed_batch_step{step.index + 1}_process{rank()}.pt"
+        ids = [self.ids[i] for i in raw.indices.tolist()]
+        content = {"views": list(raw.views), "labels": raw.labels, "indices": raw.indices, "ids": ids}
+        if raw.colours is not None:
+            content["colours"] = raw.colours
+        with new_file(path) as temporary:
+            write_torch(temporary, content)
+        return path
 
 
 def _parts(raw: RawBatch, parts: int) -> list[RawBatch]:

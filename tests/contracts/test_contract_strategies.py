@@ -15,6 +15,7 @@ is tried with those four, and not compiled. `make test-all` has the rest of thos
 import contextlib
 import dataclasses
 import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -142,7 +143,9 @@ def trained(method, backbone, changes):
         def save(self):
             kept.update(states.to_checkpoint(state))
 
-    train(state, plan, batches(sizes_of(method)), Recorded(state, plan), lambda: 0)
+    run = Recorded(plan, (), Path())
+    run.state = state
+    train(state, plan, batches(sizes_of(method)), run, lambda: 0)
     found = {
         "losses": [line.loss for line in lines],
         "weights": arrays(state.method),

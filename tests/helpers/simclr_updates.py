@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 import torchvision
@@ -104,6 +105,8 @@ def by_the_loop(case: Case, batches: Sequence[RawBatch], *, compiled: bool = Fal
 
     def go() -> None:
         state = State(method, method, optimizer)
-        train(state, plan, iter(batches), RunOnViews(state, plan), lambda: 0)
+        run = RunOnViews(plan, (), Path())
+        run.state = state
+        train(state, plan, iter(batches), run, lambda: 0)
 
     return go

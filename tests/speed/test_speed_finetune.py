@@ -1,6 +1,7 @@
 """What an update of finetuning costs beside a bare PyTorch step: `make bench`."""
 
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,7 +63,9 @@ def own_seconds():
     plan = TrainingPlan(UPDATES, UPDATES, RateSchedules(lambda progress: 0.01, 0.01), Preprocessing(), log_every=10)
     batches = list(raw_batches())
     began = time.process_time()
-    train(state, plan, iter(batches), RunOnViews(state, plan), lambda: 0)
+    run = RunOnViews(plan, (), Path())
+    run.state = state
+    train(state, plan, iter(batches), run, lambda: 0)
     return time.process_time() - began
 
 

@@ -37,7 +37,6 @@ from sslbench.runtime.device import check_precision
 from sslbench.runtime.progress import StageProgress
 from sslbench.runtime.signals import stop_signals
 from sslbench.train import loop
-from sslbench.train.failed_batch import keep_failed
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import NotFiniteError, RateSchedules, TrainingPlan
 from sslbench.train.meter import LogRecord
@@ -251,7 +250,8 @@ class _Training(RunOnViews):
         observers: Sequence[Observer],
         progress: StageProgress | None,
     ) -> None:
-        self.state, self.plan, self.source, self.data, self.folder = state, plan, source, data, folder
+        super().__init__(plan, source.ids, folder)
+        self.state, self.source, self.data, self.folder = state, source, data, folder
         self.observers, self.progress = observers, progress
         self.reported = time.perf_counter()
 
@@ -292,11 +292,6 @@ class _Training(RunOnViews):
     def save(self) -> None:
         """Write a checkpoint."""
         save(self.state, self.folder)
-
-    def failed(self, raw: RawBatch, value: float, index: int) -> Path:
-        """Save a batch whose loss is not finite."""
-        ids = tuple(self.source.ids[i] for i in raw.indices.tolist())
-        return keep_failed(self.folder, raw, ids, step=index, rank=rank())
 
 
 def _trained(state: State, backbone: Backbone, network: FinetunedNetwork, targets: Targets, epochs: float) -> Finetuned:

@@ -8,23 +8,24 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sslbench.data.loading.pretraining import RawBatch
 from sslbench.data.loading.probing import EpochBatches
 from sslbench.data.source import Source
-from sslbench.distributed.collectives import rank, sum_, world_size
-from sslbench.errors import BackboneError, DataError
+from sslbench.distributed.collectives import sum_, world_size
+from sslbench.errors import DataError
+from sslbench.protocols._parts.head_training import HeadTraining, stop_diverged
 from sslbench.protocols.linear_online.heads import Heads
 from sslbench.protocols.linear_online.inputs import InputEncoder
 from sslbench.runtime.signals import stop_signals
-from sslbench.train import checkpoints, loop
+from sslbench.train import loop
 from sslbench.train.lock import exclusive
-from sslbench.train.loop import NotFiniteError, RateSchedules, TrainingPlan
-from sslbench.train.method import Learner, Loss, Step
+from sslbench.train.loop import RateSchedules, TrainingPlan
+from sslbench.train.method import Loss, Step
 from sslbench.train.optimizers.optimizer import OptimizerSettings, make_optimizer
 from sslbench.train.schedules import Schedule
-from sslbench.train.state import State, resume, save
+from sslbench.train.state import State, resume
 
 log = logging.getLogger("sslbench")
 
@@ -93,24 +94,15 @@ def train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatches
 Features = dict[str, Tensor]
 
 
-class _HeadTraining(Learner, loop.Run[tuple[Features, Tensor]]):
+class _HeadTraining(HeadTraining[tuple[Features, Tensor]]):
     """Training of all heads on the features of each batch, of every process together."""
 
-    stored_as = "heads"
-    draws = False
-
     def __init__(self, heads: Heads, encode: InputEncoder, source: Source, data: EpochBatches, plan: Training) -> None:
-        super().__init__()
-        self.heads, self.encode, self.plan, self.source, self.data = heads, encode, plan, source, data
-        self.frozen = encode.state_sha256()
+        super().__init__(heads, encode.state_sha256, folder=plan.folder, updates=plan.updates)
+        self.banks, self.encode, self.plan, self.source, self.data = heads, encode, plan, source, data
         optimizer = make_optimizer(heads.groups(plan.optimizer, data.batch_size), plan.optimizer)
         self.state = State(self, self, optimizer)
         self.reported = time.perf_counter()
-
-    @property
-    def stored(self) -> nn.Module:
-        """The heads."""
-        return self.heads
 
     def encoded(self, stream: Iterable[tuple[RawBatch, ...]]) -> Iterator[tuple[Features, Tensor]]:
         """Yield features and labels of this process's parts of batches."""
@@ -130,22 +122,19 @@ class _HeadTraining(Learner, loop.Run[tuple[Features, Tensor]]):
     def loss(self, batch: tuple[Features, Tensor], step: Step) -> Loss:
         """Return the sum of the heads' losses."""
         self.features, labels = batch
-        losses = self.heads.losses(self.features, labels, self.data.batch_size)
+        losses = self.banks.losses(self.features, labels, self.data.batch_size)
         self.losses = losses.detach()
         return Loss(losses.sum())
 
     def before_update(self, step: Step) -> None:
         """Sum the gradients over processes."""
-        self.heads.share_gradients()
+        self.banks.share_gradients()
 
     def after_update(self, step: Step) -> None:
         """Look at the losses now and then."""
-        self.heads.clear_gradients()
+        self.banks.clear_gradients()
         if self.is_report_due(step.index + 1):
             self.report(self.losses, self.features, step.index + 1)
-
-    def diverged(self, raw: tuple[Features, Tensor], step: Step, loss: Loss, own: float, mean: float) -> None:
-        """Go on: others may learn; see `report`."""
 
     def is_report_due(self, done: int) -> bool:
         """Return True at regular updates; after some seconds too in a single process, where no other has to agree."""
@@ -157,7 +146,8 @@ class _HeadTraining(Learner, loop.Run[tuple[Features, Tensor]]):
         """Log the progress now and then; stop when no head is left."""
         values = sum_(losses.clone())
         if not torch.isfinite(values).any():
-            _stop_diverged(features, done)
+            remedy = "Give lower learning rates (lr=0.01,0.1), or norm=batch, which normalises the features."
+            stop_diverged(features, done, "all heads", remedy)
         if self.plan.progress is not None:
             self.plan.progress(done * self.data.batch_size, self.plan.updates * self.data.batch_size)
         now = time.perf_counter()
@@ -177,28 +167,3 @@ class _HeadTraining(Learner, loop.Run[tuple[Features, Tensor]]):
             + f" {float(values[best]):.4g}, lr {rates[best]:.3g}"
             + (f"; {diverged} diverged" if diverged else "")
         )
-
-    def save(self) -> None:
-        """Write a checkpoint; after the last update only if the backbone is as it was."""
-        if self.state.step == self.plan.updates and self.encode.state_sha256() != self.frozen:
-            # The checkpoints are wrong too and must not be resumed.
-            for file in checkpoints.files(self.plan.folder) if rank() == 0 else ():
-                file.unlink(missing_ok=True)
-            raise BackboneError(
-                "the backbone changed while heads were trained on it: parameters or BatchNorm statistics moved",
-                "Its forward pass should not switch to training mode or modify weights.",
-            )
-        save(self.state, self.plan.folder)
-
-
-def _stop_diverged(features: dict[str, Tensor], done: int) -> None:
-    for name, values in features.items():
-        if not torch.isfinite(values).all():
-            raise DataError(
-                f"the features of layer '{name}' are not finite numbers (update {done})",
-                "The backbone overflowed (try --precision fp32) or its weights are damaged (see sslbench inspect).",
-            )
-    raise NotFiniteError(
-        f"all heads diverged: each loss was NaN or infinite by update {done}",
-        "Give lower learning rates (lr=0.01,0.1), or norm=batch, which normalises the features.",
-    )

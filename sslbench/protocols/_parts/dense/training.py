@@ -13,23 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from sslbench.data.loading.joint import JointBatch, JointBatches
-from sslbench.errors import BackboneError, DataError
+from sslbench.errors import DataError
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.heads import DenseHead, MapEncoder
 from sslbench.protocols._parts.dense.kept_maps import KeptMaps
 from sslbench.protocols._parts.dense.settings import HeadSettings
 from sslbench.protocols._parts.dense.task import DenseTask
+from sslbench.protocols._parts.head_training import HeadTraining, stop_diverged
 from sslbench.runtime.progress import StageProgress
 from sslbench.runtime.seeds import seeded
 from sslbench.runtime.signals import stop_signals
 from sslbench.solvers.dense.windows import resized
-from sslbench.train import checkpoints, loop, schedules
+from sslbench.train import loop, schedules
 from sslbench.train.lock import exclusive
-from sslbench.train.loop import NotFiniteError, RateSchedules, TrainingPlan
-from sslbench.train.method import Learner, Loss, Step
+from sslbench.train.loop import RateSchedules, TrainingPlan
+from sslbench.train.method import Loss, Step
 from sslbench.train.optimizers.optimizer import OptimizerSettings, make_optimizer
 from sslbench.train.parameter_groups import GroupRates, group
-from sslbench.train.state import State, resume, save
+from sslbench.train.state import State, resume
 
 log = logging.getLogger("sslbench")
 
@@ -167,11 +168,8 @@ def _keep_again(maps_of: KeptMaps, data: JointBatches, start: int) -> None:
             maps_of(batch.images)
 
 
-class _HeadTraining(Learner, loop.Run[tuple[Maps, Tensor]]):
+class _HeadTraining(HeadTraining[tuple[Maps, Tensor]]):
     """Training of heads: each is a pass of its own over the maps, so that the memory is that of one head."""
-
-    stored_as = "heads"
-    draws = False  # dropout is seeded by the update
 
     def __init__(
         self,
@@ -181,22 +179,16 @@ class _HeadTraining(Learner, loop.Run[tuple[Maps, Tensor]]):
         settings: HeadSettings,
         plan: Training,
     ) -> None:
-        super().__init__()
-        self.heads, self.task, self.settings, self.plan = nn.ModuleList(heads).train(), task, settings, plan
+        together = nn.ModuleList(heads).train()
+        super().__init__(together, encode.encoder.state_sha256, folder=plan.folder, updates=plan.updates)
+        self.task, self.settings, self.plan = task, settings, plan
         self.all, self.alive = list(heads), [True] * len(heads)
-        self.encoder = [encode.encoder]  # in a list: it is no part of what is trained
-        self.frozen = encode.encoder.state_sha256()
         options = OptimizerSettings(
             name=settings.optimizer, lr=1.0, lr_scaling="none", weight_decay=settings.weight_decay, betas=settings.betas
         )
         groups = [group(dict(head.named_parameters()), GroupRates(lr_factor=head.lr)) for head in heads]
         self.state = State(self, self, make_optimizer(groups, options))
         self.reported = time.perf_counter()
-
-    @property
-    def stored(self) -> nn.Module:
-        """The heads."""
-        return self.heads
 
     def passes(self, raw: tuple[Maps, Tensor]) -> Iterator[tuple[int, Maps, Tensor]]:
         """Yield every head that has not diverged, with the maps."""
@@ -227,9 +219,6 @@ class _HeadTraining(Learner, loop.Run[tuple[Maps, Tensor]]):
         if done % CHECK_EVERY == 0 or done == self.plan.updates:
             self.report(self.losses, self.maps, done)
 
-    def diverged(self, raw: tuple[Maps, Tensor], step: Step, loss: Loss, own: float, mean: float) -> None:
-        """Go on: others may learn; see `report`."""
-
     def report(self, losses: Sequence[Tensor], maps: dict[str, Tensor], done: int) -> None:
         """Mark heads that diverged, stop when none is left, and log the progress now and then."""
         values = [float(loss) for loss in losses]
@@ -239,7 +228,8 @@ class _HeadTraining(Learner, loop.Run[tuple[Maps, Tensor]]):
         ]
         self.alive = finite
         if not any(finite):
-            _stop_diverged(self.task.name, maps, done)
+            remedy = "Give lower learning rates (lr=0.0001,0.0003), or norm=true, which normalises the features."
+            stop_diverged(maps, done, f"{self.task.name}: every head", remedy)
         size = self.settings.batch_size
         if self.plan.progress is not None:
             self.plan.progress(done * size, self.plan.updates * size)
@@ -250,31 +240,11 @@ class _HeadTraining(Learner, loop.Run[tuple[Maps, Tensor]]):
             diverged = f"; {finite.count(False)} diverged" if not all(finite) else ""
             log.info(f"update {done} of {self.plan.updates}: lowest loss of {len(finite)} heads {best:.4g}{diverged}")
 
-    def save(self) -> None:
-        """Write a checkpoint; after the last update only if the backbone is as it was."""
-        if self.state.step == self.plan.updates and self.encoder[0].state_sha256() != self.frozen:
-            for file in checkpoints.files(self.plan.folder):  # they are wrong too
-                file.unlink(missing_ok=True)
-            raise BackboneError(
-                "the backbone changed while heads were trained on it: parameters or BatchNorm statistics moved",
-                "Its forward pass should not switch to training mode or modify weights.",
-            )
-        save(self.state, self.plan.folder, alive=self.alive)
+    def more(self) -> dict[str, Any]:
+        """Return a mask of the heads that have not diverged."""
+        return {"alive": self.alive}
 
 
 def _dropout_seed(seed: int, index: int) -> int:
     """Return the seed of an update: that of the run and its number alone, so that a run continues as it began."""
     return (seed * 1_000_003 + index) % 2**63
-
-
-def _stop_diverged(protocol: str, maps: dict[str, Tensor], done: int) -> None:
-    for name, values in maps.items():
-        if not torch.isfinite(values).all():
-            raise DataError(
-                f"the features of layer '{name}' are not finite numbers (update {done})",
-                "The backbone overflowed (try --precision fp32) or its weights are damaged (see sslbench inspect).",
-            )
-    raise NotFiniteError(
-        f"{protocol}: every head diverged: each loss was NaN or infinite by update {done}",
-        "Give lower learning rates (lr=0.0001,0.0003), or norm=true, which normalises the features.",
-    )
