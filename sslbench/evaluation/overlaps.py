@@ -15,8 +15,7 @@ from sslbench.evaluation.record import Encoded
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features
 from sslbench.metrics.catalog import find as find_metric
-from sslbench.metrics.intervals import Interval, Units, over_trainings
-from sslbench.metrics.sample_means import mean_of_rows
+from sslbench.metrics.intervals import Interval, Units, mean_of_rows, over_trainings
 from sslbench.metrics.summary import one_measure, with_intervals
 from sslbench.paths import not_written
 from sslbench.results import MetricValue, Overlaps, Result, as_recorded, records

@@ -1,9 +1,4 @@
-"""Paired comparison of two models on the same test samples: intervals and tests, with groups kept together.
-
-Two pseudo-units are added to the units, one in favour of either model (Agresti and Min 2005; Bonett and Price 2012),
-and the interval uses Student's t: its verdict is then close to that of McNemar's exact test, and three or four samples
-that only one model has right are no significant difference.
-"""
+"""Paired comparison of two models on the same test samples, with groups kept together; intervals of `intervals`."""
 
 import dataclasses
 import math
@@ -14,7 +9,15 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.metrics.classification import TOP1, TOP5, places
-from sslbench.metrics.intervals import Interval, Units, on_halves, standard_errors, student
+from sslbench.metrics.intervals import (
+    Interval,
+    Units,
+    on_halves,
+    over_other_trainings,
+    paired_difference,
+    shrunk,
+    standard_errors,
+)
 from sslbench.metrics.measure import Kind, Measure, Probabilities
 from sslbench.metrics.summary import one_measure
 
@@ -141,15 +144,15 @@ def difference(
         right = [_right(answers, labels, TOP_K[metric]) for answers in (a, b)]
         each = [tuple(row.mean(axis=1).tolist()) for row in right]
         means = [row.mean(axis=0) for row in right]
-        value, low, high = paired_difference(means[0], means[1], units)
+        found = paired_difference(means[0], means[1], units)
         one_training = len(right[0]) == len(right[1]) == 1
         p = sign_flip(units.sums(means[0] - means[1])) if metric == TOP1.name and one_training else None
     else:
-        each, (value, low, high) = _resampled(metric, kind, labels, a, b, units, seed, resamples)
+        each, found = _resampled(metric, kind, labels, a, b, units, seed, resamples)
         p = None
-    extra = other_trainings(dict(zip(a.trainings, each[0], strict=True)), dict(zip(b.trainings, each[1], strict=True)))
-    low, high = value - math.hypot(value - low, extra), value + math.hypot(high - value, extra)
-    return PairedDifference(float(np.mean(each[0])), float(np.mean(each[1])), value, low, high, p)
+    named = (dict(zip(m.trainings, values, strict=True)) for m, values in zip((a, b), each, strict=True))
+    found = over_other_trainings(found, *named)
+    return PairedDifference(float(np.mean(each[0])), float(np.mean(each[1])), *found, p)
 
 
 def difference_of_means(
@@ -169,52 +172,8 @@ def difference_of_means(
     """
     each = [{name: float(values.mean()) for name, values in model.items()} for model in (a, b)]
     first, second = (np.mean(list(model.values()), axis=0) for model in (a, b))
-    value, low, high = paired_difference(first, second, Units.of(len(first), groups))
-    extra = other_trainings(*each)
-    low, high = value - math.hypot(value - low, extra), value + math.hypot(high - value, extra)
-    return PairedDifference(float(first.mean()), float(second.mean()), value, low, high)
-
-
-def paired_difference(
-    a: npt.NDArray[np.floating] | npt.NDArray[np.bool_],
-    b: npt.NDArray[np.floating] | npt.NDArray[np.bool_],
-    units: Units | None = None,
-) -> Interval:
-    """Return the mean difference of two models' values on the same samples, and its 95 % interval.
-
-    Two pseudo-units are added to the sums of the differences over each unit: as large as the units that differ are on
-    average, one in favour of either model. Two models that agree on every sample differ by 0.
-
-    Args:
-        a: (N,), one value per sample (for top-1: 1 where right, 0 where wrong).
-        b: (N,), the same of the other model, in the same order.
-        units: units of the samples; every sample by itself when None.
-
-    Returns:
-        Difference, low and high end. The two are tied when the interval covers 0. NaN ends if there is one unit only.
-
-    Raises:
-        ValueError: the two do not have the same length, or there are no samples.
-
-    >>> paired_difference(np.array([1, 1, 1]), np.array([0, 0, 0]))[1] < 0
-    True
-    """
-    if a.shape != b.shape or a.ndim != 1 or not len(a):
-        raise ValueError(f"paired values must be two lists of the same samples, not {a.shape} and {b.shape}")
-    each = a.astype(np.float64) - b.astype(np.float64)
-    value = float(each.mean())
-    if not each.any():
-        return 0.0, 0.0, 0.0
-    units = units or Units.of(len(each), None)
-    number, size = units.number, len(each) / units.number
-    if number < 2:
-        return value, math.nan, math.nan
-    sums, sizes = units.sums(each), units.sums(np.ones(len(each)))
-    added = size * math.sqrt(float(np.mean((sums / sizes)[sums != 0] ** 2))) if sums.any() else 0.0
-    middle = float(sums.sum()) / (len(each) + 2 * size)
-    left = np.append(sums - middle * sizes, [added - middle * size, -added - middle * size])
-    half = student(number - 1) * math.sqrt(float(np.sum(left**2))) / (len(each) + 2 * size)
-    return value, min(value, middle - half), max(value, middle + half)
+    found = over_other_trainings(paired_difference(first, second, Units.of(len(first), groups)), *each)
+    return PairedDifference(float(first.mean()), float(second.mean()), *found)
 
 
 def _resampled(
@@ -251,47 +210,12 @@ def _resampled(
     return each, shrunk(values[0] - values[1], error, size, most=bounds[1] - bounds[0])
 
 
-def shrunk(value: float, error: float, size: float, *, most: float = math.inf) -> Interval:
-    """Return a difference with the interval of `paired_difference`, from its standard error.
-
-    Args:
-        value: the difference.
-        error: its standard error.
-        size: number of units.
-        most: largest difference that two models can have.
-    """
-    if math.isnan(value) or math.isnan(error):
-        return value, math.nan, math.nan
-    if value == 0 and error == 0:
-        return 0.0, 0.0, 0.0
-    square = (size - 1) * error**2 + value**2
-    middle = value * size / (size + 2)
-    half = student(size - 1) * math.sqrt(max(0.0, square / (size + 2) - middle**2 / (size + 2)))
-    return value, max(-most, min(value, middle - half)), min(most, max(value, middle + half))
-
-
 def _right(answers: Predictions, labels: npt.NDArray[np.integer], k: int) -> npt.NDArray[np.float64]:
     """Return 1 where the true class is among the first k, else 0, for each training (R, N)."""
     found = answers.places
     if found is None:
         found = np.stack([places(labels.astype(np.int64), scores) for scores in answers.scores])
     return (found < k).astype(np.float64)
-
-
-def other_trainings(a: Mapping[str, float], b: Mapping[str, float]) -> float:
-    """Return half the width of the 95 % interval of the difference over trainings; 0 where there is one of either.
-
-    Student's t interval of the paired differences where both have the same trainings, else of two samples of one
-    variance.
-    """
-    if len(a) == len(b) == 1:
-        return 0.0
-    if a.keys() == b.keys():
-        apart = np.array([a[name] - b[name] for name in a])
-        return student(len(apart) - 1) * float(apart.std(ddof=1)) / math.sqrt(len(apart))
-    freedom = len(a) + len(b) - 2
-    squares = sum(float(np.sum((np.array(list(m.values())) - np.mean(list(m.values()))) ** 2)) for m in (a, b))
-    return student(freedom) * math.sqrt(squares / freedom * (1 / len(a) + 1 / len(b)))
 
 
 def sign_flip(sums: FloatArray) -> float:

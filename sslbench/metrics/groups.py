@@ -8,9 +8,8 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.metrics.catalog import find
-from sslbench.metrics.intervals import Units, over_trainings
+from sslbench.metrics.intervals import Units, mean_of_rows, over_trainings
 from sslbench.metrics.measure import Kind, Probabilities
-from sslbench.metrics.sample_means import mean_of_rows
 from sslbench.metrics.summary import one_measure, with_intervals
 
 _FEW = 20  # samples, below which a group is reported as small

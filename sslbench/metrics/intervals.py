@@ -7,19 +7,28 @@ which a sample that is drawn twice is a near-duplicate of itself, this neither r
 variance of small classes. The halves also show the bias of the statistic on fewer samples, and the interval reaches
 further on that side.
 
-`ends` makes the interval from value and standard error, on a scale that fits the bounds of the metric. The script
+Everything that has an interval gets it here. `ends` makes it from value and standard error, on a scale that fits the
+bounds of the metric; `means` of one value per sample, `bootstrapped` of average precision; `paired_difference` and
+`shrunk` of the difference of two models; `over_trainings` and `over_other_trainings` cover other trainings, too.
+
+Of a difference, two pseudo-units are added to the units, one in favour of either model (Agresti and Min 2005; Bonett
+and Price 2012), and the interval uses Student's t: its verdict is then close to that of McNemar's exact test, and three
+or four samples that only one model has right are no significant difference.
+
+The script
 tests/metrics/coverage_table.py measures the coverage of the intervals; docs/intervals.md has the table.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
-from sslbench.metrics.metric import RATE, Bounds
+from sslbench.metrics.metric import RATE, Bounds, Metric
 
 Statistic = Callable[[FloatArray], FloatArray]
 """Function from R weightings of the samples (R, N) to the values of M metrics (R, M); NaN where there is none."""
@@ -226,21 +235,41 @@ def over_trainings(values: Sequence[Interval], bounds: Bounds = RATE) -> Interva
     means = [value for value, _, _ in values]
     below, above = known_mean([value - low for value, low, _ in values]), known_mean([h - v for v, _, h in values])
     between = student_half_width(means)
-    between = 0.0 if math.isnan(between) else between
-    mean = known_mean(means)
-    return mean, *clipped(mean - math.hypot(below, between), mean + math.hypot(above, between), bounds)
+    mean, low, high = _widened(known_mean(means), below, above, 0.0 if math.isnan(between) else between)
+    return mean, low if math.isnan(low) else max(low, bounds[0]), high if math.isnan(high) else min(high, bounds[1])
+
+
+def over_other_trainings(difference: Interval, a: Mapping[str, float], b: Mapping[str, float]) -> Interval:
+    """Return a difference of two models with its interval over other trainings, too.
+
+    Student's t interval of the paired differences where both have the same trainings, else of two samples of one
+    variance; the half widths are added as in `over_trainings`. With one training of either it is left out.
+
+    Args:
+        difference: of the means over the trainings, with its interval over test sets.
+        a: name of each training of one model -> its value; two models' trainings on the same samples share a name.
+        b: the same of the other model.
+    """
+    value, low, high = difference
+    if len(a) == len(b) == 1:
+        between = 0.0
+    elif a.keys() == b.keys():
+        between = student_half_width([a[name] - b[name] for name in a])
+    else:
+        freedom = len(a) + len(b) - 2
+        squares = sum(float(np.sum((np.array(list(m.values())) - np.mean(list(m.values()))) ** 2)) for m in (a, b))
+        between = student(freedom) * math.sqrt(squares / freedom * (1 / len(a) + 1 / len(b)))
+    return _widened(value, value - low, high - value, between)
+
+
+def _widened(value: float, below: float, above: float, between: float) -> Interval:
+    return value, value - math.hypot(below, between), value + math.hypot(above, between)
 
 
 def known_mean(values: Sequence[float]) -> float:
     """Return the mean of the values that are not NaN; NaN without one."""
     known = [value for value in values if not math.isnan(value)]
     return float(np.mean(known)) if known else math.nan
-
-
-def clipped(low: float, high: float, bounds: Bounds) -> tuple[float, float]:
-    """Return an interval clipped to the bounds of its metric; NaN stays."""
-    least, most = bounds
-    return (low if math.isnan(low) else max(low, least)), (high if math.isnan(high) else min(high, most))
 
 
 def resample_counts(units: Units, resamples: int, seed: int, *, block: int = _BLOCK) -> Iterator[FloatArray]:
@@ -282,3 +311,115 @@ def bootstrap(statistic: Statistic, units: Units, *, n: int = 1000, seed: int) -
         low[some], high[some] = np.nanquantile(values[:, some], [1 - _CONFIDENCE, _CONFIDENCE], axis=0)
         errors[some] = np.nanstd(values[:, some], axis=0)
     return BootstrapResult(low, high, errors)
+
+
+_ROUNDING = 1e-9  # spread of resamples that show no variance
+
+
+def bootstrapped(
+    names: Sequence[str], values: Sequence[float], statistic: Statistic, units: Units, seed: int, resamples: int
+) -> Values:
+    """Return shares with their 95 % intervals by the bootstrap, reflected at the value; NaN ends without resamples.
+
+    Where nothing varies, see `ends`.
+    """
+    if not resamples:
+        return {name: (value, math.nan, math.nan) for name, value in zip(names, values, strict=True)}
+    found, points = bootstrap(statistic, units, n=resamples, seed=seed), {}
+    for name, value, low, high, error in zip(names, values, found.low, found.high, found.errors, strict=True):
+        both = float(np.clip(2 * value - high, 0.0, value)), float(np.clip(2 * value - low, value, 1.0))
+        points[name] = (value, *(ends(value, 0.0, size=units.number) if error < _ROUNDING else both))
+    return points
+
+
+def means(values: Mapping[Metric, FloatArray], units: Units) -> dict[str, Interval]:
+    """Return metrics that are means of one value (N,) per sample, with their 95 % intervals.
+
+    >>> from sslbench.metrics.classification import TOP1
+    >>> found = means({TOP1: np.array([0.0, 0.5, 1.0])}, Units.of(3, None))
+    >>> [round(value, 2) for value in found["top1"]]
+    [0.5, 0.04, 0.96]
+    """
+    columns = np.stack([np.asarray(each, dtype=np.float64) for each in values.values()], axis=1)
+    errors = mean_errors(columns, units)
+    found = {}
+    for metric, mean, error in zip(values, columns.mean(axis=0).tolist(), errors.tolist(), strict=True):
+        found[metric.name] = (mean, *ends(mean, error, size=units.number, bounds=metric.bounds))
+    return found
+
+
+def mean_of_rows(
+    metric: Metric, values: FloatArray, rows: Sequence[int] | IntArray, groups: IntArray | None
+) -> Interval:
+    """Return a metric that is a mean over samples, of some of them only, with its 95 % interval.
+
+    Args:
+        metric: its name and bounds.
+        values: (N,), one per sample.
+        rows: numbers of the samples that count.
+        groups: (N,) group of each sample, which the interval keeps together; None: every sample stands for itself.
+    """
+    chosen = np.asarray(rows, dtype=np.int64)
+    units = Units.of(len(chosen), None if groups is None else groups[chosen])
+    return means({metric: values[chosen]}, units)[metric.name]
+
+
+def paired_difference(
+    a: npt.NDArray[np.floating] | npt.NDArray[np.bool_],
+    b: npt.NDArray[np.floating] | npt.NDArray[np.bool_],
+    units: Units | None = None,
+) -> Interval:
+    """Return the mean difference of two models' values on the same samples, and its 95 % interval.
+
+    Two pseudo-units are added to the sums of the differences over each unit: as large as the units that differ are on
+    average, one in favour of either model. Two models that agree on every sample differ by 0.
+
+    Args:
+        a: (N,), one value per sample (for top-1: 1 where right, 0 where wrong).
+        b: (N,), the same of the other model, in the same order.
+        units: units of the samples; every sample by itself when None.
+
+    Returns:
+        Difference, low and high end. The two are tied when the interval covers 0. NaN ends if there is one unit only.
+
+    Raises:
+        ValueError: the two do not have the same length, or there are no samples.
+
+    >>> paired_difference(np.array([1, 1, 1]), np.array([0, 0, 0]))[1] < 0
+    True
+    """
+    if a.shape != b.shape or a.ndim != 1 or not len(a):
+        raise ValueError(f"paired values must be two lists of the same samples, not {a.shape} and {b.shape}")
+    each = a.astype(np.float64) - b.astype(np.float64)
+    value = float(each.mean())
+    if not each.any():
+        return 0.0, 0.0, 0.0
+    units = units or Units.of(len(each), None)
+    number, size = units.number, len(each) / units.number
+    if number < 2:
+        return value, math.nan, math.nan
+    sums, sizes = units.sums(each), units.sums(np.ones(len(each)))
+    added = size * math.sqrt(float(np.mean((sums / sizes)[sums != 0] ** 2))) if sums.any() else 0.0
+    middle = float(sums.sum()) / (len(each) + 2 * size)
+    left = np.append(sums - middle * sizes, [added - middle * size, -added - middle * size])
+    half = student(number - 1) * math.sqrt(float(np.sum(left**2))) / (len(each) + 2 * size)
+    return value, min(value, middle - half), max(value, middle + half)
+
+
+def shrunk(value: float, error: float, size: float, *, most: float = math.inf) -> Interval:
+    """Return a difference with the interval of `paired_difference`, from its standard error.
+
+    Args:
+        value: the difference.
+        error: its standard error.
+        size: number of units.
+        most: largest difference that two models can have.
+    """
+    if math.isnan(value) or math.isnan(error):
+        return value, math.nan, math.nan
+    if value == 0 and error == 0:
+        return 0.0, 0.0, 0.0
+    square = (size - 1) * error**2 + value**2
+    middle = value * size / (size + 2)
+    half = student(size - 1) * math.sqrt(max(0.0, square / (size + 2) - middle**2 / (size + 2)))
+    return value, max(-most, min(value, middle - half)), min(most, max(value, middle + half))

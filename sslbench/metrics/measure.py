@@ -1,12 +1,13 @@
-"""Metrics as functions of the weights of samples, for intervals and paired differences."""
+"""Metrics as functions of the weights of samples, or means of their outcomes, for intervals and paired differences."""
 
 import dataclasses
 import math
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray
+from sslbench.arrays import BoolArray, FloatArray
 from sslbench.metrics.intervals import Statistic, Units
 from sslbench.metrics.metric import Metric
 
@@ -58,6 +59,38 @@ class Measure:
             return 1.0
         seen = sum(1 / number for number in self.class_units if number > 1)
         return math.sqrt(sum(1 / number for number in self.class_units) / seen) if seen else math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleMeans:
+    """M metrics, each the mean over N samples of a weighted sum of K yes-or-no outcomes of the sample.
+
+    A record keeps the outcomes, one bit each, so that all M metrics can be compared sample by sample, taken per group
+    or without some samples.
+
+    Attributes:
+        metrics: names of the metrics.
+        weights: (M, K) weight of each outcome.
+        outcomes: (N, K).
+
+    >>> errors = SampleMeans(("first", "both"), np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[True, False]]))
+    >>> errors.values("both").tolist()
+    [0.5]
+    """
+
+    metrics: tuple[str, ...]
+    weights: FloatArray
+    outcomes: BoolArray
+
+    def values(self, metric: str) -> FloatArray:
+        """Return the value (N,) of each sample, whose mean is the metric.
+
+        Raises:
+            KeyError: it is none of the metrics.
+        """
+        if metric not in self.metrics:
+            raise KeyError(metric)
+        return np.asarray(self.outcomes @ self.weights[self.metrics.index(metric)], dtype=np.float64)
 
 
 class Kind(Protocol):

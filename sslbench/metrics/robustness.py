@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.metrics.intervals import Interval, Statistic, Units, ends, mean_errors
-from sslbench.metrics.measure import Measure
+from sslbench.metrics.measure import Measure, SampleMeans
 from sslbench.metrics.metric import ANY, CORRELATION, LOSS, RATE, Metric
-from sslbench.metrics.sample_means import SampleMeans
 from sslbench.metrics.summary import with_intervals
 
 FloatArray = npt.NDArray[np.float64]

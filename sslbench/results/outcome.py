@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.metrics.intervals import Interval
-from sslbench.metrics.sample_means import SampleMeans
+from sslbench.metrics.measure import SampleMeans
 
 
 @dataclasses.dataclass(frozen=True)

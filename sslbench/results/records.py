@@ -25,7 +25,7 @@ from sslbench import config
 from sslbench.errors import ResultError, UsageError
 from sslbench.metrics.classification import places as ranked_before
 from sslbench.metrics.classification import predicted_classes
-from sslbench.metrics.sample_means import SampleMeans
+from sslbench.metrics.measure import SampleMeans
 from sslbench.paths import files_below, not_written, temporary_beside
 from sslbench.results import SCHEMA, Neighbours, Result, WorkingFolder, canonical, plain
 from sslbench.targets import kinds

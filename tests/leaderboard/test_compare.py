@@ -14,7 +14,7 @@ from sslbench.errors import ResultError, UsageError
 from sslbench.leaderboard import table
 from sslbench.leaderboard.compare import compare, differing, pairs, with_holm
 from sslbench.metrics.differences import sign_flip
-from sslbench.metrics.sample_means import SampleMeans
+from sslbench.metrics.measure import SampleMeans
 from sslbench.results import BenchmarkUsed, GroupValue, MetricValue, records
 
 RIGHT = np.arange(200) % 5 > 0

@@ -18,10 +18,9 @@ from sslbench.metrics import clustering, robustness, spectrum
 from sslbench.metrics.dense import boundary, contours, correspondence, depth, matching, normals, panoptic
 from sslbench.metrics.dense.video import TRACK_COLUMNS
 from sslbench.metrics.detection import coco_ap
-from sslbench.metrics.intervals import Units, Values
+from sslbench.metrics.intervals import Units, Values, means
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.retrieval import COPIES, micro_values
-from sslbench.metrics.sample_means import means
 from sslbench.metrics.summary import summarise, summarise_places, with_intervals
 from sslbench.protocols import geometry as geometry_protocol
 from sslbench.protocols import retrieval

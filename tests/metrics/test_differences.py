@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
 from sslbench.metrics.classification import places
-from sslbench.metrics.differences import Predictions, difference, holm, paired_difference, shrunk, sign_flip
-from sslbench.metrics.intervals import Units, half_samples
+from sslbench.metrics.differences import Predictions, difference, holm, sign_flip
+from sslbench.metrics.intervals import Units, half_samples, paired_difference, shrunk
 from sslbench.metrics.summary import summarise
 from sslbench.targets.classes import Classes
 

@@ -5,7 +5,6 @@ import pytest
 from sklearn.metrics import f1_score
 
 from sslbench.metrics import ranking
-from sslbench.metrics.differences import paired_difference
 from sslbench.metrics.intervals import (
     Units,
     biases,
@@ -14,6 +13,7 @@ from sslbench.metrics.intervals import (
     half_samples,
     mean_errors,
     on_halves,
+    paired_difference,
     resample_counts,
     standard_errors,
 )

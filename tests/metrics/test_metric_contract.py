@@ -36,10 +36,9 @@ from sslbench.metrics.dense import (
 from sslbench.metrics.detection import Detections, Truth, coco_ap, keypoint_ap, lvis_ap, masks, voc_ap
 from sslbench.metrics.detection.federated import Federated
 from sslbench.metrics.detection.keypoints import Skeleton
-from sslbench.metrics.intervals import Units
+from sslbench.metrics.intervals import Units, means
 from sslbench.metrics.metric import ClassFrequencies
 from sslbench.metrics.retrieval import GroundTruth, ranks_of_positives
-from sslbench.metrics.sample_means import means
 from sslbench.metrics.summary import summarise, summarise_places
 from sslbench.targets import kinds
 

@@ -22,8 +22,7 @@ from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import Request, RunSettings, evaluate, make_task, prepare
 from sslbench.metrics import robustness as measures
-from sslbench.metrics.intervals import Units
-from sslbench.metrics.sample_means import means
+from sslbench.metrics.intervals import Units, means
 from sslbench.paths import builtin_dir
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import find

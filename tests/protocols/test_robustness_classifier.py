@@ -16,10 +16,8 @@ from sslbench.data.labels import single_labels
 from sslbench.errors import DataError, ResultError, UsageError
 from sslbench.evaluation import Request, RunSettings, evaluate, make_task, prepare
 from sslbench.leaderboard.compare import compare
-from sslbench.metrics.differences import paired_difference
-from sslbench.metrics.intervals import Units
+from sslbench.metrics.intervals import Units, mean_of_rows, paired_difference
 from sslbench.metrics.robustness import CORRUPTION_ERROR
-from sslbench.metrics.sample_means import mean_of_rows
 from sslbench.protocols import find
 from sslbench.results import records
 from sslbench.weights import save

@@ -29,7 +29,7 @@ from sslbench.metrics.detection.matches import (
     match_coco,
     match_voc,
 )
-from sslbench.metrics.intervals import Statistic, Units, Values, bootstrap, ends
+from sslbench.metrics.intervals import Units, Values, bootstrapped
 from sslbench.metrics.metric import RATE, Metric
 
 __all__ = [
@@ -52,7 +52,6 @@ Region = Literal["boxes", "masks", "boundaries"]
 
 _RULES = {"11-point": precision_recall.eleven_points, "area": precision_recall.area_below}
 _COCO_MOST = (1, 10, COCO_MOST)
-_ROUNDING = 1e-9  # standard errors below it are of rounding
 _COCO_TITLES = {
     "AP": "Average precision, mean over overlaps of .5 to .95",
     "APs": "Average precision of small objects",
@@ -160,7 +159,7 @@ def voc_ap(
 
     once = tables(np.ones((truth.n_images, 1)))
     values = [float(v[0]) for v in _three(once)]
-    metrics = intervals_of(
+    metrics = bootstrapped(
         ("AP", "AP50", "AP75"), values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples
     )
     table = np.stack(once)[:, :, 0]
@@ -210,7 +209,7 @@ def coco_ap(
     def statistic(counts: FloatArray) -> FloatArray:
         return _coco_statistic(matches, curves, np.ascontiguousarray(counts.T))
 
-    metrics = intervals_of(_COCO_NAMES, values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples)
+    metrics = bootstrapped(_COCO_NAMES, values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples)
     return DetectionScores(metrics, _named(truth, table.mean(axis=0)), _named(truth, table[0]))
 
 
@@ -250,7 +249,7 @@ def lvis_ap(
         return np.column_stack(lvis.values_of(matches, curves, frequencies, np.ascontiguousarray(counts.T)))
 
     values = [float(value[0]) for value in lvis.values_of(matches, curves, frequencies, once)]
-    metrics = intervals_of(lvis.NAMES, values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples)
+    metrics = bootstrapped(lvis.NAMES, values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples)
     table = lvis.average_precisions(curves, once)[:, 0, :, 0]
     return DetectionScores(metrics, _named(truth, table.mean(axis=1)), _named(truth, table[:, 0]))
 
@@ -293,7 +292,7 @@ def keypoint_ap(truth: Truth, detections: Detections, *, seed: int = 0, resample
         return np.column_stack(oks.values_of(matches, curves, np.ascontiguousarray(counts.T)))
 
     units = Units.of(truth.n_images, truth.groups)
-    metrics = intervals_of(tuple(oks.TITLES), values, statistic, units, seed, resamples)
+    metrics = bootstrapped(tuple(oks.TITLES), values, statistic, units, seed, resamples)
     return DetectionScores(metrics, _named(truth, table.mean(axis=0)), _named(truth, table[0]))
 
 
@@ -331,24 +330,6 @@ def _coco_statistic(
         per_class = [precision_recall.recall(m, area, most, weights) for m in matches]
         values.append(precision_recall.mean_over(per_class))
     return np.column_stack(values)
-
-
-def intervals_of(
-    names: Sequence[str], values: Sequence[float], statistic: Statistic, units: Units, seed: int, resamples: int
-) -> Values:
-    """Return values with their 95 % intervals by the bootstrap described above; NaN ends without resamples."""
-    if not resamples:
-        return {name: (value, float("nan"), float("nan")) for name, value in zip(names, values, strict=True)}
-    found = bootstrap(statistic, units, n=resamples, seed=seed)
-    each = zip(values, found.low, found.high, found.errors, strict=True)
-    return {name: (one[0], *_ends(*one, units.number)) for name, one in zip(names, each, strict=True)}
-
-
-def _ends(value: float, lower: float, upper: float, error: float, number: int) -> tuple[float, float]:
-    """Return the ends of an interval from the points of the resamples, within its bounds; NaN stays."""
-    if error < _ROUNDING:
-        return ends(value, 0.0, size=number)
-    return float(np.clip(2 * value - upper, 0.0, value)), float(np.clip(2 * value - lower, value, 1.0))
 
 
 def _named(truth: Truth, values: FloatArray) -> dict[str, float]:

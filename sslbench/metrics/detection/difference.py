@@ -1,13 +1,12 @@
 """Difference in AP of two detectors on the same test images, by a paired bootstrap over the images.
 
 Whole images (of videos: all frames of one) are drawn with replacement, and in each resample both detectors are scored
-on the same images. The standard error of the difference gives the interval of `metrics.differences`, with two
+on the same images. The standard error of the difference gives the interval of `intervals.shrunk`, with two
 pseudo-images, one in favour of either detector: a few images that agree by chance are no significant difference, which
 percentiles of resamples would not show. With several trainings of a detector the difference is that of the means, and
-the interval also covers the variance between trainings, as in `metrics.differences`.
+the interval also covers the variance between trainings.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -19,8 +18,8 @@ from sslbench.metrics.detection import curves as precision_recall
 from sslbench.metrics.detection import oks
 from sslbench.metrics.detection.lvis import match_lvis
 from sslbench.metrics.detection.matches import ClassMatches, Detections, Truth, areas_of, match_coco, match_voc
-from sslbench.metrics.differences import PairedDifference, other_trainings, shrunk
-from sslbench.metrics.intervals import Statistic, Units, bootstrap
+from sslbench.metrics.differences import PairedDifference
+from sslbench.metrics.intervals import Statistic, Units, bootstrap, over_other_trainings, shrunk
 
 ApDefinition = Literal["coco", "lvis", "11-point", "area"]
 
@@ -92,9 +91,9 @@ def detector_difference(
     value = float(np.mean(of_a)) - float(np.mean(of_b))
     units = Units.of(truth.n_images, truth.groups)
     error = float(bootstrap(statistic, units, n=resamples, seed=seed).errors[0])
-    _, low, high = shrunk(value, error, units.number, most=1.0)
-    extra = other_trainings(dict(zip(a, of_a, strict=True)), dict(zip(b, of_b, strict=True)))
-    low, high = value - math.hypot(value - low, extra), value + math.hypot(high - value, extra)
+    named = (dict(zip(each, values, strict=True)) for each, values in ((a, of_a), (b, of_b)))
+    _, low, high = over_other_trainings(shrunk(value, error, units.number, most=1.0), *named)
+    # Of one image there is no interval; max and min make it the whole range.
     return PairedDifference(float(np.mean(of_a)), float(np.mean(of_b)), value, max(-1.0, low), min(1.0, high))
 
 

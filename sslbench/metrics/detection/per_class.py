@@ -6,10 +6,9 @@ import numpy as np
 
 from sslbench.arrays import FloatArray
 from sslbench.metrics.detection import curves as precision_recall
-from sslbench.metrics.detection import intervals_of
 from sslbench.metrics.detection.difference import RULES, ApDefinition, matches_of
 from sslbench.metrics.detection.matches import COCO_MOST, THRESHOLDS, ClassMatches, Detections, Truth
-from sslbench.metrics.intervals import Interval, Statistic, Units
+from sslbench.metrics.intervals import Interval, Statistic, Units, bootstrapped
 
 CLASS_METRICS = ("AP", "AP50", "AP75", "AR100")
 CURVE_OVERLAPS = (0.5, 0.75)
@@ -43,7 +42,7 @@ def class_scores(
     for name, match in zip(truth.classes, matches, strict=True):
         statistic = _of_class(match, RULES[definition])
         values = statistic(np.ones((1, truth.n_images)))[0].tolist()
-        scores[name] = intervals_of(CLASS_METRICS, values, statistic, units, seed, resamples)
+        scores[name] = bootstrapped(CLASS_METRICS, values, statistic, units, seed, resamples)
     return scores
 
 

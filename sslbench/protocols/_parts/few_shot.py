@@ -20,7 +20,7 @@ from sslbench.data.groups import choose_groups, groups_by_first_sample
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.catalog import find
-from sslbench.metrics.intervals import Units, Values, clipped, known_mean, over_trainings, student_half_width
+from sslbench.metrics.intervals import Units, Values, known_mean, over_trainings
 from sslbench.metrics.measure import Probabilities
 from sslbench.metrics.metric import RATE, Bounds
 from sslbench.metrics.summary import one_measure, summarise
@@ -270,23 +270,13 @@ class Fitted:
 
 def statistics(values: Sequence[float], bounds: Bounds = RATE) -> dict[str, float]:
     """Return mean, min, max, std (R - 1) and the 95 % interval of the mean, within bounds; NaN with one draw."""
-    finite = _finite_values(values)
-    if not len(finite):
-        return dict.fromkeys(("mean", "min", "max", "std", "low", "high"), math.nan)
-    half = student_half_width(values)
-    low, high = clipped(float(finite.mean()) - half, float(finite.mean()) + half, bounds)
-    return {
-        "mean": float(finite.mean()),
-        "min": float(finite.min()),
-        "max": float(finite.max()),
-        "std": float(finite.std(ddof=1)) if len(finite) > 1 else math.nan,
-        "low": low,
-        "high": high,
-    }
-
-
-def _finite_values(values: Sequence[float]) -> FloatArray:
-    return np.array([value for value in values if not math.isnan(value)], dtype=np.float64)
+    known = np.array([value for value in values if not math.isnan(value)])
+    if len(known) < 2:
+        value = float(known[0]) if len(known) else math.nan
+        return dict.fromkeys(("mean", "min", "max"), value) | dict.fromkeys(("std", "low", "high"), math.nan)
+    mean, low, high = over_trainings([(value, value, value) for value in known.tolist()], bounds)
+    ends = {"min": float(known.min()), "max": float(known.max()), "std": float(known.std(ddof=1))}
+    return {"mean": mean, **ends, "low": low, "high": high}
 
 
 def leading_metric(metric: str, labels: Target) -> str:

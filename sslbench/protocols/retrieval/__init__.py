@@ -29,10 +29,9 @@ from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.metrics.intervals import Interval, Units
+from sslbench.metrics.intervals import Interval, Units, means
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.retrieval import COPIES, GroundTruth, micro_values
-from sslbench.metrics.sample_means import means
 from sslbench.metrics.summary import with_intervals
 from sslbench.protocols._parts.costs import DOUBLE, EIGEN, FLOAT, fastest_engine, search_cost
 from sslbench.protocols._parts.selection import check_features, check_finite, class_sizes

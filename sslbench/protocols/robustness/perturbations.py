@@ -19,9 +19,8 @@ from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.metrics import robustness as measures
 from sslbench.metrics.classification import predicted_classes
-from sslbench.metrics.intervals import Interval, Units
+from sslbench.metrics.intervals import Interval, Units, means
 from sslbench.metrics.metric import Metric
-from sslbench.metrics.sample_means import means
 from sslbench.paths import files_below
 from sslbench.protocols.robustness.checks import PERTURBED, is_perturbed
 from sslbench.protocols.robustness.classifier import ScoredClassifier

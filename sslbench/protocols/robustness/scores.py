@@ -14,9 +14,9 @@ from sslbench.identity import digest
 from sslbench.metrics import robustness as measures
 from sslbench.metrics.catalog import find as find_metric
 from sslbench.metrics.classification import TOP1, TOP5, top_k_correct
-from sslbench.metrics.intervals import Interval, Units
+from sslbench.metrics.intervals import Interval, Units, means
+from sslbench.metrics.measure import SampleMeans
 from sslbench.metrics.metric import Metric
-from sslbench.metrics.sample_means import SampleMeans, means
 from sslbench.metrics.spectrum import unit_length
 from sslbench.metrics.summary import summarise
 from sslbench.preprocessing import Preprocessing
