@@ -101,15 +101,19 @@ class LabelMapReader:
 
 @dataclasses.dataclass(frozen=True)
 class TupleReader:
-    """Reader of pairs of images, or of videos.
+    """Reader of samples that are several images each: pairs, triplets, videos.
 
     Attributes:
         recognises: cheap test of a location.
-        open: split -> source, whose target are the pairs or videos.
+        open: from a location and its options: split -> source.
+        options: dataclass of the options behind a '?', each field a `config.setting`.
+        prefix: start of a location whose rest is another one, with options of its own: 'triplets:'.
     """
 
     recognises: Callable[[str], bool]
-    open: Callable[[str], Mapping[str, Source]]
+    open: Callable[[str, Any], Mapping[str, Source]]
+    options: type[Any] = NoOptions
+    prefix: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +125,7 @@ class SourceFormat:
         samples: None: not readable as images with labels.
         objects: None: no boxes.
         maps: None: no label maps.
-        readers: of pairs of images and of videos, by the kind of their target.
+        readers: of pairs and triplets of images and of videos, by the kind of their target.
         last_resort: asked after all others, for a format whose test also accepts theirs.
     """
 

@@ -23,6 +23,7 @@ from sslbench.data.depth.location import holds_values
 from sslbench.data.format import (
     Column,
     LabelMapReader,
+    NoOptions,
     SampleReader,
     SampleRequest,
     SourceFormat,
@@ -31,7 +32,7 @@ from sslbench.data.format import (
     readable_formats,
     user_format,
 )
-from sslbench.data.location import PATTERN, SCHEME, locate
+from sslbench.data.location import PATTERN, SCHEME, Location, locate
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside
 from sslbench.data.maps.foreground import binary_masks, foreground_of
 from sslbench.data.maps.layout import by_folder
@@ -300,30 +301,38 @@ def open_masks_as_data(spec: str) -> dict[str, Source]:
 
 
 def open_as(spec: str, *kinds: type[Target]) -> dict[str, Source]:
-    """Open pairs of images, or videos; the format is recognised.
+    """Open pairs or triplets of images, or videos; the format is recognised.
 
     Args:
         spec: a place of a format that has a reader of such a target.
         kinds: kinds of target that will do.
 
     Raises:
-        UsageError: the location does not exist, or no format reads such targets there.
+        UsageError: the location does not exist, no format reads such targets there, or an option is not known.
         DataError: it is damaged; the message names the file.
+
+    >>> from sslbench.targets.triplets import Triplets
+    >>> len(open_as("triplets:textures:images", Triplets)["test"])
+    192
     """
-    location, wanted = locate(spec), " or ".join(kind.title for kind in kinds)
-    if location.options:
-        raise UsageError(f"{spec}: {wanted} take no option '?{next(iter(location.options))}='")
     able = [found for found in all_formats() if any(kind in found.readers for kind in kinds)]
-    for reader in (found.readers[kind] for found in able for kind in kinds if kind in found.readers):
-        if reader.recognises(location.text):
-            try:
-                return dict(reader.open(location.text))
-            except OSError as error:
-                raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
-    open_data(location.text)  # raises if the location does not exist or is damaged
-    raise UsageError(
-        f"{location.text} has no {wanted}", "Looked for:\n" + "\n".join(f"  {found.title}" for found in able)
-    )
+    readers = [found.readers[kind] for found in able for kind in kinds if kind in found.readers]
+    if any(reader.prefix and spec.startswith(reader.prefix) for reader in readers):
+        location = Location(spec, {})  # the options are those of the place behind the prefix
+    else:
+        location = locate(spec)
+    text, wanted = location.text, " or ".join(kind.title for kind in kinds)
+    reader = next((reader for reader in readers if reader.recognises(text)), None)
+    if location.options and (reader is None or reader.options is NoOptions):
+        raise UsageError(f"{spec}: {wanted} take no option '?{next(iter(location.options))}='")
+    if reader is None:
+        open_data(text)  # raises if the location does not exist or is damaged
+        raise UsageError(f"{text} has no {wanted}", "Looked for:\n" + "\n".join(f"  {found.title}" for found in able))
+    given = {key: yaml.safe_load(value) for key, value in location.options.items()}
+    try:
+        return dict(reader.open(text, config.build(reader.options, given, f"the options of {text}")))
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
 def are_label_maps(spec: str) -> bool:

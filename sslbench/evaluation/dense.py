@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from sslbench.data.boundaries import open_boundaries
-from sslbench.data.camera_pairs import open_camera_pairs
 from sslbench.data.depth.location import open_depth, open_normals
 from sslbench.data.depth.motorcycle import MOTORCYCLE
 from sslbench.data.open import (
@@ -16,7 +15,6 @@ from sslbench.data.open import (
 from sslbench.data.open_signals import open_orientations, open_signals
 from sslbench.data.source import Source
 from sslbench.data.textures import IMAGES, VIDEOS
-from sslbench.data.triplets import open_triplets
 from sslbench.evaluation.request import Task, refuse_different_labels
 from sslbench.targets.camera_pairs import CameraPairs
 from sslbench.targets.foreground import Foreground
@@ -53,8 +51,12 @@ DATA: Mapping[type[Target], DenseData] = {
     Boxes: DenseData(open_boxes_as_data, IMAGES, "drawn textures"),
     Depth: DenseData(open_depth, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
     Normals: DenseData(open_normals, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
-    Triplets: DenseData(open_triplets, f"triplets:{IMAGES}", "triplets made of drawn textures"),
-    CameraPairs: DenseData(open_camera_pairs, f"rotations:{IMAGES}", "drawn textures under rotations of a camera"),
+    Triplets: DenseData(
+        lambda place: open_as(place, Triplets), f"triplets:{IMAGES}", "triplets made of drawn textures"
+    ),
+    CameraPairs: DenseData(
+        lambda place: open_as(place, CameraPairs), f"rotations:{IMAGES}", "drawn textures under rotations of a camera"
+    ),
     Points: DenseData(
         lambda place: open_as(place, Points, Homographies),
         "homography:pictures",

@@ -9,11 +9,13 @@ import pytest
 from PIL import Image
 from scipy.spatial.transform import Rotation
 
-from sslbench.data.camera_pairs import made_rotations, open_camera_pairs, relative_pose
+from sslbench.data.formats.camera_pairs import made_rotations, relative_pose
 from sslbench.data.images import Arrays
+from sslbench.data.open import open_as
 from sslbench.data.source import Source
 from sslbench.data.splits import match_classes, train_test_of
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.camera_pairs import CameraPairs
 from sslbench.targets.none import Unlabelled
 
 
@@ -47,7 +49,7 @@ def navi(root, views=6):
 
 
 def test_navi_poses_are_in_metres_and_follow_the_order_of_the_pair(tmp_path):
-    train = open_camera_pairs(f"{navi(tmp_path)}?partners=9")["train"]
+    train = open_as(f"{navi(tmp_path)}?partners=9", CameraPairs)["train"]
     for i in range(len(train)):
         first, second = (train.target.images.path(row) for row in train.target.rows(i))
         assert first.rsplit("/", 1)[0] == second.rsplit("/", 1)[0] and first != second
@@ -58,7 +60,7 @@ def test_navi_poses_are_in_metres_and_follow_the_order_of_the_pair(tmp_path):
         np.testing.assert_allclose(matrix(train.target.values[i]), wanted, atol=1e-9)
         assert train.target.values[i, 0] >= 0
     assert train.grouped_by == "scene" and len(set(train.attributes["scene"])) == 2
-    assert len(open_camera_pairs(str(tmp_path))["train"]) == 8, "one partner of each image"
+    assert len(open_as(str(tmp_path), CameraPairs)["train"]) == 8, "one partner of each image"
 
 
 def write_table(path, columns, rows):
@@ -72,10 +74,10 @@ def test_a_table_with_and_without_translations(tmp_path):
     columns = ["first", "second", "qw", "qx", "qy", "qz", "split", "scene"]
     rows = [("a.png", "b.png", -2, 0, 0, 2, "train", "s"), ("b.png", "a.png", 1, 0, 0, 0, "test", "s")]
     write_table(tmp_path / "t.csv", columns, rows)
-    parts = open_camera_pairs(str(tmp_path / "t.csv"))
+    parts = open_as(str(tmp_path / "t.csv"), CameraPairs)
     np.testing.assert_allclose(parts["train"].target.values, [[0.5**0.5, 0, 0, -(0.5**0.5)]])
     write_table(tmp_path / "u.csv", [*columns[:6], "tx", "ty", "tz"], [("a.png", "b.png", 1, 0, 0, 0, 7, 8, 9)])
-    assert open_camera_pairs(str(tmp_path / "u.csv"))["all"].target.values.tolist() == [[1, 0, 0, 0, 7, 8, 9]]
+    assert open_as(str(tmp_path / "u.csv"), CameraPairs)["all"].target.values.tolist() == [[1, 0, 0, 0, 7, 8, 9]]
     _, test = match_classes(parts["train"], parts["test"])
     assert test.target.values.tolist() == [[1, 0, 0, 0]], "numbers of test are not changed"
 
@@ -118,30 +120,31 @@ def test_tables_that_cannot_be_used_are_one_message(tmp_path):
     ):
         write_table(tmp_path / "t.csv", columns, [row])
         with pytest.raises((UsageError, DataError), match=message):
-            open_camera_pairs(str(tmp_path / "t.csv"))
+            open_as(str(tmp_path / "t.csv"), CameraPairs)
 
 
 def test_a_table_without_rows_is_one_message(tmp_path):
     write_table(tmp_path / "t.csv", POSE, [])
     with pytest.raises(DataError, match="has no rows below its header"):
-        open_camera_pairs(str(tmp_path / "t.csv"))
+        open_as(str(tmp_path / "t.csv"), CameraPairs)
 
 
 def test_locations_without_pairs_are_one_message(tmp_path):
-    with pytest.raises(UsageError, match="has no pairs of images with poses"):
-        open_camera_pairs(str(tmp_path))
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    with pytest.raises(UsageError, match="has no pairs of images with a relative pose"):
+        open_as(str(tmp_path), CameraPairs)
     navi(tmp_path)
     with pytest.raises(UsageError, match="partners should be at least 1"):
-        open_camera_pairs(f"{tmp_path}?partners=0")
+        open_as(f"{tmp_path}?partners=0", CameraPairs)
     with pytest.raises(DataError, match="no two images of a scene within 1 degrees"):
-        open_camera_pairs(f"{tmp_path}?max_angle=1")
+        open_as(f"{tmp_path}?max_angle=1", CameraPairs)
     (tmp_path / "bear" / "multiview_00_a" / "annotations.json").write_text('[{"filename": "000.jpg"}]')
     with pytest.raises(DataError, match="is damaged, or no file of NAVI"):
-        open_camera_pairs(str(tmp_path))
+        open_as(str(tmp_path), CameraPairs)
     for scene in ("multiview_00_a", "multiview_01_b"):
         (tmp_path / "bear" / scene / "annotations.json").write_text("[]")
     with pytest.raises(DataError, match="none of the images that its annotations list exists"):
-        open_camera_pairs(str(tmp_path))
+        open_as(str(tmp_path), CameraPairs)
 
 
 def chained(folder, links, columns=(), cell=lambda first: ()):
@@ -163,7 +166,7 @@ def test_a_seeded_split_parts_no_pairs_that_share_an_image(tmp_path, columns):
     place = chained(
         tmp_path, lambda i: [i // 4 * 4 + (i + 1) % 4], columns, lambda i: (f"scene {i % 2}{i}",) if columns else ()
     )
-    data = train_test_of(open_camera_pairs, place)
+    data = train_test_of(lambda place: open_as(place, CameraPairs), place)
     assert len(data.test) == 4 and not images_of(data.train) & images_of(data.test)
 
 
@@ -172,7 +175,7 @@ def test_pairs_that_are_all_tied_by_images_are_not_split(tmp_path):
     with pytest.raises(
         DataError, match=r"images that samples share tie them to 1 group\nSay the parts in a column 'split'"
     ):
-        train_test_of(open_camera_pairs, place)
+        train_test_of(lambda place: open_as(place, CameraPairs), place)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +192,6 @@ def test_navi_images_are_turned_as_their_annotations_say(size, turn, refused, tm
         (scene / "annotations.json").write_text(json.dumps([{**record, "image_size": size} for record in records]))
     if refused:
         with pytest.raises(DataError, match=r"000.jpg is .* but its annotation is for"):
-            open_camera_pairs(str(tmp_path))
+            open_as(str(tmp_path), CameraPairs)
     else:
-        assert all(part.sized for part in open_camera_pairs(str(tmp_path)).values())
+        assert all(part.sized for part in open_as(str(tmp_path), CameraPairs).values())

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from helpers.containers import png
 
-from sslbench.data.camera_pairs import open_camera_pairs
 from sslbench.data.containers.listed import find_listed, plain_path
 from sslbench.data.depth.location import open_depth
 from sslbench.data.in_memory import sources_of
-from sslbench.data.open import open_data, open_label_maps, open_objects
-from sslbench.data.triplets import open_triplets
+from sslbench.data.open import open_as, open_data, open_label_maps, open_objects
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.camera_pairs import CameraPairs
+from sslbench.targets.triplets import Triplets
 
 NAMES = ("a", "b", "c", "d")
 SPELLINGS = {
@@ -98,12 +98,12 @@ def list_of_yolo(root, names):
 
 def triplets(root, names):
     rows = [(names[0], names[1], names[2], "left"), (names[3], names[1], names[2], "right")]
-    return open_triplets(write(root / "t.csv", ["ref", "left", "right", "choice"], rows))["all"].target
+    return open_as(write(root / "t.csv", ["ref", "left", "right", "choice"], rows), Triplets)["all"].target
 
 
 def pairs_of_cameras(root, names):
     rows = [(names[0], names[1], 1, 0, 0, 0), (names[2], names[3], 1, 0, 0, 0)]
-    return open_camera_pairs(write(root / "p.csv", ["first", "second", "qw", "qx", "qy", "qz"], rows))["all"].target
+    return open_as(write(root / "p.csv", ["first", "second", "qw", "qx", "qy", "qz"], rows), CameraPairs)["all"].target
 
 
 def depths(root, names):

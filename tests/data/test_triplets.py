@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sslbench.data.formats.triplets import made_triplets
 from sslbench.data.images import Arrays
+from sslbench.data.open import open_as
 from sslbench.data.source import Source
-from sslbench.data.triplets import made_triplets, open_triplets
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.features.tuples import side_by_side
@@ -42,7 +43,7 @@ ROWS = [(1, 0, 6, 3, "train"), (0, 1, 8, 1, "test"), (1, 0, 5, 2, "test"), (1, 0
 
 
 def test_nights_splits_choices_and_votes(tmp_path):
-    parts = open_triplets(str(nights(tmp_path, ROWS)))
+    parts = open_as(str(nights(tmp_path, ROWS)), Triplets)
     assert list(parts) == ["train", "test"]
     test = parts["test"]
     assert isinstance(test.target, Triplets) and [test.target.text(i) for i in range(3)] == ["left", "right", "right"]
@@ -53,23 +54,23 @@ def test_nights_splits_choices_and_votes(tmp_path):
     ]
     assert test.notes == (f"{tmp_path} (test): 1 triplets with fewer than 6 equal votes are left out",)
     assert test.grouped_by == "reference" and len(set(test.attributes["reference"])) == 2
-    assert len(open_triplets(f"{tmp_path}?min_votes=5")["test"]) == 4
+    assert len(open_as(f"{tmp_path}?min_votes=5", Triplets)["test"]) == 4
 
 
 def test_a_table_of_choices_and_of_numbers_of_votes(tmp_path):
     nights(tmp_path, ROWS)
     files = ("ref/0.png", "ref/1.png", "ref/2.png")
     write_table(tmp_path / "own.csv", ["ref", "left", "right", "choice"], [(*files, "Right"), (*files[::-1], "left")])
-    (part,) = open_triplets(str(tmp_path / "own.csv")).values()
+    (part,) = open_as(str(tmp_path / "own.csv"), Triplets).values()
     assert part.target.values.tolist() == [1, 0] and len(part.target.images) == 3
     columns = ["ref", "left", "right", "left_vote", "right_vote"]
     write_table(tmp_path / "votes.csv", columns, [(*files, 3, 2), (*files, 1, 1)])
-    (part,) = open_triplets(str(tmp_path / "votes.csv")).values()
+    (part,) = open_as(str(tmp_path / "votes.csv"), Triplets).values()
     assert part.target.values.tolist() == [0] and "as many votes for both" in part.notes[0]
 
 
 def test_selected_triplets_keep_their_images_and_the_fingerprint_has_the_places(tmp_path):
-    test = open_triplets(str(nights(tmp_path, ROWS)))["test"]
+    test = open_as(str(nights(tmp_path, ROWS)), Triplets)["test"]
     one = test.select([2])
     assert [one.target.images.path(r) for r in one.target.rows(0)] == [
         test.target.images.path(r) for r in test.target.rows(2)
@@ -80,7 +81,7 @@ def test_selected_triplets_keep_their_images_and_the_fingerprint_has_the_places(
 
 
 def test_features_of_triplets_are_those_of_their_images_and_unread_ones_are_left_out(tmp_path):
-    test = open_triplets(str(nights(tmp_path, ROWS)))["test"]
+    test = open_as(str(nights(tmp_path, ROWS)), Triplets)["test"]
     every = test.every_image()
     x = np.arange(2 * len(every), dtype=np.float32).reshape(-1, 2)
     features = Features(x, every.target, every.ids)
@@ -97,11 +98,11 @@ def test_the_keys_have_the_content_and_not_the_place_of_the_data(tmp_path):
     found = []
     for name in ("here", "there"):
         nights(tmp_path / name, ROWS)
-        source = open_triplets(str(tmp_path / name))["test"]
+        source = open_as(str(tmp_path / name), Triplets)["test"]
         found.append((source.fingerprint(), source.every_image().images_fingerprint()))
     assert found[0] == found[1]
     Image.new("RGB", (4, 4), (99, 0, 0)).save(tmp_path / "there" / "ref" / "1.png")
-    changed = open_triplets(str(tmp_path / "there"))["test"]
+    changed = open_as(str(tmp_path / "there"), Triplets)["test"]
     assert changed.fingerprint() != found[0][0] and changed.every_image().images_fingerprint() != found[0][1]
 
 
@@ -135,16 +136,17 @@ def test_tables_that_cannot_be_used_are_one_message(tmp_path):
     ):
         write_table(tmp_path / "t.csv", columns, [row])
         with pytest.raises((UsageError, DataError), match=message):
-            open_triplets(str(tmp_path / "t.csv"))
+            open_as(str(tmp_path / "t.csv"), Triplets)
 
 
 def test_locations_without_triplets_are_one_message(tmp_path):
-    with pytest.raises(UsageError, match="has no table of triplets"):
-        open_triplets(str(tmp_path))
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    with pytest.raises(UsageError, match="has no triplets of images"):
+        open_as(str(tmp_path), Triplets)
     nights(tmp_path, ROWS)
     with pytest.raises(DataError, match=r"no triplet .*\nGive a smaller \?min_votes="):
-        open_triplets(f"{tmp_path}?min_votes=9")
+        open_as(f"{tmp_path}?min_votes=9", Triplets)
     with pytest.raises(UsageError, match="min_votes should be at least 1, not -1"):
-        open_triplets(f"{tmp_path}?min_votes=-1")
+        open_as(f"{tmp_path}?min_votes=-1", Triplets)
     with pytest.raises(UsageError, match="unknown key 'votes'"):
-        open_triplets(f"{tmp_path}?votes=9")
+        open_as(f"{tmp_path}?votes=9", Triplets)

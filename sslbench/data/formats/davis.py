@@ -49,4 +49,4 @@ def open(spec: str) -> dict[str, Source]:
     return sources
 
 
-FORMAT = SourceFormat(__doc__, readers={Tracks: TupleReader(recognises, open)})
+FORMAT = SourceFormat(__doc__, readers={Tracks: TupleReader(recognises, lambda spec, _: open(spec))})

@@ -63,4 +63,4 @@ def _pictures() -> Source:
     return Source("homography:pictures", ids, Unlabelled(len(ids)), Files(tuple(files[name] for name in ids)))
 
 
-FORMAT = SourceFormat(__doc__, readers={Homographies: TupleReader(recognises, open)})
+FORMAT = SourceFormat(__doc__, readers={Homographies: TupleReader(recognises, lambda spec, _: open(spec))})

@@ -62,4 +62,4 @@ def _matrix(file: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     return matrix
 
 
-FORMAT = SourceFormat(__doc__, readers={Homographies: TupleReader(recognises, open)})
+FORMAT = SourceFormat(__doc__, readers={Homographies: TupleReader(recognises, lambda spec, _: open(spec))})

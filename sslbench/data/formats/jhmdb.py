@@ -118,4 +118,4 @@ def _joints(file: Path) -> FloatArray:
     return np.ascontiguousarray(found.transpose(2, 1, 0)) - 1
 
 
-FORMAT = SourceFormat(__doc__, readers={Poses: TupleReader(recognises, open)})
+FORMAT = SourceFormat(__doc__, readers={Poses: TupleReader(recognises, lambda spec, _: open(spec))})

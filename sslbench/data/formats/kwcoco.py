@@ -79,5 +79,5 @@ FORMAT = SourceFormat(
     ),
     ObjectReader(_is_no_file, open_objects),
     LabelMapReader(_recognises_maps, _open_maps),
-    readers={Tracks: TupleReader(_is_no_file, open_videos)},
+    readers={Tracks: TupleReader(_is_no_file, lambda spec, _: open_videos(spec))},
 )

@@ -112,4 +112,4 @@ def _annotated(file: Path, number: int, both: list[dict[str, Any] | None]) -> tu
     return points[0][seen], points[1][seen]
 
 
-FORMAT = SourceFormat(__doc__, readers={Points: TupleReader(recognises, open)})
+FORMAT = SourceFormat(__doc__, readers={Points: TupleReader(recognises, lambda spec, _: open(spec))})

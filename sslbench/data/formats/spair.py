@@ -107,4 +107,4 @@ def _points(given: object) -> FloatArray:
     return np.array(given, dtype=np.float64).reshape(-1, 2)
 
 
-FORMAT = SourceFormat(__doc__, readers={Points: TupleReader(recognises, open)})
+FORMAT = SourceFormat(__doc__, readers={Points: TupleReader(recognises, lambda spec, _: open(spec))})

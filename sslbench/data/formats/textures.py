@@ -179,5 +179,5 @@ FORMAT = SourceFormat(
     SampleReader(recognises, lambda request: open(request.spec), NoOptions),
     ObjectReader(_is_no_file, open_objects),
     LabelMapReader(_recognises_maps, _open_maps),
-    readers={Tracks: TupleReader(_is_no_file, open_videos)},
+    readers={Tracks: TupleReader(_is_no_file, lambda spec, _: open_videos(spec))},
 )

@@ -89,4 +89,4 @@ def read_flow(file: Path) -> FloatArray:
     return np.frombuffer(content[12:], dtype="<f4").reshape(height, width, 2).astype(np.float64)
 
 
-FORMAT = SourceFormat(__doc__, readers={Points: TupleReader(recognises, open)})
+FORMAT = SourceFormat(__doc__, readers={Points: TupleReader(recognises, lambda spec, _: open(spec))})

@@ -55,4 +55,4 @@ def open(spec: str) -> dict[str, Source]:
     return sources
 
 
-FORMAT = SourceFormat(__doc__, readers={Parts: TupleReader(recognises, open)})
+FORMAT = SourceFormat(__doc__, readers={Parts: TupleReader(recognises, lambda spec, _: open(spec))})

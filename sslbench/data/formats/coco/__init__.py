@@ -268,5 +268,9 @@ FORMAT = SourceFormat(
     ),
     ObjectReader(_recognises_objects, open_objects, open_objects),
     LabelMapReader(_recognises_maps, open_maps, panoptic.recognises),
-    readers={Tracks: TupleReader(lambda spec: _recognises_objects(spec) and has_tracks(Path(spec)), open_videos)},
+    readers={
+        Tracks: TupleReader(
+            lambda spec: _recognises_objects(spec) and has_tracks(Path(spec)), lambda spec, _: open_videos(spec)
+        )
+    },
 )

@@ -1,4 +1,4 @@
-"""Pairs of images with the relative pose of their cameras: NAVI, tables of pairs, rotations made of any images.
+"""Pairs of images with the relative pose of their cameras: NAVI, a table (first, second, qw, ...), `rotations:PLACE`.
 
 NAVI (Jampani et al., NeurIPS 2023) is a folder with OBJECT/multiview_*/annotations.json: for each image of a scene its
 file, its split and the camera (quaternion, w first, and translation in millimetres, from world to camera).
@@ -14,17 +14,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
-from sslbench import config
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.config import setting
 from sslbench.data.containers.listed import find_listed, folders_beside
 from sslbench.data.containers.names import split_name
+from sslbench.data.format import SourceFormat, TupleReader
 from sslbench.data.formats.table import read_cells
 from sslbench.data.formats.table.lists import TableColumns
 from sslbench.data.images import Files
-from sslbench.data.location import locate
 from sslbench.data.maps.layout import in_order
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.open import open_data
@@ -55,43 +53,37 @@ class PoseOptions:
     max_angle: float = setting(120.0, "NAVI: largest rotation between the images of a pair", unit="degrees")
 
 
-def open_camera_pairs(spec: str) -> dict[str, Source]:
-    """Open pairs of images with relative poses.
+def recognises(spec: str) -> bool:
+    """Return whether a location starts with 'rotations:', is a table of pairs, or NAVI's folder."""
+    path = Path(spec)
+    return (
+        spec.startswith(PREFIX) or (path.suffix.lower() in (".csv", ".tsv") and path.is_file()) or bool(_scenes(path))
+    )
 
-    Args:
-        spec: NAVI's folder, a table (.csv, .tsv) with the columns first, second, qw, qx, qy, qz and perhaps tx, ty, tz,
-            split and scene, or rotations:PLACE.
 
-    Returns:
-        Split name -> source of `CameraPairs`, whose values are the pose of the second camera relative to the
-        first: x2 = R x1 + t for a point in the coordinates of both cameras.
+def _scenes(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/multiview_*/annotations.json")) if folder.is_dir() else []
+
+
+def open(spec: str, options: PoseOptions) -> dict[str, Source]:
+    """Return the pairs of every split.
+
+    Their values are the pose of the second camera relative to the first: x2 = R x1 + t for a point in the coordinates
+    of both cameras.
 
     Raises:
-        UsageError: the location does not exist, or its table lacks a column.
+        UsageError: a table lacks a column, or an option is out of range or has no effect.
         DataError: it is damaged, a file does not exist, or a number is none.
-
-    >>> made = open_camera_pairs("rotations:textures:images")["test"]
-    >>> len(made), made.target.classes
-    (192, ('qw', 'qx', 'qy', 'qz'))
     """
     if spec.startswith(PREFIX):
         return {split: made_rotations(part) for split, part in open_data(spec.removeprefix(PREFIX)).items()}
-    location = locate(spec)
-    given = {key: yaml.safe_load(value) for key, value in location.options.items()}
-    options = config.build(PoseOptions, given, f"the options of {location.text}")
     if options.partners < 1 or not 0 < options.max_angle <= 180:
-        raise UsageError(f"{location.text}: partners should be at least 1, and max_angle from above 0 to 180")
-    path = Path(location.text)
-    if path.is_dir() and (scenes := sorted(path.glob("*/multiview_*/annotations.json"))):
-        return _navi(location.text, path, scenes, options)
-    if path.is_file() and path.suffix.lower() in (".csv", ".tsv"):
-        if given:
-            raise UsageError(f"{location.text} is a table of pairs, so {next(iter(given))}= has no effect")
-        return _table(location.text, path)
-    raise UsageError(
-        f"{location.text} has no pairs of images with poses",
-        "Give NAVI, a .csv with the columns first, second, qw, qx, qy, qz, or rotations:PLACE.",
-    )
+        raise UsageError(f"{spec}: partners should be at least 1, and max_angle from above 0 to 180")
+    if scenes := _scenes(Path(spec)):
+        return _navi(spec, Path(spec), scenes, options)
+    if options != PoseOptions():
+        raise UsageError(f"{spec} is a table of pairs, so partners= and max_angle= have no effect", "Leave them out.")
+    return _table(spec, Path(spec))
 
 
 def pairs_source(
@@ -299,3 +291,6 @@ def _usable(poses: FloatArray) -> npt.NDArray[np.bool_]:
     with np.errstate(over="ignore"):
         lengths = np.linalg.norm(poses[:, :4], axis=1)
     return np.asarray(np.isfinite(poses).all(axis=1) & np.isfinite(lengths) & (lengths > _LEAST))
+
+
+FORMAT = SourceFormat(__doc__, readers={CameraPairs: TupleReader(recognises, open, options=PoseOptions, prefix=PREFIX)})

@@ -1,4 +1,6 @@
-"""Triplets of images with a choice: a reference, two candidates, and the one that persons find more similar to it.
+"""Triplets of images with a choice: NIGHTS (with data.csv), a table (ref, left, right, choice), `triplets:PLACE`.
+
+Of a reference and two candidates persons chose the one that is more similar to it.
 
 NIGHTS (Fu et al., DreamSim, NeurIPS 2023) is a folder with data.csv: ref_path, left_path, right_path, left_vote,
 right_vote, votes and split. Other tables have the columns ref, left, right and choice (left or right), or votes.
@@ -11,16 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import yaml
 
-from sslbench import config
 from sslbench.arrays import IntArray
 from sslbench.config import setting
 from sslbench.data.containers.listed import find_listed, folders_beside
 from sslbench.data.containers.names import split_name
+from sslbench.data.format import SourceFormat, TupleReader
 from sslbench.data.formats.table import read_cells
 from sslbench.data.formats.table.lists import TableColumns
-from sslbench.data.location import locate
 from sslbench.data.maps.layout import in_order
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
@@ -52,45 +52,35 @@ class TripletOptions:
     )
 
 
-def open_triplets(spec: str) -> dict[str, Source]:
-    """Open triplets of images.
+def recognises(spec: str) -> bool:
+    """Return whether a location starts with 'triplets:', is a table, or a folder with data.csv."""
+    table = _table(spec)
+    return spec.startswith(PREFIX) or (table.is_file() and table.suffix.lower() in (".csv", ".tsv", ".jsonl"))
 
-    Args:
-        spec: a folder with data.csv (NIGHTS), a table (.csv, .tsv, .jsonl), or triplets:PLACE.
 
-    Returns:
-        Split name -> source of `Triplets`. Triplets of one reference stay together in intervals.
+def _table(spec: str) -> Path:
+    return Path(spec) / "data.csv" if Path(spec).is_dir() else Path(spec)
+
+
+def open(spec: str, options: TripletOptions) -> dict[str, Source]:
+    """Return the triplets of every split. Triplets of one reference stay together in intervals.
 
     Raises:
-        UsageError: the location does not exist, or its table lacks a column.
+        UsageError: the table lacks a column, or an option is out of range.
         DataError: it is damaged, a file does not exist, or no triplet is left.
-
-    >>> made = open_triplets("triplets:textures:images")["test"]
-    >>> len(made), made.target.classes, len(made.target.rows(0))
-    (192, ('left', 'right'), 3)
     """
     if spec.startswith(PREFIX):
         return {split: made_triplets(part) for split, part in open_data(spec.removeprefix(PREFIX)).items()}
-    location = locate(spec)
-    given = {key: yaml.safe_load(value) for key, value in location.options.items()}
-    options = config.build(TripletOptions, given, f"the options of {location.text}")
-    path = Path(location.text)
-    table = path / "data.csv" if path.is_dir() else path
-    if not table.is_file() or table.suffix.lower() not in (".csv", ".tsv", ".jsonl"):
-        raise UsageError(
-            f"{location.text} has no table of triplets",
-            "Give NIGHTS (a folder with data.csv), a .csv with ref, left, right and choice, or triplets:PLACE.",
-        )
     if options.min_votes is not None and options.min_votes < 1:
-        raise UsageError(f"{location.text}: min_votes should be at least 1, not {options.min_votes}")
+        raise UsageError(f"{spec}: min_votes should be at least 1, not {options.min_votes}")
+    table = _table(spec)
     cells = read_cells(table)
     names = _names(cells)
     parts: dict[str, list[int]] = {}
     for row in range(len(cells.columns[names["ref"]])):
         split = _text(cells, "split", row)
         parts.setdefault(split_name(split) or split or "all", []).append(row)
-    text = location.text
-    return in_order({split: _source(text, split, cells, rows, names, options) for split, rows in parts.items()})
+    return in_order({split: _source(spec, split, cells, rows, names, options) for split, rows in parts.items()})
 
 
 def triplets_source(
@@ -220,3 +210,6 @@ def _choice(table: TableColumns, row: int) -> int | None:
         raise DataError(f"{table.name}, {table.row_name(row)}: the choice is {what}")
     left, right = (_number(table, row, f"{side}_vote") for side in SIDES)
     return None if left == right else int(right > left)
+
+
+FORMAT = SourceFormat(__doc__, readers={Triplets: TupleReader(recognises, open, options=TripletOptions, prefix=PREFIX)})
