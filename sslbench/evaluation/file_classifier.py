@@ -42,7 +42,7 @@ def load_file_classifier(request: Request, run: RunSettings, data: TrainTest) ->
         UsageError: another task or layer beside it, an untrained floor, or classes without names.
         WeightsError: the file has no classifier.
     """
-    choices = (task.kind.chosen_classifier(task.settings) for task in request.tasks)
+    choices = (task.kind.file_classifier(task.settings) for task in request.tasks)
     chosen = [choice for choice in choices if choice is not None]
     if not chosen:
         return None

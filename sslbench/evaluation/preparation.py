@@ -317,7 +317,7 @@ def open_sets(
     def limited(source: Source) -> Source:
         return source if most is None else limit(source, most, seed)
 
-    return task.kind.further_sets(task.settings, data.train, data.test, preprocessing, limited)
+    return task.kind.open_sets(task.settings, data.train, data.test, preprocessing, limited)
 
 
 def _check_whole(request: Request, data: TrainTest) -> None:

@@ -132,7 +132,7 @@ def measurement(subject: Subject, task: Task) -> Measurement:
 
 def _as_read(preprocessing: dict[str, Any], task: Task) -> dict[str, Any]:
     """Return the values of a preprocessing that one of several protocols reads."""
-    read = task.kind.reads_trained_side_of(task.settings)
+    read = task.kind.reads_trained_side(task.settings)
     return {name: value for name, value in preprocessing.items() if name != "trained_side" or read}
 
 

@@ -212,7 +212,7 @@ class Request:
     @property
     def reads_trained_side(self) -> bool:
         """True where a task sets sizes by those that the backbone was trained on."""
-        return any(task.kind.reads_trained_side_of(task.settings) for task in self.tasks)
+        return any(task.kind.reads_trained_side(task.settings) for task in self.tasks)
 
     def as_read(self, own: Preprocessing) -> Preprocessing:
         """Return a preprocessing as the tasks read it."""

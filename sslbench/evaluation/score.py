@@ -102,9 +102,7 @@ def row_subjects(subject: Subject, task: Task, sets: Mapping[str, ImageSet]) -> 
     rows = {"": (dataclasses.replace(subject, data=dataclasses.replace(subject.data, further=further)), task)}
     for name, each in sets.items():
         if each.recorded:
-            own = dataclasses.replace(
-                task, settings=task.kind.settings_of_set(task.settings), benchmark=None, preset=None
-            )
+            own = dataclasses.replace(task, settings=task.kind.of_a_set(task.settings), benchmark=None, preset=None)
             data = _data_of_set(subject, name, each.source, alone=own.part == "test")
             rows[name] = dataclasses.replace(subject, data=data, groups={}, members={}), own
     return rows

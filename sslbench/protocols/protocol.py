@@ -268,6 +268,22 @@ def reads_no_size(settings: object) -> bool:
     return False
 
 
+def no_sets(
+    settings: object,
+    train: "Source",
+    test: "Source",
+    preprocessing: "Preprocessing",
+    limited: "Callable[[Source], Source]",
+) -> "Mapping[str, ImageSet]":
+    """Return {}: no set of images is scored beside test."""
+    return {}
+
+
+def unchanged(settings: S) -> S:
+    """Return the settings as they are."""
+    return settings
+
+
 def any_test(settings: object, test: "Source") -> None:
     """Accept every test part."""
 
@@ -339,6 +355,11 @@ class Kind(abc.ABC, Generic[S]):
         check_test: raises a UsageError or DataError for settings and test samples that do not go together, before any
             image is decoded.
         check_targets: for a protocol whose targets are read from files: reads all of them before any image is decoded.
+        reads_trained_side: sizes are set by `Preprocessing.trained_side` with these settings, the only size of the
+            backbone's preprocessing that a protocol on places in images gets.
+        open_sets: the further sets of images that these settings name.
+        of_a_set: the settings that the record of a further set depends on, the others at their defaults.
+        file_classifier: choice of the classifier in the weights file; None: these settings train one.
         needs_images: a run gets images and the backbone, and its images are encoded by itself; otherwise features.
         baseline: its score on the untrained backbone costs as much as the run itself, and is made with `baseline`.
         several_sets: it scores further sets of images beside test.
@@ -357,6 +378,10 @@ class Kind(abc.ABC, Generic[S]):
     class_subsets: bool = False
     check_test: "Callable[[S, Source], None]" = any_test
     check_targets: CheckTargets[S] = any_targets
+    reads_trained_side: Callable[[S], bool] = reads_no_size
+    open_sets: OpenImageSets[S] = no_sets
+    of_a_set: Callable[[S], S] = unchanged
+    file_classifier: Callable[[S], FileClassifierChoice | None] = trains_own_classifier
 
     needs_images: ClassVar[bool] = False
     baseline: ClassVar[bool] = False
@@ -381,13 +406,9 @@ class Kind(abc.ABC, Generic[S]):
         """Refuse data that do not go together with the settings, before any image is decoded."""
         self.check_test(settings, test)
 
-    def reads_trained_side_of(self, settings: S) -> bool:
-        """Return True if sizes of images are set by those that the backbone was trained on."""
-        return False
-
     def as_read(self, preprocessing: "Preprocessing", settings: S) -> "Preprocessing":
         """Return a preprocessing as a run reads it, which is what its key holds."""
-        return self.view.as_read(preprocessing, trained_side=self.reads_trained_side_of(settings))
+        return self.view.as_read(preprocessing, trained_side=self.reads_trained_side(settings))
 
     def row_names(
         self, protocol: str, backbone: "Backbone", layers: "Sequence[Layer]", train: "Source", settings: S, *, seed: int
@@ -406,25 +427,6 @@ class Kind(abc.ABC, Generic[S]):
             UsageError: backbone, layers and settings do not go together; no image is decoded before.
         """
         return tuple(layer.text for layer in layers)
-
-    def further_sets(
-        self,
-        settings: S,
-        train: "Source",
-        test: "Source",
-        preprocessing: "Preprocessing",
-        limited: "Callable[[Source], Source]",
-    ) -> "Mapping[str, ImageSet]":
-        """Return the further sets of images that are scored, by name; see `OpenImageSets`."""
-        return {}
-
-    def settings_of_set(self, settings: S) -> S:
-        """Return the settings that the record of a further set depends on, the others at their defaults."""
-        return settings
-
-    def chosen_classifier(self, settings: S) -> FileClassifierChoice | None:
-        """Return the choice of the classifier in the weights file; None: these settings train one."""
-        return None
 
     def lacking_floors(self, *, baseline: bool) -> dict[str, str]:
         """Return the floors, 'pixels' or 'untrained', whose features are not scored beside the others -> the reason."""
@@ -479,15 +481,12 @@ class OnImages(Kind[S]):
         run: from images to the outcome of each row.
         work: passes of images through the network of one run; the shapes have no width.
         trains: otherwise the untrained backbone stands beside it by default.
-        reads_trained_side: a protocol on places in images sets sizes by `Preprocessing.trained_side` with these
-            settings; it gets no other size of the backbone's preprocessing.
     """
 
     rows: RowNames[S]
     run: RunOnImages[S]
     work: Callable[[S, Shapes], ImageWork] | NotEstimated = UNKNOWN_COST
     trains: bool = dataclasses.field(default=True, kw_only=True)
-    reads_trained_side: Callable[[S], bool] = reads_no_size
 
     needs_images: ClassVar[bool] = True
     baseline: ClassVar[bool] = True
@@ -495,10 +494,6 @@ class OnImages(Kind[S]):
     def trains_on_labels(self, settings: S) -> bool:
         """Return True if it trains on classes of samples."""
         return self.trains and Classes in self.takes
-
-    def reads_trained_side_of(self, settings: S) -> bool:
-        """Return `reads_trained_side`."""
-        return self.reads_trained_side(settings)
 
     def row_names(
         self, protocol: str, backbone: "Backbone", layers: "Sequence[Layer]", train: "Source", settings: S, *, seed: int
@@ -534,40 +529,15 @@ class OnSets(Kind[S]):
     """Protocol on the frozen features of one layer, of train, test and further sets of images that its settings name.
 
     Attributes:
-        open_sets: the further sets, by name.
         run: from features to the outcome on test, and one for each set that has a record of its own.
-        of_a_set: the settings that the record of a set depends on, the others at their defaults.
         cost: as for `OnFeatures`, without the further sets.
-        file_classifier: choice of the classifier in the weights file; None: these settings train one.
     """
 
-    open_sets: OpenImageSets[S]
     run: RunOnSets[S]
-    of_a_set: Callable[[S], S]
     cost: Callable[[S, Shapes], Cost] | NotEstimated = UNKNOWN_COST
-    file_classifier: Callable[[S], FileClassifierChoice | None] = trains_own_classifier
 
     baseline: ClassVar[bool] = True
     several_sets: ClassVar[bool] = True
-
-    def further_sets(
-        self,
-        settings: S,
-        train: "Source",
-        test: "Source",
-        preprocessing: "Preprocessing",
-        limited: "Callable[[Source], Source]",
-    ) -> "Mapping[str, ImageSet]":
-        """Return the sets that the settings name."""
-        return self.open_sets(settings, train, test, preprocessing, limited)
-
-    def settings_of_set(self, settings: S) -> S:
-        """Return `of_a_set`."""
-        return self.of_a_set(settings)
-
-    def chosen_classifier(self, settings: S) -> FileClassifierChoice | None:
-        """Return `file_classifier`."""
-        return self.file_classifier(settings)
 
     def lacking_floors(self, *, baseline: bool) -> dict[str, str]:
         """Return the pixels, which are too few to be changed, and without `baseline` the untrained backbone."""
