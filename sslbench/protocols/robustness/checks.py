@@ -1,9 +1,11 @@
-"""Settings of robustness, checked without torch: names of sets, corruptions, videos, classifier."""
+"""Settings of robustness, checked without torch: names and locations of sets, corruptions, videos, classifier."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
+from sslbench import paths
 from sslbench.data.corruptions import EXTRA, MAIN, SEVERITIES
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
@@ -20,6 +22,8 @@ SEVERAL_RIGHT = (REAL, OBJECTNET)
 PERTURBED = "perturbed-"
 """Beginning of the names of sets of videos."""
 GROUPS: Mapping[str, tuple[str, ...]] = {"main": tuple(MAIN), "extra": tuple(EXTRA)}
+
+_NO_PATH = "*{?:"  # characters of strings such as 'torchvision:svhn', and of shards
 
 
 def corruptions(settings: Settings) -> tuple[str, ...]:
@@ -148,3 +152,27 @@ def check_perturbations(settings: Settings) -> None:
 def is_perturbed(name: str) -> bool:
     """Return whether a set of images is the frames of a perturbation."""
     return name.startswith(PERTURBED)
+
+
+def located(location: str, setting: str) -> str:
+    """Return a location; a name that exists only in the data folder ($SSLBENCH_DATA, else ./data) as the path there.
+
+    Args:
+        location: as for --data: a path, a name of the catalog, or a string such as 'torchvision:svhn'.
+        setting: setting that has it, for messages.
+
+    Raises:
+        UsageError: it is a path with a slash, and there is nothing.
+    """
+    if not location or Path(location).exists():
+        return location
+    inside = paths.data_dir() / location
+    if inside.exists():
+        return str(inside)
+    if "/" in location and not any(character in location for character in _NO_PATH):
+        raise UsageError(
+            f"{setting}={location} does not exist"
+            + ("" if Path(location).is_absolute() else f", neither here nor in {paths.data_dir()}/ ($SSLBENCH_DATA)"),
+            "Name an existing folder or file.",
+        )
+    return location

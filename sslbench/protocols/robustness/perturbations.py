@@ -22,9 +22,8 @@ from sslbench.metrics.classification import predicted_classes
 from sslbench.metrics.intervals import Interval, Units, means
 from sslbench.metrics.metric import Metric
 from sslbench.paths import files_below
-from sslbench.protocols.robustness.checks import PERTURBED, is_perturbed
+from sslbench.protocols.robustness.checks import PERTURBED, is_perturbed, located
 from sslbench.protocols.robustness.classifier import ScoredClassifier
-from sslbench.protocols.robustness.locations import located
 from sslbench.protocols.robustness.settings import Settings
 
 MAIN = frozenset(

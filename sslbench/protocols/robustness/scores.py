@@ -36,6 +36,7 @@ from sslbench.protocols.robustness.checks import (
     VERSIONS,
     corruption_name,
     corruptions,
+    located,
 )
 from sslbench.protocols.robustness.classifier import (
     ScoredClassifier,
@@ -48,7 +49,6 @@ from sslbench.protocols.robustness.further_sets import (
     open_unknown,
     with_real_labels,
 )
-from sslbench.protocols.robustness.locations import located
 from sslbench.protocols.robustness.objectnet import open_objectnet
 from sslbench.protocols.robustness.perturbations import (
     open_perturbed,

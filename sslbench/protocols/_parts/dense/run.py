@@ -28,7 +28,6 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.heads import (
     PIXELS,
     DenseHead,
-    HeadInput,
     MapEncoder,
     Sizes,
     fitted_sizes,
@@ -118,7 +117,9 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
     sizes = fitted_sizes(settings, encode.multiple, surveyed.short_side, backbone.preprocessing.trained_side or 1)
     inference = Inference(sizes, settings.scales, settings.flip_test, settings.batch_size)
     run = _Run(backbone, encode, task, inference, seed, engine, progress)
-    heads = _make_heads(inputs, encode, task, settings, seed)
+    on_colours = dict.fromkeys(encode.pixel_input(each) for each in inputs)
+    heads = make_heads((*inputs, *on_colours), encode, task.outputs, settings, seed=seed)
+    heads = [head.to(encode.device) for head in heads]
     alive = run.train(heads, fit, folder, square=surveyed.square)
     living = [head for head, lives in zip(heads, alive, strict=True) if lives]
     if not any(head.input in inputs for head in living):
@@ -134,8 +135,14 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
     chosen = list(best.values())
     fixed = {"constant": surveyed.constant, "position only": surveyed.by_position, **task.constants()}
     on_test, floors = run.score(chosen, test, "scoring", fixed)
-    on_train, _ = run.score(chosen, _sample(fit, min(len(test), _TRAIN_IMAGES), seed), "scoring a part of")
-    notes = (_training_note(settings, fit, held_out), sizes.text, *_unknown_note(surveyed))
+    most = min(len(test), _TRAIN_IMAGES)
+    part = fit
+    if len(fit) > most:
+        part = fit.select(np.sort(np.random.default_rng(seed).choice(len(fit), most, replace=False)))
+    on_train, _ = run.score(chosen, part, "scoring a part of")
+    notes = [_training_note(settings, fit, held_out), sizes.text]
+    if surveyed.unknown:
+        notes.append(f"{counted(len(surveyed.unknown), 'training image')} without a counted pixel.")
     rows = {}
     for row in dict.fromkeys(each.row for each in inputs):
         if row not in best:
@@ -323,15 +330,6 @@ def _one_rate(settings: HeadSettings) -> str:
     return f"one learning rate, such as lr={settings.lr[len(settings.lr) // 2]:g}"
 
 
-def _make_heads(
-    inputs: Sequence[HeadInput], encode: MapEncoder, task: DenseTask[Any], settings: HeadSettings, seed: int
-) -> list[DenseHead]:
-    """Return the heads of all rows, and those on the colours."""
-    pixels = dict.fromkeys(encode.pixel_input(each) for each in inputs)
-    heads = make_heads((*inputs, *pixels), encode, task.outputs, settings, seed=seed)
-    return [head.to(encode.device) for head in heads]
-
-
 def _view(task: DenseTask[Any], sizes: Sizes, own: Preprocessing) -> JointView:
     settings = task.settings
     return JointView(
@@ -394,12 +392,6 @@ def _training_note(settings: HeadSettings, fit: Source, held_out: Source | None)
     return used + ("." if held_out is None else f"; {len(held_out):,} further train images chose the head.")
 
 
-def _unknown_note(surveyed: Survey) -> tuple[str, ...]:
-    if not surveyed.unknown:
-        return ()
-    return (f"{counted(len(surveyed.unknown), 'training image')} without a counted pixel.",)
-
-
 def _notes(head: DenseHead, others: Sequence[DenseHead], alive: Sequence[bool], settings: HeadSettings) -> list[str]:
     notes = []
     if diverged := [other.text for other in others if not alive[other.number]]:
@@ -409,9 +401,3 @@ def _notes(head: DenseHead, others: Sequence[DenseHead], alive: Sequence[bool], 
         end = "smallest" if head.lr == rates[0] else "largest"
         notes.append(f"The selected lr={head.lr:g} is the {end} value tried; the best may lie beyond.")
     return notes
-
-
-def _sample(source: Source, most: int, seed: int) -> Source:
-    if len(source) <= most:
-        return source
-    return source.select(np.sort(np.random.default_rng(seed).choice(len(source), most, replace=False)))

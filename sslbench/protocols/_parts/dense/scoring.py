@@ -201,7 +201,7 @@ def outputs(
     )
     for group in _of_one_shape(stream, inference, unreadable):
         together = torch.cat([whole.image for whole in group]).to(encode.device, non_blocking=True)
-        sizes = [_size(whole.target) for whole in group]
+        sizes = [(int(whole.target.shape[1]), int(whole.target.shape[2])) for whole in group]
         found = outputs_of(normalise(together, preprocessing), sizes, heads, encode, task, inference)
         for whole, each in zip(group, found, strict=True):
             yield whole.target, each
@@ -232,7 +232,3 @@ def _number_of_windows(image: Tensor, inference: Inference) -> int:
         len(window_starts(side, size, step)) for side, size, step in zip(image.shape[-2:], window, stride, strict=True)
     )
     return rows * columns
-
-
-def _size(target: PixelTarget) -> tuple[int, int]:
-    return int(target.shape[1]), int(target.shape[2])

@@ -166,7 +166,7 @@ class _Targets(Dataset[_Chunk]):
             try:
                 target = self.read(self.source, index, size)
             except (SslbenchError, UnreadableImage) as error:
-                problems.append(_text(error))
+                problems.append(error.message if isinstance(error, SslbenchError) else str(error))
                 continue
             own_sums, own_numbers = self.cells(target, GRID)
             if not own_numbers.any():
@@ -182,7 +182,3 @@ class _Targets(Dataset[_Chunk]):
             tuple(unknown),
             unreadable,
         )
-
-
-def _text(error: SslbenchError | UnreadableImage) -> str:
-    return error.message if isinstance(error, SslbenchError) else str(error)
