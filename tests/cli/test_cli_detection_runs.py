@@ -29,7 +29,7 @@ def test_a_signal_saves_a_checkpoint_that_inspect_knows_and_the_same_command_con
         patch.setattr(terminal.ProgressLines, "line", stop)
         code, _, err = sslbench("eval", "detection", *NET, *QUICK)
     assert code == 128 + number
-    assert f"stopped by signal {int(number)} after iteration 1 of 2; everything is saved\n  Run the same command" in err
+    assert f"stopped by signal {int(number)} after update 1 of 2; everything is saved\n  Run the same command" in err
     [checkpoint] = Path().rglob("*.ckpt")
     assert not list(Path().rglob("results/**/*.json"))
 
