@@ -4,7 +4,7 @@ Shapes: N samples, C classes, V videos of T frames. Errors and accuracies are sh
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -276,22 +276,6 @@ def _compared(
     return values[:, :-step], values[:, step:]
 
 
-def in_label_sets(predictions: IntArray, labels: Sequence[IntArray]) -> BoolArray:
-    """Return whether each prediction is one of the sample's labels, of the samples that have labels (ReaL).
-
-    Beyer et al., "Are we done with ImageNet?", 2020, section 3.2.
-
-    Args:
-        predictions: (N,) or (N, k): right if any of the k is a label.
-        labels: N arrays of the classes that are right; samples without one are left out.
-
-    >>> in_label_sets(np.array([1, 2, 3]), [np.array([1, 4]), np.array([]), np.array([4])]).tolist()
-    [True, False]
-    """
-    rows = predictions.reshape(len(predictions), -1)
-    return np.array([bool(np.isin(row, own).any()) for row, own in zip(rows, labels, strict=True) if len(own)])
-
-
 def unknown_detection(known: npt.NDArray[np.floating], unknown: npt.NDArray[np.floating]) -> tuple[float, float, float]:
     """Return AUROC, AUPR and FPR at 95 % recall of the detection of samples of unknown classes.
 
@@ -499,40 +483,3 @@ def effective_robustness_with_interval(
     ]
     error, size = float(np.hypot(errors[0], slope * errors[1])), min(units.number, standard_units.number)
     return (value, *ends(value, error, size=size, bounds=EFFECTIVE_ROBUSTNESS.bounds))
-
-
-def fit_line(standard: Sequence[float], shifted: Sequence[float]) -> tuple[float, float]:
-    """Return slope and intercept of logit(shifted accuracy) on logit(standard accuracy), by least squares."""
-    x, y = (np.log(np.asarray(v) / (1 - np.asarray(v))) for v in (standard, shifted))
-    slope, intercept = np.polyfit(x, y, 1)
-    return float(slope), float(intercept)
-
-
-def challenge_predictions(logits: npt.NDArray[np.floating], mapping: Mapping[int, int], k: int) -> IntArray:
-    """Return ObjectNet classes of the k highest ImageNet logits, (N, k); -1 for classes that ObjectNet lacks.
-
-    The protocol of ObjectNet's challenge (Barbu et al., NeurIPS 2019).
-
-    Args:
-        logits: (N, 1000) of the ImageNet classes in the order of their synsets.
-        mapping: ImageNet class -> ObjectNet class.
-        k: number of classes.
-    """
-    table = np.full(logits.shape[1], -1)
-    table[list(mapping)] = list(mapping.values())
-    return np.asarray(table[np.argsort(-logits, axis=1, kind="stable")[:, :k]])
-
-
-def overlap_predictions(logits: npt.NDArray[np.floating], mapping: Mapping[int, int], k: int) -> IntArray:
-    """Return ObjectNet classes of the k highest logits among the ImageNet classes that occur in ObjectNet, (N, k).
-
-    The protocol of most papers: only the 113 shared classes compete, and only their images are scored.
-
-    Args:
-        logits: (N, 1000) of the ImageNet classes in the order of their synsets.
-        mapping: ImageNet class -> ObjectNet class.
-        k: number of classes.
-    """
-    own = sorted(mapping)
-    best = np.argsort(-logits[:, own], axis=1, kind="stable")[:, :k]
-    return np.array([mapping[each] for each in own])[best]

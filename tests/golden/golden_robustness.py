@@ -3,14 +3,17 @@
 import contextlib
 import functools
 import os
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from golden_arrays import by_kind, numbered, options
 from golden_cases import Case, roots
 
+from sslbench.arrays import BoolArray, IntArray
 from sslbench.data.corruptions import EXTRA, MAIN, corrupt
 from sslbench.data.corruptions.weather import FROST_FOLDER
 from sslbench.features.array import Features
@@ -21,6 +24,59 @@ from sslbench.protocols.robustness.further_sets import classes_of, competing_cla
 from sslbench.protocols.robustness.scores import _several_right_metrics
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
+
+
+def in_label_sets(predictions: IntArray, labels: Sequence[IntArray]) -> BoolArray:
+    """Return whether each prediction is one of the sample's labels, of the samples that have labels (ReaL).
+
+    Beyer et al., "Are we done with ImageNet?", 2020, section 3.2.
+
+    Args:
+        predictions: (N,) or (N, k): right if any of the k is a label.
+        labels: N arrays of the classes that are right; samples without one are left out.
+
+    >>> in_label_sets(np.array([1, 2, 3]), [np.array([1, 4]), np.array([]), np.array([4])]).tolist()
+    [True, False]
+    """
+    rows = predictions.reshape(len(predictions), -1)
+    return np.array([bool(np.isin(row, own).any()) for row, own in zip(rows, labels, strict=True) if len(own)])
+
+
+def fit_line(standard: Sequence[float], shifted: Sequence[float]) -> tuple[float, float]:
+    """Return slope and intercept of logit(shifted accuracy) on logit(standard accuracy), by least squares."""
+    x, y = (np.log(np.asarray(v) / (1 - np.asarray(v))) for v in (standard, shifted))
+    slope, intercept = np.polyfit(x, y, 1)
+    return float(slope), float(intercept)
+
+
+def challenge_predictions(logits: npt.NDArray[np.floating], mapping: Mapping[int, int], k: int) -> IntArray:
+    """Return ObjectNet classes of the k highest ImageNet logits, (N, k); -1 for classes that ObjectNet lacks.
+
+    The protocol of ObjectNet's challenge (Barbu et al., NeurIPS 2019).
+
+    Args:
+        logits: (N, 1000) of the ImageNet classes in the order of their synsets.
+        mapping: ImageNet class -> ObjectNet class.
+        k: number of classes.
+    """
+    table = np.full(logits.shape[1], -1)
+    table[list(mapping)] = list(mapping.values())
+    return np.asarray(table[np.argsort(-logits, axis=1, kind="stable")[:, :k]])
+
+
+def overlap_predictions(logits: npt.NDArray[np.floating], mapping: Mapping[int, int], k: int) -> IntArray:
+    """Return ObjectNet classes of the k highest logits among the ImageNet classes that occur in ObjectNet, (N, k).
+
+    The protocol of most papers: only the 113 shared classes compete, and only their images are scored.
+
+    Args:
+        logits: (N, 1000) of the ImageNet classes in the order of their synsets.
+        mapping: ImageNet class -> ObjectNet class.
+        k: number of classes.
+    """
+    own = sorted(mapping)
+    best = np.argsort(-logits[:, own], axis=1, kind="stable")[:, :k]
+    return np.array([mapping[each] for each in own])[best]
 
 
 def _constants(case: Case, name: str) -> dict[str, Any]:
@@ -156,7 +212,7 @@ def real_labels(case: Case) -> None:
     given, expected = case.inputs(), case.expected()
     sets = np.split(given["real_labels"], np.cumsum(given["real_counts"].astype(int))[:-1])
     predictions = given["top5"] if "top5" in given else given["top1"][:, None]
-    found = functools.cache(lambda k: robustness.in_label_sets(predictions[:, :k], sets))
+    found = functools.cache(lambda k: in_label_sets(predictions[:, :k], sets))
     for name, value in expected.items():
         k = 5 if "top5" in name else 1
         if name == "images_with_labels":
@@ -179,7 +235,7 @@ def recorded_predictions(case: Case) -> None:
 def testbed(case: Case) -> None:
     recorded = case.expected_json()
     models = recorded["accuracy"].values()
-    line = robustness.fit_line([m["val"][0] for m in models], [m["v2_matched_frequency"][0] for m in models])
+    line = fit_line([m["val"][0] for m in models], [m["v2_matched_frequency"][0] for m in models])
     assert line == pytest.approx(tuple(recorded["line"]), rel=1e-6)
 
 
@@ -188,8 +244,8 @@ def objectnet(case: Case) -> None:
     table = {int(k): v for k, v in _constants(case, "class_subsets")["objectnet"].items()}
     logits, label = _logits(given), given["label"]
     shared, own = np.isin(label, list(table.values())), sorted(table)
-    found = [robustness.challenge_predictions(logits, table, 5) == label[:, None]]
-    found.append(robustness.overlap_predictions(logits[shared], table, 5) == label[shared, None])
+    found = [challenge_predictions(logits, table, 5) == label[:, None]]
+    found.append(overlap_predictions(logits[shared], table, 5) == label[shared, None])
     slack = [100 * _unsure(logits, 5).mean(), 100 * _unsure(logits[shared][:, own], 5).mean() if shared.any() else 0.0]
     names = [("accuracy", "top5_accuracy"), ("overlap_top1", "overlap_top5")]
     by_labels = _objectnet_by_labels(table, logits, label)
