@@ -107,6 +107,8 @@ def test_every_setting_of_every_protocol_is_in_the_record_or_its_content_is():
     for protocol in names.list_names("protocol"):
         cls = protocols.find(protocol).settings
         left_out = {f.name for f in dataclasses.fields(cls)} - set(result_settings(cls()))
+        # One that came later is in the record where it is not at its default.
+        left_out -= {f.name for f in dataclasses.fields(cls) if f.metadata.get("added_later")}
         by_content = {f.name for f in dataclasses.fields(cls) if f.metadata.get("by_content")}
         assert by_content == BY_CONTENT.get(protocol, set()), protocol
         later = {f.name for f in dataclasses.fields(cls) if f.metadata.get("added_later")}
