@@ -15,11 +15,6 @@ from sslbench.backbones.views import DETECTED_IMAGES, WHOLE_IMAGES, WholeImages
 from sslbench.config import result_settings
 from sslbench.errors import UsageError
 from sslbench.runtime.cost import Cost
-from sslbench.targets.classes import Classes
-from sslbench.targets.multilabel import MultiLabel
-from sslbench.targets.none import Unlabelled
-from sslbench.targets.objects import Boxes
-from sslbench.targets.target import Target
 
 if typing.TYPE_CHECKING:
     from sslbench.arrays import FloatArray, Matrix
@@ -30,10 +25,26 @@ if typing.TYPE_CHECKING:
     from sslbench.features.settings import ExtractSettings
     from sslbench.preprocessing import Preprocessing
     from sslbench.results import Outcome
+    from sslbench.targets.target import Target
 
 S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)
 Part = Literal["train", "test"]
+
+
+def classes_and_labels() -> "tuple[type[Target], ...]":
+    """Return the usual targets: one class, or any number, per sample. Help is shown without them, and without numpy."""
+    from sslbench.targets.classes import Classes
+    from sslbench.targets.multilabel import MultiLabel
+
+    return Classes, MultiLabel
+
+
+def boxes() -> "tuple[type[Target], ...]":
+    """Return the target of detectors."""
+    from sslbench.targets.objects import Boxes
+
+    return (Boxes,)
 
 
 class RunOnFeatures(typing.Protocol[S_contra]):
@@ -193,7 +204,7 @@ class Shapes:
     test: int
     width: int
     classes: int
-    target: type[Target] = Classes
+    target: "type[Target]" = dataclasses.field(default_factory=lambda: classes_and_labels()[0])
     cells: int = 1
     pixels: int = 0
     regions: int = 1
@@ -370,7 +381,7 @@ class Kind(abc.ABC, Generic[S]):
 
     check: "Callable[[S, Target], None]"
     _: dataclasses.KW_ONLY
-    takes: tuple[type[Target], ...] = (Classes, MultiLabel)
+    takes: "tuple[type[Target], ...]" = dataclasses.field(default_factory=classes_and_labels)
     part: Callable[[S], Part | None] = both_parts
     view: WholeImages = WHOLE_IMAGES
     trains: bool = False
@@ -393,7 +404,7 @@ class Kind(abc.ABC, Generic[S]):
     @property
     def needs_labels(self) -> bool:
         """False for a protocol that can use unlabelled data."""
-        return Unlabelled not in self.takes
+        return all(kind.labelled for kind in self.takes)
 
     def trains_on_labels(self, settings: S) -> bool:
         """Return True if wrong labels of train change what is learnt."""
@@ -493,7 +504,7 @@ class OnImages(Kind[S]):
 
     def trains_on_labels(self, settings: S) -> bool:
         """Return True if it trains on classes of samples."""
-        return self.trains and Classes in self.takes
+        return self.trains and classes_and_labels()[0] in self.takes
 
     def row_names(
         self, protocol: str, backbone: "Backbone", layers: "Sequence[Layer]", train: "Source", settings: S, *, seed: int
@@ -578,7 +589,7 @@ class OnObjects(Kind[S]):
     check_weights: "Callable[[S, Backbone, str], None]"
     check_parts: "Callable[[S, Source, Source], None]"
     rows: RowNames[S]
-    takes: tuple[type[Target], ...] = (Boxes,)
+    takes: "tuple[type[Target], ...]" = dataclasses.field(default_factory=boxes)
     view: WholeImages = DETECTED_IMAGES
     trains: bool = True
 
