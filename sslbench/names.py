@@ -74,8 +74,8 @@ def list_names(kind: str) -> list[str]:
     module.
 
     Example:
-        >>> list_names("optimizer")
-        ['adamw', 'larc', 'lars', 'sgd']
+        >>> "adamw" in list_names("optimizer")
+        True
 
     Raises:
         UsageError: there is no such kind.
