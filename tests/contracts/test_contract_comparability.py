@@ -94,8 +94,11 @@ def test_results_on_parts_of_train_stand_in_one_row():
     assert differing(small, large) == [("part of train", "10 % of train", "80 % of train")]
 
 
-NOT_MEASURED = {"backend", "max_memory", "strategy", "tensorboard", "histograms", "wandb"}
-"""Settings of protocols that say how the same numbers are computed, or what is logged."""
+NOT_MEASURED = {"backend", "limit_iters", "max_memory", "program", "strategy", "tensorboard", "histograms", "wandb"}
+"""Settings of protocols that say how the same numbers are computed, or what is logged.
+
+Those of detection, `limit_iters` and `program`, are in its records as iterations and backend (`Protocol.recorded`).
+"""
 BY_CONTENT = {
     "finetune": {"train_list"},
     "robustness": {"class_names", "corrupted", "perturbations", "sets", "unknown"},
