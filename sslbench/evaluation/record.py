@@ -53,6 +53,7 @@ from sslbench.results import (
     records,
 )
 from sslbench.targets.classes import Classes
+from sslbench.train.optimizers.optimizer import code_of
 
 log = logging.getLogger("sslbench")
 _ROWS = 4096
@@ -338,11 +339,14 @@ def finish(
 
 
 def _protocol(task: Task) -> ProtocolUsed:
+    optimizer = getattr(task.settings, "optimizer", None)
     return ProtocolUsed(
         name=task.protocol,
         version=protocols.find(task.protocol).version,
         settings=plain(protocols.find(task.protocol).recorded(task.settings)),
-        code=user_code.sha256([names.find_module("protocol", task.protocol)]),
+        code=user_code.sha256(
+            [names.find_module("protocol", task.protocol), *(code_of(optimizer) if optimizer else [])]
+        ),
     )
 
 

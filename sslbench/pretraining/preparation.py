@@ -45,7 +45,7 @@ from sslbench.targets.multilabel import MultiLabel
 from sslbench.train import schedules
 from sslbench.train.loop import RateSchedules, TrainingPlan
 from sslbench.train.method import Method, Setup, find_method
-from sslbench.train.optimizers.optimizer import PartSettings, find, scaled_lr
+from sslbench.train.optimizers.optimizer import PartSettings, code_of, scaled_lr
 from sslbench.train.parameter_groups import parameter_groups
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class PreparedPretraining:
         """Return a digest of the user's own code in this run; empty if there is none."""
         name, settings = self.backbone.name, self.request.settings
         builder = [find_object(name)] if self.backbone.kind.users else []
-        own = [*builder, find(settings.optimizer.name).builder, *self.method.modules(), *resolve(settings.decoder)]
+        own = [*builder, *code_of(settings.optimizer.name), *self.method.modules(), *resolve(settings.decoder)]
         specs = [settings.schedule.lr, settings.schedule.weight_decay, settings.schedule.momentum]
         specs += [spec for part in (settings.groups or {}).values() for spec in (part.schedule or {}).values()]
         own += [function for spec in specs for function in schedules.own_functions(spec)]

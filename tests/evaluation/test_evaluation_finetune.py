@@ -1,8 +1,10 @@
 """Finetuning from end to end: weights and data in; record, floors and a weights file with its classifier out."""
 
 import dataclasses
+import importlib
 import os
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -54,6 +56,23 @@ def run(photos, weights, settings=SETTINGS, *, out="results", **more):
     )
     prepared = evaluation.prepare(request, dataclasses.replace(RUN, **more))
     return evaluation.evaluate(prepared, store=photos.parent / "store", out=photos.parent / out, command="test")
+
+
+def test_another_code_of_an_own_optimizer_is_another_record(photos, weights, tmp_path, monkeypatch):
+    (tmp_path / "of_mine").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for kind in ("NAdam", "RAdam", "NAdam"):
+        definition = f"OPTIMIZER = OptimizerKind(torch.optim.{kind}, finetune_lr=0.001)\n"
+        start = "import torch\nfrom sslbench.train.optimizers.optimizer import OptimizerKind\n"
+        (tmp_path / "of_mine" / "mine.py").write_text(start + definition)
+        importlib.invalidate_caches()
+        for name in ("of_mine.mine", "of_mine"):
+            sys.modules.pop(name, None)
+        settings = SETTINGS | {"optimizer": "of_mine.mine", "epochs": 1}
+        (result,) = run(photos, weights, settings, floors=False)
+        found.append((result.id, result.protocol.code))
+    assert found[0] == found[2] and found[0][0] != found[1][0] and "" != found[0][1] != found[1][1]
 
 
 def test_the_record_has_intervals_and_floors_and_the_file_gives_its_scores(photos, weights):

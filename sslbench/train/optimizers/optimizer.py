@@ -71,6 +71,11 @@ def find(name: str) -> OptimizerKind:
     return kind
 
 
+def code_of(name: str) -> list[Any]:
+    """Return what defines an optimizer, for the digest of a user's own code: its class, and its file if it has one."""
+    return [find(name).builder, *([] if ":" in name else [find_module("optimizer", name)])]
+
+
 def _of_timm(name: str) -> Any:
     from timm import optim as package
 
