@@ -853,3 +853,8 @@ def test_folders_of_images_are_groups_where_that_is_asked_for(tmp_path):
         assert source.grouped_by == "folder" and source.attributes["folder"] == ("a", "a", "b", "b")
     with pytest.raises(UsageError, match="group: should be one of folder or null"):
         open_label_maps(f"{tmp_path}?group=patient")
+
+
+def test_no_images_of_nyu_have_no_digests(nyu):
+    source = open_label_maps(str(nyu(np.ones((2, HEIGHT, WIDTH), int))))["all"].select(np.arange(0))
+    assert source.images.digests().shape == source.target.maps.maps.digests().shape == (0, 16)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sslbench.data.containers.hdf5 import open_hdf5
 from sslbench.data.depth.values import DepthOptions, metres
-from sslbench.data.images import digest
+from sslbench.data.images import DIGEST_BYTES, digest
 from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.targets.pixel_values import Depth
@@ -69,7 +69,7 @@ class MatImages:
     def digests(self) -> npt.NDArray[np.uint8]:
         """Return (N, 16) bytes: a hash of each image's pixels."""
         found = b"".join(digest(self.read(i).tobytes()) for i in range(len(self)))
-        return np.frombuffer(found, dtype=np.uint8).reshape(len(self), -1)
+        return np.frombuffer(found, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
 
     def select(self, indices: npt.NDArray[np.int64]) -> "MatImages":
         """Return the images at `indices`, in that order."""

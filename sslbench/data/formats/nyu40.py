@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sslbench.data.decode.picture import check_size
 from sslbench.data.depth.nyu import MatImages, opened, scenes_of, split_rows
 from sslbench.data.format import LabelMapReader, SourceFormat
-from sslbench.data.images import digest
+from sslbench.data.images import DIGEST_BYTES, digest
 from sslbench.data.maps.classes import LabelMapOptions, make_coding, with_ignored
 from sslbench.data.maps.types import CodedMaps, Coding, RawMap, source_of_maps
 from sslbench.data.source import Source
@@ -65,7 +65,7 @@ class MatMaps:
         groups = repr(self.groups).encode()
         labels = opened(self.file)["labels"]
         found = b"".join(digest(np.asarray(labels[row]).tobytes() + groups) for row in self.rows)
-        return np.frombuffer(found, dtype=np.uint8).reshape(len(self), -1)
+        return np.frombuffer(found, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
 
     def select(self, indices: npt.NDArray[np.int64]) -> "MatMaps":
         """Return the maps at `indices`, in that order."""
