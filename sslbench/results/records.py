@@ -26,6 +26,7 @@ from sslbench.errors import ResultError, UsageError
 from sslbench.metrics.classification import places as ranked_before
 from sslbench.metrics.classification import predicted_classes
 from sslbench.metrics.measure import SampleMeans
+from sslbench.names import did_you_mean
 from sslbench.paths import files_below, not_written, temporary_beside
 from sslbench.results import SCHEMA, Neighbours, Result, WorkingFolder, canonical, plain
 from sslbench.targets import kinds
@@ -330,6 +331,8 @@ def read(path: Path) -> Result:
         raise ResultError(error.message, error.remedy) from error
     if result.headline not in result.metrics:
         raise ResultError(f"{path}: the headline '{result.headline}' is not among the metrics")
+    if (labels := result.data.labels) not in kinds():
+        raise ResultError(f"{path}: data: labels: '{labels}' is not possible", did_you_mean(labels, kinds()))
     return dataclasses.replace(_with_train_part(result), file=path)
 
 

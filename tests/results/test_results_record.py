@@ -174,6 +174,14 @@ def test_a_record_that_is_wrong_is_refused_by_name(result, tmp_path, changes, me
         records.read_tree(tmp_path)
 
 
+def test_a_record_with_an_unknown_kind_of_labels_is_refused(result, tmp_path):
+    path = put(result, tmp_path)
+    path = edited(path, data=json.loads(path.read_text())["data"] | {"labels": "singel"})
+    with pytest.raises(ResultError, match=f"^{path}: data: labels: 'singel' is not possible") as error:
+        records.read(path)
+    assert error.value.remedy == "Did you mean 'single' or 'signal'?"
+
+
 @pytest.mark.parametrize("content", [b"", b"[1, 2]", b'{"schema": 1', b"\xff\xfe\x00", b"{}"])
 def test_a_file_that_is_no_record_is_refused_by_name(tmp_path, content):
     path = tmp_path / "other.json"
