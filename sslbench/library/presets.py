@@ -116,7 +116,9 @@ def _of_protocols(name: str, protocols: Sequence[str], known: Sequence[str]) -> 
     if not found:
         own = [full for full in known if family_of(full) in protocols]
         bare = [full.rpartition("/")[2] for full in own]
-        raise UsageError(f"{' and '.join(protocols)}: no preset '{name}'", names.did_you_mean(name, bare))
+        none = "There are none; published recipes are benchmarks: --benchmark NAME (sslbench list benchmarks)."
+        remedy = names.did_you_mean(name, bare) if bare else none
+        raise UsageError(f"{' and '.join(protocols)}: no preset '{name}'", remedy)
     return found
 
 

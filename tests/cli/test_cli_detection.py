@@ -162,6 +162,7 @@ MISTAKES = [
     (["batchsize=4"], "no setting 'batchsize' of detection\n  Did you mean 'batch_size'", 2),
     (["lr=fast"], "lr: should be a number", 2),
     (["--batch-size", "4"], "--batch-size does not go with detection", 2),
+    (["--preset", "toy"], "published recipes are benchmarks: --benchmark", 2),
     (["--device", "cuda"], "torch finds no CUDA GPU on this machine", 2),
     (["on_error=skip"], "detection reads all images first and stops", 2),
     (["knn"], "detection trains a network and cannot go together with knn", 2),
