@@ -147,11 +147,7 @@ def _torchvision(wanted: Download, root: Path) -> str:
 
 
 def _compare_counts(wanted: Download, root: Path) -> None:
-    """Compare the numbers of images with those of the data set's file in benchmarks/data.
-
-    Raises:
-        DataError: they differ.
-    """
+    """Compare the numbers of images with those of the data set's file in benchmarks/data."""
     from sslbench.data.open import open_data
 
     expected = prepare.samples_of(wanted.name)

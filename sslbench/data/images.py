@@ -63,11 +63,7 @@ class _Hashed:
         return self.digests[index].tobytes() if stamp and self.stamps[index] == hash(stamp) else None
 
     def check(self, index: int, content: bytes, stamp: Stamp) -> None:
-        """Raise if the content is not the one that was hashed; it is hashed again only where the stamp differs.
-
-        Raises:
-            OSError: the content differs, or could not be read then.
-        """
+        """Raise if the content is not the one that was hashed; it is hashed again only where the stamp differs."""
         if self.stamps[index] != hash(stamp):
             refuse_other_content(content, self.digests[index])
 

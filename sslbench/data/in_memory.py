@@ -204,11 +204,7 @@ def _of_pairs(data: Any, name: str) -> Source:
 
 
 def _pair(item: Any, place: str) -> tuple[Any, Any]:
-    """Return image and label of an item of a data set: (image, label, ...), {'image': ..., 'label': ...} or an image.
-
-    Raises:
-        UsageError: it is something else.
-    """
+    """Return image and label of an item: (image, label, ...), {'image': ..., 'label': ...} or an image."""
     if isinstance(item, Mapping) and item.keys() <= _ENCODED:
         return item, None
     if isinstance(item, Mapping):
@@ -297,12 +293,7 @@ def _digest(content: bytes | npt.NDArray[np.uint8]) -> bytes:
 
 
 def _pixels(image: Any, place: str) -> bytes | npt.NDArray[np.uint8]:
-    """Return an image as a source delivers it: an encoded file, or uint8 (H, W) or (H, W, channels).
-
-    Raises:
-        UsageError: the value is no image.
-        DataError: its values have no known range.
-    """
+    """Return an image as a source delivers it: an encoded file, or uint8 (H, W) or (H, W, channels)."""
     if isinstance(image, bytes):
         return image
     if isinstance(image, Mapping) and image.keys() <= _ENCODED:
@@ -341,11 +332,7 @@ def _of_pillow(image: Image.Image) -> bytes | npt.NDArray[np.uint8]:
 
 
 def _of_array(image: npt.NDArray[Any], place: str) -> bytes | npt.NDArray[np.uint8]:
-    """Return an array of pixels as uint8 where that is exact, else as a NumPy file of 16 bits.
-
-    Raises:
-        DataError: the range of its values is not known.
-    """
+    """Return an array of pixels as uint8 where that is exact, else as a NumPy file of 16 bits."""
     if image.dtype == np.uint8:
         return image
     if image.dtype == np.uint16:
@@ -373,11 +360,7 @@ def _as_file(array: npt.NDArray[np.uint16]) -> bytes:
 
 
 def _channels_last(images: torch.Tensor, place: str) -> npt.NDArray[Any]:
-    """Return a tensor (..., C, H, W) as an array with the channels last; one channel is a grey picture.
-
-    Raises:
-        UsageError: its channels are last already.
-    """
+    """Return a tensor (..., C, H, W) as an array with the channels last; one channel is a grey picture."""
     array: npt.NDArray[Any] = images.detach().cpu().numpy()
     if array.ndim < 3:
         return array
@@ -393,9 +376,6 @@ def _refuse_other_order(shape: tuple[int, ...], place: str, *, first: bool) -> N
         shape: of one image with channels, or of several.
         place: name of the images.
         first: the channels should be first, as in tensors; otherwise last.
-
-    Raises:
-        UsageError: the axis of the channels has another length than 1 to 4, and the other end 1, 3 or 4.
     """
     if len(shape) not in (3, 4):
         return

@@ -125,11 +125,7 @@ def labels_of(values: Any, n: int, *, classes: Sequence[str] = (), name: str = "
 
 
 def _refuse_other_kinds(values: Any, name: str) -> None:
-    """Refuse labels in a text, a mapping, a set or a single one, whose order or number is not that of the samples.
-
-    Raises:
-        DataError: the labels are of such a kind.
-    """
+    """Refuse labels in a text, a mapping, a set or a single one, whose order or number is not that of the samples."""
     if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
         raise DataError(
             f"{name}: the labels are of the type {type(values).__name__}",

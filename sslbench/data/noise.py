@@ -50,9 +50,6 @@ def _refuse_beyond_others(share: float, numbers: IntArray) -> None:
     Args:
         share: of wrong labels.
         numbers: of the labels of each sample, see `_numbered`.
-
-    Raises:
-        UsageError: too many samples have the same labels.
     """
     counts, n = np.unique(numbers, return_counts=True)[1], round(share * len(numbers))
     if np.minimum(counts, n // 2).sum() < n:

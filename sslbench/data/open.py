@@ -164,11 +164,7 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
 
 
 def _refuse_export_in(spec: str, problem: str, sources: Mapping[str, Source]) -> None:
-    """Refuse an archive, and a folder whose annotations are an export of another tool or a manifest.
-
-    Raises:
-        UsageError: an export or a manifest lies there.
-    """
+    """Refuse an archive, and a folder whose annotations are an export of another tool or a manifest."""
     if spec.lower().endswith((".zip", *remote.SHARDS)):
         notes = [note for source in sources.values() for note in source.notes if NOT_READ in note]
         if notes:

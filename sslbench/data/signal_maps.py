@@ -297,11 +297,7 @@ def _listed(text: str, root: Path, options: SignalOptions) -> dict[str, Source]:
 
 
 def _listed_keys(path: Path) -> frozenset[str]:
-    """Return BUILDING/point_P_view_V of each row of a list.
-
-    Raises:
-        DataError: it cannot be read, lacks a column, or is empty.
-    """
+    """Return BUILDING/point_P_view_V of each row of a list."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))

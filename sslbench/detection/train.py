@@ -242,11 +242,7 @@ class _DetectorTraining(Learner, loop.Run[Batch]):
         save(self.state, self.run.folder, keep=_KEEP, about=self.run.about)
 
     def diverged(self, raw: Batch, step: Step, loss: Loss, own: float, mean: float) -> None:
-        """Name the losses that are not finite.
-
-        Raises:
-            NotFiniteError: always.
-        """
+        """Name the losses that are not finite."""
         recipe = self.detector.recipe
         bad = ", ".join(name for name, part in loss.parts.items() if not torch.isfinite(part))
         kept = checkpoints.newest(self.run.folder)

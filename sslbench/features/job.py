@@ -161,11 +161,7 @@ class ExtractionJob:
         return {index for index in batch.unread if self.digests[index].any()}
 
     def _check_hashed(self, batch: loader.PictureBatch) -> None:
-        """Raise if images are readable now that were not when they were hashed: the key does not cover their content.
-
-        Raises:
-            DataError: lists them.
-        """
+        """Raise if images are readable now that were not when they were hashed: the key lacks their content."""
         unknown = batch.indices[~self.digests[batch.indices].any(axis=1)]
         if len(unknown):
             paths = [self.source.images.path(index) for index in unknown.tolist()]

@@ -331,7 +331,7 @@ class ImageInputs(Generic[S]):
         seed: of selections, trainings and intervals.
         train: images with their labels.
         test: likewise.
-        backbone: what the key of a record holds of it.
+        backbone: the backbone, as far as the key of a record holds it.
         layers: of the backbone.
         engine: device, precision and processes.
         folder: of checkpoints.
@@ -429,7 +429,7 @@ class Kind(abc.ABC, Generic[S]):
         Args:
             protocol: its name, for messages.
             backbone: that is scored.
-            layers: of it.
+            layers: layers of the backbone that are scored.
             train: images to learn from.
             settings: of the protocol.
             seed: of selections.
@@ -623,7 +623,7 @@ class NeededBenchmark:
     Attributes:
         default: benchmark that is run where no data are given.
         data: title of its data, for the user.
-        content: what a benchmark gives, for messages.
+        content: content of a benchmark in words, for messages.
         advice: sentence on the choice of one for data of the user's.
     """
 

@@ -291,11 +291,7 @@ def _largest(scores: Matrix, label: Grid) -> IntArray:
 
 
 def _check_finite(rows: Matrix, features: Features, start: int, part: str) -> None:
-    """Refuse rows from `start` on that are NaN or infinite. Each is looked at when it is read: that may encode it.
-
-    Raises:
-        DataError: with the id of the first one.
-    """
+    """Refuse rows from `start` on that are NaN or infinite. Each is looked at when it is read: that may encode it."""
     bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
     if len(bad):
         raise DataError(

@@ -255,11 +255,7 @@ def own_functions(spec: Mapping[str, Any] | float | None) -> list[Any]:
 
 
 def _own_schedule(spec: Mapping[str, Any], where: str) -> Schedule:
-    """Return a schedule of the user's own function.
-
-    Raises:
-        UsageError: the function cannot be imported or does not take the arguments, or its result is no schedule.
-    """
+    """Return a schedule of the user's own function."""
     name, arguments = spec["name"], {key: value for key, value in spec.items() if key != "name"}
     try:
         schedule = find_object(name)(**arguments)

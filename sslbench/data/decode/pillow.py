@@ -141,11 +141,7 @@ def from_pillow(image: Image.Image, path: str, wanted: Wanted, codec: str = "") 
 
 
 def _check_bands(image: Image.Image, path: str, wanted: Wanted) -> None:
-    """Raise for a TIFF of several bands that Pillow reads as grey, or RGB with others than alpha.
-
-    Raises:
-        OtherChannels: it is one; the fourth band is often near infrared.
-    """
+    """Raise for a TIFF of several bands that Pillow reads as grey, or RGB with others than alpha."""
     if not isinstance(image, TiffImagePlugin.TiffImageFile):
         return
     samples = image.tag_v2.get(_SAMPLES_PER_PIXEL, 1)

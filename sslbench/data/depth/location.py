@@ -112,11 +112,7 @@ def _open(spec: str, quantity: Quantity) -> dict[str, Source]:
 
 
 def _refuse(text: str, given: Mapping[str, Any], *, understood: Sequence[str]) -> None:
-    """Raise for an option without effect.
-
-    Raises:
-        UsageError: names it.
-    """
+    """Raise for an option without effect."""
     if other := [key for key in given if key not in understood]:
         raise UsageError(f"'{text}' does not support the option '?{other[0]}='")
 

@@ -192,12 +192,7 @@ def _navi(text: str, root: Path, scenes: Sequence[Path], options: PoseOptions) -
 
 
 def _views(scene: Path) -> tuple[list[tuple[str, str, FloatArray]], bool]:
-    """Return file, split and pose in metres of each image of a scene whose file exists, and whether sizes are known.
-
-    Raises:
-        DataError: the list is damaged, or a file is turned against its `image_size`: cameras are those of the upright
-            image.
-    """
+    """Return file, split and pose in metres of each image of a scene whose file exists, and whether sizes are known."""
     try:
         records: Any = json.loads(scene.read_text(encoding="utf-8"))
         found = [

@@ -96,11 +96,7 @@ def _is_manifest(file: Path) -> bool:
 
 
 def _of_one_kind(folder: Path, files: list[Path]) -> dict[str, Path]:
-    """Return split -> file of instances_train2017.json, instances_val2017.json and the like.
-
-    Raises:
-        DataError: there are several kinds, or two files for one split.
-    """
+    """Return split -> file of instances_train2017.json, instances_val2017.json and the like."""
     kinds: dict[str, dict[str, Path]] = {}
     for file in sorted(files):
         kind, _, part = file.stem.rpartition("_")

@@ -54,11 +54,7 @@ def open(spec: str) -> dict[str, Source]:
 
 
 def _parts(spec: str, keys: list[str]) -> dict[str, dict[str, str]]:
-    """Return split -> 'images' and 'labels' -> key.
-
-    Raises:
-        UsageError: there are no images.
-    """
+    """Return split -> 'images' and 'labels' -> key."""
     found: dict[str, dict[str, str]] = {}
     for key in keys:
         words = re.split(r"[_\-./]", key.lower())
@@ -103,11 +99,7 @@ def _array(spec: str, arrays: Any, key: str) -> npt.NDArray[Any]:
 
 
 def _checked(where: str, images: npt.NDArray[Any], path: Path) -> npt.NDArray[np.uint8]:
-    """Return an array of images.
-
-    Raises:
-        UsageError: it is none: volumes, channels before height and width, another type than bytes.
-    """
+    """Return an array of images."""
     shape = images.shape
     if images.ndim not in _AXES or not len(images) or images.dtype != np.uint8:
         remedy = "Write bytes; values from 0 to 1 become them by (255 * x).round().astype('uint8')."

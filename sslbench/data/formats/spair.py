@@ -89,9 +89,6 @@ def _check_sizes(name: str, folder: Path, annotated: Mapping[str, tuple[int, int
         name: of the data.
         folder: of the images.
         annotated: path of an image in the folder -> height and width by its annotation.
-
-    Raises:
-        DataError: lists them. Files that do not exist or cannot be read are left to the decoding.
     """
     found = []
     for path, size in annotated.items():

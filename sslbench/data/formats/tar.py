@@ -107,9 +107,6 @@ def _label_members(shown: str, names: Sequence[str]) -> list[str]:
     """Return the members that hold labels: by webdataset's rule, or, where that finds none, of keys with dots.
 
     A key is that of another member, the image; README.txt has none.
-
-    Raises:
-        DataError: there are labels of both kinds of keys, so that some would be lost.
     """
     keys = {split_key(name)[0] for name in names if not _is_label(name)}
     usual = [name for name in names if _is_label(name) and split_key(name)[0] in keys]

@@ -131,11 +131,7 @@ def _object(drawn: TexturedImages, index: int) -> Objects:
 
 
 def _seed(spec: str, what: str) -> int:
-    """Return the seed in a name.
-
-    Raises:
-        UsageError: no such name, or one of the other kind.
-    """
+    """Return the seed in a name."""
     match = _NAME.fullmatch(spec)
     if match is None:
         raise UsageError(

@@ -129,7 +129,7 @@ class CodedMaps:
     Attributes:
         name: of the source, for messages.
         ids: of the images.
-        images: whose sizes the maps must have.
+        images: images that the maps must fit in size.
         maps: of the same length.
         coding: correspondence of values to classes.
         without_map: images that were left out since they have no map.

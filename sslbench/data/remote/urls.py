@@ -128,11 +128,7 @@ def _headers(request: urllib.request.Request) -> Message:
 
 
 def _within(seconds: float, ask: Callable[[], T]) -> T:
-    """Call a function with a time limit: a server that sends a byte now and then never exceeds a socket's timeout.
-
-    Raises:
-        TimeoutError: no result in time; the function continues in a daemon thread.
-    """
+    """Call a function with a time limit: a server that sends a byte now and then never exceeds a socket's timeout."""
     answers: queue.Queue[T | BaseException] = queue.Queue()
 
     def work() -> None:

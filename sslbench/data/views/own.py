@@ -46,11 +46,7 @@ def own_functions(views: tuple[View, ...]) -> list[Any]:
 
 
 def _checked(transform: Transform, name: str, picture: Tensor) -> Tensor:
-    """Return a changed picture.
-
-    Raises:
-        UsageError: the transform fails, or gives a picture of another shape or type.
-    """
+    """Return a changed picture."""
     is_float = picture.is_floating_point()
     given = picture / 255 if is_float else picture
     try:

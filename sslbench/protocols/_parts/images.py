@@ -34,11 +34,7 @@ def evaluation_side(source: Source, preprocessing: Preprocessing, protocol: str)
 
 
 def _first(source: Source, preprocessing: Preprocessing) -> tuple[int, int]:
-    """Return (height, width) of the first image.
-
-    Raises:
-        DataError: the image cannot be read.
-    """
+    """Return (height, width) of the first image."""
     try:
         image = loader.read(source.images, 0, picture_decoder(preprocessing, source.images)).image
     except UnreadableImage as error:

@@ -264,11 +264,7 @@ def outcome_of_regions(
 
 
 def _attention_map(backbone: Backbone, layer: Layer, block: str | None, head: int) -> SearchedMap:
-    """Return the attention of the class token in a block.
-
-    Raises:
-        UsageError: the layer has none, or not as many heads.
-    """
+    """Return the attention of the class token in a block."""
     if block is None:
         raise UsageError(
             f"dino_seg takes the attention of a class token; layer '{layer.text}' of {backbone.name} has none",

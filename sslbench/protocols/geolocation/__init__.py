@@ -137,11 +137,7 @@ def _linear(settings: Settings) -> LinearSettings:
 
 
 def _check_places(labels: Target, part: str) -> None:
-    """Refuse labels that are not latitude and longitude in degrees.
-
-    Raises:
-        DataError: with the column and the first sample that is wrong.
-    """
+    """Refuse labels that are not latitude and longitude in degrees."""
     if not isinstance(labels, Numbers):
         raise DataError(
             f"geolocation needs the place of every image, and the {part} samples have {labels.title}",
@@ -182,11 +178,7 @@ def _refuse_number(
 
 
 def _cells(train: Target, settings: Settings) -> tuple[Cells, IntArray]:
-    """Return the cells and the cell of each training image, -1 for those in cells with too few.
-
-    Raises:
-        DataError: fewer than two cells.
-    """
+    """Return the cells and the cell of each training image, -1 for those in cells with too few."""
     indices = leaf_indices(train.values)
     cells = partition(indices, max_images=settings.max_images, min_images=settings.min_images)
     if len(cells) < 2:

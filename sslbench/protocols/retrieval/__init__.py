@@ -386,12 +386,7 @@ def descriptors(features: Features, whitening: Whitening | None = None, rows: In
 
 
 def _whitening(train: Features, settings: Settings) -> Whitening:
-    """Learn the whitening on the descriptors of train, or on those of all its regions.
-
-    Raises:
-        UsageError: more components than the descriptors have.
-        DataError: one image, or equal images only.
-    """
+    """Learn the whitening on the descriptors of train, or on those of all its regions."""
     if train.regions > 1:
         x = _all_regions(train)
         n, what = len(x), f"{len(x):,} regions of {len(train):,} training images"

@@ -349,11 +349,7 @@ def _checked_launcher(launcher: Mapping[str, Any]) -> "Slurm | None":
 
 
 def _refuse_wrong_files(request: "PretrainRequest", given: PretrainFlags) -> None:
-    """Refuse an unwritable folder, a missing checkpoint or module of observers, and an --init that is no weights file.
-
-    Raises:
-        SslbenchError: one of these.
-    """
+    """Refuse an unwritable folder, a missing checkpoint or module of observers, and an --init without weights."""
     from sslbench.cli import early
     from sslbench.runtime.folders import refuse_unwritable
 

@@ -110,11 +110,7 @@ def _open(spec: str, attribute_columns: Sequence[str], options: CocoOptions) -> 
 def _images(
     spec: str, columns: Columns, channels: str, below: Path | None = None
 ) -> tuple[Files | AssetImages, list[str], list[str] | None, tuple[str, ...]]:
-    """Return the images, their ids, their splits and notes.
-
-    Raises:
-        DataError: a file is missing, an image is listed twice, or some images have a split and others have none.
-    """
+    """Return the images, their ids, their splits and notes."""
     listed, names, notes = images_of(spec, columns.assets, channels or provenance(columns.info, CHANNELS_KEY))
     files = listed if isinstance(listed, list) else list(dict.fromkeys(map(str, listed.files.paths)))
     found = find_listed(spec, files, [below] if below else folders_beside(Path(spec)), "?images=FOLDER")

@@ -101,11 +101,7 @@ def object_sources(
 
 
 def _federated(spec: str, images: list[Row], categories: list[Row]) -> Federated | None:
-    """Return the classes that LVIS looked for in each image; None for a manifest that does not say.
-
-    Raises:
-        DataError: a list is none of category ids, or some images have one and others have none.
-    """
+    """Return the classes that LVIS looked for in each image; None for a manifest that does not say."""
     having = [row for row in images if NEGATIVE in row]
     if not having:
         return None

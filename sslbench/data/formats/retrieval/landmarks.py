@@ -80,11 +80,7 @@ def open_ground_truth(path: Path, options: RetrievalOptions) -> Source:
 
 
 def _read(file: Path) -> Mapping[str, Any]:
-    """Read a ground truth without running anything in the file.
-
-    Raises:
-        DataError: it is damaged, or no dict.
-    """
+    """Read a ground truth without running anything in the file."""
     try:
         if file.suffix.lower() == ".mat":
             from scipy.io import loadmat

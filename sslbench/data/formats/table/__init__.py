@@ -201,11 +201,7 @@ def _found(
 
 
 def _column_of_files(table: TableColumns, folders: Sequence[Path]) -> str:
-    """Return the only column whose cells name files: no known column of labels; of several the one without equal cells.
-
-    Raises:
-        UsageError: there is none, or there are several.
-    """
+    """Return the only column whose cells name files: none of labels; of several the one without equal cells."""
     listed = ", ".join(table.columns)
     cells = {
         name: list(map(_text, column)) for name, column in table.columns.items() if _key(name) not in LABEL_COLUMNS
@@ -223,11 +219,7 @@ def _column_of_files(table: TableColumns, folders: Sequence[Path]) -> str:
 
 
 def _refuse_images_inside(table: TableColumns) -> None:
-    """Refuse a table that holds images itself, in base64.
-
-    Raises:
-        UsageError: one of its columns does.
-    """
+    """Refuse a table that holds images itself, in base64."""
     for name, cells in table.columns.items():
         if any(isinstance(cell, str) and is_base64_image(cell) for cell in cells[:_LOOKED_AT]):
             raise UsageError(

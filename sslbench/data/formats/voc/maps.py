@@ -82,12 +82,7 @@ def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
 def _named_train(
     root: Path, name: str, others: Mapping[str, Pairs], images: Mapping[str, str], maps: Mapping[str, str]
 ) -> Pairs:
-    """Return the images of a list and their maps, VOC's own where there is one.
-
-    Raises:
-        UsageError: there is no such list.
-        DataError: it lists images of the other parts, or an image or a map is missing.
-    """
+    """Return the images of a list and their maps, VOC's own where there is one."""
     file = root / SEGMENTATION_LISTS / f"{name}.txt"
     if not file.is_file():
         there = [path.stem for path in (root / SEGMENTATION_LISTS).glob("*.txt")]

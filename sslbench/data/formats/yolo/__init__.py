@@ -233,11 +233,7 @@ def _image_folders(file: Path, root: Any, key: str, entry: Any) -> tuple[_Folder
 
 
 def _of_list(file: Path, bases: Sequence[Path]) -> tuple[_Folder, ...]:
-    """Return the folders of the images in a list, a path per line, relative to one of `bases`.
-
-    Raises:
-        DataError: the list cannot be read, is empty or names images that do not exist.
-    """
+    """Return the folders of the images in a list, a path per line, relative to one of `bases`."""
     lines = [line.strip() for line in read_text(file)[0].splitlines() if line.strip()]
     if not lines:
         raise DataError(f"{file}: the list of images is empty")
@@ -326,11 +322,7 @@ def _images(
 
 
 def _rows(path: Path, size: tuple[int, int], described: _Description) -> list[dict[str, Any]]:
-    """Return the objects in the lines of a text file.
-
-    Raises:
-        DataError: a line is no box and no polygon.
-    """
+    """Return the objects in the lines of a text file."""
     lines = read_text(path)[0].splitlines()
     parts = [(f"{path}, line {i}", line.split()) for i, line in enumerate(lines, 1) if line.strip()]
     return [_row(where, words, size, described) for where, words in parts]

@@ -77,21 +77,13 @@ def head_inputs(
 
 
 def _are_default(backbone: Backbone, layers: Sequence[Layer]) -> bool:
-    """Return whether no layer was named.
-
-    Raises:
-        UsageError: the backbone has no blocks.
-    """
+    """Return whether no layer was named."""
     number_of_blocks(backbone)
     return [layer.text for layer in layers] == [last_map(backbone)]
 
 
 def _raw_layers(backbone: Backbone, raw: Layers, protocol: str) -> tuple[Layer, ...]:
-    """Return the outputs of blocks, joined.
-
-    Raises:
-        UsageError: the backbone has too few blocks.
-    """
+    """Return the outputs of blocks, joined."""
     total = number_of_blocks(backbone)
     if total < 4 and raw != "last":
         raise UsageError(f"{protocol}: raw_blocks={raw} needs four blocks, {backbone.name} has {total}")

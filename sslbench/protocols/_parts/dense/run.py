@@ -289,11 +289,7 @@ def _survey(
 
 
 def _split(train_part: Source, settings: HeadSettings, seed: int, surveyed: Survey) -> tuple[Source, Source | None]:
-    """Return the part that is trained on, and the held-out part; None where there is one learning rate.
-
-    Raises:
-        DataError: no pixel of one of them counts, so nothing could be learnt or chosen.
-    """
+    """Return the part that is trained on, and the held-out part; None where there is one learning rate."""
     parts = _split_rows(train_part, settings, seed)
     if parts is None:
         return train_part, None
@@ -308,11 +304,7 @@ def _split(train_part: Source, settings: HeadSettings, seed: int, surveyed: Surv
 
 
 def _split_rows(train_part: Source, settings: HeadSettings, seed: int) -> tuple[IntArray, IntArray] | None:
-    """Return the rows that are trained on and those held out; None where there is one learning rate.
-
-    Raises:
-        UsageError: train cannot be split.
-    """
+    """Return the rows that are trained on and those held out; None where there is one learning rate."""
     if len(settings.lr) == 1:
         return None
     groups = source_groups(train_part)
@@ -355,11 +347,7 @@ def _different_crops(view: JointView, images: int) -> int | None:
 
 
 def _check_values(values: Mapping[int, float], held_out: Source, task: DenseTask[Any]) -> None:
-    """Refuse a choice among heads of which none has a score.
-
-    Raises:
-        DataError: no pixel of the held-out part is scored.
-    """
+    """Refuse a choice among heads of which none has a score."""
     if all(math.isnan(value) for value in values.values()):
         raise DataError(
             f"{task.name}: no head has a score on the {counted(len(held_out), 'image')} held out to select one",
