@@ -35,6 +35,7 @@ PLACES = {
     "__init__.py": {"import_module"},
     "evaluation/__init__.py": {"import_module"},
     "pretraining/__init__.py": {"import_module"},
+    "targets/__init__.py": {"import_module"},
     "cli/main.py": {"import_module"},
     "backbones/family.py": {"import_module"},
     "data/remote/transfer.py": {"import_module"},

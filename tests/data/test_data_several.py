@@ -367,7 +367,7 @@ def test_a_batch_gives_the_images_of_each_source():
         assert torch.equal(part.labels, batch.labels[rows]) and part.replaced == 0
     method = Batch(tuple(view.float() for view in batch.views), batch.labels, batch.indices, batch.origins).by_origin()
     assert torch.equal(method["o365"].views[0], parts["o365"].views[0].float())
-    assert torch.equal(method["o365"].labels, parts["o365"].target) and method["o365"].origins == ("o365",) * 8
+    assert torch.equal(method["o365"].labels, parts["o365"].labels) and method["o365"].origins == ("o365",) * 8
     (single,) = TrainingData(arrays("a", Unlabelled(8)), VIEWS, batch_size=8).batches(0, 1)
     assert single.origins == () and single.by_origin() == {}
 

@@ -2,6 +2,7 @@
 
 import builtins
 import copy
+import dataclasses
 import itertools
 
 import pytest
@@ -18,6 +19,7 @@ from sslbench.detection.models.build import build_detector
 from sslbench.detection.recipe import DetectionRecipe, check
 from sslbench.detection.train import make_optimizer
 from sslbench.errors import UsageError
+from sslbench.train.method import Step
 
 BASIC = "resnet_basic_1-1-1-1w0.25"
 VIT = "timm:vit_tiny_patch16_224,depth=1,img_size=32"
@@ -347,10 +349,11 @@ def test_parts_of_an_update_have_the_gradient_of_the_whole(tmp_path):
     run = train.TrainingRun(0, torch.device("cpu"), 0, tmp_path, 1)
     gradients = []
     for parts in (1, 2):
-        recipe = DetectionRecipe(accumulate=parts)
-        weights = train.weights_of_parts(model, (images, truth), parts, run.device)
+        model.recipe = dataclasses.replace(model.recipe, accumulate=parts)
+        training = train._DetectorTraining(model, run)
         model.zero_grad()
-        train._gradients(model, (images, truth), weights, recipe, run, 0)
+        for part in training.passes((images, truth)):
+            (training.loss(part, Step(0, 1, 1)).value / parts).backward()
         gradients.append([p.grad.clone() for p in model.parameters()])
     assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(*gradients, strict=True))
 

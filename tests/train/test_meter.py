@@ -1,11 +1,11 @@
 """Log records count the images of all processes, and tell the longest wait."""
 
 import time
-import types
 
 import torch
 from helpers import two_processes
 
+from sslbench.data.loading.batch import RawBatch
 from sslbench.train.meter import TrainingMeter
 from sslbench.train.method import Loss
 
@@ -14,7 +14,8 @@ def counted(rank):
     """Counts in the record of an update: rank 0 saw 4 images of 'a', rank 1 three of 'b' and one of 'a'."""
     meter = TrainingMeter(torch.device("cpu"))
     origins = ("a", "b", "b", "b") if rank else ("a",) * 4
-    raw = types.SimpleNamespace(indices=torch.arange(4), replaced=rank * 2 + 1, origins=origins)
+    replaced = torch.arange(4) < rank * 2 + 1
+    raw = RawBatch((torch.zeros(4, 1),), torch.zeros(4), torch.arange(4), replaced, origins=origins)
     meter.wait_for(iter([raw]))
     meter.started, meter.waited = time.perf_counter() - 1e6, 1e5 * (rank + 1)  # a slow machine adds seconds
     loss = Loss(torch.zeros(()), torch.randn(4, 3, generator=torch.Generator().manual_seed(rank)))
