@@ -75,6 +75,14 @@ def test_another_code_of_an_own_optimizer_is_another_record(photos, weights, tmp
     assert found[0] == found[2] and found[0][0] != found[1][0] and "" != found[0][1] != found[1][1]
 
 
+def test_an_own_optimizer_has_the_same_key_before_and_after_training(photos, weights, tmp_path, monkeypatch):
+    code = "import torch\nclass Mine(torch.optim.SGD):\n    def step(self, closure=None):\n        super().step()\n"
+    (tmp_path / "optimizer_of_mine.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    (result,) = run(photos, weights, SETTINGS | {"optimizer": "optimizer_of_mine:Mine", "lr": 0.1}, floors=False)
+    assert result.protocol.code and not list(result.file.parent.rglob("*.checkpoints"))
+
+
 def test_the_record_has_intervals_and_floors_and_the_file_gives_its_scores(photos, weights):
     (result,) = run(photos, weights, baseline=True)
     assert set(result.floors) >= {"chance", "majority", "untrained"}

@@ -7,6 +7,7 @@ and `timm:NAME` are classes. torch is imported where an optimizer is built: sett
 import dataclasses
 import math
 import pkgutil
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -72,8 +73,13 @@ def find(name: str) -> OptimizerKind:
 
 
 def code_of(name: str) -> list[Any]:
-    """Return what defines an optimizer, for the digest of a user's own code: its class, and its file if it has one."""
-    return [find(name).builder, *([] if ":" in name else [find_module("optimizer", name)])]
+    """Return what defines an optimizer, for the digest of a user's own code: the files of its class and of its name.
+
+    Not the class itself: torch wraps its `step` when the first one is built, and the digest would change.
+    """
+    builder = find(name).builder
+    of_class = sys.modules[builder.__module__] if isinstance(builder, type) else builder
+    return [of_class, *([] if ":" in name else [find_module("optimizer", name)])]
 
 
 def _of_timm(name: str) -> Any:
