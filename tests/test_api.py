@@ -313,6 +313,13 @@ def test_every_public_function_answers_a_misspelt_argument_with_the_nearest(call
         call()
 
 
+def test_options_without_effect_on_detection_are_refused():
+    backbone = {"backbone": "resnet_basic_1-1-1-1w0.125", "recipe": "detection/toy", "out": None}
+    for option in ({"interpolation": "nearest"}, {"mean": (0.5, 0.5, 0.5)}, {"groups": ("patient",)}):
+        with pytest.raises(UsageError, match=f"{next(iter(option))} has no effect on detection"):
+            sslbench.evaluate_detection("random", "kwcoco:shapes8-64", **backbone, **option)
+
+
 def test_three_arrays_end_in_a_message_with_the_call_that_works(digits):
     x, y = torch.from_numpy(digits[0])[:, None], digits[1]
     with pytest.raises(UsageError, match=r"a tuple of 3.*\nPass \(x\[0\], x\[1\]\)"):

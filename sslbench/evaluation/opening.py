@@ -58,6 +58,11 @@ def _objects(request: Request, run: RunSettings) -> TrainTest:
     for name in ("layers", "image_column", "label_column", "limit", "test_classes", "groups", "value_columns", "noise"):
         if getattr(request, name) != getattr(plain, name):
             raise UsageError(f"{name} has no effect on {request.tasks[0].protocol}", "Leave it out.")
+    if request.preprocessing:
+        named = ", ".join(request.preprocessing)
+        raise UsageError(
+            f"{named} has no effect on {request.tasks[0].protocol}, whose recipe prepares the images", "Leave it out."
+        )
     if run.on_error != "stop":
         raise UsageError(
             f"{request.tasks[0].protocol} reads all images first and stops if one is unreadable",
