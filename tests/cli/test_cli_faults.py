@@ -108,10 +108,18 @@ def _interrupt():
     raise KeyboardInterrupt
 
 
+@pytest.fixture
+def heeds_ctrl_c():
+    """A process that a shell starts in the background ignores SIGINT, and so do the tests that it runs."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(
     ("number", "code", "word"), [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
 )
-def test_a_signal_says_what_is_kept(sslbench, world, monkeypatch, number, code, word):
+def test_a_signal_says_what_is_kept(sslbench, world, monkeypatch, heeds_ctrl_c, number, code, word):
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(job.ExtractionJob, "check_others", lambda self: os.kill(os.getpid(), number))
     found, _, said = sslbench(*EXTRACT, "--store", "store", "--batch-size", "4")

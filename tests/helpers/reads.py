@@ -20,7 +20,9 @@ def _hook(event, args):
         return
     path = str(Path(os.fsdecode(args[0])).absolute())
     writes = isinstance(args[1], str) and set(args[1]) & set("wax")
-    if not writes and not path.startswith(LIBRARIES) and not path.endswith((".py", ".pyc", ".so")):
+    # Compiled modules are written under passing names; versions of libraries are looked for in all places of modules.
+    code = path.endswith((".py", ".so")) or "/__pycache__/" in path or path in sys.path
+    if not writes and not code and not path.startswith(LIBRARIES):
         _seen[-1].add(path)
 
 
