@@ -1,6 +1,7 @@
 """Worker processes for decoding: any start method, ended with their iterator, their death detected."""
 
 import dataclasses
+import gc
 import multiprocessing
 import signal
 import sys
@@ -64,7 +65,13 @@ def run(
     others = multiprocessing.active_children()
     started = list[BaseProcess]()
     try:
-        items = iter(loader)
+        # A forked worker that collects garbage of this process would run destructors that wait for threads it does not
+        # have, as a process group's do: it hangs, or dies by SIGSEGV. What is frozen is never collected there.
+        gc.freeze()
+        try:
+            items = iter(loader)
+        finally:
+            gc.unfreeze()
         _restore_sigchld()
         started = [child for child in multiprocessing.active_children() if child not in others]
         for item in items:

@@ -1,5 +1,7 @@
 """Worker processes: started in any way, they give the same; when one dies, the run says so instead of hanging."""
 
+import gc
+import os
 import signal
 import time
 
@@ -117,3 +119,36 @@ def test_full_shared_memory_is_told_and_nothing_waits(photos, monkeypatch):
     with pytest.raises(DataError, match="shared memory") as error:
         list(loader.batches(photos, np.arange(8), Preprocessing(), batch_size=4, workers=2, start_method="fork"))
     assert "--workers 0" in error.value.remedy
+
+
+class Garbage:
+    """An object in a circle, with a destructor that leaves the number of its process in a folder."""
+
+    def __init__(self, folder):
+        self.folder, self.circle = folder, self
+
+    def __del__(self):
+        (self.folder / str(os.getpid())).touch()
+
+
+class Collecting(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        gc.collect()
+        return torch.tensor(index)
+
+
+def test_a_forked_worker_leaves_garbage_of_its_parent_alone(tmp_path):
+    """Among it may be a process group, with a destructor that waits for threads that no fork has."""
+    gc.collect()
+    gc.disable()
+    try:
+        Garbage(tmp_path)
+        assert list(workers.run(Collecting(), 1, start_method="fork")) == [0, 1]
+        assert list(tmp_path.iterdir()) == []
+        gc.collect()
+        assert [file.name for file in tmp_path.iterdir()] == [str(os.getpid())]
+    finally:
+        gc.enable()
