@@ -107,7 +107,7 @@ def interval_text(within: str) -> str:
     return f"above {low} and below {high}" if within[-1] == ")" else f"above {low} to {high}"
 
 
-def _refuse_outside(settings: Any, where: str) -> None:
+def refuse_outside(settings: Any, where: str) -> None:
     """Refuse numbers outside the interval of their setting, and a required setting without a value."""
     for field in dataclasses.fields(settings):
         value, meaning = getattr(settings, field.name), field.metadata.get("meaning", "")
@@ -221,7 +221,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         if required and name not in arguments:
             raise UsageError(f"{where}: the key '{name}' is missing")
     built = cls(**arguments)
-    _refuse_outside(built, where)
+    refuse_outside(built, where)
     return built
 
 

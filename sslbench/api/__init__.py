@@ -32,7 +32,7 @@ from sslbench.backbones.export import ExportReport
 from sslbench.backbones.in_memory import unwrapped
 from sslbench.config import build
 from sslbench.data.containers.members import is_image
-from sslbench.detection import predict as detectors
+from sslbench.detection import evaluate as detectors
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.evaluation.estimators import KNNProbe, LinearProbe
 from sslbench.evaluation.export import export_network

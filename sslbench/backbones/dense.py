@@ -24,7 +24,7 @@ from sslbench.backbones.vit.of_timm import has_patch_embed, is_timm_vit
 from sslbench.backbones.vit.positions import resampled_positions
 from sslbench.errors import BackboneError, UsageError
 from sslbench.runtime.device import DTYPES
-from sslbench.runtime.device_names import Precision
+from sslbench.runtime.resources import Precision
 from sslbench.weights.fill import tensors_sha256
 
 if TYPE_CHECKING:

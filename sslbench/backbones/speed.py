@@ -19,7 +19,7 @@ from sslbench.backbones.layers import Layer, forward_layers, hooked, single_laye
 from sslbench.backbones.module_identity import probe_images
 from sslbench.errors import BackboneError, UsageError
 from sslbench.runtime.device import DTYPES
-from sslbench.runtime.device_names import EncodingPrecision
+from sslbench.runtime.resources import EncodingPrecision
 from sslbench.weights.fill import tensors_sha256
 
 log = logging.getLogger("sslbench")

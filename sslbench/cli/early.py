@@ -15,7 +15,7 @@ from sslbench.data import catalog
 from sslbench.data.missing import refuse_empty_folder, refuse_missing, refuse_missing_file
 from sslbench.errors import WeightsError
 from sslbench.evaluation.request import RunSettings
-from sslbench.runtime.device_names import refuse_unknown_device
+from sslbench.runtime.resources import refuse_unknown_device
 from sslbench.weights.formats.format_name import find_format
 from sslbench.weights.reading.sniff import refuse_other_kind, refuse_path
 

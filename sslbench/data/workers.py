@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from sslbench.errors import DataError, SslbenchError, UsageError
 from sslbench.locks import GUARD
-from sslbench.runtime.workers import StartMethod
+from sslbench.runtime.resources import StartMethod
 
 _SECONDS_TO_DIE = 10.0  # grace period from the first sign of a death until the process is gone
 

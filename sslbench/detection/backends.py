@@ -15,12 +15,11 @@ from sslbench.detection.detectron2 import backend
 from sslbench.detection.detectron2.backend import check_configuration
 from sslbench.detection.detectron2.library import require
 from sslbench.detection.evaluate import detect
-from sslbench.detection.log import Watch
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.detector import Detector
+from sslbench.detection.recipe import DetectionSettings
 from sslbench.detection.saved import SUFFIX, DetectorDescription, read_detector, save_detector
-from sslbench.detection.settings import DetectionSettings
-from sslbench.detection.train import Trained, TrainingRun, make_optimizer, train
+from sslbench.detection.train import Trained, TrainingRun, Watch, make_optimizer, train
 from sslbench.distributed import this_process
 from sslbench.distributed.collectives import from_first, rank
 from sslbench.distributed.parallel import module_state
@@ -55,11 +54,7 @@ class DetectorRun:
 
 
 def try_backend(settings: DetectionSettings, backbone: Backbone, device: torch.device) -> DetectionSettings:
-    """Build the detector once, to find what does not fit; return the settings with the keys as Detectron2 takes them.
-
-    Raises:
-        SslbenchError: recipe, keys and backbone do not go together.
-    """
+    """Build the detector once, to find what does not fit; return its keys as Detectron2 takes them."""
     if settings.program == "torchvision":
         make_optimizer(build_detector(backbone, settings.recipe, 1, keypoints=1), settings.recipe)
         return settings
@@ -78,20 +73,7 @@ def run_backend(
     watch: Watch | None = None,
     progress: Progress | None = None,
 ) -> DetectorRun:
-    """Train a detector around the backbone and run it on the test part; every process calls this.
-
-    Args:
-        settings: of the detector.
-        backbone: that it is trained from.
-        data: both parts.
-        training: seed, device, workers, folder of the checkpoints.
-        stem: of the record's files.
-        watch: told of every line of the training's log, on the first process.
-        progress: of the run over the test part.
-
-    Raises:
-        SslbenchError: an image cannot be read, the loss is not finite, a signal came.
-    """
+    """Train a detector around the backbone and run it on the test part; every process calls this."""
     recipe, classes, skeleton = settings.recipe, len(data.train.classes), data.train.skeleton
     keypoints = 0 if skeleton is None else len(skeleton)
     if settings.program == "torchvision":
@@ -113,11 +95,7 @@ def run_backend(
 def run_exported(
     settings: DetectionSettings, test: ObjectSource, training: TrainingRun, stem: Path, progress: Progress | None
 ) -> DetectorRun | None:
-    """Run the detector that an earlier run wrote beside `stem`; None if there is none. Detectron2 runs its own again.
-
-    Raises:
-        WeightsError: the file is damaged.
-    """
+    """Run the detector that an earlier run wrote beside `stem`; None if there is none, or for Detectron2."""
     path = stem.with_name(stem.name + SUFFIX)
     if settings.program != "torchvision" or not from_first(path.is_file):
         return None
@@ -141,11 +119,7 @@ def export(
     stem: Path,
     command: str,
 ) -> None:
-    """Write the detector; every process calls this. The checkpoints are removed, except Detectron2's, which it resumes.
-
-    Raises:
-        UsageError: the detector cannot be written.
-    """
+    """Write the detector and remove its checkpoints; every process calls this."""
     state = module_state(detector)
     if rank() != 0:
         return

@@ -45,9 +45,6 @@ def trainable(source: ObjectSource, recipe: DetectionRecipe) -> npt.NDArray[np.i
     """Return the positions of the training images, without those that the recipe leaves out.
 
     These are images with crowds alone, and of a recipe with keypoints those with too few labelled ones.
-
-    Raises:
-        DataError: no image is left.
     """
     kept = [i for i, objects in enumerate(source.objects) if not recipe.skip_empty or (~objects.crowd).any()]
     if recipe.keypoints and recipe.min_keypoints:
@@ -73,17 +70,7 @@ def training_batches(
 
     Crowds are left out; difficult objects are trained on, as Detectron2 does.
 
-    Args:
-        source: the images and objects.
-        recipe: batch size, sizes, flip, choice of images.
-        start: first iteration.
-        stop: iteration after the last one.
-        seed: of order, sizes and flips.
-        share: (rank, number of processes); each process has its part of every batch.
-        workers: processes that decode; 0: this one.
-
-    Raises:
-        DataError: an image cannot be read, or its size differs from that of its annotations.
+    `share`: (rank, number of processes); each process has its part of every batch.
     """
     plan = _Plan(source, recipe, seed, share, start, stop)
     images = _TrainingImages(source, recipe, seed)
@@ -93,11 +80,7 @@ def training_batches(
 def test_images(
     source: ObjectSource, recipe: DetectionRecipe, positions: Sequence[int], *, workers: int = 0
 ) -> Iterator[TestViews]:
-    """Iterate over the test images, each in the sizes of the recipe, and their original heights and widths.
-
-    Raises:
-        DataError: as `training_batches`.
-    """
+    """Iterate over the test images, each in the sizes of the recipe, and their original heights and widths."""
     images = _TestImages(source, recipe, positions)
     yield from loader.run(images, workers, start_method=source.reading.start_method)
 
@@ -108,10 +91,7 @@ def repeat_factors(source: ObjectSource, rows: IntArray, threshold: float) -> Fl
     A class in a share f of the images is repeated max(1, sqrt(threshold / f)) times, an image as its rarest class
     (Gupta et al. 2019, appendix B.2; Detectron2's RepeatFactorTrainingSampler).
 
-    Args:
-        source: the images and objects.
-        rows: (n,), positions of the images that are trained on; shares are of these.
-        threshold: share below which a class is repeated.
+    `rows`: (n,), positions of the images that are trained on; shares are of these.
     """
     present = [np.unique(source.objects[i].classes[~source.objects[i].crowd]) for i in rows.tolist()]
     counts = np.bincount(np.concatenate([*present, np.zeros(0, np.int64)]), minlength=len(source.classes))
@@ -129,13 +109,8 @@ def order(
 ) -> Iterator[list[int]]:
     """Iterate endlessly over batches of positions, with a new order in each epoch.
 
-    Args:
-        wide: bool per image, wider than tall.
-        batch_size: images per batch.
-        seed: of the order.
-        grouped: do not mix wide and other images in a batch (as Detectron2's AspectRatioGroupedDataset).
-        repeats: number of times that an epoch shows each image; fractions are rounded up or down at random, in each
-            epoch anew. None: once.
+    `repeats`: number of times that an epoch shows each image; fractions are rounded up or down at random, in each epoch
+    anew. None: once.
     """
     waiting: dict[bool, list[int]] = {False: [], True: []}
     for epoch in itertools.count():
@@ -274,11 +249,7 @@ class _TestImages(Dataset[TestViews | SslbenchError]):
 
 
 def read(source: ObjectSource, index: int) -> Tensor:
-    """Return one upright picture, uint8 (3, height, width).
-
-    Raises:
-        DataError: it cannot be read, or its size differs from that of its annotations.
-    """
+    """Return one upright picture, uint8 (3, height, width)."""
     try:
         picture = picture_of(source, index)
     except UnreadableImage as error:
@@ -317,15 +288,7 @@ def cut(image: Tensor, target: Target, side: int, rng: np.random.Generator) -> t
 def cut_at(
     image: Tensor, target: Target, corner: tuple[int, int], size: tuple[int, int], *, from_masks: bool = True
 ) -> tuple[Tensor, Target]:
-    """Cut a part out of an image (3, H, W) with its objects; those of which nothing is left are dropped.
-
-    Args:
-        image: to be cut.
-        target: its objects.
-        corner: top and left of the part.
-        size: height and width of the part, which ends with the image.
-        from_masks: the boxes of objects with masks are those of what is left of the masks, and not the old ones, cut.
-    """
+    """Cut a part out of an image (3, H, W) with its objects; those of which nothing is left are dropped."""
     (top, left), (high, wide) = corner, size
     image = image[:, top : top + high, left : left + wide].contiguous()
     height, width = image.shape[1:]

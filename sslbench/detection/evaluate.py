@@ -1,21 +1,89 @@
 """Evaluation of a detector on a test set: detections, scores and pictures."""
 
+import dataclasses
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.ops import batched_nms, clip_boxes_to_image
 
+from sslbench.data.decode.files import UnreadableImage, decode
 from sslbench.data.objects.types import ObjectSource
-from sslbench.detection.augmented import detect_views
-from sslbench.detection.batches import HALF, read, test_images
+from sslbench.detection.batches import HALF, read, resize, test_images
 from sslbench.detection.models import boxes as found_by_network
-from sslbench.detection.models.detector import Detector
+from sslbench.detection.models.boxes import InstancePredictions, rescale
+from sslbench.detection.models.detector import Detector, Size
 from sslbench.detection.pictures import draw_predictions
-from sslbench.detection.recipe import DetectionRecipe
+from sslbench.detection.recipe import DetectionRecipe, view_sizes
+from sslbench.detection.saved import read_detector
 from sslbench.distributed.collectives import gather_objects, rank, world_size
+from sslbench.errors import DataError
 from sslbench.metrics.detection import Detections, DetectionScores, Truth, coco_ap, keypoint_ap, lvis_ap, oks, voc_ap
 from sslbench.metrics.detection import masks as rle
 from sslbench.runtime.progress import Progress
+
+
+def detect_views(detector: Detector, views: Sequence[Tensor], size: Size) -> InstancePredictions:
+    """Return the detections in one image, in pixels of the image.
+
+    With several views, or `tta_flip`, the detections of all views are joined by non-maximum suppression per class, and
+    the mask of a joined detection is the mean of its probabilities in every view: Detectron2's GeneralizedRCNNWithTTA.
+
+    `views`: uint8 (3, h, w), the image in each size.
+    """
+    device = next(detector.parameters()).device
+    flips = (False, True) if detector.recipe.tta_flip else (False,)
+    if len(views) * len(flips) == 1:
+        seen = views[0].shape[1], views[0].shape[2]
+        return rescale(detector([views[0].to(device)])[0], seen=seen, size=size)
+    every = [(view.flip(2) if flip else view, flip) for view in views for flip in flips]
+    merged = _merged([_found(detector, view, flip, size) for view, flip in every], detector, size)
+    if not detector.recipe.masks:
+        return rescale(merged, seen=size, size=size)
+    if not len(merged.boxes):  # with masks, none of them: the detections of all images are joined
+        none = torch.zeros((0, *size), dtype=torch.bool, device=device)
+        return InstancePredictions(merged.boxes, merged.scores, merged.classes, none)
+    total: Tensor | int = 0
+    for view, flip in every:
+        masks = detector.masks([view.to(device)], [_seen(merged, view, flip, size)])[0]
+        total = total + (masks.flip(2) if flip else masks)
+    merged = InstancePredictions(merged.boxes, merged.scores, merged.classes, torch.as_tensor(total) / len(every))
+    return rescale(merged, seen=size, size=size)
+
+
+def _found(detector: Detector, view: Tensor, flip: bool, size: Size) -> InstancePredictions:
+    """Return the detections in one view, with boxes in pixels of the upright image and without masks."""
+    found = detector([view.to(next(detector.parameters()).device)], with_masks=False)[0]
+    boxes = _mirrored(found.boxes, view.shape[2]) if flip else found.boxes
+    return InstancePredictions(boxes * _factors(view, size).to(boxes), found.scores, found.classes)
+
+
+def _seen(found: InstancePredictions, view: Tensor, flip: bool, size: Size) -> InstancePredictions:
+    """Return detections with their boxes in pixels of a view."""
+    boxes = found.boxes / _factors(view, size).to(found.boxes)
+    return InstancePredictions(_mirrored(boxes, view.shape[2]) if flip else boxes, found.scores, found.classes)
+
+
+def _factors(view: Tensor, size: Size) -> Tensor:
+    y, x = size[0] / view.shape[1], size[1] / view.shape[2]
+    return torch.tensor([x, y, x, y])
+
+
+def _mirrored(boxes: Tensor, width: int) -> Tensor:
+    x1, y1, x2, y2 = boxes.unbind(1)
+    return torch.stack((width - x2, y1, width - x1, y2), dim=1)
+
+
+def _merged(parts: Sequence[InstancePredictions], detector: Detector, size: Size) -> InstancePredictions:
+    boxes = clip_boxes_to_image(torch.cat([part.boxes for part in parts]), size)
+    scores, classes = torch.cat([part.scores for part in parts]), torch.cat([part.classes for part in parts])
+    keep = batched_nms(boxes, scores, classes, detector.recipe.nms)[: detector.recipe.detections]
+    return InstancePredictions(boxes[keep], scores[keep], classes[keep])
+
 
 _PICTURES = 6
 _ALONE = Detections(np.zeros(0, np.int64), np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64))
@@ -27,15 +95,6 @@ def detect(
     """Return the detections on every image, in pixels of the image, on every process.
 
     Images are processed one at a time, so that no result depends on the padding of a batch.
-
-    Args:
-        detector: trained detector, left in evaluation mode.
-        source: the test set.
-        workers: number of decoding processes; 0: this one.
-        progress: called with the name of the step, images done, total.
-
-    Raises:
-        DataError: an image cannot be read.
     """
     detector.eval()
     positions = list(range(rank(), len(source), world_size()))
@@ -73,12 +132,7 @@ def joined(parts: list[Detections]) -> Detections:
 
 
 def truth_of(test: ObjectSource, recipe: DetectionRecipe) -> Truth:
-    """Return the objects of a test part with all that the recipe scores.
-
-    Raises:
-        UsageError: keypoints are scored, and their sigmas are not known.
-        DataError: masks are scored, and one is missing or damaged.
-    """
+    """Return the objects of a test part with all that the recipe scores."""
     there = recipe.keypoints and test.skeleton is not None
     skeleton = test.skeleton.with_sigmas(recipe.oks_sigma) if there and test.skeleton is not None else None
     return test.truth(masks=recipe.masks, skeleton=skeleton)
@@ -91,13 +145,6 @@ def score(
 
     The latter are named mask_AP, ..., boundary_AP, ... where boundaries have to overlap too, and keypoint_AP, ... or
     uniform_keypoint_AP, ....
-
-    Args:
-        truth: ground truth, with masks and keypoints if the recipe has them.
-        found: the detections.
-        recipe: its metric, masks and keypoints are used.
-        seed: of the bootstrap.
-        resamples: number of bootstrap samples.
     """
     of_regions = lvis_ap if recipe.metric == "lvis" else coco_ap
     if recipe.metric in ("coco", "lvis"):
@@ -132,3 +179,96 @@ def draw(source: ObjectSource, truth: Truth, found: Detections, path: Path) -> N
     which = np.unique(np.linspace(0, len(source) - 1, min(_PICTURES, len(source))).round().astype(int)).tolist()
     images = [np.ascontiguousarray(read(source, i).permute(1, 2, 0).numpy()) for i in which]
     draw_predictions(images, truth, found, path, which=which, names=[source.ids[i] for i in which])
+
+
+Picture = str | Path | Image.Image | npt.NDArray[np.uint8]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ImageDetections:
+    """Objects detected in one image, by descending score.
+
+    Attributes:
+        boxes: float32 (n, 4), x1, y1, x2, y2 in pixels of the image; the first pixel reaches from 0 to 1.
+        scores: float32 (n,), 0 to 1.
+        labels: n class names.
+        masks: bool (n, height, width); None without a mask head.
+        keypoints: float32 (n, K, 3), x, y and score of each keypoint, in COCO's pixels: the centre of the first one is
+            0, 0; None without a keypoint head.
+    """
+
+    boxes: npt.NDArray[np.float32]
+    scores: npt.NDArray[np.float32]
+    labels: tuple[str, ...]
+    masks: npt.NDArray[np.bool_] | None = None
+    keypoints: npt.NDArray[np.float32] | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainedDetector:
+    """Trained detector for images.
+
+    Attributes:
+        detector: the network, in evaluation mode.
+        classes: names of its classes.
+        backbone: name of its backbone.
+        recipe: recipe of its training.
+        keypoints: names of its keypoints.
+    """
+
+    detector: Detector
+    classes: tuple[str, ...]
+    backbone: str
+    recipe: DetectionRecipe
+    keypoints: tuple[str, ...] = ()
+
+    def predict(self, images: Iterable[Picture]) -> list[ImageDetections]:
+        """Return the objects in each image, processed one at a time as in evaluation.
+
+        Args:
+            images: files, Pillow's images, or arrays uint8 (height, width, 3) in RGB.
+
+        Raises:
+            DataError: an image cannot be read.
+        """
+        return [self._found(image) for image in images]
+
+    @torch.inference_mode()
+    def _found(self, image: Picture) -> ImageDetections:
+        picture = _opened(image)
+        size = int(picture.shape[1]), int(picture.shape[2])
+        views = [resize(picture, seen) for seen in view_sizes(*size, self.recipe)]
+        found = detect_views(self.detector, views, size)
+        labels = tuple(self.classes[number] for number in found.classes.tolist())
+        masks = None if found.masks is None else found.masks.cpu().numpy()
+        points = None
+        if found.keypoints is not None:
+            points = found.keypoints.cpu().numpy() - np.array([HALF, HALF, 0], np.float32)
+        return ImageDetections(found.boxes.cpu().numpy(), found.scores.cpu().numpy(), labels, masks, points)
+
+
+def load_detector(path: str | Path, *, device: str = "cpu") -> TrainedDetector:
+    """Load a detector that `sslbench eval detection` wrote as NAME.detector.torch.
+
+    Args:
+        path: of the file.
+        device: of the computation.
+
+    Raises:
+        WeightsError: the file cannot be read or holds no detector.
+    """
+    detector, about = read_detector(Path(path), device)
+    return TrainedDetector(detector, about.classes, about.backbone, about.recipe, about.keypoints)
+
+
+def _opened(image: Picture) -> torch.Tensor:
+    """Return an image as uint8 (3, height, width)."""
+    try:
+        if isinstance(image, str | Path):
+            return decode(Path(image).read_bytes(), str(image)).image
+        array = np.asarray(image.convert("RGB")) if isinstance(image, Image.Image) else image
+        return decode(array, "an array").image
+    except UnreadableImage as error:
+        raise DataError(f"an image cannot be read: {error}") from error
+    except OSError as error:
+        raise DataError(f"cannot read {image}: {error.strerror or error}") from error

@@ -47,14 +47,6 @@ def read_foreign(path: Path, test: ObjectSource) -> Foreign:
     suffix or the number in it), `category_id` (the manifest's id, or the name of a class), `bbox` (x, y, width, height
     in pixels), `score`, with masks `segmentation`, and with keypoints these: x, y and score of each. Of detections with
     keypoints alone the box is the one around them, as in pycocotools.
-
-    Args:
-        path: of the file.
-        test: the test part.
-
-    Raises:
-        DataError: the file cannot be read.
-        ResultError: it is of another form, or does not fit the data; it names the first entry.
     """
     rows = _rows(path)
     images, other, notes = _places(path, rows, "image_id", _of_images(test), f"the {len(test):,} images of {test.name}")

@@ -72,13 +72,7 @@ def draw_pair(
 ) -> Image.Image:
     """Return an image with its ground truth (left) and predictions (right), see `draw_predictions`.
 
-    Args:
-        image: uint8 (height, width, 3).
-        position: of the image in the test set.
-        title: heading.
-        truth: of the test set.
-        predictions: likewise.
-        least_score: minimum score of a drawn prediction.
+    `image`: uint8 (height, width, 3).
     """
     there = np.flatnonzero(truth.images == position)
     found = np.flatnonzero(predictions.images == position)

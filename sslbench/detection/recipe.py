@@ -5,9 +5,10 @@ ones are None here, and filled in by `resolved`. `benchmarks/detection/` holds t
 """
 
 import dataclasses
+import itertools
 from typing import Any, Literal, TypeVar
 
-from sslbench.config import setting
+from sslbench.config import refuse_outside, result_settings, setting
 from sslbench.errors import UsageError
 from sslbench.train.optimizers.optimizer import refuse_unknown
 
@@ -34,52 +35,68 @@ class DetectionRecipe:
     masks: bool = setting(False, "also predict masks (Mask R-CNN)")
     keypoints: bool = setting(False, "also predict keypoints (Keypoint R-CNN); for architecture=fpn and vit_fpn")
 
-    iterations: int = setting(24000, "number of training iterations")
-    batch_size: int = setting(16, "images per iteration over all processes")
-    accumulate: int = setting(1, "parts of each process's batch, computed in turn; their losses are averaged")
+    iterations: int = setting(24000, "number of training iterations", within="[1, inf)")
+    batch_size: int = setting(16, "images per iteration over all processes", within="[1, inf)")
+    accumulate: int = setting(
+        1, "parts of each process's batch, computed in turn; their losses are averaged", within="[1, inf)"
+    )
     precision: Literal["fp32", "bf16"] = setting("fp32", "precision of training; detection is always in fp32")
     optimizer: str = setting("sgd", "sgd, adamw, lars, larc, timm:NAME, or your own my_pkg.my_optimizer")
-    lr: float = setting(0.02, "learning rate after warm-up")
+    lr: float = setting(0.02, "learning rate after warm-up", within="(0, inf)")
     steps: tuple[int, ...] = setting(
         (18000, 22000), "iterations after which the rate is multiplied by gamma", part_of="iterations"
     )
-    gamma: float = setting(0.1, "factor of the rate at each step")
-    warmup_iterations: int = setting(1000, "iterations of linear warm-up", part_of="iterations")
-    warmup_factor: float = setting(0.001, "factor of the rate at the first iteration")
-    momentum: float = setting(0.9, "momentum of SGD")
-    weight_decay: float = setting(1e-4, "weight decay of all weights but those of normalisation")
-    weight_decay_norm: float = setting(0.0, "weight decay of the weights of normalisation")
-    layer_decay: float = setting(1.0, "factor of the learning rate from each transformer block to the one below")
-    backbone_rate: float = setting(1.0, "factor of the learning rate of the backbone")
-    clip_gradients: float = setting(0.0, "largest norm of the gradient of all weights; 0: no limit")
-    precise_bn: int = setting(0, "batches over which BatchNorm statistics are averaged before evaluation; 0: none")
+    gamma: float = setting(0.1, "factor of the rate at each step", within="[0, inf)")
+    warmup_iterations: int = setting(1000, "iterations of linear warm-up", part_of="iterations", within="[0, inf)")
+    warmup_factor: float = setting(0.001, "factor of the rate at the first iteration", within="[0, 1]")
+    momentum: float = setting(0.9, "momentum of SGD", within="[0, inf)")
+    weight_decay: float = setting(1e-4, "weight decay of all weights but those of normalisation", within="[0, inf)")
+    weight_decay_norm: float = setting(0.0, "weight decay of the weights of normalisation", within="[0, inf)")
+    layer_decay: float = setting(
+        1.0, "factor of the learning rate from each transformer block to the one below", within="[0, 1]"
+    )
+    backbone_rate: float = setting(1.0, "factor of the learning rate of the backbone", within="[0, inf)")
+    clip_gradients: float = setting(0.0, "largest norm of the gradient of all weights; 0: no limit", within="[0, inf)")
+    precise_bn: int = setting(
+        0, "batches over which BatchNorm statistics are averaged before evaluation; 0: none", within="[0, inf)"
+    )
 
-    min_sizes_train: tuple[int, ...] = setting((800,), "shorter side in training, drawn per image", unit="px")
-    max_size_train: int = setting(1333, "largest longer side in training", unit="px")
-    min_size_test: int = setting(800, "shorter side in evaluation", unit="px")
-    max_size_test: int = setting(1333, "largest longer side in evaluation", unit="px")
+    min_sizes_train: tuple[int, ...] = setting(
+        (800,), "shorter side in training, drawn per image", unit="px", within="(0, inf)"
+    )
+    max_size_train: int = setting(1333, "largest longer side in training", unit="px", within="[1, inf)")
+    min_size_test: int = setting(800, "shorter side in evaluation", unit="px", within="[1, inf)")
+    max_size_test: int = setting(1333, "largest longer side in evaluation", unit="px", within="[1, inf)")
     scale_jitter: tuple[float, ...] = setting(
         (),
         "large-scale jitter: smallest and largest factor of the size at which a training image fits a square of "
         "max_size_train, from which such a square is cut; empty: min_sizes_train",
+        within="(0, inf)",
     )
     crop: float = setting(
-        0.0, "probability of cutting a random part out of a training image, which is then resized (DETR)"
+        0.0,
+        "probability of cutting a random part out of a training image, which is then resized (DETR)",
+        within="[0, 1]",
     )
     crop_sizes: tuple[int, ...] = setting(
-        (400, 500, 600), "shorter side to which an image is resized before the cut, drawn per image", unit="px"
+        (400, 500, 600),
+        "shorter side to which an image is resized before the cut, drawn per image",
+        unit="px",
+        within="(0, inf)",
     )
-    crop_sides: tuple[int, int] = setting((384, 600), "smallest and largest side of the part", unit="px")
-    flip: float = setting(0.5, "probability of a horizontal flip in training")
+    crop_sides: tuple[int, int] = setting(
+        (384, 600), "smallest and largest side of the part", unit="px", within="[1, inf)"
+    )
+    flip: float = setting(0.5, "probability of a horizontal flip in training", within="[0, 1]")
     mirrored_keypoints: tuple[str, ...] = setting(
         (),
         "pairs of keypoints that change places in a mirrored image, as left_eye:right_eye; empty: those of the data, "
         "or by the words left and right in their names",
     )
-    min_keypoints: int = setting(1, "images with fewer labelled keypoints are left out of training")
+    min_keypoints: int = setting(1, "images with fewer labelled keypoints are left out of training", within="[0, inf)")
     skip_empty: bool = setting(True, "leave images without objects out of training")
     repeat_threshold: float = setting(
-        0.0, "images with a class in a smaller share of the images are repeated (LVIS: 0.001); 0: none"
+        0.0, "images with a class in a smaller share of the images are repeated (LVIS: 0.001); 0: none", within="[0, 1]"
     )
     group_aspect_ratios: bool = setting(True, "put wide and tall images into separate batches")
     channel_order: Literal["RGB", "BGR"] = setting("RGB", "channel order of the backbone's input")
@@ -93,82 +110,116 @@ class DetectionRecipe:
         2,
         "frozen stages: 0 none, 1 stem, 2 also the first stage, ... 5 the whole backbone with BatchNorm's "
         "statistics (c4's fifth stage belongs to its head and is always trained)",
+        within="[0, 5]",
     )
     stride_in_1x1: bool = setting(False, "stride in the first 1x1 convolution of a stage, as in MSRA's weights")
     extra_norm: bool = setting(False, "c4: normalise after the fifth stage (VISSL and MoCo: Res5ROIHeadsExtraNorm)")
     vit_window: int = setting(
-        0, "vit_fpn: side of the windows of attention, but for the last block of each quarter; 0: none", unit="patches"
+        0,
+        "vit_fpn: side of the windows of attention, but for the last block of each quarter; 0: none",
+        unit="patches",
+        within="[0, inf)",
     )
     vit_relative: bool = setting(False, "vit_fpn: add learnt relative positions to the attention")
-    drop_path: float = setting(0.0, "vit_fpn: probability of skipping the last block in training; earlier ones less")
-    pyramid_channels: int = setting(256, "channels of the pyramid")
+    drop_path: float = setting(
+        0.0, "vit_fpn: probability of skipping the last block in training; earlier ones less", within="[0, 1]"
+    )
+    pyramid_channels: int = setting(256, "channels of the pyramid", within="[1, inf)")
     pyramid_norm: HeadNorm | None = setting(
         None, "norm in the pyramid: none, that of the backbone, layer norm, or group norm of 32 groups"
     )
     head_norm: HeadNorm | None = setting(
         None, "norm after the convolutions of the box and mask heads, or of the heads of retinanet"
     )
-    rpn_convs: int | None = setting(None, "3x3 convolutions of the region proposal network")
-    box_convs: int | None = setting(None, "3x3 convolutions of the box head")
-    box_fcs: int | None = setting(None, "fully connected layers of the box head")
-    box_channels: int = setting(1024, "width of the fully connected layers of the box head")
-    mask_convs: int | None = setting(None, "3x3 convolutions of the mask head before it doubles the resolution")
-    keypoint_convs: int = setting(8, "3x3 convolutions of the keypoint head before it doubles the resolution twice")
-    keypoint_channels: int = setting(512, "width of the convolutions of the keypoint head")
-    head_channels: int = setting(256, "width of the convolutions of the box and mask heads")
-    box_pool: int | None = setting(None, "side of the pooled regions for boxes")
-    mask_pool: int = setting(14, "side of the pooled regions for masks")
-    keypoint_pool: int = setting(14, "side of the pooled regions for keypoints")
+    rpn_convs: int | None = setting(None, "3x3 convolutions of the region proposal network", within="[1, 100]")
+    box_convs: int | None = setting(None, "3x3 convolutions of the box head", within="[0, 100]")
+    box_fcs: int | None = setting(None, "fully connected layers of the box head", within="[0, 100]")
+    box_channels: int = setting(1024, "width of the fully connected layers of the box head", within="[1, inf)")
+    mask_convs: int | None = setting(
+        None, "3x3 convolutions of the mask head before it doubles the resolution", within="[0, 100]"
+    )
+    keypoint_convs: int = setting(
+        8, "3x3 convolutions of the keypoint head before it doubles the resolution twice", within="[0, 100]"
+    )
+    keypoint_channels: int = setting(512, "width of the convolutions of the keypoint head", within="[1, inf)")
+    head_channels: int = setting(256, "width of the convolutions of the box and mask heads", within="[1, inf)")
+    box_pool: int | None = setting(None, "side of the pooled regions for boxes", within="[1, inf)")
+    mask_pool: int = setting(14, "side of the pooled regions for masks", within="[1, inf)")
+    keypoint_pool: int = setting(14, "side of the pooled regions for keypoints", within="[1, inf)")
 
     anchor_sizes: Sizes | None = setting(None, "square roots of the anchors' areas, a list for each level", unit="px")
-    anchor_ratios: tuple[float, ...] = setting((0.5, 1.0, 2.0), "height over width of the anchors")
-    rpn_pre_nms_train: int | None = setting(None, "proposals of each level before suppression in training")
-    rpn_pre_nms_test: int | None = setting(None, "proposals of each level before suppression in evaluation")
-    rpn_post_nms_train: int | None = setting(None, "proposals of an image after suppression in training")
-    rpn_post_nms_test: int | None = setting(None, "proposals of an image after suppression in evaluation")
-    rpn_nms: float = setting(0.7, "IoU above which the weaker proposal is suppressed")
-    rpn_overlaps: tuple[float, float] = setting(
-        (0.3, 0.7), "IoU below which anchors are background, and from which they are objects"
+    anchor_ratios: tuple[float, ...] = setting((0.5, 1.0, 2.0), "height over width of the anchors", within="(0, inf)")
+    rpn_pre_nms_train: int | None = setting(
+        None, "proposals of each level before suppression in training", within="[1, inf)"
     )
-    rpn_samples: int = setting(256, "anchors of an image in the loss")
-    rpn_positives: float = setting(0.5, "largest share of objects among them")
-    roi_overlap: float = setting(0.5, "IoU with an object from which regions count as objects")
-    roi_samples: int = setting(512, "regions of an image in the loss")
-    roi_positives: float = setting(0.25, "largest share of objects among them")
-    box_weights: tuple[float, float, float, float] = setting((10.0, 10.0, 5.0, 5.0), "scales of the box head's targets")
-    smooth_l1_beta: float = setting(0.0, "threshold at which box losses change from squared to absolute; 0: absolute")
+    rpn_pre_nms_test: int | None = setting(
+        None, "proposals of each level before suppression in evaluation", within="[1, inf)"
+    )
+    rpn_post_nms_train: int | None = setting(
+        None, "proposals of an image after suppression in training", within="[1, inf)"
+    )
+    rpn_post_nms_test: int | None = setting(
+        None, "proposals of an image after suppression in evaluation", within="[1, inf)"
+    )
+    rpn_nms: float = setting(0.7, "IoU above which the weaker proposal is suppressed", within="[0, 1]")
+    rpn_overlaps: tuple[float, float] = setting(
+        (0.3, 0.7), "IoU below which anchors are background, and from which they are objects", within="[0, 1]"
+    )
+    rpn_samples: int = setting(256, "anchors of an image in the loss", within="[1, inf)")
+    rpn_positives: float = setting(0.5, "largest share of objects among them", within="[0, 1]")
+    roi_overlap: float = setting(0.5, "IoU with an object from which regions count as objects", within="[0, 1]")
+    roi_samples: int = setting(512, "regions of an image in the loss", within="[1, inf)")
+    roi_positives: float = setting(0.25, "largest share of objects among them", within="[0, 1]")
+    box_weights: tuple[float, float, float, float] = setting(
+        (10.0, 10.0, 5.0, 5.0), "scales of the box head's targets", within="(0, inf)"
+    )
+    smooth_l1_beta: float = setting(
+        0.0, "threshold at which box losses change from squared to absolute; 0: absolute", within="[0, inf)"
+    )
 
-    rpn_smooth_l1_beta: float | None = setting(None, "likewise of the region proposal network; null: smooth_l1_beta")
-    keypoint_loss_weight: float = setting(1.0, "weight of the keypoints' loss")
+    rpn_smooth_l1_beta: float | None = setting(
+        None, "likewise of the region proposal network; null: smooth_l1_beta", within="[0, inf)"
+    )
+    keypoint_loss_weight: float = setting(1.0, "weight of the keypoints' loss", within="[0, inf)")
     keypoint_loss_over: Literal["labelled", "all"] = setting(
         "labelled", "keypoints whose number divides the loss: the labelled ones, or those that all regions could have"
     )
-    queries: int = setting(300, "deformable_detr: object queries, the largest number of objects in an image")
-    encoder_layers: int = setting(6, "deformable_detr: layers of the encoder")
-    decoder_layers: int = setting(6, "deformable_detr: layers of the decoder")
-    transformer_width: int = setting(256, "deformable_detr: width of the transformer, of 8 heads")
-    transformer_mlp: int = setting(1024, "deformable_detr: hidden width of the transformer's perceptrons")
-    dropout: float = setting(0.1, "deformable_detr: dropout in the transformer")
+    queries: int = setting(
+        300, "deformable_detr: object queries, the largest number of objects in an image", within="[1, inf)"
+    )
+    encoder_layers: int = setting(6, "deformable_detr: layers of the encoder", within="[1, 100]")
+    decoder_layers: int = setting(6, "deformable_detr: layers of the decoder", within="[1, 100]")
+    transformer_width: int = setting(
+        256, "deformable_detr: width of the transformer, of 8 heads; a multiple of 32", within="[64, 4096]"
+    )
+    transformer_mlp: int = setting(
+        1024, "deformable_detr: hidden width of the transformer's perceptrons", within="[1, inf)"
+    )
+    dropout: float = setting(0.1, "deformable_detr: dropout in the transformer", within="[0, 1]")
     refine_boxes: bool = setting(False, "deformable_detr: each layer of the decoder refines the boxes of the last")
     two_stage: bool = setting(
         False, "deformable_detr: the encoder proposes the boxes that the decoder refines; needs refine_boxes=true"
     )
     offset_rate: float = setting(
-        1.0, "deformable_detr: factor of the learning rate of sampling offsets and reference points"
+        1.0, "deformable_detr: factor of the learning rate of sampling offsets and reference points", within="[0, inf)"
     )
 
-    score_threshold: float = setting(0.05, "smallest score of a detection")
-    nms: float = setting(0.5, "IoU above which the weaker detection of a class is suppressed")
-    detections: int = setting(100, "largest number of detections per image")
+    score_threshold: float = setting(0.05, "smallest score of a detection", within="[0, 1]")
+    nms: float = setting(0.5, "IoU above which the weaker detection of a class is suppressed", within="[0, 1]")
+    detections: int = setting(100, "largest number of detections per image", within="[1, inf)")
     tta_sizes: tuple[int, ...] = setting(
-        (), "shorter sides at which each test image is seen, joined by suppression; empty: min_size_test", unit="px"
+        (),
+        "shorter sides at which each test image is seen, joined by suppression; empty: min_size_test",
+        unit="px",
+        within="(0, inf)",
     )
-    tta_max_size: int = setting(4000, "largest longer side of these", unit="px")
+    tta_max_size: int = setting(4000, "largest longer side of these", unit="px", within="[1, inf)")
     tta_flip: bool = setting(False, "also see test images mirrored, joined by suppression")
     oks_sigma: float = setting(
         0.0,
         "sigma of every keypoint in the similarity of poses (OKS) where neither `sigmas` of the manifest's category "
         "nor COCO's names give them; the metrics' names show it (uniform_keypoint_AP). 0: such data are refused",
+        within="[0, inf)",
     )
     metric: Literal["coco", "voc07", "voc12", "lvis"] = setting(
         "coco", "average precision: COCO's, Pascal VOC's at 11 points (2007) or as the area (2012), or LVIS's"
@@ -236,56 +287,104 @@ def resolved(recipe: R) -> R:
     )
 
 
-def check(recipe: DetectionRecipe) -> None:
-    """Raise on impossible settings, before anything is built or decoded.
-
-    Raises:
-        UsageError: a number out of its range, or settings that contradict each other.
-    """
-    full = resolved(recipe)
-    _check_ranges(full)
-    refuse_unknown(full.optimizer)
-    if any(a >= b for a, b in zip(full.steps, full.steps[1:], strict=False)):
-        raise UsageError(f"steps should ascend, not {list(full.steps)}")
-    if full.rpn_overlaps[0] > full.rpn_overlaps[1]:
-        raise UsageError(f"rpn_overlaps should ascend, not {list(full.rpn_overlaps)}")
-    if full.batch_size % full.accumulate:
-        raise UsageError(f"batch_size={full.batch_size} cannot be divided into accumulate={full.accumulate} parts")
-    if full.tta_max_size != DetectionRecipe().tta_max_size and not full.tta_sizes:
-        raise UsageError("tta_max_size has no effect without tta_sizes")
-    _check_jitter(full)
-    _check_keypoints(full)
-    _check_transformer(full)
-    if len(full.pixel_mean) != len(full.pixel_std):
-        raise UsageError(
-            f"pixel_mean has {len(full.pixel_mean)} values and pixel_std {len(full.pixel_std)}", "Give both or none."
-        )
-    _check_groups(full)
-    if full.architecture in ONE_STAGE:
-        _refuse_second_stage(recipe)
-    _check_detr(recipe)
-    if full.architecture not in ("fcos", *DETR):
-        _check_anchors(full)
-    if full.architecture == "c4" and (full.box_convs or full.box_fcs or full.pyramid_norm != "none"):
-        raise UsageError("a c4 detector has no pyramid or box head: box_convs, box_fcs and pyramid_norm have no effect")
-    if full.architecture != "c4" and full.extra_norm:
-        raise UsageError("extra_norm normalises after the fifth stage on the regions, which only c4 has")
-
-
+_TWO_STAGE = ("c4", "fpn", "vit_fpn")
+_OF_REGIONS = (
+    *("masks", "rpn_convs", "box_channels", "mask_convs", "head_channels", "box_pool", "mask_pool"),
+    *("rpn_pre_nms_train", "rpn_pre_nms_test", "rpn_post_nms_train", "rpn_post_nms_test", "rpn_nms", "rpn_overlaps"),
+    *("rpn_samples", "rpn_positives", "roi_overlap", "roi_samples", "roi_positives", "box_weights", "smooth_l1_beta"),
+    "rpn_smooth_l1_beta",
+)
+_OF_DETR = (
+    *("queries", "encoder_layers", "decoder_layers", "transformer_width", "transformer_mlp", "dropout"),
+    *("refine_boxes", "two_stage", "offset_rate"),
+)
 _OF_KEYPOINTS = (
     *("mirrored_keypoints", "min_keypoints", "keypoint_convs", "keypoint_channels", "keypoint_pool", "oks_sigma"),
     *("keypoint_loss_weight", "keypoint_loss_over"),
 )
+_ONLY: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (_OF_REGIONS, _TWO_STAGE),
+    (("box_convs", "box_fcs"), ("fpn", "vit_fpn")),
+    (("extra_norm",), ("c4",)),
+    # FCOS has no anchors, and its head always has group norm.
+    (("anchor_sizes", "anchor_ratios", "head_norm"), (*_TWO_STAGE, "retinanet")),
+    (("pyramid_norm",), ("fpn", *ONE_STAGE, *ON_TRANSFORMERS)),
+    (("pyramid_channels",), ("c4", "fpn", *ONE_STAGE, *ON_TRANSFORMERS)),
+    (("vit_window", "vit_relative", "drop_path"), ON_TRANSFORMERS),
+    (_OF_DETR, DETR),
+)
+"""Settings, and the architectures that they have an effect on."""
+
+
+def check(recipe: DetectionRecipe) -> None:
+    """Raise on impossible settings, before anything is built or decoded."""
+    full = resolved(recipe)
+    refuse_outside(full, "detection")
+    refuse_unknown(full.optimizer)
+    _refuse_without_effect(full)
+    _check_order(full)
+    if full.batch_size % full.accumulate:
+        raise UsageError(f"batch_size={full.batch_size} cannot be divided into accumulate={full.accumulate} parts")
+    if full.crop and full.scale_jitter:
+        raise UsageError("crop and scale_jitter both cut training images", "Leave out one of them.")
+    if len(full.pixel_mean) != len(full.pixel_std):
+        raise UsageError(
+            f"pixel_mean has {len(full.pixel_mean)} values and pixel_std {len(full.pixel_std)}", "Give both or none."
+        )
+    if full.architecture in ON_TRANSFORMERS and full.freeze_at not in (0, 5):
+        raise UsageError(
+            f"freeze_at={full.freeze_at}: a vision transformer has no stages", "Give 0, or 5 for the whole backbone."
+        )
+    if full.two_stage and not full.refine_boxes:
+        raise UsageError("two_stage=true refines boxes from layer to layer", "Give refine_boxes=true as well.")
+    if full.keypoints:
+        _check_keypoints(full)
+    _check_widths(full)
+    if full.architecture not in ("fcos", *DETR):
+        _check_anchors(full)
+
+
+def _refuse_without_effect(full: DetectionRecipe) -> None:
+    """Refuse settings that differ from the defaults of the architecture, and that this recipe does not use."""
+    usual = resolved(DetectionRecipe(architecture=full.architecture))
+    on = f"on architecture={full.architecture}"
+    frozen = full.freeze_at == 5
+    joins_views = full.architecture not in DETR or full.tta_sizes or full.tta_flip
+    unused: list[tuple[tuple[str, ...], str, str]] = [
+        *((names, on, f"They are for {', '.join(of)}.") for names, of in _ONLY if full.architecture not in of),
+        (() if joins_views else ("nms",), on, "Leave it out: only views of an image are joined by suppression."),
+        (() if full.tta_sizes else ("tta_max_size",), "without tta_sizes", "Leave it out."),
+        (() if full.crop else ("crop_sizes", "crop_sides"), "with crop=0, which cuts no image", "Give crop=0.5."),
+        (("min_sizes_train",) if full.scale_jitter else (), "with scale_jitter", "Leave out one of them."),
+        (() if full.keypoints else _OF_KEYPOINTS, "without keypoints", "Give keypoints=true as well."),
+        (() if full.flip else ("mirrored_keypoints",), "with flip=0", "Leave it out."),
+        (
+            ("vit_relative", "drop_path", "layer_decay", "backbone_rate") if frozen else (),
+            "with freeze_at=5, which freezes the backbone",
+            "Give their defaults, such as layer_decay=1 and drop_path=0, or freeze_at=0.",
+        ),
+    ]
+    for names, reason, remedy in unused:
+        given = [name for name in names if getattr(full, name) != getattr(usual, name)]
+        if given:
+            have = "have" if len(given) > 1 else "has"
+            raise UsageError(f"{', '.join(given)} {have} no effect {reason}", remedy)
+
+
+def _check_order(full: DetectionRecipe) -> None:
+    """Refuse ranges and lists that are empty or do not ascend."""
+    if any(a >= b for a, b in itertools.pairwise(full.steps)):
+        raise UsageError(f"steps should ascend, not {list(full.steps)}")
+    for name in ("rpn_overlaps", "crop_sides", "scale_jitter"):
+        values = getattr(full, name)
+        if values and (len(values) != 2 or values[0] > values[1]):
+            raise UsageError(f"{name} should be two ascending numbers, not {list(values)}")
+    for name in ("min_sizes_train", "anchor_ratios", "crop_sizes"):
+        if not getattr(full, name):
+            raise UsageError(f"{name}=[]: should be numbers above 0")
 
 
 def _check_keypoints(full: DetectionRecipe) -> None:
-    usual = DetectionRecipe()
-    given = [name for name in _OF_KEYPOINTS if getattr(full, name) != getattr(usual, name)]
-    if not full.keypoints:
-        if given:
-            have = "have" if len(given) > 1 else "has"
-            raise UsageError(f"{', '.join(given)} {have} no effect without keypoints", "Give keypoints=true as well.")
-        return
     if full.architecture not in ("fpn", "vit_fpn"):
         raise UsageError(
             f"keypoints=true: architecture={full.architecture} has no keypoint head", "Use architecture=fpn or vit_fpn."
@@ -297,69 +396,21 @@ def _check_keypoints(full: DetectionRecipe) -> None:
         )
     if full.metric == "lvis":
         raise UsageError("keypoints=true: LVIS has no keypoints", "Give metric=coco.")
-    if full.mirrored_keypoints and not full.flip:
-        raise UsageError("mirrored_keypoints has no effect with flip=0", "Leave it out.")
 
 
-def _check_transformer(full: DetectionRecipe) -> None:
-    if full.architecture not in ON_TRANSFORMERS and (full.vit_window or full.vit_relative or full.drop_path):
-        raise UsageError(f"vit_window, vit_relative and drop_path have no effect on architecture={full.architecture}")
-    if full.freeze_at == 5 and (full.vit_relative or full.drop_path):
-        raise UsageError(
-            "vit_relative and drop_path train the backbone, and freeze_at=5 freezes it",
-            "Leave them out, or give freeze_at=0.",
-        )
-    given = [name for name in ("layer_decay", "backbone_rate") if getattr(full, name) != 1]
-    if full.freeze_at == 5 and given:
-        raise UsageError(
-            f"{' and '.join(given)}: freeze_at=5 freezes the backbone, so it has no rate",
-            f"Give {' '.join(f'{name}=1' for name in given)} as well, or freeze_at=0.",
-        )
-    if full.architecture in ON_TRANSFORMERS and full.freeze_at not in (0, 5):
-        raise UsageError(
-            f"freeze_at={full.freeze_at}: a vision transformer has no stages", "Give 0, or 5 for the whole backbone."
-        )
-
-
-def _check_groups(full: DetectionRecipe) -> None:
+def _check_widths(full: DetectionRecipe) -> None:
     """Refuse numbers of channels that the 32 groups of a norm do not divide; a group of one has no variance."""
-    widths = {"pyramid_channels": full.pyramid_channels}
-    if full.architecture == "fcos":
-        where = "the head of fcos"
-    elif "group" in (full.pyramid_norm, full.head_norm):
-        where = "norm=group"
-        if full.head_norm == "group" and full.architecture not in ONE_STAGE:
-            widths["head_channels"] = full.head_channels
-    else:
-        return
+    grouped = "group" in (full.pyramid_norm, full.head_norm)
+    widths = {"pyramid_channels": full.pyramid_channels} if grouped or full.architecture == "fcos" else {}
+    if full.head_norm == "group" and full.architecture not in ONE_STAGE:
+        widths["head_channels"] = full.head_channels
+    if full.architecture in DETR:
+        widths["transformer_width"] = full.transformer_width
     for name, width in widths.items():
         if width % 32 or width == 32:
             raise UsageError(
-                f"{name}={width}: {where} normalises 32 groups of channels", "Give a multiple of 32, 64 or more."
+                f"{name}={width}: its channels are normalised in 32 groups", "Give a multiple of 32, 64 or more."
             )
-
-
-def _check_jitter(full: DetectionRecipe) -> None:
-    """Refuse impossible or contradicting settings of large-scale jitter and of the cut."""
-    usual = DetectionRecipe()
-    given = [name for name in ("crop_sizes", "crop_sides") if getattr(full, name) != getattr(usual, name)]
-    if given and not full.crop:
-        raise UsageError(f"{' and '.join(given)}: without effect, as crop=0 cuts no image", "Give crop=0.5 as well.")
-    if not 1 <= full.crop_sides[0] <= full.crop_sides[1]:
-        raise UsageError(f"crop_sides={list(full.crop_sides)}: should be two ascending numbers from 1")
-    if not full.scale_jitter:
-        return
-    if full.crop:
-        raise UsageError("crop and scale_jitter both cut training images", "Leave out one of them.")
-    if len(full.scale_jitter) != 2 or not 0 < full.scale_jitter[0] <= full.scale_jitter[1]:
-        raise UsageError(f"scale_jitter={list(full.scale_jitter)}: should be two ascending numbers above 0")
-    if full.min_sizes_train != DetectionRecipe().min_sizes_train:
-        raise UsageError("min_sizes_train has no effect with scale_jitter", "Leave out one of them.")
-
-
-def changed_network(recipe: DetectionRecipe) -> bool:
-    """Return whether a detector's backbone computes something else than the network of its name."""
-    return recipe.stride_in_1x1 or recipe.vit_window > 0 or recipe.vit_relative
 
 
 def _check_anchors(full: DetectionRecipe) -> None:
@@ -370,92 +421,9 @@ def _check_anchors(full: DetectionRecipe) -> None:
         raise UsageError(f"anchor_sizes of {full.architecture} should be {what}, not {[list(s) for s in sizes]}")
 
 
-_OF_REGIONS = (
-    *("masks", "keypoints", "rpn_convs", "box_convs", "box_fcs", "box_channels", "mask_convs", "head_channels"),
-    *("box_pool", "mask_pool", "rpn_pre_nms_train", "rpn_pre_nms_test", "rpn_post_nms_train", "rpn_post_nms_test"),
-    *("rpn_nms", "rpn_overlaps", "rpn_samples", "rpn_positives", "roi_overlap", "roi_samples", "roi_positives"),
-    *("box_weights", "smooth_l1_beta", "rpn_smooth_l1_beta", "extra_norm"),
-)
-_NOT_OF_FCOS = ("anchor_sizes", "anchor_ratios", "head_norm")  # its head always has group norm
-
-
-def _refuse_second_stage(recipe: DetectionRecipe) -> None:
-    """Refuse settings of region proposals and heads, and for fcos those of anchors and of another norm in the head."""
-    names = _OF_REGIONS if recipe.architecture == "retinanet" else _OF_REGIONS + _NOT_OF_FCOS
-    usual = DetectionRecipe()
-    given = [name for name in names if getattr(recipe, name) != getattr(usual, name)]
-    if given:
-        have = "have" if len(given) > 1 else "has"
-        raise UsageError(
-            f"architecture={recipe.architecture} has one stage: {', '.join(given)} {have} no effect",
-            "Leave out, or use architecture=fpn.",
-        )
-
-
-_OF_DETR = (
-    *("queries", "encoder_layers", "decoder_layers", "transformer_width", "transformer_mlp", "dropout"),
-    *("refine_boxes", "two_stage", "offset_rate"),
-)
-_OF_PYRAMIDS = ("pyramid_channels", "pyramid_norm")
-
-
-def _check_detr(recipe: DetectionRecipe) -> None:
-    """Refuse settings of Deformable DETR for other detectors, those of other detectors for it, and unfit widths."""
-    usual, detr = DetectionRecipe(), recipe.architecture in DETR
-    names: tuple[str, ...] = _OF_DETR
-    if detr:
-        names = (*_OF_REGIONS, *_NOT_OF_FCOS, *(_OF_PYRAMIDS if recipe.architecture == "deformable_detr" else ()))
-        names = names if recipe.tta_sizes or recipe.tta_flip else (*names, "nms")  # which only joins views
-    given = [name for name in names if getattr(recipe, name) != getattr(usual, name)]
-    if given:
-        have = "have" if len(given) > 1 else "has"
-        raise UsageError(f"{', '.join(given)} {have} no effect on architecture={recipe.architecture}", "Leave out.")
-    if recipe.two_stage and not recipe.refine_boxes:
-        raise UsageError("two_stage=true refines boxes from layer to layer", "Give refine_boxes=true as well.")
-    if detr and (recipe.transformer_width % 32 or not 64 <= recipe.transformer_width <= _MOST_WIDTH):
-        raise UsageError(
-            f"transformer_width={recipe.transformer_width}: should be a multiple of 32 from 64 to {_MOST_WIDTH}",
-            "The transformer's input is normalised in 32 groups of channels.",
-        )
-
-
-_MOST_WIDTH = 4096
-_AT_LEAST_ONE = (
-    *("iterations", "batch_size", "min_size_test", "max_size_train", "max_size_test", "pyramid_channels", "rpn_convs"),
-    *("accumulate", "tta_max_size", "box_channels", "head_channels", "box_pool", "mask_pool", "detections"),
-    *("rpn_pre_nms_train", "rpn_pre_nms_test", "keypoint_channels", "keypoint_pool"),
-    *("queries", "encoder_layers", "decoder_layers", "transformer_mlp"),
-    *("rpn_post_nms_train", "rpn_post_nms_test", "rpn_samples", "roi_samples"),
-)
-_NOT_NEGATIVE = (
-    *("warmup_iterations", "precise_bn", "weight_decay", "weight_decay_norm", "smooth_l1_beta", "momentum", "gamma"),
-    *("box_convs", "box_fcs", "mask_convs", "vit_window", "keypoint_convs", "min_keypoints", "oks_sigma"),
-    *("keypoint_loss_weight", "rpn_smooth_l1_beta"),
-    *("clip_gradients", "backbone_rate", "offset_rate"),
-)
-_RATES = (
-    *("flip", "rpn_nms", "rpn_positives", "roi_overlap", "roi_positives", "score_threshold", "nms", "warmup_factor"),
-    *("repeat_threshold", "layer_decay", "drop_path", "dropout", "crop"),
-)
-
-
-def _check_ranges(recipe: DetectionRecipe) -> None:
-    for names, low, high, words in (
-        (_AT_LEAST_ONE, 1, float("inf"), "at least 1"),
-        (_NOT_NEGATIVE, 0, float("inf"), "not negative"),
-        (_RATES, 0, 1, "from 0 to 1"),
-        (("freeze_at",), 0, 5, "from 0 to 5"),
-    ):
-        for name in names:
-            value = getattr(recipe, name)
-            if value is not None and not low <= value <= high:
-                raise UsageError(f"{name}={value}: should be {words}")
-    for name in ("min_sizes_train", "anchor_ratios", "box_weights", "tta_sizes", "crop_sizes"):
-        values = getattr(recipe, name)
-        if (not values and name != "tta_sizes") or min(values, default=1) <= 0:
-            raise UsageError(f"{name}={list(values)}: should be numbers above 0")
-    if recipe.lr <= 0:
-        raise UsageError(f"lr={recipe.lr}: should be above 0")
+def changed_network(recipe: DetectionRecipe) -> bool:
+    """Return whether a detector's backbone computes something else than the network of its name."""
+    return recipe.stride_in_1x1 or recipe.vit_window > 0 or recipe.vit_relative
 
 
 def resized(height: int, width: int, *, shorter: int, longest: int) -> tuple[int, int]:
@@ -496,3 +464,45 @@ def after_divergence(recipe: DetectionRecipe) -> str:
         f"Try a lower rate (lr={recipe.lr / 10:.3g}; it is {recipe.lr:g}) or a longer warm-up "
         f"(warmup_iterations={warmup}; it is {recipe.warmup_iterations}); or are these the weights that you meant?"
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class DetectionSettings(DetectionRecipe):
+    """Recipe of the detector, and the settings of the program that trains it."""
+
+    limit_iters: int | None = setting(
+        None,
+        "largest number of iterations, to shorten a recipe; rates, steps and warm-up stay those of the whole",
+        within="[1, inf)",
+        changes_result=False,  # `iterations` is what is measured
+    )
+    program: Literal["torchvision", "detectron2"] = setting(
+        "torchvision",
+        "library that trains the detector (--backend)",
+        changes_result=False,  # a benchmark is not modified by it; `recorded` has it
+    )
+    d2: dict[str, Any] | None = setting(None, "d2.KEY=value: changes of Detectron2's own configuration")
+
+    @property
+    def recipe(self) -> DetectionRecipe:
+        """Recipe alone, as files of detectors hold it."""
+        names = (field.name for field in dataclasses.fields(DetectionRecipe))
+        return DetectionRecipe(**{name: getattr(self, name) for name in names})
+
+
+def complete(settings: DetectionSettings) -> tuple[DetectionSettings, dict[str, str]]:
+    """Return the settings with the defaults of the architecture, and at most `limit_iters` iterations."""
+    full = resolved(settings)
+    names = (field.name for field in dataclasses.fields(full))
+    origins = {
+        name: f"default of {full.architecture}" for name in names if getattr(full, name) != getattr(settings, name)
+    }
+    if settings.limit_iters is None or settings.limit_iters >= full.iterations:
+        return full, origins
+    return dataclasses.replace(full, iterations=settings.limit_iters), origins | {"iterations": "flag --limit-iters"}
+
+
+def recorded(settings: DetectionSettings) -> dict[str, Any]:
+    """Return the settings as records hold them: results of two backends do not share a column."""
+    of_backend = {"d2": settings.d2 or {}} if settings.program == "detectron2" else {}
+    return {**result_settings(settings.recipe), "backend": settings.program, **of_backend}

@@ -13,13 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build, check_recorded, check_size, laid_out
 from sslbench.backbones.load import check_recorded_preprocessing
 from sslbench.config import build as build_dataclass
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.detector import Detector
-from sslbench.detection.models.names import canonical_name, place
 from sslbench.detection.recipe import ON_TRANSFORMERS, ONE_STAGE, DetectionRecipe, changed_network, what_is_trained
 from sslbench.errors import UsageError, WeightsError
 from sslbench.preprocessing import Preprocessing
@@ -36,8 +34,12 @@ SUFFIX = ".detector.torch"
 _KEY = "detector"
 _VIT = "backbone.net."
 _STEM = "conv1.weight"
-_MOST_LAYERS = 100  # of a head
 _ANCHORS = 8  # first version with today's anchors of RetinaNet and places of FCOS
+_COUNTER = ".num_batches_tracked"
+_PYRAMID, _TRUNK, _RES5 = "backbone.bottom_up.", "backbone.", "roi_heads.res5."
+_RES5_NORM = f"{_RES5}norm."
+# not learnt: further tensors of some Detectron2 files
+_BESIDE = ("pixel_mean", "pixel_std", "proposal_generator.anchor_generator.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,17 +77,7 @@ class DetectorDescription:
 
 
 def save_detector(path: Path, state: Mapping[str, Tensor], about: DetectorDescription, *, command: str) -> Path:
-    """Write the file atomically, replacing an existing one.
-
-    Args:
-        path: path of the file.
-        state: state of the trained detector.
-        about: description of the detector.
-        command: command that trained it.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Write the file atomically, replacing an existing one."""
     backbone, others = _divided(state, about.recipe)
     preprocessing = about.preprocessing
     if about.recipe.pixel_mean:
@@ -144,12 +136,7 @@ def _canonical(name: str, recipe: DetectionRecipe) -> str | None:
 
 
 def read_detector(path: Path, device: str | torch.device = "cpu") -> tuple[Detector, DetectorDescription]:
-    """Load the detector of a file, in evaluation mode, with its description.
-
-    Raises:
-        WeightsError: the file cannot be read, does not hold a detector, or contradicts its own description.
-        UsageError: its backbone cannot be built here.
-    """
+    """Load the detector of a file, in evaluation mode, with its description."""
     file = files.read(path)
     about = about_of(file)
     if about is None or file.content.get("format") != save.FORMAT:
@@ -165,10 +152,6 @@ def read_detector(path: Path, device: str | torch.device = "cpu") -> tuple[Detec
             f"{path}: the anchors of {recipe.architecture} have changed since it was trained",
             "Train it again; the backbone in it is a weights file as before.",
         )
-    convs = recipe.rpn_convs, recipe.box_convs, recipe.box_fcs, recipe.mask_convs, recipe.keypoint_convs
-    layers = *convs, recipe.encoder_layers, recipe.decoder_layers
-    if max(number or 0 for number in layers) > _MOST_LAYERS:
-        raise WeightsError(f"{path}: its recipe has a head of more than {_MOST_LAYERS} layers")
     with laid_out():
         skeleton = build_detector(build(about.backbone), recipe, classes, keypoints=len(about.keypoints), device="meta")
     check_size(skeleton, f"{path}: its detector", numbers=numbers)
@@ -179,11 +162,7 @@ def read_detector(path: Path, device: str | torch.device = "cpu") -> tuple[Detec
 
 
 def about_of(file: files.WeightsFile) -> DetectorDescription | None:
-    """Return the description in an exported detector or a checkpoint of its training; None for other files.
-
-    Raises:
-        WeightsError: the description is of an unknown version.
-    """
+    """Return the description in an exported detector or a checkpoint of its training; None for other files."""
     content, given = file.content, None
     metadata = content.get("metadata")
     if content.get("format") == save.FORMAT and _KEY in content and isinstance(metadata, Mapping):
@@ -235,54 +214,53 @@ def rows(file: files.WeightsFile, about: DetectorDescription) -> list[tuple[str,
     ]
 
 
-# Files of these formats may hold a network for BGR with its strides in the 1x1 convolutions (MSRA's ResNets).
-_EITHER = ("torchvision", "plain", "module", "timm", "detectron2", "detectron2_c4", "mmpretrain")
-_STRIDES = (*_EITHER, "caffe2_resnet", "caffe2_resnet_jigsaw", "detectron2_caffe2")
-_DETECTRON2 = ("detectron2", "detectron2_c4")
+def to_detectron2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a detector's state under Detectron2's names, as its own checkpointer loads it.
 
-
-def check_weights(backbone: Backbone, recipe: DetectionRecipe, weights: str) -> None:
-    """Raise if the weights were trained with another channel order or place of the strides.
-
-    Args:
-        backbone: loaded backbone.
-        recipe: its channel_order and stride_in_1x1 are checked.
-        weights: weights as given by the user.
-
-    Raises:
-        UsageError: they contradict the known origin of the weights.
+    Counters of BatchNorm are left out, as Detectron2's frozen norm has none.
     """
-    format = backbone.format
-    if format is None:  # untrained weights work with any order
-        return
-    said = _said_by_file(weights) if format in _DETECTRON2 else None
-    if recipe.channel_order == "BGR" and format not in _EITHER:
-        turned = ", whose first convolution is converted from BGR on loading" if _turns(format) else ""
-        raise UsageError(
-            f"channel_order=BGR, but weights of format {format} take RGB{turned} ({weights})", "Give channel_order=RGB."
-        )
-    if said is not None and said != recipe.channel_order:
-        raise UsageError(
-            f"channel_order={recipe.channel_order}, but the pixel_mean in {weights} is in the order {said}",
-            f"Give channel_order={said}, and the pixel_mean and pixel_std of the file.",
-        )
-    if recipe.stride_in_1x1 and format not in _STRIDES:
-        raise UsageError(
-            f"stride_in_1x1=true is for MSRA's weights, but {weights} is of format {format}, with "
-            "strides in the 3x3 convolutions",
-            "Give stride_in_1x1=false.",
-        )
+    if any(name.startswith("backbone.net.") for name in state):
+        raise WeightsError("Detectron2 cannot name the tensors of timm's vision transformers: its own differs")
+    pyramid = any(name.startswith(_PYRAMID) for name in state)
+    canonical, heads = {}, {}
+    for name, tensor in state.items():
+        if name.endswith(_COUNTER):
+            continue
+        own = canonical_name(name, pyramid=pyramid)
+        if own is None:
+            heads[name] = tensor
+        else:
+            canonical[own] = tensor
+    table = load_table("detectron2" if pyramid else "detectron2_c4")
+    renamed = table.from_canonical(canonical, prefix=_PYRAMID if pyramid else None)
+    return {**renamed, **heads}
 
 
-def _turns(format: str) -> bool:
-    return any("flip_channels" in rule.operations for rule in load_table(format).rules)
+def from_detectron2(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the 'model' of a Detectron2 file under the names of a `Detector`, for `weights.fill`."""
+    pyramid = any(name.startswith(_PYRAMID) for name in tensors)
+    mine: dict[str, Tensor] = {}
+    heads: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(_BESIDE) or name.endswith(_COUNTER):
+            continue
+        of_backbone = name.startswith(_PYRAMID) if pyramid else name.startswith((_TRUNK, _RES5))
+        (mine if of_backbone and not name.startswith(_RES5_NORM) else heads)[name] = tensor
+    canonical, _ = load_table("detectron2" if pyramid else "detectron2_c4").to_canonical(mine)
+    return {place(name, pyramid=pyramid): tensor for name, tensor in canonical.items()} | heads
 
 
-def _said_by_file(weights: str) -> str | None:
-    """Return the channel order of a Detectron2 file from its means: those of ImageNet fall from red to blue."""
-    content = files.read(Path(weights)).content
-    mean = content.get("model", content).get("pixel_mean")
-    if not isinstance(mean, Tensor) or mean.numel() != 3:
-        return None
-    first, _, last = mean.flatten().tolist()
-    return None if first == last else "RGB" if first > last else "BGR"
+def canonical_name(name: str, *, pyramid: bool) -> str | None:
+    """Return the canonical name of a backbone tensor; None for one of the heads or the pyramid."""
+    if pyramid:
+        return name.removeprefix(_PYRAMID) if name.startswith(_PYRAMID) else None
+    if name.startswith(_RES5) and not name.startswith(_RES5_NORM):
+        return "layer4." + name.removeprefix(_RES5)
+    return name.removeprefix(_TRUNK) if name.startswith(_TRUNK) else None
+
+
+def place(name: str, *, pyramid: bool) -> str:
+    """Return the name of a backbone tensor in a detector."""
+    if pyramid:
+        return _PYRAMID + name
+    return _RES5 + name.removeprefix("layer4.") if name.startswith("layer4.") else _TRUNK + name

@@ -3,8 +3,9 @@
 import bisect
 import contextlib
 import dataclasses
+import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -15,7 +16,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.batches import Batch, training_batches
-from sslbench.detection.log import IterationMeter, MetricsFile, Watch
 from sslbench.detection.models.boxes import Target
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.recipe import DETR, DetectionRecipe, after_divergence
@@ -29,10 +29,106 @@ from sslbench.train.lock import exclusive
 from sslbench.train.loop import NotFiniteError, RateSchedules, TrainingPlan
 from sslbench.train.meter import LogRecord
 from sslbench.train.method import Learner, Loss, Step
+from sslbench.train.observers.json_lines import read
 from sslbench.train.optimizers.optimizer import OptimizerSettings
 from sslbench.train.optimizers.optimizer import make_optimizer as make_grouped_optimizer
 from sslbench.train.parameter_groups import GroupRates, grouped, norm_parameters, numbered_layers
 from sslbench.train.state import State, resume, save
+from sslbench.weights.save import new_file
+
+_LINES = 100  # log lines per training, if it has that many iterations
+_FEWEST = 20  # largest number of iterations between two lines
+
+
+@dataclasses.dataclass(frozen=True)
+class DetectionLogLine:
+    """State of a training after an iteration.
+
+    Attributes:
+        iteration: number of completed iterations.
+        iterations: total number.
+        loss: of this iteration, averaged over the processes.
+        parts: terms of the loss, averaged likewise.
+        lr: learning rate.
+        per_second: iterations per second since the previous line.
+        images_per_second: likewise, over all processes.
+        left: estimated seconds to the end, from this run's iterations.
+        memory: peak GPU memory in bytes; None on a CPU.
+    """
+
+    iteration: int
+    iterations: int
+    loss: float
+    parts: Mapping[str, float]
+    lr: float
+    per_second: float
+    images_per_second: float
+    left: float
+    memory: int | None
+
+    def summary(self, *, whole: bool = True) -> str:
+        """Return 'loss 1.302 (rpn_cls 0.638, rpn_loc 0.060, cls 0.572, box_reg 0.031)  lr 0.01  4.5 it/s'."""
+        parts = " (" + ", ".join(f"{name} {value:.3f}" for name, value in self.parts.items()) + ")" if whole else ""
+        pace = f"{self.per_second:.2g} it/s" if self.per_second < 10 else f"{self.per_second:.0f} it/s"
+        memory = "" if self.memory is None else f"  {self.memory / 2**30:.1f} GiB"
+        return f"loss {self.loss:.3f}{parts}  lr {self.lr:.3g}  {pace}{memory}"
+
+
+Watch = Callable[[DetectionLogLine], None]
+
+
+class IterationMeter:
+    """Schedule of the log lines, and their clock."""
+
+    def __init__(self, recipe: DetectionRecipe, start: int, device: torch.device) -> None:
+        self.recipe, self.start, self.device = recipe, start, device
+        self.every = max(min(recipe.iterations // _LINES, _FEWEST), 1)
+        self.began = self.last = time.perf_counter()
+        self.reported = start
+
+    def due(self, done: int) -> bool:
+        """Return whether a line is due after `done` iterations."""
+        return done % self.every == 0 or done == self.recipe.iterations
+
+    def line(self, done: int, losses: Mapping[str, float], mean: float, lr: float) -> DetectionLogLine:
+        """Return the line of the iteration that just ended."""
+        now, total = time.perf_counter(), self.recipe.iterations
+        per_second = (done - self.reported) / max(now - self.last, 1e-9)
+        left = (now - self.began) / (done - self.start) * (total - done)
+        self.last, self.reported = now, done
+        return DetectionLogLine(
+            iteration=done,
+            iterations=total,
+            loss=mean,
+            parts={name.removeprefix("loss_"): value for name, value in losses.items()},
+            lr=lr,
+            per_second=per_second,
+            images_per_second=per_second * self.recipe.batch_size,
+            left=left,
+            memory=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
+        )
+
+
+class MetricsFile:
+    """JSON-lines file of a training: step, loss, its parts, lr, images_per_second.
+
+    Lines of an earlier run after the checkpoint that this one continues from are removed, so no iteration is repeated.
+    """
+
+    def __init__(self, path: Path, *, start: int) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [record for record in read(path) if record["step"] <= start]
+        with new_file(path) as temporary:
+            temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+
+    def __call__(self, line: DetectionLogLine) -> None:
+        """Append a line."""
+        record = {"step": line.iteration, "loss": line.loss, "lr": line.lr, **line.parts}
+        record |= {"images_per_second": line.images_per_second}
+        record |= {} if line.memory is None else {"memory": line.memory}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
 
 
 def losses_of(
@@ -94,11 +190,7 @@ class Trained:
 
 
 def check_processes(recipe: DetectionRecipe, processes: int) -> None:
-    """Raise if the batch cannot be divided among the processes.
-
-    Raises:
-        UsageError: the batch cannot be divided.
-    """
+    """Raise if the batch cannot be divided among the processes."""
     parts = processes * recipe.accumulate
     if recipe.batch_size % parts:
         near = max(recipe.batch_size // parts, 1) * parts
@@ -258,12 +350,6 @@ def weights_of_parts(detector: Detector, batch: Batch, parts: int, device: torch
 
     Where the losses of a part are divided by a number of its own (`Detector.denominator`), the weights make that the
     sum over all parts of all processes: neither their number nor that of the processes changes the update.
-
-    Args:
-        detector: its losses.
-        batch: images and targets of the process.
-        parts: number of parts of the batch.
-        device: of the weights.
     """
     every = world_size() * parts
     if every == 1:
@@ -361,8 +447,7 @@ def _layers_above(detector: Detector, layer_decay: float) -> dict[str, int]:
     names = [name for name, _ in detector.named_parameters()]
     if not any(name.startswith(f"{_VIT}blocks.") for name in names):
         raise UsageError(
-            f"layer_decay={layer_decay} needs a vision transformer: this backbone has no blocks",
-            "Give layer_decay=1.",
+            f"layer_decay={layer_decay} needs a vision transformer: this backbone has no blocks", "Give layer_decay=1."
         )
     in_network = [f"backbone.{name.removeprefix(_VIT)}" if name.startswith(_VIT) else f"head.{name}" for name in names]
     layers = numbered_layers(in_network)

@@ -23,9 +23,6 @@ def this_process() -> Process:
 
     A batch script under SLURM without srun is a single process, whatever number of tasks was reserved: only variables
     of the *step* count.
-
-    Raises:
-        UsageError: the variables contradict each other.
     """
     env = os.environ
     if "WORLD_SIZE" in env and "RANK" in env:

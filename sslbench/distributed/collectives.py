@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,8 +21,52 @@ from torch.distributed.rendezvous import rendezvous
 
 from sslbench.distributed import Process, this_process
 from sslbench.distributed.failures import ending_together
-from sslbench.distributed.slurm_hosts import hosts
 from sslbench.errors import SslbenchError, UsageError
+
+_NAME = re.compile(r"(?:[^\[\],\s]|\[[^\[\],\s]+(?:,[^\[\],\s]+)*\])+")
+_PIECE = re.compile(r"\[([^\]]+)\]|([^\[]+)")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def hosts(nodes: str) -> list[str]:
+    """Return the host names of a compact list, in order.
+
+    Numbers have as many digits as the lower end of their range. Of several brackets in a name, the last varies fastest.
+
+    >>> hosts("gpu[01-03,7]-ib,login")
+    ['gpu01-ib', 'gpu02-ib', 'gpu03-ib', 'gpu7-ib', 'login']
+    """
+    names, position = [], 0
+    while found := _NAME.match(nodes, position):
+        pieces = [_numbers(inside, nodes) if inside else [text] for inside, text in _PIECE.findall(found[0])]
+        names += ["".join(parts) for parts in itertools.product(*pieces)]
+        position = found.end()
+        if position == len(nodes):
+            return names
+        if nodes[position] != ",":
+            break
+        position += 1
+    raise _malformed(nodes)
+
+
+def _numbers(ranges: str, nodes: str) -> list[str]:
+    """Return the numbers of a bracket: '01-03,7' -> 01, 02, 03, 7."""
+    found = []
+    for text in ranges.split(","):
+        match = _RANGE.fullmatch(text)
+        if match is None:
+            raise _malformed(nodes)
+        low, high = match[1], match[2] or match[1]
+        found += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
+    return found
+
+
+def _malformed(nodes: str) -> UsageError:
+    return UsageError(
+        f"'{nodes}' is not a SLURM host list such as node[003-006,9],other",
+        "Set MASTER_ADDR to the first host of the job.",
+    )
+
 
 T = TypeVar("T")
 
@@ -33,13 +78,6 @@ def process_group(device: torch.device) -> Iterator[Process]:
     """Join the processes that torchrun or srun started, during a block; a single process joins nothing.
 
     A GPU is the current one during the block: events, streams and graphs without a device refer to it.
-
-    Args:
-        device: device of this process; cuda uses NCCL, all others gloo.
-
-    Raises:
-        UsageError: MASTER_ADDR or MASTER_PORT is missing and does not follow from SLURM's variables.
-        OtherProcessError: another process failed; see `failures.ending_together`.
     """
     process = this_process()
     if process.world == 1 or distributed.is_initialized():
@@ -81,11 +119,7 @@ def _current(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def process_group_if_known(device: torch.device) -> Iterator[None]:
-    """Join the processes as `process_group` does, unless only RANK and WORLD_SIZE are set, which is enough to encode.
-
-    Args:
-        device: see `process_group`.
-    """
+    """Join the processes as `process_group`, unless only RANK and WORLD_SIZE are set, which is enough to encode."""
     known = this_process().world == 1
     with contextlib.suppress(UsageError):
         if not known:
@@ -200,9 +234,6 @@ def from_first(function: Callable[[], T]) -> T:
     """Call a function on the first process, and return its (small, picklable) result on all processes.
 
     An exception is raised on all processes, so that none waits for the failed one.
-
-    Args:
-        function: function without collective operations.
     """
     if world_size() == 1:
         return function()
@@ -216,9 +247,6 @@ def once_per_machine(function: Callable[[], Any]) -> Any:
     """Call a function on one process of each machine; all of its processes read the result from a temporary file.
 
     If it fails anywhere, all processes raise, as in `on_all`.
-
-    Args:
-        function: function without collective operations; its result is of JSON's types.
     """
     if world_size() == 1:
         return function()
@@ -262,9 +290,6 @@ def on_all(function: Callable[[], T]) -> T:
     """Call a function on every process, and return each process's own result.
 
     If it fails on any process, all processes raise: their own error, or that of the first process that failed.
-
-    Args:
-        function: function without collective operations.
     """
     if world_size() == 1:
         return function()

@@ -42,13 +42,6 @@ def ending_together(process: Process, store: Store) -> Iterator[None]:
 
     The process that failed shows its error as usual. The others leave by an error that is not printed, and those that
     wait in a collective operation are ended after a while.
-
-    Args:
-        process: this process, one of several.
-        store: store that all processes reach, with no keys of an earlier block.
-
-    Raises:
-        OtherProcessError: another process failed or died.
     """
     watch = _Watch(process, store)
     thread = threading.Thread(target=watch.run, daemon=True)

@@ -25,10 +25,6 @@ def show_once(text: str, show: Callable[[], object]) -> None:
     """Show an error unless another process shows the same text, and return when it has been shown.
 
     torchrun ends all processes when one of them has left, so none leaves before.
-
-    Args:
-        text: the whole message; processes with different ones show each of them.
-        show: function that prints it.
     """
     with _meeting() as (process, store):
         key, own = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest(), True

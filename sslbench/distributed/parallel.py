@@ -2,20 +2,124 @@
 
 import contextlib
 import inspect
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Literal
+import io
+import logging
+import pickle
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Literal, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint import state_dict as sharded
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from sslbench.distributed.collectives import broadcast_, rank, world_size
-from sslbench.distributed.structure import values_from_first
+from sslbench.distributed.collectives import broadcast_, from_first, rank, world_size
 from sslbench.errors import WeightsError
+from sslbench.names import search_current_folder
+
+T = TypeVar("T")
+log = logging.getLogger("sslbench")
+
+
+def structure_from_first(build: Callable[[], T]) -> T:
+    """Return what a function builds on the first process; every process calls this.
+
+    On the other processes it is the same, with each module's parameters and buffers on the meta device: with shapes,
+    without values. Parameters that modules share stay shared. What cannot be pickled is built by every process.
+    """
+    if world_size() == 1:
+        return build()
+    built: list[T] = []
+
+    def pickled() -> bool:
+        built.append(build())
+        try:
+            _Pickler(structure).dump(built[0])
+        except Exception as error:  # noqa: BLE001  a class of the user or of a library may raise anything
+            log.warning(f"every process builds the whole network: its structure cannot be sent ({error})")
+            return False
+        return True
+
+    structure = io.BytesIO()
+    if not from_first(pickled):
+        return built[0] if built else build()
+    content: list[Any] = [structure.getvalue()]
+    distributed.broadcast_object_list(content, src=0)  # not gathered: a copy for each process would be large
+    if rank() == 0:
+        return built[0]
+    search_current_folder()  # a class of the user's, which this process has not imported yet
+    return cast(T, pickle.loads(content[0]))  # noqa: S301  from this run's first process
+
+
+class _Pickler(pickle.Pickler):
+    """Pickler that leaves out the values of parameters and buffers."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._buffers: set[int] = set()
+
+    def reducer_override(self, value: Any) -> Any:
+        """Reduce a tensor of a module to its properties."""
+        if isinstance(value, nn.Module):
+            self._buffers |= {id(buffer) for buffer in value._buffers.values() if buffer is not None}
+        if isinstance(value, types.MethodType):  # usually by name, which is wrong for one that was given to an object
+            return _bound, (value.__func__, value.__self__)
+        if isinstance(value, nn.Parameter):
+            return _parameter, (value.detach().to("meta"), value.requires_grad, vars(value))
+        if id(value) in self._buffers:
+            return _buffer, (value.to("meta"), vars(value))
+        return NotImplemented
+
+
+def _bound(function: Callable[..., Any], owner: Any) -> types.MethodType:
+    return types.MethodType(function, owner)
+
+
+def _parameter(value: Tensor, gradient: bool, attributes: dict[str, Any]) -> nn.Parameter:
+    """Return a parameter with the attributes that code gave it, such as marks for its weight decay."""
+    parameter = nn.Parameter(value, requires_grad=gradient)
+    vars(parameter).update(attributes)
+    return parameter
+
+
+def _buffer(value: Tensor, attributes: dict[str, Any]) -> Tensor:
+    vars(value).update(attributes)
+    return value
+
+
+@torch.no_grad()
+def values_from_first(module: nn.Module, device: torch.device, done: set[nn.Module]) -> None:
+    """Move parameters and buffers to a device, with the values of the first process; every process calls this."""
+    found: dict[Tensor, Tensor] = {}  # a tensor that several modules share is sent once, and stays shared
+    for owner in module.modules():
+        if owner in done:
+            continue
+        done.add(owner)
+        own: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
+        for tensors in own:  # assigned here, since setattr changes the order
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = found[tensor] = found[tensor] if tensor in found else _received(tensor, device)
+
+
+def _received(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device with the values of the first process; only one on the meta device is replaced."""
+    value = tensor.detach()
+    value = torch.empty_like(value, device=device) if value.is_meta else value.to(device)
+    value = value.contiguous()
+    if value.numel():
+        broadcast_(value.view(-1).view(torch.uint8))  # not every backend sends every type
+    if not tensor.is_meta:
+        tensor.data = value
+        return tensor
+    if isinstance(tensor, nn.Parameter):
+        return _parameter(value, tensor.requires_grad, vars(tensor))
+    return _buffer(value, vars(tensor))
+
 
 Strategy = Literal["ddp", "fsdp"]
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm)
@@ -29,16 +133,7 @@ def wrap(
     dtype: torch.dtype = torch.float32,
     block_methods: Collection[str] = (),
 ) -> nn.Module:
-    """Return a wrapped module whose gradients are those of all processes' images.
-
-    Args:
-        module: module on its device; 'fsdp' shards its parameters in place, and takes one on the CPU too. It takes the
-            values of the first process; those of other processes may be on the meta device.
-        device: device of this process.
-        strategy: 'ddp' keeps everything on every process; 'fsdp' shards parameters, gradients and optimizer state.
-        dtype: of the autocast forward pass; with 'fsdp', blocks are collected in it.
-        block_methods: methods of blocks that are called in place of their forward pass; blocks may lack them.
-    """
+    """Return a wrapped module whose gradients are those of all processes' images."""
     if world_size() == 1:
         return module
     if strategy == "fsdp":
@@ -122,10 +217,6 @@ def module_state(module: nn.Module, *, everywhere: bool = True) -> dict[str, Ten
     """Return the full state on the CPU, under the module's own names; every process calls this.
 
     Sharded parameters are collected one by one, so that the device holds one of them at a time.
-
-    Args:
-        module: module, sharded or not.
-        everywhere: on all processes; otherwise on the first one only, and others return an empty state.
     """
     state = {}
     for name, tensor in module.state_dict().items():
@@ -170,12 +261,7 @@ def load_optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, st
 
 
 def optimizer_shards(module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors of the optimizer's state, sharded as the parameters, and the rest of its state.
-
-    Returns:
-        Tensors by parameter and name, such as 'backbone.cls_token.exp_avg'; and a dict of plain values: 'groups', each
-        with its settings and the names of its 'params', and 'state', the values that are no tensors.
-    """
+    """Return the tensors of the optimizer's state, sharded as the parameters, and the rest of its state."""
     name_of: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     tensors: dict[str, Tensor] = {}
     values: dict[str, dict[str, Any]] = {}
@@ -190,15 +276,7 @@ def optimizer_shards(module: nn.Module, optimizer: torch.optim.Optimizer) -> tup
 
 
 def empty_moments(module: nn.Module, stored: Mapping[str, tuple[torch.Size, torch.dtype]]) -> dict[str, Tensor]:
-    """Return tensors for the values of an optimizer's state: those of a parameter's shape are sharded like it.
-
-    Args:
-        module: module of the parameters.
-        stored: shape and type of each tensor, by the names of `optimizer_shards`.
-
-    Raises:
-        WeightsError: a name belongs to no parameter.
-    """
+    """Return tensors for the values of an optimizer's state: those of a parameter's shape are sharded like it."""
     parameters = dict(module.named_parameters())
     found: dict[str, Tensor] = {}
     for name, (shape, dtype) in stored.items():
@@ -213,11 +291,7 @@ def empty_moments(module: nn.Module, stored: Mapping[str, tuple[torch.Size, torc
 def load_optimizer_shards(
     module: nn.Module, optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor], rest: Mapping[str, Any]
 ) -> None:
-    """Load a state from `optimizer_shards`, with tensors that are sharded as the parameters of this process.
-
-    Raises:
-        WeightsError: the state is of other parameters.
-    """
+    """Load a state from `optimizer_shards`, with tensors that are sharded as the parameters of this process."""
     state: dict[str, dict[str, Any]] = {name: dict(values) for name, values in rest["state"].items()}
     for name, tensor in moments.items():
         parameter, _, key = name.rpartition(".")
@@ -262,11 +336,6 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, *, each:
     >>> p.grad = torch.tensor([3.0, 4.0])
     >>> float(clip_gradients([p], 1.0)), [round(x, 3) for x in p.grad.tolist()]
     (5.0, [0.6, 0.8])
-
-    Args:
-        parameters: parameters; those without a gradient are skipped.
-        max_norm: largest norm of all gradients together, or of each tensor's gradient with `each`.
-        each: clip each tensor separately, as DINO's code (utils.py, clip_gradients).
     """
     if not each:
         return whole(nn.utils.clip_grad_norm_(list(parameters), max_norm))

@@ -53,17 +53,7 @@ class BackgroundWriter:
         self._running: tuple[Path, concurrent.futures.Future[Any]] | None = None
 
     def write(self, folder: Path, tensors: Mapping[str, Tensor], finish: Callable[[Path, Files], object]) -> None:
-        """Copy this process's shards to the CPU, then write them while training goes on.
-
-        Args:
-            folder: temporary folder that all processes see; what is in it is removed.
-            tensors: name -> tensor, sharded or equal on all processes (then the first process writes it).
-            finish: callback on the first process, in the background, after all processes have written their shards;
-                it gets the folder and its files.
-
-        Raises:
-            SslbenchError: the files of the call before could not be written.
-        """
+        """Copy this process's shards to the CPU, then write them while training goes on."""
         self.wait()
         if rank() == 0:
             shutil.rmtree(folder, ignore_errors=True)
@@ -76,11 +66,7 @@ class BackgroundWriter:
         self._running = folder, cast("concurrent.futures.Future[Any]", future)
 
     def wait(self) -> None:
-        """Wait until the files are written.
-
-        Raises:
-            SslbenchError: a process could not write its shards; the temporary folder is removed.
-        """
+        """Wait until the files are written."""
         if self._running is None:
             return
         (folder, future), self._running = self._running, None
@@ -136,11 +122,7 @@ def _names(results: list[WriteResult]) -> list[str]:
 
 
 def shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Return shape and type of every tensor in a folder of shards, by name.
-
-    Raises:
-        WeightsError: a file cannot be read.
-    """
+    """Return shape and type of every tensor in a folder of shards, by name."""
     with _readable(folder):
         found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     entries = {name: entry for name, entry in found.items() if isinstance(entry, TensorStorageMetadata)}
@@ -148,15 +130,7 @@ def shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 
 def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Fill tensors from a folder of shards; each process reads the parts that it has, without any other.
-
-    Args:
-        folder: folder that `BackgroundWriter` wrote, with any number of processes.
-        tensors: name -> tensor to fill, sharded in any way or whole.
-
-    Raises:
-        WeightsError: a tensor is missing or has another shape, or a file cannot be read.
-    """
+    """Fill tensors from a folder of shards; each process reads the parts that it has, without any other."""
     with _readable(folder), _quiet():
         load(
             dict(tensors),

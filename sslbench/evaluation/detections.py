@@ -10,9 +10,8 @@ import numpy as np
 
 from sslbench.arrays import FloatArray
 from sslbench.data.objects.types import ObjectSource
-from sslbench.detection.constant_box import constant_boxes
 from sslbench.detection.evaluate import per_keypoint, score, truth_of
-from sslbench.detection.mean_pose import mean_pose, with_pose
+from sslbench.detection.floors import constant_boxes, mean_pose, with_pose
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.errors import ResultError
 from sslbench.evaluation.request import RunSettings
@@ -62,16 +61,7 @@ def few_objects(test: ObjectSource) -> tuple[str, ...]:
 def scored(
     blank: Result, found: Detections, test: ObjectSource, truth: Truth, recipe: DetectionRecipe, out: Path
 ) -> Result:
-    """Return the record with the scores of boxes, masks and keypoints; detections and objects lie beside its place.
-
-    Args:
-        blank: the record without results.
-        found: the detections.
-        test: the images.
-        truth: their objects, with all that the recipe scores.
-        recipe: its metric counts.
-        out: folder of the records.
-    """
+    """Return the record with the scores of boxes, masks and keypoints; detections and objects lie beside its place."""
     began = time.perf_counter()
     scores, of_regions = score(truth, found, recipe, seed=blank.seed)
     of_keypoints = per_keypoint(truth, found)
@@ -104,12 +94,7 @@ def _keep_objects(test: ObjectSource, truth: Truth, folder: Path) -> str:
 
 
 def finished(blank: Result, out: Path) -> Result | None:
-    """Return the record of a finished measurement whose files are all there and not edited; else None.
-
-    Args:
-        blank: the record without results.
-        out: folder of the records.
-    """
+    """Return the record of a finished measurement whose files are all there and not edited; else None."""
     path = records.path_of(blank, out)
     if not path.is_file():
         return None
@@ -137,16 +122,7 @@ def compared(
     recipe: DetectionRecipe,
     run: RunSettings,
 ) -> Result:
-    """Return the record with baselines and floors beside it: differences of AP, their intervals, and ties.
-
-    Args:
-        own: the one in question.
-        baselines: the same detector trained alike from other weights.
-        train: training part, for the floors.
-        test: test part.
-        recipe: its metric counts.
-        run: its seed is that of the bootstrap; without floors the constant box is left out.
-    """
+    """Return the record with baselines and floors beside it: differences of AP, their intervals, and ties."""
     result, variants, notes = own.result, dict(own.result.variants), list(own.result.notes)
     recipe = dataclasses.replace(recipe, masks=False)
     truth, definition, floors = truth_of(test, recipe), DEFINITIONS[recipe.metric], dict(result.floors)

@@ -16,12 +16,11 @@ from sslbench.data.splits import Parts
 from sslbench.data.splits.objects import objects_of
 from sslbench.detection import VERSION
 from sslbench.detection.backends import export, run_backend, run_exported, try_backend
+from sslbench.detection.checks import check_readable
 from sslbench.detection.evaluate import draw, truth_of
-from sslbench.detection.log import DetectionLogLine, Watch
-from sslbench.detection.readable import check_readable
 from sslbench.detection.recipe import what_is_trained
 from sslbench.detection.saved import DetectorDescription
-from sslbench.detection.train import TrainingRun
+from sslbench.detection.train import DetectionLogLine, TrainingRun, Watch
 from sslbench.distributed.collectives import from_first, process_group, rank, world_size
 from sslbench.evaluation.detections import (
     DetectorResult,
@@ -40,7 +39,7 @@ from sslbench.evaluation.request import RunSettings, Task
 from sslbench.evaluation.trainings import ONE_TRAINING, together
 from sslbench.results import DataUsed, RequestedParts, Result, records
 from sslbench.runtime.progress import Progress
-from sslbench.runtime.workers import default_workers
+from sslbench.runtime.resources import default_workers
 from sslbench.train.loop import NotFiniteError
 
 log = logging.getLogger("sslbench")
@@ -52,23 +51,7 @@ _NO_BASELINE = "--baseline random trains the same detector from the untrained ba
 def evaluate_on_objects(
     prepared: Prepared, *, out: Path, command: str, progress: Progress | None = None
 ) -> list[Result]:
-    """Run protocols on objects and write their records; every process of a run calls this.
-
-    Args:
-        prepared: from `prepare`.
-        out: folder for the records.
-        command: command line of the user.
-        progress: of what is done; one with a method `line` is told of the lines of the training's log, which otherwise
-            go to the log of the program.
-
-    Returns:
-        Results of the baselines, then the one in question; empty on processes but the first. A baseline whose
-        training diverges is missing, and the record says so (in several processes the run ends, after the weights).
-
-    Raises:
-        SslbenchError: an image cannot be read, the loss is not finite, or the folder cannot be written.
-        StoppedError: SIGTERM, SIGUSR1 or SIGINT came during training; everything is saved.
-    """
+    """Run protocols on objects and write their records; every process of a run calls this."""
     results = []
     for task in prepared.object_tasks:
         with process_group(prepared.run.torch_device()):

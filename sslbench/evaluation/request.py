@@ -14,8 +14,7 @@ from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
 from sslbench.preprocessing import MAX_PIXELS, Preprocessing
 from sslbench.protocols import WHOLE_IMAGES, Kind, Part, WholeImages
-from sslbench.runtime.device_names import EncodingPrecision, refuse_unknown_device
-from sslbench.runtime.workers import StartMethod, resolve_workers
+from sslbench.runtime.resources import EncodingPrecision, StartMethod, refuse_unknown_device, resolve_workers
 
 if TYPE_CHECKING:
     import torch

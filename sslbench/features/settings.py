@@ -3,8 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
-from sslbench.runtime.device_names import EncodingPrecision, Precision, float_precision
-from sslbench.runtime.workers import StartMethod
+from sslbench.runtime.resources import EncodingPrecision, Precision, StartMethod, float_precision
 
 if TYPE_CHECKING:
     import torch

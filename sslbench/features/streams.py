@@ -18,7 +18,7 @@ import torch
 
 from sslbench.backbones.speed import Encoder
 from sslbench.data.loading.loader import PictureBatch
-from sslbench.runtime.workers import usable_cores
+from sslbench.runtime.resources import usable_cores
 
 Rows = list[npt.NDArray[np.float32]]
 """One array (B, D) per layer."""

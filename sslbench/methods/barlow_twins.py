@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from sslbench.config import setting
 from sslbench.distributed.collectives import gather_with_gradient, sum_with_gradient, world_size
 from sslbench.methods._parts.checks import need_several_images, need_views
-from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.losses import in_float32
+from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -45,15 +45,12 @@ def correlation_terms(za: Tensor, zb: Tensor, *, normalisation: Normalisation = 
     All processes get the same values. The gradient of this process's rows counts these values once, so its mean over
     processes, as DistributedDataParallel takes it, is too small by the number of processes.
 
+    `za`: (B, d), embeddings of one view; `zb`: (B, d), embeddings of the other view.
+
     >>> z = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
     >>> invariance, redundancy = correlation_terms(z, z.flip(1))  # C = [[0, 1], [1, 0]]
     >>> round(float(invariance), 3), round(float(redundancy), 3)
     (2.0, 2.0)
-
-    Args:
-        za: (B, d), embeddings of one view.
-        zb: (B, d), embeddings of the other view.
-        normalisation: see `Config`.
     """
     a, b = _standardise(torch.stack([za, zb]), together=normalisation == "vissl")
     correlation = sum_with_gradient(a.T @ b) / (len(a) * world_size())  # equation 2

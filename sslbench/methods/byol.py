@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.methods._parts.checks import need_several_images, need_views
-from sslbench.methods._parts.heads import mlp
+from sslbench.methods._parts.losses import in_float32
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -34,12 +34,10 @@ class Config:
 def regression_loss(prediction: Tensor, target: Tensor) -> Tensor:
     """Return equation 2, the mean squared distance of the normalised vectors; the target gets no gradient.
 
+    `prediction`: (B, d); `target`: (B, d), embedding of the other view by the target network.
+
     >>> float(regression_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 3.0]])))
     2.0
-
-    Args:
-        prediction: (B, d).
-        target: (B, d), embedding of the other view by the target network.
     """
     return 2 - 2 * functional.cosine_similarity(prediction, target.detach(), dim=1).mean()
 

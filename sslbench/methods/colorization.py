@@ -25,8 +25,8 @@ from sslbench.data.decode.transforms import normalise
 from sslbench.distributed.collectives import sum_
 from sslbench.errors import DataError, UsageError
 from sslbench.methods._parts.checks import need_views
-from sslbench.methods._parts.feature_maps import feature_map
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.losses import in_float32
+from sslbench.methods._parts.networks import feature_map
 from sslbench.preprocessing import LIGHTNESS
 from sslbench.runtime.device import widest_float
 from sslbench.train import method
@@ -64,14 +64,10 @@ class Config:
 def chroma(images: Tensor) -> Tensor:
     """Return a and b of CIE Lab (sRGB, D65).
 
+    `images`: RGB (B, 3, h, w), values 0 to 255; returns float32 (B, 2, h, w).
+
     >>> chroma(torch.tensor([255.0, 0.0, 0.0]).view(1, 3, 1, 1)).flatten().round().tolist()
     [80.0, 67.0]
-
-    Args:
-        images: RGB (B, 3, h, w), values 0 to 255.
-
-    Returns:
-        float32 (B, 2, h, w).
     """
     rgb = images.to(torch.float32) / 255
     linear = torch.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
@@ -88,11 +84,10 @@ def colours() -> Tensor:
 
     Four published points are corners of no such cell; they are there too.
 
+    Returns float32 (313, 2), ordered by a, then b.
+
     >>> tuple(colours().shape)
     (313, 2)
-
-    Returns:
-        float32 (313, 2), ordered by a, then b.
     """
     levels = torch.arange(256.0)
     first, second = (plane.flatten() for plane in torch.meshgrid(levels, levels, indexing="ij"))
@@ -112,14 +107,6 @@ def soft_encode(ab: Tensor, neighbours: int, sigma: float) -> tuple[Tensor, Tens
     >>> indices, shares = soft_encode(torch.tensor([[3.0, 0.0]]), 2, 5.0)
     >>> colours()[indices[0]].tolist(), [round(share, 3) for share in shares[0].tolist()]
     ([[0.0, 0.0], [10.0, 0.0]], [0.69, 0.31])
-
-    Args:
-        ab: float32 (..., 2).
-        neighbours: number K of colours.
-        sigma: standard deviation of the shares.
-
-    Returns:
-        int64 (..., K), nearest first, indices into `colours`; and float32 (..., K), which add up to 1.
     """
     squared = (ab[..., None, :] - colours().to(ab.device, non_blocking=True)).square().sum(dim=-1)
     nearest = squared.topk(neighbours, dim=-1, largest=False, sorted=True)
@@ -129,17 +116,12 @@ def soft_encode(ab: Tensor, neighbours: int, sigma: float) -> tuple[Tensor, Tens
 def rebalancing_weights(counts: Tensor, uniform: float, sigma: float) -> Tensor:
     """Return the weights of the colours: inverse to their smoothed prior, 1 in expectation (eq. 4).
 
+    `counts`: float64 (313,), number of pixels nearest to each colour; not all 0; returns (313,), of the dtype of
+    `counts`.
+
     >>> weights = rebalancing_weights(torch.ones(313), 0.5, 0.001)
     >>> bool((weights == 1).all())
     True
-
-    Args:
-        counts: float64 (313,), number of pixels nearest to each colour; not all 0.
-        uniform: share of the uniform distribution that is mixed in.
-        sigma: standard deviation of the Gaussian, in a and b, that smooths the prior.
-
-    Returns:
-        (313,), of the dtype of `counts`.
     """
     points = colours().to(counts)
     kernel = (-torch.cdist(points, points).square() / (2 * sigma**2)).softmax(dim=0)  # keeps the number of pixels
@@ -152,15 +134,12 @@ def rebalancing_weights(counts: Tensor, uniform: float, sigma: float) -> Tensor:
 def rebalanced_cross_entropy(logits: Tensor, indices: Tensor, shares: Tensor, weights: Tensor) -> Tensor:
     """Return the mean over pixels of their weighted cross entropy (eq. 2).
 
+    `logits`: (B, 313, h, w); `indices`: int64 (B, h, w, K), see `soft_encode`; `shares`: (B, h, w, K); `weights`: (B,
+    h, w).
+
     >>> encoded = soft_encode(torch.zeros(1, 1, 1, 2), 5, 5.0)
     >>> round(float(rebalanced_cross_entropy(torch.zeros(1, 313, 1, 1), *encoded, torch.ones(1, 1, 1))), 4)  # log(313)
     5.7462
-
-    Args:
-        logits: (B, 313, h, w).
-        indices: int64 (B, h, w, K), see `soft_encode`.
-        shares: (B, h, w, K).
-        weights: (B, h, w).
     """
     log_p = logits.log_softmax(dim=1).permute(0, 2, 3, 1).gather(3, indices)
     return -(weights * (shares * log_p).sum(dim=3)).mean()
@@ -245,11 +224,7 @@ class Method(method.Method[Config]):
 
     @torch.no_grad()
     def after_update(self, step: Step) -> None:
-        """Compute the weights of the colours at the end of the first pass.
-
-        Raises:
-            DataError: all pictures are grey.
-        """
+        """Compute the weights of the colours at the end of the first pass."""
         if step.index != -1 or self._counts is None:
             return
         counts = sum_(self._counts)

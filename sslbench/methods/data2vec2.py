@@ -20,10 +20,9 @@ from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
-from sslbench.methods._parts.draws import image_generators, view_by_view
-from sslbench.methods._parts.masks import masked_rows, take, take_rows
+from sslbench.methods._parts.losses import in_float32
+from sslbench.methods._parts.masks import image_generators, masked_rows, take, take_rows, view_by_view
 from sslbench.methods._parts.momentum import copy_of, update
-from sslbench.methods._parts.precision import in_float32
 from sslbench.methods._parts.vision_transformers import (
     embed,
     fix_positions,
@@ -68,12 +67,10 @@ class Config:
 def regression_loss(predicted: Tensor, targets: Tensor) -> Tensor:
     """Return the mean over rows of the squared distance divided by the root of the dimension (the authors' d2v_loss).
 
+    `predicted`: (n, D); `targets`: (n, D), without gradient.
+
     >>> float(regression_loss(torch.zeros(2, 4), torch.ones(2, 4)))  # 4 / sqrt(4)
     2.0
-
-    Args:
-        predicted: (n, D).
-        targets: (n, D), without gradient.
     """
     return (predicted - targets).square().sum(dim=1).mean() / math.sqrt(predicted.shape[1])
 
@@ -82,11 +79,7 @@ def regression_loss(predicted: Tensor, targets: Tensor) -> Tensor:
 def averaged_targets(outputs: Tensor) -> Tensor:
     """Return the mean of layers, each normalised per image and channel over patches; then normalised over channels.
 
-    Args:
-        outputs: (L, B, N, D), of L layers.
-
-    Returns:
-        (B, N, D).
+    `outputs`: (L, B, N, D), of L layers; returns (B, N, D).
     """
     variance, mean = torch.var_mean(outputs, dim=2, keepdim=True, correction=0)
     averaged: Tensor = ((outputs - mean) / (variance + 1e-5).sqrt()).mean(0)

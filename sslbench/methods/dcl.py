@@ -14,10 +14,8 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.distributed.collectives import sum_
 from sslbench.methods._parts.checks import need_negatives, need_view_pairs
-from sslbench.methods._parts.contrast import mean_over_pairs, similarities
-from sslbench.methods._parts.crops import encode
-from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.losses import in_float32, mean_over_pairs, similarities
+from sslbench.methods._parts.networks import encode, mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -43,14 +41,11 @@ def decoupled(views: Tensor, temperature: float, sigma: float | None = None) -> 
     p and n are cosines divided by the temperature, n runs over all views of all other images on all processes. w is 1,
     or with `sigma` the weight of eq. 7: 2 - e^(c / sigma) / mean of e^(c / sigma), c the cosine of the positive.
 
+    `views`: (V, B, d), this process's embeddings of V >= 2 views, not necessarily normalised.
+
     >>> views = torch.eye(2).expand(2, 2, 2)  # two equal views of two orthogonal images: -1 + log(2)
     >>> round(float(decoupled(views, 1.0)), 4)
     -0.3069
-
-    Args:
-        views: (V, B, d), this process's embeddings of V >= 2 views, not necessarily normalised.
-        temperature: temperature, above 0.
-        sigma: width of the weights, above 0.
     """
     positives, negatives = similarities(views, temperature)
     if sigma is not None:

@@ -16,11 +16,9 @@ from sslbench.config import setting
 from sslbench.distributed.collectives import broadcast_, gather, rank, sum_, world_size
 from sslbench.errors import UsageError
 from sslbench.methods._parts.checks import need_view_pairs
-from sslbench.methods._parts.classification import cross_entropy
-from sslbench.methods._parts.crops import encode
-from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.memory_bank import sums_of
-from sslbench.methods._parts.precision import in_float32, unit_length
+from sslbench.methods._parts.losses import cross_entropy, in_float32, unit_length
+from sslbench.methods._parts.memory import sums_of
+from sslbench.methods._parts.networks import encode, mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -48,18 +46,13 @@ def spherical_kmeans(rows: Tensor, centroids: Tensor, iterations: int) -> tuple[
 
     Each iteration replaces a centroid by the normalised mean of its rows; one without rows stays.
 
+    `rows`: (N, d), rows of length 1, equal on all processes; `centroids`: (K, d), rows of length 1, the initial
+    centroids, equal on all processes; returns (K, d) and int64 (N,), equal on all processes.
+
     >>> rows = functional.normalize(torch.tensor([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0]]), dim=1)
     >>> centroids, assignments = spherical_kmeans(rows, rows[[0, 2]], 2)
     >>> centroids.round(decimals=3).tolist(), assignments.tolist()
     ([[1.0, 0.0], [-1.0, 0.0]], [0, 0, 1])
-
-    Args:
-        rows: (N, d), rows of length 1, equal on all processes.
-        centroids: (K, d), rows of length 1, the initial centroids, equal on all processes.
-        iterations: number of iterations.
-
-    Returns:
-        (K, d) and int64 (N,), equal on all processes.
     """
     own = rows[rank() :: world_size()]
     for _ in range(iterations):
@@ -154,10 +147,7 @@ class Method(method.Method[Config]):
 def centroid_loss(embeddings: Tensor, centroids: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Return the cross entropy of the assigned centroid, by similarities divided by a temperature.
 
-    Args:
-        embeddings: (B, d), rows of length 1.
-        centroids: (K, d), rows of length 1.
-        labels: int64 (B,), number of the centroid; -1 is ignored.
-        temperature: temperature, above 0.
+    `embeddings`: (B, d), rows of length 1; `centroids`: (K, d), rows of length 1; `labels`: int64 (B,), number of the
+    centroid; -1 is ignored.
     """
     return cross_entropy(embeddings @ centroids.T / temperature, labels)

@@ -19,13 +19,10 @@ from sslbench.config import setting
 from sslbench.distributed.collectives import gather
 from sslbench.errors import UsageError
 from sslbench.methods._parts.checks import need_views
-from sslbench.methods._parts.contrast import info_nce
-from sslbench.methods._parts.feature_maps import feature_map
-from sslbench.methods._parts.heads import mlp
+from sslbench.methods._parts.losses import in_float32, info_nce, unit_length
+from sslbench.methods._parts.memory import enqueue_, need_whole_updates
 from sslbench.methods._parts.momentum import copy_of, update
-from sslbench.methods._parts.precision import in_float32, unit_length
-from sslbench.methods._parts.queue import enqueue_, need_whole_updates
-from sslbench.methods._parts.shuffle import over_shuffled
+from sslbench.methods._parts.networks import feature_map, mlp, over_shuffled
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -54,12 +51,10 @@ class Config:
 def best_matches(queries: Tensor, keys: Tensor) -> Tensor:
     """Return for each place of the queries' maps the most similar place of the keys' maps (eq. 3), (B, S).
 
+    `queries`: (B, S, D), features of the backbone at S places; they are compared by their cosine; `keys`: (B, S', D).
+
     >>> best_matches(torch.eye(2)[None], torch.eye(2).flip(0)[None]).tolist()
     [[1, 0]]
-
-    Args:
-        queries: (B, S, D), features of the backbone at S places; they are compared by their cosine.
-        keys: (B, S', D).
     """
     similarities = functional.normalize(queries, dim=2) @ functional.normalize(keys, dim=2).mT
     return similarities.argmax(dim=2)
@@ -69,12 +64,8 @@ def best_matches(queries: Tensor, keys: Tensor) -> Tensor:
 def dense_loss(queries: Tensor, keys: Tensor, matches: Tensor, queue: Tensor, temperature: float) -> Tensor:
     """Return equation 2: InfoNCE of every place's query with its match, among the keys of other images.
 
-    Args:
-        queries: (B, S, d), not necessarily normalised.
-        keys: (B, S', d), not necessarily normalised, without gradient.
-        matches: (B, S), the place of the key of each query.
-        queue: (K, d), rows of length 1.
-        temperature: temperature, above 0.
+    `queries`: (B, S, d), not necessarily normalised; `keys`: (B, S', d), not necessarily normalised, without gradient;
+    `matches`: (B, S), the place of the key of each query; `queue`: (K, d), rows of length 1.
     """
     positives = keys.gather(1, matches[..., None].expand(-1, -1, keys.shape[2]))
     query, key = (functional.normalize(rows.flatten(0, 1), dim=1) for rows in (queries, positives))

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.checks import need_several_images
-from sslbench.methods._parts.crops import encode
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
+from sslbench.methods._parts.networks import encode
 from sslbench.methods._parts.self_distillation import (
     DinoHead,
     PendingLogits,

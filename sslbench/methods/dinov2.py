@@ -25,10 +25,10 @@ from sslbench.backbones.load import load_backbone
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.checks import need_several_images, need_teacher_views
-from sslbench.methods._parts.crops import encode
+from sslbench.methods._parts.losses import in_float32, sinkhorn
 from sslbench.methods._parts.masks import block_masks, check_shares, masked_rows, random_numbers, take_rows
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.networks import encode
 from sslbench.methods._parts.self_distillation import (
     DinoHead,
     PendingLogits,
@@ -37,7 +37,6 @@ from sslbench.methods._parts.self_distillation import (
     teacher_probabilities,
     warmed_up,
 )
-from sslbench.methods._parts.sinkhorn import sinkhorn
 from sslbench.methods._parts.vision_transformers import (
     drop_samples,
     embed,
@@ -112,11 +111,10 @@ def koleo(features: Tensor) -> Tensor:
 
     Source: Sablayrolles et al. 2019, arXiv 1806.03198, eq. 2, on rows of length 1.
 
+    `features`: (B, D), not necessarily normalised, at least two.
+
     >>> round(float(koleo(torch.eye(2))), 4)  # -log(sqrt(2))
     -0.3466
-
-    Args:
-        features: (B, D), not necessarily normalised, at least two.
     """
     rows = functional.normalize(features, dim=1, eps=1e-8)
     with torch.no_grad():
@@ -129,13 +127,11 @@ def koleo(features: Tensor) -> Tensor:
 def gram_loss(student: Tensor, teacher: Tensor) -> Tensor:
     """Return DINOv3's equation 2: mean squared difference of the cosines of all pairs of patches of a view.
 
+    `student`: (V, N, D), patches of V views; `teacher`: (V, N, D'), without gradient.
+
     >>> x = torch.eye(2)[None]
     >>> float(gram_loss(x, x)), round(float(gram_loss(x, torch.ones(1, 2, 2))), 4)
     (0.0, 0.5)
-
-    Args:
-        student: (V, N, D), patches of V views.
-        teacher: (V, N, D'), without gradient.
     """
     ours, theirs = (functional.normalize(patches, dim=-1) for patches in (student, teacher))
     return functional.mse_loss(ours @ ours.mT, theirs @ theirs.mT)

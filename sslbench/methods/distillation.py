@@ -22,8 +22,7 @@ from sslbench.config import setting
 from sslbench.data.decode.transforms import normalise
 from sslbench.errors import UsageError
 from sslbench.methods._parts.checks import need_views
-from sslbench.methods._parts.classification import cross_entropy, top1
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.losses import cross_entropy, in_float32, top1
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 from sslbench.weights.reading import files
@@ -56,15 +55,11 @@ def soft_target_loss(student: Tensor, teacher: Tensor, loss: SoftLoss, temperatu
     Divergence and cross entropy are multiplied by the squared temperature, so that gradients do not depend on it
     (Hinton et al., section 2).
 
+    `student`: (B, C); `teacher`: (B, C).
+
     >>> logits = torch.tensor([[1.0, 0.0]])
     >>> float(soft_target_loss(logits, logits, "kl_divergence", 10.0))
     0.0
-
-    Args:
-        student: (B, C).
-        teacher: (B, C).
-        loss: Kullback-Leibler divergence or cross entropy of softmaxes, mean over images; or mean squared error.
-        temperature: temperature, above 0.
     """
     if loss == "mse":
         return functional.mse_loss(student, teacher.detach())

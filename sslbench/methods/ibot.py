@@ -17,18 +17,19 @@ from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.methods._parts.checks import need_teacher_views
-from sslbench.methods._parts.crops import encode
-from sslbench.methods._parts.draws import image_generators, view_by_view
+from sslbench.methods._parts.losses import in_float32
 from sslbench.methods._parts.masks import (
     block_masks,
     check_shares,
+    image_generators,
     masked_rows,
     random_masks,
     random_numbers,
     take_rows,
+    view_by_view,
 )
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.networks import encode
 from sslbench.methods._parts.self_distillation import (
     DinoHead,
     PendingLogits,

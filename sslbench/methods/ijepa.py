@@ -21,10 +21,9 @@ from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
-from sslbench.methods._parts.draws import image_generators, update_generator
-from sslbench.methods._parts.masks import random_numbers, take
+from sslbench.methods._parts.losses import in_float32
+from sslbench.methods._parts.masks import image_generators, random_numbers, take, update_generator
 from sslbench.methods._parts.momentum import copy_of, update
-from sslbench.methods._parts.precision import in_float32
 from sslbench.methods._parts.vision_transformers import (
     embed,
     fix_positions,
@@ -66,12 +65,10 @@ class Config:
 def prediction_loss(predicted: Tensor, targets: Tensor) -> Tensor:
     """Return the smooth L1 loss (Huber's, threshold 1) of predictions and normalised targets, as in the authors' code.
 
+    `targets`: (..., D), normalised over D, without gradient.
+
     >>> float(prediction_loss(torch.tensor([[0.5, -2.0]]), torch.zeros(1, 2)))  # (0.125 + 1.5) / 2
     0.8125
-
-    Args:
-        predicted: (..., D).
-        targets: (..., D), normalised over D, without gradient.
     """
     return functional.smooth_l1_loss(predicted, targets)
 
@@ -95,12 +92,6 @@ def draw_blocks(
 
     All images have blocks of the same sizes at their own places. The context is a large block without the targets; of
     contexts of several sizes the first patches are kept, as many as the smallest has.
-
-    Args:
-        grid: rows and columns of patches.
-        config: settings.
-        sizes: random numbers of the sizes of all blocks.
-        places: random numbers of the places of each image's blocks.
     """
     target = block_size(grid, config.target_scale, config.target_aspect, sizes.random())
     context = block_size(grid, config.context_scale, (1.0, 1.0), sizes.random())
@@ -161,13 +152,8 @@ class Predictor(nn.Module):
     def forward(self, tokens: Tensor, context: Tensor, targets: Tensor) -> Tensor:
         """Return the predictions of the target patches, each block by itself.
 
-        Args:
-            tokens: (B, prefix + n, dim), of the context.
-            context: (B, n), indices of its patches.
-            targets: (B, T, m), indices of the patches of T blocks.
-
-        Returns:
-            (B, T, m, dim).
+        `tokens`: (B, prefix + n, dim), of the context; `context`: (B, n), indices of its patches; `targets`: (B, T, m),
+        indices of the patches of T blocks; returns (B, T, m, dim).
         """
         b, blocks, patches = targets.shape
         positions = self.positions.expand(b, -1, -1)

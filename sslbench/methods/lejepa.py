@@ -16,9 +16,8 @@ from sslbench.config import setting
 from sslbench.distributed.collectives import broadcast_, mean_with_gradient, world_size
 from sslbench.errors import UsageError
 from sslbench.methods._parts.checks import need_several_images
-from sslbench.methods._parts.crops import encode
-from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.losses import in_float32
+from sslbench.methods._parts.networks import encode, mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -41,12 +40,10 @@ class Config:
 def prediction_loss(embeddings: Tensor, large: int) -> Tensor:
     """Return the mean squared distance of all views from the mean of the large views (section 5).
 
+    `embeddings`: (V, B, d), of views; the first `large` are the large ones.
+
     >>> float(prediction_loss(torch.tensor([[[0.0]], [[2.0]], [[4.0]]]), 2))  # (1 + 1 + 9) / 3
     3.6666667461395264
-
-    Args:
-        embeddings: (V, B, d), of views; the first `large` are the large ones.
-        large: number of large views.
     """
     return (embeddings - embeddings[:large].mean(0)).square().mean()
 
@@ -58,11 +55,8 @@ def sigreg(embeddings: Tensor, directions: Tensor, *, knots: int = 17, largest: 
     The statistic is the number of images, of all processes, times the integral over t of the squared distance between
     the empirical characteristic function at t and exp(-t^2 / 2), weighted by the latter, from -largest to largest.
 
-    Args:
-        embeddings: (V, B, d), of the views of this process's images.
-        directions: (d, S), columns of length 1, the same on all processes.
-        knots: points from 0 to `largest` for the trapezoidal rule.
-        largest: end of the integral.
+    `embeddings`: (V, B, d), of the views of this process's images; `directions`: (d, S), columns of length 1, the same
+    on all processes.
     """
     t = torch.linspace(0, largest, knots, device=embeddings.device, dtype=embeddings.dtype)
     normal = (-t.square() / 2).exp()

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
-from sslbench.methods._parts.draws import image_generators, view_by_view
-from sslbench.methods._parts.masks import patchify, take
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.losses import in_float32
+from sslbench.methods._parts.masks import image_generators, patchify, take, view_by_view
 from sslbench.methods._parts.vision_transformers import (
     embed,
     fix_positions,
@@ -54,9 +53,8 @@ def random_masking(
 ) -> tuple[Tensor, Tensor]:
     """Draw a random permutation of the patches for each of `count` images.
 
-    Returns:
-        order: (count, patches), the permutations; the first `visible` patches of each are visible.
-        restore: (count, patches), the inverse permutations: `order.gather(1, restore)` is 0, 1, 2, ...
+    Returns order: (count, patches), the permutations; the first `visible` patches of each are visible. restore: (count,
+    patches), the inverse permutations: `order.gather(1, restore)` is 0, 1, 2, .
     """
     if not 0 < visible < patches:
         raise ValueError(f"{visible} of {patches} patches cannot be visible")
@@ -68,10 +66,8 @@ def random_masking(
 def reconstruction_loss(predicted: Tensor, patches: Tensor, *, normalize: bool = True) -> Tensor:
     """Return the mean squared error over masked patches and pixels (section 3).
 
-    Args:
-        predicted: (B, masked, pixels).
-        patches: (B, masked, pixels), the masked patches of the view.
-        normalize: normalise each patch to mean 0 and variance 1 (unbiased, plus 1e-6), as in table 1d.
+    `predicted`: (B, masked, pixels); `patches`: (B, masked, pixels), the masked patches of the view; `normalize`:
+    normalise each patch to mean 0 and variance 1 (unbiased, plus 1e-6), as in table 1d.
     """
     if normalize:
         variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
@@ -104,13 +100,8 @@ class PixelDecoder(nn.Module):
     def forward(self, tokens: Tensor, restore: Tensor, masked: Tensor) -> Tensor:
         """Return the pixels of the masked patches.
 
-        Args:
-            tokens: (B, prefix + visible, dim).
-            restore: (B, patches), see `random_masking`.
-            masked: (B, masked), indices of the patches to decode.
-
-        Returns:
-            (B, masked, pixels).
+        `tokens`: (B, prefix + visible, dim); `restore`: (B, patches), see `random_masking`; `masked`: (B, masked),
+        indices of the patches to decode; returns (B, masked, pixels).
         """
         tokens = self.embed(tokens)
         prefix, visible = tokens[:, : self.prefix], tokens[:, self.prefix :]

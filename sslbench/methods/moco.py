@@ -15,11 +15,9 @@ from sslbench.config import setting
 from sslbench.distributed.collectives import gather
 from sslbench.methods._parts import momentum as momentum_copies
 from sslbench.methods._parts.checks import need_views
-from sslbench.methods._parts.contrast import info_nce
-from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.precision import unit_length
-from sslbench.methods._parts.queue import enqueue_, need_whole_updates
-from sslbench.methods._parts.shuffle import over_shuffled
+from sslbench.methods._parts.losses import info_nce, unit_length
+from sslbench.methods._parts.memory import enqueue_, need_whole_updates
+from sslbench.methods._parts.networks import mlp, over_shuffled
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 

@@ -19,8 +19,8 @@ from sslbench.distributed.collectives import gather, rank
 from sslbench.errors import UsageError
 from sslbench.methods._parts import momentum as momentum_copies
 from sslbench.methods._parts.checks import need_negatives, need_views
-from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.losses import in_float32
+from sslbench.methods._parts.networks import mlp
 from sslbench.methods._parts.vision_transformers import fix_positions, initialise
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
@@ -51,17 +51,11 @@ class Config:
 def contrastive(query: Tensor, key: Tensor, temperature: float) -> Tensor:
     """Return `ctr(q, k)` of Algorithm 1: cross entropy of the positive key among the keys of all processes, times 2 T.
 
+    `query`: (B, d), not necessarily normalised; `key`: (B, d), not necessarily normalised; gets no gradient.
+
     >>> q = torch.eye(2)
     >>> round(float(contrastive(q, q, 1.0)), 4)  # 2 * log(1 + exp(-1))
     0.6265
-
-    Args:
-        query: (B, d), not necessarily normalised.
-        key: (B, d), not necessarily normalised; gets no gradient.
-        temperature: temperature T, above 0.
-
-    Returns:
-        Mean over this process's queries.
     """
     query, key = functional.normalize(query, dim=1), functional.normalize(key.detach(), dim=1)
     logits = query @ gather(key).T / temperature

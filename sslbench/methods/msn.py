@@ -22,12 +22,10 @@ from sslbench.config import setting
 from sslbench.distributed.collectives import mean_with_gradient
 from sslbench.errors import UsageError
 from sslbench.methods._parts.checks import need_several_images
-from sslbench.methods._parts.crops import encode
-from sslbench.methods._parts.draws import update_generator
-from sslbench.methods._parts.heads import mlp
+from sslbench.methods._parts.losses import in_float32, sinkhorn
+from sslbench.methods._parts.masks import update_generator
 from sslbench.methods._parts.momentum import copy_of, update
-from sslbench.methods._parts.precision import in_float32
-from sslbench.methods._parts.sinkhorn import sinkhorn
+from sslbench.methods._parts.networks import encode, mlp
 from sslbench.methods._parts.vision_transformers import embed, need_class_token, need_vision_transformer, run_blocks
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
@@ -65,17 +63,11 @@ def msn_loss(
 
     The entropy is that of the mean over the anchors of all processes, relative to that of the uniform distribution.
 
+    `anchors`: (V * B, d), view by view; not necessarily normalised, nor are the others; `targets`: (B, d), get no
+    gradient; `prototypes`: (K, d).
+
     >>> round(float(msn_loss(torch.eye(2), torch.eye(2), torch.eye(2))), 4)  # log(1 + exp(-10)): both are sure
     0.0
-
-    Args:
-        anchors: (V * B, d), view by view; not necessarily normalised, nor are the others.
-        targets: (B, d), get no gradient.
-        prototypes: (K, d).
-        temperature: temperature of the similarities.
-        sharpening: temperature that sharpens the targets.
-        iterations: iterations of Sinkhorn-Knopp; 0 for none.
-        entropy_weight: weight of the entropy.
     """
     prototypes = functional.normalize(prototypes, dim=1)
     logs = (functional.normalize(anchors, dim=1) @ prototypes.T / temperature).log_softmax(dim=1)

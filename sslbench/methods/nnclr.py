@@ -14,9 +14,9 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.distributed.collectives import gather, gather_with_gradient, rank
 from sslbench.methods._parts.checks import need_negatives, need_several_images, need_views
-from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.precision import in_float32, unit_length
-from sslbench.methods._parts.queue import enqueue_, need_whole_updates
+from sslbench.methods._parts.losses import in_float32, unit_length
+from sslbench.methods._parts.memory import enqueue_, need_whole_updates
+from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -39,12 +39,10 @@ class Config:
 def nearest(embeddings: Tensor, queue: Tensor) -> Tensor:
     """Return for each embedding the row of the queue with the largest product (eq. 2), (B, d).
 
+    `embeddings`: (B, d), rows of length 1; `queue`: (K, d), rows of length 1.
+
     >>> nearest(torch.tensor([[0.6, 0.8]]), torch.eye(2)).tolist()
     [[0.0, 1.0]]
-
-    Args:
-        embeddings: (B, d), rows of length 1.
-        queue: (K, d), rows of length 1.
     """
     return queue[(embeddings @ queue.T).argmax(dim=1)]
 
@@ -53,13 +51,10 @@ def nearest(embeddings: Tensor, queue: Tensor) -> Tensor:
 def neighbour_contrast(neighbours: Tensor, predictions: Tensor, temperature: float) -> Tensor:
     """Return eq. 3: cross entropy of each neighbour's own prediction among those of all images of all processes.
 
+    `neighbours`: (B, d), rows of length 1; `predictions`: (B, d), rows of length 1, of the other view of each image.
+
     >>> round(float(neighbour_contrast(torch.eye(2), torch.eye(2), 1.0)), 4)  # log(1 + exp(-1))
     0.3133
-
-    Args:
-        neighbours: (B, d), rows of length 1.
-        predictions: (B, d), rows of length 1, of the other view of each image.
-        temperature: temperature, above 0.
     """
     logits = neighbours @ gather_with_gradient(predictions).T / temperature
     labels = torch.arange(len(logits), device=logits.device) + rank() * len(logits)

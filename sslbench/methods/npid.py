@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from sslbench.config import setting
 from sslbench.methods._parts.checks import need_views
-from sslbench.methods._parts.draws import image_generators
-from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.memory_bank import Contrast, MemoryBank
-from sslbench.methods._parts.precision import unit_length
+from sslbench.methods._parts.losses import unit_length
+from sslbench.methods._parts.masks import image_generators
+from sslbench.methods._parts.memory import Contrast, MemoryBank
+from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from sslbench.config import setting
-from sslbench.methods._parts.draws import image_generators
-from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.memory_bank import Contrast, MemoryBank
+from sslbench.methods._parts.losses import unit_length
+from sslbench.methods._parts.masks import image_generators
+from sslbench.methods._parts.memory import Contrast, MemoryBank
+from sslbench.methods._parts.networks import mlp
 from sslbench.methods._parts.patches import PIECES, concatenated, need_patches, reorder
-from sslbench.methods._parts.precision import unit_length
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 

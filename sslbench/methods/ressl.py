@@ -13,10 +13,10 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.distributed.collectives import gather
 from sslbench.methods._parts.checks import need_views
-from sslbench.methods._parts.heads import mlp
+from sslbench.methods._parts.losses import in_float32, unit_length
+from sslbench.methods._parts.memory import enqueue_, need_whole_updates
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
-from sslbench.methods._parts.precision import in_float32, unit_length
-from sslbench.methods._parts.queue import enqueue_, need_whole_updates
+from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -45,16 +45,12 @@ def relation_loss(
 ) -> Tensor:
     """Return eq. 5: cross entropy of the teacher's and the student's distribution over the queue.
 
+    `query`: (B, d), rows of length 1, of the student; `key`: (B, d), rows of length 1, of the teacher; without
+    gradient; `queue`: (K, d), rows of length 1.
+
     >>> q = torch.tensor([[1.0, 0.0]])
     >>> round(float(relation_loss(q, q, torch.eye(2), student_temperature=1.0, teacher_temperature=1.0)), 4)
     0.5822
-
-    Args:
-        query: (B, d), rows of length 1, of the student.
-        key: (B, d), rows of length 1, of the teacher; without gradient.
-        queue: (K, d), rows of length 1.
-        student_temperature: temperature, above 0.
-        teacher_temperature: temperature, above 0.
     """
     target = (key.detach() @ queue.T / teacher_temperature).softmax(dim=1)
     return functional.cross_entropy(query @ queue.T / student_temperature, target)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sslbench.methods._parts.checks import need_views
-from sslbench.methods._parts.classification import cross_entropy, top1
+from sslbench.methods._parts.losses import cross_entropy, top1
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -26,16 +26,12 @@ class Config:
 def rotations(images: Tensor) -> tuple[Tensor, Tensor]:
     """Return every image in four rotations, and their labels.
 
+    `images`: (B, C, h, h); returns (4 * B, C, h, h): all images rotated counter-clockwise by 0, by 90, by 180 and by
+    270 degrees; and int64 (4 * B,): label k for 90 * k degrees.
+
     >>> turned, labels = rotations(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]))
     >>> turned[1, 0].tolist(), labels.tolist()
     ([[2.0, 4.0], [1.0, 3.0]], [0, 1, 2, 3])
-
-    Args:
-        images: (B, C, h, h).
-
-    Returns:
-        (4 * B, C, h, h): all images rotated counter-clockwise by 0, by 90, by 180 and by 270 degrees; and int64
-        (4 * B,): label k for 90 * k degrees.
     """
     turned = torch.cat([torch.rot90(images, k, dims=(2, 3)) for k in range(ANGLES)])
     labels = torch.arange(ANGLES, device=images.device).repeat_interleave(len(images))

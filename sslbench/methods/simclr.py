@@ -13,10 +13,8 @@ from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.methods._parts.checks import need_negatives, need_view_pairs
-from sslbench.methods._parts.contrast import mean_over_pairs, similarities
-from sslbench.methods._parts.crops import encode
-from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.losses import in_float32, mean_over_pairs, similarities
+from sslbench.methods._parts.networks import encode, mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -40,17 +38,11 @@ def nt_xent(views: Tensor, temperature: float) -> Tensor:
     the temperature, and n runs over all views of all other images on all processes. Further positives of the anchor
     are not in the sum. Log-sum-exp is shifted, so small temperatures do not overflow.
 
+    `views`: (V, B, d), this process's embeddings of V >= 2 views, not necessarily normalised.
+
     >>> views = torch.eye(2).expand(2, 2, 2)  # two equal views of two orthogonal images: log(1 + 2 / e)
     >>> round(float(nt_xent(views, 1.0)), 4)
     0.5514
-
-    Args:
-        views: (V, B, d), this process's embeddings of V >= 2 views, not necessarily normalised.
-        temperature: temperature, above 0.
-
-    Returns:
-        Mean over this process's V * B anchors and their V - 1 positives. Its mean over processes is the loss of the
-        whole batch; the gradient includes the anchors of all processes.
     """
     positives, negatives = similarities(views, temperature)
     return mean_over_pairs(functional.softplus(negatives - positives))

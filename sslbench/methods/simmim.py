@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
-from sslbench.methods._parts.draws import image_generators, view_by_view
-from sslbench.methods._parts.masks import masked_rows, patchify, take_rows, unit_masks
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.losses import in_float32
+from sslbench.methods._parts.masks import image_generators, masked_rows, patchify, take_rows, unit_masks, view_by_view
 from sslbench.methods._parts.vision_transformers import (
     embed,
     grid_of,
@@ -47,12 +46,10 @@ class Config:
 def pixel_loss(predicted: Tensor, patches: Tensor) -> Tensor:
     """Return the mean absolute error over masked patches and pixels (section 3.4).
 
+    `predicted`: (M, pixels), of the masked patches; `patches`: (M, pixels).
+
     >>> float(pixel_loss(torch.zeros(1, 4), torch.tensor([[1.0, -1.0, 3.0, 0.0]])))
     1.25
-
-    Args:
-        predicted: (M, pixels), of the masked patches.
-        patches: (M, pixels).
     """
     return (predicted - patches).abs().mean()
 

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.methods._parts.checks import need_several_images, need_views
-from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.losses import in_float32
+from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 

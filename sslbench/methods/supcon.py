@@ -15,9 +15,8 @@ from sslbench.config import setting
 from sslbench.distributed.collectives import gather, gather_with_gradient, rank
 from sslbench.errors import UsageError
 from sslbench.methods._parts.checks import need_negatives, need_view_pairs
-from sslbench.methods._parts.crops import encode
-from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.losses import in_float32
+from sslbench.methods._parts.networks import encode, mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -45,15 +44,12 @@ def supervised_contrastive(
 
     The denominator holds all views but the anchor itself. The mean over processes is the loss of the whole batch.
 
+    `views`: (V, B, d), this process's embeddings of V >= 2 views, not necessarily normalised; `labels`: int64 (B,), a
+    class for each image.
+
     >>> views = torch.eye(2).expand(2, 2, 2)  # two equal views of two orthogonal images: log((e + 2) / e)
     >>> round(float(supervised_contrastive(views, torch.tensor([0, 1]), 1.0)), 4)
     0.5514
-
-    Args:
-        views: (V, B, d), this process's embeddings of V >= 2 views, not necessarily normalised.
-        labels: int64 (B,), a class for each image.
-        temperature: temperature, above 0.
-        summation: see `Config`.
     """
     anchors = functional.normalize(views, dim=2).flatten(0, 1)
     mine = labels.to(anchors.device).repeat(len(views))

@@ -10,10 +10,10 @@ from torch import nn
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.checks import need_views
-from sslbench.methods._parts.classification import cross_entropy, multi_label_loss, top1
+from sslbench.methods._parts.losses import cross_entropy, multi_label_loss, top1
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
-from sslbench.train.mixing import make_mix
+from sslbench.train.views import make_mix
 
 
 @dataclasses.dataclass(frozen=True)

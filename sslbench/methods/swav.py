@@ -21,11 +21,9 @@ from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts import momentum as momentum_copies
 from sslbench.methods._parts.checks import need_view_pairs
-from sslbench.methods._parts.crops import encode
-from sslbench.methods._parts.heads import Prototypes, mlp
-from sslbench.methods._parts.precision import in_float32, unit_length
-from sslbench.methods._parts.queue import shift_in
-from sslbench.methods._parts.sinkhorn import sinkhorn
+from sslbench.methods._parts.losses import in_float32, sinkhorn, unit_length
+from sslbench.methods._parts.memory import shift_in
+from sslbench.methods._parts.networks import Prototypes, encode, mlp
 from sslbench.runtime.device import widest_float
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
@@ -64,14 +62,7 @@ class Config:
 def swapped_prediction(scores: Tensor, codes: Tensor, assigned: Sequence[int], temperature: float) -> Tensor:
     """Return eq. 1 and 2 for one set of prototypes: cross entropy of assignments and other views' scores.
 
-    Args:
-        scores: (V, B, K), scores of all views.
-        codes: (A, B, K), assignments of the assigned views, without gradient.
-        assigned: indices of the A assigned views.
-        temperature: temperature, above 0.
-
-    Returns:
-        Mean over samples, over pairs of an assigned and another view.
+    `scores`: (V, B, K), scores of all views; `codes`: (A, B, K), assignments of the assigned views, without gradient.
     """
     log_p = (scores / temperature).log_softmax(dim=2)
     pairs = [(i, v) for i, a in enumerate(assigned) for v in range(len(scores)) if v != a]
@@ -83,14 +74,8 @@ def swapped_prediction(scores: Tensor, codes: Tensor, assigned: Sequence[int], t
 def assign(scores: Tensor, queued: Tensor | None, config: Config, *, hard: bool = False) -> Tensor:
     """Return the assignments of this process's samples.
 
-    Args:
-        scores: (B, K), scores of the batch.
-        queued: (n, K), scores of earlier samples, which are balanced along and not returned.
-        config: epsilon, iterations, power_law and double_precision are used.
-        hard: assign each sample entirely to its best prototype.
-
-    Returns:
-        float32 (B, K); rows sum to 1.
+    `scores`: (B, K), scores of the batch; `queued`: (n, K), scores of earlier samples, which are balanced along and not
+    returned; returns float32 (B, K); rows sum to 1.
     """
     together = scores if queued is None else torch.cat([scores, queued.to(scores.dtype)])
     together = together.to(widest_float(together.device)) if config.double_precision else together
@@ -171,10 +156,8 @@ class Method(method.Method[Config]):
     ) -> tuple[Tensor, list[Tensor]]:
         """Return embeddings (A, B, d) of the assigned views, and their scores (A, B, K) for each set of prototypes.
 
-        Args:
-            batch: the batch.
-            per_view: (B, d) for each view, from the trained networks.
-            views: (V, B, K) for each set of prototypes, from the trained networks.
+        `per_view`: (B, d) for each view, from the trained networks; `views`: (V, B, K) for each set of prototypes, from
+        the trained networks.
         """
         chosen = list(self.config.assign_views)
         if self.teacher is None:
@@ -230,11 +213,7 @@ class Method(method.Method[Config]):
         return {} if self._queue is None else {"queue": self._queue}
 
     def load_local_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the queue.
-
-        Raises:
-            UsageError: the checkpoint's queue has another shape.
-        """
+        """Restore the queue."""
         queue = state.get("queue")
         if queue is not None and tuple(queue.shape) != self._queue_shape:
             shapes = f"{tuple(queue.shape)}, not {self._queue_shape}"

@@ -13,9 +13,9 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.distributed.collectives import sum_
 from sslbench.methods._parts.checks import need_several_images, need_views
-from sslbench.methods._parts.heads import mlp
+from sslbench.methods._parts.losses import in_float32
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -46,15 +46,12 @@ def next_covariance(covariance: Tensor, embeddings: Tensor, beta: float) -> Tens
 def tico_loss(embeddings: Tensor, targets: Tensor, covariance: Tensor, rho: float) -> Tensor:
     """Return the loss of Algorithm 1: 1 - mean cosine with the target + rho * mean of z' C z.
 
+    `embeddings`: (B, d), not necessarily normalised; `targets`: (B, d), of the other view by the momentum network;
+    without gradient; `covariance`: (d, d), from `next_covariance`, this batch included; without gradient.
+
     >>> z = torch.eye(2)
     >>> round(float(tico_loss(z, z, next_covariance(torch.zeros(2, 2), z, 0.9), 8.0)), 4)  # 8 * 0.1 / 2
     0.4
-
-    Args:
-        embeddings: (B, d), not necessarily normalised.
-        targets: (B, d), of the other view by the momentum network; without gradient.
-        covariance: (d, d), from `next_covariance`, this batch included; without gradient.
-        rho: weight of the second term.
     """
     z = functional.normalize(embeddings, dim=1)
     invariance = 1 - functional.cosine_similarity(z, targets.detach(), dim=1).mean()

@@ -8,9 +8,8 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.distributed.collectives import gather_with_gradient
 from sslbench.methods._parts.checks import need_several_images, need_views
-from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.precision import in_float32
-from sslbench.methods._parts.variance import variance_and_covariance
+from sslbench.methods._parts.losses import in_float32, variance_and_covariance
+from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -34,14 +33,12 @@ def vicreg_terms(za: Tensor, zb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Every process computes variance and covariance of the whole batch, and the invariance of its own rows. The means of
     values and gradients over processes are therefore those of the whole batch.
 
+    `za`: (B, d), embeddings of one view; `zb`: (B, d), embeddings of the other view.
+
     >>> import torch
     >>> z = torch.tensor([[2.0, 0.0], [-2.0, 0.0]])
     >>> [round(float(term), 3) for term in vicreg_terms(z, z)]  # the second dimension has collapsed
     [0.0, 0.495, 0.0]
-
-    Args:
-        za: (B, d), embeddings of one view.
-        zb: (B, d), embeddings of the other view.
     """
     invariance = functional.mse_loss(za, zb)
     variances, covariances = zip(*(variance_and_covariance(gather_with_gradient(z)) for z in (za, zb)), strict=True)

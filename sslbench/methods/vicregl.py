@@ -19,10 +19,8 @@ from sslbench.config import setting
 from sslbench.distributed.collectives import gather_with_gradient
 from sslbench.errors import UsageError
 from sslbench.methods._parts.checks import need_several_images
-from sslbench.methods._parts.feature_maps import feature_map
-from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.precision import in_float32
-from sslbench.methods._parts.variance import variance_and_covariance
+from sslbench.methods._parts.losses import in_float32, variance_and_covariance
+from sslbench.methods._parts.networks import feature_map, mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -55,15 +53,10 @@ class Config:
 def place_centres(boxes: Tensor, grid: tuple[int, int]) -> Tensor:
     """Return the centres of the places of a view in its picture, in pixels.
 
+    `boxes`: (B, 4), edges of the view: top, left, bottom, right; returns (B, rows * columns, 2), row and column.
+
     >>> place_centres(torch.tensor([[0.0, 8.0, 4.0, 0.0]]), (1, 2)).tolist()  # a mirrored view
     [[[2.0, 6.0], [2.0, 2.0]]]
-
-    Args:
-        boxes: (B, 4), edges of the view: top, left, bottom, right.
-        grid: rows and columns of places.
-
-    Returns:
-        (B, rows * columns, 2), row and column.
     """
     rows, columns = ((torch.arange(n, device=boxes.device, dtype=boxes.dtype) + 0.5) / n for n in grid)
     top, left, bottom, right = (edge[:, None] for edge in boxes.unbind(1))
@@ -76,17 +69,12 @@ def place_centres(boxes: Tensor, grid: tuple[int, int]) -> Tensor:
 def nearest_pairs(ours: Tensor, theirs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the places with the nearest neighbours among the places of another view, and these neighbours.
 
+    `ours`: (B, S, k), positions or embeddings; `theirs`: (B, T, k); returns int64 (B, count) each: the places in
+    ascending order, and their neighbours.
+
     >>> ours, theirs = torch.tensor([[[0.0], [5.0], [9.0]]]), torch.tensor([[[8.0], [1.0]]])
     >>> [places.tolist() for places in nearest_pairs(ours, theirs, 2)]
     [[[0, 2]], [[1, 0]]]
-
-    Args:
-        ours: (B, S, k), positions or embeddings.
-        theirs: (B, T, k).
-        count: number of pairs of each image; all S if there are fewer.
-
-    Returns:
-        int64 (B, count) each: the places in ascending order, and their neighbours.
     """
     # Products in place of differences would lose the small distances of positions in large pictures.
     distances, neighbours = torch.cdist(ours, theirs, compute_mode="donot_use_mm_for_euclid_dist").min(dim=2)
@@ -97,10 +85,7 @@ def nearest_pairs(ours: Tensor, theirs: Tensor, count: int) -> tuple[Tensor, Ten
 def pair_terms(ours: Tensor, theirs: Tensor, pairs: tuple[Tensor, Tensor]) -> Terms:
     """Return VICReg's terms of pairs of places, means over the pairs; each compares the images of all processes.
 
-    Args:
-        ours: (B, S, d), embeddings of the places of one view.
-        theirs: (B, T, d), of another one.
-        pairs: from `nearest_pairs`.
+    `ours`: (B, S, d), embeddings of the places of one view; `theirs`: (B, T, d), of another one.
     """
     dim = ours.shape[2]
     x, y = (z.gather(1, at[..., None].expand(-1, -1, dim)) for z, at in zip((ours, theirs), pairs, strict=True))
@@ -117,10 +102,7 @@ def place_terms(embeddings: tuple[Tensor, Tensor], centres: tuple[Tensor, Tensor
     They are the sum of those of pairs by embedding, of all places, and by position, of the nearest places; each is the
     mean of both directions.
 
-    Args:
-        embeddings: (B, S, d) and (B, T, d).
-        centres: (B, S, 2) and (B, T, 2), from `place_centres`.
-        matches: number of pairs by position, from the first to the second view and back.
+    `embeddings`: (B, S, d) and (B, T, d); `centres`: (B, S, 2) and (B, T, 2), from `place_centres`.
     """
     found = []
     for i, j in ((0, 1), (1, 0)):
@@ -137,9 +119,7 @@ def view_terms(embeddings: tuple[Tensor, ...], large: int) -> Terms:
     Every process computes variance and covariance of the whole batch, and the invariance of its own rows, as in
     `vicreg.vicreg_terms`.
 
-    Args:
-        embeddings: (B, d) of each view.
-        large: number of large views, which come first.
+    `embeddings`: (B, d) of each view.
     """
     pairs = [functional.mse_loss(embeddings[i], embeddings[j]) for i, j in _pairs(len(embeddings), large)]
     variances, covariances = zip(*(variance_and_covariance(gather_with_gradient(z)) for z in embeddings), strict=True)

@@ -14,9 +14,8 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.checks import need_view_pairs
-from sslbench.methods._parts.crops import encode
-from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.losses import in_float32
+from sslbench.methods._parts.networks import encode, mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -41,13 +40,11 @@ class Config:
 def whitened(rows: Tensor, epsilon: float = 0.0) -> Tensor:
     """Return rows with zero mean and the identity as covariance (section 3.1: Cholesky whitening).
 
+    `rows`: (n, d), n > d, of full rank.
+
     >>> z = whitened(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -2.0]]))
     >>> [[abs(round(value, 4)) for value in row] for row in (z.T @ z / 2).tolist()]
     [[1.0, 0.0], [0.0, 1.0]]
-
-    Args:
-        rows: (n, d), n > d, of full rank.
-        epsilon: share of the identity in the covariance.
     """
     centred = rows - rows.mean(dim=0)
     covariance = centred.T @ centred / (len(rows) - 1)
@@ -63,10 +60,8 @@ def whitened(rows: Tensor, epsilon: float = 0.0) -> Tensor:
 def whitening_loss(views: Tensor, slices: Tensor, epsilon: float = 0.0) -> Tensor:
     """Return eq. 5: the mean squared distance of the unit vectors of two whitened views, over all pairs of views.
 
-    Args:
-        views: (V, B, d), embeddings of V views.
-        slices: int64 (S, n), rows of the batch that are whitened together; S * n <= B.
-        epsilon: see `whitened`.
+    `views`: (V, B, d), embeddings of V views; `slices`: int64 (S, n), rows of the batch that are whitened together; S *
+    n <= B.
     """
     z = torch.stack([torch.cat([whitened(view[rows], epsilon) for rows in slices]) for view in views])
     pairs = itertools.combinations(range(len(views)), 2)

@@ -21,25 +21,25 @@ from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.open import open_data, refuse_label_maps
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
-from sslbench.data.views.own import own_functions
+from sslbench.data.views.ops import own_functions
 from sslbench.data.wording import counted
 from sslbench.distributed import this_process
-from sslbench.distributed.structure import structure_from_first
+from sslbench.distributed.parallel import structure_from_first
 from sslbench.errors import DataError, UsageError
 from sslbench.names import find_object
 from sslbench.preprocessing import LIGHTNESS, Preprocessing
-from sslbench.pretraining.batch_transform import make_batch_transform
-from sslbench.pretraining.channels import normalised, views_for
 from sslbench.pretraining.networks import (
     checkpoint_activations,
     make_backbone,
+    make_batch_transform,
     make_method,
+    normalised,
+    views_for,
     with_sync_bn,
 )
 from sslbench.pretraining.settings import PretrainRequest, PretrainSettings, ScheduleSettings, updates
 from sslbench.runtime.device import check_precision, choose_device, choose_precision
-from sslbench.runtime.device_names import Precision
-from sslbench.runtime.workers import resolve_workers
+from sslbench.runtime.resources import Precision, resolve_workers
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.train import schedules

@@ -2,26 +2,38 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
+import yaml
 from torch import Tensor, nn
 
 from sslbench.arithmetic import arithmetic
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.classifier import ClassifierInfo, classifier_metadata
-from sslbench.distributed.collectives import barrier, on_all, process_group, rank, world_size
+from sslbench.data.source import Source
+from sslbench.distributed.collectives import (
+    barrier,
+    from_first,
+    gather_objects,
+    on_all,
+    process_group,
+    rank,
+    world_size,
+)
 from sslbench.distributed.parallel import broadcast_buffers, is_sharded, module_state
 from sslbench.distributed.sharded import AVAILABLE, BackgroundWriter
-from sslbench.errors import DataError, SslbenchError
-from sslbench.pretraining import folder
+from sslbench.errors import DataError, SslbenchError, UsageError
+from sslbench.library.recipes import RUN_INPUTS
 from sslbench.pretraining.networks import make_state
 from sslbench.pretraining.preparation import PreparedPretraining, prepare
-from sslbench.pretraining.settings import PretrainRequest, plain
+from sslbench.pretraining.settings import FREE, ROUNDING, PretrainRequest, differences, plain
 from sslbench.runtime.device import choose_device
 from sslbench.runtime.folders import check_writable
 from sslbench.runtime.seeds import preserved_random_states
@@ -29,18 +41,18 @@ from sslbench.runtime.signals import StoppedError, stop_signals
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.text import without_secrets
 from sslbench.train import checkpoints
+from sslbench.train.checkpoints import continue_from, newest_whole, no_checkpoint
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import run_first_pass, train
 from sslbench.train.meter import LogRecord
 from sslbench.train.method import Step
 from sslbench.train.observers import Observer, RunInfo
 from sslbench.train.online_head import OnlineHead
-from sslbench.train.resume import continue_from
 from sslbench.train.state import from_checkpoint, to_checkpoint, to_shards
 from sslbench.train.views import RunOnViews
 from sslbench.weights.heads import METADATA as HEADS
 from sslbench.weights.heads import head_tensors, layer_kinds
-from sslbench.weights.save import save
+from sslbench.weights.save import new_file, save
 
 
 class Evaluator(Protocol):
@@ -49,18 +61,11 @@ class Evaluator(Protocol):
     def check(self, head_classes: Sequence[str] | None) -> None:
         """Open and check the evaluation data before hours of training.
 
-        Args:
-            head_classes: classes that the online head knows; None without a head.
+        `head_classes`: classes that the online head knows; None without a head.
         """
 
     def scores(
-        self,
-        backbone: Backbone,
-        tensors: Mapping[str, Tensor],
-        out: Path,
-        *,
-        head: OnlineHead | None,
-        command: str,
+        self, backbone: Backbone, tensors: Mapping[str, Tensor], out: Path, *, head: OnlineHead | None, command: str
     ) -> dict[str, float]:
         """Evaluate weights on all processes, and return the scores by name; {} on processes other than the first."""
 
@@ -138,7 +143,7 @@ class _PretrainingRun(RunOnViews):
         super().__init__(prepared.plan, prepared.source.ids, prepared.request.out)
         self.request, self.settings = prepared.request, prepared.request.settings
         self.observers = observers if rank() == 0 else ()
-        self.identity = folder.identity(self.request, prepared.source, prepared.init_sha256, prepared.code())
+        self.identity = identity(self.request, prepared.source, prepared.init_sha256, prepared.code())
         self.checkpoints = self.request.out / "checkpoints"
         self.writer: BackgroundWriter | None = None
         self.last: LogRecord | None = None
@@ -146,18 +151,18 @@ class _PretrainingRun(RunOnViews):
 
     def go(self) -> PretrainingOutcome:
         out = self.request.out
-        folder.refuse_different(self.identity)
-        folder.check_resume(self.request)
+        refuse_different(self.identity)
+        check_resume(self.request)
         on_all(lambda: check_writable(out))
         with exclusive(self.checkpoints):
             return self._train()
 
     def _train(self) -> PretrainingOutcome:
         prepared, out = self.prepared, self.request.out
-        found = folder.checkpoint_to_resume(self.request, self.identity)
+        found = checkpoint_to_resume(self.request, self.identity)
         if rank() == 0:
             checkpoints.remove_leftovers(out)
-            folder.write_config(self.request, self.command, prepared.changes)
+            write_config(self.request, self.command, prepared.changes)
         self.state = make_state(prepared.method, self.settings, prepared.device, prepared.plan.precision)
         self.state.online_head = self._online_head()
         if is_sharded(self.state.method) and AVAILABLE:
@@ -349,3 +354,107 @@ def _state_of(module: nn.Module, method: nn.Module, state: Mapping[str, Any]) ->
     """Return the part of a method's state dict that belongs to one of its modules, under the module's own names."""
     path = next(path for path, each in method.named_modules() if each is module)
     return {key.removeprefix(f"{path}."): value for key, value in state.items() if key.startswith(f"{path}.")}
+
+
+def identity(request: PretrainRequest, source: Source, init_sha256: str | None, code: str) -> dict[str, Any]:
+    """Return the identity of a run, which its checkpoints contain: settings, data, initial weights and the user's code.
+
+    Images are identified by names and labels, since reading their content would take hours before the first update.
+
+    `init_sha256`: hash of the initial weights; None for random ones, which follow from the settings.
+    """
+    labels = hashlib.sha256("\n".join((source.target.name, *source.target.classes)).encode())
+    labels.update(np.ascontiguousarray(source.target.values).tobytes())
+    return {
+        **plain(request.settings),
+        "data": without_secrets(request.data),
+        "limit": request.limit,
+        "images": len(source),
+        "image_names": hashlib.sha256("\n".join(source.ids).encode()).hexdigest()[:16],
+        "classes": len(source.target.classes),
+        "labels": labels.hexdigest()[:16],
+        "init": init_sha256,
+        "code": code,
+        **({"weights": dict(source.weights)} if source.weights else {}),
+    }
+
+
+def refuse_different(own: Mapping[str, Any]) -> None:
+    """Compare the identity of the run on all processes; every process calls this."""
+    first, *others = gather_objects(dict(own))
+    for number, other in enumerate(others, start=1):
+        if changed := differences(first, other, free=()):
+            raise UsageError(
+                f"process {number} has other settings, data or weights than the first process: {_listed(changed)}",
+                "All processes need the same command, data and weights.",
+            )
+
+
+def check_resume(request: PretrainRequest) -> None:
+    """Check --resume-from and --no-resume before anything is written; every process calls this."""
+
+    def check() -> None:
+        used = checkpoints.newest(request.out / "checkpoints") or (request.out / "weights.torch").exists()
+        if request.resume == "never" and used:
+            raise UsageError(f"{request.out} already contains a run", "Give another --out, or leave out --no-resume.")
+        if request.resume not in ("auto", "never") and not Path(request.resume).exists():
+            raise no_checkpoint(request.resume)
+
+    from_first(check)
+
+
+def checkpoint_to_resume(request: PretrainRequest, now: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | None:
+    """Return the checkpoint to continue from and its content, or None for a new run; every process calls this."""
+    folder = request.out / "checkpoints"
+    if request.resume == "never":
+        return None
+    found = newest_whole(folder, given=None if request.resume == "auto" else Path(request.resume))
+    if found is not None:
+        _same_run(*found, now, named=request.resume != "auto")
+    return found
+
+
+def _same_run(path: Path, content: Mapping[str, Any], now: Mapping[str, Any], *, named: bool) -> None:
+    """Refuse a checkpoint of another run; warn if the run continues with other rounding, or other code.
+
+    A checkpoint that the user names continues with changed code: that is how a run goes on after a mistake in it.
+    """
+    before = content["settings"]
+    name, other = now["method"].get("name"), before["method"].get("name")
+    if name != other:
+        raise UsageError(f"{path} is a checkpoint of the method {other}, this run is {name}", "Give another --out.")
+    if "image_names" not in before:
+        raise UsageError(
+            f"{path} was written by an earlier version of sslbench, which did not record what it was trained on",
+            "Finish that run with the earlier version, or start a new run in another --out.",
+        )
+    before = {"code": now["code"], **before}  # earlier versions did not record it
+    if before["code"] != now["code"]:
+        if not named:
+            raise UsageError(
+                f"the code of your own backbone, method or decoder has changed since {path} was written",
+                f"Give another --out for a new run, or --resume-from {path} to continue with the changed code.",
+            )
+        log.warning("continuing with changed code of your own backbone, method or decoder")
+    if changed := differences(before, now, free=(*FREE, "code")):
+        raise UsageError(
+            f"{path} belongs to a run with other settings, data or weights: {_listed(changed)}",
+            "Give another --out for a new run, or the same settings, data and weights to continue.",
+        )
+    keys = [key for key in ROUNDING if key in before]  # earlier versions have fewer
+    if rounded := differences({key: before[key] for key in keys}, {key: now[key] for key in keys}, free=()):
+        log.warning(f"continuing with {'; '.join(rounded)}: rounding differs from here on")
+
+
+def _listed(changed: Sequence[str]) -> str:
+    return "; ".join(changed[:5]) + (f"; and {len(changed) - 5} more" if len(changed) > 5 else "")
+
+
+def write_config(request: PretrainRequest, command: str, changes: Mapping[str, str]) -> None:
+    """Write config.yaml: the data and first weights, then the effective settings; changes to the recipe as comments."""
+    head = f"# {command}\n" + "".join(f"# {key}: {text}\n" for key, text in changes.items())
+    inputs = {name: value for name in RUN_INPUTS if (value := without_secrets(getattr(request, name))) is not None}
+    content = {"run": inputs, **plain(request.settings)}
+    text = without_secrets(head) + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    with new_file(request.out / "config.yaml") as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -14,8 +14,7 @@ from sslbench.data.views import Augment
 from sslbench.errors import UsageError
 from sslbench.names import refuse_missing_module
 from sslbench.preprocessing import MAX_PIXELS
-from sslbench.runtime.device_names import AskedPrecision, refuse_unknown_device
-from sslbench.runtime.workers import StartMethod
+from sslbench.runtime.resources import AskedPrecision, StartMethod, refuse_unknown_device
 from sslbench.text import without_secrets
 from sslbench.train import schedules
 from sslbench.train.method_settings import declared_config
@@ -96,14 +95,7 @@ class PretrainSettings:
     export: str = setting("auto", "network in weights.torch, if a method has several: student, teacher")
 
     def check(self, *, world: int = 1) -> None:
-        """Refuse values that are not possible, whatever the data, the weights and the machine.
-
-        Args:
-            world: number of processes.
-
-        Raises:
-            UsageError: the message names the setting.
-        """
+        """Refuse values that are not possible, whatever the data, the weights and the machine."""
         _check_method(self.method)
         refuse_unknown_device(self.device)
         _check_batch(self.batch_size, self.accumulate, world)
@@ -231,14 +223,7 @@ class PretrainRequest:
     chosen: tuple[str, ...] = ()
 
     def check(self, *, world: int = 1) -> None:
-        """Refuse settings that are not possible or have no effect, before data and weights are opened.
-
-        Args:
-            world: number of processes.
-
-        Raises:
-            UsageError: the message names the setting.
-        """
+        """Refuse settings that are not possible or have no effect, before data and weights are opened."""
         settings = self.settings
         settings.check(world=world)
         if settings.backbone.partition(":")[0] == "pixels":
@@ -270,13 +255,6 @@ def updates(text: str, per_epoch: int) -> int:
 
     >>> updates("2 epochs", 100), updates("500 updates", 100)
     (200, 500)
-
-    Args:
-        text: interval, 'N epochs' or 'N updates'.
-        per_epoch: updates per epoch.
-
-    Raises:
-        UsageError: the text is no interval.
     """
     number, _, unit = text.strip().partition(" ")
     try:
@@ -323,12 +301,6 @@ def differences(
 
     >>> differences({"batch_size": 256}, {"batch_size": 128}, free=())
     ['batch_size: 256, now 128']
-
-    Args:
-        old: settings of the checkpoint.
-        new: settings of this run.
-        free: top-level keys that are not compared.
-        prefix: prefix of the dotted keys in the result.
     """
     found = []
     for key in sorted({*old, *new} - set(free)):

@@ -5,13 +5,31 @@ from typing import TYPE_CHECKING
 
 from sslbench.data.source import Source
 from sslbench.detection import VERSION
-from sslbench.detection.settings import DetectionSettings, check_settings, complete, recorded
+from sslbench.detection.detectron2 import library
+from sslbench.detection.recipe import DetectionSettings, check, complete, recorded
 from sslbench.distributed import this_process
+from sslbench.errors import UsageError
 from sslbench.protocols.protocol import NeededBenchmark, OnObjects, Protocol
 
 if TYPE_CHECKING:
     from sslbench.backbones.backbone import Backbone
     from sslbench.backbones.layers import Layer
+
+
+def check_settings(settings: DetectionSettings) -> None:
+    """Refuse settings that are not possible, or are of the other backend."""
+    check(settings)
+    detectron2 = settings.program == "detectron2"
+    if settings.d2 and not detectron2:
+        raise UsageError(
+            f"d2.{next(iter(settings.d2))} is a setting of Detectron2, but the backend is {settings.program}",
+            "Add --backend detectron2.",
+        )
+    if detectron2 and (settings.metric == "lvis" or settings.repeat_threshold):
+        key = "metric=lvis" if settings.metric == "lvis" else f"repeat_threshold={settings.repeat_threshold:g}"
+        raise UsageError(f"{key} is a setting of the torchvision backend", "Leave out --backend detectron2.")
+    if detectron2:
+        library.require()
 
 
 def check_weights(settings: DetectionSettings, backbone: "Backbone", weights: str) -> None:
@@ -33,11 +51,7 @@ def check_parts(settings: DetectionSettings, train: Source, test: Source) -> Non
 def rows(
     backbone: "Backbone", layers: "Sequence[Layer]", train: Source, settings: DetectionSettings, *, seed: int
 ) -> tuple[str, ...]:
-    """Return the name of the only result; the detector is built once, to find what does not fit.
-
-    Raises:
-        SslbenchError: the batch cannot be divided among the processes, or recipe and backbone do not go together.
-    """
+    """Return the name of the only result; the detector is built once, to find what does not fit."""
     import torch
 
     from sslbench.detection.backends import try_backend

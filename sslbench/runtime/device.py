@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
-from sslbench.runtime.device_names import AskedPrecision, EncodingPrecision, Precision, refuse_unknown_device
+from sslbench.runtime.resources import AskedPrecision, EncodingPrecision, Precision, refuse_unknown_device
 
 DTYPES: dict[EncodingPrecision, torch.dtype] = {
     "fp32": torch.float32,
@@ -26,12 +26,6 @@ def choose_device(name: str) -> torch.device:
 
     >>> choose_device("cpu")
     device(type='cpu')
-
-    Args:
-        name: 'auto' for cuda, else mps, else cpu; or 'cpu', 'cuda', 'cuda:1', 'mps', 'xpu'.
-
-    Raises:
-        UsageError: this machine has no such device, or several processes would share one GPU.
     """
     refuse_unknown_device(name)
     if name == "auto":
@@ -70,9 +64,6 @@ def choose_precision(asked: AskedPrecision, device: torch.device) -> Precision:
 
     >>> choose_precision("auto", torch.device("cpu")), choose_precision("bf16", torch.device("cpu"))
     ('fp32', 'bf16')
-
-    Raises:
-        UsageError: see `refuse_imitated`.
     """
     if asked != "auto":
         refuse_imitated(asked, device)
@@ -83,11 +74,7 @@ def choose_precision(asked: AskedPrecision, device: torch.device) -> Precision:
 
 
 def refuse_imitated(precision: EncodingPrecision, device: torch.device) -> None:
-    """Refuse fp16 on a processor, where torch computes it a hundred times slower than fp32.
-
-    Raises:
-        UsageError: the device is a processor.
-    """
+    """Refuse fp16 on a processor, where torch computes it a hundred times slower than fp32."""
     if precision == "fp16" and device.type == "cpu":
         raise UsageError("precision fp16 is for GPUs: processors imitate it", "Use precision bf16 or fp32.")
 
@@ -97,12 +84,6 @@ def local_gpu(visible: int) -> int:
 
     The processes of a machine take the GPUs in turn. Under `srun --gpus-per-task=1` each process sees a different
     GPU, always with index 0.
-
-    Args:
-        visible: number of GPUs visible to this process, at least one.
-
-    Raises:
-        UsageError: more processes were started than there are GPUs, so two processes would share one.
     """
     local = this_process().local
     # torchrun sets LOCAL_WORLD_SIZE; srun does not, but some process of a machine is beyond its GPUs.
@@ -132,16 +113,6 @@ def check_precision(
 
     There torch (to 2.15 at least) leaves a part of the gradient of the kernel uninitialised on processors with
     AVX512-BF16: weights of 1e30 and nan without any other sign. A ResNet of stride 32 has such maps up to 16 pixels.
-
-    Args:
-        precision: of the forward pass.
-        device: device of the training.
-        module: network that is trained.
-        size: side of the smallest images (views or patches), in pixels.
-        channels: of the images.
-
-    Raises:
-        UsageError: the gradients would be wrong.
     """
     if device.type == "cpu" and precision == "bf16" and _strides_over_one_cell(module, size, channels):
         raise UsageError(

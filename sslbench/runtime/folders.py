@@ -17,12 +17,8 @@ def is_address(place: str | Path) -> bool:
 def file_url_path(place: str | Path) -> Path | None:
     """Return the path of a URL of a local file or folder; None for anything else.
 
-    Raises:
-        UsageError: the URL names another machine, or no absolute path.
-
-    Example:
-        >>> file_url_path("file:///data/my%20results"), file_url_path("results")
-        (PosixPath('/data/my results'), None)
+    >>> file_url_path("file:///data/my%20results"), file_url_path("results")
+    (PosixPath('/data/my results'), None)
     """
     if (url := re.fullmatch(r"(?:file|local):(/.*)", str(place), re.DOTALL)) is None:
         return None
@@ -33,11 +29,7 @@ def file_url_path(place: str | Path) -> Path | None:
 
 
 def refuse_address(place: str | Path) -> None:
-    """Refuse an address where a path is needed, which would make a folder 's3:' or 'file:'.
-
-    Raises:
-        UsageError: the place is one.
-    """
+    """Refuse an address where a path is needed, which would make a folder 's3:' or 'file:'."""
     if (path := file_url_path(place)) is not None:
         raise UsageError(f"{place} is a URL, and a path is needed", f"Write {path}.")
     if is_address(place):
@@ -48,11 +40,7 @@ def refuse_address(place: str | Path) -> None:
 
 
 def refuse_unwritable(folder: Path) -> None:
-    """Refuse an output folder that cannot be made, without making it.
-
-    Raises:
-        UsageError: the path is an address, it or a part of it is a file, or the folder above does not allow writing.
-    """
+    """Refuse an output folder that cannot be made, without making it."""
     refuse_address(folder)
     existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     if not existing.is_dir():
@@ -62,33 +50,21 @@ def refuse_unwritable(folder: Path) -> None:
 
 
 def refuse_output_file(file: Path) -> None:
-    """Refuse an output file that is a folder, or whose folder cannot be made, without making it.
-
-    Raises:
-        UsageError: it is one of these.
-    """
+    """Refuse an output file that is a folder, or whose folder cannot be made, without making it."""
     if file.is_dir():
         raise UsageError(f"{file} is a folder", "Give the name of a file.")
     refuse_unwritable(file.parent)
 
 
 def refuse_missing_folder(file: Path) -> None:
-    """Refuse an output file that is a folder, or whose folder does not exist.
-
-    Raises:
-        UsageError: it is one of these.
-    """
+    """Refuse an output file that is a folder, or whose folder does not exist."""
     refuse_address(file)
     if file.is_dir() or not file.parent.is_dir():
         raise UsageError(f"cannot write {file}", "Give a file in an existing folder.")
 
 
 def check_writable(folder: Path) -> None:
-    """Create an output folder, and check that it is writable before hours of work.
-
-    Raises:
-        UsageError: the path is an address or a file, or writing is not allowed.
-    """
+    """Create an output folder, and check that it is writable before hours of work."""
     refuse_address(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -46,10 +46,6 @@ def stage_progress(progress: Progress | None, stage: str) -> StageProgress | Non
 
     >>> stage_progress(print, "encode")(3, 10)
     encode 3 10
-
-    Args:
-        progress: callback of all stages.
-        stage: name of the stage.
     """
     return None if progress is None else lambda done, total: progress(stage, done, total)
 

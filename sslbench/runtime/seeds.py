@@ -10,12 +10,7 @@ import torch
 
 
 def seed_process(seed: int, rank: int) -> None:
-    """Seed torch's default generators, with a separate stream for each process.
-
-    Args:
-        seed: seed of the run.
-        rank: rank of this process.
-    """
+    """Seed torch's default generators, with a separate stream for each process."""
     torch.manual_seed(seed * 1_000_003 + rank)
 
 
@@ -23,9 +18,7 @@ def seed_process(seed: int, rank: int) -> None:
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Seed torch's generator of the CPU during a block, and restore its state afterwards.
 
-    Args:
-        seed: any number.
-        device: a GPU whose generator is seeded and restored, too; None, or the CPU: no other.
+    `device`: a GPU whose generator is seeded and restored, too; None, or the CPU: no other.
 
     >>> with seeded(0):
     ...     first = torch.rand(3)
@@ -45,8 +38,7 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
 def random_states(device: torch.device | None = None) -> dict[str, Any]:
     """Return the states of the global generators of torch, numpy and Python, as tensors and numbers.
 
-    Args:
-        device: a GPU whose generator is included; None, or the CPU: no other.
+    `device`: a GPU whose generator is included; None, or the CPU: no other.
     """
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     states = {
@@ -80,9 +72,6 @@ def preserved_random_states(device: torch.device | None = None) -> Iterator[None
     ...     first = torch.rand(3)
     >>> torch.equal(first, torch.rand(3))
     True
-
-    Args:
-        device: see `random_states`.
     """
     states = random_states(device)
     try:

@@ -20,24 +20,14 @@ class StoppedError(SslbenchError):
     """End of a run on request by a signal, after everything was saved."""
 
     def __init__(self, number: int, position: str) -> None:
-        """Set the message, and the exit code that shells expect for the signal.
-
-        Args:
-            number: number of the signal.
-            position: end of the run, for instance 'update 30 of 100'.
-        """
+        """Set the message, and the exit code that shells expect for the signal."""
         message = f"stopped by signal {number} after {position}; everything is saved"
         super().__init__(message, "Run the same command again to continue.")
         self.exit_code = 128 + number
 
 
 def stop_together(number: int, position: str) -> NoReturn:
-    """End a run of which every process has done its part of the saving; arguments as for `StoppedError`.
-
-    Raises:
-        StoppedError: on every process, when all of them are here: the end of one ends the others, and the first one may
-            still be writing.
-    """
+    """End a run of which every process has done its part of the saving; arguments as for `StoppedError`."""
     barrier()
     raise StoppedError(number, position)
 
@@ -48,10 +38,6 @@ def stop_signals() -> Iterator[Callable[[], int]]:
 
     Yields a function that returns the signal received by this process, or 0. A second Ctrl-C stops at once. In threads
     other than the main thread nothing is recorded, because Python handles signals in the main thread only.
-
-    Raises:
-        StoppedError: the block came to its end although a signal was received, in its last update for instance: what
-            follows it does not start. Several processes, which could not agree on it here, go on.
     """
     received = [0]
     if threading.current_thread() is not threading.main_thread():
@@ -75,13 +61,7 @@ def stop_signals() -> Iterator[Callable[[], int]]:
 
 
 def signal_on_any_process(signal_number: Callable[[], int], device: torch.device, *, compare: bool) -> int:
-    """Return the signal that any process received, or 0; every process gets the same answer.
-
-    Args:
-        signal_number: function from `stop_signals`.
-        device: device for the comparison.
-        compare: compare now; if false, several processes return 0. A single process always returns its own signal.
-    """
+    """Return the signal that any process received, or 0; every process gets the same answer."""
     if world_size() == 1:
         return signal_number()
     return int(max_(torch.tensor(signal_number(), device=device))) if compare else 0

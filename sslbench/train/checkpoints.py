@@ -9,7 +9,9 @@ import dataclasses
 import hashlib
 import logging
 import os
+import re
 import shutil
+import socket
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,10 +20,8 @@ from typing import Any
 import torch
 
 from sslbench import paths
+from sslbench.distributed.collectives import from_first, on_all, rank
 from sslbench.errors import SslbenchError, UsageError, WeightsError
-from sslbench.train.checkpoint_files import CHECKPOINT
-from sslbench.train.checkpoint_files import files as files
-from sslbench.train.checkpoint_files import newest as newest
 from sslbench.weights.reading import shards
 from sslbench.weights.save import CHECKPOINT_FORMAT, new_file, write_torch
 
@@ -36,17 +36,7 @@ class DamagedError(WeightsError):
 
 
 def write(folder: Path, step: int, content: dict[str, Any], *, keep: int) -> Path:
-    """Write a checkpoint, then remove the oldest ones beyond `keep`.
-
-    Args:
-        folder: folder of the checkpoints, created if missing.
-        step: optimizer updates done.
-        content: tensors, numbers and text in dicts, lists and tuples.
-        keep: number of checkpoints to keep.
-
-    Raises:
-        SslbenchError: the checkpoint cannot be written; earlier checkpoints are kept.
-    """
+    """Write a checkpoint, then remove the oldest ones beyond `keep`."""
     path = _path(folder, step)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,17 +62,7 @@ def unfinished(folder: Path, step: int) -> Path:
 
 
 def finish_sharded(part: Path, files: Mapping[str, Mapping[str, int]], content: dict[str, Any], *, keep: int) -> Path:
-    """Complete the folder of a sharded checkpoint, then remove the oldest checkpoints beyond `keep`.
-
-    Args:
-        part: folder from `unfinished`, with the shards of all processes.
-        files: file of shards -> its 'bytes' and 'crc32'.
-        content: everything but the shards, with its 'step'; see `write`.
-        keep: number of checkpoints to keep.
-
-    Raises:
-        SslbenchError: the checkpoint cannot be written; earlier checkpoints are kept.
-    """
+    """Complete the folder of a sharded checkpoint, then remove the oldest checkpoints beyond `keep`."""
     folder, path = part.parent, _path(part.parent, content["step"])
     try:
         with new_file(part / shards.STATE) as temporary:
@@ -174,11 +154,7 @@ def run_name(folder: Path) -> str:
 
 
 def refuse_other_folder(path: Path) -> None:
-    """Refuse a folder that is no checkpoint, such as that of a run, and a single shard; name checkpoints near it.
-
-    Raises:
-        UsageError: the message has the remedy.
-    """
+    """Refuse a folder that is no checkpoint, such as that of a run, and a single shard; name checkpoints near it."""
     if CHECKPOINT.fullmatch(path.name) or not path.is_dir():
         if path.suffix == ".safetensors" and shards.is_sharded(path.parent):
             raise UsageError(f"{path} is one of the shards of a checkpoint", f"Name the folder: {path.parent}.")
@@ -190,16 +166,7 @@ def refuse_other_folder(path: Path) -> None:
 
 
 def check(path: Path, *, contents: bool = True) -> str:
-    """Compare every part of a checkpoint with its checksum, and return a digest of the whole.
-
-    Args:
-        path: the checkpoint.
-        contents: also read the shards; otherwise compare only their sizes.
-
-    Raises:
-        DamagedError: the file is cut off, or a checksum is wrong.
-        WeightsError: the file cannot be read.
-    """
+    """Compare every part of a checkpoint with its checksum, and return a digest of the whole."""
     if path.is_dir() and not shards.is_sharded(path):
         raise DamagedError(f"{path} is damaged: it has no {shards.STATE}", "Remove it to use the previous one.")
     try:
@@ -224,11 +191,7 @@ def _zip(path: Path) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint, without shards; use `check` first to find damage.
-
-    Raises:
-        WeightsError: the file cannot be read, or is no checkpoint.
-    """
+    """Return the content of a checkpoint, without shards; use `check` first to find damage."""
     try:
         content = torch.load(_zip(path), map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError) as error:
@@ -250,15 +213,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def set_aside(folder: Path, *, after: int) -> list[Path]:
-    """Rename the checkpoints of later updates, so that no run continues from them.
-
-    Args:
-        folder: folder of the checkpoints.
-        after: update from which training continues.
-
-    Returns:
-        The renamed files.
-    """
+    """Rename the checkpoints of later updates, so that no run continues from them."""
     later = [path for path in files(folder) if int(path.stem.removeprefix("step_")) > after]
     aside = [path.with_name(f"{path.name}.set-aside") for path in later]
     for earlier in aside:
@@ -274,3 +229,83 @@ def remove_leftovers(folder: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
+
+
+CHECKPOINT = re.compile(r"step_(\d{9})\.ckpt")
+"""Name of a checkpoint, with its number of updates."""
+
+
+def files(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, oldest first."""
+    return sorted(path for path in folder.glob("step_*.ckpt") if CHECKPOINT.fullmatch(path.name))
+
+
+def newest(folder: Path) -> Path | None:
+    """Return the newest checkpoint in a folder, or None."""
+    found = files(folder)
+    return found[-1] if found else None
+
+
+def no_checkpoint(path: str) -> UsageError:
+    """Return the error for a checkpoint of --resume-from that does not exist."""
+    return UsageError(
+        f"there is no checkpoint {path}", "Leave out --resume-from to continue from the newest checkpoint in --out."
+    )
+
+
+def newest_whole(folder: Path, *, given: Path | None = None) -> tuple[Path, dict[str, Any]] | None:
+    """Return the checkpoint to continue from and its content, or None if there is none; every process calls this.
+
+    Damaged checkpoints are skipped with a warning, and half-written files of earlier processes are removed. Call
+    `continue_from` as soon as it is certain that training continues from the returned checkpoint.
+
+    `given`: checkpoint named by the user; None for the newest undamaged one of the folder.
+    """
+    choice = from_first(lambda: _choose(folder, given))
+    if choice is None:
+        return None
+    path, digest = choice
+    return path, on_all(lambda: _read_same(path, digest))
+
+
+def continue_from(folder: Path, path: Path, step: int) -> None:
+    """Set later checkpoints aside and log where training continues; every process calls this."""
+    for later in from_first(lambda: set_aside(folder, after=step)):
+        log.info(f"renamed to {later}: training continues from an earlier checkpoint")
+    log.info(f"continuing from {path} after update {step}")
+
+
+def _choose(folder: Path, given: Path | None) -> tuple[Path, str] | None:
+    """Return the checkpoint to continue from and its digest, on the first process."""
+    remove_leftovers(folder)
+    if given is not None:
+        refuse_other_folder(given)
+        return given, check(given)
+    damaged = []
+    for path in reversed(files(folder)):
+        try:
+            digest = check(path)
+        except DamagedError as error:
+            log.warning(f"{error.message}; trying the previous one")
+            damaged.append(path.name)
+        else:
+            return path, digest
+    if damaged:
+        raise WeightsError(
+            f"every checkpoint in {folder} is damaged: {', '.join(damaged)}",
+            "Check the disk; remove them to start again.",
+        )
+    return None
+
+
+def _read_same(path: Path, digest: str) -> dict[str, Any]:
+    """Return the content of a checkpoint, if its digest is that of the first process."""
+    remedy = "All processes must see the same --out, on a file system shared by their machines."
+    process = f"process {rank()} on {socket.gethostname()}"
+    try:
+        own = digest if rank() == 0 else check(path, contents=False)
+    except WeightsError as error:
+        raise WeightsError(f"{process}: {error.message}", remedy) from error
+    if own != digest:
+        raise WeightsError(f"{path} differs between {process} and the first process", remedy)
+    return read(path)

@@ -25,12 +25,6 @@ def exclusive(folder: Path) -> Iterator[None]:
 
     The first process holds a POSIX lock, which the operating system releases however the process ends. Unlike a lock by
     flock, it is not inherited by worker processes that live longer, and it works between machines on NFS.
-
-    Args:
-        folder: folder to lock, created if missing.
-
-    Raises:
-        UsageError: another run holds the lock (the message names it), or the folder is not writable.
     """
     with contextlib.ExitStack() as stack:
         from_first(lambda: stack.enter_context(_locked(folder)))

@@ -15,7 +15,7 @@ from sslbench.distributed.parallel import clip_gradients, gradient_norm, without
 from sslbench.errors import SslbenchError
 from sslbench.preprocessing import Preprocessing
 from sslbench.runtime.device import DTYPES
-from sslbench.runtime.device_names import Precision
+from sslbench.runtime.resources import Precision
 from sslbench.runtime.signals import SIGNAL_INTERVAL, signal_on_any_process, stop_together
 from sslbench.train.meter import LogRecord, TrainingMeter
 from sslbench.train.method import Batch, Learner, Loss, Step
@@ -128,11 +128,7 @@ class Run(Generic[RawT]):
         """Evaluate every `evaluate_every` updates, after the given one."""
 
     def diverged(self, raw: RawT, step: Step, loss: Loss, own: float, mean: float) -> None:
-        """Stop the training, since the mean loss is not finite; `own` is that of this process.
-
-        Raises:
-            NotFiniteError: unless the run goes on.
-        """
+        """Stop the training, since the mean loss is not finite; `own` is that of this process."""
         raise NotFiniteError(f"the loss is {mean} in update {step.index + 1}")
 
 
@@ -229,11 +225,7 @@ def _autocast(state: State, plan: TrainingPlan) -> torch.autocast:
 
 
 def _update(state: State, plan: TrainingPlan, step: Step, *, parts: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """Update parameters, moving average and online head.
-
-    Returns:
-        The norm of the gradients if they are clipped, and with `parts` the norms of the method's parts before clipping.
-    """
+    """Update parameters, moving average and online head."""
     state.scaler.unscale_(state.optimizer)
     for prefix, updates in plan.frozen.items():
         if step.index < updates:

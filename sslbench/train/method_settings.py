@@ -16,18 +16,10 @@ def declared_config(method: str) -> type[Any] | None:
 
     A type that its source does not say in place is Any.
 
-    Example:
-        >>> declared_config("simclr")().temperature
-        0.1
+    Returns the dataclass; None for a method of the user's own.
 
-    Args:
-        method: a built-in method's module; or the dotted path of a user's own, which is not read.
-
-    Returns:
-        The dataclass; None for a method of the user's own.
-
-    Raises:
-        UsageError: there is no such method.
+    >>> declared_config("simclr")().temperature
+    0.1
     """
     file = names.module_file("method", method)
     if file is None:

@@ -74,12 +74,7 @@ class OnlineHead:
     def __init__(self, network: nn.Module, width: int, classes: Sequence[str], device: torch.device, view: int) -> None:
         """Build the classifier on its device.
 
-        Args:
-            network: network that gives features (B, width).
-            width: number of features.
-            classes: names of the classes.
-            device: device of the network.
-            view: index of the view to classify.
+        `network`: network that gives features (B, width).
         """
         self.network, self.classes, self.view = network, tuple(classes), view
         self.classifier = OnlineClassifier(width, len(self.classes)).to(device)
@@ -89,10 +84,7 @@ class OnlineHead:
     def add_gradient(self, views: Sequence[Tensor], labels: Tensor, share: float) -> None:
         """Add the gradient of a forward pass; call it in the precision (autocast) of training.
 
-        Args:
-            views: normalised views of the batch, each (B, C, h, w).
-            labels: int64 (B,), class numbers.
-            share: weight of this pass in the update.
+        `views`: normalised views of the batch, each (B, C, h, w); `labels`: int64 (B,), class numbers.
         """
         with torch.no_grad(), _evaluation_mode(self.network):
             features = self.network(views[self.view])
@@ -104,8 +96,7 @@ class OnlineHead:
     def update(self, progress: float) -> None:
         """Apply the gradients of all processes, and clear them.
 
-        Args:
-            progress: progress of the run, in [0, 1).
+        `progress`: progress of the run, in [0, 1).
         """
         gradients = [p.grad for p in self.classifier.parameters() if p.grad is not None]
         if world_size() > 1:

@@ -167,9 +167,7 @@ def _parts_of(names: list[str], parts: Mapping[str, PartSettings]) -> dict[str, 
 def norm_parameters(module: nn.Module, *, largest_dim: int | None = 1) -> set[str]:
     """Return the names of parameters in normalisation layers, recognised by the name of their class.
 
-    Args:
-        module: their module.
-        largest_dim: largest number of dimensions of a parameter; None: any.
+    `largest_dim`: largest number of dimensions of a parameter; None: any.
     """
     return {
         f"{prefix}.{leaf}" if prefix else leaf

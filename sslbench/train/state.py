@@ -26,14 +26,14 @@ from sslbench.distributed.sharded import read as read_shards
 from sslbench.distributed.sharded import shapes
 from sslbench.errors import UsageError
 from sslbench.runtime.device import DTYPES
-from sslbench.runtime.device_names import Precision
+from sslbench.runtime.resources import Precision
 from sslbench.runtime.seeds import random_states, restore_random_states, seed_process
 from sslbench.train import checkpoints
+from sslbench.train.checkpoints import continue_from, newest_whole
 from sslbench.train.method import Learner, Method
 from sslbench.train.online_head import OnlineHead
 from sslbench.train.optimizers.optimizer import OptimizerSettings, PartSettings, make_optimizer
 from sslbench.train.parameter_groups import parameter_groups
-from sslbench.train.resume import continue_from, newest_whole
 
 log = logging.getLogger("sslbench")
 
@@ -86,20 +86,6 @@ def new_state(  # noqa: PLR0913  how a run computes, each from another setting
     """Return the state at the start of training, on its device; every process calls this.
 
     The global generators are seeded here, with a separate stream on every process.
-
-    Args:
-        method: the method, on the CPU.
-        device: of this process.
-        optimizer: settings of the optimizer and its parameter groups.
-        seed: of the global generators.
-        precision: of the forward pass; fp16 has a scaler.
-        strategy: see `wrap`.
-        zero: shard the optimizer state over the processes.
-        channels_last: memory layout of convolutions, where the device's library computes all of them in it.
-        compiled: compile the networks of the method.
-        averaged: keep a moving average of `method.averaged()`.
-        layers: see `parameter_groups`.
-        parts: see `parameter_groups`.
     """
     sharded = strategy == "fsdp" and world_size() > 1
     overflows = device.type == "cpu" and _overflows(method)
@@ -163,12 +149,7 @@ def to_checkpoint(state: State) -> dict[str, Any]:
 
 
 def to_shards(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the state as tensors of which each process has its shards, and all the rest; every process calls this.
-
-    Returns:
-        Tensors by name: "method.backbone.cls_token", "optimizer.backbone.cls_token.exp_avg", "average.cls_token"; and
-        the entries of a checkpoint without tensors of the networks and the optimizer.
-    """
+    """Return the state as tensors of which each process has its shards, and all the rest; every process calls this."""
     tensors = _network_tensors(state)
     moments, rest = optimizer_shards(state.method, state.optimizer)
     tensors |= {f"optimizer.{name}": tensor for name, tensor in moments.items()}
@@ -196,15 +177,6 @@ def from_checkpoint(state: State, content: dict[str, Any], path: Path | None = N
     """Restore the content of a checkpoint into a state that was built with the same settings.
 
     The number of processes may be another than that which wrote the checkpoint, unless each has a state of its own.
-
-    Args:
-        state: state at the start of training.
-        content: from `to_checkpoint` and the number of updates, 'step'; or the rest from `to_shards`.
-        path: the checkpoint, whose shards are read if it is sharded.
-
-    Raises:
-        UsageError: the number of processes is another, and the method has a state of each process.
-        WeightsError: shards cannot be read.
     """
     if not state.method.draws:
         load_module_state(state.method.stored, content[state.method.stored_as])
@@ -248,11 +220,7 @@ def from_checkpoint(state: State, content: dict[str, Any], path: Path | None = N
 
 
 def resume(state: State, folder: Path) -> dict[str, Any] | None:
-    """Continue from the newest whole checkpoint of a folder and return its content, or None; every process calls this.
-
-    Raises:
-        WeightsError: all checkpoints are damaged, or the processes see different ones.
-    """
+    """Continue from the newest whole checkpoint of a folder; return its content or None. Every process calls this."""
     found = newest_whole(folder)
     if found is None:
         return None

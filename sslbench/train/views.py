@@ -1,15 +1,18 @@
 """Runs on views of images: division of a batch into the forward passes of an update."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
+from torchvision.transforms import v2
 
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading.pretraining import RawBatch
-from sslbench.data.views.on_device import change_colours
+from sslbench.data.views.colours import change_colours
 from sslbench.distributed.collectives import gather_objects, on_all, rank
 from sslbench.train.loop import NotFiniteError, Run, TrainingPlan
 from sslbench.train.method import Batch, Loss, Step
@@ -36,11 +39,7 @@ class RunOnViews(Run[RawBatch]):
             yield _on_device(part, self.state, self.plan)
 
     def diverged(self, raw: RawBatch, step: Step, loss: Loss, own: float, mean: float) -> None:
-        """Stop; processes with a loss of their own that is not finite save their batch first.
-
-        Raises:
-            NotFiniteError: always.
-        """
+        """Stop; processes with a loss of their own that is not finite save their batch first."""
         file = on_all(lambda: None if math.isfinite(own) else str(self._keep(raw, step)))
         files = [each for each in gather_objects(file) if each is not None]
         saved = f" The batch is in {', '.join(files)}." if files else ""
@@ -93,3 +92,25 @@ def _on_device(raw: RawBatch, state: State, plan: TrainingPlan) -> Batch:
     labels = None if raw.labels is None else raw.labels.to(device, non_blocking=True)
     boxes = None if raw.boxes is None else raw.boxes.to(device, non_blocking=True)
     return Batch(views, labels, raw.indices, raw.origins, boxes)
+
+
+def make_mix(mixup: float, cutmix: float, classes: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+    """Return mixup (Zhang et al. 2018), CutMix (Yun et al. 2019), or a random choice between both for each batch.
+
+    Returns a function of images (B, C, h, w) and int64 labels (B,) that returns mixed images and the shares of the
+    classes (B, classes); None without either.
+
+    >>> import torch
+    >>> images, labels = make_mix(0.8, 0.0, 3)(torch.rand(2, 3, 4, 4), torch.tensor([0, 2]))
+    >>> tuple(labels.shape), round(float(labels.sum()), 4)
+    ((2, 3), 2.0)
+    """
+    transforms: list[nn.Module] = []
+    if mixup:
+        transforms.append(v2.MixUp(alpha=mixup, num_classes=classes))
+    if cutmix:
+        transforms.append(v2.CutMix(alpha=cutmix, num_classes=classes))
+    if not transforms:
+        return None
+    # A partial is no submodule of the method that keeps it, so it is not compiled.
+    return functools.partial(v2.RandomChoice(transforms) if len(transforms) > 1 else transforms[0])

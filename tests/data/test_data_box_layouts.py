@@ -11,7 +11,7 @@ from sslbench.cli.main import main
 from sslbench.data.export.kwcoco import write_kwcoco
 from sslbench.data.open import open_data, open_objects
 from sslbench.data.splits.objects import split_objects
-from sslbench.detection.readable import check_readable
+from sslbench.detection.checks import check_readable
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection import masks
 from sslbench.targets.classes import Classes

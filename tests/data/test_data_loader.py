@@ -17,7 +17,7 @@ from sslbench.data.loading.loader import batches, scan
 from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.preprocessing import Preprocessing
-from sslbench.runtime.workers import default_workers
+from sslbench.runtime.resources import default_workers
 from sslbench.targets.none import Unlabelled
 
 TINY = Preprocessing(resize=None, crop=(8, 8))

@@ -28,8 +28,8 @@ from helpers.drawn_poses import drawn as drawn_poses
 from sslbench.backbones.build import build
 from sslbench.data.images import Arrays
 from sslbench.data.objects.types import Objects, ObjectSource
-from sslbench.detection.augmented import detect_views
 from sslbench.detection.batches import cut, jittered, repeat_factors, resize
+from sslbench.detection.evaluate import detect_views
 from sslbench.detection.models.boxes import Target
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.recipe import DetectionRecipe, resized, resolved, view_sizes

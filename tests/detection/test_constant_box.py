@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from helpers.drawn_rectangles import recipe, source
 
-from sslbench.detection.constant_box import constant_boxes
 from sslbench.detection.evaluate import score
+from sslbench.detection.floors import constant_boxes
 
 
 def test_each_class_has_its_median_box_scaled_to_the_image():

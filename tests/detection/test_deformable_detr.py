@@ -225,8 +225,8 @@ def test_settings_without_effect_are_refused():
         ("deformable_detr", {"masks": True}, "masks has no effect on architecture=deformable_detr"),
         ("deformable_detr", {"nms": 0.6}, "nms has no effect"),
         ("deformable_detr", {"pyramid_channels": 64}, "pyramid_channels has no effect"),
-        ("deformable_detr", {"transformer_width": 48}, "multiple of 32 from 64"),
-        ("deformable_detr", {"transformer_width": 32}, "multiple of 32 from 64"),
+        ("deformable_detr", {"transformer_width": 48}, "transformer_width should be from 64 to 4096, not 48"),
+        ("deformable_detr", {"transformer_width": 32}, "transformer_width should be from 64 to 4096, not 32"),
         ("vit_deformable_detr", {"freeze_at": 2}, "has no stages"),
         ("fpn", {"queries": 100, "refine_boxes": True}, "queries, refine_boxes have no effect on architecture=fpn"),
     ):

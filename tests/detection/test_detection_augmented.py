@@ -11,9 +11,8 @@ from torchvision.ops import box_iou
 
 from sslbench.backbones.build import build
 from sslbench.detection import batches
-from sslbench.detection.augmented import detect_views
 from sslbench.detection.detectron2.config import detectron2_options
-from sslbench.detection.evaluate import detect
+from sslbench.detection.evaluate import detect, detect_views
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.recipe import DetectionRecipe, check, view_sizes
 from sslbench.detection.train import TrainingRun, check_processes, train
@@ -117,7 +116,7 @@ def test_bfloat16_rounds_training_and_not_detection(tmp_path):
 def test_settings_that_do_not_go_together_are_refused():
     for changes, words in (
         ({"accumulate": 3, "batch_size": 16}, "batch_size=16 cannot be divided into accumulate=3 parts"),
-        ({"accumulate": 0}, "accumulate=0: should be at least 1"),
+        ({"accumulate": 0}, "accumulate should be 1 or more, not 0"),
         ({"tta_max_size": 800}, "tta_max_size has no effect without tta_sizes"),
         ({"tta_sizes": (0,)}, "tta_sizes"),
     ):
@@ -183,8 +182,8 @@ def test_crops_of_detr_keep_what_they_cut():
     ]
     assert 0.2 < sum(shape == (3, 64, 64) for shape in whole) / len(whole) < 0.8
     for changes, words in (
-        ({"crop_sides": (300, 500)}, "crop_sides: without effect, as crop=0 cuts no image"),
-        ({"crop": 0.5, "crop_sides": (500, 300)}, "two ascending numbers from 1"),
+        ({"crop_sides": (300, 500)}, "crop_sides has no effect with crop=0"),
+        ({"crop": 0.5, "crop_sides": (500, 300)}, "crop_sides should be two ascending numbers"),
         ({"crop": 0.5, "scale_jitter": (0.1, 2.0)}, "crop and scale_jitter both cut"),
         ({"crop": 1.5}, "from 0 to 1"),
     ):
@@ -225,7 +224,7 @@ def test_windows_and_relative_positions_of_vitdet():
 
 
 def test_vitdet_settings_need_a_transformer_and_its_file_holds_the_network(tmp_path):
-    with pytest.raises(UsageError, match="have no effect on architecture=fpn"):
+    with pytest.raises(UsageError, match="vit_window has no effect on architecture=fpn"):
         check(DetectionRecipe(architecture="fpn", vit_window=14))
     net = vit(drop_path=0.5)
     assert net.blocks[-1].drop_path1.drop_prob == 0.5 and net.blocks[0].drop_path1.__class__.__name__ == "Identity"

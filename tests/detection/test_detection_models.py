@@ -12,10 +12,9 @@ from torchvision.ops import FrozenBatchNorm2d, box_iou, roi_align
 
 from sslbench.backbones.build import build
 from sslbench.detection.models import boxes as b
-from sslbench.detection.models.boxes import rescale
-from sslbench.detection.models.names import from_detectron2, to_detectron2
-from sslbench.detection.models.pooling import assign_levels, pool_regions
+from sslbench.detection.models.boxes import assign_levels, pool_regions, rescale
 from sslbench.detection.recipe import DetectionRecipe
+from sslbench.detection.saved import from_detectron2, to_detectron2
 from sslbench.errors import DataError, UsageError, WeightsError
 from sslbench.train.loop import NotFiniteError
 

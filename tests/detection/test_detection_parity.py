@@ -17,7 +17,7 @@ from helpers.detector_samples import ALL, CASES, SIZES, images, small_detector, 
 from helpers.detectron2_parity import batch_for, in_order, library, ours, run, theirs
 
 from sslbench.detection.models.boxes import rescale
-from sslbench.detection.models.names import from_detectron2
+from sslbench.detection.saved import from_detectron2
 
 RECORDED = Path(__file__).parent / "cases" / "detectron2.json"
 REAL = pytest.mark.skipif(

@@ -11,7 +11,8 @@ from PIL import Image
 
 from sslbench.data.decode.handlers import Reading
 from sslbench.detection import batches as b
-from sslbench.detection.readable import check_readable
+from sslbench.detection import checks
+from sslbench.detection.checks import check_readable
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import Request, RunSettings, prepare
 from sslbench.evaluation.on_objects import _ObjectEvaluation
@@ -126,25 +127,20 @@ def test_what_detection_cannot_do_is_refused_at_once(manifest):
 
 def test_training_and_detecting_read_in_the_same_way():
     data = dataclasses.replace(source(), reading=Reading(max_pixels=100))
-    for stream in (
-        b.training_batches(data, recipe(), start=0, stop=1, seed=0),
-        b.test_images(data, recipe(), [0]),
-    ):
+    for stream in (b.training_batches(data, recipe(), start=0, stop=1, seed=0), b.test_images(data, recipe(), [0])):
         with pytest.raises(DataError, match="more than the limit of 100"):
             next(iter(stream))
 
 
 def test_every_process_reads_its_share_and_all_are_told_of_everything(manifest, monkeypatch):
-    from sslbench.detection import readable
-
     (manifest.parent / "0.png").write_bytes(b"")
     (manifest.parent / "1.png").write_bytes(b"")
     part = prepared(manifest).train
     own = {}
     for rank in (0, 1):
-        monkeypatch.setattr(readable, "rank", lambda rank=rank: rank)
-        monkeypatch.setattr(readable, "world_size", lambda: 2)
-        monkeypatch.setattr(readable, "gather_objects", lambda found, rank=rank: [own.setdefault(rank, found)])
+        monkeypatch.setattr(checks, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(checks, "world_size", lambda: 2)
+        monkeypatch.setattr(checks, "gather_objects", lambda found, rank=rank: [own.setdefault(rank, found)])
         with contextlib.suppress(DataError):
             check_readable((part,))
     bad = sum(i in part.ids for i in ("0.png", "1.png"))

@@ -121,19 +121,19 @@ def test_what_the_architecture_decides():
 
 def test_settings_that_cannot_work_are_refused():
     for settings, message in (
-        ({"lr": 0}, "lr=0: should be above 0"),
-        ({"batch_size": 0}, "batch_size=0: should be at least 1"),
-        ({"rpn_nms": 1.5}, "rpn_nms=1.5: should be from 0 to 1"),
-        ({"freeze_at": 6}, "freeze_at=6: should be from 0 to 5"),
+        ({"lr": 0}, "lr should be above 0, not 0"),
+        ({"batch_size": 0}, "batch_size should be 1 or more, not 0"),
+        ({"rpn_nms": 1.5}, "rpn_nms should be from 0 to 1, not 1.5"),
+        ({"freeze_at": 6}, "freeze_at should be from 0 to 5, not 6"),
         ({"min_sizes_train": ()}, "min_sizes_train"),
         ({"steps": (20, 10)}, "steps should ascend"),
-        ({"rpn_overlaps": (0.7, 0.3)}, "rpn_overlaps should ascend"),
+        ({"rpn_overlaps": (0.7, 0.3)}, "rpn_overlaps should be two ascending numbers"),
         ({"pixel_mean": (0.5,)}, "Give both or none"),
-        ({"architecture": "fpn", "extra_norm": True}, "only c4 has"),
+        ({"architecture": "fpn", "extra_norm": True}, "extra_norm has no effect on architecture=fpn\\nThey are for c4"),
         ({"architecture": "fpn", "anchor_sizes": ((32.0,),)}, "should be 5 lists"),
-        ({"architecture": "c4", "box_fcs": 2}, "no pyramid or box head"),
+        ({"architecture": "c4", "box_fcs": 2}, "box_fcs has no effect on architecture=c4"),
         ({"architecture": "vit_fpn", "freeze_at": 2}, "has no stages"),
-        ({"freeze_at": 5, "backbone_rate": 0.1}, "backbone_rate: freeze_at=5 freezes the backbone"),
+        ({"freeze_at": 5, "backbone_rate": 0.1}, "backbone_rate has no effect with freeze_at=5"),
     ):
         with pytest.raises(UsageError, match=message):
             check(DetectionRecipe(**settings))

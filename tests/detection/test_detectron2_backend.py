@@ -18,9 +18,9 @@ from sslbench.backbones.build import build
 from sslbench.cli.main import main
 from sslbench.detection.batches import read
 from sslbench.detection.detectron2 import backend, library
+from sslbench.detection.detectron2.backend import check_load, load_weights
 from sslbench.detection.detectron2.config import build_model, configured
 from sslbench.detection.detectron2.library import INSTALL, own_log, probe
-from sslbench.detection.detectron2.weights import check_load, load_weights
 from sslbench.errors import UsageError, WeightsError
 
 

@@ -17,13 +17,11 @@ from sslbench.backbones.build import build
 from sslbench.data.images import Arrays
 from sslbench.data.splits import Parts
 from sslbench.detection import batches as b
-from sslbench.detection.constant_box import constant_boxes
 from sslbench.detection.evaluate import detect, draw, per_keypoint, score, truth_of
-from sslbench.detection.mean_pose import mean_pose, with_pose
+from sslbench.detection.floors import constant_boxes, mean_pose, with_pose
 from sslbench.detection.models.boxes import InstancePredictions, Target, rescale
 from sslbench.detection.models.build import build_detector
-from sslbench.detection.models.heads import Regions
-from sslbench.detection.models.keypoints import KeypointHead, with_visible
+from sslbench.detection.models.heads import KeypointHead, Regions, with_visible
 from sslbench.detection.recipe import DetectionRecipe, check
 from sslbench.detection.saved import DetectorDescription, read_detector, save_detector
 from sslbench.detection.train import TrainingRun, train
@@ -151,7 +149,7 @@ def test_settings_without_effect_and_impossible_ones_are_refused():
             {"keypoints": True, "architecture": "fpn", "flip": 0.0, "mirrored_keypoints": ("a:b",)},
             "no effect with flip=0",
         ),
-        ({"keypoints": True, "architecture": "fpn", "keypoint_channels": 0}, "at least 1"),
+        ({"keypoints": True, "architecture": "fpn", "keypoint_channels": 0}, "keypoint_channels should be 1 or more"),
     ):
         with pytest.raises(UsageError, match=words):
             check(DetectionRecipe(**changes))

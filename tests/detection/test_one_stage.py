@@ -141,7 +141,7 @@ def test_settings_without_effect_are_refused():
         ("fcos", {"roi_samples": 64, "rpn_samples": 32}, "rpn_samples, roi_samples have no effect"),
         ("fcos", {"anchor_ratios": (1.0,)}, "anchor_ratios has no effect"),
         ("fcos", {"head_norm": "layer"}, "head_norm has no effect"),
-        ("fcos", {"pyramid_channels": 48}, "pyramid_channels=48: the head of fcos normalises 32 groups"),
+        ("fcos", {"pyramid_channels": 48}, "pyramid_channels=48: its channels are normalised in 32 groups"),
         ("retinanet", {"head_norm": "group", "pyramid_channels": 32}, "norm=group normalises 32 groups"),
     ):
         with pytest.raises(UsageError, match=words):

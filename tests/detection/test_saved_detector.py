@@ -11,9 +11,8 @@ from PIL import Image
 from sslbench.backbones.build import build
 from sslbench.backbones.load import load_backbone
 from sslbench.detection import VERSION
-from sslbench.detection.evaluate import detect
+from sslbench.detection.evaluate import detect, load_detector
 from sslbench.detection.models.build import build_detector
-from sslbench.detection.predict import load_detector
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.detection.saved import DetectorDescription, about_of, save_detector
 from sslbench.errors import WeightsError

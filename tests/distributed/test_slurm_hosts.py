@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sslbench.distributed.slurm_hosts import hosts
+from sslbench.distributed.collectives import hosts
 from sslbench.errors import UsageError
 
 

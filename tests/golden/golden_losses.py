@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from sslbench.methods import dcl, deepclusterv2, moco, moco_v3, nnclr, ressl, simclr, supcon, swav, tico
-from sslbench.methods._parts.classification import cross_entropy, multi_label_loss
-from sslbench.methods._parts.memory_bank import MemoryBank
-from sslbench.methods._parts.queue import enqueue_, shift_in
+from sslbench.methods._parts.losses import cross_entropy, multi_label_loss
+from sslbench.methods._parts.memory import MemoryBank, enqueue_, shift_in
 from sslbench.protocols.linear_online.heads import head_losses
 
 Inputs = Mapping[str, Tensor]

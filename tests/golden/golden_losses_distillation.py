@@ -15,9 +15,8 @@ from torch.nn import functional
 
 from sslbench.methods import barlow_twins, byol, dino, dinov2, msn, simsiam, vicreg
 from sslbench.methods._parts import self_distillation
+from sslbench.methods._parts.losses import sinkhorn, variance_and_covariance
 from sslbench.methods._parts.self_distillation import patch_loss, teacher_probabilities, warmed_up
-from sslbench.methods._parts.sinkhorn import sinkhorn
-from sslbench.methods._parts.variance import variance_and_covariance
 from sslbench.train.method import Step
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from sslbench.distributed.collectives import gather
 from sslbench.methods import barlow_twins, dcl, moco, simclr, swav, vicreg
-from sslbench.methods._parts.queue import enqueue_
+from sslbench.methods._parts.memory import enqueue_
 
 Arrays = dict[str, np.ndarray]
 Args = Mapping[str, Any]

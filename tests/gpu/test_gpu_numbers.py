@@ -13,8 +13,8 @@ from sslbench.backbones import speed
 from sslbench.backbones.layers import resolve_layers
 from sslbench.backbones.load import load_backbone
 from sslbench.cli.main import main
-from sslbench.data.views import Blur, Jitter, Solarize, View, drawn
-from sslbench.data.views.on_device import change_colours
+from sslbench.data.views import Blur, Jitter, Solarize, View, colours
+from sslbench.data.views.colours import change_colours
 from sslbench.results import records
 from sslbench.train import observers
 from sslbench.train.loop import NotFiniteError
@@ -171,7 +171,7 @@ def test_colours_of_views_on_the_gpu_are_those_on_the_cpu():
     view = View(jitter=Jitter(0.8, 0.8, 0.8, 0.8, 0.2), grayscale=0.2, blur=Blur(0.5), solarize=Solarize(0.2))
     torch.manual_seed(0)
     images = torch.randint(0, 256, (64, 3, 40, 40), dtype=torch.uint8).to(memory_format=torch.channels_last)
-    values = torch.tensor([drawn.colours(view, drawn.Uniform()) for _ in range(64)])
+    values = torch.tensor([colours.draw_colours(view, colours.Uniform()) for _ in range(64)])
     expected, there = change_colours(images, values, view.order), images.to(GPU)
     torch.cuda.set_sync_debug_mode("error")
     try:

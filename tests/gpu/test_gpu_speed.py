@@ -15,8 +15,8 @@ from sslbench.backbones.load import load_backbone
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.images import Files
 from sslbench.data.source import Source
-from sslbench.data.views import Blur, Jitter, View, drawn
-from sslbench.data.views.on_device import change_colours
+from sslbench.data.views import Blur, Jitter, View, colours
+from sslbench.data.views.colours import change_colours
 from sslbench.features.array import Features
 from sslbench.features.extract import extract
 from sslbench.features.settings import ExtractSettings
@@ -134,7 +134,7 @@ def test_colours_of_views_on_the_gpu():
     view = View(jitter=Jitter(0.8, 0.8, 0.8, 0.8, 0.2), grayscale=0.2, blur=Blur(0.5))
     (raw,) = CASE.batches(1)
     images = [view.to(GPU) for view in raw.views]
-    values = [torch.tensor([drawn.colours(view, drawn.Uniform()) for _ in range(BATCH)]) for _ in images]
+    values = [torch.tensor([colours.draw_colours(view, colours.Uniform()) for _ in range(BATCH)]) for _ in images]
 
     def change():
         for each in zip(images, values, strict=True):

@@ -9,8 +9,8 @@ from torchvision.ops import box_iou
 from sslbench.backbones.build import build
 from sslbench.detection.models.boxes import Target
 from sslbench.detection.models.build import build_detector
-from sslbench.detection.models.names import from_detectron2, to_detectron2
 from sslbench.detection.recipe import DetectionRecipe
+from sslbench.detection.saved import from_detectron2, to_detectron2
 from sslbench.metrics.detection.keypoints import Skeleton
 
 CLASSES = 3

@@ -8,8 +8,7 @@ from sslbench.backbones.build import build
 from sslbench.data.images import Arrays
 from sslbench.data.objects.types import Objects, ObjectSource, no_objects
 from sslbench.detection.models.build import build_detector
-from sslbench.detection.recipe import DetectionRecipe, resolved
-from sslbench.detection.settings import DetectionSettings
+from sslbench.detection.recipe import DetectionRecipe, DetectionSettings, resolved
 from sslbench.evaluation import Task
 
 SMALL = {

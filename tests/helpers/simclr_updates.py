@@ -13,7 +13,7 @@ from sslbench.backbones.build import build
 from sslbench.data.loading.pretraining import RawBatch
 from sslbench.preprocessing import Preprocessing
 from sslbench.pretraining.networks import make_method
-from sslbench.runtime.device_names import Precision
+from sslbench.runtime.resources import Precision
 from sslbench.train.loop import RateSchedules, TrainingPlan, train
 from sslbench.train.method import Setup
 from sslbench.train.optimizers.optimizer import OptimizerSettings, make_optimizer

@@ -12,7 +12,7 @@ from sslbench.data.decode.transforms import normalise
 from sslbench.distributed.collectives import world_size
 from sslbench.errors import DataError, UsageError
 from sslbench.methods import colorization
-from sslbench.methods._parts.feature_maps import feature_map
+from sslbench.methods._parts.networks import feature_map
 from sslbench.preprocessing import LIGHTNESS
 from sslbench.train.method import Step
 
@@ -174,10 +174,7 @@ def test_grey_images_are_refused():
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [
-        ({"neighbours": 0}, "neighbours should be from 1 to 313"),
-        ({"stride": 33}, "stride should be from 1 to 32"),
-    ],
+    [({"neighbours": 0}, "neighbours should be from 1 to 313"), ({"stride": 33}, "stride should be from 1 to 32")],
 )
 def test_settings_out_of_bounds_are_refused(config, message):
     with pytest.raises(UsageError, match=message):

@@ -8,7 +8,7 @@ from helpers.training_samples import batch_of, check_contract, gradient, network
 
 from sslbench.errors import UsageError
 from sslbench.methods import dinov2
-from sslbench.methods._parts.sinkhorn import sinkhorn
+from sslbench.methods._parts.losses import sinkhorn
 from sslbench.train.method import Batch, Step
 
 CONFIG = dinov2.Config(

@@ -5,7 +5,7 @@ import torch
 from helpers import runs
 
 from sslbench.methods import mae
-from sslbench.methods._parts.draws import image_generators, update_generator, view_by_view
+from sslbench.methods._parts.masks import image_generators, update_generator, view_by_view
 from sslbench.train.method import Batch, Step
 
 

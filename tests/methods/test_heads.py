@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from sslbench.methods._parts.crops import encode
-from sslbench.methods._parts.heads import Prototypes, mlp
+from sslbench.methods._parts.networks import Prototypes, encode, mlp
 
 
 @pytest.mark.parametrize(

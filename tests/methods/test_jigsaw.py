@@ -5,7 +5,7 @@ from helpers.training_samples import batch_of, check_contract, network, setup_fo
 
 from sslbench.errors import UsageError
 from sslbench.methods import jigsaw
-from sslbench.methods._parts.draws import image_generators
+from sslbench.methods._parts.masks import image_generators
 
 SIZES = (16,) * 9
 SMALL = {"permutations": 6, "hidden": 12}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sslbench.errors import UsageError
 from sslbench.methods import mae
-from sslbench.methods._parts.draws import image_generators
+from sslbench.methods._parts.masks import image_generators
 
 CONFIG = mae.Config(decoder_dim=32, decoder_depth=1, decoder_heads=4)
 VIT = "timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=2,embed_dim=48,num_heads=3"

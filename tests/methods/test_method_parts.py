@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from sslbench.methods._parts.memory_bank import sums_of
+from sslbench.methods._parts.losses import in_float32
+from sslbench.methods._parts.memory import sums_of
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
-from sslbench.methods._parts.precision import in_float32
 from sslbench.methods._parts.vision_transformers import initialise
 from sslbench.train.method import Step
 

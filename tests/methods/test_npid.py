@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from sslbench.errors import UsageError
 from sslbench.methods import npid
-from sslbench.methods._parts.draws import image_generators
-from sslbench.methods._parts.memory_bank import MemoryBank, log_normalisation
+from sslbench.methods._parts.masks import image_generators
+from sslbench.methods._parts.memory import MemoryBank, log_normalisation
 
 SMALL = {"negatives": 32, "projector": (8,)}
 

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from sslbench.errors import UsageError
 from sslbench.methods import pirl
-from sslbench.methods._parts.draws import image_generators
+from sslbench.methods._parts.masks import image_generators
 from sslbench.methods._parts.patches import concatenated, reorder
 
 SIZES = (32, *[16] * 9)

@@ -4,16 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import two_processes
-from helpers.training_samples import (
-    batch_of,
-    check_contract,
-    gradient,
-    network,
-    random_rows,
-    setup_for,
-    step_of,
-    unit,
-)
+from helpers.training_samples import batch_of, check_contract, gradient, network, random_rows, setup_for, step_of, unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -7,8 +7,7 @@ from helpers.training_samples import batch_of, check_contract, gradient, network
 
 from sslbench.errors import UsageError
 from sslbench.methods import simmim
-from sslbench.methods._parts.draws import image_generators
-from sslbench.methods._parts.masks import unit_masks
+from sslbench.methods._parts.masks import image_generators, unit_masks
 from sslbench.methods.mae import patchify
 
 CONFIG = simmim.Config()

@@ -8,7 +8,7 @@ from helpers.training_samples import batch_of, check_contract, gradient, network
 
 from sslbench.errors import UsageError
 from sslbench.methods import supervised
-from sslbench.methods._parts.classification import cross_entropy, multi_label_loss, top1
+from sslbench.methods._parts.losses import cross_entropy, multi_label_loss, top1
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from sslbench.errors import UsageError
 from sslbench.methods import swav
-from sslbench.methods._parts.sinkhorn import sinkhorn
+from sslbench.methods._parts.losses import sinkhorn
 
 SIZES = (32, 32, 16, 16)
 SMALL = {"prototypes": (12,), "projector": (16, 8)}

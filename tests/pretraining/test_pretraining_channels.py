@@ -14,8 +14,8 @@ from PIL import Image
 from sslbench.backbones.load import load_backbone
 from sslbench.config import build
 from sslbench.data.decode.handlers import Reading
+from sslbench.data.loading.batch import measure
 from sslbench.data.loading.pretraining import TrainingData
-from sslbench.data.loading.statistics import measure
 from sslbench.data.open import open_data
 from sslbench.data.views import Augment, Blur, Jitter, Solarize, View, bands, ops, without_colours
 from sslbench.data.views.ops import make_view
@@ -287,7 +287,7 @@ class TestBands:
 
 
 def test_views_png_shows_any_channels(tmp_path):
-    from sslbench.train.observers.views import Views
+    from sslbench.train.observers.always import Views
 
     torch.set_num_threads(1)
     for channels in (1, 4):

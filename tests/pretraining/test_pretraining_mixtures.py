@@ -9,8 +9,8 @@ from helpers import runs
 
 from sslbench.errors import UsageError
 from sslbench.pretraining import PretrainRequest, pretrain
+from sslbench.train.observers.always import Origins
 from sslbench.train.observers.json_lines import JsonLines
-from sslbench.train.observers.origins import Origins
 
 
 def run(tmp_path, weight, *, observers=()):

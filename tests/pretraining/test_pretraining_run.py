@@ -621,11 +621,7 @@ def test_residual_branches_begin_at_zero_and_the_weights_hold_the_plain_architec
     assert f"backbone: {backbone}" in config
     changes = {"backbone": backbone, "epochs": 1, "optimizer": {"name": "sgd", "lr": 0.0}}
     request = PretrainRequest(
-        runs.settings("simclr", **changes),
-        "sklearn:digits",
-        tmp_path / "b",
-        init=str(undisturbed[0].weights),
-        limit=96,
+        runs.settings("simclr", **changes), "sklearn:digits", tmp_path / "b", init=str(undisturbed[0].weights), limit=96
     )
     assert torch.equal(conv(pretrain(request, command="test")), conv(undisturbed[0])), "loaded weights stay"
     with pytest.raises(UsageError, match="zero_init_residual sets random initial weights"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sslbench.runtime import workers
+from sslbench.runtime import resources
 
 
 @pytest.mark.parametrize(
@@ -11,12 +11,12 @@ from sslbench.runtime import workers
 )
 def test_auto_leaves_cores_to_a_network_on_them(cores, cpu, gpu, monkeypatch):
     monkeypatch.setattr("joblib.cpu_count", lambda: cores)
-    assert workers.resolve_workers("auto", torch.device("cpu")) == cpu
-    assert workers.resolve_workers("auto", torch.device("cuda")) == gpu
+    assert resources.resolve_workers("auto", torch.device("cpu")) == cpu
+    assert resources.resolve_workers("auto", torch.device("cuda")) == gpu
 
 
 def test_a_number_is_kept():
-    assert workers.resolve_workers(3, torch.device("cpu")) == 3
+    assert resources.resolve_workers(3, torch.device("cpu")) == 3
 
 
 @pytest.mark.parametrize(
@@ -36,4 +36,4 @@ def test_the_processes_of_a_machine_share_its_cores(environment, cores, monkeypa
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("joblib.cpu_count", lambda: 64)
-    assert workers.usable_cores() == cores
+    assert resources.usable_cores() == cores

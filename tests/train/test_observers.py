@@ -11,16 +11,13 @@ from PIL import Image
 from torch import nn
 
 from sslbench.errors import UsageError
-from sslbench.train.collapse import Spread
-from sslbench.train.meter import LogRecord
+from sslbench.train.meter import LogRecord, Spread
 from sslbench.train.method import Batch
 from sslbench.train.observers import RunInfo, json_lines, scalars
-from sslbench.train.observers.curve import CurvePlot, curve
-from sslbench.train.observers.health import Health
-from sslbench.train.observers.json_lines import JsonLines
+from sslbench.train.observers.always import Health, Views
+from sslbench.train.observers.json_lines import CurvePlot, JsonLines, curve
 from sslbench.train.observers.profile import WARM_UP, Profile
 from sslbench.train.observers.tensorboard import TensorBoard
-from sslbench.train.observers.views import Views
 from sslbench.train.observers.wandb import Wandb
 
 

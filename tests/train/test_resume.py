@@ -12,7 +12,7 @@ from helpers import two_processes
 from sslbench.distributed.collectives import from_first, on_all
 from sslbench.errors import SslbenchError, UsageError, WeightsError
 from sslbench.train import checkpoints, lock
-from sslbench.train.resume import continue_from, newest_whole
+from sslbench.train.checkpoints import continue_from, newest_whole
 
 
 def write(folder, *steps):

@@ -18,7 +18,7 @@ from torch import nn
 from sslbench.distributed import parallel, sharded
 from sslbench.errors import SslbenchError, UsageError, WeightsError
 from sslbench.train import checkpoints
-from sslbench.train.resume import newest_whole
+from sslbench.train.checkpoints import newest_whole
 from sslbench.weights.reading import shards
 from sslbench.weights.reading.files import read
 

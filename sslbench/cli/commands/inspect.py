@@ -90,7 +90,7 @@ def _weights_of_run(path: Path) -> Path:
     if is_run and weights.is_file():
         return weights
     from sslbench.errors import DataError
-    from sslbench.train.checkpoint_files import newest
+    from sslbench.train.checkpoints import newest
 
     found = newest(path if has_checkpoints else checkpoints)
     if found is None:

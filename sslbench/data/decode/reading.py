@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, refuse_missing_module, refuse_named_by_file
 from sslbench.preprocessing import MAX_PIXELS
-from sslbench.runtime.workers import StartMethod
+from sslbench.runtime.resources import StartMethod
 
 WAYS = ("reference", "fast")
 """Names of the default handler's modes; see `Preprocessing.decoder`."""

@@ -27,7 +27,7 @@ from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
 from sslbench.metrics.detection import masks
 from sslbench.preprocessing import MAX_PIXELS
-from sslbench.runtime.workers import usable_cores
+from sslbench.runtime.resources import usable_cores
 from sslbench.targets.label_maps import Grid
 
 IDS = 34

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from sslbench.arrays import IntArray
 from sslbench.data.decode.handlers import DEFAULT, PictureDecoder, Reading, make_decoder
-from sslbench.data.decode.picture import UnreadableImage, Wanted
+from sslbench.data.decode.picture import OtherChannels, UnreadableImage, Wanted
 from sslbench.data.decode.transforms import luminance
 from sslbench.data.loading import loader
 from sslbench.data.loading.loader import Unreadable
@@ -103,9 +103,6 @@ def training_decoder(images: Images, reading: Reading, channels: int) -> Picture
     """Return the decoder for training on images of `channels` channels.
 
     RGB has 8 bits. Other channels keep 16 bits: measurements often fill a small part of that range.
-
-    Raises:
-        UsageError: there is no decoder of that name.
     """
     wanted = Wanted(3 if channels == 1 else channels, deep=channels != 3, max_pixels=reading.max_pixels)
     return make_decoder(reading.decoder, wanted, images)
@@ -258,3 +255,78 @@ def _exit_on_parents_signal(parent: int | None) -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)
+
+
+SAMPLE = 512
+"""Default number of images: the standard error of a channel's mean is then a few hundredths of its deviation."""
+
+_DIGITS = 5
+_TRIES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelStatistics:
+    """Statistics of every channel over a sample of images.
+
+    Attributes:
+        mean: per channel, of values scaled to 0..1.
+        std: per channel, over all pixels of all images; 1 for a constant channel.
+        images: number of images read.
+        constant: numbers of the constant channels, from 0.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    images: int
+    constant: tuple[int, ...] = ()
+
+
+def first_look(source: Source, channels: int, *, reading: Reading = DEFAULT) -> tuple[str, int] | None:
+    """Return (path, channels) of an image with other channels, if none of a few images has `channels`; else None.
+
+    Training replaces single images with other channels, as it does unreadable ones.
+    """
+    decoder = training_decoder(source.images, reading, channels)
+    other: tuple[str, int] | None = None
+    for index in np.unique(np.linspace(0, len(source) - 1, _TRIES).astype(int)).tolist():
+        try:
+            loader.read(source.images, index, decoder)
+        except OtherChannels as error:
+            other = other or (error.path, error.channels)
+        except UnreadableImage:
+            continue
+        else:
+            return None
+    return other
+
+
+def measure(
+    source: Source, channels: int, *, reading: Reading = DEFAULT, sample: int = SAMPLE, seed: int = 0
+) -> ChannelStatistics:
+    """Return the statistics of at most `sample` random images; every image has the same weight, whatever its size.
+
+    Unreadable images are left out. The numbers are rounded to five digits, so that the same data and seed give the
+    same.
+    """
+    decoder = training_decoder(source.images, reading, channels)
+    n = len(source)
+    chosen = np.sort(np.random.default_rng(seed).permutation(n)[:sample])
+    sums, squares, count = np.zeros(channels), np.zeros(channels), 0
+    for index in chosen.tolist():
+        try:
+            image = as_trained(loader.read(source.images, index, decoder).image, channels)
+        except UnreadableImage:
+            continue
+        values = image.to(torch.float64) / 255
+        sums += values.mean((1, 2)).numpy()
+        squares += values.square().mean((1, 2)).numpy()
+        count += 1
+    mean = sums / max(count, 1)
+    std = np.sqrt(np.maximum(squares / max(count, 1) - mean**2, 0))
+    constant = std < 10.0**-_DIGITS
+    return ChannelStatistics(
+        mean=tuple(round(float(value), _DIGITS) for value in mean),
+        std=tuple(round(float(value), _DIGITS) for value in np.where(constant, 1.0, std)),
+        images=count,
+        constant=tuple(np.flatnonzero(constant).tolist()),
+    )

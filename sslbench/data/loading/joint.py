@@ -33,7 +33,7 @@ from sslbench.data.source import Source
 from sslbench.data.views import MapColours
 from sslbench.errors import SslbenchError
 from sslbench.preprocessing import Preprocessing
-from sslbench.runtime.workers import StartMethod
+from sslbench.runtime.resources import StartMethod
 
 PixelTarget = npt.NDArray[np.float32]
 """(k, H, W); a pixel without a target is nan."""
@@ -145,32 +145,13 @@ class JointBatches:
         reading: Reading = DEFAULT,
         channels: int = 3,
     ) -> None:
-        """Set up the stream; no image is read yet.
-
-        Args:
-            source: the images.
-            read: see `ReadTarget`.
-            view: the augmentation.
-            batch_size: crops per batch; may be larger than the source.
-            seed: of the order and the augmentation.
-            mirrored: see `Mirrored`.
-            workers: number of processes that decode and augment; 0: this process does.
-            reading: the decoder, its limit, and the workers' start method.
-            channels: of the images.
-
-        Raises:
-            UsageError: there is no decoder of that name.
-        """
+        """Set up the stream; no image is read yet."""
         decoder = training_decoder(source.images, reading, channels)
         self._crops = _Crops(source, read, view, batch_size, seed, mirrored, decoder, channels)
         self._workers, self._start_method = workers, reading.start_method
 
     def batches(self, start: int, stop: int) -> Generator[JointBatch]:
-        """Iterate over the batches start, ..., stop - 1; each depends on its number and the seed alone.
-
-        Raises:
-            DataError: a target cannot be used, or a worker was killed.
-        """
+        """Iterate over the batches start, ..., stop - 1; each depends on its number and the seed alone."""
         again = (stop - start) * self._crops.batch_size > len(self._crops.source)
         kept = _Kept(KEPT_BYTES // max(1, self._workers) if again else 0)
         crops = dataclasses.replace(self._crops, start=start, stop=stop, kept=kept)
@@ -178,18 +159,9 @@ class JointBatches:
 
 
 def whole_images(
-    source: Source,
-    read: ReadTarget,
-    preprocessing: Preprocessing,
-    *,
-    workers: int,
-    start_method: StartMethod = "auto",
+    source: Source, read: ReadTarget, preprocessing: Preprocessing, *, workers: int, start_method: StartMethod = "auto"
 ) -> Iterator[WholeImage]:
-    """Iterate over all images in order, resized as the preprocessing says, with targets at their own sizes.
-
-    Raises:
-        DataError: a target cannot be used, or a worker was killed.
-    """
+    """Iterate over all images in order, resized as the preprocessing says, with targets at their own sizes."""
     decoder = picture_decoder(preprocessing, source.images)
     return loader.run(_Wholes(source, read, preprocessing, decoder), workers, start_method=start_method)
 
@@ -303,12 +275,7 @@ def augmented(
 ) -> tuple[Tensor, Tensor]:
     """Return one crop of an image and its target.
 
-    Args:
-        image: (C, H, W), uint8 or float32 from 0 to 255.
-        target: float32 (k, H, W), nan where unknown.
-        view: the augmentation.
-        draw: source of its random numbers.
-        mirrored: see `Mirrored`.
+    `image`: (C, H, W), uint8 or float32 from 0 to 255; `target`: float32 (k, H, W), nan where unknown.
 
     >>> image, target = torch.zeros(3, 8, 8, dtype=torch.uint8), torch.zeros(1, 8, 8)
     >>> view = JointView(crop=(4, 6), short_side=8, resize_range=(0.5, 2.0))

@@ -17,7 +17,7 @@ from sslbench.data.source import Source
 from sslbench.data.workers import run
 from sslbench.errors import DataError, SslbenchError
 from sslbench.preprocessing import Preprocessing
-from sslbench.runtime.workers import StartMethod
+from sslbench.runtime.resources import StartMethod
 from sslbench.targets.images import Images
 
 __all__ = ["PictureBatch", "Unreadable", "batches", "read", "run", "scan"]
@@ -69,18 +69,7 @@ def batches(
 ) -> Iterator[PictureBatch]:
     """Iterate over batches of resized and cropped pictures, in the order of `indices`.
 
-    Args:
-        source: source of the images.
-        indices: (n,) distinct positions in the source, in any order.
-        preprocessing: of the backbone; normalisation is left to the compute device.
-        batch_size: samples per batch, including unreadable ones; the last batch may be smaller.
-        workers: number of processes that read and decode; 0: this process does.
-        start_method: of the workers.
-        mixed_sizes: pictures of different sizes are allowed: what would be one batch becomes one for each size in it.
-
-    Raises:
-        DataError: the pictures have different sizes and should not, or a worker was killed.
-        UsageError: there is no decoder of that name.
+    `indices`: (n,) distinct positions in the source, in any order.
     """
     chunks = _chunks(source, indices, batch_size)
     first: tuple[tuple[int, int], str] | None = None
@@ -108,13 +97,8 @@ def scan(
 ) -> list[Unreadable]:
     """Decode every picture and return the unreadable ones, in the order of `indices`.
 
-    Args:
-        source: source of the images.
-        indices: (n,) distinct positions in the source.
-        workers: as in `batches`.
-        progress: called with (samples done, total).
-        preprocessing: of the backbone, whose decoder, channels and limits apply. None: any number of channels.
-        reading: start method of the workers; without a preprocessing also the decoder and its limit.
+    `indices`: (n,) distinct positions in the source; `progress`: called with (samples done, total); `preprocessing`: of
+    the backbone, whose decoder, channels and limits apply. None: any number of channels.
     """
     return list(survey(source, indices, workers, progress, preprocessing=preprocessing, reading=reading).unreadable)
 
@@ -145,13 +129,8 @@ def survey(
 ) -> Survey:
     """Decode every picture and return the unreadable ones, with channels and conversions of the others.
 
-    Args:
-        source: as for `scan`, and so are the others.
-        indices: (n,) distinct positions in the source.
-        workers: as in `batches`.
-        progress: called with (samples done, total).
-        preprocessing: of the backbone; None: any number of channels.
-        reading: as for `scan`.
+    `indices`: (n,) distinct positions in the source; `progress`: called with (samples done, total); `preprocessing`: of
+    the backbone; None: any number of channels.
     """
     chunks = _chunks(source, by_shard(source.images, indices), _SCAN_CHUNK)
     unreadable: list[Unreadable] = []
@@ -225,11 +204,7 @@ class _BatchDataset(Dataset[list[PictureBatch] | SslbenchError]):
             return error
         found = [_batch(rows) for rows in by_size.values()] or [_batch([])]
         first = dataclasses.replace(
-            found[0],
-            unreadable=tuple(unreadable),
-            conversions=conversions,
-            other_channels=other,
-            unread=tuple(unread),
+            found[0], unreadable=tuple(unreadable), conversions=conversions, other_channels=other, unread=tuple(unread)
         )
         return [first, *found[1:]]
 
@@ -257,11 +232,7 @@ class _SurveyDataset(Dataset[Survey | SslbenchError]):
     """Dataset of the surveys of each chunk."""
 
     def __init__(
-        self,
-        images: Images,
-        chunks: list[npt.NDArray[np.int64]],
-        preprocessing: Preprocessing | None,
-        reading: Reading,
+        self, images: Images, chunks: list[npt.NDArray[np.int64]], preprocessing: Preprocessing | None, reading: Reading
     ) -> None:
         self.images, self.chunks, self.preprocessing, self.reading = images, chunks, preprocessing, reading
         self.decoder = self._decoder(3) if preprocessing is None else picture_decoder(preprocessing, images)
@@ -311,13 +282,7 @@ class _SurveyDataset(Dataset[Survey | SslbenchError]):
 def read(images: Images, index: int, decoder: PictureDecoder | None = None) -> Decoded:
     """Read and decode one image.
 
-    Args:
-        images: images of a source.
-        index: position of the image.
-        decoder: see `picture_decoder`; None: 8-bit RGB, with the source's own handlers.
-
-    Raises:
-        UnreadableImage: the file cannot be read (`UnreadFile`) or decoded.
+    `decoder`: see `picture_decoder`; None: 8-bit RGB, with the source's own handlers.
     """
     path = images.path(index)
     try:

@@ -32,7 +32,7 @@ from sslbench.data.loading.samplers import (
 from sslbench.data.sharded import WINDOW, check_order, shards_of
 from sslbench.data.source import ORIGIN, Source
 from sslbench.data.views import Augment, without_colours
-from sslbench.data.views.on_device import check_views
+from sslbench.data.views.colours import check_views
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError
 
@@ -79,29 +79,7 @@ class TrainingData:
         channels: int = 3,
         colours: bool = True,
     ) -> None:
-        """Check the settings; no image is read yet.
-
-        Args:
-            source: the images.
-            augment: the views.
-            batch_size: images per batch of this process.
-            rank: of this process.
-            world: processes.
-            seed: of the order and the augmentation.
-            workers: number of processes that decode and augment; 0: this process does.
-            prefetch: batches that each worker loads ahead.
-            reading: the decoder, its limit, and the workers' start method.
-            sampler: order of the images; see `samplers.epoch_order`. 'balanced' needs one class per image,
-                'weighted' several sources. 'auto': 'weighted' if the source has weights, otherwise 'shuffled'.
-            shard_window: number of shards that sampler 'shards' mixes.
-            channels: of the views; see `picture.Wanted`. One: the luminance of RGB.
-            colours: False leaves the changes of colours to the training device, see `on_device.change_colours`.
-
-        Raises:
-            DataError: there are fewer than two images.
-            UsageError: a batch is larger than one process's share, the seed is negative, a decoder is unknown, colour
-                changes are requested for images that are not RGB, or the device cannot make them.
-        """
+        """Check the settings; no image is read yet."""
         if not (0 <= rank < world and workers >= 0 and prefetch >= 1):
             raise ValueError(f"rank {rank} of {world}, {workers} workers, {prefetch} batches ahead")
         _check(source, batch_size, world, seed)
@@ -142,9 +120,6 @@ class TrainingData:
 
         A batch depends on its position and the seed, not on `start` or the workers. The workers live as long as the
         iterator, and load the next epoch while the last one ends.
-
-        Raises:
-            DataError: too few images can be read, or a worker was killed.
         """
         if not 0 <= start <= stop:
             raise ValueError(f"batches {start} to {stop}")

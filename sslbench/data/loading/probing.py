@@ -55,22 +55,8 @@ class EpochBatches:
     ) -> None:
         """Check the settings; no image is read yet.
 
-        Args:
-            source: the images of all processes.
-            view: settings of the view, or a function from uint8 (C, H, W) to uint8 (C, size, size).
-            size: side of the view in pixels.
-            batch_size: images per batch, over all processes; all of a smaller source.
-            piece: maximum number of images in a piece of a process's part of a batch, which bounds the memory.
-            seed: of the order and the augmentation.
-            share: (rank, number of processes).
-            workers: number of processes that decode and augment; 0: this process does.
-            reading: the decoder, its limit, and the workers' start method.
-            sampler: order of the images; see `samplers.epoch_order`.
-            channels: of the views.
-
-        Raises:
-            UsageError: a batch is smaller than the number of processes; a decoder is unknown, or the sampler does not
-                fit the labels.
+        `view`: settings of the view, or a function from uint8 (C, H, W) to uint8 (C, size, size); `share`: (rank,
+        number of processes).
         """
         batch_size, (rank, world) = min(batch_size, len(source)), share
         if batch_size < world:
@@ -87,11 +73,7 @@ class EpochBatches:
         self.steps_per_epoch = len(source) // batch_size
 
     def batches(self, start: int, stop: int) -> Generator[tuple[RawBatch, ...]]:
-        """Iterate over this process's part of the batches start, ..., stop - 1, each as a tuple of pieces.
-
-        Raises:
-            DataError: a worker was killed, or too few images can be read.
-        """
+        """Iterate over this process's part of the batches start, ..., stop - 1, each as a tuple of pieces."""
         plan = _PieceSampler(
             len(self._maker.images),
             self.batch_size,
@@ -148,12 +130,7 @@ class _PieceSampler(Sampler[Item]):
 
 
 def evaluation_view(preprocessing: Preprocessing, flip: float) -> Callable[[Tensor], Tensor]:
-    """Return the evaluation transform with random flips, as a picklable function.
-
-    Args:
-        preprocessing: resize, squash, crop and interpolation are used.
-        flip: probability of a horizontal flip.
-    """
+    """Return the evaluation transform with random flips, as a picklable function."""
     return functools.partial(_evaluation_view, preprocessing, flip)
 
 

@@ -27,11 +27,7 @@ _log = logging.getLogger("sslbench")
 
 
 def choose_sampler(asked: str, source: Source) -> SamplerName:
-    """Return the requested sampler; warn if it ignores the data's weights.
-
-    Raises:
-        UsageError: as in `check_sampler`, or there is no image of some origin.
-    """
+    """Return the requested sampler; warn if it ignores the data's weights."""
     if asked == "auto":
         asked = "weighted" if source.weights else "shuffled"
     sampler = check_sampler(asked, source)
@@ -43,12 +39,7 @@ def choose_sampler(asked: str, source: Source) -> SamplerName:
 
 
 def check_sampler(sampler: str, source: Source) -> SamplerName:
-    """Return the sampler of that name, after a check that the source has the labels that it needs.
-
-    Raises:
-        UsageError: there is no such sampler, the images do not have exactly one class each, or there is one source
-            only.
-    """
+    """Return the sampler of that name, after a check that the source has the labels that it needs."""
     known = next((name for name in SAMPLERS if name == sampler), None)
     if known is None:
         raise UsageError(f"there is no sampler '{sampler}'. {did_you_mean(sampler, SAMPLERS)}")
@@ -111,25 +102,14 @@ def epoch_order(
       `window` shards: at any moment they come from at most so many. For shards that do not all fit on this machine:
       neighbours are less mixed than by 'shuffled', as in webdataset's shuffle buffer.
 
-    Args:
-        sampler: name of the sampler.
-        n: number of images.
-        classes: int64 (n,), class of each image, for 'weighted' its origin; used by 'balanced', 'stratified',
-            'weighted'.
-        seed: seed of the run.
-        epoch: number of the epoch; each has its own order.
-        shards: int64 (n,), shard of each image; used by 'shards'.
-        window: number of shards that 'shards' mixes.
-        weights: float64, weight of each origin; None: equal weights.
+    `classes`: int64 (n,), class of each image, for 'weighted' its origin; used by 'balanced', 'stratified', 'weighted';
+    `shards`: int64 (n,), shard of each image; used by 'shards'; `weights`: float64, weight of each origin; None: equal
+    weights.
 
-    Returns:
-        Positions of the images.
-
-    Examples:
-        >>> classes = np.array([0] * 90 + [1] * 10)
-        >>> order = epoch_order("balanced", 100, classes, seed=0, epoch=0)
-        >>> np.bincount(classes[order]).tolist()
-        [50, 50]
+    >>> classes = np.array([0] * 90 + [1] * 10)
+    >>> order = epoch_order("balanced", 100, classes, seed=0, epoch=0)
+    >>> np.bincount(classes[order]).tolist()
+    [50, 50]
     """
     rng = np.random.default_rng((_ORDER, seed, epoch, 0))
     if sampler == "shuffled":

@@ -272,9 +272,6 @@ def without_colours(augment: Augment) -> tuple[Augment, tuple[str, ...]]:
     """Return the views without the colour changes that need RGB; the others work on any channels.
 
     Brightness, contrast, blur and solarisation act on every channel separately, and stay.
-
-    Returns:
-        The views, and the names of the removed changes: 'jitter.hue', 'jitter.saturation', 'grayscale'.
     """
     dropped: dict[str, None] = {}
     views = []

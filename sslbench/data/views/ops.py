@@ -10,21 +10,24 @@ This holds for 8-bit RGB. `bands` has the functions for other channels and for 1
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode, functional
 
 from sslbench.arrays import ByteArray
-from sslbench.data.views import COLOURS, View, bands, drawn, own, pretext
-from sslbench.data.views.drawn import Uniform
+from sslbench.data.views import COLOURS, OF_TORCHVISION, View, bands, code_names, colours, entry_name, pretext
+from sslbench.data.views.colours import Uniform
+from sslbench.errors import UsageError
+from sslbench.names import did_you_mean, find_object
+from sslbench.runtime.seeds import preserved_random_states
 
-"""(h, w, 3) uint8, contiguous; other channels or float32 where a function says so."""
-
+Transform = Callable[[Tensor], Tensor]
 Box = tuple[float, float, float, float]
 """Edges of a view in its picture, in pixels: top, left, bottom, right; right is below left for a mirrored view."""
 
@@ -35,7 +38,7 @@ class Crop(NamedTuple):
     Attributes:
         views: one, or one per cell of a grid; each (C, size, size).
         box: edges of the crop.
-        colours: changes of the view that are left to the training device, see `drawn.colours`; else empty.
+        colours: changes of the view that are left to the training device, see `draw_colours`; else empty.
     """
 
     views: tuple[torch.Tensor, ...]
@@ -86,7 +89,7 @@ def augment_but_colours(view: View, image: torch.Tensor) -> Crop:
     draw = Uniform()
     pixels, box = _crop(view, image, draw)
     pixels, mirrored = _changed(view, (), pixels, draw)
-    return Crop((_as_tensor(pixels),), _mirrored(box) if mirrored else box, drawn.colours(view, draw))
+    return Crop((_as_tensor(pixels),), _mirrored(box) if mirrored else box, colours.draw_colours(view, draw))
 
 
 def whole(make: Callable[[torch.Tensor], torch.Tensor], image: torch.Tensor) -> Crop:
@@ -226,26 +229,26 @@ _JITTERS: tuple[Callable[[ByteArray, float], ByteArray], ...] = (
 
 
 def _jitter(pixels: ByteArray, view: View, draw: Uniform) -> ByteArray:
-    for change, amount in drawn.jitter(view.jitter, draw):
+    for change, amount in colours.draw_jitter(view.jitter, draw):
         pixels = _JITTERS[change](pixels, amount)
     return pixels
 
 
 def _grayscale(pixels: ByteArray, view: View, draw: Uniform) -> ByteArray:
-    return to_grayscale(pixels) if drawn.grayscale(view, draw) else pixels
+    return to_grayscale(pixels) if colours.draw_grayscale(view, draw) else pixels
 
 
 def _blur(pixels: ByteArray, view: View, draw: Uniform) -> ByteArray:
-    sigma, reach = drawn.blur(view, draw)
+    sigma, reach = colours.draw_blur(view, draw)
     return gaussian_blur(pixels, sigma, reach) if sigma else pixels
 
 
 def _solarize(pixels: ByteArray, view: View, draw: Uniform) -> ByteArray:
-    threshold = drawn.solarize(view.solarize, draw)
-    return pixels if threshold == drawn.NEVER else invert_from(pixels, threshold)
+    threshold = colours.draw_solarize(view.solarize, draw)
+    return pixels if threshold == colours.NEVER else invert_from(pixels, threshold)
 
 
-def _transformed(transform: own.Transform, pixels: ByteArray, view: View, draw: Uniform) -> ByteArray:
+def _transformed(transform: Transform, pixels: ByteArray, view: View, draw: Uniform) -> ByteArray:
     return np.ascontiguousarray(transform(_as_tensor(pixels)).permute(1, 2, 0).numpy())
 
 
@@ -261,15 +264,11 @@ _COLOURS: dict[str, Callable[[ByteArray, View, Uniform], ByteArray]] = {
 
 
 def changes_of(view: View, channels: int) -> Changes:
-    """Return the changes in the order of a view.
-
-    Raises:
-        UsageError: a transform or a function of the user's does not work; see `own.make_transform`.
-    """
+    """Return the changes in the order of a view."""
     return tuple(
         _COLOURS[entry]
         if isinstance(entry, str) and entry in COLOURS
-        else functools.partial(_transformed, own.make_transform(entry, size=view.size, channels=channels))
+        else functools.partial(_transformed, make_transform(entry, size=view.size, channels=channels))
         for entry in view.order
     )
 
@@ -291,8 +290,72 @@ def make_views(view: View, channels: int = 3, *, colours: bool = True) -> Callab
     Args:
         view: its settings.
         channels: of the pictures.
-        colours: False leaves the changes of colours of an undivided view to `on_device`.
+        colours: False leaves the changes of colours of an undivided view to `colours`.
     """
     if not colours:
         return functools.partial(augment_but_colours, view)
     return functools.partial(augment_grid, view, changes_of(view, channels))
+
+
+def make_transform(entry: str | Mapping[str, Any], *, size: int, channels: int) -> Transform:
+    """Return a transform after a trial on a grey picture.
+
+    Returns a picklable function of pictures (C, H, W), uint8 or float32 from 0 to 255. The transform itself gets uint8,
+    or float32 from 0 to 1, and keeps shape and type.
+
+    >>> invert = make_transform({"name": "v2.RandomInvert", "p": 1.0}, size=4, channels=3)
+    >>> int(invert(torch.full((3, 4, 4), 200, dtype=torch.uint8))[0, 0, 0])
+    55
+    """
+    checked = functools.partial(_checked, _built(entry), entry_name(entry))
+    with preserved_random_states():
+        checked(torch.full((channels, size, size), 128, dtype=torch.uint8))
+    return checked
+
+
+def own_functions(views: tuple[View, ...]) -> list[Any]:
+    """Return the user's own functions in the views."""
+    return [find_object(name) for view in views for name in code_names(view.order)]
+
+
+def _checked(transform: Transform, name: str, picture: Tensor) -> Tensor:
+    """Return a changed picture."""
+    is_float = picture.is_floating_point()
+    given = picture / 255 if is_float else picture
+    try:
+        changed = transform(given)
+    except Exception as error:  # the user's own code may raise anything
+        raise UsageError(
+            f"augment: {name} fails on a picture of shape {tuple(given.shape)}: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(changed, Tensor) or changed.shape != given.shape or changed.dtype != given.dtype:
+        found = f"{tuple(changed.shape)} {changed.dtype}" if isinstance(changed, Tensor) else type(changed).__name__
+        raise UsageError(
+            f"augment: {name} gives {found} for a picture {tuple(given.shape)} {given.dtype}",
+            "A transform in `order` keeps shape and type; size, crop and normalisation are settings of the view.",
+        )
+    return changed * 255 if is_float else changed
+
+
+def _built(entry: str | Mapping[str, Any]) -> Transform:
+    """Return a transform of torchvision or the user's own function with its arguments."""
+    name = entry_name(entry)
+    arguments = {key: value for key, value in entry.items() if key != "name"} if isinstance(entry, Mapping) else {}
+    if not name.startswith(OF_TORCHVISION):
+        function = find_object(name)
+        if not callable(function):
+            raise UsageError(f"augment: {name} is a {type(function).__name__}, not a function")
+        return functools.partial(function, **arguments)
+    from torchvision.transforms import v2
+
+    kinds = {key: kind for key, kind in vars(v2).items() if isinstance(kind, type) and issubclass(kind, v2.Transform)}
+    own = name.removeprefix(OF_TORCHVISION)
+    if own not in kinds:
+        raise UsageError(f"augment: torchvision.transforms.v2 has no transform '{own}'", did_you_mean(own, kinds))
+    if isinstance(arguments.get("transforms"), list | tuple):  # RandomApply, RandomChoice, RandomOrder, Compose
+        arguments["transforms"] = [_built(inner) for inner in arguments["transforms"]]
+    try:
+        transform: Transform = kinds[own](**arguments)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"augment: {name} does not take {arguments}: {error}") from error
+    return transform

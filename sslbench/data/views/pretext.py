@@ -21,17 +21,9 @@ _LONGEST = 10
 def cut_patches(image: Tensor, count: int, jitter: int, offsets: npt.NDArray[np.int64]) -> Tensor:
     """Cut one square patch from each cell of a grid, at an offset within the cell (Noroozi and Favaro 2016; VISSL).
 
-    Args:
-        image: (3, H, W) with W >= H; the grid is square, so the rest of a wider image is unused.
-        count: number of patches, a square number.
-        jitter: difference between the sides of a cell and of a patch, in pixels.
-        offsets: int (2, side, side), each 0 to jitter: x [0, i, j] and y [1, i, j] of the cell in column i, row j.
-
-    Returns:
-        (count, 3, p, p) with p = H // side - jitter, column by column.
-
-    Raises:
-        ValueError: the arguments contradict each other.
+    `image`: (3, H, W) with W >= H; the grid is square, so the rest of a wider image is unused; `offsets`: int (2, side,
+    side), each 0 to jitter: x [0, i, j] and y [1, i, j] of the cell in column i, row j; returns (count, 3, p, p) with p
+    = H // side - jitter, column by column.
     """
     side = math.isqrt(count)
     cell = image.shape[1] // side if side else 0
@@ -52,11 +44,7 @@ def shuffle_patches(patches: Tensor, permutation: npt.NDArray[np.int64]) -> Tens
 
 
 def counted_from_zero(permutations: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return permutations (n, pieces) counted from 0; files may count from 1.
-
-    Raises:
-        UsageError: a row is no permutation.
-    """
+    """Return permutations (n, pieces) counted from 0; files may count from 1."""
     shifted = np.asarray(permutations, dtype=np.int64) - int(np.min(permutations))
     if shifted.ndim != 2 or np.any(np.sort(shifted, axis=1) != np.arange(shifted.shape[1])):
         raise UsageError("the rows are not permutations of equally many pieces, numbered from 0 or from 1")
@@ -68,21 +56,10 @@ def distant_permutations(
 ) -> npt.NDArray[np.int64]:
     """Choose permutations far from each other, greedily (Noroozi and Favaro 2016, algorithm 1; VISSL's script).
 
-    Args:
-        n: number of permutations.
-        pieces: number of pieces of the puzzle.
-        first: number of the first one, in lexicographic order of all permutations.
-        choose: the next one maximises the mean, or the minimum, Hamming distance to those chosen; ties go to the first.
+    Returns int64 (n, pieces), counted from 0.
 
-    Returns:
-        int64 (n, pieces), counted from 0.
-
-    Raises:
-        UsageError: there are fewer permutations than `n`, or too many to enumerate.
-
-    Examples:
-        >>> distant_permutations(2, 3, first=0).tolist()
-        [[0, 1, 2], [1, 2, 0]]
+    >>> distant_permutations(2, 3, first=0).tolist()
+    [[0, 1, 2], [1, 2, 0]]
     """
     if pieces > _LONGEST:
         raise UsageError(f"permutations of {pieces} pieces are too many; at most {_LONGEST} pieces")
@@ -106,11 +83,8 @@ def distant_permutations(
 def rotate(image: Tensor, label: int, count: int = 4) -> Tensor:
     """Rotate a picture counter-clockwise by 360 * label / count degrees, RotNet's label.
 
-    Args:
-        image: uint8 (3, h, w). Quarter turns are exact; other angles keep the frame, use the nearest pixel, and fill
-            black.
-        label: 0 to count - 1.
-        count: number of angles.
+    `image`: uint8 (3, h, w). Quarter turns are exact; other angles keep the frame, use the nearest pixel, and fill
+    black.
     """
     if (4 * label) % count == 0:
         return torch.rot90(image, 4 * label // count, (1, 2))
@@ -123,11 +97,7 @@ def rotate(image: Tensor, label: int, count: int = 4) -> Tensor:
 def to_lab(image: Tensor) -> Tensor:
     """Convert to CIE Lab by OpenCV's 8-bit conversion, centred: L in -50..50, a, b in -128..127 (VISSL's colorization).
 
-    Args:
-        image: uint8 RGB (3, h, w).
-
-    Returns:
-        float32 (3, h, w).
+    `image`: uint8 RGB (3, h, w); returns float32 (3, h, w).
     """
     lab = cv2.cvtColor(np.ascontiguousarray(image.permute(1, 2, 0).numpy()), cv2.COLOR_RGB2LAB).astype(np.float32)
     scaled = lab * np.array([100 / 255, 1, 1], np.float32) - np.array([50, 128, 128], np.float32)

@@ -20,13 +20,7 @@ _LONGEST = 20_000
 def contact_sheet(views: Sequence[Tensor], path: Path, *, rows: int = 8) -> None:
     """Write a PNG with one image per row and one view per column, sizes to scale.
 
-    Args:
-        views: per view uint8 (B, 3, h, w), not normalised.
-        path: of the PNG, written atomically.
-        rows: maximum number of images.
-
-    Raises:
-        ValueError: there are no views, or they are not of equally many images.
+    `views`: per view uint8 (B, 3, h, w), not normalised.
     """
     if not views or len({len(view) for view in views}) != 1:
         raise ValueError(f"a contact sheet of {[len(view) for view in views]} images per view")

@@ -10,29 +10,69 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.splits import Parts
 from sslbench.detection.detectron2 import train
 from sslbench.detection.detectron2.config import Configured, build_model, configured
-from sslbench.detection.detectron2.data import registered
-from sslbench.detection.detectron2.evaluate import Variants, detect
+from sslbench.detection.detectron2.data import Variants, detect, registered
 from sslbench.detection.detectron2.library import load, own_log, probe
-from sslbench.detection.detectron2.weights import load_weights
 from sslbench.detection.evaluate import truth_of
-from sslbench.detection.log import Watch
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.detector import Detector
-from sslbench.detection.models.names import from_detectron2
 from sslbench.detection.recipe import DetectionRecipe
-from sslbench.detection.train import Trained, TrainingRun
+from sslbench.detection.saved import from_detectron2
+from sslbench.detection.train import Trained, TrainingRun, Watch
 from sslbench.distributed.collectives import rank, world_size
+from sslbench.errors import WeightsError
 from sslbench.metrics.detection import Detections
 from sslbench.runtime.progress import Progress
 from sslbench.runtime.seeds import preserved_random_states
 from sslbench.weights.fill import fill
+from sslbench.weights.formats.layout import write
+from sslbench.weights.formats.tables import load_table
 from sslbench.weights.save import new_file
+
+_COUNTER = ".num_batches_tracked"
+_PYRAMID = "backbone.bottom_up."
+
+
+def load_weights(model: Any, backbone: Backbone) -> str:
+    """Load the backbone of Detectron2's model with its own checkpointer, from a file as `convert` writes it."""
+    canonical = {n: t for n, t in backbone.module.state_dict().items() if not n.endswith(_COUNTER)}
+    table = load_table("detectron2")
+    with tempfile.TemporaryDirectory(prefix="sslbench-") as folder:
+        path = Path(folder) / "backbone.pth"
+        keys = table.from_canonical(canonical)
+        write(
+            path, table, keys, heads_beside={}, backbone=backbone.name, note={"tensors_sha256": backbone.weights_sha256}
+        )
+        load("checkpoint").DetectionCheckpointer(model).load(str(path))
+    return check_load(model, canonical)
+
+
+def check_load(model: Any, canonical: dict[str, Tensor]) -> str:
+    """Raise unless the model's tensors equal the given ones bit for bit; Detectron2 itself only warns."""
+    state: dict[str, Tensor] = model.state_dict()
+    if any(name.startswith(_PYRAMID) for name in state):
+        wanted = {_PYRAMID + key: t for key, t in load_table("detectron2").from_canonical(canonical).items()}
+    else:
+        wanted = load_table("detectron2_c4").from_canonical(canonical)
+    wrong = [name for name, tensor in wanted.items() if not _same(state.get(name), tensor)]
+    if wrong:
+        listed = ", ".join(f"'{name}'" for name in sorted(wrong)[:3]) + (" ..." if len(wrong) > 3 else "")
+        raise WeightsError(
+            f"Detectron2 loaded {len(wanted) - len(wrong)} of the {len(wanted)} backbone tensors; missing: {listed}",
+            "Its network differs from the backbone: check the d2. keys, or use --backend torchvision.",
+        )
+    return f"Detectron2 loaded {len(wanted)} of {len(wanted)} backbone tensors, compared bit for bit"
+
+
+def _same(found: Tensor | None, wanted: Tensor) -> bool:
+    return found is not None and found.shape == wanted.shape and torch.equal(found.detach().cpu(), wanted.cpu())
+
 
 log = logging.getLogger("sslbench")
 
@@ -73,14 +113,7 @@ class Detectron2Result:
 def check_configuration(
     backbone: Backbone, recipe: DetectionRecipe, given: Mapping[str, Any], *, device: torch.device, processes: int
 ) -> Configured:
-    """Build the model once on the CPU and load its backbone, to find incompatible settings.
-
-    Returns:
-        The configuration, for one class.
-
-    Raises:
-        SslbenchError: recipe, keys or weights are wrong or incompatible.
-    """
+    """Build the model once on the CPU and load its backbone, to find incompatible settings."""
     configuration = configured(backbone, recipe, 1, given, device=device, processes=processes)
     on_cpu = configured_for(configuration, "cpu")
     with preserved_random_states(), own_log(None):
@@ -108,21 +141,7 @@ def run(
     watch: Watch | None = None,
     progress: Progress | None = None,
 ) -> Detectron2Result:
-    """Train and detect; every process calls this. The global random states are restored.
-
-    Args:
-        backbone: a ResNet.
-        recipe: of the detector.
-        given: the user's d2.KEY=value, without 'd2.'.
-        data: train and test part.
-        training: seed, device, workers, folder of the checkpoints and of Detectron2's own log.
-        stem: of the record's files, beside which the effective configuration is written.
-        watch: called with every line of the log, on the first process.
-        progress: of the run over the test part: called with its name, images done, total.
-
-    Raises:
-        SslbenchError: see `check_configuration` and `detectron2_train.train`.
-    """
+    """Train and detect; every process calls this. The global random states are restored."""
     device, classes = training.device, len(data.train.classes)
     skeleton = truth_of(data.test, dataclasses.replace(recipe, masks=False)).skeleton
     configuration = configured(
@@ -160,16 +179,7 @@ def as_detector(
     given: Mapping[str, Any],
     keypoints: int = 0,
 ) -> Detector | None:
-    """Return the trained model as an equivalent `Detector`; None if the user's keys changed its architecture.
-
-    Args:
-        backbone: backbone of the model.
-        recipe: recipe of the model.
-        classes: without background.
-        ran: result of `run`.
-        given: d2.KEY=value of the user.
-        keypoints: number of keypoints, where the recipe has them.
-    """
+    """Return the trained model as an equivalent `Detector`; None if the user's keys changed its architecture."""
     if any(not key.startswith(_OF_TRAINING) for key in given):
         return None
     detector = build_detector(backbone, recipe, classes, keypoints=keypoints)

@@ -38,9 +38,6 @@ def detectron2_options(
 
     Data sets, files and device are left out. The caller registers 'Res5ROIHeadsExtraNorm': Res5ROIHeads whose fifth
     stage ends with a module `norm`.
-
-    Raises:
-        UsageError: Detectron2 has no such network.
     """
     check(recipe)
     full = resolved(recipe)
@@ -265,17 +262,7 @@ def configured(
 ) -> Configured:
     """Return Detectron2's configuration.
 
-    Args:
-        backbone: a ResNet.
-        recipe: of the detector.
-        n_classes: number of classes without background.
-        given: the user's d2.KEY=value, without 'd2.'; applied last.
-        device: of the detector.
-        processes: number of training processes.
-        skeleton: keypoints of the data, with sigmas; None without, or if they are not known yet.
-
-    Raises:
-        UsageError: Detectron2 has no such network or key, or the value is of another type.
+    `skeleton`: keypoints of the data, with sigmas; None without, or if they are not known yet.
     """
     options = _for_device(detectron2_options(backbone, recipe, n_classes, skeleton), device, processes)
     cfg = load("config").get_cfg()
@@ -346,11 +333,7 @@ def _merge(cfg: Any, values: Mapping[str, Any], origin: str) -> None:
 
 @contextlib.contextmanager
 def refusals(given: Mapping[str, Any]) -> Iterator[None]:
-    """Turn errors of Detectron2 inside the block into a UsageError if the user changed its configuration.
-
-    Raises:
-        UsageError: Detectron2 failed, and the user gave keys; without keys its error is raised unchanged.
-    """
+    """Turn errors of Detectron2 inside the block into a UsageError if the user changed its configuration."""
     try:
         yield
     except _REFUSALS as error:
@@ -362,11 +345,7 @@ def refusals(given: Mapping[str, Any]) -> Iterator[None]:
 
 
 def build_model(configuration: Configured) -> Any:
-    """Build Detectron2's model, on its device, with random weights.
-
-    Raises:
-        UsageError: the user's keys make no sense to Detectron2.
-    """
+    """Build Detectron2's model, on its device, with random weights."""
     _register_extra_norm()
     with refusals(configuration.given):
         return load("modeling").build_model(configuration.cfg)

@@ -1,7 +1,9 @@
 """Data for Detectron2: registered in its catalogue during a run, decoded by sslbench."""
 
 import contextlib
+import io
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,16 @@ from sslbench.data.objects.types import ObjectSource
 from sslbench.data.splits import Parts
 from sslbench.detection.batches import HALF, read
 from sslbench.detection.detectron2.library import load
+from sslbench.detection.evaluate import joined
+from sslbench.distributed.collectives import gather_objects, world_size
 from sslbench.errors import ResultError, SslbenchError, UsageError
+from sslbench.metrics.detection import Detections
+from sslbench.metrics.detection import masks as rle
 from sslbench.metrics.detection.keypoints import labelled
 from sslbench.metrics.detection.masks import text
 from sslbench.metrics.detection.matches import corner_and_size
 from sslbench.paths import not_written
+from sslbench.runtime.progress import Progress
 
 TRAIN, TEST = "sslbench_train", "sslbench_test"
 """Names of the registered data; their suffix differs from Detectron2's own (coco_2017_train)."""
@@ -26,21 +33,7 @@ TRAIN, TEST = "sslbench_train", "sslbench_test"
 
 @contextlib.contextmanager
 def registered(data: Parts[ObjectSource], cfg: Any, folder: Path, mirrored: Sequence[str] = ()) -> Iterator[Any]:
-    """Register both parts in this process's Detectron2 catalogue during the block.
-
-    Args:
-        data: the two parts.
-        cfg: configuration, which says whether keypoints, and whether and in which form masks are used.
-        folder: of the COCO file of the test part, which Detectron2's evaluator reads.
-        mirrored: the recipe's pairs of keypoints that change places in a mirrored image.
-
-    Yields:
-        The configuration with the names of the data.
-
-    Raises:
-        UsageError: polygons are requested and some masks are not polygons.
-        DataError: a mask is damaged.
-    """
+    """Register both parts in this process's Detectron2 catalogue during the block."""
     catalog = load("data")
     masks = _mask_form(data.train, cfg)
     truth = folder / "truth.json"
@@ -98,13 +91,7 @@ def _is_polygons(mask: Any) -> bool:
 
 
 def entries(source: ObjectSource, masks: str | None, *, keypoints: bool = False) -> list[dict[str, Any]]:
-    """Return one dict per image in Detectron2's format; `position` is the image's position in the source.
-
-    Args:
-        source: the images and objects.
-        masks: "bitmask" or "polygon" for objects with masks.
-        keypoints: with those of the objects, moved by half a pixel as Detectron2 does on reading COCO's files.
-    """
+    """Return one dict per image in Detectron2's format; `position` is the image's position in the source."""
     boxes = load("structures").BoxMode.XYXY_ABS
     found = []
     for i in range(len(source)):
@@ -169,11 +156,7 @@ class CheckedLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
-        """Iterate over the lists.
-
-        Raises:
-            DataError: an image cannot be read, or is of another size than its annotations are for.
-        """
+        """Iterate over the lists."""
         for batch in self.loader:
             for entry in batch:
                 if "failed" in entry:
@@ -203,11 +186,7 @@ def _with_workers(cfg: Any, workers: int) -> Any:
 
 
 def write_truth(source: ObjectSource, path: Path, *, masks: bool, keypoints: bool = False) -> None:
-    """Write the ground truth as a COCO file with the manifest's ids; difficult objects become ordinary ones.
-
-    Raises:
-        DataError: a mask is missing or damaged.
-    """
+    """Write the ground truth as a COCO file with the manifest's ids; difficult objects become ordinary ones."""
     annotations: list[dict[str, Any]] = []
     for i, number in enumerate(source.numbers):
         objects = source.objects[i]
@@ -234,3 +213,73 @@ def write_truth(source: ObjectSource, path: Path, *, masks: bool, keypoints: boo
         path.write_text(json.dumps(content), encoding="utf-8")
     except OSError as error:
         raise ResultError(not_written(path, error)) from error
+
+
+Variants = dict[str, dict[str, float | None]]
+_KINDS = {"bbox": "boxes", "segm": "masks", "keypoints": "keypoints"}
+
+
+def detect(
+    model: Any, cfg: Any, source: ObjectSource, *, workers: int = 0, progress: Progress | None = None
+) -> tuple[Detections, Variants]:
+    """Return the detections on every image of the registered test part, on every process."""
+    evaluation = load("evaluation")
+    collected = _make_collector(len(source), progress)
+    further = (("segm", cfg.MODEL.MASK_ON), ("keypoints", cfg.MODEL.KEYPOINT_ON))
+    tasks = ("bbox", *(name for name, there in further if there))
+    sigmas = list(cfg.TEST.KEYPOINT_OKS_SIGMAS)
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
+        # use_fast_impl is documented as unofficial, and exists only if Detectron2 is compiled.
+        theirs = evaluation.COCOEvaluator(
+            TEST, tasks=tasks, distributed=True, use_fast_impl=False, kpt_oks_sigmas=sigmas
+        )
+        evaluators = evaluation.DatasetEvaluators([theirs, collected])
+        loader = test_loader(source, cfg, workers=workers)
+        scores = evaluation.inference_on_dataset(model, loader, evaluators)
+    parts = [part for own in gather_objects(collected.parts) for part in own]
+    found = joined(sorted(parts, key=lambda part: int(part.images[0]) if len(part) else -1))
+    return found, _variants(scores)
+
+
+def _make_collector(n: int, progress: Progress | None) -> Any:
+    """Return a Detectron2 evaluator that only collects predictions."""
+
+    class Collector(load("evaluation").DatasetEvaluator):  # type: ignore[misc]
+        def reset(self) -> None:
+            self.parts: list[Detections] = []
+
+        def process(self, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
+            for entry, output in zip(inputs, outputs, strict=True):
+                self.parts.append(_as_arrays(output["instances"].to("cpu"), entry["position"]))
+            if progress is not None:
+                progress("detecting on the test part", min(len(self.parts) * world_size(), n), n)
+
+        def evaluate(self) -> None:
+            return None
+
+    return Collector()
+
+
+def _as_arrays(instances: Any, position: int) -> Detections:
+    masks = None
+    if instances.has("pred_masks"):
+        masks = tuple(rle.encode(mask.numpy()) for mask in instances.pred_masks)
+    return Detections(
+        np.full(len(instances), position, dtype=np.int64),
+        instances.pred_boxes.tensor.detach().numpy(),
+        instances.scores.detach().numpy(),
+        instances.pred_classes.numpy().astype(np.int64),
+        masks,
+        instances.pred_keypoints.numpy() - np.array([HALF, HALF, 0], np.float32)
+        if instances.has("pred_keypoints")
+        else None,
+    )
+
+
+def _variants(scores: dict[str, dict[str, float]]) -> Variants:
+    return {
+        f"Detectron2's COCOEvaluator, {_KINDS.get(kind, kind)}": {
+            name: None if math.isnan(value) else float(value) for name, value in values.items()
+        }
+        for kind, values in scores.items()
+    }

@@ -105,11 +105,7 @@ def require() -> Probe:
 
 
 def load(name: str) -> Any:
-    """Import a module of Detectron2 (`load("config")`), or Detectron2 itself ("").
-
-    Raises:
-        UsageError: it cannot be imported; the message has the reason.
-    """
+    """Import a module of Detectron2 (`load("config")`), or Detectron2 itself ("")."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch.jit and meshgrid, which the user cannot fix
         try:
@@ -126,8 +122,7 @@ def own_log(path: Path | None) -> Iterator[None]:
 
     Detectron2 logs every error with a traceback before it raises it; sslbench prints its own message.
 
-    Args:
-        path: file to append to; None drops the messages.
+    `path`: file to append to; None drops the messages.
     """
     if path is None:
         handler: logging.Handler = logging.NullHandler()

@@ -14,17 +14,16 @@ from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.detectron2.config import Configured, refusals
 from sslbench.detection.detectron2.data import train_loader
 from sslbench.detection.detectron2.library import load
-from sslbench.detection.log import IterationMeter, MetricsFile, Watch
 from sslbench.detection.recipe import DetectionRecipe, after_divergence
-from sslbench.detection.train import Trained, TrainingRun
+from sslbench.detection.train import IterationMeter, MetricsFile, Trained, TrainingRun, Watch
 from sslbench.distributed.collectives import rank
 from sslbench.distributed.parallel import broadcast_buffers, module_state, wrap
 from sslbench.errors import UsageError
 from sslbench.runtime.signals import SIGNAL_INTERVAL, signal_on_any_process, stop_signals, stop_together
 from sslbench.train import checkpoints
+from sslbench.train.checkpoints import continue_from, newest_whole
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import NotFiniteError
-from sslbench.train.resume import continue_from, newest_whole
 
 _KEEP = 2  # checkpoints
 BACKEND = "detectron2"
@@ -187,8 +186,7 @@ def _not_finite(recipe: DetectionRecipe, folder: Path) -> Iterator[None]:
         kept = checkpoints.newest(folder)
         where = f" The last checkpoint, {kept}, is older." if kept else ""
         raise NotFiniteError(
-            f"Detectron2 stopped: {str(error).splitlines()[0]}{where}",
-            after_divergence(recipe),
+            f"Detectron2 stopped: {str(error).splitlines()[0]}{where}", after_divergence(recipe)
         ) from error
 
 

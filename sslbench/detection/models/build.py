@@ -3,10 +3,10 @@
 import torch
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.detection.models import c4, deformable_detr, fpn, vit_fpn
+from sslbench.detection.models import deformable_detr, heads, pyramids
 from sslbench.detection.models.detector import Detector, RegionHeads, TwoStageDetector
-from sslbench.detection.models.layers import Norm, synchronised
 from sslbench.detection.models.one_stage import OneStageDetector
+from sslbench.detection.models.pyramids import Norm, synchronised
 from sslbench.detection.models.rpn import RegionProposalNetwork
 from sslbench.detection.recipe import DETR, ONE_STAGE, DetectionRecipe, check, resolved
 from sslbench.errors import UsageError
@@ -53,26 +53,28 @@ def build_detector(
 def _build(backbone: Backbone, recipe: DetectionRecipe, classes: int, keypoints: int) -> Detector:
     statistics = _statistics(backbone, recipe)
     if recipe.architecture in ONE_STAGE:
-        return OneStageDetector(recipe, classes, backbone=fpn.pyramid(backbone, recipe), statistics=statistics)
+        return OneStageDetector(recipe, classes, backbone=pyramids.pyramid(backbone, recipe), statistics=statistics)
     if recipe.architecture in DETR:
         return deformable_detr.deformable_detr(backbone, recipe, classes, statistics)
     head_norm: Norm = recipe.norm if recipe.head_norm == "same" else recipe.head_norm or "none"
     strides: tuple[int, ...]
     if recipe.architecture == "c4":
-        trunk, heads, width = c4.c4_parts(backbone, recipe, classes)
-        strides, divisor = (c4.STRIDE,), 1
+        trunk, roi_heads, width = heads.c4_parts(backbone, recipe, classes)
+        strides, divisor = (heads.STRIDE,), 1
     else:
         trunk = (
-            fpn.pyramid(backbone, recipe) if recipe.architecture == "fpn" else vit_fpn.simple_pyramid(backbone, recipe)
+            pyramids.pyramid(backbone, recipe)
+            if recipe.architecture == "fpn"
+            else pyramids.simple_pyramid(backbone, recipe)
         )
-        width, strides, divisor = recipe.pyramid_channels, fpn.STRIDES, 32
-        heads = RegionHeads(recipe, width, strides, classes, head_norm, keypoints)
+        width, strides, divisor = recipe.pyramid_channels, pyramids.STRIDES, 32
+        roi_heads = RegionHeads(recipe, width, strides, classes, head_norm, keypoints)
     return TwoStageDetector(
         recipe,
         classes,
         backbone=trunk,
         proposal_generator=RegionProposalNetwork(recipe, width, strides),
-        roi_heads=heads,
+        roi_heads=roi_heads,
         statistics=statistics,
         divisor=divisor,
     )

@@ -18,8 +18,7 @@ from torchvision.ops import box_convert, clip_boxes_to_image
 from sslbench.backbones.backbone import Backbone
 from sslbench.detection.models.boxes import InstancePredictions, Target
 from sslbench.detection.models.detector import Detector, Size
-from sslbench.detection.models.resnets import Trunk, channels, prepared
-from sslbench.detection.models.vit_fpn import simple_pyramid
+from sslbench.detection.models.pyramids import Trunk, channels, prepared, simple_pyramid
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.errors import UsageError
 
@@ -69,19 +68,7 @@ class DeformableDetr(Detector):
         statistics: tuple[Sequence[float], Sequence[float]],
         divisor: int,
     ) -> None:
-        """Set up the transformer for the maps of a backbone.
-
-        Args:
-            recipe: resolved.
-            classes: number of classes without background.
-            backbone: from images to maps of strides 8, 16 and 32.
-            widths: channels of the maps.
-            statistics: mean and standard deviation of the channels, for pixels of 0 to 1.
-            divisor: padded height and width of a batch are multiples of it.
-
-        Raises:
-            UsageError: transformers is not installed.
-        """
+        """Set up the transformer for the maps of a backbone."""
         super().__init__(recipe, classes, backbone=backbone, statistics=statistics, divisor=divisor)
         self.network = _network(recipe, classes, widths)
         self._given = _GivenMaps()
@@ -176,16 +163,9 @@ def _shares(target: Target, size: Size) -> dict[str, Tensor]:
 
 
 def deformable_detr(
-    backbone: Backbone,
-    recipe: DetectionRecipe,
-    classes: int,
-    statistics: tuple[Sequence[float], Sequence[float]],
+    backbone: Backbone, recipe: DetectionRecipe, classes: int, statistics: tuple[Sequence[float], Sequence[float]]
 ) -> DeformableDetr:
-    """Build the detector of a resolved recipe on a ResNet or a vision transformer.
-
-    Raises:
-        UsageError: the backbone does not fit the architecture, or transformers is not installed.
-    """
+    """Build the detector of a resolved recipe on a ResNet or a vision transformer."""
     if recipe.architecture == "vit_deformable_detr":
         trunk: nn.Module = simple_pyramid(backbone, recipe, LEVELS)
         widths, divisor = (recipe.pyramid_channels,) * len(LEVELS), 32

@@ -7,11 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sslbench.detection.models.boxes import InstancePredictions, Target
-from sslbench.detection.models.heads import BoxHead, BoxPredictor, MaskHead, draw_regions
-from sslbench.detection.models.keypoints import KeypointHead, with_visible
-from sslbench.detection.models.layers import Norm
-from sslbench.detection.models.pooling import pool_regions
+from sslbench.detection.models.boxes import InstancePredictions, Target, pool_regions
+from sslbench.detection.models.heads import BoxHead, BoxPredictor, KeypointHead, MaskHead, draw_regions, with_visible
+from sslbench.detection.models.pyramids import Norm
 from sslbench.detection.models.rpn import RegionProposalNetwork
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.errors import DataError
@@ -31,16 +29,7 @@ class RegionHeads(nn.Module):
         norm: Norm,
         keypoints: int = 0,
     ) -> None:
-        """Set up the heads.
-
-        Args:
-            recipe: resolved.
-            channels: of the pyramid.
-            strides: of its levels.
-            classes: number of classes without background.
-            norm: after the convolutions of the heads.
-            keypoints: number of keypoints, where the recipe has them.
-        """
+        """Set up the heads."""
         super().__init__()
         self.recipe, self.classes, self.strides = recipe, classes, tuple(strides[:4])
         self.box_head = BoxHead(recipe, channels, norm)
@@ -110,15 +99,7 @@ class Detector(nn.Module, abc.ABC):
         statistics: tuple[Sequence[float], Sequence[float]],
         divisor: int,
     ) -> None:
-        """Assemble the parts that `build_detector` makes.
-
-        Args:
-            recipe: resolved.
-            classes: number of classes without background.
-            backbone: from images to maps.
-            statistics: mean and standard deviation of the channels, for pixels of 0 to 1.
-            divisor: padded height and width of a batch are multiples of it.
-        """
+        """Assemble the parts that `build_detector` makes."""
         super().__init__()
         self.recipe, self.classes, self.divisor = recipe, classes, divisor
         self.backbone = backbone
@@ -135,16 +116,8 @@ class Detector(nn.Module, abc.ABC):
     ) -> dict[str, Tensor] | list[InstancePredictions]:
         """Return the losses in training mode, the detections in evaluation mode.
 
-        Args:
-            images: (C, H, W) each, RGB, resized (`recipe.resized`); integers from 0 to the maximum of their dtype, or
-                floats from 0 to 1.
-            targets: ground truth of each image; only in training.
-            generator: CPU generator of the draw of anchors and regions for the losses.
-            with_masks: compute the masks and keypoints of detections, where the recipe has them.
-
-        Raises:
-            DataError: an image has another number of channels, or a target lacks the recipe's masks or keypoints.
-            NotFiniteError: NaN or infinite boxes in training.
+        `images`: (C, H, W) each, RGB, resized (`recipe.resized`); integers from 0 to the maximum of their dtype, or
+        floats from 0 to 1.
         """
         batch, sizes = self.batched(images)
         features = self.backbone(batch)
@@ -226,17 +199,7 @@ class TwoStageDetector(Detector):
         statistics: tuple[Sequence[float], Sequence[float]],
         divisor: int,
     ) -> None:
-        """Assemble the parts that `build_detector` makes.
-
-        Args:
-            recipe: resolved.
-            classes: number of classes without background.
-            backbone: from images to maps.
-            proposal_generator: from maps to regions.
-            roi_heads: from maps and regions to losses and detections (`RegionHeads`).
-            statistics: mean and standard deviation of the channels, for pixels of 0 to 1.
-            divisor: padded height and width of a batch are multiples of it.
-        """
+        """Assemble the parts that `build_detector` makes."""
         super().__init__(recipe, classes, backbone=backbone, statistics=statistics, divisor=divisor)
         self.proposal_generator, self.roi_heads = proposal_generator, roi_heads
 

@@ -3,15 +3,21 @@
 import collections
 import dataclasses
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torchvision.models.detection.keypoint_rcnn import KeypointRCNNHeads, KeypointRCNNPredictor
+from torchvision.models.detection.roi_heads import heatmaps_to_keypoints, keypoints_to_heatmap
 from torchvision.ops import batched_nms, clip_boxes_to_image, roi_align
 
+from sslbench.backbones.backbone import Backbone
 from sslbench.detection.models import boxes as b
-from sslbench.detection.models.layers import Conv, Norm, msra, xavier
+from sslbench.detection.models.boxes import InstancePredictions, Target, pool_regions
+from sslbench.detection.models.pyramids import Conv, Norm, Trunk, channels, make_norm, msra, prepared, xavier
 from sslbench.detection.recipe import DetectionRecipe
+from sslbench.errors import UsageError
 
 Size = tuple[int, int]
 
@@ -180,3 +186,151 @@ def _pooled_masks(regions: Regions, side: int) -> Tensor:
         masks, torch.cat((number, regions.object_boxes), dim=1), (side, side), sampling_ratio=0, aligned=True
     )
     return pooled[:, 0] >= 0.5
+
+
+class KeypointHead(nn.Sequential):
+    """Keypoint head: a heat map of each keypoint from the pooled features of a region."""
+
+    def __init__(self, recipe: DetectionRecipe, channels: int, keypoints: int) -> None:
+        """Set up the head for a recipe, the channels of the pyramid, and the number of keypoints."""
+        convs = list(KeypointRCNNHeads(channels, (recipe.keypoint_channels,) * recipe.keypoint_convs))
+        width = recipe.keypoint_channels if recipe.keypoint_convs else channels
+        predictor = KeypointRCNNPredictor(width, keypoints)
+        names = [f"conv_fcn{kind}{i + 1}" for i in range(recipe.keypoint_convs) for kind in ("", "_relu")]
+        layers = dict(zip(names, convs, strict=True)) | {"score_lowres": predictor.kps_score_lowres}
+        super().__init__(collections.OrderedDict(layers))
+        self.recipe, self.keypoints = recipe, keypoints
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the heat maps (n, K, 4 side, 4 side) of pooled features (n, C, side, side)."""
+        low: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+        return functional.interpolate(low, scale_factor=2.0, mode="bilinear", align_corners=False)
+
+    def losses(self, x: Tensor, regions: Sequence[Regions]) -> dict[str, Tensor]:
+        """Return the cross-entropy over the places of each labelled keypoint inside its region."""
+        logits = self(x).float()
+        boxes = torch.cat([r.boxes for r in regions])
+        points = torch.cat([own_points(r) for r in regions])
+        if not len(boxes):
+            return {"loss_keypoint": logits.sum() * 0}
+        places, valid = keypoints_to_heatmap(points, boxes, logits.shape[-1])
+        at = torch.where(valid.flatten())[0]
+        if not len(at):
+            return {"loss_keypoint": logits.sum() * 0}
+        total = functional.cross_entropy(logits.flatten(2).flatten(0, 1)[at], places.flatten()[at], reduction="sum")
+        number = len(at) if self.recipe.keypoint_loss_over == "labelled" else self._all(len(regions))
+        return {"loss_keypoint": self.recipe.keypoint_loss_weight * total / number}
+
+    def _all(self, images: int) -> float:
+        """Return the number of keypoints if every drawn region were an object with all of them."""
+        return images * self.keypoints * self.recipe.roi_samples * self.recipe.roi_positives
+
+    def detections(self, x: Tensor, found: Sequence[InstancePredictions]) -> list[InstancePredictions]:
+        """Return the detections with their keypoints: x, y and the score of Detectron2.
+
+        The score is the probability of the place, in units of the places of the heat map.
+        """
+        maps, counts = self(x).float(), [len(f.boxes) for f in found]
+        results = []
+        for one, own in zip(found, maps.split(counts), strict=True):
+            places, logits = cast(tuple[Tensor, Tensor], heatmaps_to_keypoints(own, one.boxes))
+            scores = (logits - own.flatten(2).logsumexp(dim=2)).exp()
+            results.append(dataclasses.replace(one, keypoints=torch.cat((places[:, :, :2], scores[:, :, None]), dim=2)))
+        return results
+
+
+def own_points(regions: Regions) -> Tensor:
+    """Return the true keypoints of the drawn objects, (objects, K, 3)."""
+    if regions.keypoints is None:
+        raise ValueError("the targets have no keypoints")
+    return regions.keypoints[regions.source]
+
+
+def with_visible(regions: Regions) -> Regions:
+    """Return the drawn objects in whose region a labelled keypoint lies; background is left out."""
+    points, boxes = own_points(regions), regions.object_boxes[:, None]
+    inside = (points[:, :, :2] >= boxes[:, :, :2]) & (points[:, :, :2] <= boxes[:, :, 2:])
+    kept = torch.where((inside.all(dim=2) & (points[:, :, 2] > 0)).any(dim=1))[0]
+    return Regions(
+        regions.boxes[kept],
+        regions.classes[kept],
+        regions.truth[kept],
+        regions.source[kept],
+        keypoints=regions.keypoints,
+    )
+
+
+STRIDE = 16
+
+
+class C4Trunk(Trunk):
+    """Backbone of stem and three stages, which returns the last map."""
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Return one map of stride 16 of images (B, channels, H, W)."""
+        return super().forward(images)[-1:]
+
+
+class Res5Heads(nn.Module):
+    """Heads with the fifth stage on 14 x 14 features of each region: class and box from its mean, mask from its map."""
+
+    def __init__(self, recipe: DetectionRecipe, res5: nn.Sequential, width: int, classes: int) -> None:
+        """Set up the heads for a resolved recipe, the fifth stage, its output channels, and the number of classes."""
+        super().__init__()
+        self.recipe, self.classes = recipe, classes
+        self.res5 = res5
+        norm = make_norm(recipe.norm, width)
+        if recipe.extra_norm and norm is not None:
+            self.res5.add_module("norm", norm)
+        self.box_predictor = BoxPredictor(recipe, width, classes)
+        self.mask_head = MaskHead(recipe, width, classes, "none") if recipe.masks else None
+
+    def region_features(self, features: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
+        """Return features (n, channels, 7, 7) of all regions."""
+        pooled: Tensor = self.res5(pool_regions(features, boxes, (STRIDE,), side=self.recipe.box_pool or 1))
+        return pooled
+
+    def losses(
+        self,
+        features: Sequence[Tensor],
+        proposals: Sequence[Tensor],
+        targets: Sequence[Target],
+        generator: torch.Generator | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the losses of regions drawn from the proposals; see `Detector.forward`."""
+        regions = [
+            draw_regions(p, t, self.recipe, self.classes, generator) for p, t in zip(proposals, targets, strict=True)
+        ]
+        x = self.region_features(features, [r.boxes for r in regions])
+        losses = self.box_predictor.losses(self.box_predictor(x.mean(dim=(2, 3))), regions)
+        if self.mask_head is not None:
+            objects = torch.cat([torch.arange(len(r.boxes), device=x.device) < len(r.source) for r in regions])
+            losses |= self.mask_head.losses(x[objects], regions)
+        return losses
+
+    def detections(
+        self, features: Sequence[Tensor], proposals: Sequence[Tensor], sizes: Sequence[Size]
+    ) -> list[InstancePredictions]:
+        """Return the detections among the proposals (n, 4) of each image, without masks."""
+        x = self.region_features(features, proposals).mean(dim=(2, 3))
+        return self.box_predictor.detections(self.box_predictor(x), proposals, sizes)
+
+    def masks(self, features: Sequence[Tensor], found: Sequence[InstancePredictions]) -> list[InstancePredictions]:
+        """Return the detections with their masks."""
+        if self.mask_head is None:
+            return list(found)
+        return self.mask_head.detections(self.region_features(features, [f.boxes for f in found]), found)
+
+
+def c4_parts(backbone: Backbone, recipe: DetectionRecipe, classes: int) -> tuple[nn.Module, nn.Module, int]:
+    """Return the trunk, the heads, and the number of channels between them."""
+    network = prepared(backbone, recipe)
+    if network.spec.block != "bottleneck":
+        raise UsageError(
+            f"architecture=c4 does not go with {backbone.name}: its fifth stage on every region "
+            "needs bottleneck blocks (resnet50 and larger)",
+            "Use architecture=fpn, or another backbone.",
+        )
+    res5 = nn.Sequential(*network.layer4)
+    heads = Res5Heads(recipe, res5, channels(network.spec, 3), classes)
+    return C4Trunk(network, 3), heads, channels(network.spec, 2)

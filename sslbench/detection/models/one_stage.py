@@ -17,7 +17,7 @@ from torchvision.models.detection.retinanet import RetinaNet, RetinaNetHead
 
 from sslbench.detection.models.boxes import InstancePredictions, Target, cell_anchors, grid_anchors, match
 from sslbench.detection.models.detector import Detector, Size
-from sslbench.detection.models.layers import Norm, make_norm
+from sslbench.detection.models.pyramids import Norm, make_norm
 from sslbench.detection.recipe import DetectionRecipe
 
 STRIDES = (8, 16, 32, 64, 128)
@@ -52,14 +52,7 @@ class OneStageDetector(Detector):
         backbone: nn.Module,
         statistics: tuple[Sequence[float], Sequence[float]],
     ) -> None:
-        """Set up the head for a pyramid of maps of strides 8 to 128.
-
-        Args:
-            recipe: resolved.
-            classes: number of classes without background.
-            backbone: from images to five maps.
-            statistics: mean and standard deviation of the channels, for pixels of 0 to 1.
-        """
+        """Set up the head for a pyramid of maps of strides 8 to 128."""
         super().__init__(recipe, classes, backbone=backbone, statistics=statistics, divisor=32)
         self.network = _network(recipe, classes)
         for level, stride in enumerate(STRIDES):
@@ -136,9 +129,7 @@ def assigned_boxes(boxes: Tensor, cells: Sequence[Tensor]) -> Tensor:
     A place belongs to a box if it lies inside of it and less than 1.5 strides from its centre, and if the distance to
     the furthest edge is in the range of its level; of several boxes, to the smallest (section 2.1 of the paper).
 
-    Args:
-        boxes: true boxes; may be none.
-        cells: squares of the stride's side around the places, (n_level, 4) for each level.
+    `cells`: squares of the stride's side around the places, (n_level, 4) for each level.
     """
     limits = itertools.pairwise(_LIMITS)
     return torch.cat([_assigned(boxes, level, *low_high) for level, low_high in zip(cells, limits, strict=True)])

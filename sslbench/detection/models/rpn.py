@@ -9,7 +9,7 @@ from torch.nn import functional
 from torchvision.ops import batched_nms, clip_boxes_to_image
 
 from sslbench.detection.models import boxes as b
-from sslbench.detection.models.layers import Conv
+from sslbench.detection.models.pyramids import Conv
 from sslbench.detection.recipe import DetectionRecipe, after_divergence
 from sslbench.train.loop import NotFiniteError
 
@@ -60,14 +60,7 @@ class RegionProposalNetwork(nn.Module):
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Return the proposals (n, 4) of each image, best first, and the losses if there are targets.
 
-        Args:
-            features: one (B, C, H, W) for each level.
-            sizes: height and width of each image without padding.
-            targets: ground truth of each image, in training.
-            generator: for the draw of anchors.
-
-        Raises:
-            NotFiniteError: NaN or infinite boxes in training.
+        `features`: one (B, C, H, W) for each level.
         """
         anchors = [
             b.grid_anchors(self.get_buffer(f"cell{level}"), (feature.shape[2], feature.shape[3]), stride)
@@ -95,12 +88,7 @@ class RegionProposalNetwork(nn.Module):
     ) -> dict[str, Tensor]:
         """Return both losses of the drawn anchors, divided by the nominal number of draws in all images.
 
-        Args:
-            anchors: (n_level, 4) for each level.
-            logits: (B, n).
-            deltas: (B, n, 4).
-            targets: ground truth of each image.
-            generator: for the draw.
+        `anchors`: (n_level, 4) for each level; `logits`: (B, n); `deltas`: (B, n, 4).
         """
         recipe, every = self.recipe, torch.cat(list(anchors))
         low, high = recipe.rpn_overlaps
@@ -123,10 +111,7 @@ class RegionProposalNetwork(nn.Module):
     def best(self, boxes: Sequence[Tensor], logits: Sequence[Tensor], sizes: Sequence[Size]) -> list[Tensor]:
         """Return the best proposals of each image: top k per level, non-maximum suppression per level, top k of all.
 
-        Args:
-            boxes: (B, n_level, 4) for each level.
-            logits: (B, n_level) for each level.
-            sizes: height and width of each image.
+        `boxes`: (B, n_level, 4) for each level; `logits`: (B, n_level) for each level.
         """
         recipe = self.recipe
         before = (recipe.rpn_pre_nms_train if self.training else recipe.rpn_pre_nms_test) or 0
@@ -147,8 +132,7 @@ class RegionProposalNetwork(nn.Module):
         finite = torch.isfinite(boxes).all(dim=1) & torch.isfinite(logits)
         if self.training and not finite.all():
             raise NotFiniteError(
-                "the region proposals are NaN or infinite: the training diverged",
-                after_divergence(self.recipe),
+                "the region proposals are NaN or infinite: the training diverged", after_divergence(self.recipe)
             )
         boxes = clip_boxes_to_image(boxes, size)
         keep = torch.where(finite & (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]))[0]

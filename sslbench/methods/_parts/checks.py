@@ -5,16 +5,7 @@ from sslbench.train.method import Setup
 
 
 def need_views(setup: Setup, count: int, *, method: str) -> None:
-    """Require a number of views.
-
-    Args:
-        setup: the run.
-        count: number of views.
-        method: name of the method and of its published augmentation.
-
-    Raises:
-        UsageError: the augmentation makes another number of views.
-    """
+    """Require a number of views."""
     if len(setup.sizes) != count:
         raise UsageError(
             f"{method} takes {'one view' if count == 1 else f'{count} views'} of every image, "
@@ -24,11 +15,7 @@ def need_views(setup: Setup, count: int, *, method: str) -> None:
 
 
 def need_several_images(setup: Setup, *, method: str) -> None:
-    """Require at least two images per forward pass, for methods that normalise over a batch.
-
-    Raises:
-        UsageError: a forward pass has one image.
-    """
+    """Require at least two images per forward pass, for methods that normalise over a batch."""
     if setup.batch_size < 2:
         raise UsageError(
             f"{method} normalises over the images of a batch, but a forward pass has one image",
@@ -37,11 +24,7 @@ def need_several_images(setup: Setup, *, method: str) -> None:
 
 
 def need_view_pairs(setup: Setup, *, method: str) -> None:
-    """Require at least two views.
-
-    Raises:
-        UsageError: the augmentation makes a single view.
-    """
+    """Require at least two views."""
     if len(setup.sizes) < 2:
         raise UsageError(
             f"{method} compares views of one image, but the augmentation makes {len(setup.sizes)}",
@@ -50,16 +33,7 @@ def need_view_pairs(setup: Setup, *, method: str) -> None:
 
 
 def need_teacher_views(setup: Setup, count: int, *, method: str) -> None:
-    """Require views of a teacher, which come first and have one size, and another view for each.
-
-    Args:
-        setup: the run.
-        count: number of views of the teacher.
-        method: name of the method and of its published augmentation.
-
-    Raises:
-        UsageError: the augmentation makes too few views, or teacher views of several sizes.
-    """
+    """Require views of a teacher, which come first and have one size, and another view for each."""
     if not 1 <= count <= len(setup.sizes) or len(setup.sizes) < 2 or len(set(setup.sizes[:count])) > 1:
         raise UsageError(
             f"{method} compares {count} teacher views of one size with others, the augmentation makes views of "
@@ -69,11 +43,7 @@ def need_teacher_views(setup: Setup, count: int, *, method: str) -> None:
 
 
 def need_negatives(setup: Setup, *, method: str) -> None:
-    """Require at least two images in the forward passes of all processes, for methods that contrast images.
-
-    Raises:
-        UsageError: all processes together see one image at a time.
-    """
+    """Require at least two images in the forward passes of all processes, for methods that contrast images."""
     if setup.batch_size * setup.world < 2:
         raise UsageError(
             f"{method} compares the images of a batch with each other, but a forward pass has one image",

@@ -8,10 +8,12 @@ import math
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sslbench.errors import UsageError
+from sslbench.train.method import Batch, Step
 
 
 def random_numbers(generator: torch.Generator | None = None) -> random.Random:
@@ -20,11 +22,7 @@ def random_numbers(generator: torch.Generator | None = None) -> random.Random:
 
 
 def check_shares(mask_ratio: tuple[float, float], *, method: str) -> None:
-    """Refuse ranges of the share of masked patches in a view that mask none.
-
-    Raises:
-        UsageError: the lower share is above the upper one, or the upper one is 0.
-    """
+    """Refuse ranges of the share of masked patches in a view that mask none."""
     low, high = mask_ratio
     if low > high or high == 0:
         raise UsageError(
@@ -45,16 +43,6 @@ def block_masks(
 
     Rectangles have a random area and a random aspect ratio from 0.3 to 1 / 0.3. They are added until the number of
     masked patches is reached, or until ten of them in a row do not fit.
-
-    Args:
-        grid: rows and columns of patches.
-        counts: largest number of masked patches in each mask; 0 for none.
-        smallest: smallest area of a rectangle that is drawn, in patches.
-        largest: largest area of a rectangle that is drawn, in patches.
-        generator: of random numbers, see `random_numbers`.
-
-    Returns:
-        (len(counts), rows * columns) booleans, true for masked patches.
     """
     numbers = random_numbers(generator)
     masks = torch.zeros(len(counts), *grid, dtype=torch.bool)
@@ -110,15 +98,7 @@ def unit_masks(
 ) -> Tensor:
     """Return masks of coarse units (SimMIM, Xie et al., arXiv 2111.09886, section 3.2).
 
-    Args:
-        images: number of masks.
-        grid: rows and columns of patches, multiples of `unit`.
-        unit: side of a unit in patches.
-        masked: number of masked units in each mask.
-        generator: of random numbers, by default torch's default one.
-
-    Returns:
-        (images, rows * columns) booleans, true for masked patches.
+    Returns (images, rows * columns) booleans, true for masked patches.
     """
     rows, columns = grid[0] // unit, grid[1] // unit
     units = random_masks(rows * columns, [masked] * images, generator).view(images, rows, columns)
@@ -146,3 +126,37 @@ def take_rows(tokens: Tensor, rows: Tensor) -> Tensor:
 def take(tokens: Tensor, index: Tensor) -> Tensor:
     """Return the tokens of each image at its indices: (B, n, d), (B, m) -> (B, m, d)."""
     return tokens.gather(1, index[..., None].expand(-1, -1, tokens.shape[-1]))
+
+
+def image_generators(seed: int, batch: Batch, step: Step, device: torch.device | str = "cpu") -> list[torch.Generator]:
+    """Return a generator of random numbers for each image of a batch.
+
+    An image that occurs twice in an update has the same numbers twice.
+
+    >>> batch = Batch((), None, torch.tensor([4, 7]))
+    >>> both = [torch.rand(1, generator=each) for each in image_generators(0, batch, Step(2, 10, 5))]
+    >>> second = Batch((), None, torch.tensor([7]))  # of another process
+    >>> torch.equal(both[1], torch.rand(1, generator=image_generators(0, second, Step(2, 10, 5))[0]))
+    True
+    """
+    return [_generator(device, seed, step, index) for index in batch.indices.tolist()]
+
+
+def update_generator(seed: int, step: Step) -> torch.Generator:
+    """Return a generator of random numbers on the CPU that all processes and passes of an update share."""
+    return _generator("cpu", seed, step)
+
+
+def view_by_view(of_images: Sequence[Tensor]) -> Tensor:
+    """Join the rows (V, ...) of B images, one for each view, in the order of `torch.cat(batch.views)`: (V * B, ...).
+
+    >>> view_by_view([torch.tensor([1, 2]), torch.tensor([10, 20])]).tolist()
+    [1, 10, 2, 20]
+    """
+    return torch.stack(list(of_images), dim=1).flatten(0, 1)
+
+
+def _generator(device: torch.device | str, seed: int, step: Step, *image: int) -> torch.Generator:
+    update = step.per_epoch + step.index  # not negative in a first pass
+    number = np.random.SeedSequence((seed, update, *image)).generate_state(1, np.uint64)[0]
+    return torch.Generator(device).manual_seed(int(number))

@@ -16,16 +16,12 @@ PIECES = SIDE * SIDE
 def reorder(views: Sequence[Tensor], order: Tensor) -> Tensor:
     """Return the patches of every image in its own order, one image after the other.
 
+    `views`: P patches, each (B, C, h, w); `order`: int64 (B, P), number of the patch at each place; returns (B * P, C,
+    h, w), channels-last.
+
     >>> a, b = torch.zeros(1, 3, 4, 4), torch.ones(1, 3, 4, 4)
     >>> reorder([a, b], torch.tensor([[1, 0]])).mean(dim=(1, 2, 3)).tolist()
     [1.0, 0.0]
-
-    Args:
-        views: P patches, each (B, C, h, w).
-        order: int64 (B, P), number of the patch at each place.
-
-    Returns:
-        (B * P, C, h, w), channels-last.
     """
     patches = torch.stack(tuple(views), dim=1)
     rows = torch.arange(len(order), device=patches.device)[:, None]
@@ -35,29 +31,15 @@ def reorder(views: Sequence[Tensor], order: Tensor) -> Tensor:
 def concatenated(network: Callable[[Tensor], Tensor], patches: Tensor, pieces: int = PIECES) -> Tensor:
     """Return the outputs for all patches of an image side by side.
 
-    Args:
-        network: (n, ...) -> (n, d).
-        patches: (B * P, ...), patches or their features, one image after the other.
-        pieces: P.
-
-    Returns:
-        (B, P * d).
+    `network`: (n, ...) -> (n, d); `patches`: (B * P, ...), patches or their features, one image after the other;
+    returns (B, P * d).
     """
     outputs = network(patches)
     return outputs.view(len(outputs) // pieces, -1)
 
 
 def need_patches(setup: Setup, first: int, *, method: str) -> None:
-    """Require nine patches of one size after the first views.
-
-    Args:
-        setup: the run.
-        first: number of undivided views, which come before the patches.
-        method: name of the method and of its published augmentation.
-
-    Raises:
-        UsageError: the augmentation makes others.
-    """
+    """Require nine patches of one size after the first views."""
     sizes = setup.sizes[first:]
     if len(sizes) != PIECES or len(set(sizes)) != 1:
         before = f"{first} view and " if first else ""

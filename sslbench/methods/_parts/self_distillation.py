@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sslbench.distributed.collectives import sum_
-from sslbench.methods._parts.heads import mlp
-from sslbench.methods._parts.precision import in_float32
+from sslbench.methods._parts.losses import in_float32
+from sslbench.methods._parts.networks import mlp
 
 
 @in_float32
@@ -21,10 +21,8 @@ def teacher_probabilities(logits: Tensor, center: Tensor, *, temperature: float)
 def dino_loss(student: Tensor, teacher: Tensor, *, temperature: float = 0.1) -> Tensor:
     """Return DINO's equation 3: mean cross entropy over pairs of a student view and another teacher view, and images.
 
-    Args:
-        student: (V, B, K), logits of all views; the first T are those of the teacher.
-        teacher: (T, B, K), probabilities, without gradient.
-        temperature: temperature of the student.
+    `student`: (V, B, K), logits of all views; the first T are those of the teacher; `teacher`: (T, B, K),
+    probabilities, without gradient.
     """
     teachers, views = len(teacher), len(student)
     everything = teacher.sum(0)
@@ -46,15 +44,13 @@ def patch_loss(student: Tensor, teacher: Tensor, mask: Tensor, *, temperature: f
 
     A view without masked patches counts as 0.
 
+    `student`: (M, K), logits of the M masked patches, in the order of `mask`; `teacher`: (M, K), probabilities of the
+    same patches, without gradient; `mask`: (V, N) booleans, true for masked patches; on the CPU, so that no GPU has to
+    count them.
+
     >>> mask = torch.tensor([[True, True, False], [False, False, False]])
     >>> round(float(patch_loss(torch.zeros(2, 4), torch.full((2, 4), 0.25), mask)), 4)  # log(4) / 2
     0.6931
-
-    Args:
-        student: (M, K), logits of the M masked patches, in the order of `mask`.
-        teacher: (M, K), probabilities of the same patches, without gradient.
-        mask: (V, N) booleans, true for masked patches; on the CPU, so that no GPU has to count them.
-        temperature: temperature of the student.
     """
     scores = student / temperature
     cross_entropy = scores.logsumexp(-1) - (teacher * scores).sum(-1)
@@ -66,11 +62,7 @@ def patch_loss(student: Tensor, teacher: Tensor, mask: Tensor, *, temperature: f
 def move_center(center: Tensor, total: Tensor, *, rows: int, momentum: float) -> None:
     """Update the centre in place by the mean of the teacher's logits over all processes (DINO, equation 4).
 
-    Args:
-        center: (K,) or (1, K).
-        total: sum of this process's logits, of the same shape.
-        rows: number of summed rows; it may differ between processes, and be 0 on all but one.
-        momentum: decay of the centre.
+    `center`: (K,) or (1, K).
     """
     summed = sum_(torch.cat([total.to(center.dtype).flatten(), center.new_full((1,), rows)]))
     mean = (summed[:-1] / summed[-1]).view_as(center)

@@ -17,11 +17,7 @@ from sslbench.train.method import Setup
 
 
 def need_vision_transformer(backbone: nn.Module, setup: Setup, *, method: str) -> VisionTransformer:
-    """Return the backbone, a vision transformer whose patches can be masked.
-
-    Raises:
-        UsageError: it is another network.
-    """
+    """Return the backbone, a vision transformer whose patches can be masked."""
     plain = isinstance(backbone, VisionTransformer) and isinstance(backbone.patch_embed, PatchEmbed)
     if not plain or backbone.attn_pool is not None or type(backbone)._pos_embed is not VisionTransformer._pos_embed:
         raise UsageError(
@@ -33,11 +29,7 @@ def need_vision_transformer(backbone: nn.Module, setup: Setup, *, method: str) -
 
 
 def need_class_token(vit: VisionTransformer, setup: Setup, *, method: str) -> None:
-    """Require a network whose output is its normalised class token.
-
-    Raises:
-        UsageError: it has none, or pools its patches.
-    """
+    """Require a network whose output is its normalised class token."""
     if vit.cls_token is None or vit.global_pool != "token":
         raise UsageError(
             f"{method} compares class tokens, and the output of {setup.backbone} is none",
@@ -47,11 +39,7 @@ def need_class_token(vit: VisionTransformer, setup: Setup, *, method: str) -> No
 
 
 def need_own_size(vit: VisionTransformer, setup: Setup, *, method: str) -> None:
-    """Require views of the size that the network was built for.
-
-    Raises:
-        UsageError: a view has another size.
-    """
+    """Require views of the size that the network was built for."""
     size = tuple(vit.patch_embed.img_size)
     if any((side, side) != size for side in setup.sizes):
         side, base = setup.sizes[0], setup.backbone.partition(",img_size")[0]
@@ -71,11 +59,8 @@ def grid_of(vit: VisionTransformer, size: int) -> tuple[int, int]:
 def embed(vit: VisionTransformer, images: Tensor, mask: Tensor | None = None, token: Tensor | None = None) -> Tensor:
     """Return the tokens before the first block, with positions: (B, C, H, W) -> (B, prefix + patches, D).
 
-    Args:
-        vit: the network.
-        images: (B, C, H, W).
-        mask: (B, patches) booleans, true for patches whose embedding is replaced by `token`; None for no mask.
-        token: (1, D), mask token.
+    `images`: (B, C, H, W); `mask`: (B, patches) booleans, true for patches whose embedding is replaced by `token`; None
+    for no mask; `token`: (1, D), mask token.
     """
     patches = vit.patch_embed(images)  # (B, N, D), or (B, rows, columns, D) if the network takes any size
     if mask is not None and token is not None:
@@ -87,11 +72,7 @@ def embed(vit: VisionTransformer, images: Tensor, mask: Tensor | None = None, to
 def run_blocks(vit: VisionTransformer, tokens: Tensor, *, drop_path: float = 0.0) -> Tensor:
     """Return the normalised tokens (B, n, D) after the last block.
 
-    Args:
-        vit: the network.
-        tokens: (B, n, D), from `embed`; patches may be left out.
-        drop_path: in training, share of the images that each residual branch leaves out; 0 leaves stochastic depth to
-            the network's own rates. The blocks have the method `drop_samples`, see `give_blocks`.
+    `tokens`: (B, n, D), from `embed`; patches may be left out.
     """
     tokens = vit.norm_pre(tokens)
     if drop_path and vit.training:
@@ -109,12 +90,7 @@ def run_blocks(vit: VisionTransformer, tokens: Tensor, *, drop_path: float = 0.0
 
 
 def give_blocks(vit: VisionTransformer, function: Callable[..., Any]) -> None:
-    """Make a function a method of each block under its own name; see `Method.block_methods`.
-
-    Args:
-        vit: the network, changed in place.
-        function: function whose first argument is a block.
-    """
+    """Make a function a method of each block under its own name; see `Method.block_methods`."""
     for block in vit.blocks:
         setattr(block, function.__name__, types.MethodType(function, block))
 
@@ -125,10 +101,7 @@ def drop_samples(block: Block, tokens: Tensor, rate: float) -> Tensor:
     Stochastic depth that saves the computation of dropped branches (Oquab et al. 2023, arXiv 2304.07193, section 5):
     a branch is computed for B * (1 - rate) images, rounded down and at least one, and scaled by the inverse share.
 
-    Args:
-        block: block of a vision transformer of timm.
-        tokens: (B, n, D).
-        rate: share of dropped images, from 0 to below 1.
+    `tokens`: (B, n, D).
     """
     count = max(int(len(tokens) * (1 - rate)), 1)
     for norm, layer, scale in ((block.norm1, block.attn, block.ls1), (block.norm2, block.mlp, block.ls2)):
@@ -146,13 +119,7 @@ def sincos(grid: tuple[int, int], dim: int) -> Tensor:
 
 @torch.no_grad()
 def initialise(vit: VisionTransformer, *, class_token_std: float, separate_qkv: bool) -> None:
-    """Initialise linear layers and the patch projection with Xavier's uniform distribution, biases with 0.
-
-    Args:
-        vit: network, changed in place; its position embeddings are kept.
-        class_token_std: standard deviation of the normal distribution of the class token.
-        separate_qkv: initialise queries, keys and values as three matrices (MoCo v3) instead of one (MAE).
-    """
+    """Initialise linear layers and the patch projection with Xavier's uniform distribution, biases with 0."""
     for module in vit.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)

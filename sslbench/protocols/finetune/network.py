@@ -27,8 +27,8 @@ from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.target import OfClasses, Target
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
-from sslbench.train.mixing import make_mix
 from sslbench.train.parameter_groups import numbered_layers
+from sslbench.train.views import make_mix
 from sslbench.weights.fill import fill
 
 _STAGE = re.compile(r"layer(\d+)\.")

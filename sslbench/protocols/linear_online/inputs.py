@@ -16,7 +16,7 @@ from sslbench.backbones.pool_spec import Pool
 from sslbench.backbones.speed import Encoder, prepare
 from sslbench.data.decode.transforms import normalise
 from sslbench.errors import UsageError
-from sslbench.runtime.device_names import Precision
+from sslbench.runtime.resources import Precision
 
 _NORM = "norm"
 

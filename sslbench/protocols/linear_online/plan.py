@@ -24,7 +24,7 @@ from sslbench.protocols.linear_online.heads import Bank, Head, Heads, Norm
 from sslbench.protocols.linear_online.inputs import Input, block_inputs, layer_inputs
 from sslbench.protocols.linear_online.recipe import view
 from sslbench.protocols.linear_online.settings import Settings
-from sslbench.runtime.workers import StartMethod
+from sslbench.runtime.resources import StartMethod
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,12 +20,7 @@ class Profile(Observer):
     """Profile of a number of updates after a warm-up; the run itself is unchanged."""
 
     def __init__(self, updates: int, trace: Path) -> None:
-        """Store the arguments; profiling starts with the run.
-
-        Args:
-            updates: number of updates to profile, at least 1.
-            trace: file to write, .json or .json.gz.
-        """
+        """Store the arguments; profiling starts with the run."""
         if updates < 1:
             raise UsageError(f"--profile {updates}: at least one update")
         self.updates, self.trace = updates, trace

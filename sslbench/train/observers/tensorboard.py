@@ -21,15 +21,7 @@ class TensorBoard(Observer):
     """Event files in a folder; the x axis counts updates."""
 
     def __init__(self, folder: Path, *, histograms: bool = False) -> None:
-        """Store the arguments; the event file is opened when the run starts.
-
-        Args:
-            folder: folder of the event files.
-            histograms: write histograms of parameters and gradients with the first record of every epoch.
-
-        Raises:
-            UsageError: tensorboard is not installed.
-        """
+        """Store the arguments; the event file is opened when the run starts."""
         if importlib.util.find_spec("tensorboard") is None:
             raise UsageError("TensorBoard is not installed", "pip install tensorboard")
         self.folder, self.histograms = folder, histograms

@@ -14,26 +14,14 @@ class Wandb(Observer):
     """Run of a W&B project; a pretraining run that continues uses the same W&B run."""
 
     def __init__(self, project: str, *, settings: Mapping[str, Any] | None = None) -> None:
-        """Store the arguments; W&B is contacted when the run starts.
-
-        Args:
-            project: name of the project.
-            settings: configuration of the run.
-
-        Raises:
-            UsageError: wandb is not installed.
-        """
+        """Store the arguments; W&B is contacted when the run starts."""
         if importlib.util.find_spec("wandb") is None:
             raise UsageError("wandb is not installed", "pip install wandb")
         self.project, self.settings = project, dict(settings or {})
         self.session: Any = None
 
     def started(self, run: RunInfo) -> None:
-        """Open the run.
-
-        Raises:
-            UsageError: wandb cannot start the run, for instance because nobody is logged in.
-        """
+        """Open the run."""
         import wandb
 
         run_id_file = run.out / "wandb-run-id"

@@ -54,9 +54,6 @@ def find(name: str) -> OptimizerKind:
 
     >>> find("timm:lamb").make.__name__
     'Lamb'
-
-    Raises:
-        UsageError: there is none of this name, or it needs more than a gradient per update.
     """
     if name.startswith(_TIMM):
         return OptimizerKind(_of_timm(name.removeprefix(_TIMM)))
@@ -94,11 +91,7 @@ def _of_timm(name: str) -> Any:
 
 
 def refuse_unknown(name: str) -> None:
-    """Refuse a name that no optimizer has, without importing one.
-
-    Raises:
-        UsageError: the message has the nearest name.
-    """
+    """Refuse a name that no optimizer has, without importing one."""
     if ":" in name:
         return  # of timm, or an object of the user's: seen when it is imported
     if "." in name:
@@ -198,10 +191,6 @@ def scaled_lr(settings: OptimizerSettings, images_per_update: int) -> float:
 
     >>> scaled_lr(OptimizerSettings(lr=0.1, lr_scaling="linear", base_batch_size=256), 1024)
     0.4
-
-    Args:
-        settings: lr, lr_scaling and base_batch_size are used.
-        images_per_update: images per update, over all processes and accumulated passes.
     """
     ratio = images_per_update / settings.base_batch_size
     return settings.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[settings.lr_scaling]

@@ -265,7 +265,7 @@ def _reading(given: CheckFlags) -> tuple["Reading", int]:
     """Return the decoders with their limit, and the number of worker processes."""
     from sslbench.data.decode.handlers import Reading, resolve
     from sslbench.preprocessing import MAX_PIXELS
-    from sslbench.runtime.workers import default_workers
+    from sslbench.runtime.resources import default_workers
 
     names = given.decoders()
     resolve(names)

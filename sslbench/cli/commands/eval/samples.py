@@ -16,7 +16,7 @@ from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, list_names
 from sslbench.protocols import find as find_protocol
-from sslbench.runtime.device_names import float_precision
+from sslbench.runtime.resources import float_precision
 
 if TYPE_CHECKING:
     from sslbench.cli.commands.eval.presets import ProtocolRun

@@ -89,7 +89,7 @@ def with_checkpoints(weights: Sequence[str]) -> tuple[list[str], dict[str, tuple
     Raises:
         UsageError: a folder has no checkpoints.
     """
-    from sslbench.train import checkpoint_files
+    from sslbench.train import checkpoints
     from sslbench.weights.reading.model_folders import weights_file
     from sslbench.weights.reading.shards import is_distributed, is_sharded, is_unfinished
 
@@ -102,7 +102,7 @@ def with_checkpoints(weights: Sequence[str]) -> tuple[list[str], dict[str, tuple
         if word.partition(":")[0] in ("random", "pixels") or one:
             found.append(word)
             continue
-        files = tuple(str(path) for path in checkpoint_files.files(Path(word)))
+        files = tuple(str(path) for path in checkpoints.files(Path(word)))
         if not files:
             raise UsageError(
                 f"--weights {word}: this folder has no checkpoints of a pretraining run (step_000000100.ckpt)",
@@ -115,9 +115,9 @@ def with_checkpoints(weights: Sequence[str]) -> tuple[list[str], dict[str, tuple
 
 def _instead(folder: Path) -> str:
     """Return a remedy for a folder without checkpoints: those of the run that it is, or the files in it."""
-    from sslbench.train import checkpoint_files
+    from sslbench.train import checkpoints
 
-    if checkpoint_files.files(folder / "checkpoints"):
+    if checkpoints.files(folder / "checkpoints"):
         return f"Did you mean {folder / 'checkpoints'}?"
     inside = sorted(path.name for path in folder.iterdir() if path.is_file())[:5]
     return "Give a weights file, or RUN/checkpoints." + (f" It holds: {', '.join(inside)}." if inside else "")

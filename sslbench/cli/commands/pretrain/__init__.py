@@ -355,7 +355,7 @@ def _refuse_wrong_files(request: "PretrainRequest", given: PretrainFlags) -> Non
 
     refuse_unwritable(request.out)
     if given.resume_from is not None and not Path(given.resume_from).exists():
-        from sslbench.train.checkpoint_files import no_checkpoint
+        from sslbench.train.checkpoints import no_checkpoint
 
         raise no_checkpoint(given.resume_from)
     for observer in given.observer:

@@ -1,4 +1,4 @@
-"""Mean pose: a floor of keypoints that sees no pixels, the same keypoints in every box of a class."""
+"""Constant box: a floor of detection that sees no pixels."""
 
 import dataclasses
 
@@ -11,13 +11,39 @@ from sslbench.metrics.detection import Detections
 from sslbench.metrics.detection.keypoints import labelled
 
 
+def constant_boxes(train: ObjectSource, test: ObjectSource) -> Detections:
+    """Return one box per class on every test image: the median of each edge of the class's boxes in train.
+
+    Edges are shares of the image's width and height; in pixels if a manifest leaves out the size of an image. Crowds
+    and difficult objects do not count. All boxes of a class have the same score, the class's share of the objects.
+    """
+    truth = train.truth()
+    counted = ~(truth.crowd | truth.difficult)
+    labels, images = truth.labels[counted], truth.images[counted]
+    relative = bool((train.sizes > 0).all() and (test.sizes > 0).all())
+    edges = truth.boxes[counted] / _scales(train, relative)[images]
+    classes = np.unique(labels)
+    medians = np.array([np.median(edges[labels == c], axis=0) for c in classes]).reshape(-1, 4)
+    shares = np.bincount(labels, minlength=1)[classes] / max(len(labels), 1) if len(classes) else np.zeros(0)
+    boxes = _scales(test, relative)[:, None] * medians[None]
+    return Detections(
+        np.repeat(np.arange(len(test)), len(classes)),
+        boxes.reshape(-1, 4).astype(np.float32),
+        np.tile(shares, len(test)).astype(np.float32),
+        np.tile(classes, len(test)),
+    )
+
+
+def _scales(source: ObjectSource, relative: bool) -> FloatArray:
+    """Return the units of x1, y1, x2, y2 in pixels for each image, (N, 4)."""
+    sizes = source.sizes if relative else np.ones_like(source.sizes)
+    return np.asarray(sizes[:, [1, 0, 1, 0]], dtype=np.float64)
+
+
 def mean_pose(train: ObjectSource) -> FloatArray:
     """Return the median place of each keypoint in the boxes of each class, (C, K, 2), as shares of width and height.
 
     Crowds and difficult objects do not count. A keypoint that no object of a class has is in the middle of the box.
-
-    Args:
-        train: training part, with keypoints.
     """
     truth = train.truth(skeleton=train.skeleton)
     if truth.keypoints is None:

@@ -9,8 +9,8 @@ from PIL import Image
 
 from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.open import open_data
-from sslbench.data.views import Augment, Blur, Grid, Jitter, Solarize, View, drawn
-from sslbench.data.views.on_device import change_colours
+from sslbench.data.views import Augment, Blur, Grid, Jitter, Solarize, View, colours
+from sslbench.data.views.colours import change_colours
 from sslbench.data.views.ops import make_view, make_views
 from sslbench.errors import UsageError
 
@@ -64,7 +64,7 @@ def both(view, number=64):
         torch.manual_seed(seed)
         left.append(make_views(view, colours=False)(image))
     values = torch.tensor([crop.colours for crop in left])
-    assert values.shape == (number, drawn.VALUES)
+    assert values.shape == (number, colours.VALUES)
     found = change_colours(torch.stack([crop.views[0] for crop in left]), values, view.order)
     return torch.stack(expected).float(), found
 
@@ -85,7 +85,7 @@ def test_a_stream_of_batches_is_the_same_picture_by_picture(photos_source):
         next(TrainingData(photos_source, augment, batch_size=6, seed=3, colours=here).batches(1, 2))
         for here in (True, False)
     )
-    assert made.colours is None and left.colours.shape == (6, 3, drawn.VALUES)
+    assert made.colours is None and left.colours.shape == (6, 3, colours.VALUES)
     assert torch.equal(made.boxes, left.boxes) and torch.equal(made.indices, left.indices)
     for number, (expected, view) in enumerate(zip(augment.expanded(), left.views, strict=True)):
         found = change_colours(view, left.colours[:, number], expected.order)

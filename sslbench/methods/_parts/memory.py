@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sslbench.distributed.collectives import gather
-from sslbench.methods._parts.precision import in_float32
+from sslbench.errors import UsageError
+from sslbench.methods._parts.losses import in_float32
 
 Contrast = Literal["nce", "info_nce"]
 
@@ -23,14 +24,11 @@ def noise_contrastive(logits: Tensor, log_z: Tensor, images: int) -> Tensor:
     The probability of image i under the model is P(i) = exp(logit) / Z, under the noise 1 / N. All is computed with
     logarithms, so small temperatures do not overflow.
 
+    `logits`: (B, 1 + K), similarities divided by the temperature; the positive comes first.
+
     >>> logits = torch.zeros(1, 3)  # P = 1 / N for the positive and both negatives: log(3) + 2 log(3 / 2)
     >>> round(float(noise_contrastive(logits, torch.tensor(10.0).log(), 10)), 4)
     1.9095
-
-    Args:
-        logits: (B, 1 + K), similarities divided by the temperature; the positive comes first.
-        log_z: scalar, logarithm of the normalisation Z.
-        images: N, number of images.
     """
     log_p = logits - log_z
     noise = (logits.shape[1] - 1) / images
@@ -45,12 +43,10 @@ def noise_contrastive(logits: Tensor, log_z: Tensor, images: int) -> Tensor:
 def log_normalisation(logits: Tensor, images: int) -> Tensor:
     """Return log Z, estimated as N times the mean of exp(logit) over the batches of all processes.
 
+    `logits`: (B, 1 + K) on each process.
+
     >>> round(float(log_normalisation(torch.zeros(2, 3), 10).exp()), 4)
     10.0
-
-    Args:
-        logits: (B, 1 + K) on each process.
-        images: N, number of images.
     """
     own = logits.logsumexp(dim=(0, 1)) - math.log(logits.numel())
     every = gather(own[None])
@@ -81,10 +77,6 @@ class MemoryBank(nn.Module):
         """Return the numbers of random images for each of B images, uniform with replacement: int64 (B, negatives).
 
         An image may be drawn as its own negative, as in the published code.
-
-        Args:
-            negatives: K, number of images.
-            generators: of random numbers, one for each of the B images, on the memory's device.
         """
         images, device = len(self.vectors), self.vectors.device
         return torch.stack([torch.randint(images, (negatives,), generator=each, device=device) for each in generators])
@@ -93,14 +85,8 @@ class MemoryBank(nn.Module):
     def logits(self, embeddings: Tensor, images: Tensor, negatives: Tensor, temperature: float) -> Tensor:
         """Return similarities with the memory of the own image and of the negatives, divided by the temperature.
 
-        Args:
-            embeddings: (B, d), rows of length 1.
-            images: int64 (B,), number of each embedding's image.
-            negatives: int64 (B, K), numbers of other images.
-            temperature: temperature, above 0.
-
-        Returns:
-            (B, 1 + K), the own image first.
+        `embeddings`: (B, d), rows of length 1; `images`: int64 (B,), number of each embedding's image; `negatives`:
+        int64 (B, K), numbers of other images; returns (B, 1 + K), the own image first.
         """
         chosen = torch.cat([images[:, None], negatives], dim=1)
         # Similarities with all images, or a copy of the chosen ones: whichever takes less memory.
@@ -111,9 +97,7 @@ class MemoryBank(nn.Module):
     def loss(self, logits: Tensor, contrast: Contrast) -> Tensor:
         """Return the mean loss of a batch; the first one with 'nce' estimates the normalisation.
 
-        Args:
-            logits: (B, 1 + K), see `logits`.
-            contrast: noise-contrastive estimation, or InfoNCE: cross entropy of the own image among the chosen ones.
+        `logits`: (B, 1 + K), see `logits`.
         """
         if contrast == "info_nce":
             return _info_nce(logits)
@@ -127,10 +111,7 @@ class MemoryBank(nn.Module):
 
         An image that occurs several times is moved once, towards the mean of its embeddings.
 
-        Args:
-            images: int64 (B,), numbers of the images.
-            embeddings: (B, d), rows of length 1.
-            momentum: share of the old memory: v <- normalise(momentum * v + (1 - momentum) * embedding).
+        `images`: int64 (B,), numbers of the images; `embeddings`: (B, d), rows of length 1.
         """
         rows, place, counts = gather(images).unique(  # type: ignore[no-untyped-call]
             return_inverse=True, return_counts=True
@@ -146,10 +127,7 @@ def sums_of(rows: Tensor, place: Tensor, n: int) -> Tensor:
     On a GPU, `index_add_` adds in any order and `index_put_` in that of the rows; on a processor it is the other way
     round.
 
-    Args:
-        rows: (N, d).
-        place: int64 (N,), from 0 to n - 1.
-        n: number of places.
+    `rows`: (N, d); `place`: int64 (N,), from 0 to n - 1.
     """
     sums = rows.new_zeros((n, rows.shape[1]))
     return sums.index_put_((place,), rows, accumulate=True) if rows.is_cuda else sums.index_add_(0, place, rows)
@@ -158,3 +136,42 @@ def sums_of(rows: Tensor, place: Tensor, n: int) -> Tensor:
 @in_float32
 def _info_nce(logits: Tensor) -> Tensor:
     return (logits.logsumexp(dim=1) - logits[:, 0]).mean()
+
+
+def enqueue_(queue: Tensor, new: Tensor, pointer: int) -> int:
+    """Overwrite the oldest rows of a ring buffer in place, and return the next pointer.
+
+    `queue`: (K, d); `new`: (n, d), where K is a multiple of n.
+
+    >>> queue = torch.arange(4.0).view(4, 1)
+    >>> enqueue_(queue, torch.tensor([[8.0], [9.0]]), 2)
+    0
+    >>> queue.flatten().tolist()
+    [0.0, 1.0, 8.0, 9.0]
+    """
+    queue[pointer : pointer + len(new)] = new
+    return (pointer + len(new)) % len(queue)
+
+
+def shift_in(queue: Tensor, new: Tensor) -> Tensor:
+    """Return a queue (..., K, d) with the new rows (..., n, d) in front and without its oldest n rows.
+
+    >>> shift_in(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[9.0]])).flatten().tolist()
+    [9.0, 1.0, 2.0]
+    """
+    return torch.cat([new, queue], dim=-2)[..., : queue.shape[-2], :]
+
+
+def need_whole_updates(queue: int, images: int, *, method: str) -> None:
+    """Require a queue that is a multiple of the images per update."""
+    if queue > 0 and queue % images == 0:
+        return
+    below, above = queue // images * images, (max(queue, 1) + images - 1) // images * images
+    queues = " or ".join(str(n) for n in (below, above) if n > 0)
+    divisors = [n for n in range(1, queue + 1) if queue % n == 0]
+    near = {max((n for n in divisors if n < images), default=0), min((n for n in divisors if n > images), default=0)}
+    batches = " or ".join(str(n) for n in sorted(near - {0}))
+    raise UsageError(
+        f"{method}: queue={queue} is no multiple of images_per_update={images}",
+        f"Set method.queue to {queues}" + (f", or batch_size to {batches}." if batches else "."),
+    )

@@ -5,25 +5,21 @@ selected by indices that are known on the processor, so nothing waits for the de
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sslbench.data.views import COLOURS, View, drawn, entry_name
+from sslbench.data.views import COLOURS, Jitter, Solarize, View, entry_name
 from sslbench.errors import UsageError
 
 _LUMA = (0.299, 0.587, 0.114)  # as in `ops`
 
 
 def check_views(views: Sequence[View], channels: int) -> None:
-    """Refuse views that only workers can make.
-
-    Raises:
-        UsageError: a view is divided by a grid, has transforms beside the four of its own, or is not RGB; or no view
-            changes colours.
-    """
+    """Refuse views that only workers can make."""
     remedy = "Leave colours=device out: the workers change the colours."
     if channels != 3:
         raise UsageError(f"colours=device is for RGB images only; these have {channels} channels", remedy)
@@ -39,16 +35,11 @@ def check_views(views: Sequence[View], channels: int) -> None:
 def change_colours(images: Tensor, values: Tensor, order: Sequence[str | Mapping[str, Any]]) -> Tensor:
     """Return views with their colours changed.
 
-    Args:
-        images: uint8 (B, 3, h, w) on any device.
-        values: float32 (B, drawn.VALUES) on the CPU, see `drawn.colours`.
-        order: of 'jitter', 'grayscale', 'blur' and 'solarize'.
-
-    Returns:
-        float32 (B, 3, h, w), whole numbers from 0 to 255.
+    `images`: uint8 (B, 3, h, w) on any device; `values`: float32 (B, VALUES) on the CPU, see `draw_colours`; returns
+    float32 (B, 3, h, w), whole numbers from 0 to 255.
 
     >>> red = torch.tensor([255, 0, 0], dtype=torch.uint8).view(1, 3, 1, 1)
-    >>> grey = drawn.colours(View(grayscale=1.0), drawn.Uniform())
+    >>> grey = draw_colours(View(grayscale=1.0), Uniform())
     >>> change_colours(red, torch.tensor([grey]), ["grayscale"]).flatten().tolist()
     [76.0, 76.0, 76.0]
     """
@@ -64,7 +55,7 @@ def change_colours(images: Tensor, values: Tensor, order: Sequence[str | Mapping
         elif name == "blur":
             _replace(x, sigma[:, 0] > 0, _blur, torch.cat([sigma, reach], dim=1))
         elif name == "solarize":
-            _replace(x, threshold[:, 0] < drawn.NEVER, _invert_from, threshold[:, 0])
+            _replace(x, threshold[:, 0] < NEVER, _invert_from, threshold[:, 0])
     return x
 
 
@@ -143,3 +134,81 @@ def _mirrored(places: Tensor, side: int) -> Tensor:
 
 def _invert_from(x: Tensor, thresholds: Tensor) -> Tensor:
     return torch.where(x >= _each(thresholds, x), 255 - x, x)
+
+
+NEVER = 256
+"""Threshold that inverts no value."""
+
+VALUES = 12
+"""Numbers of `colours`."""
+
+_DRAWS = 40  # crop: 2 x 10 + 2; flip 1; jitter 1 + 4 + 4; greyscale 1; blur 2; solarise 2
+_UNCHANGED = -1.0
+
+
+class Uniform:
+    """Uniform random numbers of one view, drawn at once from torch's default generator: 40 cost as much as one.
+
+    The constant number of draws keeps the views of a picture independent of each other's settings.
+    """
+
+    def __init__(self, count: int = _DRAWS) -> None:
+        self._left: list[float] = torch.rand(count, dtype=torch.float64).tolist()
+
+    def __call__(self, low: float = 0.0, high: float = 1.0) -> float:
+        """Return the next number, uniform between `low` and `high`."""
+        return low + (high - low) * self._left.pop()
+
+
+def draw_jitter(settings: Jitter, draw: Uniform) -> list[tuple[int, float]]:
+    """Return the changes in their order: 0 brightness, 1 contrast, 2 saturation, 3 hue, each with its amount."""
+    if draw() >= settings.p:
+        return []
+    middles = ((settings.brightness, 1.0), (settings.contrast, 1.0), (settings.saturation, 1.0), (settings.hue, 0.0))
+    chosen = [
+        (draw(), change, draw(max(0.0, middle - s), middle + s) if middle else draw(-s, s), s)
+        for change, (s, middle) in enumerate(middles)
+    ]
+    return [(change, amount) for _, change, amount, strength in sorted(chosen, key=lambda item: item[0]) if strength]
+
+
+def draw_grayscale(view: View, draw: Uniform) -> bool:
+    """Return whether the view becomes grey."""
+    return draw() < view.grayscale
+
+
+def draw_blur(view: View, draw: Uniform) -> tuple[float, int]:
+    """Return sigma in pixels, 0 for none, and the reach of the kernel, at most 3 sigma: more changes no 8-bit value."""
+    if draw() >= view.blur.p:
+        return 0.0, 0
+    sigma = draw(*view.blur.sigma)
+    reach = math.ceil(3 * sigma)
+    return sigma, reach if view.blur.kernel is None else min(reach, int(view.size * view.blur.kernel) // 2)
+
+
+def draw_solarize(settings: Solarize, draw: Uniform) -> int:
+    """Return the threshold from which values are inverted, or NEVER."""
+    if draw() >= settings.p:
+        return NEVER
+    return int(draw(0, NEVER + 1)) if settings.threshold == "random" else settings.threshold
+
+
+def draw_colours(view: View, draw: Uniform) -> list[float]:
+    """Return all changes of a view's colours as numbers, drawn in the order of the view.
+
+    Returns four kinds of jitter in their order (-1: none) and their four amounts; 1 for grey; sigma and reach of the
+    blur; threshold of the inversion: VALUES numbers.
+    """
+    steps: list[tuple[int, float]] = []
+    grey, sigma, reach, threshold = False, 0.0, 0, NEVER
+    for name in view.order:
+        if name == "jitter":
+            steps = draw_jitter(view.jitter, draw)
+        elif name == "grayscale":
+            grey = draw_grayscale(view, draw)
+        elif name == "blur":
+            sigma, reach = draw_blur(view, draw)
+        elif name == "solarize":
+            threshold = draw_solarize(view.solarize, draw)
+    steps += [(-1, 0.0)] * (4 - len(steps))
+    return [*(float(kind) for kind, _ in steps), *(amount for _, amount in steps), float(grey), sigma, reach, threshold]

@@ -1,10 +1,40 @@
-"""Number of worker processes for decoding and augmentation, and the way in which they are started."""
+"""Names of devices and precisions, without torch."""
 
 import os
+import re
 from typing import TYPE_CHECKING, Literal
+
+from sslbench.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
+
+
+Precision = Literal["fp32", "bf16", "fp16"]
+"""Precision of a forward pass."""
+EncodingPrecision = Literal["fp32", "bf16", "fp16", "int8"]
+"""Precision of a forward pass that nothing is trained through."""
+AskedPrecision = Literal["auto", "fp32", "bf16", "fp16"]
+"""Precision that may be left to the device."""
+
+_DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d{1,2})?")
+
+
+def refuse_unknown_device(name: str) -> None:
+    """Refuse a word that names no device; this machine may still lack the device."""
+    if not _DEVICE.fullmatch(name):
+        raise UsageError(f"there is no device called '{name}'", "Use auto, cpu, cuda, cuda:1, mps or xpu.")
+
+
+def float_precision(precision: EncodingPrecision) -> Precision:
+    """Return the precision of a network that is trained or gives maps."""
+    if precision == "int8":
+        raise UsageError(
+            "precision int8 is for protocols on features, such as linear and knn, and for extract",
+            "Use --precision bf16 or fp32.",
+        )
+    return precision
+
 
 StartMethod = Literal["auto", "fork", "spawn", "forkserver"]
 """Start method of worker processes, as `multiprocessing` names them; 'auto' takes fork where that is safe."""
@@ -38,10 +68,6 @@ def resolve_workers(workers: int | Literal["auto"], device: "torch.device") -> i
     'auto' is one per core beside a GPU, and one per two cores where the network computes on the same cores. On two
     cores it is none: ResNet-18 on JPEGs took 1.49 times as long as the bare model without workers, 1.43 with one,
     1.40 with two (float32; bfloat16: 2.58, 2.17, 2.27).
-
-    Args:
-        workers: a number, which is returned unchanged, or 'auto'.
-        device: device of the network.
     """
     if workers != "auto":
         return workers
